@@ -1,0 +1,308 @@
+"""Whole optimizers: each is only a chain of parts, ours or Optax's.
+
+They take gradients like any Optax optimizer. Zeroth-order gradients are what they are
+made for, and where those come from is not their concern.
+"""
+
+# No `from __future__ import annotations` here: Optax reads the annotation of
+# `learning_rate` to find out which optimizers take a schedule.
+
+import jax
+import optax
+
+from radazo_jax._src import checks, transforms
+
+
+def radazo(
+    learning_rate: optax.ScalarOrSchedule,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.99,
+    eps_root: jax.typing.ArrayLike = 1e-8,
+    initial_accumulator_value: jax.typing.ArrayLike = 0.0,
+    bias_correction: bool = False,
+    mu_dtype: jax.typing.DTypeLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """The R-AdaZO optimizer: Adam for noisy, zeroth-order gradients.
+
+    The step is −η m_t/√(v_t + ζ) with v_t the average of m_t² rather than of g_t²; see
+    `scale_by_radazo` for the recursion and its first step. Where the noise of the
+    estimates dominates, steps are √((1+β₁)/(1−β₁)) (4.4 at the default) times as long
+    as those of `zo_adamm` at the same learning rate.
+
+    Args:
+      learning_rate: The step size η, a scalar or a schedule.
+      b1: Decay rate β₁ of the first moment, in [0, 1).
+      b2: Decay rate β₂ of the second moment, in [0, 1).
+      eps_root: The constant ζ ≥ 0, inside the root, in units of the
+        squared gradient.
+      initial_accumulator_value: v₀ ≥ 0, the same for all coordinates.
+      bias_correction: Whether to debias both moments, which makes the first step
+        η per coordinate in place of η/√(1−β₂).
+      mu_dtype: Real floating dtype in which the first moment is stored. None is the
+        parameters' dtype, float32 if that is narrower.
+
+    Returns:
+      The optimizer, an `optax.GradientTransformationExtraArgs`.
+
+    Raises:
+      ValueError: If a hyperparameter is out of its range.
+      TypeError: If one has the wrong type.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import optax
+      >>> import radazo_jax as zo
+      >>> def f(x):
+      ...     return jnp.sum(x**2)
+      >>> optimizer = zo.radazo(learning_rate=0.01)
+      >>> params = jnp.array([1.0, 2.0, 3.0])
+      >>> state = optimizer.init(params)
+      >>> for _ in range(5):
+      ...     updates, state = optimizer.update(jax.grad(f)(params), state)
+      ...     params = optax.apply_updates(params, updates)
+      ...     print(f"{f(params):.2f}")
+      12.83
+      11.85
+      11.02
+      10.31
+      9.70
+
+    References:
+      Shu et al., "Refining Adaptive Zeroth-Order Optimization at Ease", ICML 2025,
+      Algorithm 2.
+    """
+    return optax.chain(
+        transforms.scale_by_radazo(
+            b1, b2, eps_root, initial_accumulator_value, bias_correction, mu_dtype
+        ),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+
+def zo_adamm(
+    learning_rate: optax.ScalarOrSchedule,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.99,
+    eps_root: jax.typing.ArrayLike = 1e-8,
+    initial_accumulator_value: jax.typing.ArrayLike = 0.0,
+    bias_correction: bool = False,
+    mu_dtype: jax.typing.DTypeLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """The ZO-AdaMM optimizer, in the form the R-AdaZO paper compares with.
+
+    The step is −η m_t/√(v_t + ζ) with v_t the average of
+    g_t², without the running maximum of the original; see
+    `scale_by_zo_adamm`.
+
+    Args:
+      learning_rate: The step size η, a scalar or a schedule.
+      b1: Decay rate β₁ of the first moment, in [0, 1).
+      b2: Decay rate β₂ of the second moment, in [0, 1).
+      eps_root: The constant ζ ≥ 0, inside the root, in units of the
+        squared gradient.
+      initial_accumulator_value: v₀ ≥ 0, the same for all coordinates.
+      bias_correction: Whether to debias both moments, as Adam does.
+      mu_dtype: Real floating dtype in which the first moment is stored. None is the
+        parameters' dtype, float32 if that is narrower.
+
+    Returns:
+      The optimizer, an `optax.GradientTransformationExtraArgs`.
+
+    Raises:
+      ValueError: If a hyperparameter is out of its range.
+      TypeError: If one has the wrong type.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import optax
+      >>> import radazo_jax as zo
+      >>> def f(x):
+      ...     return jnp.sum(x**2)
+      >>> optimizer = zo.zo_adamm(learning_rate=0.01)
+      >>> params = jnp.array([1.0, 2.0, 3.0])
+      >>> state = optimizer.init(params)
+      >>> for _ in range(5):
+      ...     updates, state = optimizer.update(jax.grad(f)(params), state)
+      ...     params = optax.apply_updates(params, updates)
+      ...     print(f"{f(params):.2f}")
+      13.88
+      13.72
+      13.53
+      13.33
+      13.12
+
+    References:
+      Shu et al., "Refining Adaptive Zeroth-Order Optimization at Ease", ICML 2025,
+      Algorithm 1.
+
+      Chen et al., "ZO-AdaMM: Zeroth-Order Adaptive Momentum Method for Black-Box
+      Optimization", NeurIPS 2019.
+    """
+    return optax.chain(
+        transforms.scale_by_zo_adamm(
+            b1, b2, eps_root, initial_accumulator_value, bias_correction, mu_dtype
+        ),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+
+def zo_rmsprop(
+    learning_rate: optax.ScalarOrSchedule,
+    b2: jax.typing.ArrayLike = 0.99,
+    eps_root: jax.typing.ArrayLike = 1e-8,
+    initial_accumulator_value: jax.typing.ArrayLike = 0.0,
+    bias_correction: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    """RMSProp for zeroth-order gradients: no first moment.
+
+    The step is −η g_t/√(v_t + ζ) with v_t ← β₂ v_{t−1} + (1−β₂) g_t²:
+    `optax.scale_by_rms` with the second moment kept in float32 for parameters of lower
+    precision.
+
+    Args:
+      learning_rate: The step size η, a scalar or a schedule.
+      b2: Decay rate β₂ of the second moment, in [0, 1).
+      eps_root: The constant ζ ≥ 0, inside the root, in units of the
+        squared gradient.
+      initial_accumulator_value: v₀ ≥ 0, the same for all coordinates.
+      bias_correction: Whether to debias the second moment, which makes the first step
+        η per coordinate in place of η/√(1−β₂).
+
+    Returns:
+      The optimizer, an `optax.GradientTransformationExtraArgs`.
+
+    Raises:
+      ValueError: If a hyperparameter is out of its range.
+      TypeError: If one has the wrong type.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import optax
+      >>> import radazo_jax as zo
+      >>> def f(x):
+      ...     return jnp.sum(x**2)
+      >>> optimizer = zo.zo_rmsprop(learning_rate=0.01)
+      >>> params = jnp.array([1.0, 2.0, 3.0])
+      >>> state = optimizer.init(params)
+      >>> for _ in range(5):
+      ...     updates, state = optimizer.update(jax.grad(f)(params), state)
+      ...     params = optax.apply_updates(params, updates)
+      ...     print(f"{f(params):.2f}")
+      12.83
+      12.06
+      11.45
+      10.95
+      10.52
+
+    References:
+      Hinton, "Neural Networks for Machine Learning", lecture 6e, 2012.
+    """
+    checks.check_unit_interval("b2", b2)
+    checks.check_non_negative("eps_root", eps_root)
+    checks.check_non_negative("initial_accumulator_value", initial_accumulator_value)
+    return optax.chain(
+        transforms.with_float32_moments(
+            optax.scale_by_rms(
+                b2,
+                eps_root,
+                initial_accumulator_value,
+                bias_correction=bias_correction,
+            )
+        ),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+
+def zo_sgd(
+    learning_rate: optax.ScalarOrSchedule,
+    momentum: jax.typing.ArrayLike | None = None,
+    nesterov: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    """Stochastic gradient descent for zeroth-order gradients.
+
+    The step is −η g_t, as `optax.sgd` takes it, with the momentum
+    kept in float32 for parameters of lower precision. Without momentum there is no
+    state the size of the parameters.
+
+    Args:
+      learning_rate: The step size η, a scalar or a schedule.
+      momentum: Decay rate of the momentum, in [0, 1), or None for none at all.
+      nesterov: Whether the momentum is Nesterov's.
+
+    Returns:
+      The optimizer, an `optax.GradientTransformationExtraArgs`.
+
+    Raises:
+      ValueError: If the momentum is out of its range.
+      TypeError: If it is not a real number.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import optax
+      >>> import radazo_jax as zo
+      >>> def f(x):
+      ...     return jnp.sum(x**2)
+      >>> optimizer = zo.zo_sgd(learning_rate=0.1)
+      >>> params = jnp.array([1.0, 2.0, 3.0])
+      >>> state = optimizer.init(params)
+      >>> for _ in range(3):
+      ...     updates, state = optimizer.update(jax.grad(f)(params), state)
+      ...     params = optax.apply_updates(params, updates)
+      ...     print(f"{f(params):.2f}")
+      8.96
+      5.73
+      3.67
+
+    References:
+      Ghadimi and Lan, "Stochastic First- and Zeroth-Order Methods for Nonconvex
+      Stochastic Programming", SIAM J. Optim. 2013.
+    """
+    if momentum is None:
+        return optax.with_extra_args_support(optax.sgd(learning_rate))
+    checks.check_unit_interval("momentum", momentum)
+    return optax.chain(
+        transforms.with_float32_moments(optax.trace(momentum, nesterov)),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+
+def zo_signsgd(
+    learning_rate: optax.ScalarOrSchedule,
+) -> optax.GradientTransformationExtraArgs:
+    """Descent along the signs of zeroth-order gradients.
+
+    The step is −η sign(g_t): `optax.sign_sgd` under the
+    name by which zeroth-order literature knows it.
+
+    Args:
+      learning_rate: The step size η, a scalar or a schedule.
+
+    Returns:
+      The optimizer, an `optax.GradientTransformationExtraArgs`.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import optax
+      >>> import radazo_jax as zo
+      >>> def f(x):
+      ...     return jnp.sum(x**2)
+      >>> optimizer = zo.zo_signsgd(learning_rate=0.1)
+      >>> params = jnp.array([1.0, 2.0, 3.0])
+      >>> state = optimizer.init(params)
+      >>> for _ in range(3):
+      ...     updates, state = optimizer.update(jax.grad(f)(params), state)
+      ...     params = optax.apply_updates(params, updates)
+      ...     print(f"{f(params):.2f}")
+      12.83
+      11.72
+      10.67
+
+    References:
+      Liu et al., "signSGD via Zeroth-Order Oracle", ICLR 2019.
+    """
+    return optax.with_extra_args_support(optax.sign_sgd(learning_rate))

@@ -1,0 +1,189 @@
+"""Argument checks shared by the whole package.
+
+Every check returns its value unchanged, so that it can wrap a use, and raises an
+error which names the argument, the value received and what would do. Values known
+only while a program is traced (the hyperparameters that
+`optax.inject_hyperparams` passes, or those of a ``vmap`` over a population of
+optimizers) cannot be compared with anything: the numeric checks let them pass.
+"""
+
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_T = TypeVar("_T")
+
+
+def _describe(value: Any) -> str:
+    """Returns the value and its type, as the errors below print them."""
+    return f"{value!r} of type {type(value).__name__}"
+
+
+def _concrete_number(name: str, value: Any, expected: str) -> float | None:
+    """Returns the number that ``value`` holds, or None if it is not known yet."""
+    message = f"`{name}` must be {expected}, got "
+    if callable(value):
+        raise TypeError(
+            f"{message}{_describe(value)}. To give `{name}` a schedule, wrap the "
+            f"optimizer in `optax.inject_hyperparams`."
+        )
+    if isinstance(value, (bool, int, float)):
+        dtype, shape = np.dtype(type(value)), ()
+    elif hasattr(value, "dtype") and hasattr(value, "shape"):
+        dtype, shape = value.dtype, tuple(value.shape)
+    else:
+        raise TypeError(f"{message}{_describe(value)}.")
+    # JAX's hierarchy of dtypes rather than NumPy's, which leaves out bfloat16.
+    if not any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer)):
+        raise TypeError(f"{message}{_describe(value)}.")
+    if shape:
+        raise ValueError(f"{message}an array of shape {shape}.")
+    if isinstance(value, (jax.core.Tracer, jax.ShapeDtypeStruct)):
+        return None
+    return float(value)
+
+
+def check_int_at_least(name: str, value: Any, minimum: int) -> int:
+    """Checks that an argument is a Python (or NumPy) integer of a minimum size.
+
+    The arguments checked here decide shapes or the length of loops, hence arrays and
+    tracers are rejected even when they hold an integer.
+
+    Args:
+      name: Name of the argument, for the error.
+      value: The argument: an ``int`` or ``np.integer``.
+      minimum: The least value that will do.
+
+    Returns:
+      The value, as an ``int``.
+
+    Raises:
+      TypeError: If the value is a bool, a float, an array, a tracer or anything else
+        that is not an integer.
+      ValueError: If the value is less than ``minimum``.
+
+    >>> check_int_at_least("num_directions", 10, 1)
+    10
+    >>> check_int_at_least("num_directions", 0, 1)
+    Traceback (most recent call last):
+      ...
+    ValueError: `num_directions` must be an int ≥ 1, got 0.
+    """
+    expected = f"`{name}` must be an int ≥ {minimum}"
+    if isinstance(value, (jax.Array, jax.ShapeDtypeStruct, np.ndarray)):
+        raise TypeError(
+            f"{expected}, got {_describe(value)}. It shapes the program and must be "
+            f"static: list it in `static_args` of `optax.inject_hyperparams`, or in "
+            f"`static_argnames` of `jax.jit`."
+        )
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{expected}, got {_describe(value)}.")
+    if value < minimum:
+        raise ValueError(f"{expected}, got {value!r}.")
+    return int(value)
+
+
+def check_positive(name: str, value: _T) -> _T:
+    """Checks that an argument is a finite number greater than zero.
+
+    Args:
+      name: Name of the argument, for the error.
+      value: A number or a 0-d array; tracers pass unchecked.
+
+    Returns:
+      The value, unchanged.
+
+    Raises:
+      TypeError: If the value is not a real number (bools are not numbers here).
+      ValueError: If the value is zero, negative, infinite, NaN or not a scalar.
+
+    >>> check_positive("smoothing", 5e-3)
+    0.005
+    >>> check_positive("smoothing", 0.0)
+    Traceback (most recent call last):
+      ...
+    ValueError: `smoothing` must be a finite number > 0, got 0.0.
+    """
+    expected = "a finite number > 0"
+    number = _concrete_number(name, value, expected)
+    if number is not None and not 0.0 < number < float("inf"):
+        raise ValueError(f"`{name}` must be {expected}, got {value!r}.")
+    return value
+
+
+def check_non_negative(name: str, value: _T) -> _T:
+    """Checks that an argument is a finite number, zero or greater.
+
+    Args:
+      name: Name of the argument, for the error.
+      value: A number or a 0-d array; tracers pass unchecked.
+
+    Returns:
+      The value, unchanged.
+
+    Raises:
+      TypeError: If the value is not a real number (bools are not numbers here).
+      ValueError: If the value is negative, infinite, NaN or not a scalar.
+
+    >>> check_non_negative("eps_root", 0.0)
+    0.0
+    >>> check_non_negative("eps_root", float("nan"))
+    Traceback (most recent call last):
+      ...
+    ValueError: `eps_root` must be a finite number ≥ 0, got nan.
+    """
+    expected = "a finite number ≥ 0"
+    number = _concrete_number(name, value, expected)
+    if number is not None and not 0.0 <= number < float("inf"):
+        raise ValueError(f"`{name}` must be {expected}, got {value!r}.")
+    return value
+
+
+def check_unit_interval(name: str, value: _T) -> _T:
+    """Checks that an argument lies in [0, 1): the decay rate of an average.
+
+    Args:
+      name: Name of the argument, for the error.
+      value: A number or a 0-d array; tracers pass unchecked.
+
+    Returns:
+      The value, unchanged.
+
+    Raises:
+      TypeError: If the value is not a real number (bools are not numbers here).
+      ValueError: If the value lies outside [0, 1), is NaN or not a scalar.
+
+    >>> check_unit_interval("b1", 0.9)
+    0.9
+    >>> check_unit_interval("b1", 1.0)
+    Traceback (most recent call last):
+      ...
+    ValueError: `b1` must be a number in [0, 1), got 1.0.
+    """
+    expected = "a number in [0, 1)"
+    number = _concrete_number(name, value, expected)
+    if number is not None and not 0.0 <= number < 1.0:
+        raise ValueError(f"`{name}` must be {expected}, got {value!r}.")
+    return value
+
+
+def check_params(params: Any) -> None:
+    """Raises unless ``params`` is a non-empty tree of real floating-point leaves."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    if not leaves:
+        raise ValueError(
+            f"`params` must hold at least one array, got the empty tree {params!r}."
+        )
+    for path, leaf in leaves:
+        try:
+            dtype = jax.numpy.result_type(leaf)
+        except TypeError:
+            dtype = None
+        if dtype is None or not jax.numpy.issubdtype(dtype, np.floating):
+            raise TypeError(
+                "`params` must hold real floating-point arrays, got "
+                f"{dtype or _describe(leaf)} at params{jax.tree_util.keystr(path)}. "
+                "Close over what is not optimized, or split it off."
+            )

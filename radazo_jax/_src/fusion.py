@@ -1,0 +1,42 @@
+"""Where the compiler may draw numbers again, and where not."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+
+def compute_once(fun: Callable[..., Any], key: jax.Array, *args: Any) -> Any:
+    """``fun(*args)``, whose results XLA's CPU backend computes once and stores.
+
+    That backend drops optimization barriers, then fuses elementwise producers into
+    each of their consumers: random numbers that are read three times are drawn three
+    times. It does not fuse across the boundary of a conditional, so on the CPU
+    ``fun`` becomes the branch that is always taken. Elsewhere this is a plain call.
+
+    Args:
+      fun: A function of arrays to a tree of arrays.
+      key: Typed keys of any shape, numbers that the compiler does not know. Not
+        consumed. ``vmap`` over them makes the conditional a ``select``.
+      *args: The arguments of ``fun``.
+
+    Returns:
+      ``fun(*args)``.
+    """
+
+    def on_cpu(*args: Any) -> Any:
+        # An odd number is not zero, but XLA does not reason about bits.
+        word = jax.random.key_data(key).reshape(-1)[0]
+        always = (word | np.uint32(1)) != np.uint32(0)
+        shapes = jax.eval_shape(fun, *args)
+
+        def never(*args: Any) -> Any:
+            del args
+            return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+        return lax.cond(always, fun, never, *args)
+
+    return lax.platform_dependent(*args, cpu=on_cpu, default=fun)

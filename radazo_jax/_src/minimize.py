@@ -1,0 +1,297 @@
+"""A whole run, compiled in chunks of steps."""
+
+import functools
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from radazo_jax._src import checks, counter
+from radazo_jax._src.estimators import GradientEstimator
+
+# Without a given chunk size, chunks aim at this many seconds: long enough that what
+# is done between them does not count, short enough for a progress bar and Ctrl-C.
+_CHUNK_SECONDS = 0.5
+_MAX_CHUNK = 8192
+
+
+class MinimizeState(NamedTuple):
+    """Where a run stands; all that it needs to go on.
+
+    Attributes:
+      params: The parameters.
+      optimizer_state: The state of the Optax transformation.
+      estimator_state: The state of the estimator.
+      key: The key of the run, typed, shape (); it does not change.
+      step: How many steps have been done: int32, shape ().
+    """
+
+    params: Any
+    optimizer_state: Any
+    estimator_state: Any
+    key: jax.Array
+    step: jax.Array
+
+
+class MinimizeResult(NamedTuple):
+    """What ``minimize`` returns.
+
+    Attributes:
+      params: The parameters after the last step.
+      values: The loss at each step done in this call: float32, [steps].
+      state: Where the run stands; pass it as ``state`` to go on.
+    """
+
+    params: Any
+    values: np.ndarray
+    state: MinimizeState
+
+
+def minimize(
+    fun: Callable[..., jax.Array],
+    params: Any,
+    optimizer: optax.GradientTransformation,
+    estimator: GradientEstimator,
+    num_steps: int,
+    key: jax.typing.ArrayLike,
+    *,
+    sample: Callable[[jax.Array], Any] | None = None,
+    state: MinimizeState | None = None,
+    chunk_size: int | None = None,
+    progress: bool = True,
+    callback: Callable[[MinimizeState, np.ndarray], Any] | None = None,
+) -> MinimizeResult:
+    """Minimizes a function of which only values are known.
+
+    The steps run on the device in chunks, one compiled loop whose trip count is an
+    argument: any number of steps compiles once. A step's randomness depends on the
+    key and the step's number alone, so that neither chunks nor interruptions change
+    the numbers.
+
+    Args:
+      fun: The loss, ``fun(params)``, or ``fun(params, xi)`` where ``sample`` is given;
+        a real scalar.
+      params: A tree of floating-point arrays, where to start. Not modified.
+      optimizer: An Optax transformation, such as ``radazo(1e-3)``. It gets ``value``,
+        ``grad`` and ``value_fn`` as extra arguments, where it takes any.
+      estimator: An estimator, such as ``forward_difference()``.
+      num_steps: How many steps to do in this call.
+      key: The key of the whole run; it is consumed.
+      sample: ``sample(key) -> xi`` draws the random variable ξ of the loss, such as a
+        minibatch, once a step: all evaluations of the step share it.
+      state: A state to go on from, as returned by a previous call or passed to
+        ``callback``; ``params`` and ``key`` are then those of the state.
+      chunk_size: How many steps a chunk has; by default, so many that it takes about
+        half a second.
+      progress: Whether to show a progress bar, by ``tqdm`` where it is installed,
+        else as one line a chunk on stderr.
+      callback: ``callback(state, values)``, called after every chunk with the chunk's
+        values, float32 [chunk]. A true return value ends the run. The arrays of
+        ``state`` are handed on to the next chunk: copy what is to be kept.
+
+    Returns:
+      The result. After Ctrl-C, which is heeded between chunks, it holds the steps done
+      until then; a second Ctrl-C raises ``KeyboardInterrupt``.
+
+    Raises:
+      TypeError, ValueError: If an argument is not as described.
+
+    References:
+      Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
+      algorithms 1 and 2.
+
+    >>> import jax, jax.numpy as jnp
+    >>> import radazo_jax as zo
+    >>> result = zo.minimize(
+    ...     lambda p: jnp.sum((p - 1.0) ** 2),
+    ...     jnp.zeros(8),
+    ...     zo.radazo(1e-2),
+    ...     zo.forward_difference(),
+    ...     300,
+    ...     jax.random.key(0),
+    ...     progress=False,
+    ... )
+    >>> result.values.shape, bool(result.values[-1] < 1e-2)
+    ((300,), True)
+    """
+    _check_arguments(fun, optimizer, estimator)
+    checks.check_int_at_least("num_steps", num_steps, 1)
+    if chunk_size is not None:
+        checks.check_int_at_least("chunk_size", chunk_size, 1)
+    if state is None:
+        checks.check_params(params)
+        params = jax.tree.map(jnp.asarray, params)
+        state = MinimizeState(
+            params,
+            optimizer.init(params),
+            estimator.init(params),
+            counter.as_key(key),
+            jnp.zeros((), jnp.int32),
+        )
+    # The chunks work in place on their state, so the caller keeps a copy of the first.
+    state = jax.tree.map(jnp.copy, state)
+
+    capacity = chunk_size or _MAX_CHUNK
+    run_chunk = functools.partial(
+        _run_chunk,
+        fun=fun,
+        optimizer=optimizer,
+        estimator=estimator,
+        sample=sample,
+        capacity=capacity,
+    )
+    values = [np.zeros(0, np.float32)]
+    done, size = 0, chunk_size or 1
+    with _interruptible() as interrupted, _progress_bar(progress, num_steps) as report:
+        while done < num_steps and not interrupted():
+            length = min(size, num_steps - done)
+            start = time.perf_counter()
+            state, buffer = run_chunk(state, np.int32(length))
+            values.append(np.asarray(buffer)[:length])
+            seconds = time.perf_counter() - start
+            done += length
+            report(length, float(values[-1][-1]))
+            if chunk_size is None:
+                size = _next_size(length, seconds, capacity)
+            if callback is not None and callback(state, values[-1]):
+                break
+    return MinimizeResult(state.params, np.concatenate(values), state)
+
+
+def _check_arguments(fun: Any, optimizer: Any, estimator: Any) -> None:
+    if not callable(fun):
+        raise TypeError(f"fun must be a function of params; got {fun!r}.")
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise TypeError(
+            "optimizer must be an Optax transformation such as radazo(1e-3); got "
+            f"{optimizer!r}."
+        )
+    if not isinstance(estimator, GradientEstimator):
+        raise TypeError(
+            "estimator must be a GradientEstimator such as forward_difference(); got "
+            f"{estimator!r}."
+        )
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=("fun", "optimizer", "estimator", "sample", "capacity"),
+    donate_argnames="state",
+)
+def _run_chunk(
+    state: MinimizeState,
+    length: jax.Array,
+    *,
+    fun: Callable[..., jax.Array],
+    optimizer: optax.GradientTransformation,
+    estimator: GradientEstimator,
+    sample: Callable[[jax.Array], Any] | None,
+    capacity: int,
+) -> tuple[MinimizeState, jax.Array]:
+    """Does ``length`` steps in place; returns their values in a buffer [capacity]."""
+    tx = optax.with_extra_args_support(optimizer)
+
+    def body(
+        i: jax.Array, carry: tuple[MinimizeState, jax.Array]
+    ) -> tuple[MinimizeState, jax.Array]:
+        state, buffer = carry
+        state, value = _step(state, fun, tx, estimator, sample)
+        return state, buffer.at[i].set(value)
+
+    return lax.fori_loop(0, length, body, (state, jnp.zeros((capacity,), jnp.float32)))
+
+
+def _step(
+    state: MinimizeState,
+    fun: Callable[..., jax.Array],
+    tx: optax.GradientTransformationExtraArgs,
+    estimator: GradientEstimator,
+    sample: Callable[[jax.Array], Any] | None,
+) -> tuple[MinimizeState, jax.Array]:
+    key = jax.random.fold_in(state.key, state.step)
+    estimate_key, sample_key = jax.random.split(key)
+    xi = () if sample is None else (sample(sample_key),)
+
+    def loss(params: Any) -> jax.Array:
+        return fun(params, *xi)
+
+    (value, gradient), estimator_state = estimator.estimate(
+        loss, estimate_key, state.params, state.estimator_state
+    )
+    updates, optimizer_state = tx.update(
+        gradient,
+        state.optimizer_state,
+        state.params,
+        value=value,
+        grad=gradient,
+        value_fn=loss,
+    )
+    params = optax.apply_updates(state.params, updates)
+    step = optax.safe_increment(state.step)
+    state = MinimizeState(params, optimizer_state, estimator_state, state.key, step)
+    return state, value.astype(jnp.float32)
+
+
+def _next_size(length: int, seconds: float, capacity: int) -> int:
+    """The length of the next chunk, at most four times the last one's."""
+    wanted = int(length * min(_CHUNK_SECONDS / max(seconds, 1e-9), 4.0))
+    return max(1, min(wanted, capacity))
+
+
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """Makes the first Ctrl-C a flag to read, where signals can be handled."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    received: list[int] = []
+    previous = signal.getsignal(signal.SIGINT)
+
+    def handle(signum: int, frame: Any) -> None:
+        del frame
+        received.append(signum)
+        signal.signal(signal.SIGINT, previous)
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield lambda: bool(received)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+@contextmanager
+def _progress_bar(
+    progress: bool, num_steps: int
+) -> Iterator[Callable[[int, float], None]]:
+    """Yields ``report(steps, value)``."""
+    if not progress:
+        yield lambda steps, value: None
+        return
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        done = 0
+
+        def line(steps: int, value: float) -> None:
+            nonlocal done
+            done += steps
+            print(f"step {done}/{num_steps}: loss {value:.6g}", file=sys.stderr)
+
+        yield line
+        return
+    with tqdm(total=num_steps, unit="step") as bar:
+
+        def show(steps: int, value: float) -> None:
+            bar.set_postfix(loss=f"{value:.6g}", refresh=False)
+            bar.update(steps)
+
+        yield show

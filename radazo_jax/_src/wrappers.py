@@ -1,0 +1,117 @@
+"""Estimators as Optax gradient transformations."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from radazo_jax._src import counter
+from radazo_jax._src.estimators import GradientEstimator
+
+
+class EstimateGradientState(NamedTuple):
+    """State of ``estimate_gradient``.
+
+    Attributes:
+      key: The key of the updates to come: a typed key, shape ().
+      value: The value at the latest update, infinite before: float32, shape ().
+      estimator_state: The state of the estimator.
+    """
+
+    key: jax.Array
+    value: jax.Array
+    estimator_state: Any
+
+
+def estimate_gradient(
+    estimator: GradientEstimator, key: jax.typing.ArrayLike
+) -> optax.GradientTransformationExtraArgs:
+    """Emits an estimate of the gradient in place of the updates that come in.
+
+    Put first in an ``optax.chain``, it makes the whole zeroth-order step an Optax
+    optimizer. Key and estimator state live in the optimizer state, so that a
+    checkpoint of that state is a checkpoint of the run.
+
+    Args:
+      estimator: An estimator, such as ``forward_difference()``.
+      key: The key of the whole run; it is consumed.
+
+    Returns:
+      A transformation whose ``update(updates, state, params, value_fn=fn)`` ignores
+      ``updates``: they may be ``None`` or ``params`` themselves where a wrapper
+      maps over them. ``fn(params)`` is the loss, a function known when the update is
+      traced: close over it under ``jax.jit``. The latest value is
+      ``optax.tree.get(state, "value")``.
+
+    Raises:
+      TypeError: If ``estimator`` is not a ``GradientEstimator``, the key is no key, or,
+        in ``update``, ``value_fn`` is missing.
+      ValueError: If, in ``update``, ``params`` is missing.
+
+    References:
+      Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
+      algorithm 2, first line of the loop.
+
+    >>> import jax, jax.numpy as jnp, optax
+    >>> import radazo_jax as zo
+    >>> def loss(params):
+    ...     return jnp.sum((params - 1.0) ** 2)
+    >>> estimator = zo.forward_difference(num_directions=8)
+    >>> tx = optax.chain(zo.estimate_gradient(estimator, key=0), zo.radazo(0.01))
+    >>> params = jnp.zeros(4)
+    >>> state = tx.init(params)
+    >>> @jax.jit
+    ... def step(params, state):
+    ...     updates, state = tx.update(None, state, params, value_fn=loss)
+    ...     return optax.apply_updates(params, updates), state
+    >>> for _ in range(200):
+    ...     params, state = step(params, state)
+    >>> bool(loss(params) < 0.01)
+    True
+    """
+    if not isinstance(estimator, GradientEstimator):
+        raise TypeError(
+            "estimator must be a GradientEstimator such as forward_difference(); got "
+            f"{estimator!r}."
+        )
+    key = counter.as_key(key)
+
+    def init(params: Any) -> EstimateGradientState:
+        return EstimateGradientState(
+            # Cloned here, where the mesh is, so that its type is that of the keys
+            # that update returns.
+            key=jax.random.clone(key),
+            value=jnp.full((), jnp.inf, jnp.float32),
+            estimator_state=estimator.init(params),
+        )
+
+    def update(
+        updates: Any,
+        state: EstimateGradientState,
+        params: Any = None,
+        *,
+        value_fn: Callable[[Any], jax.Array] | None = None,
+        **extra_args: Any,
+    ) -> tuple[Any, EstimateGradientState]:
+        del updates, extra_args
+        if params is None:
+            raise ValueError(
+                "params must be passed to update, as update(updates, state, params, "
+                "value_fn=...); got None."
+            )
+        if not callable(value_fn):
+            raise TypeError(
+                "value_fn must be passed to update, as the function of params whose "
+                f"gradient is estimated; got {value_fn!r}."
+            )
+        next_key, subkey = jax.random.split(state.key)
+        (value, gradient), estimator_state = estimator.estimate(
+            value_fn, subkey, params, state.estimator_state
+        )
+        return gradient, EstimateGradientState(
+            next_key, value.astype(jnp.float32), estimator_state
+        )
+
+    return optax.GradientTransformationExtraArgs(init, update)
