@@ -1,0 +1,64 @@
+"""Timing by turns, and the record that a table in the docs needs."""
+
+import datetime
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+
+def medians(
+    runs: Mapping[str, Callable[[], Any]], repeats: int = 7
+) -> dict[str, float]:
+    """Median seconds of each run, taken by turns so that drifts hit all alike.
+
+    Args:
+      runs: Named functions that return arrays, or ``None`` when they are done.
+      repeats: How many times each is timed, after one run that is not.
+
+    Returns:
+      The median of each.
+    """
+    for run in runs.values():
+        jax.block_until_ready(run())
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            jax.block_until_ready(run())
+            seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def record(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """``rows`` with the command, versions, device and date that they came from."""
+    versions = {"python": platform.python_version()}
+    for package in ("jax", "jaxlib", "optax", "evosax", "torchzero", "torch"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    device = jax.devices()[0]
+    command = " ".join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]])
+    return {
+        "command": command,
+        "date": datetime.date.today().isoformat(),
+        "device": f"{device.platform} ({device.device_kind})",
+        "cpu_count": os.cpu_count(),
+        "versions": versions,
+        "rows": rows,
+    }
+
+
+def write(path: pathlib.Path, content: dict[str, Any]) -> None:
+    """Writes ``content`` as JSON, making the folders it needs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,18 @@
+"""Makes the test process stricter than a user's."""
+
+import os
+
+os.environ["MPLBACKEND"] = "Agg"
+
+import hypothesis
+import jax
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# Compiling takes longer than Hypothesis' deadline, and a failure that depends
+# on the day is no use: the same examples every time, and none kept.
+hypothesis.settings.register_profile(
+    "radazo_jax", database=None, deadline=None, derandomize=True
+)
+hypothesis.settings.load_profile("radazo_jax")

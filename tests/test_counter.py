@@ -1,0 +1,143 @@
+"""The generator against ``jax.random`` and exact integer arithmetic."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend import random
+
+from radazo_jax._src import counter
+
+SHAPES = [(), (0,), (5,), (3, 4), (2, 3, 4), (257, 1003)]
+
+
+def as_int(counts):
+    hi, lo = np.asarray(counts.hi), np.asarray(counts.lo)
+    return (hi.astype(object) << 32) + lo.astype(object)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("seed", [0, 1, 2**31 + 5])
+def test_bits_and_normals_are_those_of_jax_random(seed, shape):
+    key = jax.random.key(seed, impl="threefry2x32")
+    at = counter.positions(shape)
+    np.testing.assert_array_equal(counter.bits(key, at), jax.random.bits(key, shape))
+    expected = jax.random.normal(key, shape, jnp.float32)
+    np.testing.assert_array_equal(counter.normal(key, at), expected)
+    np.testing.assert_array_equal(
+        jax.jit(lambda k: counter.normal(k, counter.positions(shape)))(key), expected
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "starts", "sizes"),
+    [
+        ((1000,), (17,), (100,)),
+        ((40, 50), (3, 7), (5, 11)),
+        ((4, 5, 6), (1, 0, 2), (3, 5, 1)),
+    ],
+)
+def test_any_block_of_a_leaf(shape, starts, sizes):
+    key = jax.random.key(3)
+    whole = np.asarray(jax.random.normal(key, shape))
+    block = tuple(slice(a, a + n) for a, n in zip(starts, sizes, strict=True))
+
+    @jax.jit
+    def draw(starts):
+        at = counter.positions(shape, counter.block(sizes, starts))
+        return counter.normal(key, at)
+
+    np.testing.assert_array_equal(draw(starts), whole[block])
+    np.testing.assert_array_equal(
+        jax.vmap(draw)(jnp.asarray([starts, starts]))[1], whole[block]
+    )
+
+
+def test_gathered_rows():
+    key, rows = jax.random.key(3), jnp.array([4, 0, 4, 2], jnp.uint32)
+    columns = jnp.arange(7, dtype=jnp.uint32)
+    at = counter.positions((5, 7), [rows[:, None], columns[None, :]])
+    whole = jax.random.normal(key, (5, 7))
+    np.testing.assert_array_equal(counter.normal(key, at), whole[rows.astype(int)])
+
+
+@pytest.mark.parametrize(
+    ("shape", "offset"),
+    [
+        ((2**20, 2**14), 0),
+        ((70_001, 70_003), 12_345_678_901),
+        ((3, 2**33), 2**40 + 17),
+        ((4, 4), 2**32 - 7),
+        ((2**16, 2**16), 0),
+        ((2**16, 2**16), 1),
+    ],
+)
+def test_positions_past_two_to_the_32(shape, offset):
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, shape[0], 64)
+    columns = rng.integers(0, min(shape[1], 2**32), 64)
+    rows[:2], columns[:2] = (0, shape[0] - 1), (0, min(shape[1], 2**32) - 1)
+    indices = [jnp.asarray(rows, jnp.uint32), jnp.asarray(columns, jnp.uint32)]
+    got = as_int(counter.positions(shape, indices, offset))
+    expected = [
+        offset + int(i) * shape[1] + int(j) for i, j in zip(rows, columns, strict=True)
+    ]
+    assert got.tolist() == expected
+
+
+def test_bits_past_two_to_the_32_are_those_of_jax_random():
+    key, shape = jax.random.key(1), (2**20, 2**14)
+    at = counter.positions(shape, counter.block((1, 8), (2**19, 5)))
+    words = counter.words(key, at)
+    position = 2**19 * 2**14 + 5
+    for j in range(8):
+        hi, lo = divmod(position + j, 2**32)
+        pair = jnp.array([hi, lo], jnp.uint32)
+        expected = random.threefry_2x32(jax.random.key_data(key), pair)
+        assert [int(words[0][0, j]), int(words[1][0, j])] == expected.tolist()
+
+
+@pytest.mark.parametrize("bound", [1, 2, 7, 2**31, 2**32, 2**33 + 5, 2**40, 2**64 - 1])
+def test_below_is_the_long_product(bound):
+    key = jax.random.key(5)
+    at = counter.positions((64,))
+    hi, lo = counter.words(key, at)
+    random = as_int(counter.Counter(hi, lo))
+    assert as_int(counter.below(key, at, bound)).tolist() == [
+        (int(r) * bound) >> 64 for r in random
+    ]
+
+
+def test_nothing_rolled_in_the_program():
+    draw = jax.jit(lambda key: counter.normal(key, counter.positions((1000,))))
+    assert "while" not in draw.lower(jax.random.key(0)).as_text()
+
+
+def test_keys_of_every_kind():
+    typed = jax.random.key(7, impl="threefry2x32")
+    raw = jax.random.key_data(typed)
+    for key in (typed, raw, np.asarray(raw), 7, np.int64(7), jnp.int32(7)):
+        assert (jax.random.key_data(counter.as_key(key)) == raw).all()
+
+
+@pytest.mark.parametrize(
+    "key", [None, "0", 1.5, True, np.float32(1), np.zeros(3), object()]
+)
+def test_no_key(key):
+    with pytest.raises(TypeError, match="seed must be a key such as"):
+        counter.as_key(key, "seed")
+
+
+@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
+def test_rbg_keys_are_refused(impl):
+    key = jax.random.key(0, impl=impl)
+    for k in (key, jax.random.key_data(key)):
+        with pytest.raises(ValueError, match=r"rbg.*impl='threefry2x32'"):
+            counter.as_key(k)
+
+
+def test_batches_of_keys_are_refused():
+    keys = jax.random.split(jax.random.key(0), 3)
+    for k in (keys, jax.random.key_data(keys)):
+        with pytest.raises(ValueError, match=r"single key; got keys of shape \(3,\)"):
+            counter.as_key(k)

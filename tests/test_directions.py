@@ -1,0 +1,175 @@
+"""The laws: their moments, and directions as small, position-addressed pytrees."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import radazo_jax as zo
+from radazo_jax._src import directions
+
+LAWS = {
+    "sphere": zo.sphere(),
+    "gaussian": zo.gaussian(),
+    "rademacher": zo.rademacher(),
+    "coordinate": zo.coordinate(),
+}
+SHAPES = {"b": (2,), "s": (), "w": (2, 3)}
+PARAMS = {name: jnp.zeros(shape) for name, shape in SHAPES.items()}
+NUM_COORDINATES = 9
+
+
+@pytest.fixture(params=LAWS)
+def law(request):
+    return LAWS[request.param]
+
+
+def draw(law, key, params=PARAMS):
+    return law.materialize(law.sample(key, params), params)
+
+
+def flat(tree):
+    return jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(tree)])
+
+
+def test_covariance_is_the_identity_over_the_factor(law):
+    num = 40_000
+    keys = jax.random.split(jax.random.key(0), num)
+    u = np.asarray(jax.vmap(lambda k: flat(draw(law, k)))(keys), np.float64)
+    factor = law.factor(PARAMS)
+    products = u[:, :, None] * u[:, None, :]
+    error = products.mean(0) - np.eye(NUM_COORDINATES) / factor
+    standard_error = products.std(0) / np.sqrt(num)
+    assert (abs(error) <= 4.5 * standard_error + 1e-7).all()
+    assert (abs(u.mean(0)) <= 4.5 * u.std(0) / np.sqrt(num) + 1e-7).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [("sphere", 9.0), ("coordinate", 9.0), ("gaussian", 1.0), ("rademacher", 1.0)],
+)
+def test_factor(name, factor):
+    assert LAWS[name].factor(PARAMS) == factor
+
+
+def test_sphere_is_over_the_whole_tree():
+    for seed in range(5):
+        u = np.asarray(flat(draw(zo.sphere(), seed)), np.float64)
+        np.testing.assert_allclose(np.linalg.norm(u), 1.0, rtol=1e-6)
+
+
+def test_sphere_of_a_million_has_norm_one():
+    params = {"a": jnp.zeros((1000, 900)), "b": jnp.zeros(100_000)}
+    u = np.asarray(flat(draw(zo.sphere(), 3, params)), np.float64)
+    np.testing.assert_allclose(np.linalg.norm(u), 1.0, rtol=1e-6)
+
+
+def test_sphere_is_the_normalized_gaussian():
+    key = jax.random.key(4)
+    z = np.asarray(jax.random.normal(key, (NUM_COORDINATES,)), np.float64)
+    np.testing.assert_allclose(
+        flat(draw(zo.sphere(), key)), z / np.linalg.norm(z), rtol=1e-5
+    )
+
+
+def test_supports():
+    for seed in range(20):
+        assert (abs(flat(draw(zo.rademacher(), seed))) == 1).all()
+        u = flat(draw(zo.coordinate(), seed))
+        assert float(jnp.sum(abs(u))) == 1.0
+        assert float(jnp.max(abs(u))) == 1.0
+
+
+def test_coordinate_reaches_every_coordinate_and_sign():
+    keys = jax.random.split(jax.random.key(0), 2000)
+    u = np.asarray(jax.vmap(lambda k: flat(draw(zo.coordinate(), k)))(keys))
+    counts = np.concatenate([(u == 1).sum(0), (u == -1).sum(0)])
+    assert counts.sum() == 2000
+    # Binomial(2000, 1/18) has standard deviation 10.2.
+    assert abs(counts - 2000 / 18).max() < 45
+
+
+def test_how_the_coordinates_are_cut_into_leaves_does_not_matter(law):
+    tree = {"a": jnp.zeros((2, 2)), "b": jnp.zeros(5)}
+    for seed in range(4):
+        one = draw(law, seed, jnp.zeros(9))
+        np.testing.assert_allclose(flat(draw(law, seed, tree)), one, rtol=1e-6)
+
+
+def test_leaves_of_one_shape_differ():
+    tree = {"a": jnp.zeros(50), "b": jnp.zeros(50)}
+    u = draw(zo.gaussian(), 0, tree)
+    assert not (u["a"] == u["b"]).any()
+
+
+def test_a_direction_is_small_whatever_the_parameters(law):
+    small = law.sample(jax.random.key(0), {"a": jnp.zeros(3)})
+    large = jax.eval_shape(
+        law.sample,
+        jax.random.key(0),
+        {"a": jax.ShapeDtypeStruct((2**18, 2**18), jnp.float32)},
+    )
+    assert jax.tree.structure(small) == jax.tree.structure(large)
+    for leaf in jax.tree.leaves(large):
+        assert leaf.shape == ()
+
+
+def test_directions_are_pytrees_that_vmap_and_scan(law):
+    keys = jax.random.split(jax.random.key(1), 3)
+    batch = jax.vmap(lambda k: law.sample(k, PARAMS))(keys)
+    together = jax.vmap(lambda u: flat(law.materialize(u, PARAMS)))(batch)
+    _, scanned = jax.lax.scan(
+        lambda c, u: (c, flat(law.materialize(u, PARAMS))), 0, batch
+    )
+    single = jnp.stack([flat(draw(law, k)) for k in keys])
+    np.testing.assert_allclose(together, single, rtol=1e-6)
+    np.testing.assert_allclose(scanned, single, rtol=1e-6)
+
+
+def test_kept_directions_are_the_sampled_ones(law):
+    keys = jax.random.split(jax.random.key(1), 3)
+    kept = directions.keep(law, keys, PARAMS)
+    for k in range(3):
+        one = jax.tree.map(lambda x, k=k: x[k], kept)
+        np.testing.assert_allclose(
+            flat(directions.elements(one, PARAMS)), flat(draw(law, keys[k])), rtol=1e-6
+        )
+
+
+def test_materialize_has_the_dtypes_of_the_parameters(law):
+    params = {"h": jnp.zeros(3, jnp.bfloat16), "f": jnp.zeros(4, jnp.float32)}
+    u = draw(law, 0, params)
+    assert jax.tree.map(lambda x: x.dtype, u) == jax.tree.map(lambda x: x.dtype, params)
+
+
+def test_laws_are_values(law):
+    assert law == type(law)()
+    assert hash(law) == hash(type(law)())
+
+
+def test_positions_of_leaves():
+    leaves = directions.layout(PARAMS)
+    assert [leaf.offset for leaf in leaves] == [0, 2, 3]
+    assert directions.num_coordinates(leaves) == NUM_COORDINATES
+
+
+def test_coordinates_past_two_to_the_32():
+    # Two leaves of 2^33 elements each, only their descriptions: the draw at a few
+    # positions on both sides of every boundary of the 32-bit words.
+    total = 2**34
+    key = jax.random.key(2)
+    from radazo_jax._src import counter
+
+    for offset in (2**32 - 2, 2**33 - 2, total - 4):
+        at = counter.positions((4,), offset=offset)
+        for law in LAWS.values():
+            block = law.draw(key, at, total)
+            again = [
+                law.draw(key, counter.positions((1,), offset=offset + i), total)[0]
+                for i in range(4)
+            ]
+            np.testing.assert_array_equal(block, jnp.stack(again))
+    signs = zo.rademacher().draw(
+        key, counter.positions((4096,), offset=2**32 - 64), total
+    )
+    assert abs(float(signs.mean())) < 0.1

@@ -1,0 +1,358 @@
+"""Estimators against eq. (2) in float64 NumPy, closed forms, and their contracts."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import radazo_jax as zo
+
+LAWS = {
+    "sphere": zo.sphere(),
+    "gaussian": zo.gaussian(),
+    "rademacher": zo.rademacher(),
+    "coordinate": zo.coordinate(),
+}
+ESTIMATORS = {"forward": zo.forward_difference, "central": zo.central_difference}
+SLOPES = np.array([0.5, -1.0, 2.0, 1.5, -0.25, 1.0])
+CURVATURES = np.array([1.0, 3.0, 0.5, 2.0, 4.0, 1.0])
+PARAMS = {
+    "a": jnp.array([[1.0, -2.0], [0.5, 0.25]]),
+    "b": jnp.array([3.0, -1.0]),
+}
+
+
+@pytest.fixture(params=LAWS)
+def law(request):
+    return LAWS[request.param]
+
+
+@pytest.fixture(params=ESTIMATORS)
+def difference(request):
+    return ESTIMATORS[request.param]
+
+
+def flat(tree):
+    return jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(tree)])
+
+
+def flat64(tree):
+    return np.concatenate(
+        [np.asarray(x, np.float64).reshape(-1) for x in jax.tree.leaves(tree)]
+    )
+
+
+def quadratic(params):
+    x = flat(params)
+    return jnp.sum(SLOPES.astype(x.dtype) * x + 0.5 * CURVATURES.astype(x.dtype) * x**2)
+
+
+def cubic(params):
+    x = flat(params)
+    return jnp.sum(CURVATURES.astype(x.dtype) * x**3)
+
+
+def estimate(fun, estimator, key=0, params=PARAMS, **kwargs):
+    return estimator.estimate(fun, key, params, estimator.init(params), **kwargs)[0]
+
+
+# --- Eq. (2), transcribed ---------------------------------------------------------
+
+
+def numpy_directions(law, key, num):
+    """The directions the estimators take: the k-th from ``fold_in(key, k)``."""
+    keys = [jax.random.fold_in(jax.random.key(key), k) for k in range(num)]
+    return [flat64(law.materialize(law.sample(k, PARAMS), PARAMS)) for k in keys]
+
+
+def numpy_eq2(f, theta, us, mu, factor, *, central):
+    """Eq. (2) as printed, and its central counterpart, in float64."""
+    total = np.zeros_like(theta)
+    for u in us:
+        if central:
+            total += (f(theta + mu * u) - f(theta - mu * u)) / (2 * mu) * u
+        else:
+            total += (f(theta + mu * u) - f(theta)) / mu * u
+    return factor / len(us) * total
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 3])
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_is_eq_2(law, name, batch_size):
+    mu, num = 0.5, 7
+    estimator = ESTIMATORS[name](law, num, mu, batch_size)
+    value, gradient = jax.jit(functools.partial(estimate, quadratic, estimator))()
+
+    def f(x):
+        return np.sum(SLOPES * x + 0.5 * CURVATURES * x**2)
+
+    theta = flat64(PARAMS)
+    us = numpy_directions(law, 0, num)
+    expected = numpy_eq2(
+        f, theta, us, mu, law.factor(PARAMS), central=name == "central"
+    )
+    np.testing.assert_allclose(flat(gradient), expected, rtol=2e-4, atol=2e-4)
+    if name == "forward":
+        np.testing.assert_allclose(value, f(theta), rtol=1e-6)
+    else:
+        values = [f(theta + s * mu * u) for u in us for s in (1, -1)]
+        np.testing.assert_allclose(value, np.mean(values), rtol=1e-5)
+
+
+def test_linear_in_the_coefficients(law):
+    # f enters only through its values: two losses' estimates add up.
+    estimator = zo.forward_difference(law, 5, 0.3)
+    run = jax.jit(lambda f: flat(estimate(f, estimator)[1]), static_argnums=0)
+    both = run(lambda p: 2.0 * quadratic(p) - 3.0 * cubic(p))
+    apart = 2.0 * run(quadratic) - 3.0 * run(cubic)
+    np.testing.assert_allclose(both, apart, rtol=1e-3, atol=1e-2)
+
+
+# --- Expectations in closed form --------------------------------------------------
+
+
+def mean_gradient(fun, estimator, num=4000):
+    @jax.jit
+    @jax.vmap
+    def one(key):
+        return flat(estimate(fun, estimator, key)[1])
+
+    gradients = np.asarray(one(jax.random.split(jax.random.key(1), num)), np.float64)
+    return gradients.mean(0), gradients.std(0) / np.sqrt(num)
+
+
+def test_mean_on_a_quadratic_is_the_gradient(law, difference):
+    # The smoothed quadratic has the same gradient, for any μ.
+    mean, standard_error = mean_gradient(quadratic, difference(law, 4, 0.5))
+    expected = SLOPES + CURVATURES * flat64(PARAMS)
+    assert (abs(mean - expected) <= 4 * standard_error).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "fourth"),
+    # c E[u⁴] of a coordinate: d * 3/(d(d+2)), 3, 1, d * 1/d.
+    [("sphere", 3 / 8), ("gaussian", 3.0), ("rademacher", 1.0), ("coordinate", 1.0)],
+)
+def test_mean_on_a_cubic_is_the_smoothed_gradient(name, fourth, difference):
+    # For f = Σ aᵢxᵢ³ and a symmetric law, ∇F_μ = 3 aᵢxᵢ² + μ² aᵢ c E[uᵢ⁴]: large μ, so
+    # that the two gradients lie many standard errors apart.
+    mu = 1.5
+    mean, standard_error = mean_gradient(cubic, difference(LAWS[name], 4, mu), 20_000)
+    x = flat64(PARAMS)
+    expected = 3 * CURVATURES * x**2 + mu**2 * CURVATURES * fourth
+    assert (abs(mean - expected) <= 4 * standard_error).all()
+    plain = 3 * CURVATURES * x**2
+    if fourth >= 1:
+        assert (abs(mean - plain) > 4 * standard_error).any()
+
+
+# --- The number of evaluations, and what they share -------------------------------
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 2, 5])
+@pytest.mark.parametrize(("name", "expected"), [("forward", 6), ("central", 10)])
+def test_counts_evaluations(name, expected, batch_size):
+    points = []
+
+    def counted(params):
+        jax.debug.callback(lambda x: points.append(np.asarray(x)), flat(params))
+        return quadratic(params)
+
+    estimator = ESTIMATORS[name](num_directions=5, batch_size=batch_size)
+    jax.block_until_ready(jax.jit(functools.partial(estimate, counted, estimator))())
+    jax.effects_barrier()
+    assert len(points) == expected
+    assert len({p.tobytes() for p in points}) == expected
+
+
+def test_all_evaluations_get_the_same_arguments(difference):
+    # With noise from a key among the arguments, the differences see none of it.
+    def noisy(params, key, *, offset):
+        return quadratic(params) + 100.0 * jax.random.normal(key) + offset
+
+    value_and_grad = zo.value_and_grad(noisy, difference(num_directions=4))
+    plain = zo.value_and_grad(quadratic, difference(num_directions=4))
+    key = jax.random.key(3)
+    _, got = value_and_grad(key, PARAMS, jax.random.key(9), offset=jnp.float32(7))
+    _, expected = plain(key, PARAMS)
+    np.testing.assert_allclose(flat(got), flat(expected), atol=0.2)
+
+
+def test_the_directions_do_not_depend_on_how_many_there_are(law):
+    one = [flat(estimate(quadratic, zo.central_difference(law, k))[1]) for k in (1, 2)]
+    second = 2 * one[1] - one[0]
+    u = numpy_directions(law, 0, 2)[1]
+    np.testing.assert_allclose(
+        np.abs(np.dot(second, u)), np.linalg.norm(second) * np.linalg.norm(u), rtol=1e-3
+    )
+
+
+# --- value_and_grad ---------------------------------------------------------------
+
+
+def test_value_and_grad_mirrors_jax(difference):
+    x = jnp.ones((4, 6))
+
+    def loss(params, x, *, scale):
+        residual = x @ flat(params)
+        return scale * jnp.mean(residual**2), {"residual": residual}
+
+    estimator = difference(zo.coordinate(), 600, 1e-2)
+    value_and_grad = jax.jit(zo.value_and_grad(loss, estimator, has_aux=True))
+    (value, aux), gradient = value_and_grad(jax.random.key(0), PARAMS, x, scale=0.5)
+    expected = jax.value_and_grad(loss, has_aux=True)(PARAMS, x, scale=0.5)
+    (expected_value, expected_aux), expected_gradient = expected
+    np.testing.assert_allclose(value, expected_value, rtol=1e-2)
+    np.testing.assert_allclose(aux["residual"], expected_aux["residual"], atol=0.02)
+    assert jax.tree.structure(gradient) == jax.tree.structure(expected_gradient)
+    np.testing.assert_allclose(flat(gradient), flat(expected_gradient), rtol=0.4)
+
+
+def test_dtypes():
+    params = {"h": jnp.ones(3, jnp.bfloat16), "f": jnp.ones(2, jnp.float32)}
+
+    def loss(p):
+        return jnp.sum(p["h"]) + jnp.sum(p["f"]).astype(jnp.bfloat16)
+
+    value, gradient = zo.value_and_grad(loss, zo.forward_difference())(0, params)
+    assert value.dtype == jnp.float32
+    assert jax.tree.map(lambda g: g.dtype, gradient) == {
+        "h": jnp.bfloat16,
+        "f": jnp.float32,
+    }
+
+
+def test_python_floats_are_parameters():
+    value, gradient = zo.value_and_grad(
+        lambda p: p["x"] ** 2, zo.forward_difference(zo.coordinate())
+    )(0, {"x": 3.0})
+    assert float(value) == 9.0
+    np.testing.assert_allclose(gradient["x"], 6.0, rtol=1e-2)
+
+
+def test_float64():
+    with jax.enable_x64(True):
+        params = jnp.array([1.0, 2.0], jnp.float64)
+        # f - f(θ) is below float32's resolution of f.
+        value_and_grad = zo.value_and_grad(
+            lambda p: 1e9 + jnp.sum(p**2), zo.central_difference(zo.coordinate(), 200)
+        )
+        value, gradient = value_and_grad(0, params)
+        assert value.dtype == gradient.dtype == jnp.float64
+        np.testing.assert_allclose(gradient, [2.0, 4.0], rtol=0.2)
+
+
+def test_masked_parameters_are_left_alone():
+    import optax
+
+    params = {"w": jnp.ones(3), "frozen": optax.MaskedNode()}
+    _, gradient = zo.value_and_grad(
+        lambda p: jnp.sum(p["w"] ** 2), zo.forward_difference()
+    )(0, params)
+    assert gradient["frozen"] == optax.MaskedNode()
+
+
+# --- Bad input --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("output", "error", "message"),
+    [
+        (lambda p: p["b"], ValueError, r"scalar loss; got an array of shape \(2,\)"),
+        (
+            lambda p: jnp.sum(p["b"]).astype(int),
+            TypeError,
+            "real .* loss; got dtype int32",
+        ),
+        (lambda p: 3, TypeError, "real .* loss; got dtype int"),
+        (lambda p: jnp.sum(p["b"]).astype(complex), TypeError, "got dtype complex64"),
+        (lambda p: None, TypeError, "scalar loss; got None"),
+        (lambda p: (jnp.sum(p["b"]), 1.0), (TypeError, ValueError), "has_aux=True"),
+    ],
+)
+def test_bad_losses(difference, output, error, message):
+    with pytest.raises(error, match=message):
+        estimate(output, difference())
+
+
+def test_aux_without_a_pair(difference):
+    with pytest.raises(TypeError, match=r"pair \(loss, aux\) when has_aux"):
+        estimate(quadratic, difference(), has_aux=True)
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "message"),
+    [
+        ({}, ValueError, "`params` must hold at least one array, got the empty tree"),
+        (None, ValueError, "empty tree None"),
+        (
+            {"a": jnp.ones(2), "n": {"i": jnp.arange(3)}},
+            TypeError,
+            r"int32 at params\['n'\]\['i'\]",
+        ),
+        ([jnp.ones(2), jnp.array([True])], TypeError, r"bool at params\[1\]"),
+        ({"c": jnp.ones(2, jnp.complex64)}, TypeError, r"complex64 at params\['c'\]"),
+        ({"s": "text"}, TypeError, r"'text' .* at params\['s'\]"),
+        ({"k": jax.random.key(0)}, TypeError, r"at params\['k'\]"),
+        (7, TypeError, "int.* at params"),
+    ],
+)
+def test_bad_parameters(difference, params, error, message):
+    with pytest.raises(error, match=message):
+        estimate(lambda p: jnp.float32(0), difference(), params=params)
+
+
+@pytest.mark.parametrize("name", ["num_directions", "batch_size"])
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (0, ValueError),
+        (-1, ValueError),
+        (2.0, TypeError),
+        (True, TypeError),
+        ("3", TypeError),
+    ],
+)
+def test_bad_counts(difference, name, value, error):
+    with pytest.raises(error, match=rf"{name}.*{value!r}"):
+        difference(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (0.0, ValueError),
+        (-1e-3, ValueError),
+        (float("nan"), ValueError),
+        (float("inf"), ValueError),
+        ("1", TypeError),
+        (None, TypeError),
+    ],
+)
+def test_bad_smoothing(difference, value, error):
+    with pytest.raises(error, match="smoothing"):
+        difference(smoothing=value)
+
+
+def test_bad_law(difference):
+    with pytest.raises(TypeError, match="law must be a Law such as sphere"):
+        difference(law="sphere")
+    with pytest.raises(TypeError, match="law must be a Law"):
+        difference(law=zo.sphere)
+
+
+def test_bad_keys(difference):
+    with pytest.raises(TypeError, match="key must be a key such as"):
+        estimate(quadratic, difference(), key="0")
+    with pytest.raises(ValueError, match="rbg"):
+        estimate(quadratic, difference(), key=jax.random.key(0, impl="rbg"))
+
+
+def test_bad_estimators():
+    with pytest.raises(TypeError, match="estimator must be a GradientEstimator"):
+        zo.value_and_grad(quadratic, zo.forward_difference)
+    stateful = zo.forward_difference()._replace(init=lambda p: jnp.zeros(()))
+    with pytest.raises(ValueError, match="estimator has state"):
+        zo.value_and_grad(quadratic, stateful)(0, PARAMS)

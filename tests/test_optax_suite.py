@@ -1,0 +1,61 @@
+"""Optax's own tests pass with our optimizers, and fail with broken ones."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+SUITE = pathlib.Path(__file__).with_name("optax_suite.py")
+
+
+def run(*arguments):
+    """Returns the exit status and the counts of a run in a process of its own."""
+    # Optax's tests are not made for strict promotion.
+    environment = {
+        name: value for name, value in os.environ.items() if "PROMOTION" not in name
+    }
+    finished = subprocess.run(
+        [sys.executable, str(SUITE), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    lines = finished.stdout.splitlines()
+    assert lines, finished.stderr
+    try:
+        return finished, json.loads(lines[-1])
+    except json.JSONDecodeError:
+        pytest.fail(finished.stdout + finished.stderr)
+
+
+@pytest.mark.parametrize(
+    ("module", "at_least"),
+    [("alias", 100), ("common", 80), ("sharding", 24), ("float64", 11)],
+)
+def test_optax_tests_pass(module, at_least):
+    finished, counts = run(module)
+    assert finished.returncode == 0, finished.stdout
+    assert counts["failed"] == counts["errors"] == 0
+    assert counts["passed"] >= at_least
+
+
+@pytest.mark.parametrize(
+    ("fault", "found_by"),
+    [
+        ("flipped_sign", "test_optimization"),
+        ("float_counter", "test_state_shape_dtype_shard_stability"),
+        ("dropped_extra_args", "test_optimizers_accept_extra_args"),
+    ],
+)
+def test_optax_tests_find(fault, found_by):
+    finished, counts = run(
+        "alias", "--fault", fault, "--optimizers", "radazo", "--tests", found_by
+    )
+    assert finished.returncode == 1
+    assert counts["passed"] == 0
+    assert counts["broken"]
+    assert all(name.startswith(found_by) for name in counts["broken"])

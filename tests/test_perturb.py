@@ -1,0 +1,91 @@
+"""``perturb(fun)`` against its definition by ``tree_map``."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import radazo_jax as zo
+
+LAWS = [zo.sphere(), zo.gaussian(), zo.rademacher(), zo.coordinate()]
+PARAMS = {
+    "w": jnp.linspace(-1.0, 1.0, 12).reshape(3, 4),
+    "b": jnp.ones(4),
+    "s": jnp.ones(()),
+}
+
+
+def loss(params, x, *, power=2):
+    hidden = jnp.tanh(x @ params["w"] + jnp.expand_dims(params["b"], 0))
+    return params["s"] * jnp.sum(hidden**power)
+
+
+def by_definition(law, params, direction, scale, *args, **kwargs):
+    u = law.materialize(direction, params)
+    moved = jax.tree.map(lambda p, v: p + scale * v, params, u)
+    return loss(moved, *args, **kwargs)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
+def test_is_the_function_at_the_perturbed_point(law):
+    x = jnp.ones((5, 3))
+    direction = law.sample(jax.random.key(0), PARAMS)
+    for scale in (0.5, jnp.float32(-0.1)):
+        expected = by_definition(law, PARAMS, direction, scale, x, power=4)
+        got = zo.perturb(loss)(PARAMS, direction, scale, x, power=4)
+        np.testing.assert_allclose(got, expected, rtol=1e-5)
+        got = jax.jit(zo.perturb(loss), static_argnames="power")(
+            PARAMS, direction, scale, x, power=4
+        )
+        np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+def test_under_vmap_over_directions():
+    law, x = zo.sphere(), jnp.ones((5, 3))
+    keys = jax.random.split(jax.random.key(0), 4)
+    batch = jax.vmap(lambda k: law.sample(k, PARAMS))(keys)
+    got = jax.vmap(lambda u: zo.perturb(loss)(PARAMS, u, 0.1, x))(batch)
+    for k in range(4):
+        direction = law.sample(keys[k], PARAMS)
+        expected = by_definition(law, PARAMS, direction, 0.1, x)
+        np.testing.assert_allclose(got[k], expected, rtol=1e-5)
+
+
+def test_differentiable_where_the_function_is():
+    law, x = zo.gaussian(), jnp.ones((5, 3))
+    direction = law.sample(jax.random.key(0), PARAMS)
+    got = jax.grad(zo.perturb(loss))(PARAMS, direction, 0.1, x)
+    u = law.materialize(direction, PARAMS)
+    moved = jax.tree.map(lambda p, v: p + 0.1 * v, PARAMS, u)
+    expected = jax.grad(loss)(moved, x)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+        got,
+        expected,
+    )
+
+
+def test_narrow_parameters_are_rounded_once():
+    law = zo.gaussian()
+    params = jnp.linspace(-2.0, 2.0, 64).astype(jnp.bfloat16)
+    direction = law.sample(jax.random.key(0), params)
+    z = np.asarray(jax.random.normal(jax.random.key(0), (64,)), np.float32)
+    got = zo.perturb(lambda p: p)(params, direction, 0.25)
+    expected = (np.asarray(params, np.float32) + np.float32(0.25) * z).astype(
+        jnp.bfloat16
+    )
+    assert got.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_keeps_name_and_documentation():
+    assert zo.perturb(loss).__name__ == "loss"
+
+
+def test_any_output_and_no_parameters_at_all():
+    direction = zo.sphere().sample(0, PARAMS)
+    out = zo.perturb(lambda p, n: {"n": n, "p": p["s"]})(PARAMS, direction, 0.0, 3)
+    assert out["n"] == 3
+    assert out["p"] == 1.0
+    empty = zo.sphere().sample(0, {})
+    assert zo.perturb(lambda p: 2.0)({}, empty, 0.1) == 2.0
