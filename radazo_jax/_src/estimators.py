@@ -307,7 +307,7 @@ def _checked(
 
 def _dtype_and_shape(value: Any) -> tuple[Any, tuple[int, ...]]:
     try:
-        if jax.tree_util.treedef_is_leaf(jax.tree.structure(value)):
+        if jax.tree_util.all_leaves([value]):
             return jnp.result_type(value), jnp.shape(value)
     except TypeError:
         pass
