@@ -1,0 +1,103 @@
+"""The quickstart does what it says, as a user runs it: in a process of its own."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from typing import NamedTuple
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).parents[1]
+_SCRIPT = _ROOT / "examples" / "quickstart.py"
+_METHODS = ("R-AdaZO", "ZO-AdaMM", "ZO-RMSProp", "ZO-SGD", "ZO-signSGD")
+_EVALUATIONS_A_STEP = 11  # K + 1 with K = 10.
+_ROW = re.compile(
+    r"^(?P<method>\S+) +(?P<loss>[\d.]+) ± [\d.]+ +(?P<accuracy>[\d.]+) ± [\d.]+%"
+    r" +(?P<evaluations>[\d,]+) +(?P<seconds>[\d.]+)$",
+    re.MULTILINE,
+)
+
+
+class _Finished(NamedTuple):
+    stdout: str
+    stderr: str
+    figure: pathlib.Path
+
+    def row(self, method: str) -> dict[str, float]:
+        (row,) = (
+            m for m in _ROW.finditer(self.stdout) if m["method"] == method
+        )  # Exactly one.
+        columns = ("loss", "accuracy", "evaluations", "seconds")
+        return {name: float(row[name].replace(",", "")) for name in columns}
+
+
+def _run(figure: pathlib.Path, *arguments: str, **environment: str) -> _Finished:
+    path = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-W", "error", _SCRIPT, "--output", figure, *arguments],
+        env=os.environ | {"PYTHONPATH": path.rstrip(os.pathsep)} | environment,
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0, done.stderr
+    return _Finished(done.stdout, done.stderr, figure)
+
+
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory: pytest.TempPathFactory) -> _Finished:
+    # A folder that is not there yet is made. The run is nearly all compilation, so
+    # the compiler is told not to try hard.
+    figure = tmp_path_factory.mktemp("quickstart") / "made" / "figure.png"
+    return _run(figure, "--fast", XLA_FLAGS="--xla_backend_optimization_level=0")
+
+
+@pytest.mark.parametrize("method", _METHODS)
+def test_table_has_each_method_once(fast: _Finished, method: str) -> None:
+    row = fast.row(method)
+    assert row["evaluations"] == 120 * _EVALUATIONS_A_STEP
+    assert row["seconds"] > 0
+    # Ten classes, and the start is about as good as guessing: below log(10) = 2.3
+    # plus a margin for the random start.
+    assert 0 < row["loss"] < 2.6
+    assert 0 <= row["accuracy"] <= 100
+
+
+def test_loss_falls(fast: _Finished) -> None:
+    # Guessing costs log(10) = 2.303.
+    row = fast.row("R-AdaZO")
+    assert row["loss"] < 1.5
+    assert row["accuracy"] > 50
+
+
+def test_settings_and_caveat_are_printed(fast: _Finished) -> None:
+    assert "2,410 parameters; 2 seeds" in fast.stdout
+    assert "final loss" in fast.stdout
+    assert "K=10, μ=0.005, b1=0.9, b2=0.99, η from 0.002 down to 0" in fast.stdout
+    assert "Equal η favors R-AdaZO" in fast.stdout
+    assert f"Wrote {fast.figure}" in fast.stdout
+
+
+def test_progress_is_shown_for_each_method(fast: _Finished) -> None:
+    for method in _METHODS:
+        assert re.search(rf"{method} *: 100%.* 120/120 .*loss=", fast.stderr)
+
+
+def test_figure_is_a_png(fast: _Finished) -> None:
+    image = fast.figure.read_bytes()
+    assert image.startswith(b"\x89PNG\r\n\x1a\n")
+    width = int.from_bytes(image[16:20], "big")
+    assert width >= 1200
+
+
+@pytest.mark.slow
+def test_radazo_learns_the_digits(tmp_path: pathlib.Path) -> None:
+    finished = _run(tmp_path / "figure.png")
+    row = finished.row("R-AdaZO")
+    assert row["accuracy"] >= 96
+    assert row["evaluations"] == 3000 * _EVALUATIONS_A_STEP
+    assert "over 3 seeds" in finished.stdout
+    assert row["loss"] < min(
+        finished.row(name)["loss"] for name in _METHODS if name != "R-AdaZO"
+    )
