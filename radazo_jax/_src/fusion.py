@@ -20,7 +20,7 @@ def compute_once(fun: Callable[..., Any], key: jax.Array, *args: Any) -> Any:
     Args:
       fun: A function of arrays to a tree of arrays.
       key: Typed keys of any shape, numbers that the compiler does not know. Not
-        consumed. ``vmap`` over them makes the conditional a ``select``.
+        consumed.
       *args: The arguments of ``fun``.
 
     Returns:
@@ -28,15 +28,29 @@ def compute_once(fun: Callable[..., Any], key: jax.Array, *args: Any) -> Any:
     """
 
     def on_cpu(*args: Any) -> Any:
-        # An odd number is not zero, but XLA does not reason about bits.
         word = jax.random.key_data(key).reshape(-1)[0]
-        always = (word | np.uint32(1)) != np.uint32(0)
         shapes = jax.eval_shape(fun, *args)
 
         def never(*args: Any) -> Any:
             del args
             return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
-        return lax.cond(always, fun, never, *args)
+        return lax.cond(_always(word), fun, never, *args)
 
     return lax.platform_dependent(*args, cpu=on_cpu, default=fun)
+
+
+@jax.custom_batching.custom_vmap
+def _always(word: jax.Array) -> jax.Array:
+    # An odd number is not zero, but XLA does not reason about bits.
+    return (word | np.uint32(1)) != np.uint32(0)
+
+
+@_always.def_vmap
+def _(
+    axis_size: int, in_batched: list[bool], words: jax.Array
+) -> tuple[jax.Array, bool]:
+    # One answer for the whole batch: under a batched predicate both branches would
+    # run, and nothing be stored.
+    del axis_size
+    return _always(words[0] if in_batched[0] else words), False
