@@ -258,8 +258,9 @@ def _interruptible() -> Iterator[Callable[[], bool]]:
 
     def handle(signum: int, frame: Any) -> None:
         del frame
+        if received:
+            raise KeyboardInterrupt
         received.append(signum)
-        signal.signal(signal.SIGINT, previous)
 
     signal.signal(signal.SIGINT, handle)
     try:
