@@ -30,6 +30,7 @@ from radazo_jax._src.estimators import (
     forward_difference,
     value_and_grad,
 )
+from radazo_jax._src.low_rank import MatrixAxes, low_rank
 from radazo_jax._src.minimize import MinimizeResult, MinimizeState, minimize
 from radazo_jax._src.perturb import perturb
 from radazo_jax._src.transforms import (
@@ -47,6 +48,7 @@ __all__ = [
     "EstimateGradientState",
     "GradientEstimator",
     "Law",
+    "MatrixAxes",
     "MinimizeResult",
     "MinimizeState",
     "ScaleByRadazoState",
@@ -56,6 +58,7 @@ __all__ = [
     "estimate_gradient",
     "forward_difference",
     "gaussian",
+    "low_rank",
     "minimize",
     "perturb",
     "radazo",

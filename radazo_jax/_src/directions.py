@@ -18,7 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from radazo_jax._src import counter, fusion
+from radazo_jax._src import counter
+
+# How many coordinates are drawn together where only their norm is asked for.
+_CHUNK = 2**18
 
 
 class Leaf(NamedTuple):
@@ -27,10 +30,12 @@ class Leaf(NamedTuple):
     Attributes:
       shape: The leaf's shape.
       offset: How many coordinates the leaves before it have.
+      path: Its path in the tree, as ``jax.tree_util`` gives it.
     """
 
     shape: tuple[int, ...]
     offset: int
+    path: tuple[Any, ...]
 
 
 @functools.partial(
@@ -56,16 +61,20 @@ class Direction:
     law: "Law"
 
 
-class Kept(NamedTuple):
-    """A direction whose elements have been drawn and stored.
+class Factors(NamedTuple):
+    """A matrix of low rank, u = Σ_ρ a[…, ρ] b[…, ρ], by its two factors.
 
     Attributes:
-      draws: What was drawn, a tree like the parameters of float32 arrays.
-      scale: What the draws are multiplied by, float32, shape ().
+      a: float32, of the rank of the leaf and one axis more, of size r; it has size 1
+        along the axes of the columns.
+      b: Likewise, with size 1 along the axes of the rows.
     """
 
-    draws: Any
-    scale: jax.Array
+    a: jax.Array
+    b: jax.Array
+
+    def product(self) -> jax.Array:
+        return jnp.sum(self.a * self.b, axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +96,7 @@ class Law(abc.ABC):
           The direction.
         """
         key = counter.as_key(key)
-        draws = jax.tree.leaves(_draw_all(self, key, params))
-        return Direction(key=key, scale=self.normalization(draws), law=self)
+        return Direction(key=key, scale=self._scale(key, params), law=self)
 
     def materialize(self, direction: Direction, params: Any) -> Any:
         """Computes all elements of ``direction``.
@@ -116,17 +124,42 @@ class Law(abc.ABC):
     ) -> jax.Array:
         """The elements at positions ``at`` before they are scaled: float32."""
 
+    def block(
+        self,
+        direction: Direction,
+        leaf: Leaf,
+        indices: Sequence[jax.Array],
+        num_coordinates: int,
+    ) -> jax.Array:
+        """The elements of ``leaf`` at ``indices``, one array an axis: float32."""
+        at = counter.positions(leaf.shape, indices, leaf.offset)
+        return direction.scale * self.draw(direction.key, at, num_coordinates)
+
+    def factors(self, direction: Direction, leaf: Leaf) -> Factors | None:
+        """The factors of a leaf's elements, under a law that has such."""
+        del direction, leaf
+        return None
+
+    def num_stored(self, leaf: Leaf) -> int:
+        """How many numbers make the elements of ``leaf``."""
+        return math.prod(leaf.shape)
+
     def normalization(self, draws: Sequence[jax.Array]) -> jax.Array:
         """What all the elements drawn are multiplied by: float32, shape ()."""
         del draws
         return jnp.ones((), jnp.float32)
 
+    def _scale(self, key: jax.Array, params: Any) -> jax.Array:
+        """``normalization`` of a draw, which is made only where it is read."""
+        del key, params
+        return self.normalization(())
+
 
 def layout(params: Any) -> list[Leaf]:
     """Where each leaf of ``params`` lies, in the order of ``jax.tree.leaves``."""
     leaves, offset = [], 0
-    for leaf in jax.tree.leaves(params):
-        leaves.append(Leaf(shape=tuple(jnp.shape(leaf)), offset=offset))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        leaves.append(Leaf(tuple(jnp.shape(leaf)), offset, path))
         offset += math.prod(leaves[-1].shape)
     return leaves
 
@@ -136,45 +169,21 @@ def num_coordinates(leaves: Sequence[Leaf]) -> int:
     return sum(math.prod(leaf.shape) for leaf in leaves)
 
 
-def elements(direction: Direction | Kept, params: Any) -> Any:
+def elements(direction: Direction, params: Any) -> Any:
     """All elements of ``direction``, as a tree like ``params`` of float32 arrays."""
-    if isinstance(direction, Kept):
-        draws = direction.draws
-    else:
-        draws = _draw_all(direction.law, direction.key, params)
-    return jax.tree.map(lambda draw: direction.scale * draw, draws)
-
-
-def keep(law: Law, keys: jax.Array, params: Any) -> Kept:
-    """Samples several directions and stores them, drawing each number once.
-
-    Args:
-      law: The law to sample from.
-      keys: Typed keys, [K]; they are consumed.
-      params: The tree of arrays to sample for.
-
-    Returns:
-      The directions that ``law.sample`` samples, with a leading axis K.
-    """
-    draw = jax.vmap(lambda key: _draw_all(law, key, params))
-    draws = fusion.compute_once(draw, keys, keys)
-    return Kept(draws, jax.vmap(law.normalization)(jax.tree.leaves(draws)))
-
-
-def _draw_all(law: Law, key: jax.Array, params: Any) -> Any:
-    draws = _draw_leaves(law, key, tuple(layout(params)))
-    return jax.tree.unflatten(jax.tree.structure(params), draws)
+    blocks = draw_blocks(direction, tuple(layout(params)))
+    return jax.tree.unflatten(jax.tree.structure(params), blocks)
 
 
 # Compiled as a whole where it is called outside of any jit; part of the program where
 # there is one.
-@functools.partial(jax.jit, static_argnames=("law", "leaves"), inline=True)
-def _draw_leaves(
-    law: Law, key: jax.Array, leaves: tuple[Leaf, ...]
+@functools.partial(jax.jit, static_argnames="leaves", inline=True)
+def draw_blocks(
+    direction: Direction, leaves: tuple[Leaf, ...]
 ) -> tuple[jax.Array, ...]:
     total = num_coordinates(leaves)
     return tuple(
-        law.draw(key, counter.positions(leaf.shape, offset=leaf.offset), total)
+        direction.law.block(direction, leaf, counter.block(leaf.shape), total)
         for leaf in leaves
     )
 
@@ -200,6 +209,32 @@ class _Sphere(_Gaussian):
         # A tree without coordinates, or one whose only number is drawn 0, has no
         # direction to normalize.
         return lax.rsqrt(jnp.maximum(square, jnp.finfo(jnp.float32).tiny))
+
+    def _scale(self, key: jax.Array, params: Any) -> jax.Array:
+        total = num_coordinates(layout(params))
+
+        def at_once(key: jax.Array) -> jax.Array:
+            unscaled = Direction(key, jnp.ones((), jnp.float32), self)
+            return self.normalization(jax.tree.leaves(elements(unscaled, params)))
+
+        if total <= _CHUNK:
+            return at_once(key)
+        # XLA's CPU backend stores what it sums, so there it is drawn in pieces.
+        in_pieces = functools.partial(self._scale_in_pieces, total=total)
+        return lax.platform_dependent(key, cpu=in_pieces, default=at_once)
+
+    def _scale_in_pieces(self, key: jax.Array, *, total: int) -> jax.Array:
+        pieces, rest = divmod(total, _CHUNK)
+
+        def square(at: counter.Counter) -> jax.Array:
+            return jnp.sum(self.draw(key, at, total) ** 2)
+
+        def add(i: jax.Array, squares: jax.Array) -> jax.Array:
+            piece = counter.block((1, _CHUNK), (i, 0))
+            return squares + square(counter.positions((pieces, _CHUNK), piece))
+
+        last = square(counter.positions((rest,), offset=pieces * _CHUNK))
+        return self.normalization([jnp.sqrt(lax.fori_loop(0, pieces, add, last))])
 
 
 class _Rademacher(Law):

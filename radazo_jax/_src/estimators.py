@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from radazo_jax._src import checks, counter, directions
+from radazo_jax._src import axes, checks, counter, directions, kept
 from radazo_jax._src import perturb as perturb_lib
-from radazo_jax._src.directions import Direction, Kept, Law, sphere
+from radazo_jax._src.directions import Direction, Law, sphere
 from radazo_jax._src.dtypes import at_least_float32
+from radazo_jax._src.kept import Kept
 
 # Up to this many directions taken in turn, the gradient is one expression, which
 # fuses into whatever consumes it; beyond, a loop with one accumulator.
@@ -20,6 +21,9 @@ _MAX_UNROLLED = 8
 # Directions that are alive together are kept from the evaluations to the gradient up
 # to this many elements (64 MiB); beyond, they are drawn again.
 _MAX_KEPT = 2**24
+
+# Directions that take at most this fraction of the parameters are always kept.
+_SMALL = 8
 
 
 class EstimateFn(Protocol):
@@ -113,7 +117,8 @@ def forward_difference(
         checks.check_params(params)
         loss = _checked(fun, has_aux)
         value, aux = loss(params)
-        sampled = _directions(law, key, params, num_directions, batch_size)
+        used = axes.specialize(law, lambda p: loss(p)[0], params)
+        sampled = _directions(used, key, params, num_directions, batch_size)
 
         def difference(direction: Direction | Kept) -> jax.Array:
             return perturb_lib.perturb(loss)(params, direction, smoothing)[0] - value
@@ -182,7 +187,8 @@ def central_difference(
     ) -> tuple[tuple[Any, Any], Any]:
         checks.check_params(params)
         loss = _checked(fun, has_aux)
-        sampled = _directions(law, key, params, num_directions, batch_size)
+        used = axes.specialize(law, lambda p: loss(p)[0], params)
+        sampled = _directions(used, key, params, num_directions, batch_size)
 
         def pair(direction: Direction | Kept) -> tuple[jax.Array, jax.Array, Any]:
             evaluate = functools.partial(perturb_lib.perturb(loss), params, direction)
@@ -328,9 +334,11 @@ def _directions(
     key = counter.as_key(key)
     fold = functools.partial(jax.random.fold_in, key)
     keys = jax.vmap(fold)(jnp.arange(num_directions, dtype=jnp.uint32))
-    size = num_directions * directions.num_coordinates(directions.layout(params))
-    if _together(num_directions, batch_size) and size <= _MAX_KEPT:
-        return directions.keep(law, keys, params)
+    leaves = directions.layout(params)
+    stored = num_directions * sum(law.num_stored(leaf) for leaf in leaves)
+    together = _together(num_directions, batch_size) and stored <= _MAX_KEPT
+    if together or stored * _SMALL <= directions.num_coordinates(leaves):
+        return kept.keep(law, keys, params)
     return _map(lambda k: law.sample(k, params), keys, batch_size)
 
 
@@ -351,13 +359,7 @@ def _combine(coefficients: jax.Array, sampled: Direction | Kept, params: Any) ->
     """Σₖ coefficientsₖ uₖ, a tree like ``params``."""
     coefficients = coefficients.astype(jnp.float32)
     if isinstance(sampled, Kept):
-        contract = functools.partial(
-            jnp.tensordot,
-            coefficients * sampled.scale,
-            axes=1,
-            precision=lax.Precision.HIGHEST,
-        )
-        gradient = jax.tree.map(contract, sampled.draws)
+        gradient = kept.combine(coefficients, sampled, params)
     else:
         gradient = _combine_in_turn(coefficients, sampled, params)
     return jax.tree.map(lambda g, p: g.astype(jnp.result_type(p)), gradient, params)

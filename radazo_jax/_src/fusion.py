@@ -1,6 +1,6 @@
 """Where the compiler may draw numbers again, and where not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -9,7 +9,20 @@ import numpy as np
 from jax import lax
 
 
-def compute_once(fun: Callable[..., Any], key: jax.Array, *args: Any) -> Any:
+def tie(tree: Any, *after: jax.Array) -> Any:
+    """``tree``, not to be read before the values ``after`` are computed.
+
+    XLA's CPU backend ignores this: there ``compute_once`` has its own ``after``.
+    """
+    return lax.optimization_barrier((tree, after))[0] if after else tree
+
+
+def compute_once(
+    fun: Callable[..., Any],
+    key: jax.Array,
+    *args: Any,
+    after: Sequence[jax.Array] = (),
+) -> Any:
     """``fun(*args)``, whose results XLA's CPU backend computes once and stores.
 
     That backend drops optimization barriers, then fuses elementwise producers into
@@ -22,6 +35,7 @@ def compute_once(fun: Callable[..., Any], key: jax.Array, *args: Any) -> Any:
       key: Typed keys of any shape, numbers that the compiler does not know. Not
         consumed.
       *args: The arguments of ``fun``.
+      after: Values that the CPU is to compute before it enters ``fun``.
 
     Returns:
       ``fun(*args)``.
@@ -29,6 +43,9 @@ def compute_once(fun: Callable[..., Any], key: jax.Array, *args: Any) -> Any:
 
     def on_cpu(*args: Any) -> Any:
         word = jax.random.key_data(key).reshape(-1)[0]
+        for value in after:
+            if value.size and jnp.issubdtype(value.dtype, jnp.floating):
+                word += (value.reshape(-1)[0] > 0).astype(jnp.uint32)
         shapes = jax.eval_shape(fun, *args)
 
         def never(*args: Any) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from radazo_jax._src import directions, fusion
-from radazo_jax._src.dtypes import at_least_float32
+from radazo_jax._src import directions, rules, views
+from radazo_jax._src.kept import Kept
 
 
 def perturb(fun: Callable[..., Any]) -> Callable[..., Any]:
@@ -21,7 +21,13 @@ def perturb(fun: Callable[..., Any]) -> Callable[..., Any]:
       A function ``(params, direction, scale, *args, **kwargs)`` equal to rounding to
       ``fun(tree_map(lambda p, u: p + scale * u, params, u), *args, **kwargs)``, where
       ``u`` is ``direction`` materialized for ``params``. The sum is formed in float32
-      (float64 for float64 leaves) and rounded once to the leaf's dtype.
+      (float64 for float64 leaves) and rounded once, to the dtype in which ``fun`` uses
+      the leaf. The output of ``fun`` may hold anything that is not an array too.
+
+    A perturbed leaf is built where an equation of ``fun`` uses it and not before: layer
+    by layer inside a ``scan``, row by row in a look-up; and not at all in a product
+    with a matrix whose direction has low rank. ``fun`` is traced once, and what it does
+    beside its result (debug prints, callbacks) happens once.
 
     >>> import jax, jax.numpy as jnp
     >>> import radazo_jax as zo
@@ -38,34 +44,50 @@ def perturb(fun: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fun)
     def perturbed(
         params: Any,
-        direction: directions.Direction,
+        direction: directions.Direction | Kept,
         scale: jax.typing.ArrayLike,
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        return fun(_displace(params, direction, scale), *args, **kwargs)
+        leaves, treedef = jax.tree.flatten(params)
+        leaves = [jnp.asarray(leaf) for leaf in leaves]
+        jaxpr, outputs_of = _trace(fun, leaves, treedef, args, kwargs)
+        given = views.views_of(
+            leaves, directions.layout(params), direction, jnp.asarray(scale)
+        )
+        outputs = rules.interpret(jaxpr.jaxpr, jaxpr.consts, given)
+        return outputs_of(rules.built(outputs))
 
+    # It takes other arguments than fun: what inspects signatures is not to follow.
+    del perturbed.__wrapped__
     return perturbed
 
 
-def _displace(
-    params: Any,
-    direction: directions.Direction | directions.Kept,
-    scale: jax.typing.ArrayLike,
-) -> Any:
-    def displaced(direction: Any, scale: jax.Array) -> Any:
-        return jax.tree.map(
-            functools.partial(_add, scale),
-            params,
-            directions.elements(direction, params),
-        )
+def _trace(
+    fun: Callable[..., Any],
+    leaves: list[jax.Array],
+    treedef: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Any, Callable[[list[jax.Array]], Any]]:
+    """``fun`` as a program of its parameters' leaves, and what makes its output."""
+    outputs: list[Any] = []
 
-    if isinstance(direction, directions.Kept):
-        return displaced(direction, jnp.asarray(scale))
-    return fusion.compute_once(displaced, direction.key, direction, jnp.asarray(scale))
+    def of_leaves(*leaves: jax.Array) -> list[Any]:
+        # New containers, as under jit: fun may write into them.
+        new_args, new_kwargs = jax.tree.map(lambda x: x, (args, kwargs))
+        output = fun(jax.tree.unflatten(treedef, leaves), *new_args, **new_kwargs)
+        flat, out_tree = jax.tree.flatten(output)
+        traced = [isinstance(x, jax.Array) for x in flat]
+        outputs[:] = [flat, out_tree, traced]
+        return [x for x, t in zip(flat, traced, strict=True) if t]
 
+    jaxpr = jax.make_jaxpr(of_leaves)(*leaves)
+    flat, out_tree, traced = outputs
 
-def _add(scale: jax.Array, p: jax.typing.ArrayLike, u: jax.Array) -> jax.Array:
-    p = jnp.asarray(p)
-    dtype = at_least_float32(p.dtype)
-    return (p.astype(dtype) + scale.astype(dtype) * u.astype(dtype)).astype(p.dtype)
+    def outputs_of(values: list[jax.Array]) -> Any:
+        found = iter(values)
+        merged = [next(found) if t else x for x, t in zip(flat, traced, strict=True)]
+        return jax.tree.unflatten(out_tree, merged)
+
+    return jaxpr, outputs_of

@@ -1,0 +1,205 @@
+"""Directions that are matrices of low rank, leaf by leaf."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from radazo_jax._src import checks, counter
+from radazo_jax._src.directions import Direction, Factors, Law, Leaf, layout
+
+
+class MatrixAxes(NamedTuple):
+    """How the axes of a leaf make matrices.
+
+    Attributes:
+      rows: The axes that together number the rows.
+      columns: Those that number the columns. All other axes stack matrices.
+    """
+
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class LowRank(Law):
+    """See ``low_rank``."""
+
+    rank: int
+    where: Callable[[str, tuple[int, ...]], bool] | None
+    dimension_numbers: Callable[[Any], Any] | None
+    # What a function's use of the leaves says, by path; set by `axes.specialize`.
+    inferred: tuple[tuple[str, MatrixAxes | None], ...] = ()
+
+    def factor(self, params: Any) -> float:
+        del params
+        return 1.0
+
+    def draw(
+        self, key: jax.Array, at: counter.Counter, num_coordinates: int
+    ) -> jax.Array:
+        del num_coordinates
+        return counter.normal(key, at)
+
+    def block(
+        self,
+        direction: Direction,
+        leaf: Leaf,
+        indices: Sequence[jax.Array],
+        num_coordinates: int,
+    ) -> jax.Array:
+        axes = self.axes(leaf)
+        if axes is None:
+            # Each leaf has the room of its two factors to itself.
+            leaf = leaf._replace(offset=2 * self.rank * leaf.offset)
+            return super().block(direction, leaf, indices, num_coordinates)
+        return self._factors(direction, leaf, axes, indices).product()
+
+    def sample(self, key: jax.typing.ArrayLike, params: Any) -> Direction:
+        self.check_where(params)
+        return super().sample(key, params)
+
+    def check_where(self, params: Any) -> None:
+        """Raises if ``where`` matches no leaf."""
+        leaves = [(jax.tree_util.keystr(x.path), x.shape) for x in layout(params)]
+        if self.where and leaves and not any(self.where(*leaf) for leaf in leaves):
+            raise ValueError(
+                f"where must match at least one leaf; it matches none of {leaves}."
+            )
+
+    def given(self, params: Any) -> tuple[tuple[str, MatrixAxes | None], ...]:
+        """The axes that the user gave for ``params``, by path."""
+        if self.dimension_numbers is None:
+            return self.inferred
+        return _by_path(self.dimension_numbers(params))
+
+    def factors(self, direction: Direction, leaf: Leaf) -> Factors | None:
+        axes = self.axes(leaf)
+        if axes is None:
+            return None
+        return self._factors(direction, leaf, axes, counter.block(leaf.shape))
+
+    def num_stored(self, leaf: Leaf) -> int:
+        axes = self.axes(leaf)
+        if axes is None:
+            return super().num_stored(leaf)
+        size = math.prod(leaf.shape)
+        rows = math.prod(leaf.shape[axis] for axis in axes.rows)
+        columns = math.prod(leaf.shape[axis] for axis in axes.columns)
+        return self.rank * (size // rows + size // columns)
+
+    def axes(self, leaf: Leaf) -> MatrixAxes | None:
+        """The axes that make the matrices of a leaf; ``None`` if it is drawn dense."""
+        path = jax.tree_util.keystr(leaf.path)
+        if self.where is not None and not self.where(path, leaf.shape):
+            return None
+        axes = dict(self.inferred).get(path, default_axes(range(len(leaf.shape))))
+        if axes is None:
+            return None
+        sides = [math.prod(leaf.shape[axis] for axis in side) for side in axes]
+        return axes if min(sides) > self.rank else None
+
+    def _factors(
+        self,
+        direction: Direction,
+        leaf: Leaf,
+        axes: MatrixAxes,
+        indices: Sequence[jax.Array],
+    ) -> Factors:
+        offset = 2 * self.rank * leaf.offset
+        a, size = self._factor(direction, leaf, indices, axes.columns, offset)
+        b, _ = self._factor(direction, leaf, indices, axes.rows, offset + size)
+        return Factors(a / math.sqrt(self.rank), b)
+
+    def _factor(
+        self,
+        direction: Direction,
+        leaf: Leaf,
+        indices: Sequence[jax.Array],
+        dropped: Sequence[int],
+        offset: int,
+    ) -> tuple[jax.Array, int]:
+        kept = [axis for axis in range(len(leaf.shape)) if axis not in dropped]
+        shape = (*(leaf.shape[axis] for axis in kept), self.rank)
+        along = [jnp.expand_dims(indices[axis], -1) for axis in kept]
+        last = jnp.arange(self.rank, dtype=jnp.uint32)
+        last = last.reshape((1,) * (along[0].ndim - 1) + (self.rank,))
+        at = counter.positions(shape, [*along, last], offset)
+        return counter.normal(direction.key, at), math.prod(shape)
+
+
+def default_axes(remaining: Sequence[int]) -> MatrixAxes | None:
+    """The last two of the remaining axes of a leaf, where there are two."""
+    if len(remaining) < 2:
+        return None
+    return MatrixAxes((remaining[-2],), (remaining[-1],))
+
+
+def low_rank(
+    rank: int = 1,
+    where: Callable[[str, tuple[int, ...]], bool] | None = None,
+    dimension_numbers: Any = None,
+) -> Law:
+    """Matrices of low rank: u = A Bᵀ / √r with standard normal A and B.
+
+    E[u uᵀ] = I, the factor is c = 1. A perturbed product needs no perturbed matrix:
+    x (W + s A Bᵀ) = x W + s (x A) Bᵀ, and nothing is rounded into W. Leaves that are no
+    matrices, and those with a side no longer than the rank, are drawn dense, from the
+    Gaussian law.
+
+    Which axes of a leaf make the matrix, and which stack matrices that are drawn
+    independently (layers, experts), an estimator takes from how the function uses the
+    leaf: what a product contracts are the rows, what a ``scan`` runs over is a stack.
+    Without a function to look at, as in ``law.sample``, it is the last two axes.
+
+    Args:
+      rank: r, a positive integer.
+      where: ``where(path, shape) -> bool`` chooses the leaves that are drawn of low
+        rank, by ``jax.tree_util.keystr`` of their path; the others are drawn dense.
+      dimension_numbers: The axes of each leaf, where they are not to be inferred, in
+        the manner of ``optax.contrib.MuonDimensionNumbers``: a tree like the
+        parameters, or a function of the parameters to one, of ``MatrixAxes``, or
+        ``None`` for a leaf that is drawn dense.
+
+    Returns:
+      The law.
+
+    Raises:
+      TypeError, ValueError: If ``rank`` is not a positive integer or ``where`` is not
+        a function; when sampled, if ``where`` matches no leaf.
+
+    References:
+      Sarkar et al., `Evolution Strategies at the Hyperscale
+      <https://arxiv.org/abs/2511.16652>`_, 2025.
+
+    >>> import jax, jax.numpy as jnp
+    >>> import radazo_jax as zo
+    >>> params, law = jnp.zeros((8, 6)), zo.low_rank(rank=2)
+    >>> u = law.materialize(law.sample(jax.random.key(0), params), params)
+    >>> int(jnp.linalg.matrix_rank(u))
+    2
+    """
+    checks.check_int_at_least("rank", rank, 1)
+    if where is not None and not callable(where):
+        raise TypeError(f"where must be a function of path and shape; got {where!r}.")
+    inferred: tuple[tuple[str, MatrixAxes | None], ...] = ()
+    if dimension_numbers is not None and not callable(dimension_numbers):
+        inferred, dimension_numbers = _by_path(dimension_numbers), None
+    return LowRank(rank, where, dimension_numbers, inferred)
+
+
+def _by_path(tree: Any) -> tuple[tuple[str, MatrixAxes | None], ...]:
+    def ends(x: Any) -> bool:
+        return x is None or isinstance(x, MatrixAxes)
+
+    found = jax.tree_util.tree_leaves_with_path(tree, is_leaf=ends)
+    for path, axes in found:
+        if not ends(axes):
+            raise TypeError(
+                "dimension_numbers must hold MatrixAxes or None; got "
+                f"{axes!r} at {jax.tree_util.keystr(path)}."
+            )
+    return tuple((jax.tree_util.keystr(path), axes) for path, axes in found)

@@ -1,0 +1,150 @@
+"""Products with a perturbed matrix of low rank, which is never formed.
+
+x (W + s A Bᵀ) = x W + s (x A) Bᵀ, for any dimension numbers.
+"""
+
+import inspect
+import string
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from radazo_jax._src.dtypes import at_least_float32
+from radazo_jax._src.views import View
+
+
+def dot_general(
+    x: jax.Array, view: View, view_is_left: bool, params: dict[str, Any]
+) -> jax.Array | None:
+    """``lax.dot_general`` with a view on one side; ``None`` where it must be built."""
+    (left, right), (left_batch, right_batch) = params["dimension_numbers"]
+    if view_is_left:
+        names_view, names_x, out = _names(
+            len(view.shape), x.ndim, left, right, left_batch, right_batch
+        )
+        contracted = left
+    else:
+        names_x, names_view, out = _names(
+            x.ndim, len(view.shape), left, right, left_batch, right_batch
+        )
+        contracted = right
+    view.used(contracted)
+    if not view.factors or not jnp.issubdtype(x.dtype, jnp.floating):
+        return None
+    first, second = view.marks
+    on_first, on_second = _varies_along(first), _varies_along(second)
+    if not set(contracted).isdisjoint(on_second):
+        first, second, on_first, on_second = second, first, on_second, on_first
+    if not set(contracted) <= on_first - on_second:
+        return None
+    if not set(range(len(view.shape))) <= on_first | on_second:
+        return None
+    base = view.base.astype(view.dtype)
+    sides = (base, x) if view_is_left else (x, base)
+    plain = lax.dot_general(*sides, **params)
+    noise = _chain(x, names_x, first, second, names_view, out, params["precision"])
+    return _moved(plain, view.scale, noise)
+
+
+def convolution(x: jax.Array, view: View, params: dict[str, Any]) -> jax.Array | None:
+    """``lax.conv_general_dilated`` with a kernel that is a view, or ``None``."""
+    numbers = params["dimension_numbers"]
+    out_axis, *rest = numbers.rhs_spec
+    view.used(rest)
+    grouped = params["feature_group_count"] * params["batch_group_count"] > 1
+    if not view.factors or grouped or not jnp.issubdtype(x.dtype, jnp.floating):
+        return None
+    first, second = view.marks
+    if out_axis in _varies_along(first):
+        first, second = second, first
+    if out_axis in _varies_along(first) or _varies_along(second) - {out_axis}:
+        return None
+    base = view.base.astype(view.dtype)
+    plain = lax.conv_general_dilated(x, base, **_convolution(params))
+    # The rank takes the place of the kernel's output features.
+    shape = [*view.shape, first.shape[-1]]
+    shape[out_axis] = 1
+    kernel = jnp.moveaxis(
+        jnp.broadcast_to(first, shape).squeeze(out_axis), -1, out_axis
+    )
+    params = {**params, "preferred_element_type": jnp.float32}
+    inner = lax.conv_general_dilated(
+        x.astype(jnp.float32), kernel, **_convolution(params)
+    )
+    features = numbers.out_spec[1]
+    outward = second.reshape(second.shape[out_axis], -1)
+    noise = jnp.tensordot(inner, outward, axes=[(features,), (1,)])
+    noise = jnp.moveaxis(noise, -1, features)
+    return _moved(plain, view.scale, noise)
+
+
+def _moved(plain: jax.Array, scale: jax.Array, noise: jax.Array) -> jax.Array:
+    wide = at_least_float32(plain.dtype)
+    moved = plain.astype(wide) + scale.astype(wide) * noise.astype(wide)
+    return moved.astype(plain.dtype)
+
+
+def _convolution(params: dict[str, Any]) -> dict[str, Any]:
+    """What of an equation's parameters ``lax.conv_general_dilated`` takes."""
+    names = inspect.signature(lax.conv_general_dilated).parameters
+    return {name: value for name, value in params.items() if name in names}
+
+
+def _chain(
+    x: jax.Array,
+    names_x: str,
+    first: jax.Array,
+    second: jax.Array,
+    names_view: str,
+    out: str,
+    precision: Any,
+) -> jax.Array:
+    """(x · first) · second in float32, on named axes; ρ is the axis of the rank."""
+    names_first, first = _drop_constant_axes(first, names_view)
+    names_second, second = _drop_constant_axes(second, names_view)
+    between = "".join(
+        n for n in dict.fromkeys(names_x + names_first) if n in out or n in names_second
+    )
+    x = x.astype(jnp.float32)
+    inner = jnp.einsum(
+        f"{names_x},{names_first}Z->{between}Z", x, first, precision=precision
+    )
+    return jnp.einsum(
+        f"{between}Z,{names_second}Z->{out}", inner, second, precision=precision
+    )
+
+
+def _varies_along(factor: jax.Array) -> set[int]:
+    return {axis for axis in range(factor.ndim - 1) if factor.shape[axis] > 1}
+
+
+def _drop_constant_axes(factor: jax.Array, names: str) -> tuple[str, jax.Array]:
+    kept = [axis for axis in range(factor.ndim - 1) if factor.shape[axis] > 1]
+    shape = (*(factor.shape[axis] for axis in kept), factor.shape[-1])
+    return "".join(names[axis] for axis in kept), factor.reshape(shape)
+
+
+def _names(
+    left_rank: int,
+    right_rank: int,
+    left: Sequence[int],
+    right: Sequence[int],
+    left_batch: Sequence[int],
+    right_batch: Sequence[int],
+) -> tuple[str, str, str]:
+    """Letters for the axes of both sides and of ``lax.dot_general``'s result."""
+    letters = iter(string.ascii_lowercase)
+    names_left = [next(letters) for _ in range(left_rank)]
+    names_right = [next(letters) for _ in range(right_rank)]
+    for a, b in [
+        *zip(left, right, strict=True),
+        *zip(left_batch, right_batch, strict=True),
+    ]:
+        names_right[b] = names_left[a]
+    out = [names_left[a] for a in left_batch]
+    out += [n for a, n in enumerate(names_left) if a not in (*left, *left_batch)]
+    out += [n for b, n in enumerate(names_right) if b not in (*right, *right_batch)]
+    return "".join(names_left), "".join(names_right), "".join(out)

@@ -1,0 +1,279 @@
+"""What each primitive does with a perturbed leaf that is not built yet.
+
+A rule gets the equation and its inputs, of which at least one is a ``View``, and
+returns the outputs, views or arrays; or ``None``, and then the views among the inputs
+are built for this equation. Control flow is interpreted inside.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core
+
+from radazo_jax._src import products, views
+from radazo_jax._src.views import View
+
+Value = Any  # An array or a View.
+
+_SMALL = 2**16
+
+_DEBUG_INFO = core.DebugInfo("perturb", "perturb", None, None)
+
+
+def interpret(
+    jaxpr: core.Jaxpr, consts: Sequence[Any], args: Sequence[Value]
+) -> list[Value]:
+    """Evaluates ``jaxpr`` at arguments some of which are views."""
+    env: dict[core.Var, Value] = {}
+
+    def read(atom: Any) -> Value:
+        return atom.val if isinstance(atom, core.Literal) else env[atom]
+
+    # What is built here once serves all equations here; a view may also be built
+    # elsewhere, as inside a loop, under another trace.
+    memo: dict[int, jax.Array] = {}
+    env.update(zip(jaxpr.constvars, consts, strict=True))
+    env.update(zip(jaxpr.invars, args, strict=True))
+    for eqn in jaxpr.eqns:
+        inputs = [read(atom) for atom in eqn.invars]
+        outputs = None
+        if any(isinstance(value, View) for value in inputs):
+            rule = _RULES.get(eqn.primitive.name)
+            outputs = rule(eqn, inputs) if rule else None
+            if outputs is None:
+                inputs = built(inputs, memo)
+        if outputs is None:
+            outputs = bind(eqn, inputs)
+        env.update(zip(eqn.outvars, outputs, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def bind(eqn: core.JaxprEqn, inputs: Sequence[jax.Array]) -> list[jax.Array]:
+    """Evaluates one equation at arrays."""
+    given = {
+        atom: value
+        for atom, value in zip(eqn.invars, inputs, strict=True)
+        if not isinstance(atom, core.Literal)
+    }
+    jaxpr = core.Jaxpr((), list(given), eqn.outvars, [eqn], eqn.effects, _DEBUG_INFO)
+    return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))(*given.values())
+
+
+def built(
+    values: Sequence[Value], memo: dict[int, jax.Array] | None = None
+) -> list[jax.Array]:
+    """``values`` with the views among them built, after the other values.
+
+    Args:
+      values: Arrays and views.
+      memo: Views that have been built already, by ``id``; grows.
+    """
+    memo = {} if memo is None else memo
+    arrays = [
+        value
+        for value in values
+        if isinstance(value, jax.Array) and not isinstance(value, View)
+    ]
+    for value in values:
+        if isinstance(value, View) and id(value) not in memo:
+            # A small leaf need not wait: it would only be kept out of fusions.
+            small = math.prod(value.shape) <= _SMALL
+            memo[id(value)] = value.build(*(() if small else arrays))
+    return [memo[id(v)] if isinstance(v, View) else v for v in values]
+
+
+# --- Structure --------------------------------------------------------------------
+
+Rule = Callable[[core.JaxprEqn, list[Value]], "list[Value] | None"]
+
+
+def _structural(operation: Callable[[View, dict[str, Any]], View | None]) -> Rule:
+    """A rule for a primitive whose one operand, a view, is only rearranged."""
+
+    def rule(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
+        if len(inputs) != 1 or 0 in inputs[0].shape:
+            return None
+        view = operation(inputs[0], eqn.params)
+        return None if view is None else [view]
+
+    return rule
+
+
+def _reshape(view: View, params: dict[str, Any]) -> View | None:
+    if params["dimensions"] is not None:
+        return None
+    return views.reshape(view, params["new_sizes"])
+
+
+def _squeeze(view: View, params: dict[str, Any]) -> View:
+    dropped = {axis % len(view.shape) for axis in params["dimensions"]}
+    sizes = [n for axis, n in enumerate(view.shape) if axis not in dropped]
+    return views.reshape(view, sizes)
+
+
+def _slice(view: View, params: dict[str, Any]) -> View | None:
+    # Slices that overlap would each be drawn.
+    limits, starts = params["limit_indices"], params["start_indices"]
+    size = math.prod(b - a for a, b in zip(starts, limits, strict=True))
+    if view.direction is not None and 2 * size > math.prod(view.shape):
+        return None
+    strides = params["strides"] or [1] * len(view.shape)
+    return views.slice_(view, params["start_indices"], params["limit_indices"], strides)
+
+
+def _convert(view: View, params: dict[str, Any]) -> View | None:
+    # After a first conversion there is a rounding that a second would lose.
+    first = view.dtype == view.base.dtype
+    if not first or not jnp.issubdtype(params["new_dtype"], jnp.floating):
+        return None
+    return dataclasses.replace(view, dtype=params["new_dtype"])
+
+
+def _dynamic_slice(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
+    view, *starts = inputs
+    if not isinstance(view, View) or 0 in view.shape:
+        return None
+    return [views.dynamic_slice(view, starts, eqn.params["slice_sizes"])]
+
+
+def _gather(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
+    view, starts = inputs
+    if not isinstance(view, View) or isinstance(starts, View) or 0 in view.shape:
+        return None
+    found = views.gather(view, starts, eqn.params)
+    return None if found is None else [found]
+
+
+# --- Products ---------------------------------------------------------------------
+
+
+def _dot_general(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
+    left, right = inputs
+    if isinstance(left, View) and isinstance(right, View):
+        left = left.build()
+    view_is_left = isinstance(left, View)
+    view, x = (left, right) if view_is_left else (right, left)
+    if not isinstance(view, View) or 0 in view.shape:
+        return None
+    product = products.dot_general(x, view, view_is_left, eqn.params)
+    return None if product is None else [product]
+
+
+def _convolution(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
+    x, kernel = inputs
+    if not isinstance(kernel, View) or isinstance(x, View) or 0 in kernel.shape:
+        return None
+    product = products.convolution(x, kernel, eqn.params)
+    return None if product is None else [product]
+
+
+# --- Control flow -----------------------------------------------------------------
+
+
+def _inline(name: str) -> Rule:
+    """Calls are entered: what stands inside is interpreted in their place."""
+
+    def rule(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value]:
+        jaxpr = eqn.params[name]
+        if isinstance(jaxpr, core.ClosedJaxpr):
+            return interpret(jaxpr.jaxpr, jaxpr.consts, inputs)
+        return interpret(jaxpr, (), inputs)
+
+    return rule
+
+
+def _arrays(jaxpr: core.ClosedJaxpr, args: Sequence[Value]) -> list[jax.Array]:
+    return built(interpret(jaxpr.jaxpr, jaxpr.consts, args))
+
+
+def _scan(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
+    params = eqn.params
+    if "ft_in" in params:  # From JAX 0.12 on.
+        num_consts, num_carry = (len(part) for part in params["ft_in"].unpack()[:2])
+    else:
+        num_consts, num_carry = params["num_consts"], params["num_carry"]
+    if any(isinstance(value, View) and 0 in value.shape for value in inputs):
+        return None
+    consts = inputs[:num_consts]
+    init = built(inputs[num_consts : num_consts + num_carry])
+    stacks = inputs[num_consts + num_carry :]
+
+    def body(carry: list[jax.Array], xs: Any) -> tuple[Any, Any]:
+        i, slices = xs
+        slices = [
+            views.at(stack, i, part) if isinstance(stack, View) else part
+            for stack, part in zip(stacks, slices, strict=True)
+        ]
+        outputs = _arrays(params["jaxpr"], [*consts, *carry, *slices])
+        return outputs[:num_carry], outputs[num_carry:]
+
+    steps = jnp.arange(params["length"], dtype=jnp.uint32)
+    bases = [stack.base if isinstance(stack, View) else stack for stack in stacks]
+    carry, ys = lax.scan(
+        body,
+        init,
+        (steps, bases),
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    return [*carry, *ys]
+
+
+def _while(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value]:
+    params = eqn.params
+    num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
+    cond_consts, rest = inputs[:num_cond], inputs[num_cond:]
+    body_consts, init = rest[:num_body], built(rest[num_body:])
+    return lax.while_loop(
+        lambda carry: _arrays(params["cond_jaxpr"], [*cond_consts, *carry])[0],
+        lambda carry: _arrays(params["body_jaxpr"], [*body_consts, *carry]),
+        init,
+    )
+
+
+def _cond(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
+    if eqn.params.get("branches_platforms"):
+        return None  # Not all branches can be lowered everywhere.
+    index, *operands = inputs
+    [index] = built([index])
+    branches = [
+        functools.partial(lambda jaxpr: _arrays(jaxpr, operands), jaxpr)
+        for jaxpr in eqn.params["branches"]
+    ]
+    return lax.switch(index, branches)
+
+
+# Functions with custom derivatives are not entered: their rules would be lost under
+# `jax.grad`. They get their leaves built.
+_RULES: dict[str, Rule] = {
+    "transpose": _structural(lambda v, p: views.transpose(v, p["permutation"])),
+    "reshape": _structural(_reshape),
+    "squeeze": _structural(_squeeze),
+    "broadcast_in_dim": _structural(
+        lambda v, p: views.expand(v, p["shape"], p["broadcast_dimensions"])
+    ),
+    "slice": _structural(_slice),
+    "rev": _structural(lambda v, p: views.reverse(v, p["dimensions"])),
+    "convert_element_type": _structural(_convert),
+    "copy": _structural(lambda v, p: v),
+    "dynamic_slice": _dynamic_slice,
+    "gather": _gather,
+    "dot_general": _dot_general,
+    "conv_general_dilated": _convolution,
+    "jit": _inline("jaxpr"),
+    "pjit": _inline("jaxpr"),
+    "closed_call": _inline("call_jaxpr"),
+    "core_call": _inline("call_jaxpr"),
+    "checkpoint": _inline("jaxpr"),
+    "remat2": _inline("jaxpr"),
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+}

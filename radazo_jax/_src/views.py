@@ -1,0 +1,327 @@
+"""Perturbed leaves that are not built yet, and what can be done to them unbuilt.
+
+A ``View`` stands for ``p + scale * u`` restricted to some elements of a leaf, in some
+order. Beside the elements of p it carries marks from which those of u can be computed,
+and which take part in every rearrangement, so that slices, transposes, reshapes and
+look-ups of a perturbed leaf are again views, and u is computed only where a view is
+used. The marks are of one of three kinds:
+
+* where each element lies in its leaf, and so at which position it is drawn;
+* the two factors of a matrix of low rank;
+* the elements of u themselves, where they are stored.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from radazo_jax._src import counter, fusion
+from radazo_jax._src.directions import Direction, Factors, Leaf
+from radazo_jax._src.dtypes import at_least_float32
+from radazo_jax._src.kept import Kept
+
+Marks = tuple[jax.Array, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """Some elements of a perturbed leaf.
+
+    Attributes:
+      base: The unperturbed elements, in the leaf's dtype.
+      dtype: The dtype in which the perturbed elements are asked for.
+      scale: What u is multiplied by, shape ().
+      marks: What u is computed from: arrays of the rank of ``base``, broadcastable to
+        its shape, and one axis more if ``factors``.
+      noise: ``noise(direction, marks)`` computes u: float32, broadcastable.
+      direction: Its first argument, ``None`` where nothing is left to be drawn.
+      factors: Whether the marks are the factors of a matrix of low rank.
+      on_use: ``on_use(view, contracted)``, called where the view is used: in a product
+        that contracts the given axes, or built (none).
+    """
+
+    base: jax.Array
+    dtype: Any
+    scale: jax.Array
+    marks: Marks
+    noise: Callable[[Any, Marks], jax.Array]
+    direction: Direction | None = None
+    factors: bool = False
+    on_use: Callable[["View", set[int]], None] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.base.shape
+
+    def map(
+        self, of_base: Callable[[Any], Any], of_mark: Callable[[Any], Any]
+    ) -> "View":
+        """The view after the same rearrangement of base and marks."""
+        if self.factors:
+            of_mark = jax.vmap(of_mark, in_axes=-1, out_axes=-1)
+        marks = tuple(of_mark(mark) for mark in self.marks)
+        return dataclasses.replace(self, base=of_base(self.base), marks=marks)
+
+    def only_where(self, mask: jax.Array) -> "View":
+        """The view with no noise where ``mask``, of the rank of ``base``, is false."""
+        if self.factors:
+            first, second = self.marks
+            masked = jnp.where(jnp.expand_dims(mask, -1), first, 0.0)
+            return dataclasses.replace(self, marks=(masked, second))
+        inner = self.noise
+
+        def noise(direction: Any, marks: Marks) -> jax.Array:
+            return jnp.where(marks[-1], inner(direction, marks[:-1]), 0.0)
+
+        return dataclasses.replace(self, marks=(*self.marks, mask), noise=noise)
+
+    def used(self, contracted: Sequence[int] = ()) -> None:
+        """Tells whoever asked that a product contracts these axes, or none does."""
+        if self.on_use is not None:
+            self.on_use(self, set(contracted))
+
+    def build(self, *after: jax.Array) -> jax.Array:
+        """The perturbed elements.
+
+        Args:
+          *after: Values that are to be computed before the elements are drawn.
+
+        Returns:
+          An array of ``shape`` and ``dtype``.
+        """
+        self.used()
+        wide = at_least_float32(self.base.dtype)
+
+        def moved(direction: Direction | None, scale: jax.Array) -> jax.Array:
+            u = self.noise(direction, self.marks).astype(wide)
+            return (self.base.astype(wide) + scale.astype(wide) * u).astype(self.dtype)
+
+        if self.direction is None:
+            return moved(None, self.scale)
+        direction = fusion.tie(self.direction, *after)
+        return fusion.compute_once(
+            moved, direction.key, direction, self.scale, after=after
+        )
+
+
+def views_of(
+    leaves: Sequence[jax.Array],
+    layout: Sequence[Leaf],
+    direction: Direction | Kept,
+    scale: jax.Array,
+) -> list[View]:
+    """All parameters perturbed by ``direction``, unbuilt."""
+    if isinstance(direction, Kept):
+        kept = direction.scale
+        return [
+            _of_factors(leaf, draw, scale)
+            if isinstance(draw, Factors)
+            else View(
+                leaf, leaf.dtype, scale, (draw,), lambda _, marks: kept * marks[0]
+            )
+            for leaf, draw in zip(leaves, direction.draws, strict=True)
+        ]
+    total = sum(math.prod(where.shape) for where in layout)
+    return [
+        _of_direction(leaf, where, total, direction, scale)
+        for leaf, where in zip(leaves, layout, strict=True)
+    ]
+
+
+def _of_factors(leaf: jax.Array, factors: Factors, scale: jax.Array) -> View:
+    def noise(_: Any, marks: Marks) -> jax.Array:
+        return Factors(*marks).product()
+
+    return View(leaf, leaf.dtype, scale, tuple(factors), noise, factors=True)
+
+
+def _of_direction(
+    leaf: jax.Array, where: Leaf, total: int, direction: Direction, scale: jax.Array
+) -> View:
+    law = direction.law
+    factors = law.factors(direction, where)
+    if factors is not None:
+        return _of_factors(leaf, factors, scale)
+
+    def noise(direction: Direction, marks: Marks) -> jax.Array:
+        return law.block(direction, where, marks, total)
+
+    indices = tuple(counter.block(where.shape))
+    return View(leaf, leaf.dtype, scale, indices, noise, direction)
+
+
+# --- Structural operations --------------------------------------------------------
+
+
+def transpose(view: View, permutation: Sequence[int]) -> View:
+    move = lambda x: lax.transpose(x, permutation)  # noqa: E731
+    return view.map(move, move)
+
+
+def reshape(view: View, sizes: Sequence[int]) -> View:
+    """Axes of the marks that do not meet stay apart."""
+    groups = _reshape_groups(view.shape, tuple(sizes))
+
+    def of_mark(mark: jax.Array) -> jax.Array:
+        full, new = list(mark.shape), list(sizes)
+        for old_axes, new_axes in groups:
+            if all(mark.shape[a] == 1 for a in old_axes):
+                for a in new_axes:
+                    new[a] = 1
+            else:
+                for a in old_axes:
+                    full[a] = view.shape[a]
+        return jnp.broadcast_to(mark, full).reshape(new)
+
+    return view.map(lambda base: base.reshape(sizes), of_mark)
+
+
+def slice_(
+    view: View, starts: Sequence[int], limits: Sequence[int], strides: Sequence[int]
+) -> View:
+    def of_mark(mark: jax.Array) -> jax.Array:
+        kept = [slice(None)] * mark.ndim
+        for axis, size in enumerate(mark.shape):
+            if size > 1:
+                kept[axis] = slice(starts[axis], limits[axis], strides[axis])
+        return mark[tuple(kept)]
+
+    return view.map(lambda base: lax.slice(base, starts, limits, strides), of_mark)
+
+
+def dynamic_slice(
+    view: View, starts: Sequence[jax.Array], sizes: Sequence[int]
+) -> View:
+    def of_mark(mark: jax.Array) -> jax.Array:
+        for axis, size in enumerate(mark.shape):
+            if size > 1:
+                mark = lax.dynamic_slice_in_dim(mark, starts[axis], sizes[axis], axis)
+        return mark
+
+    return view.map(lambda base: lax.dynamic_slice(base, starts, sizes), of_mark)
+
+
+def reverse(view: View, dimensions: Sequence[int]) -> View:
+    def of_mark(mark: jax.Array) -> jax.Array:
+        return lax.rev(mark, [a for a in dimensions if mark.shape[a] > 1])
+
+    return view.map(lambda base: lax.rev(base, dimensions), of_mark)
+
+
+def expand(
+    view: View, shape: Sequence[int], broadcast_dimensions: Sequence[int]
+) -> View | None:
+    """``broadcast_in_dim`` where it repeats nothing, else ``None``."""
+    if math.prod(shape) != math.prod(view.shape):
+        return None
+
+    def of_mark(mark: jax.Array) -> jax.Array:
+        new = [1] * len(shape)
+        for axis, target in enumerate(broadcast_dimensions):
+            new[target] = mark.shape[axis]
+        return mark.reshape(new)
+
+    return view.map(lambda base: base.reshape(shape), of_mark)
+
+
+def at(view: View, i: jax.Array, base: jax.Array) -> View:
+    """The i-th slice along the first axis, whose elements are ``base``."""
+
+    def of_mark(mark: jax.Array) -> jax.Array:
+        if mark.shape[0] == 1:
+            return mark.reshape(mark.shape[1:])
+        return lax.dynamic_index_in_dim(mark, i, 0, keepdims=False)
+
+    return view.map(lambda _: base, of_mark)
+
+
+def gather(view: View, starts: jax.Array, params: dict[str, Any]) -> View | None:
+    """A look-up: only the elements read are drawn."""
+    numbers = params["dimension_numbers"]
+    fill = params.get("fill_value")
+    if numbers.operand_batching_dims:
+        return None
+    fills = params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
+    fills = fills and fill is not None and not math.isnan(fill)
+    sizes = params["slice_sizes"]
+    base = lax.gather(
+        view.base,
+        starts,
+        numbers,
+        sizes,
+        unique_indices=params["unique_indices"],
+        indices_are_sorted=params["indices_are_sorted"],
+        mode=params["mode"],
+        fill_value=fill,
+    )
+    batch_axes = [a for a in range(base.ndim) if a not in numbers.offset_dims]
+    window_axes = iter(numbers.offset_dims)
+    coordinates = []
+    inside = jnp.ones((1,) * base.ndim, bool)
+    for axis, size in enumerate(view.shape):
+        coordinate = jnp.zeros((1,) * base.ndim, jnp.uint32)
+        if axis not in numbers.collapsed_slice_dims:
+            target = next(window_axes)
+            shape = [1] * base.ndim
+            shape[target] = sizes[axis]
+            coordinate += jnp.arange(sizes[axis], dtype=jnp.uint32).reshape(shape)
+        if axis in numbers.start_index_map:
+            start = starts[..., numbers.start_index_map.index(axis)]
+            if start.dtype.itemsize < 4:
+                start = start.astype(jnp.int32)
+            shape = [1] * base.ndim
+            for a, extent in zip(batch_axes, start.shape, strict=True):
+                shape[a] = extent
+            start = start.reshape(shape)
+            # Out of bounds the look-up clamps, or fills with NaN whatever is added.
+            clamped = jnp.clip(start, 0, size - sizes[axis])
+            inside = inside & (start == clamped)
+            coordinate = coordinate + clamped.astype(jnp.uint32)
+        coordinates.append(coordinate)
+
+    def of_mark(mark: jax.Array) -> jax.Array:
+        axes = [a for a in range(mark.ndim) if mark.shape[a] > 1]
+        if not axes:
+            return mark.reshape((1,) * base.ndim)
+        along = tuple(
+            coordinates[a] if a in axes else jnp.zeros((1,) * base.ndim, jnp.uint32)
+            for a in range(mark.ndim)
+        )
+        return mark.at[along].get(mode="promise_in_bounds")
+
+    found = view.map(lambda _: base, of_mark)
+    return found.only_where(inside) if fills else found
+
+
+def _reshape_groups(
+    old: tuple[int, ...], new: tuple[int, ...]
+) -> list[tuple[list[int], list[int]]]:
+    """Runs of old axes and of new ones that hold the same elements."""
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        olds, news = [], []
+        left = right = 1
+        if i < len(old):
+            olds.append(i)
+            left, i = old[i], i + 1
+        if j < len(new):
+            news.append(j)
+            right, j = new[j], j + 1
+        while left != right:
+            if left < right and i < len(old):
+                olds.append(i)
+                left, i = left * old[i], i + 1
+            elif j < len(new):
+                news.append(j)
+                right, j = right * new[j], j + 1
+            else:
+                olds.append(i)
+                left, i = left * old[i], i + 1
+        groups.append((olds, news))
+    return groups
