@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src import directions
+from radazo_jax._src import directions, kept
 
 LAWS = {
     "sphere": zo.sphere(),
@@ -128,12 +128,11 @@ def test_directions_are_pytrees_that_vmap_and_scan(law):
 
 def test_kept_directions_are_the_sampled_ones(law):
     keys = jax.random.split(jax.random.key(1), 3)
-    kept = directions.keep(law, keys, PARAMS)
+    stored = kept.keep(law, keys, PARAMS)
     for k in range(3):
-        one = jax.tree.map(lambda x, k=k: x[k], kept)
-        np.testing.assert_allclose(
-            flat(directions.elements(one, PARAMS)), flat(draw(law, keys[k])), rtol=1e-6
-        )
+        expected = jax.tree.leaves(draw(law, keys[k]))
+        for got, leaf in zip(stored.draws, expected, strict=True):
+            np.testing.assert_allclose(stored.scale[k] * got[k], leaf, rtol=1e-6)
 
 
 def test_materialize_has_the_dtypes_of_the_parameters(law):

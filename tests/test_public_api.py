@@ -21,12 +21,18 @@ MAX_LINES = 400
 REACHES = {
     "counter": set(),
     "directions": {"counter"},
-    "perturb": {"counter", "directions"},
-    "estimators": {"counter", "directions", "perturb"},
-    "wrappers": {"counter", "directions", "perturb", "estimators"},
+    "low_rank": {"counter", "directions"},
+    "kept": {"counter", "directions"},
+    "views": {"counter", "directions", "kept"},
+    "products": {"counter", "directions", "kept", "views"},
+    "rules": {"counter", "directions", "kept", "views", "products"},
+    "perturb": {"counter", "directions", "kept", "views", "products", "rules"},
     "transforms": set(),
     "alias": {"transforms"},
 }
+REACHES["axes"] = REACHES["perturb"] | {"low_rank"}
+REACHES["estimators"] = REACHES["axes"] | {"perturb", "axes"}
+REACHES["wrappers"] = REACHES["estimators"] | {"estimators"}
 REACHES["minimize"] = set(REACHES).union(*REACHES.values())
 
 PUBLIC = [name for name in radazo_jax.__all__ if not name.startswith("__")]

@@ -1,0 +1,195 @@
+"""The low-rank law: its distribution, its axes, and its place in the estimators."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import radazo_jax as zo
+from radazo_jax._src import axes, directions
+
+KEY = jax.random.key(0)
+
+
+def flat(tree):
+    return jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(tree)])
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_covariance_is_the_identity(rank):
+    params, law, num = (
+        {"w": jnp.zeros((4, 3)), "b": jnp.zeros(2)},
+        zo.low_rank(rank),
+        40_000,
+    )
+
+    @jax.jit
+    @jax.vmap
+    def draw(key):
+        return flat(law.materialize(law.sample(key, params), params))
+
+    u = np.asarray(draw(jax.random.split(KEY, num)), np.float64)
+    products = u[:, :, None] * u[:, None, :]
+    error = products.mean(0) - np.eye(14)
+    assert (abs(error) <= 4.5 * products.std(0) / np.sqrt(num) + 1e-7).all()
+    assert (abs(u.mean(0)) <= 4.5 * u.std(0) / np.sqrt(num)).all()
+
+
+def test_rank_and_stacks():
+    params = {"w": jnp.zeros((5, 8, 6)), "v": jnp.zeros(7), "thin": jnp.zeros((9, 2))}
+    law = zo.low_rank(2)
+    u = law.materialize(law.sample(KEY, params), params)
+    assert np.linalg.matrix_rank(u["w"]).tolist() == [2] * 5
+    assert abs(np.corrcoef(u["w"][0].ravel(), u["w"][1].ravel())[0, 1]) < 0.9
+    assert np.linalg.matrix_rank(u["thin"]) == 2  # Drawn dense: a side of 2 is full.
+    assert len(np.unique(np.concatenate([x.ravel() for x in u.values()]))) == 265
+
+
+def test_where_chooses_the_leaves():
+    params = {"a": jnp.zeros((8, 6)), "b": jnp.zeros((8, 6))}
+    law = zo.low_rank(1, where=lambda path, shape: path == "['a']" and len(shape) == 2)
+    u = law.materialize(law.sample(KEY, params), params)
+    assert np.linalg.matrix_rank(u["a"]) == 1
+    assert np.linalg.matrix_rank(u["b"]) == 6
+
+
+def inferred(fun, params, **kwargs):
+    law = axes.specialize(zo.low_rank(**kwargs), fun, params)
+    return dict(law.inferred)
+
+
+def test_axes_are_taken_from_the_use():
+    params = {
+        "right": jnp.ones((4, 5)),
+        "left": jnp.ones((6, 4)),
+        "query": jnp.ones((4, 2, 3)),
+        "output": jnp.ones((2, 3, 4)),
+        "conv": jnp.ones((3, 3, 2, 5)),
+        "layers": {"w": jnp.ones((7, 4, 4)), "scale": jnp.ones((7, 4))},
+        "positions": jnp.ones((8, 4)),
+        "embed": jnp.ones((9, 4)),
+        "unused": jnp.ones((2, 4, 6)),
+    }
+
+    def fun(p):
+        x = p["embed"][jnp.arange(8)] + p["positions"]
+
+        def layer(x, leaf):
+            return jnp.tanh(x @ leaf["w"]) * leaf["scale"][None, :], None
+
+        x, _ = jax.lax.scan(layer, x, p["layers"])
+        heads = jnp.einsum("td,dhk->thk", x, p["query"])
+        x = jnp.einsum("thk,hkd->td", heads, p["output"])
+        image = jnp.ones((1, 6, 6, 2))
+        out = jax.lax.conv_general_dilated(
+            image, p["conv"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        return jnp.sum(x @ p["right"]) + jnp.sum(p["left"] @ x.T) + jnp.sum(out)
+
+    assert inferred(fun, params) == {
+        "['right']": ((0,), (1,)),
+        "['left']": ((1,), (0,)),
+        "['query']": ((0,), (1, 2)),
+        "['output']": ((0, 1), (2,)),
+        "['conv']": ((0, 1, 2), (3,)),
+        "['layers']['w']": ((1,), (2,)),
+        "['layers']['scale']": None,
+        "['positions']": ((0,), (1,)),
+        "['embed']": ((0,), (1,)),
+    }
+
+
+@pytest.mark.parametrize("as_function", [True, False])
+def test_dimension_numbers_override_what_is_inferred(as_function):
+    params = {"w": jnp.ones((4, 6, 5)), "v": jnp.ones((4, 6))}
+    numbers = {"w": zo.MatrixAxes((0, 1), (2,)), "v": None}
+    law = zo.low_rank(
+        1, dimension_numbers=(lambda p: numbers) if as_function else numbers
+    )
+    law = axes.specialize(law, lambda p: jnp.sum(p["w"]), params)
+    u = law.materialize(law.sample(KEY, params), params)
+    assert np.linalg.matrix_rank(u["w"].reshape(24, 5)) == 1
+    assert np.linalg.matrix_rank(u["v"]) == 4
+
+
+@pytest.mark.parametrize("batch_size", [None, 1])
+@pytest.mark.parametrize("estimator", [zo.forward_difference, zo.central_difference])
+def test_estimates_are_unbiased_on_a_quadratic(estimator, batch_size):
+    params = {"w": jnp.linspace(-1.0, 1.0, 12).reshape(4, 3), "b": jnp.ones(3)}
+    x = jnp.linspace(-1.0, 2.0, 20).reshape(5, 4)
+
+    def loss(p):
+        return jnp.mean((x @ p["w"] + p["b"][None]) ** 2)
+
+    value_and_grad = zo.value_and_grad(
+        loss, estimator(zo.low_rank(), 4, 0.5, batch_size)
+    )
+
+    @jax.jit
+    @jax.vmap
+    def gradient(key):
+        return flat(value_and_grad(key, params)[1])
+
+    gradients = np.asarray(gradient(jax.random.split(KEY, 4000)), np.float64)
+    expected = flat(jax.grad(loss)(params))
+    error = gradients.mean(0) - np.asarray(expected, np.float64)
+    assert (abs(error) <= 4 * gradients.std(0) / np.sqrt(4000)).all()
+
+
+def test_nothing_is_rounded_into_bfloat16_matrices():
+    """A perturbation far below the weights' resolution still has its effect."""
+    w = jnp.ones((64, 64), jnp.bfloat16)
+    x = jnp.expand_dims(jnp.where(jnp.arange(64) % 2, 1, -1), 0).astype(jnp.bfloat16)
+
+    def loss(w):
+        return jnp.sum(jnp.dot(x, w, preferred_element_type=jnp.float32))
+
+    direction = zo.low_rank().sample(KEY, w)
+    u = np.asarray(directions.elements(direction, w), np.float64)
+    scale = 1e-4
+    got = float(zo.perturb(loss)(w, direction, scale)) - float(loss(w))
+    np.testing.assert_allclose(
+        got, scale * np.sum(np.asarray(x, np.float64) @ u), rtol=1e-3
+    )
+    assert (w + jnp.asarray(scale * u, jnp.bfloat16) == w).all()
+
+
+def test_trains():
+    x = jax.random.normal(KEY, (64, 8))
+    y = jnp.tanh(x @ jax.random.normal(jax.random.key(1), (8, 4)))
+    params = {"w": jnp.zeros((8, 4)), "b": jnp.zeros(4)}
+
+    def loss(p):
+        return jnp.mean((jnp.tanh(x @ p["w"] + p["b"][None]) - y) ** 2)
+
+    estimator = zo.forward_difference(zo.low_rank(), 8)
+    optimizer = zo.zo_adamm(1e-2)
+    result = zo.minimize(loss, params, optimizer, estimator, 500, 0, progress=False)
+    assert result.values[-1] < 0.1 * result.values[0]
+
+
+@pytest.mark.parametrize(
+    ("rank", "error"),
+    [(0, ValueError), (1.0, TypeError), (True, TypeError), (None, TypeError)],
+)
+def test_bad_rank(rank, error):
+    with pytest.raises(error, match=rf"rank.*{rank!r}"):
+        zo.low_rank(rank)
+
+
+def test_bad_where():
+    with pytest.raises(TypeError, match="where must be a function"):
+        zo.low_rank(where="w")
+    law = zo.low_rank(where=lambda path, shape: False)
+    params = {"w": jnp.ones((3, 3))}
+    with pytest.raises(ValueError, match=r"where must match at least one leaf.*'w'"):
+        law.sample(KEY, params)
+    with pytest.raises(ValueError, match="where must match at least one leaf"):
+        zo.value_and_grad(lambda p: jnp.sum(p["w"]), zo.forward_difference(law))(
+            KEY, params
+        )
+
+
+def test_bad_dimension_numbers():
+    with pytest.raises(TypeError, match=r"MatrixAxes or None; got 3 at \['w'\]"):
+        zo.low_rank(dimension_numbers={"w": 3})
