@@ -35,7 +35,7 @@ from tabulate import tabulate
 from timing import medians, record, write
 
 import radazo_jax as zo
-from radazo_jax._src import counter, directions
+from radazo_jax._src import counter, kept
 
 SMOOTHING = 5e-3
 LEARNING_RATE = 1e-6
@@ -120,11 +120,11 @@ def perturbed_step(law: zo.Law, num_directions: int, central: bool) -> Step:
     """The evaluations of a step with their directions drawn, and nothing else."""
 
     def step(x: jax.Array, i: jax.Array) -> jax.Array:
-        kept = directions.keep(law, jax.random.split(key_of(i), num_directions), x)
+        stored = kept.keep(law, jax.random.split(key_of(i), num_directions), x)
         evaluate = functools.partial(zo.perturb(rosenbrock), x)
-        values = jax.vmap(lambda u: evaluate(u, SMOOTHING))(kept).sum()
+        values = jax.vmap(lambda u: evaluate(u, SMOOTHING))(stored).sum()
         if central:
-            values += jax.vmap(lambda u: evaluate(u, -SMOOTHING))(kept).sum()
+            values += jax.vmap(lambda u: evaluate(u, -SMOOTHING))(stored).sum()
         else:
             values += rosenbrock(x)
         return x + 1e-30 * values
