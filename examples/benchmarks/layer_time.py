@@ -1,0 +1,190 @@
+"""How long a step of a small network takes, in multiples of its forward passes.
+
+For every law, a whole R-AdaZO step (K + 1 evaluations, estimate, update) against
+
+* ``floor``: one forward pass over K + 1 times the rows, and the Optax chain's update
+  and its application on a gradient that lies ready;
+* ``naive``: the same step as one writes it by hand, with ``jax.random.normal`` and
+  ``tree_map`` copies under ``vmap``.
+
+    python examples/benchmarks/layer_time.py --output docs/benchmarks/layer_time.json
+"""
+
+import argparse
+import functools
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from tabulate import tabulate
+from timing import medians, record, write
+
+import radazo_jax as zo
+
+NUM_DIRECTIONS = 8
+SMOOTHING = 1e-3
+LAWS = {
+    "low_rank": zo.low_rank(),
+    "gaussian": zo.gaussian(),
+    "sphere": zo.sphere(),
+    "rademacher": zo.rademacher(),
+}
+
+Step = Callable[[Any, jax.Array], Any]
+
+
+class Work(NamedTuple):
+    """A network and its data.
+
+    Attributes:
+      params: Its parameters.
+      loss: ``loss(params, x)``, a scalar.
+      x: The inputs, [rows, features].
+      num_steps: How many steps a run has.
+    """
+
+    params: Any
+    loss: Callable[[Any, jax.Array], jax.Array]
+    x: jax.Array
+    num_steps: int
+
+
+def mlp() -> Work:
+    """784-128-10, a batch of 128."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = {
+        "w1": jax.random.normal(keys[0], (784, 128)) / 28,
+        "b1": jnp.zeros(128),
+        "w2": jax.random.normal(keys[1], (128, 10)) / 11,
+        "b2": jnp.zeros(10),
+    }
+
+    def loss(p: Any, x: jax.Array) -> jax.Array:
+        logits = jax.nn.relu(x @ p["w1"] + p["b1"]) @ p["w2"] + p["b2"]
+        return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - logits[:, 0])
+
+    return Work(params, loss, jax.random.normal(keys[2], (128, 784)), 100)
+
+
+def layers() -> Work:
+    """Six scanned residual layers of width 512, 64 rows."""
+    keys = jax.random.split(jax.random.key(0), 2)
+    params = {
+        "w": jax.random.normal(keys[0], (6, 512, 512)) / 23,
+        "b": jnp.zeros((6, 512)),
+    }
+
+    def loss(p: Any, x: jax.Array) -> jax.Array:
+        def layer(x: jax.Array, leaf: Any) -> tuple[jax.Array, None]:
+            return x + jnp.tanh(x @ leaf["w"] + leaf["b"]), None
+
+        return jnp.mean(lax.scan(layer, x, p)[0] ** 2)
+
+    return Work(params, loss, jax.random.normal(keys[1], (64, 512)), 10)
+
+
+WORKS = {"mlp 784-128-10": mlp, "6 scanned layers of 512": layers}
+
+
+def key_of(i: jax.Array) -> jax.Array:
+    return jax.random.fold_in(jax.random.key(1), i)
+
+
+def floor_step(work: Work, tx: optax.GradientTransformationExtraArgs) -> Step:
+    rows = jnp.tile(work.x, (NUM_DIRECTIONS + 1, 1))
+
+    def step(carry: Any, i: jax.Array) -> Any:
+        params, state = carry
+        # Written so that neither the pass nor the gradient is known ahead.
+        value = work.loss(params, rows + 1e-9 * i.astype(jnp.float32))
+        gradient = jax.tree.map(lambda p: 0.1 * p + 1e-12 * value, params)
+        updates, state = tx.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return step
+
+
+def our_step(
+    work: Work, tx: optax.GradientTransformationExtraArgs, law: zo.Law
+) -> Step:
+    estimator = zo.forward_difference(law, NUM_DIRECTIONS, SMOOTHING)
+    value_and_grad = zo.value_and_grad(work.loss, estimator)
+
+    def step(carry: Any, i: jax.Array) -> Any:
+        params, state = carry
+        _, gradient = value_and_grad(key_of(i), params, work.x)
+        updates, state = tx.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return step
+
+
+def naive_step(work: Work, tx: optax.GradientTransformationExtraArgs) -> Step:
+    def step(carry: Any, i: jax.Array) -> Any:
+        params, state = carry
+        base = work.loss(params, work.x)
+        leaves, treedef = jax.tree.flatten(params)
+
+        def term(key: jax.Array) -> Any:
+            keys = jax.random.split(key, len(leaves))
+            draws = [
+                jax.random.normal(k, leaf.shape)
+                for k, leaf in zip(keys, leaves, strict=True)
+            ]
+            u = jax.tree.unflatten(treedef, draws)
+            moved = jax.tree.map(lambda p, v: p + SMOOTHING * v, params, u)
+            slope = (work.loss(moved, work.x) - base) / SMOOTHING
+            return jax.tree.map(lambda v: slope * v, u)
+
+        terms = jax.vmap(term)(jax.random.split(key_of(i), NUM_DIRECTIONS))
+        gradient = jax.tree.map(lambda v: jnp.mean(v, axis=0), terms)
+        updates, state = tx.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return step
+
+
+def measure(name: str, repeats: int) -> list[dict[str, Any]]:
+    """The rows of one network."""
+    work, tx = WORKS[name](), zo.radazo(1e-4)
+    steps = {"floor": floor_step(work, tx), "naive": naive_step(work, tx)}
+    steps |= {law: our_step(work, tx, LAWS[law]) for law in LAWS}
+
+    def run_of(step: Step) -> Callable[[], Any]:
+        @jax.jit
+        def run(carry: Any) -> Any:
+            body = lambda c, i: (step(c, i), None)  # noqa: E731
+            return lax.scan(body, carry, jnp.arange(work.num_steps))[0]
+
+        return functools.partial(run, (work.params, tx.init(work.params)))
+
+    seconds = medians({key: run_of(step) for key, step in steps.items()}, repeats)
+    return [
+        {
+            "work": name,
+            "law": law,
+            "step_ms": 1e3 * seconds[law] / work.num_steps,
+            "step/floor": seconds[law] / seconds["floor"],
+            "naive/step": seconds["naive"] / seconds[law],
+        }
+        for law in LAWS
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--output", type=pathlib.Path)
+    arguments = parser.parse_args()
+    rows = [row for name in WORKS for row in measure(name, arguments.repeats)]
+    print(tabulate(rows, headers="keys", floatfmt=".2f"))
+    if arguments.output:
+        write(arguments.output, record(rows))
+
+
+if __name__ == "__main__":
+    main()
