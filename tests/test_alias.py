@@ -324,3 +324,17 @@ def test_goes_downhill(name):
     for _ in range(500):
         params, state = step(params, state)
     assert f(params) < 1e-2
+
+
+@pytest.mark.parametrize("name", ["radazo", "zo_adamm", "zo_rmsprop", "zo_sgd"])
+def test_parameters_that_changed_since_init(name):
+    options = {"momentum": 0.9} if name == "zo_sgd" else {}
+    optimizer = getattr(alias, name)(1e-2, **options)
+    params = {"w": jnp.ones((2, 3))}
+    state = optimizer.init(params)
+    with pytest.raises(ValueError, match=r"tree structure of the parameters.*'c'"):
+        optimizer.update({**params, "c": jnp.ones(1)}, state, params)
+    with pytest.raises(
+        ValueError, match=r"must have the shape.*\(2, 3\), got \(4, 3\)"
+    ):
+        optimizer.update({"w": jnp.ones((4, 3))}, state, params)

@@ -288,6 +288,7 @@ def with_float32_moments(
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
+        _check_layout(jax.eval_shape(inner.init, updates), state)
         wide = jax.tree.map(lambda g: g.astype(_moment_dtype(g)), updates)
         scaled, state = inner.update(wide, state, params, **extra_args)
         scaled = jax.tree.map(lambda s, g: s.astype(g.dtype), scaled, updates)
