@@ -171,14 +171,14 @@ def num_coordinates(leaves: Sequence[Leaf]) -> int:
 
 def elements(direction: Direction, params: Any) -> Any:
     """All elements of ``direction``, as a tree like ``params`` of float32 arrays."""
-    blocks = draw_blocks(direction, tuple(layout(params)))
+    blocks = _draw_blocks(direction, tuple(layout(params)))
     return jax.tree.unflatten(jax.tree.structure(params), blocks)
 
 
 # Compiled as a whole where it is called outside of any jit; part of the program where
 # there is one.
 @functools.partial(jax.jit, static_argnames="leaves", inline=True)
-def draw_blocks(
+def _draw_blocks(
     direction: Direction, leaves: tuple[Leaf, ...]
 ) -> tuple[jax.Array, ...]:
     total = num_coordinates(leaves)

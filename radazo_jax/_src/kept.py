@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from radazo_jax._src import fusion
-from radazo_jax._src.directions import Direction, Factors, Law, draw_blocks, layout
+from radazo_jax._src import counter, fusion
+from radazo_jax._src.directions import Direction, Factors, Law, layout, num_coordinates
 
 # Up to this many terms, a sum of outer products is one expression, which fuses into
 # whatever consumes it; beyond, it is a product that is stored.
@@ -39,13 +39,16 @@ def keep(law: Law, keys: jax.Array, params: Any) -> Kept:
     Returns:
       The directions that ``law.sample`` samples, with a leading axis K.
     """
-    leaves = tuple(layout(params))
+    leaves = layout(params)
+    total = num_coordinates(leaves)
 
     def draw(key: jax.Array) -> list[jax.Array | Factors]:
         direction = Direction(key, jnp.ones((), jnp.float32), law)
-        factors = [law.factors(direction, leaf) for leaf in leaves]
-        blocks = draw_blocks(direction, leaves)
-        return [f or b for f, b in zip(factors, blocks, strict=True)]
+        return [
+            law.factors(direction, leaf)
+            or law.block(direction, leaf, counter.block(leaf.shape), total)
+            for leaf in leaves
+        ]
 
     draws = fusion.compute_once(jax.vmap(draw), keys, keys)
     return Kept(draws, jax.vmap(law.normalization)(draws))

@@ -75,11 +75,7 @@ def built(
       memo: Views that have been built already, by ``id``; grows.
     """
     memo = {} if memo is None else memo
-    arrays = [
-        value
-        for value in values
-        if isinstance(value, jax.Array) and not isinstance(value, View)
-    ]
+    arrays = [value for value in values if isinstance(value, jax.Array)]
     for value in values:
         if isinstance(value, View) and id(value) not in memo:
             # A small leaf need not wait: it would only be kept out of fusions.

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks
+from radazo_jax._src.dtypes import at_least_float32
 
 
 class ScaleByRadazoState(NamedTuple):
@@ -351,9 +352,9 @@ def _moment_dtype(array: Any) -> np.dtype:
     dtype = jnp.dtype(
         array.dtype if hasattr(array, "dtype") else jnp.result_type(array)
     )
-    if jnp.issubdtype(dtype, jnp.inexact) and jnp.finfo(dtype).bits >= 32:
-        return dtype
-    return jnp.dtype(jnp.float32)
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.dtype(jnp.float32)
+    return at_least_float32(dtype)
 
 
 def _stored_dtype(array: Any, mu_dtype: np.dtype | None) -> np.dtype:
