@@ -16,20 +16,14 @@ Gradients from function values alone, for any Optax chain:
 """
 
 from radazo_jax._src.alias import radazo, zo_adamm, zo_rmsprop, zo_sgd, zo_signsgd
-from radazo_jax._src.directions import (
-    Direction,
-    Law,
-    coordinate,
-    gaussian,
-    rademacher,
-    sphere,
-)
+from radazo_jax._src.directions import Direction, Law
 from radazo_jax._src.estimators import (
     GradientEstimator,
     central_difference,
     forward_difference,
     value_and_grad,
 )
+from radazo_jax._src.laws import coordinate, gaussian, rademacher, sphere
 from radazo_jax._src.low_rank import MatrixAxes, low_rank
 from radazo_jax._src.minimize import MinimizeResult, MinimizeState, minimize
 from radazo_jax._src.perturb import perturb

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 from jax.extend import random
 
 from radazo_jax._src import counter
@@ -27,6 +28,50 @@ def test_bits_and_normals_are_those_of_jax_random(seed, shape):
     np.testing.assert_array_equal(
         jax.jit(lambda k: counter.normal(k, counter.positions(shape)))(key), expected
     )
+
+
+def test_fold_in_is_that_of_jax_random():
+    key, data = jax.random.key(5), jnp.array([0, 1, 7, 2**32 - 1], jnp.uint32)
+    expected = jax.vmap(lambda i: jax.random.fold_in(key, i))(data)
+    found = counter.fold_in(key, data)
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(
+        jax.random.key_data(found), jax.random.key_data(expected)
+    )
+
+
+def test_fast_normals_are_the_box_muller_transform_of_both_words():
+    key, at = jax.random.key(2), counter.positions((100_000,))
+    words = [np.asarray(word) for word in counter.words(key, at)]
+    v = (words[0] >> 1) * 2.0**-31 + 2.0**-32
+    x = words[1].astype(np.int32) * 2.0**-31
+    expected = np.sqrt(-2 * np.log(v)) * np.sin(np.pi / 2 * x)
+    found = counter.fast_normal(key, at)
+    assert found.dtype == jnp.float32
+    # Where v is near 1 its rounding to float32 decides.
+    near = v > 1 - 1e-3
+    np.testing.assert_allclose(found[~near], expected[~near], rtol=5e-5, atol=1e-7)
+    np.testing.assert_allclose(found[near], expected[near], atol=4e-4)
+
+
+def test_fast_normals_are_standard_normal():
+    at = counter.positions((1_000_000,))
+    z = np.asarray(counter.fast_normal(jax.random.key(11), at), np.float64)
+    assert scipy.stats.kstest(z, "norm").pvalue > 1e-3
+    # Four standard errors of each moment.
+    for power, moment, variance in [(1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)]:
+        assert abs((z**power).mean() - moment) < 4e-3 * variance**0.5
+    assert abs(np.corrcoef(z[:-1], z[1:])[0, 1]) < 4e-3
+
+
+def test_fast_normals_at_the_ends_of_the_words(monkeypatch):
+    ends = np.array([0, 1, 2**31 - 1, 2**31, 2**32 - 1], np.uint32)
+    first, second = map(jnp.asarray, np.meshgrid(ends, ends))
+    monkeypatch.setattr(counter, "words", lambda key, at: (first, second))
+    z = np.asarray(counter.fast_normal(None, None))
+    assert np.isfinite(z).all()
+    # √(-2 log 2⁻³²)
+    np.testing.assert_allclose(abs(z).max(), 6.6604, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src import directions, kept
+from radazo_jax._src import counter, directions, kept
 
 LAWS = {
     "sphere": zo.sphere(),
@@ -64,9 +64,10 @@ def test_sphere_of_a_million_has_norm_one():
     np.testing.assert_allclose(np.linalg.norm(u), 1.0, rtol=1e-6)
 
 
-def test_sphere_is_the_normalized_gaussian():
+def test_sphere_is_a_normalized_normal_vector():
     key = jax.random.key(4)
-    z = np.asarray(jax.random.normal(key, (NUM_COORDINATES,)), np.float64)
+    at = counter.positions((NUM_COORDINATES,))
+    z = np.asarray(counter.fast_normal(key, at), np.float64)
     np.testing.assert_allclose(
         flat(draw(zo.sphere(), key)), z / np.linalg.norm(z), rtol=1e-5
     )
@@ -132,7 +133,24 @@ def test_kept_directions_are_the_sampled_ones(law):
     for k in range(3):
         expected = jax.tree.leaves(draw(law, keys[k]))
         for got, leaf in zip(stored.draws, expected, strict=True):
-            np.testing.assert_allclose(stored.scale[k] * got[k], leaf, rtol=1e-6)
+            u = kept.elements(jax.tree.map(lambda x, k=k: x[k], got), leaf.shape)
+            np.testing.assert_allclose(stored.scale[k] * u, leaf, rtol=1e-6)
+
+
+@pytest.mark.parametrize("sizes", [(7, 1), (32, 64), (5, 3000, 40)])
+def test_signs_of_leaves_that_begin_within_a_word(sizes):
+    key, law = jax.random.key(3), zo.rademacher()
+    params = [jnp.zeros(size) for size in sizes]
+    total = sum(sizes)
+    one_by_one = law.draw(key, counter.positions((total,)), total)
+    np.testing.assert_array_equal(flat(draw(law, key, params)), one_by_one)
+    stored = kept.keep(law, key[None], params)
+    assert sum(x.size for x in jax.tree.leaves(stored.draws)) <= total / 32 + len(sizes)
+    us = [
+        kept.elements(jax.tree.map(lambda x: x[0], d), p.shape)
+        for d, p in zip(stored.draws, params, strict=True)
+    ]
+    np.testing.assert_array_equal(jnp.concatenate(us), one_by_one)
 
 
 def test_materialize_has_the_dtypes_of_the_parameters(law):

@@ -21,7 +21,8 @@ MAX_LINES = 400
 REACHES = {
     "counter": set(),
     "directions": {"counter"},
-    "low_rank": {"counter", "directions"},
+    "laws": {"counter", "directions"},
+    "low_rank": {"counter", "directions", "laws"},
     "kept": {"counter", "directions"},
     "views": {"counter", "directions", "kept"},
     "products": {"counter", "directions", "kept", "views"},
@@ -30,7 +31,7 @@ REACHES = {
     "transforms": set(),
     "alias": {"transforms"},
 }
-REACHES["axes"] = REACHES["perturb"] | {"low_rank"}
+REACHES["axes"] = REACHES["perturb"] | {"laws", "low_rank"}
 REACHES["estimators"] = REACHES["axes"] | {"perturb", "axes"}
 REACHES["wrappers"] = REACHES["estimators"] | {"estimators"}
 REACHES["minimize"] = set(REACHES).union(*REACHES.values())

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from radazo_jax._src import directions, rules, views
+from radazo_jax._src import directions, laws, rules, views
 from radazo_jax._src.directions import Law
 from radazo_jax._src.low_rank import LowRank, MatrixAxes, default_axes
 
@@ -39,7 +39,7 @@ def specialize(law: Law, fun: Callable[[Any], Any], params: Any) -> Law:
 
     def trace(key: jax.Array, *leaves: jax.Array) -> None:
         # Positions of a dense law tell for each axis of a leaf where it has gone.
-        direction = directions.gaussian().sample(key, params)
+        direction = laws.gaussian().sample(key, params)
         given = views.views_of(leaves, layout, direction, jnp.float32(0))
         given = [
             dataclasses.replace(view, on_use=functools.partial(_note, found, leaf.path))

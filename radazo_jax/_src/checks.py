@@ -7,11 +7,14 @@ only while a program is traced (the hyperparameters that
 optimizers) cannot be compared with anything: the numeric checks let them pass.
 """
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from radazo_jax._src.dtypes import at_least_float32
 
 _T = TypeVar("_T")
 
@@ -187,3 +190,46 @@ def check_params(params: Any) -> None:
                 f"{dtype or _describe(leaf)} at params{jax.tree_util.keystr(path)}. "
                 "Close over what is not optimized, or split it off."
             )
+
+
+def checked_loss(
+    fun: Callable[[Any], Any], has_aux: bool
+) -> Callable[[Any], tuple[jax.Array, Any]]:
+    """``fun`` as a function of the parameters to (loss of at least float32, aux).
+
+    Where ``fun`` returns something else than a real scalar, it raises when called.
+    """
+
+    def loss(params: Any) -> tuple[jax.Array, Any]:
+        output = fun(params)
+        if has_aux and not (isinstance(output, tuple) and len(output) == 2):
+            raise TypeError(
+                "fun must return a pair (loss, aux) when has_aux is True; got "
+                f"{jax.tree.map(jnp.shape, output)}."
+            )
+        value, aux = output if has_aux else (output, None)
+        dtype, shape = _dtype_and_shape(value)
+        if shape != ():
+            raise ValueError(
+                f"fun must return a scalar loss; got an array of shape {shape}. Take "
+                "its mean or sum."
+            )
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise TypeError(
+                f"fun must return a real floating-point loss; got dtype {dtype}."
+            )
+        return jnp.asarray(value).astype(at_least_float32(dtype)), aux
+
+    return loss
+
+
+def _dtype_and_shape(value: Any) -> tuple[Any, tuple[int, ...]]:
+    try:
+        if jax.tree_util.all_leaves([value]):
+            return jnp.result_type(value), jnp.shape(value)
+    except TypeError:
+        pass
+    raise TypeError(
+        f"fun must return a scalar loss; got {value!r} of type "
+        f"{type(value).__name__}. With auxiliary output, set has_aux=True."
+    )

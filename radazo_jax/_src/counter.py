@@ -29,6 +29,13 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 _WORD = 2**32
 
+# sin(π x / 2) / x for x in [-1, 1] as a polynomial in x², interpolated at Chebyshev's
+# points: its relative error is 7e-9.
+_SINE = tuple(
+    np.float32(c)
+    for c in (1.57079632, -0.645963760, 0.0796899183, -4.67414384e-3, 1.51671704e-4)
+)
+
 
 class Counter(NamedTuple):
     """64-bit counters in two 32-bit words.
@@ -187,6 +194,21 @@ def words(key: jax.Array, counter: Counter) -> tuple[jax.Array, jax.Array]:
     return x0, x1
 
 
+def fold_in(key: jax.Array, data: jax.Array) -> jax.Array:
+    """The keys of ``jax.vmap(jax.random.fold_in, (None, 0))(key, data)``.
+
+    Args:
+      key: A typed key, shape ().
+      data: uint32, any shape.
+
+    Returns:
+      Typed keys in the shape of ``data``. XLA's CPU backend compiles them to a few
+      instructions, where ``jax.random.fold_in`` becomes a loop.
+    """
+    made = jnp.stack(words(key, Counter(jnp.zeros_like(data), data)), axis=-1)
+    return jax.random.wrap_key_data(made, impl=jax.random.key_impl(key))
+
+
 def bits(key: jax.Array, counter: Counter) -> jax.Array:
     """32 uniform random bits a position.
 
@@ -234,6 +256,39 @@ def normal(key: jax.Array, counter: Counter) -> jax.Array:
     low = np.nextafter(np.float32(-1), np.float32(0))
     uniform = jnp.maximum(low, unit * (np.float32(1) - low) + low)
     return np.float32(math.sqrt(2)) * lax.erf_inv(uniform)
+
+
+def fast_normal(key: jax.Array, counter: Counter) -> jax.Array:
+    """One standard normal number a position, for little more than half of the time.
+
+    √(−2 log v) sin(π x / 2) with v uniform in (0, 1) and x in (-1, 1), one from each of
+    the two words of the generator, 31 and 32 bits: cheaper than the inverse error
+    function, and with longer tails (6.7 standard deviations; ``normal`` has 5.4).
+
+    Args:
+      key: A typed key; it is consumed by the positions drawn, not as a whole.
+      counter: The positions.
+
+    Returns:
+      float32, the shape of the positions. Not the numbers of ``jax.random``.
+
+    References:
+      Box & Muller, `A Note on the Generation of Random Normal Deviates
+      <https://doi.org/10.1214/aoms/1177706645>`_, 1958.
+    """
+    first, second = words(key, counter)
+    # Signed words, for their conversion to floats is one instruction.
+    v = _as_float(first >> np.uint32(1)) * np.float32(2**-31) + np.float32(2**-32)
+    x = _as_float(second) * np.float32(2**-31)
+    square = x * x
+    sine = jnp.full_like(square, _SINE[-1])
+    for coefficient in _SINE[-2::-1]:
+        sine = sine * square + coefficient
+    return jnp.sqrt(np.float32(-2) * jnp.log(v)) * (x * sine)
+
+
+def _as_float(word: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type(word, jnp.int32).astype(jnp.float32)
 
 
 def below(key: jax.Array, counter: Counter, bound: int) -> Counter:

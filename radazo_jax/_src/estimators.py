@@ -10,9 +10,9 @@ from jax import lax
 
 from radazo_jax._src import axes, checks, counter, directions, kept
 from radazo_jax._src import perturb as perturb_lib
-from radazo_jax._src.directions import Direction, Law, sphere
-from radazo_jax._src.dtypes import at_least_float32
+from radazo_jax._src.directions import Direction, Factors, Law
 from radazo_jax._src.kept import Kept
+from radazo_jax._src.laws import sphere
 
 # Up to this many directions taken in turn, the gradient is one expression, which
 # fuses into whatever consumes it; beyond, a loop with one accumulator.
@@ -114,16 +114,20 @@ def forward_difference(
         *,
         has_aux: bool = False,
     ) -> tuple[tuple[Any, Any], Any]:
-        checks.check_params(params)
-        loss = _checked(fun, has_aux)
-        value, aux = loss(params)
-        used = axes.specialize(law, lambda p: loss(p)[0], params)
-        sampled = _directions(used, key, params, num_directions, batch_size)
-
-        def difference(direction: Direction | Kept) -> jax.Array:
-            return perturb_lib.perturb(loss)(params, direction, smoothing)[0] - value
-
-        differences = _map(difference, sampled, batch_size)
+        loss, sampled = _prepare(
+            law, fun, has_aux, key, params, num_directions, batch_size
+        )
+        evaluate = functools.partial(perturb_lib.perturb(loss), params)
+        if not has_aux and _shares_products(sampled, params, batch_size):
+            # θ itself is the first of the batch, so that all read θ once.
+            batch = jax.tree.map(lambda x: jnp.concatenate([x[:1], x]), sampled)
+            scales = jnp.full(num_directions + 1, smoothing).at[0].set(0)
+            values, _ = jax.vmap(evaluate)(batch, scales)
+            value, aux, values = values[0], None, values[1:]
+        else:
+            value, aux = loss(params)
+            values = _map(lambda u: evaluate(u, smoothing)[0], sampled, batch_size)
+        differences = values - value
         coefficients = differences * (law.factor(params) / num_directions) / smoothing
         gradient = _combine(coefficients, sampled, params)
         return ((value, aux) if has_aux else value, gradient), state
@@ -185,10 +189,9 @@ def central_difference(
         *,
         has_aux: bool = False,
     ) -> tuple[tuple[Any, Any], Any]:
-        checks.check_params(params)
-        loss = _checked(fun, has_aux)
-        used = axes.specialize(law, lambda p: loss(p)[0], params)
-        sampled = _directions(used, key, params, num_directions, batch_size)
+        loss, sampled = _prepare(
+            law, fun, has_aux, key, params, num_directions, batch_size
+        )
 
         def pair(direction: Direction | Kept) -> tuple[jax.Array, jax.Array, Any]:
             evaluate = functools.partial(perturb_lib.perturb(loss), params, direction)
@@ -283,63 +286,46 @@ def _no_state(params: Any) -> tuple[()]:
     return ()
 
 
-def _checked(
-    fun: Callable[[Any], Any], has_aux: bool
-) -> Callable[[Any], tuple[jax.Array, Any]]:
-    """``fun`` as a function of the parameters to (loss of at least float32, aux)."""
-
-    def loss(params: Any) -> tuple[jax.Array, Any]:
-        output = fun(params)
-        if has_aux and not (isinstance(output, tuple) and len(output) == 2):
-            raise TypeError(
-                "fun must return a pair (loss, aux) when has_aux is True; got "
-                f"{jax.tree.map(jnp.shape, output)}."
-            )
-        value, aux = output if has_aux else (output, None)
-        dtype, shape = _dtype_and_shape(value)
-        if shape != ():
-            raise ValueError(
-                f"fun must return a scalar loss; got an array of shape {shape}. Take "
-                "its mean or sum."
-            )
-        if not jnp.issubdtype(dtype, jnp.floating):
-            raise TypeError(
-                f"fun must return a real floating-point loss; got dtype {dtype}."
-            )
-        return jnp.asarray(value).astype(at_least_float32(dtype)), aux
-
-    return loss
-
-
-def _dtype_and_shape(value: Any) -> tuple[Any, tuple[int, ...]]:
-    try:
-        if jax.tree_util.all_leaves([value]):
-            return jnp.result_type(value), jnp.shape(value)
-    except TypeError:
-        pass
-    raise TypeError(
-        f"fun must return a scalar loss; got {value!r} of type "
-        f"{type(value).__name__}. With auxiliary output, set has_aux=True."
-    )
-
-
-def _directions(
+def _prepare(
     law: Law,
+    fun: Callable[[Any], Any],
+    has_aux: bool,
     key: jax.typing.ArrayLike,
     params: Any,
     num_directions: int,
     batch_size: int | None,
-) -> Direction | Kept:
-    """Directions k = 0 … K-1, stacked; the k-th depends on the key and k alone."""
-    key = counter.as_key(key)
-    fold = functools.partial(jax.random.fold_in, key)
-    keys = jax.vmap(fold)(jnp.arange(num_directions, dtype=jnp.uint32))
+) -> tuple[Callable[[Any], tuple[jax.Array, Any]], Direction | Kept]:
+    """The loss that is evaluated, and directions k = 0 … K-1, stacked.
+
+    The k-th direction depends on the key and on k alone.
+    """
+    checks.check_params(params)
+    loss = checks.checked_loss(fun, has_aux)
+    law = axes.specialize(law, lambda p: loss(p)[0], params)
+    keys = counter.fold_in(
+        counter.as_key(key), jnp.arange(num_directions, dtype=jnp.uint32)
+    )
     leaves = directions.layout(params)
+    size = directions.num_coordinates(leaves)
     stored = num_directions * sum(law.num_stored(leaf) for leaf in leaves)
     together = _together(num_directions, batch_size) and stored <= _MAX_KEPT
-    if together or stored * _SMALL <= directions.num_coordinates(leaves):
-        return kept.keep(law, keys, params)
-    return _map(lambda k: law.sample(k, params), keys, batch_size)
+    if together or stored * _SMALL <= size:
+        return loss, kept.keep(law, keys, params)
+    return loss, _map(lambda k: law.sample(k, params), keys, batch_size)
+
+
+def _shares_products(
+    sampled: Direction | Kept, params: Any, batch_size: int | None
+) -> bool:
+    """Whether all evaluations are products with the same parameters, but for a few."""
+    if not isinstance(sampled, Kept) or not _together(len(sampled.scale), batch_size):
+        return False
+    sizes = [
+        (jnp.size(p), d)
+        for p, d in zip(jax.tree.leaves(params), sampled.draws, strict=True)
+    ]
+    dense = sum(size for size, draw in sizes if not isinstance(draw, Factors))
+    return dense * _SMALL <= sum(size for size, _ in sizes)
 
 
 def _together(num_directions: int, batch_size: int | None) -> bool:

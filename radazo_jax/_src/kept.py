@@ -7,24 +7,33 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from radazo_jax._src import counter, fusion
-from radazo_jax._src.directions import Direction, Factors, Law, layout, num_coordinates
+from radazo_jax._src import fusion
+from radazo_jax._src.directions import (
+    Direction,
+    Draw,
+    Factors,
+    Law,
+    Leaf,
+    Signs,
+    layout,
+    num_coordinates,
+)
 
-# Up to this many terms, a sum of outer products is one expression, which fuses into
-# whatever consumes it; beyond, it is a product that is stored.
-_MAX_TERMS = 8
+# Up to this many terms, a weighted sum of directions is one expression, which fuses
+# into whatever consumes it; beyond, it is a product that is stored.
+_MAX_TERMS = 16
 
 
 class Kept(NamedTuple):
     """A direction whose numbers have been drawn and stored.
 
     Attributes:
-      draws: For each leaf of the parameters its elements, a float32 array, or their
-        factors.
+      draws: For each leaf of the parameters its elements, a float32 array, or what
+        makes them.
       scale: What the elements are multiplied by, float32, shape ().
     """
 
-    draws: list[jax.Array | Factors]
+    draws: list[Draw]
     scale: jax.Array
 
 
@@ -42,16 +51,19 @@ def keep(law: Law, keys: jax.Array, params: Any) -> Kept:
     leaves = layout(params)
     total = num_coordinates(leaves)
 
-    def draw(key: jax.Array) -> list[jax.Array | Factors]:
+    def draw(key: jax.Array) -> list[Draw]:
         direction = Direction(key, jnp.ones((), jnp.float32), law)
-        return [
-            law.factors(direction, leaf)
-            or law.block(direction, leaf, counter.block(leaf.shape), total)
-            for leaf in leaves
-        ]
+        return [law.stored(direction, leaf, total) for leaf in leaves]
 
     draws = fusion.compute_once(jax.vmap(draw), keys, keys)
     return Kept(draws, jax.vmap(law.normalization)(draws))
+
+
+def elements(draw: Draw, shape: tuple[int, ...]) -> jax.Array:
+    """The elements of a leaf of this shape before they are scaled: float32."""
+    if isinstance(draw, Signs):
+        return draw.elements(shape)
+    return draw.product() if isinstance(draw, Factors) else draw
 
 
 def combine(coefficients: jax.Array, kept: Kept, params: Any) -> Any:
@@ -64,17 +76,32 @@ def combine(coefficients: jax.Array, kept: Kept, params: Any) -> Any:
     """
     exact = lax.Precision.HIGHEST
 
-    def of_leaf(draw: jax.Array | Factors) -> jax.Array:
+    def of_leaf(draw: Draw, leaf: Leaf) -> jax.Array:
         if not isinstance(draw, Factors):
-            return jnp.tensordot(coefficients * kept.scale, draw, 1, precision=exact)
+            us = jax.vmap(functools.partial(elements, shape=leaf.shape))(draw)
+            return _weighted_sum(coefficients * kept.scale, us, exact)
         # One product over k and ρ together: [rows, K r] with [K r, columns].
         weighted = coefficients.reshape((-1,) + (1,) * (draw.a.ndim - 1)) * draw.a
         a, b = (jnp.moveaxis(x, 0, -1) for x in (weighted, draw.b))
         a, b = (x.reshape(*x.shape[:-2], -1) for x in (a, b))
         return _outer(a, b, exact)
 
-    blocks = [of_leaf(draw) for draw in kept.draws]
+    blocks = [
+        of_leaf(draw, leaf)
+        for draw, leaf in zip(kept.draws, layout(params), strict=True)
+    ]
     return jax.tree.unflatten(jax.tree.structure(params), blocks)
+
+
+def _weighted_sum(
+    weights: jax.Array, terms: jax.Array, precision: lax.Precision
+) -> jax.Array:
+    """Σₖ weightsₖ termsₖ."""
+    if len(weights) > _MAX_TERMS:
+        return jnp.tensordot(weights, terms, 1, precision=precision)
+    return functools.reduce(
+        jnp.add, [weights[k] * terms[k] for k in range(len(weights))]
+    )
 
 
 def _outer(a: jax.Array, b: jax.Array, precision: lax.Precision) -> jax.Array:

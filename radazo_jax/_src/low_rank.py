@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from radazo_jax._src import checks, counter
 from radazo_jax._src.directions import Direction, Factors, Law, Leaf, layout
+from radazo_jax._src.laws import Gaussian
 
 
 class MatrixAxes(NamedTuple):
@@ -25,7 +26,7 @@ class MatrixAxes(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class LowRank(Law):
+class LowRank(Gaussian):
     """See ``low_rank``."""
 
     rank: int
@@ -33,16 +34,6 @@ class LowRank(Law):
     dimension_numbers: Callable[[Any], Any] | None
     # What a function's use of the leaves says, by path; set by `axes.specialize`.
     inferred: tuple[tuple[str, MatrixAxes | None], ...] = ()
-
-    def factor(self, params: Any) -> float:
-        del params
-        return 1.0
-
-    def draw(
-        self, key: jax.Array, at: counter.Counter, num_coordinates: int
-    ) -> jax.Array:
-        del num_coordinates
-        return counter.normal(key, at)
 
     def block(
         self,

@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from radazo_jax._src import counter, fusion
-from radazo_jax._src.directions import Direction, Factors, Leaf
+from radazo_jax._src import counter, fusion, kept
+from radazo_jax._src.directions import Direction, Draw, Factors, Leaf
 from radazo_jax._src.dtypes import at_least_float32
 from radazo_jax._src.kept import Kept
 
@@ -117,13 +117,8 @@ def views_of(
 ) -> list[View]:
     """All parameters perturbed by ``direction``, unbuilt."""
     if isinstance(direction, Kept):
-        kept = direction.scale
         return [
-            _of_factors(leaf, draw, scale)
-            if isinstance(draw, Factors)
-            else View(
-                leaf, leaf.dtype, scale, (draw,), lambda _, marks: kept * marks[0]
-            )
+            _of_draw(leaf, draw, direction.scale, scale)
             for leaf, draw in zip(leaves, direction.draws, strict=True)
         ]
     total = sum(math.prod(where.shape) for where in layout)
@@ -131,6 +126,19 @@ def views_of(
         _of_direction(leaf, where, total, direction, scale)
         for leaf, where in zip(leaves, layout, strict=True)
     ]
+
+
+def _of_draw(
+    leaf: jax.Array, draw: Draw, normalization: jax.Array, scale: jax.Array
+) -> View:
+    if isinstance(draw, Factors):
+        return _of_factors(leaf, draw, scale)
+    u = kept.elements(draw, leaf.shape)
+
+    def noise(_: Any, marks: Marks) -> jax.Array:
+        return normalization * marks[0]
+
+    return View(leaf, leaf.dtype, scale, (u,), noise)
 
 
 def _of_factors(leaf: jax.Array, factors: Factors, scale: jax.Array) -> View:
