@@ -44,6 +44,12 @@ METHODS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "ZO-signSGD": zo.zo_signsgd,
     "ZO-SGD": zo.zo_sgd,
 }
+LAWS = {
+    "sphere": zo.sphere(),
+    "gaussian": zo.gaussian(),
+    "rademacher": zo.rademacher(),
+    "low_rank": zo.low_rank(),
+}
 # By Okabe and Ito, whose colors all kinds of color vision tell apart.
 COLORS = ("#D55E00", "#009E73", "#0072B2", "#CC79A7", "#777777")
 NUM_DIRECTIONS = 10  # K: a step costs K + 1 evaluations of the loss.
@@ -117,6 +123,7 @@ def train(
     params: nnx.State,
     keys: jax.Array,
     data: Data,
+    law: zo.Law,
     learning_rate: optax.ScalarOrSchedule,
     num_chunks: int,
 ) -> Run:
@@ -124,7 +131,7 @@ def train(
     start = time.perf_counter()
     images, labels, *_ = data
     optimizer = METHODS[name](learning_rate)
-    estimator = zo.forward_difference(zo.sphere(), NUM_DIRECTIONS, SMOOTHING)
+    estimator = zo.forward_difference(law, NUM_DIRECTIONS, SMOOTHING)
     value_and_grad = zo.value_and_grad(loss_fn, estimator)
 
     def step(carry: Any, key: jax.Array) -> tuple[Any, jax.Array]:
@@ -212,6 +219,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=3000, help=f"in chunks of {CHUNK}")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--law", choices=LAWS, default="sphere", help="of directions")
     output = Path(__file__).parent / "out" / "quickstart.png"
     parser.add_argument("--output", type=Path, default=output, help="of the figure")
     parser.add_argument("--fast", action="store_true", help="120 steps, two seeds")
@@ -230,15 +238,17 @@ def main(argv: list[str] | None = None) -> None:
     size = sum(leaf[0].size for leaf in jax.tree.leaves(params))
     print(f"A classifier of {size:,} parameters; {seeds} seeds train side by side.")
     runs = {
-        name: train(name, params, keys[:, 1], data, schedule, num_chunks)
+        name: train(
+            name, params, keys[:, 1], data, LAWS[args.law], schedule, num_chunks
+        )
         for name in METHODS
     }
     print(f"\n{table(runs, evaluations)}\n")
     print(
         f"Mean ± standard deviation over {seeds} seeds. The evaluations are those of a "
         "seed,\nthe seconds those of all seeds, compilation included.\n"
-        f"For all methods: K={NUM_DIRECTIONS}, μ={SMOOTHING:g}, b1=0.9, b2=0.99, "
-        f"η from {args.learning_rate:g} down to 0.\n"
+        f"For all methods: {args.law} law, K={NUM_DIRECTIONS}, μ={SMOOTHING:g}, "
+        f"b1=0.9, b2=0.99, η from {args.learning_rate:g} to 0.\n"
         "Equal η favors R-AdaZO, whose steps are longer, and the settings were chosen "
         "for it:\ntune η for each method before you compare."
     )

@@ -5,7 +5,11 @@ For every law, a whole R-AdaZO step (K + 1 evaluations, estimate, update) agains
 * ``floor``: one forward pass over K + 1 times the rows, and the Optax chain's update
   and its application on a gradient that lies ready;
 * ``naive``: the same step as one writes it by hand, with ``jax.random.normal`` and
-  ``tree_map`` copies under ``vmap``.
+  ``tree_map`` copies under ``vmap``;
+* ``evosax``: Open_ES with a population of K, where it is installed;
+* ``torchzero``: randomized finite differences with the same K, and Adam, where it is;
+
+and its compilation, with that of one forward pass and the chain for ``floor``.
 
     python examples/benchmarks/layer_time.py --output docs/benchmarks/layer_time.json
 """
@@ -13,20 +17,25 @@ For every law, a whole R-AdaZO step (K + 1 evaluations, estimate, update) agains
 import argparse
 import functools
 import pathlib
+import statistics
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+import others
 from jax import lax
 from tabulate import tabulate
-from timing import medians, record, write
+from timing import bars, medians, record, write
 
 import radazo_jax as zo
 
 NUM_DIRECTIONS = 8
 SMOOTHING = 1e-3
+LEARNING_RATE = 1e-4
 LAWS = {
     "low_rank": zo.low_rank(),
     "gaussian": zo.gaussian(),
@@ -45,12 +54,14 @@ class Work(NamedTuple):
       loss: ``loss(params, x)``, a scalar.
       x: The inputs, [rows, features].
       num_steps: How many steps a run has.
+      torch_loss: ``torch_loss(tensors, x)``, the same for the leaves as tensors.
     """
 
     params: Any
     loss: Callable[[Any, jax.Array], jax.Array]
     x: jax.Array
     num_steps: int
+    torch_loss: Callable[[list[Any], Any], Any] | None = None
 
 
 def mlp() -> Work:
@@ -67,7 +78,13 @@ def mlp() -> Work:
         logits = jax.nn.relu(x @ p["w1"] + p["b1"]) @ p["w2"] + p["b2"]
         return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - logits[:, 0])
 
-    return Work(params, loss, jax.random.normal(keys[2], (128, 784)), 100)
+    def torch_loss(tensors: list[Any], x: Any) -> Any:
+        b1, b2, w1, w2 = tensors
+        logits = (x @ w1 + b1).relu() @ w2 + b2
+        return (logits.logsumexp(-1) - logits[:, 0]).mean()
+
+    x = jax.random.normal(keys[2], (128, 784))
+    return Work(params, loss, x, 100, torch_loss)
 
 
 def layers() -> Work:
@@ -109,14 +126,15 @@ def floor_step(work: Work, tx: optax.GradientTransformationExtraArgs) -> Step:
 
 
 def our_step(
-    work: Work, tx: optax.GradientTransformationExtraArgs, law: zo.Law
+    work: Work,
+    tx: optax.GradientTransformationExtraArgs,
+    estimator: zo.GradientEstimator,
 ) -> Step:
-    estimator = zo.forward_difference(law, NUM_DIRECTIONS, SMOOTHING)
     value_and_grad = zo.value_and_grad(work.loss, estimator)
 
-    def step(carry: Any, i: jax.Array) -> Any:
+    def step(carry: Any, key: jax.Array) -> Any:
         params, state = carry
-        _, gradient = value_and_grad(key_of(i), params, work.x)
+        _, gradient = value_and_grad(key, params, work.x)
         updates, state = tx.update(gradient, state, params)
         return optax.apply_updates(params, updates), state
 
@@ -148,28 +166,93 @@ def naive_step(work: Work, tx: optax.GradientTransformationExtraArgs) -> Step:
     return step
 
 
+def other_runs(work: Work) -> dict[str, Callable[[], Any]]:
+    """Runs of the libraries that are installed, of as many steps as ours."""
+    runs: dict[str, Callable[[], Any]] = {}
+    options = (SMOOTHING, LEARNING_RATE)
+    if work.torch_loss is None:
+        return runs
+    if others.installed("evosax"):
+        ask_and_tell, state = others.open_es(
+            lambda p: work.loss(p, work.x), work.params, NUM_DIRECTIONS, *options
+        )
+        runs["evosax"] = run_of(
+            lambda carry, i: ask_and_tell(carry, key_of(i)), state, work.num_steps
+        )
+    if others.installed("torchzero"):
+        import torch
+
+        x = torch.tensor(np.asarray(work.x))
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(work.params)]
+        loss = functools.partial(work.torch_loss, x=x)
+        step = others.torchzero(loss, leaves, NUM_DIRECTIONS, False, *options)
+        runs["torchzero"] = lambda: [step() for _ in range(work.num_steps)][-1]
+    return runs
+
+
+def run_of(step: Step, carry: Any, num_steps: int) -> Callable[[], Any]:
+    @jax.jit
+    def run(carry: Any) -> Any:
+        body = lambda c, i: (step(c, i), None)  # noqa: E731
+        return lax.scan(body, carry, jnp.arange(num_steps, dtype=jnp.uint32))[0]
+
+    return functools.partial(run, carry)
+
+
+def compile_seconds(work: Work, repeats: int) -> dict[str, float]:
+    """Median seconds to compile a traced step, and a forward pass with the chain."""
+    tx = zo.radazo(LEARNING_RATE)
+    carry, key = (work.params, tx.init(work.params)), jax.random.key(0)
+
+    def floor(carry: Any, key: jax.Array) -> Any:
+        del key
+        params, state = carry
+        value = work.loss(params, work.x)
+        gradient = jax.tree.map(lambda p: 0.1 * p, params)
+        updates, state = tx.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    def step_of(law: zo.Law) -> Step:
+        estimator = zo.forward_difference(law, NUM_DIRECTIONS, SMOOTHING)
+        return our_step(work, tx, estimator)
+
+    steps = {"floor": floor} | {law: step_of(LAWS[law]) for law in LAWS}
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(repeats):
+        for name, step in steps.items():
+            jax.clear_caches()
+            lowered = jax.jit(step).lower(carry, key)
+            start = time.perf_counter()
+            lowered.compile()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
 def measure(name: str, repeats: int) -> list[dict[str, Any]]:
     """The rows of one network."""
-    work, tx = WORKS[name](), zo.radazo(1e-4)
+    work, tx = WORKS[name](), zo.radazo(LEARNING_RATE)
     steps = {"floor": floor_step(work, tx), "naive": naive_step(work, tx)}
-    steps |= {law: our_step(work, tx, LAWS[law]) for law in LAWS}
-
-    def run_of(step: Step) -> Callable[[], Any]:
-        @jax.jit
-        def run(carry: Any) -> Any:
-            body = lambda c, i: (step(c, i), None)  # noqa: E731
-            return lax.scan(body, carry, jnp.arange(work.num_steps))[0]
-
-        return functools.partial(run, (work.params, tx.init(work.params)))
-
-    seconds = medians({key: run_of(step) for key, step in steps.items()}, repeats)
+    for law in LAWS:
+        estimator = zo.forward_difference(LAWS[law], NUM_DIRECTIONS, SMOOTHING)
+        step = our_step(work, tx, estimator)
+        steps[law] = lambda carry, i, step=step: step(carry, key_of(i))
+    carry = (work.params, tx.init(work.params))
+    runs = {key: run_of(step, carry, work.num_steps) for key, step in steps.items()}
+    seconds = medians(runs | other_runs(work), repeats)
+    compilation = compile_seconds(work, repeats)
     return [
         {
             "work": name,
             "law": law,
             "step_ms": 1e3 * seconds[law] / work.num_steps,
             "step/floor": seconds[law] / seconds["floor"],
-            "naive/step": seconds["naive"] / seconds[law],
+            **{
+                f"{other}/step": seconds[other] / seconds[law]
+                for other in ("naive", "evosax", "torchzero")
+                if other in seconds
+            },
+            "compile_s": compilation[law],
+            "compile/floor": compilation[law] / compilation["floor"],
         }
         for law in LAWS
     ]
@@ -184,6 +267,9 @@ def main() -> None:
     print(tabulate(rows, headers="keys", floatfmt=".2f"))
     if arguments.output:
         write(arguments.output, record(rows))
+        columns = ("step/floor", "naive/step", "evosax/step", "torchzero/step")
+        named = {f"{row['work']}, {row['law']}": row for row in rows}
+        bars(arguments.output.with_suffix(".png"), named, columns)
 
 
 if __name__ == "__main__":

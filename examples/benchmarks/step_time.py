@@ -1,6 +1,7 @@
 """How long a zeroth-order step takes, in multiples of what it cannot do without.
 
-On Rosenbrock's function with K directions, for every estimator and law, the time of a
+On Rosenbrock's function, for every law, by forward differences with K = 10 directions
+and by central ones with K = 5 (an evaluation fewer), the time of a
 whole R-AdaZO step (evaluations, estimate, update) is divided, within one run, by the
 time of
 
@@ -11,8 +12,8 @@ and these times are divided by that of the step:
 
 * ``naive``: the same step as one writes it by hand, with ``jax.random.normal``,
   ``tree_map`` and ``vmap``;
-* ``evosax``: Open_ES with a population of K, where evosax is installed;
-* ``torchzero``: randomized finite differences and Adam, where torchzero is.
+* ``evosax``: Open_ES with a population of 10, which are 5 pairs, where it is installed;
+* ``torchzero``: randomized finite differences with the same K, and Adam, where it is.
 
 All JAX runs are scans of many steps in one program, so that no dispatch is timed. Two
 further tables compare the generator with ``jax.random``, and ``minimize`` with its
@@ -29,10 +30,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+import others
 from jax import lax
 from tabulate import tabulate
-from timing import medians, record, write
+from timing import bars, medians, record, write
 
 import radazo_jax as zo
 from radazo_jax._src import counter, kept
@@ -132,71 +135,23 @@ def perturbed_step(law: zo.Law, num_directions: int, central: bool) -> Step:
     return step
 
 
-def evosax_step(population_size: int, x: jax.Array) -> tuple[Step, Any] | None:
-    try:
-        from evosax.algorithms import Open_ES
-    except ImportError:
-        return None
-    strategy = Open_ES(
-        population_size,
-        x,
-        optimizer=optax.adam(LEARNING_RATE),
-        std_schedule=optax.constant_schedule(SMOOTHING),
-    )
-    params = strategy.default_params
-    start = strategy.init(jax.random.key(0), x, params)
-
-    def step(state: Any, i: jax.Array) -> Any:
-        ask_key, tell_key = jax.random.split(key_of(i))
-        population, state = strategy.ask(ask_key, state, params)
-        values = jax.vmap(rosenbrock)(population)
-        return strategy.tell(tell_key, population, values, state, params)[0]
-
-    return step, start
-
-
-def torchzero_run(
-    num_directions: int, central: bool, dimension: int, num_steps: int
-) -> Callable[[], None] | None:
-    try:
-        import torch
-        import torchzero as tz
-    except ImportError:
-        return None
-    x = torch.full((dimension,), 0.5, requires_grad=True)
-    optimizer = tz.Optimizer(
-        [x],
-        tz.m.RDSA(
-            h=SMOOTHING,
-            n_samples=num_directions,
-            formula="central2" if central else "forward2",
-        ),
-        tz.m.Adam(),
-        tz.m.LR(LEARNING_RATE),
-    )
-
-    def closure(backward: bool = True) -> Any:
-        del backward
-        a, b = x[:-1], x[1:]
-        return torch.sum(100.0 * (b - a**2) ** 2 + (1.0 - a) ** 2)
-
-    def run() -> None:
-        with torch.no_grad():
-            for _ in range(num_steps):
-                optimizer.step(closure)
-
-    return run
+def torch_rosenbrock(tensors: list[Any]) -> Any:
+    [x] = tensors
+    a, b = x[:-1], x[1:]
+    return (100.0 * (b - a**2) ** 2 + (1.0 - a) ** 2).sum()
 
 
 def measure(
-    dimension: int, name: str, num_directions: int, repeats: int
+    dimension: int, name: str, population: int, repeats: int
 ) -> list[dict[str, Any]]:
     """The rows of one estimator at one dimension."""
     central = name == "central"
-    num_steps = max(3, min(2000, 2_000_000 // dimension))
+    num_directions = population // 2 if central else population
+    # So many that the first touch of the memory does not count.
+    num_steps = max(20, min(2000, 20_000_000 // dimension))
     x = jnp.full((dimension,), 0.5)
     start = (x, zo.radazo(LEARNING_RATE).init(x))
-    num_evaluations = 2 * num_directions if central else num_directions + 1
+    num_evaluations = population if central else num_directions + 1
     shifts = jnp.linspace(0.0, 1e-3, num_evaluations)
     runs = {
         "evaluations": scanned(evaluations_step, x[None] + shifts[:, None], num_steps),
@@ -208,12 +163,18 @@ def measure(
         runs[f"perturbed {law_name}"] = scanned(
             perturbed_step(law, num_directions, central), x, num_steps
         )
-    if (evosax := evosax_step(num_directions, x)) is not None:
-        runs["evosax"] = scanned(*evosax, num_steps)
-    torch_steps = max(1, num_steps // 20)
-    torchzero = torchzero_run(num_directions, central, dimension, torch_steps)
-    if torchzero is not None:
-        runs["torchzero"] = torchzero
+    options = (SMOOTHING, LEARNING_RATE)
+    if others.installed("evosax"):
+        ask_and_tell, state = others.open_es(rosenbrock, x, population, *options)
+        runs["evosax"] = scanned(
+            lambda state, i: ask_and_tell(state, key_of(i)), state, num_steps
+        )
+    torch_steps = max(3, num_steps // 20)
+    if others.installed("torchzero"):
+        torch_step = others.torchzero(
+            torch_rosenbrock, [np.asarray(x)], num_directions, central, *options
+        )
+        runs["torchzero"] = lambda: [torch_step() for _ in range(torch_steps)][-1]
 
     seconds = medians(runs, repeats)
     scale = dict.fromkeys(runs, 1e6 / num_steps) | {"torchzero": 1e6 / torch_steps}
@@ -224,6 +185,7 @@ def measure(
         row = {
             "d": dimension,
             "estimator": name,
+            "K": num_directions,
             "law": law_name,
             "step_us": step,
             "step/evaluations": step / micro["evaluations"],
@@ -240,26 +202,28 @@ def measure(
 def measure_generator(size: int, repeats: int) -> list[dict[str, Any]]:
     """``counter`` against ``jax.random``: whole programs that draw ``size`` numbers."""
     key = jax.random.key(0)
-    pairs = {
-        "bits": (counter.bits, lambda k: jax.random.bits(k, (size,))),
-        "normal": (counter.normal, lambda k: jax.random.normal(k, (size,))),
+    at = counter.positions((size,))
+    draws = {
+        "bits": (counter.bits, jax.random.bits),
+        "normal": (counter.normal, jax.random.normal),
+        "fast_normal": (counter.fast_normal, jax.random.normal),
     }
     rows = []
-    for name, (ours, theirs) in pairs.items():
-        mine = jax.jit(lambda k, f=ours: f(k, counter.positions((size,))))
+    for name, (ours, theirs) in draws.items():
+        runs = {
+            "counter": jax.jit(functools.partial(ours, counter=at)),
+            "jax.random": jax.jit(functools.partial(theirs, shape=(size,))),
+        }
         seconds = medians(
-            {
-                "counter": functools.partial(mine, key),
-                "jax.random": functools.partial(jax.jit(theirs), key),
-            },
+            {of: functools.partial(run, key) for of, run in runs.items()},
             max(repeats, 20),
         )
         rows.append(
             {
                 "draw": name,
                 "size": size,
-                "counter ns/number": seconds["counter"] * 1e9 / size,
-                "jax.random ns/number": seconds["jax.random"] * 1e9 / size,
+                "ns/number": seconds["counter"] * 1e9 / size,
+                "jax.random_ns/number": seconds["jax.random"] * 1e9 / size,
                 "jax.random/counter": seconds["jax.random"] / seconds["counter"],
             }
         )
@@ -285,7 +249,7 @@ def measure_progress(dimension: int, repeats: int) -> list[dict[str, Any]]:
         repeats,
     )
     ratio = seconds["with"] / seconds["without"]
-    return [{"d": dimension, "num_steps": num_steps, "with/without bar": ratio}]
+    return [{"d": dimension, "num_steps": num_steps, "with/without": ratio}]
 
 
 def main() -> None:
@@ -293,7 +257,7 @@ def main() -> None:
     parser.add_argument(
         "--dimensions", type=float, nargs="+", default=[1e3, 1e4, 1e5, 1e6]
     )
-    parser.add_argument("--directions", type=int, default=10)
+    parser.add_argument("--population", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--output", type=pathlib.Path)
     arguments = parser.parse_args()
@@ -301,7 +265,7 @@ def main() -> None:
     tables: dict[str, list[dict[str, Any]]] = {"steps": [], "generator": []}
     for dimension in map(int, arguments.dimensions):
         for name in ESTIMATORS:
-            rows = measure(dimension, name, arguments.directions, arguments.repeats)
+            rows = measure(dimension, name, arguments.population, arguments.repeats)
             tables["steps"] += rows
             print(tabulate(rows, headers="keys", floatfmt=".2f"), end="\n\n")
         tables["generator"] += measure_generator(dimension, arguments.repeats)
@@ -311,6 +275,15 @@ def main() -> None:
     if arguments.output:
         rows = [{"table": t, **row} for t, rows in tables.items() for row in rows]
         write(arguments.output, record(rows))
+        columns = ("naive/step", "evosax/step", "torchzero/step")
+        bars(
+            arguments.output.with_suffix(".png"),
+            {
+                f"d = {r['d']:.0e}, {r['estimator']}, {r['law']}": r
+                for r in tables["steps"]
+            },
+            columns,
+        )
 
 
 if __name__ == "__main__":

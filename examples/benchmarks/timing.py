@@ -9,10 +9,11 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import matplotlib.pyplot as plt
 
 
 def medians(
@@ -62,3 +63,27 @@ def write(path: pathlib.Path, content: dict[str, Any]) -> None:
     """Writes ``content`` as JSON, making the folders it needs."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def bars(
+    path: pathlib.Path, rows: Mapping[str, Mapping[str, Any]], columns: Sequence[str]
+) -> None:
+    """Draws ratios as bars on a logarithmic scale, a group of them for each row."""
+    shown = [c for c in columns if any(c in row for row in rows.values())]
+    height = 0.8 / len(shown)
+    figure, axes = plt.subplots(figsize=(8, 1 + 0.3 * len(rows)), layout="constrained")
+    for i, column in enumerate(shown):
+        places = [
+            k + i * height for k, row in enumerate(rows.values()) if column in row
+        ]
+        lengths = [row[column] for row in rows.values() if column in row]
+        axes.barh(places, lengths, height, label=column, color=f"C{i}", left=0)
+    axes.axvline(1, color="black", lw=0.8)
+    axes.set(xscale="log", xlabel="ratio, logarithmic scale")
+    axes.set_yticks([k + 0.4 - height / 2 for k in range(len(rows))], list(rows))
+    axes.invert_yaxis()
+    axes.grid(axis="x", alpha=0.3)
+    axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

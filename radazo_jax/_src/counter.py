@@ -180,6 +180,21 @@ def block(
     ]
 
 
+def concatenate(counters: Sequence[Counter]) -> Counter:
+    """All counters as one, [n], to be drawn together; ``split`` takes them apart."""
+    return Counter(
+        jnp.concatenate([jnp.ravel(counter.hi) for counter in counters]),
+        jnp.concatenate([jnp.ravel(counter.lo) for counter in counters]),
+    )
+
+
+def split(drawn: jax.Array, shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
+    """What was drawn for each of the counters of these shapes."""
+    ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
+    parts = jnp.split(drawn, ends)
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
 def words(key: jax.Array, counter: Counter) -> tuple[jax.Array, jax.Array]:
     """The two 32-bit words of Threefry-2x32 (20 rounds) at ``counter``."""
     k0, k1 = jnp.moveaxis(jax.random.key_data(key), -1, 0)

@@ -171,10 +171,16 @@ class Law(abc.ABC):
         del direction, leaf
         return None
 
-    def stored(self, direction: Direction, leaf: Leaf, num_coordinates: int) -> Draw:
-        """What is to be stored of a leaf whose elements are needed again."""
-        factors = self.factors(direction, leaf)
-        return factors or self.whole(direction, leaf, num_coordinates)
+    def numbers(
+        self, direction: Direction, leaves: Sequence[Leaf], num_coordinates: int
+    ) -> Any:
+        """What is to be stored of leaves whose elements are needed again."""
+        return [self.whole(direction, leaf, num_coordinates) for leaf in leaves]
+
+    def draws(self, numbers: Any, leaves: Sequence[Leaf]) -> list[Draw]:
+        """``numbers`` leaf by leaf."""
+        del leaves
+        return list(numbers)
 
     def num_stored(self, leaf: Leaf) -> int:
         """How many numbers make the elements of ``leaf``."""

@@ -51,11 +51,12 @@ def keep(law: Law, keys: jax.Array, params: Any) -> Kept:
     leaves = layout(params)
     total = num_coordinates(leaves)
 
-    def draw(key: jax.Array) -> list[Draw]:
+    def numbers(key: jax.Array) -> Any:
         direction = Direction(key, jnp.ones((), jnp.float32), law)
-        return [law.stored(direction, leaf, total) for leaf in leaves]
+        return law.numbers(direction, leaves, total)
 
-    draws = fusion.compute_once(jax.vmap(draw), keys, keys)
+    stored = fusion.compute_once(jax.vmap(numbers), keys, keys)
+    draws = jax.vmap(functools.partial(law.draws, leaves=leaves))(stored)
     return Kept(draws, jax.vmap(law.normalization)(draws))
 
 

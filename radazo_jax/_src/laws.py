@@ -116,9 +116,11 @@ class Rademacher(Law):
         )
         return lax.platform_dependent(direction, cpu=from_words, default=elementwise)
 
-    def stored(self, direction: Direction, leaf: Leaf, num_coordinates: int) -> Signs:
+    def numbers(
+        self, direction: Direction, leaves: Sequence[Leaf], num_coordinates: int
+    ) -> list[Signs]:
         del num_coordinates
-        return Signs(_words(direction.key, leaf))
+        return [Signs(_words(direction.key, leaf)) for leaf in leaves]
 
 
 def _words(key: jax.Array, leaf: Leaf) -> jax.Array:

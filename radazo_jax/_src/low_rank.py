@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from radazo_jax._src import checks, counter
-from radazo_jax._src.directions import Direction, Factors, Law, Leaf, layout
+from radazo_jax._src.directions import Direction, Draw, Factors, Law, Leaf, layout
 from radazo_jax._src.laws import Gaussian
 
 
@@ -44,8 +44,7 @@ class LowRank(Gaussian):
     ) -> jax.Array:
         axes = self.axes(leaf)
         if axes is None:
-            # Each leaf has the room of its two factors to itself.
-            leaf = leaf._replace(offset=2 * self.rank * leaf.offset)
+            leaf = leaf._replace(offset=self._room(leaf))
             return super().block(direction, leaf, indices, num_coordinates)
         return self._factors(direction, leaf, axes, indices).product()
 
@@ -93,6 +92,37 @@ class LowRank(Gaussian):
         sides = [math.prod(leaf.shape[axis] for axis in side) for side in axes]
         return axes if min(sides) > self.rank else None
 
+    def numbers(
+        self, direction: Direction, leaves: Sequence[Leaf], num_coordinates: int
+    ) -> jax.Array:
+        del num_coordinates
+        # Drawn together they are one piece of code, which compiles faster.
+        at = [part for leaf in leaves for part in self._all_positions(leaf)]
+        return counter.normal(direction.key, counter.concatenate(at))
+
+    def draws(self, numbers: jax.Array, leaves: Sequence[Leaf]) -> list[Draw]:
+        shapes = [
+            part.lo.shape for leaf in leaves for part in self._all_positions(leaf)
+        ]
+        parts = iter(counter.split(numbers, shapes))
+        return [
+            next(parts)
+            if self.axes(leaf) is None
+            else self._scaled(next(parts), next(parts))
+            for leaf in leaves
+        ]
+
+    def _all_positions(self, leaf: Leaf) -> list[counter.Counter]:
+        """Where the elements of a leaf are drawn, or those of its two factors."""
+        axes = self.axes(leaf)
+        if axes is None:
+            return [counter.positions(leaf.shape, offset=self._room(leaf))]
+        return self._positions(leaf, axes, counter.block(leaf.shape))
+
+    def _room(self, leaf: Leaf) -> int:
+        """Where the numbers of a leaf begin: each has the room of two factors."""
+        return 2 * self.rank * leaf.offset
+
     def _factors(
         self,
         direction: Direction,
@@ -100,26 +130,26 @@ class LowRank(Gaussian):
         axes: MatrixAxes,
         indices: Sequence[jax.Array],
     ) -> Factors:
-        offset = 2 * self.rank * leaf.offset
-        a, size = self._factor(direction, leaf, indices, axes.columns, offset)
-        b, _ = self._factor(direction, leaf, indices, axes.rows, offset + size)
+        at = self._positions(leaf, axes, indices)
+        return self._scaled(*(counter.normal(direction.key, part) for part in at))
+
+    def _scaled(self, a: jax.Array, b: jax.Array) -> Factors:
         return Factors(a / math.sqrt(self.rank), b)
 
-    def _factor(
-        self,
-        direction: Direction,
-        leaf: Leaf,
-        indices: Sequence[jax.Array],
-        dropped: Sequence[int],
-        offset: int,
-    ) -> tuple[jax.Array, int]:
-        kept = [axis for axis in range(len(leaf.shape)) if axis not in dropped]
-        shape = (*(leaf.shape[axis] for axis in kept), self.rank)
-        along = [jnp.expand_dims(indices[axis], -1) for axis in kept]
+    def _positions(
+        self, leaf: Leaf, axes: MatrixAxes, indices: Sequence[jax.Array]
+    ) -> list[counter.Counter]:
+        """Where the elements of both factors are drawn."""
+        at, offset = [], self._room(leaf)
         last = jnp.arange(self.rank, dtype=jnp.uint32)
-        last = last.reshape((1,) * (along[0].ndim - 1) + (self.rank,))
-        at = counter.positions(shape, [*along, last], offset)
-        return counter.normal(direction.key, at), math.prod(shape)
+        last = last.reshape((1,) * len(leaf.shape) + (self.rank,))
+        for dropped in (axes.columns, axes.rows):
+            kept = [axis for axis in range(len(leaf.shape)) if axis not in dropped]
+            shape = (*(leaf.shape[axis] for axis in kept), self.rank)
+            along = [jnp.expand_dims(indices[axis], -1) for axis in kept]
+            at.append(counter.positions(shape, [*along, last], offset))
+            offset += math.prod(shape)
+        return at
 
 
 def default_axes(remaining: Sequence[int]) -> MatrixAxes | None:
