@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from radazo_jax._src import axes, checks, counter, directions, kept
+from radazo_jax._src import axes, checks, counter, directions, fusion, kept
 from radazo_jax._src import perturb as perturb_lib
 from radazo_jax._src.directions import Direction, Factors, Law
 from radazo_jax._src.kept import Kept
@@ -22,7 +22,8 @@ _MAX_UNROLLED = 8
 # to this many elements (64 MiB); beyond, they are drawn again.
 _MAX_KEPT = 2**24
 
-# Directions that take at most this fraction of the parameters are always kept.
+# Directions that take at most this fraction of the parameters are stored for the
+# gradient, and from the evaluations on where they are all alive then.
 _SMALL = 8
 
 
@@ -126,6 +127,10 @@ def forward_difference(
             value, aux, values = values[0], None, values[1:]
         else:
             value, aux = loss(params)
+            if not _together(num_directions, batch_size):
+                # Or the evaluations at θ and at θ + μ u₁ would run side by side.
+                held = fusion.tie(params, value)
+                evaluate = functools.partial(perturb_lib.perturb(loss), held)
             values = _map(lambda u: evaluate(u, smoothing)[0], sampled, batch_size)
         differences = values - value
         coefficients = differences * (law.factor(params) / num_directions) / smoothing
@@ -305,13 +310,25 @@ def _prepare(
     keys = counter.fold_in(
         counter.as_key(key), jnp.arange(num_directions, dtype=jnp.uint32)
     )
-    leaves = directions.layout(params)
-    size = directions.num_coordinates(leaves)
-    stored = num_directions * sum(law.num_stored(leaf) for leaf in leaves)
-    together = _together(num_directions, batch_size) and stored <= _MAX_KEPT
-    if together or stored * _SMALL <= size:
+    few = _few_stored(law, num_directions, params)
+    if _together(num_directions, batch_size):
+        keeps = few or _num_stored(law, num_directions, params) <= _MAX_KEPT
+    else:
+        # Those of the others would be alive during every evaluation.
+        keeps = few and num_directions == 1
+    if keeps:
         return loss, kept.keep(law, keys, params)
     return loss, _map(lambda k: law.sample(k, params), keys, batch_size)
+
+
+def _num_stored(law: Law, num_directions: int, params: Any) -> int:
+    leaves = directions.layout(params)
+    return num_directions * sum(law.num_stored(leaf) for leaf in leaves)
+
+
+def _few_stored(law: Law, num_directions: int, params: Any) -> bool:
+    size = directions.num_coordinates(directions.layout(params))
+    return _num_stored(law, num_directions, params) * _SMALL <= size
 
 
 def _shares_products(
@@ -355,6 +372,9 @@ def _combine_in_turn(coefficients: jax.Array, sampled: Direction, params: Any) -
     # Drawn again rather than kept: without the barrier the compiler would see that it
     # has drawn these before, and keep them through the evaluations.
     coefficients, sampled = lax.optimization_barrier((coefficients, sampled))
+    if _few_stored(sampled.law, len(coefficients), params):
+        drawn = kept.keep(sampled.law, sampled.key, params)
+        return kept.combine(coefficients, drawn, params)
 
     def term(k: Any) -> Any:
         direction = jax.tree.map(lambda x: x[k], sampled)

@@ -124,9 +124,19 @@ def views_of(
             for leaf, draw in zip(leaves, direction.draws, strict=True)
         ]
     total = sum(math.prod(where.shape) for where in layout)
+
+    def draw(direction: Direction) -> list[Factors | None]:
+        return [direction.law.factors(direction, where) for where in layout]
+
+    # Stored: XLA's CPU backend would draw a factor in every product with it.
+    factors = jax.eval_shape(draw, direction)
+    if jax.tree.leaves(factors):
+        factors = fusion.compute_once(draw, direction.key, direction)
     return [
         _of_direction(leaf, where, total, direction, scale)
-        for leaf, where in zip(leaves, layout, strict=True)
+        if drawn is None
+        else _of_factors(leaf, drawn, scale)
+        for leaf, where, drawn in zip(leaves, layout, factors, strict=True)
     ]
 
 
@@ -153,13 +163,8 @@ def _of_factors(leaf: jax.Array, factors: Factors, scale: jax.Array) -> View:
 def _of_direction(
     leaf: jax.Array, where: Leaf, total: int, direction: Direction, scale: jax.Array
 ) -> View:
-    law = direction.law
-    factors = law.factors(direction, where)
-    if factors is not None:
-        return _of_factors(leaf, factors, scale)
-
     def noise(direction: Direction, marks: Marks) -> jax.Array:
-        return law.block(direction, where, marks, total)
+        return direction.law.block(direction, where, marks, total)
 
     indices = tuple(counter.block(where.shape))
     return View(leaf, leaf.dtype, scale, indices, noise, direction)
