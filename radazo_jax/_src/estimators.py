@@ -310,25 +310,20 @@ def _prepare(
     keys = counter.fold_in(
         counter.as_key(key), jnp.arange(num_directions, dtype=jnp.uint32)
     )
-    few = _few_stored(law, num_directions, params)
-    if _together(num_directions, batch_size):
-        keeps = few or _num_stored(law, num_directions, params) <= _MAX_KEPT
-    else:
-        # Those of the others would be alive during every evaluation.
-        keeps = few and num_directions == 1
-    if keeps:
+    stored, few = _stored(law, num_directions, params)
+    together = _together(num_directions, batch_size)
+    # In turn, those of the others would be alive during every evaluation.
+    few = few and (together or num_directions == 1)
+    if few or (together and stored <= _MAX_KEPT):
         return loss, kept.keep(law, keys, params)
     return loss, _map(lambda k: law.sample(k, params), keys, batch_size)
 
 
-def _num_stored(law: Law, num_directions: int, params: Any) -> int:
+def _stored(law: Law, num_directions: int, params: Any) -> tuple[int, bool]:
+    """How many numbers make the directions, and whether those are few."""
     leaves = directions.layout(params)
-    return num_directions * sum(law.num_stored(leaf) for leaf in leaves)
-
-
-def _few_stored(law: Law, num_directions: int, params: Any) -> bool:
-    size = directions.num_coordinates(directions.layout(params))
-    return _num_stored(law, num_directions, params) * _SMALL <= size
+    stored = num_directions * sum(law.num_stored(leaf) for leaf in leaves)
+    return stored, stored * _SMALL <= directions.num_coordinates(leaves)
 
 
 def _shares_products(
@@ -372,20 +367,30 @@ def _combine_in_turn(coefficients: jax.Array, sampled: Direction, params: Any) -
     # Drawn again rather than kept: without the barrier the compiler would see that it
     # has drawn these before, and keep them through the evaluations.
     coefficients, sampled = lax.optimization_barrier((coefficients, sampled))
-    if _few_stored(sampled.law, len(coefficients), params):
+    if _stored(sampled.law, len(coefficients), params)[1]:
         drawn = kept.keep(sampled.law, sampled.key, params)
         return kept.combine(coefficients, drawn, params)
 
+    law, size = sampled.law, len(coefficients)
+    leaves = directions.layout(params)
+
     def term(k: Any) -> Any:
         direction = jax.tree.map(lambda x: x[k], sampled)
-        return jax.tree.map(
-            lambda u: coefficients[k] * u, directions.elements(direction, params)
-        )
+        if size == 1:
+            u = directions.elements(direction, params)
+        else:
+            # One by one: of the words of random signs, the CPU would hold all K.
+            num = directions.num_coordinates(leaves)
+            blocks = [
+                law.block(direction, leaf, counter.block(leaf.shape), num)
+                for leaf in leaves
+            ]
+            u = jax.tree.unflatten(jax.tree.structure(params), blocks)
+        return jax.tree.map(lambda u: coefficients[k] * u, u)
 
     def add(k: Any, total: Any) -> Any:
         return jax.tree.map(jnp.add, total, term(k))
 
-    size = len(coefficients)
     total = term(0)
     if size <= _MAX_UNROLLED:
         return functools.reduce(lambda g, k: add(k, g), range(1, size), total)
