@@ -196,7 +196,7 @@ def measure(
         row = {"platform": platform, "model": name, "run": "", "law": "", "K": ""} | row
         row |= {
             "bytes": size,
-            "beyond/forward": beyond / forward[0],
+            "beyond/forward": beyond / forward[0] if forward[0] else None,
             "beyond/layer": beyond / model.layer_bytes,
             "bar_met": None if allowed is None else beyond <= allowed,
             # The TPU's peak counts parameters that are fetched ahead into its fast
