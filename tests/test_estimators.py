@@ -356,3 +356,17 @@ def test_bad_estimators():
     stateful = zo.forward_difference()._replace(init=lambda p: jnp.zeros(()))
     with pytest.raises(ValueError, match="estimator has state"):
         zo.value_and_grad(quadratic, stateful)(0, PARAMS)
+
+
+@pytest.mark.parametrize(("batch_size", "waits"), [(None, False), (1, True)])
+def test_evaluations_in_turn_begin_with_the_one_at_the_parameters(batch_size, waits):
+    # Or a compiler would run it beside the next, in the memory of both.
+    estimator = zo.forward_difference(num_directions=3, batch_size=batch_size)
+    jaxpr = jax.make_jaxpr(lambda p: estimate(quadratic, estimator, params=p))(PARAMS)
+    tied = [
+        {atom.aval.shape for atom in eqn.invars}
+        for eqn in jaxpr.eqns
+        if eqn.primitive.name == "optimization_barrier"
+    ]
+    shapes = {leaf.shape for leaf in jax.tree.leaves(PARAMS)}
+    assert any(shapes <= among for among in tied) == waits

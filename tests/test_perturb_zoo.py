@@ -616,3 +616,38 @@ def test_a_look_up_never_draws_the_table(law, look_up):
     params, ids = normal(30, 20), jnp.array([3, -4])
     sizes = computed_sizes(look_up, LAWS[law], params, ids)
     assert max(sizes)[0] <= 2 * 2 * 20, max(sizes)
+
+
+def waits(fun, law, params, *args) -> list[list[tuple[int, ...]]]:
+    """The shapes of what each barrier of the perturbed function ties together."""
+
+    def perturbed(params, direction, *args):
+        return zo.perturb(fun)(params, direction, SCALE, *args)
+
+    jaxpr = jax.make_jaxpr(perturbed)(params, sample(law, params), *args)
+    return [
+        [atom.aval.shape for atom in eqn.invars]
+        for eqn in equations(jaxpr.jaxpr)
+        if eqn.primitive.name == "optimization_barrier"
+    ]
+
+
+def test_layers_one_after_another_wait_for_their_inputs():
+    # Or all perturbed layers would be alive together.
+    params = [jnp.ones((300, 300)), jnp.ones((300, 300))]
+    x = jnp.ones((5, 300))
+    tied = waits(lambda p, x: jnp.tanh(x @ p[0]) @ p[1], zo.gaussian(), params, x)
+    assert sum((5, 300) in shapes for shapes in tied) == 2
+
+
+@pytest.mark.parametrize("unroll", [1, 2])
+def test_a_leaf_used_in_every_step_waits_for_the_step_not_for_its_slice(unroll):
+    # Waiting for the slice would copy it out of its stack; waiting for nothing would
+    # build the leaf before the loop. Steps unrolled are layers one after another.
+    def fun(w, xs):
+        return lax.scan(lambda c, x: (c, x @ w), 0, xs, unroll=unroll)[1]
+
+    w, xs = jnp.ones((300, 300)), jnp.ones((4, 5, 300))
+    tied = waits(fun, zo.rademacher(), w, xs)
+    assert tied
+    assert any((5, 300) in shapes for shapes in tied) == (unroll > 1)

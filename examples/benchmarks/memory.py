@@ -10,6 +10,8 @@ TPU, only libtpu (``pip install "radazo-jax[tpu-aot]"``). Models:
 * ``unrolled`` and ``scanned``: twelve dense layers.
 
     python examples/benchmarks/memory.py --output docs/benchmarks/memory.json
+
+``--output`` is written after every program; ``--plot`` draws what it holds.
 """
 
 import argparse
@@ -30,6 +32,7 @@ os.environ |= {
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import models
 import optax
 from jax.experimental import topologies
@@ -59,6 +62,19 @@ MODELS: dict[str, dict[str, Callable[[], models.Model]]] = {
         "scanned": lambda: models.dense_layers(12, 1024, 64, jnp.float32, True),
         "unrolled": lambda: models.dense_layers(12, 1024, 64, jnp.float32),
     },
+}
+# What may be allocated beyond the forward pass and the moments, as fractions of the
+# forward pass's allocation and of a layer.
+BARS = {
+    ("tpu", "decoder", "perturb"): (0.005, 0.0),
+    ("tpu", "decoder", "zo_sgd"): (0.02, 0.0),
+    ("tpu", "decoder", "radazo"): (0.01, 0.0),
+    ("tpu", "unrolled", "perturb"): (0.0, 0.5),
+    ("tpu", "unrolled", "zo_sgd"): (0.0, 0.5),
+    ("tpu", "unrolled", "radazo"): (0.0, 0.5),
+    ("cpu", "scanned", "perturb"): (0.0, 1.5),
+    ("cpu", "scanned", "zo_sgd"): (0.0, 1.5),
+    ("cpu", "scanned", "radazo"): (0.0, 1.5),
 }
 DEFAULT = {"tpu": ("decoder", "unrolled"), "cpu": ("scanned", "unrolled")}
 
@@ -156,41 +172,90 @@ def measure(
     counts: list[int],
     runs: list[str],
     dump: pathlib.Path | None = None,
-) -> list[dict[str, Any]]:
-    """The rows of one model on one platform."""
+) -> Iterator[dict[str, Any]]:
+    """The rows of one model on one platform, as they come."""
     model, to = MODELS[platform][name](), device(platform)
-    rows: list[dict[str, Any]] = []
-    forward: int | None = None
+    cpu = platform == "cpu"
+    forward: tuple[int, int] | None = None
     for row, fun, args, donated in programs(model, laws, counts, runs):
         start = time.perf_counter()
         compiled = compiled_for(fun, args, to, donated)
+        seconds = time.perf_counter() - start
         memory = compiled.memory_analysis()
-        cpu = platform == "cpu"
         held = memory.argument_size_in_bytes + memory.output_size_in_bytes
         held -= memory.alias_size_in_bytes
-        temp = memory.temp_size_in_bytes
+        temp, peak = memory.temp_size_in_bytes, memory.peak_memory_in_bytes
         size = temp if cpu else held + temp
-        forward = size if forward is None else forward
+        forward = (size, peak) if forward is None else forward
         moments = state_bytes(args) if donated and not cpu else 0
+        beyond = size - forward[0] - moments
+        of_forward, of_layer = BARS.get((platform, name, row["run"]), (None, None))
+        allowed = None
+        if of_forward is not None:
+            allowed = of_forward * forward[0] + of_layer * model.layer_bytes
         row = {"platform": platform, "model": name, "run": "", "law": "", "K": ""} | row
         row |= {
             "bytes": size,
-            "/(forward+moments)": size / (forward + moments) if forward else None,
-            "beyond/layer": (size - forward - moments) / model.layer_bytes,
-            "temp_bytes": temp,
+            "beyond/forward": beyond / forward[0] if forward[0] else None,
+            "beyond/layer": beyond / model.layer_bytes,
+            "bar_met": None if allowed is None else beyond <= allowed,
             # The TPU's peak counts parameters that are fetched ahead into its fast
-            # on-chip memory a second time.
-            "peak_bytes": memory.peak_memory_in_bytes,
+            # on-chip memory a second time; the CPU's does not count all arguments.
+            "peak_bytes": peak,
+            "peak_beyond/layer": None
+            if cpu
+            else (peak - forward[1] - moments) / model.layer_bytes,
             "moments_bytes": moments,
-            "compile_s": time.perf_counter() - start,
+            "layer_bytes": model.layer_bytes,
+            "compile_s": seconds,
         }
         print(*row.values(), flush=True)
         if dump is not None:
             name_of = "-".join(str(value) for value in list(row.values())[:5] if value)
             dump.mkdir(parents=True, exist_ok=True)
             (dump / f"{name_of}.hlo").write_text(compiled.as_text())
-        rows.append(row)
-    return rows
+        yield row
+
+
+def plot(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
+    """What each run allocates beyond the forward pass, a panel for each model."""
+    panels = list(dict.fromkeys((row["platform"], row["model"]) for row in rows))
+    runs = list(dict.fromkeys((row["run"], row["K"]) for row in rows[1:]))
+    figure, axes = plt.subplots(
+        1,
+        len(panels),
+        figsize=(1.5 + 3.4 * len(panels), 3.2),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    for axis, panel in zip(axes[0], panels, strict=True):
+        for i, run in enumerate(runs):
+            found = [
+                row
+                for row in rows
+                if (row["platform"], row["model"]) == panel
+                and (row["run"], row["K"]) == run
+                and row["law"]
+            ]
+            name = {"naive": "copies by tree_map"}.get(run[0], run[0])
+            axis.scatter(
+                [max(row["beyond/layer"], 1e-3) for row in found],
+                [list(LAWS).index(row["law"]) + (i - 2.5) / 9 for row in found],
+                marker="xo^^ss"[i % 6],
+                facecolors="none" if run[1] == 8 else None,
+                edgecolors=f"C{i}" if run[1] == 8 else None,
+                color=None if run[1] == 8 else f"C{i}",
+                label=name + (f", K={run[1]}" if run[1] else ""),
+                s=22,
+            )
+        axis.set(title=" ".join(panel), xscale="log", yticks=range(len(LAWS)))
+        axis.set(yticklabels=list(LAWS), xlabel="layers beyond the forward pass")
+        axis.grid(axis="x", alpha=0.3)
+        axis.invert_yaxis() if axis is axes[0][0] else None
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right upper")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
 
 
 def main() -> None:
@@ -202,6 +267,7 @@ def main() -> None:
     parser.add_argument("--runs", nargs="+", default=["naive", "perturb", *OPTIMIZERS])
     parser.add_argument("--dump", type=pathlib.Path, help="where to put the programs")
     parser.add_argument("--output", type=pathlib.Path)
+    parser.add_argument("--plot", type=pathlib.Path, help="where to put a figure")
     arguments = parser.parse_args()
 
     platforms = arguments.platform or ["cpu"]
@@ -212,18 +278,21 @@ def main() -> None:
         for name in arguments.models or DEFAULT[platform]:
             if name not in MODELS[platform]:
                 continue
-            rows = measure(
+            for row in measure(
                 platform,
                 name,
                 arguments.laws,
                 arguments.directions,
                 arguments.runs,
                 arguments.dump,
-            )
-            print(tabulate(rows, headers="keys", floatfmt=".4f"), end="\n\n")
-            tables += rows
-    if arguments.output:
-        write(arguments.output, record(tables))
+            ):
+                tables.append(row)
+                if arguments.output:
+                    kinds = [device(platform).device_kind for platform in platforms]
+                    write(arguments.output, record(tables) | {"compiled_for": kinds})
+    print(tabulate(tables, headers="keys", floatfmt=".4f"))
+    if arguments.plot:
+        plot(tables, arguments.plot)
 
 
 if __name__ == "__main__":

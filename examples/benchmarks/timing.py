@@ -42,7 +42,7 @@ def medians(
 def record(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """``rows`` with the command, versions, device and date that they came from."""
     versions = {"python": platform.python_version()}
-    for package in ("jax", "jaxlib", "optax", "evosax", "torchzero", "torch"):
+    for package in ("jax", "jaxlib", "libtpu", "optax", "evosax", "torchzero", "torch"):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from radazo_jax._src import axes, checks, counter, directions, kept
+from radazo_jax._src import axes, checks, counter, directions, fusion, kept
 from radazo_jax._src import perturb as perturb_lib
 from radazo_jax._src.directions import Direction, Factors, Law
 from radazo_jax._src.kept import Kept
@@ -22,7 +22,8 @@ _MAX_UNROLLED = 8
 # to this many elements (64 MiB); beyond, they are drawn again.
 _MAX_KEPT = 2**24
 
-# Directions that take at most this fraction of the parameters are always kept.
+# Directions that take at most this fraction of the parameters are stored for the
+# gradient, and from the evaluations on where they are all alive then.
 _SMALL = 8
 
 
@@ -126,6 +127,10 @@ def forward_difference(
             value, aux, values = values[0], None, values[1:]
         else:
             value, aux = loss(params)
+            if not _together(num_directions, batch_size):
+                # Or the evaluations at θ and at θ + μ u₁ would run side by side.
+                held = fusion.tie(params, value)
+                evaluate = functools.partial(perturb_lib.perturb(loss), held)
             values = _map(lambda u: evaluate(u, smoothing)[0], sampled, batch_size)
         differences = values - value
         coefficients = differences * (law.factor(params) / num_directions) / smoothing
@@ -305,13 +310,20 @@ def _prepare(
     keys = counter.fold_in(
         counter.as_key(key), jnp.arange(num_directions, dtype=jnp.uint32)
     )
-    leaves = directions.layout(params)
-    size = directions.num_coordinates(leaves)
-    stored = num_directions * sum(law.num_stored(leaf) for leaf in leaves)
-    together = _together(num_directions, batch_size) and stored <= _MAX_KEPT
-    if together or stored * _SMALL <= size:
+    stored, few = _stored(law, num_directions, params)
+    together = _together(num_directions, batch_size)
+    # In turn, those of the others would be alive during every evaluation.
+    few = few and (together or num_directions == 1)
+    if few or (together and stored <= _MAX_KEPT):
         return loss, kept.keep(law, keys, params)
     return loss, _map(lambda k: law.sample(k, params), keys, batch_size)
+
+
+def _stored(law: Law, num_directions: int, params: Any) -> tuple[int, bool]:
+    """How many numbers make the directions, and whether those are few."""
+    leaves = directions.layout(params)
+    stored = num_directions * sum(law.num_stored(leaf) for leaf in leaves)
+    return stored, stored * _SMALL <= directions.num_coordinates(leaves)
 
 
 def _shares_products(
@@ -355,17 +367,30 @@ def _combine_in_turn(coefficients: jax.Array, sampled: Direction, params: Any) -
     # Drawn again rather than kept: without the barrier the compiler would see that it
     # has drawn these before, and keep them through the evaluations.
     coefficients, sampled = lax.optimization_barrier((coefficients, sampled))
+    if _stored(sampled.law, len(coefficients), params)[1]:
+        drawn = kept.keep(sampled.law, sampled.key, params)
+        return kept.combine(coefficients, drawn, params)
+
+    law, size = sampled.law, len(coefficients)
+    leaves = directions.layout(params)
 
     def term(k: Any) -> Any:
         direction = jax.tree.map(lambda x: x[k], sampled)
-        return jax.tree.map(
-            lambda u: coefficients[k] * u, directions.elements(direction, params)
-        )
+        if size == 1:
+            u = directions.elements(direction, params)
+        else:
+            # One by one: of the words of random signs, the CPU would hold all K.
+            num = directions.num_coordinates(leaves)
+            blocks = [
+                law.block(direction, leaf, counter.block(leaf.shape), num)
+                for leaf in leaves
+            ]
+            u = jax.tree.unflatten(jax.tree.structure(params), blocks)
+        return jax.tree.map(lambda u: coefficients[k] * u, u)
 
     def add(k: Any, total: Any) -> Any:
         return jax.tree.map(jnp.add, total, term(k))
 
-    size = len(coefficients)
     total = term(0)
     if size <= _MAX_UNROLLED:
         return functools.reduce(lambda g, k: add(k, g), range(1, size), total)

@@ -8,7 +8,7 @@ are built for this equation. Control flow is interpreted inside.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import jax
@@ -27,9 +27,19 @@ _DEBUG_INFO = core.DebugInfo("perturb", "perturb", None, None)
 
 
 def interpret(
-    jaxpr: core.Jaxpr, consts: Sequence[Any], args: Sequence[Value]
+    jaxpr: core.Jaxpr,
+    consts: Sequence[Any],
+    args: Sequence[Value],
+    ready: Container[int] = (),
 ) -> list[Value]:
-    """Evaluates ``jaxpr`` at arguments some of which are views."""
+    """Evaluates ``jaxpr`` at arguments some of which are views.
+
+    Args:
+      jaxpr: The program.
+      consts: Its constants.
+      args: Arrays and views.
+      ready: Those of the values, by ``id``, that nothing needs to wait for.
+    """
     env: dict[core.Var, Value] = {}
 
     def read(atom: Any) -> Value:
@@ -44,10 +54,13 @@ def interpret(
         inputs = [read(atom) for atom in eqn.invars]
         outputs = None
         if any(isinstance(value, View) for value in inputs):
-            rule = _RULES.get(eqn.primitive.name)
-            outputs = rule(eqn, inputs) if rule else None
+            name = eqn.primitive.name
+            if name in _CALLS:
+                outputs = _call(eqn.params[_CALLS[name]], inputs, ready)
+            elif name in _RULES:
+                outputs = _RULES[name](eqn, inputs)
             if outputs is None:
-                inputs = built(inputs, memo)
+                inputs = built(inputs, memo, ready)
         if outputs is None:
             outputs = bind(eqn, inputs)
         env.update(zip(eqn.outvars, outputs, strict=True))
@@ -66,13 +79,16 @@ def bind(eqn: core.JaxprEqn, inputs: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def built(
-    values: Sequence[Value], memo: dict[int, jax.Array] | None = None
+    values: Sequence[Value],
+    memo: dict[int, jax.Array] | None = None,
+    ready: Container[int] = (),
 ) -> list[jax.Array]:
     """``values`` with the views among them built, after the other values.
 
     Args:
       values: Arrays and views.
       memo: Views that have been built already, by ``id``; grows.
+      ready: As in ``interpret``.
     """
     memo = {} if memo is None else memo
     arrays = [value for value in values if isinstance(value, jax.Array)]
@@ -80,7 +96,7 @@ def built(
         if isinstance(value, View) and id(value) not in memo:
             # A small leaf need not wait: it would only be kept out of fusions.
             small = math.prod(value.shape) <= _SMALL
-            memo[id(value)] = value.build(*(() if small else arrays))
+            memo[id(value)] = value.build(*(() if small else arrays), ready=ready)
     return [memo[id(v)] if isinstance(v, View) else v for v in values]
 
 
@@ -172,20 +188,27 @@ def _convolution(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
 # --- Control flow -----------------------------------------------------------------
 
 
-def _inline(name: str) -> Rule:
-    """Calls are entered: what stands inside is interpreted in their place."""
+# Calls are entered: what stands inside is interpreted in their place.
+_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat2": "jaxpr",
+}
 
-    def rule(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value]:
-        jaxpr = eqn.params[name]
-        if isinstance(jaxpr, core.ClosedJaxpr):
-            return interpret(jaxpr.jaxpr, jaxpr.consts, inputs)
-        return interpret(jaxpr, (), inputs)
 
-    return rule
+def _call(jaxpr: Any, inputs: list[Value], ready: Container[int]) -> list[Value]:
+    if isinstance(jaxpr, core.ClosedJaxpr):
+        return interpret(jaxpr.jaxpr, jaxpr.consts, inputs, ready)
+    return interpret(jaxpr, (), inputs, ready)
 
 
-def _arrays(jaxpr: core.ClosedJaxpr, args: Sequence[Value]) -> list[jax.Array]:
-    return built(interpret(jaxpr.jaxpr, jaxpr.consts, args))
+def _arrays(
+    jaxpr: core.ClosedJaxpr, args: Sequence[Value], ready: Container[int] = ()
+) -> list[jax.Array]:
+    return built(interpret(jaxpr.jaxpr, jaxpr.consts, args, ready))
 
 
 def _scan(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
@@ -206,7 +229,12 @@ def _scan(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
             views.at(stack, i, part) if isinstance(stack, View) else part
             for stack, part in zip(stacks, slices, strict=True)
         ]
-        outputs = _arrays(params["jaxpr"], [*consts, *carry, *slices])
+        # What a body starts from is there when it starts: a leaf need not wait for it,
+        # and a slice that only its product reads is not copied out of its stack. But
+        # a leaf is not to be built once for all steps, ahead of the loop.
+        inputs = [*(views.tie(value, i) for value in consts), *carry, *slices]
+        ready = {id(value) for value in inputs if params["unroll"] == 1}
+        outputs = _arrays(params["jaxpr"], inputs, ready)
         return outputs[:num_carry], outputs[num_carry:]
 
     steps = jnp.arange(params["length"], dtype=jnp.uint32)
@@ -263,12 +291,6 @@ _RULES: dict[str, Rule] = {
     "gather": _gather,
     "dot_general": _dot_general,
     "conv_general_dilated": _convolution,
-    "jit": _inline("jaxpr"),
-    "pjit": _inline("jaxpr"),
-    "closed_call": _inline("call_jaxpr"),
-    "core_call": _inline("call_jaxpr"),
-    "checkpoint": _inline("jaxpr"),
-    "remat2": _inline("jaxpr"),
     "scan": _scan,
     "while": _while,
     "cond": _cond,

@@ -13,7 +13,7 @@ used. The marks are of one of three kinds:
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import jax
@@ -85,11 +85,12 @@ class View:
         if self.on_use is not None:
             self.on_use(self, set(contracted))
 
-    def build(self, *after: jax.Array) -> jax.Array:
+    def build(self, *after: jax.Array, ready: Container[int] = ()) -> jax.Array:
         """The perturbed elements.
 
         Args:
           *after: Values that are to be computed before the elements are drawn.
+          ready: Those of them, by ``id``, that have been.
 
         Returns:
           An array of ``shape`` and ``dtype``.
@@ -103,7 +104,8 @@ class View:
 
         if self.direction is None:
             return moved(None, self.scale)
-        direction = fusion.tie(self.direction, *after)
+        late = [value for value in after if id(value) not in ready]
+        direction = fusion.tie(self.direction, *late)
         return fusion.compute_once(
             moved, direction.key, direction, self.scale, after=after
         )
@@ -122,9 +124,19 @@ def views_of(
             for leaf, draw in zip(leaves, direction.draws, strict=True)
         ]
     total = sum(math.prod(where.shape) for where in layout)
+
+    def draw(direction: Direction) -> list[Factors | None]:
+        return [direction.law.factors(direction, where) for where in layout]
+
+    # Stored: XLA's CPU backend would draw a factor in every product with it.
+    factors = jax.eval_shape(draw, direction)
+    if jax.tree.leaves(factors):
+        factors = fusion.compute_once(draw, direction.key, direction)
     return [
         _of_direction(leaf, where, total, direction, scale)
-        for leaf, where in zip(leaves, layout, strict=True)
+        if drawn is None
+        else _of_factors(leaf, drawn, scale)
+        for leaf, where, drawn in zip(leaves, layout, factors, strict=True)
     ]
 
 
@@ -151,16 +163,18 @@ def _of_factors(leaf: jax.Array, factors: Factors, scale: jax.Array) -> View:
 def _of_direction(
     leaf: jax.Array, where: Leaf, total: int, direction: Direction, scale: jax.Array
 ) -> View:
-    law = direction.law
-    factors = law.factors(direction, where)
-    if factors is not None:
-        return _of_factors(leaf, factors, scale)
-
     def noise(direction: Direction, marks: Marks) -> jax.Array:
-        return law.block(direction, where, marks, total)
+        return direction.law.block(direction, where, marks, total)
 
     indices = tuple(counter.block(where.shape))
     return View(leaf, leaf.dtype, scale, indices, noise, direction)
+
+
+def tie(value: Any, after: jax.Array) -> Any:
+    """``value``, which if it is a view to be drawn is drawn after ``after``."""
+    if not isinstance(value, View) or value.direction is None:
+        return value
+    return dataclasses.replace(value, direction=fusion.tie(value.direction, after))
 
 
 # --- Structural operations --------------------------------------------------------
