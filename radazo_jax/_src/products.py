@@ -45,8 +45,9 @@ def dot_general(
     base = view.base.astype(view.dtype)
     sides = (base, x) if view_is_left else (x, base)
     plain = lax.dot_general(*sides, **params)
-    noise = _chain(x, names_x, first, second, names_view, out, params["precision"])
-    return _moved(plain, view.scale, noise)
+    factors = (view.scale, first, second)
+    noise = _chain(x, names_x, factors, names_view, out, params["precision"])
+    return _moved(plain, noise)
 
 
 def convolution(x: jax.Array, view: View, params: dict[str, Any]) -> jax.Array | None:
@@ -74,17 +75,17 @@ def convolution(x: jax.Array, view: View, params: dict[str, Any]) -> jax.Array |
     inner = lax.conv_general_dilated(
         x.astype(jnp.float32), kernel, **_convolution(params)
     )
+    inner = view.scale.astype(jnp.float32) * inner
     features = numbers.out_spec[1]
     outward = second.reshape(second.shape[out_axis], -1)
     noise = jnp.tensordot(inner, outward, axes=[(features,), (1,)])
     noise = jnp.moveaxis(noise, -1, features)
-    return _moved(plain, view.scale, noise)
+    return _moved(plain, noise)
 
 
-def _moved(plain: jax.Array, scale: jax.Array, noise: jax.Array) -> jax.Array:
+def _moved(plain: jax.Array, noise: jax.Array) -> jax.Array:
     wide = at_least_float32(plain.dtype)
-    moved = plain.astype(wide) + scale.astype(wide) * noise.astype(wide)
-    return moved.astype(plain.dtype)
+    return (plain.astype(wide) + noise.astype(wide)).astype(plain.dtype)
 
 
 def _convolution(params: dict[str, Any]) -> dict[str, Any]:
@@ -96,13 +97,13 @@ def _convolution(params: dict[str, Any]) -> dict[str, Any]:
 def _chain(
     x: jax.Array,
     names_x: str,
-    first: jax.Array,
-    second: jax.Array,
+    factors: tuple[jax.Array, jax.Array, jax.Array],
     names_view: str,
     out: str,
     precision: Any,
 ) -> jax.Array:
-    """(x · first) · second in float32, on named axes; ρ is the axis of the rank."""
+    """scale (x · first) · second in float32, on named axes; Z is that of the rank."""
+    scale, first, second = factors
     names_first, first = _drop_constant_axes(first, names_view)
     names_second, second = _drop_constant_axes(second, names_view)
     between = "".join(
@@ -112,6 +113,8 @@ def _chain(
     inner = jnp.einsum(
         f"{names_x},{names_first}Z->{between}Z", x, first, precision=precision
     )
+    # Scaled here, where there is the least of it.
+    inner = scale.astype(jnp.float32) * inner
     return jnp.einsum(
         f"{between}Z,{names_second}Z->{out}", inner, second, precision=precision
     )
