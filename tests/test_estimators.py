@@ -363,10 +363,15 @@ def test_evaluations_in_turn_begin_with_the_one_at_the_parameters(batch_size, wa
     # Or a compiler would run it beside the next, in the memory of both.
     estimator = zo.forward_difference(num_directions=3, batch_size=batch_size)
     jaxpr = jax.make_jaxpr(lambda p: estimate(quadratic, estimator, params=p))(PARAMS)
-    tied = [
-        {atom.aval.shape for atom in eqn.invars}
-        for eqn in jaxpr.eqns
-        if eqn.primitive.name == "optimization_barrier"
-    ]
     shapes = {leaf.shape for leaf in jax.tree.leaves(PARAMS)}
-    assert any(shapes <= among for among in tied) == waits
+    assert any(shapes <= among for among in ties(jaxpr.jaxpr)) == waits
+
+
+def ties(jaxpr):
+    """The shapes of what each barrier ties together."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "optimization_barrier":
+            yield {atom.aval.shape for atom in eqn.invars}
+        for value in eqn.params.values():
+            if hasattr(value, "jaxpr"):
+                yield from ties(value.jaxpr)

@@ -11,11 +11,13 @@ TPU, only libtpu (``pip install "radazo-jax[tpu-aot]"``). Models:
 
     python examples/benchmarks/memory.py --output docs/benchmarks/memory.json
 
-``--output`` is written after every program; ``--plot`` draws what it holds.
+``--output`` is written after every program, and ``--resume`` goes on where a run was
+stopped. ``--plot`` draws the rows.
 """
 
 import argparse
 import importlib.util
+import json
 import os
 import pathlib
 import time
@@ -171,13 +173,19 @@ def measure(
     laws: list[str],
     counts: list[int],
     runs: list[str],
-    dump: pathlib.Path | None = None,
+    dump: pathlib.Path | None,
+    known: dict[tuple[Any, ...], dict[str, Any]],
 ) -> Iterator[dict[str, Any]]:
-    """The rows of one model on one platform, as they come."""
+    """The rows of one model on one platform, as they come, but for the known ones."""
     model, to = MODELS[platform][name](), device(platform)
     cpu = platform == "cpu"
     forward: tuple[int, int] | None = None
     for row, fun, args, donated in programs(model, laws, counts, runs):
+        row = {"platform": platform, "model": name, "run": "", "law": "", "K": ""} | row
+        if found := known.get(tuple(row.values())):
+            forward = forward or (found["bytes"], found["peak_bytes"])
+            yield found
+            continue
         start = time.perf_counter()
         compiled = compiled_for(fun, args, to, donated)
         seconds = time.perf_counter() - start
@@ -193,7 +201,6 @@ def measure(
         allowed = None
         if of_forward is not None:
             allowed = of_forward * forward[0] + of_layer * model.layer_bytes
-        row = {"platform": platform, "model": name, "run": "", "law": "", "K": ""} | row
         row |= {
             "bytes": size,
             "beyond/forward": beyond / forward[0] if forward[0] else None,
@@ -217,10 +224,35 @@ def measure(
         yield row
 
 
+def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A table for each model, and of the TPU's peak: a row a law, a column a run.
+
+    In percent of the forward pass for the decoder, in layers for the others.
+    """
+    tables: dict[tuple[str, str], dict[str, Any]] = {}
+    forward = {(r["platform"], r["model"]): r for r in rows if r["run"] == "forward"}
+    for row in rows:
+        if not row["law"]:
+            continue
+        base = forward[row["platform"], row["model"]]
+        run = "by_hand" if row["run"] == "naive" else row["run"]
+        column = f"{run} K={row['K']}".replace(" ", "_") if row["K"] else run
+        for of, suffix in (("bytes", ""), ("peak_bytes", "_peak")):
+            beyond = row[of] - base[of] - row["moments_bytes"]
+            percent = row["model"].endswith("decoder")
+            unit = base[of] / 100 if percent else row["layer_bytes"]
+            if suffix and row["platform"] == "cpu":
+                continue
+            name = f"{row['platform']}_{row['model']}{suffix}"
+            cells = tables.setdefault((name, row["law"]), {"table": name})
+            cells |= {"law": row["law"], column: beyond / unit}
+    return list(tables.values())
+
+
 def plot(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
     """What each run allocates beyond the forward pass, a panel for each model."""
     panels = list(dict.fromkeys((row["platform"], row["model"]) for row in rows))
-    runs = list(dict.fromkeys((row["run"], row["K"]) for row in rows[1:]))
+    runs = list(dict.fromkeys((row["run"], row["K"]) for row in rows if row["law"]))
     figure, axes = plt.subplots(
         1,
         len(panels),
@@ -250,7 +282,7 @@ def plot(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
                 s=22,
             )
         axis.set(title=" ".join(panel), xscale="log", yticks=range(len(LAWS)))
-        axis.set(yticklabels=list(LAWS), xlabel="layers beyond the forward pass")
+        axis.set(yticklabels=list(LAWS), xlabel="layers beyond forward (+ moments)")
         axis.grid(axis="x", alpha=0.3)
         axis.invert_yaxis() if axis is axes[0][0] else None
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right upper")
@@ -268,11 +300,20 @@ def main() -> None:
     parser.add_argument("--dump", type=pathlib.Path, help="where to put the programs")
     parser.add_argument("--output", type=pathlib.Path)
     parser.add_argument("--plot", type=pathlib.Path, help="where to put a figure")
+    parser.add_argument(
+        "--resume", action="store_true", help="take the rows that --output has"
+    )
     arguments = parser.parse_args()
 
     platforms = arguments.platform or ["cpu"]
     if not arguments.platform and importlib.util.find_spec("libtpu"):
         platforms.append("tpu")
+    output = arguments.output
+    known: dict[tuple[Any, ...], dict[str, Any]] = {}
+    if arguments.resume and output.exists():
+        earlier = json.loads(output.read_text(encoding="utf-8"))["rows"]
+        earlier = [row for row in earlier if "table" not in row]
+        known = {tuple(list(row.values())[:5]): row for row in earlier}
     tables: list[dict[str, Any]] = []
     for platform in platforms:
         for name in arguments.models or DEFAULT[platform]:
@@ -285,11 +326,14 @@ def main() -> None:
                 arguments.directions,
                 arguments.runs,
                 arguments.dump,
+                known,
             ):
                 tables.append(row)
-                if arguments.output:
+                if output:
                     kinds = [device(platform).device_kind for platform in platforms]
-                    write(arguments.output, record(tables) | {"compiled_for": kinds})
+                    found = tables + [r for r in known.values() if r not in tables]
+                    content = record(found + summary(found))
+                    write(output, content | {"compiled_for": kinds})
     print(tabulate(tables, headers="keys", floatfmt=".4f"))
     if arguments.plot:
         plot(tables, arguments.plot)

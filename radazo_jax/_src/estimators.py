@@ -118,20 +118,22 @@ def forward_difference(
         loss, sampled = _prepare(
             law, fun, has_aux, key, params, num_directions, batch_size
         )
-        evaluate = functools.partial(perturb_lib.perturb(loss), params)
+
+        def evaluate(u: Direction | Kept, scale: Any, *after: jax.Array) -> jax.Array:
+            at, u = fusion.tie((params, u), *after)
+            return perturb_lib.perturb(loss)(at, u, scale)[0]
+
         if not has_aux and _shares_products(sampled, params, batch_size):
             # θ itself is the first of the batch, so that all read θ once.
             batch = jax.tree.map(lambda x: jnp.concatenate([x[:1], x]), sampled)
             scales = jnp.full(num_directions + 1, smoothing).at[0].set(0)
-            values, _ = jax.vmap(evaluate)(batch, scales)
+            values = jax.vmap(evaluate)(batch, scales)
             value, aux, values = values[0], None, values[1:]
         else:
             value, aux = loss(params)
-            if not _together(num_directions, batch_size):
-                # Or the evaluations at θ and at θ + μ u₁ would run side by side.
-                held = fusion.tie(params, value)
-                evaluate = functools.partial(perturb_lib.perturb(loss), held)
-            values = _map(lambda u: evaluate(u, smoothing)[0], sampled, batch_size)
+            # In turn, also with what of θ is the same for all, as rows looked up.
+            after = () if _together(num_directions, batch_size) else (value,)
+            values = _map(lambda u: evaluate(u, smoothing, *after), sampled, batch_size)
         differences = values - value
         coefficients = differences * (law.factor(params) / num_directions) / smoothing
         gradient = _combine(coefficients, sampled, params)
