@@ -114,6 +114,20 @@ def seed_keys(seeds: int) -> jax.Array:
     return jax.vmap(fold)(jnp.arange(seeds, dtype=jnp.uint32))
 
 
+def compiled(
+    step: Callable[[Any, jax.Array], tuple[Any, Any]], chunk: int
+) -> Callable[[Any, jax.Array], tuple[Any, Any]]:
+    """`chunk` steps as one program: `(carry, first t) -> (carry, mean out)`."""
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def run_chunk(carry: Any, start: jax.Array) -> tuple[Any, Any]:
+        times = start + jnp.arange(chunk, dtype=jnp.uint32)
+        carry, outs = jax.lax.scan(step, carry, times)
+        return carry, jax.tree.map(lambda out: out.mean(axis=0), outs)
+
+    return run_chunk
+
+
 def run(
     step: Callable[[Any, jax.Array], tuple[Any, Any]],
     carry: Any,
@@ -138,13 +152,7 @@ def run(
       The last carry, and the outs, stacked: arrays [chunks, ...].
     """
 
-    @functools.partial(jax.jit, donate_argnums=0)
-    def run_chunk(carry: Any, start: jax.Array) -> tuple[Any, Any]:
-        times = start + jnp.arange(chunk, dtype=jnp.uint32)
-        carry, outs = jax.lax.scan(step, carry, times)
-        return carry, jax.tree.map(lambda out: out.mean(axis=0), outs)
-
-    outs = []
+    outs, run_chunk = [], compiled(step, chunk)
     carry = jax.tree.map(jnp.copy, carry)  # The chunks work in place.
     with tqdm(total=math.ceil(num_steps / chunk) * chunk, desc=label, unit="step") as b:
         for start in range(0, num_steps, chunk):
