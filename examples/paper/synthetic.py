@@ -132,7 +132,11 @@ def tables(content: dict[str, Any]) -> list[Table]:
 
 def plot(content: dict[str, Any]) -> plt.Figure:
     """Means over the seeds as lines, their ranges as bands."""
-    figure, all_axes = plt.subplots(1, 4, figsize=(15, 4), layout="constrained")
+    count = len(content["gaps"])
+    figure, all_axes = plt.subplots(
+        1, count, figsize=(4.5 + 3.5 * (count - 1), 4), layout="constrained"
+    )
+    all_axes = np.reshape(all_axes, count)
     for axes, (function, gaps) in zip(all_axes, content["gaps"].items(), strict=True):
         limit = 3 * common.array(gaps["R-AdaZO"])[:, 0].max()
         for method, curves in gaps.items():
@@ -151,13 +155,23 @@ def plot(content: dict[str, Any]) -> plt.Figure:
         common.tidy(axes)
     all_axes[0].set_ylabel("F(θ) − min F")
     handles, labels = all_axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False)
+    columns = 6 if count > 2 else 3
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=columns, frameon=False
+    )
     return figure
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = common.parser(__doc__, steps=10_000, seeds=5, fast=(40, 2))
     parser.add_argument("--dimension", type=common.at_least_one, default=DIMENSION)
+    parser.add_argument(
+        "--functions",
+        nargs="+",
+        choices=tuple(testing.PROBLEMS),
+        default=tuple(testing.PROBLEMS),
+    )
+    parser.add_argument("--name", default="synthetic", help="of the JSON and the PNG")
     args = common.parse(parser, argv)
     if args.dimension < 2:
         parser.error("argument --dimension: must be at least 2, got 1")
@@ -172,9 +186,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 strict=True,
             )
         )
-        for name in testing.PROBLEMS
+        for name in args.functions
     }
-    points = len(next(iter(gaps["Quadratic"].values()))[0])
+    points = len(next(iter(gaps[args.functions[0]].values()))[0])
     content = common.provenance(begin) | {
         "settings": {
             "dimension": args.dimension,
@@ -189,8 +203,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "iterations": [chunk * i for i in range(points)],
         "gaps": common.numbers(gaps),
     }
-    common.write(args.output / "synthetic.json", content)
-    common.finish(tables(content), plot(content), args.output, "synthetic")
+    common.write(args.output / f"{args.name}.json", content)
+    common.finish(tables(content), plot(content), args.output, args.name)
 
 
 if __name__ == "__main__":
