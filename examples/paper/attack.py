@@ -16,7 +16,7 @@ The images are those of scikit-learn, enlarged to 28×28, or MNIST's, from IDX f
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,6 +52,7 @@ class State(NamedTuple):
 class Case(NamedTuple):
     image: jax.Array  # [28, 28, 1]
     target: jax.Array  # (), int32.
+    unit: jax.Array  # (), what one unit of the variable is in pixels.
 
 
 def optimizers() -> dict[str, optax.GradientTransformation]:
@@ -62,23 +63,20 @@ def optimizers() -> dict[str, optax.GradientTransformation]:
     return result | {STRETCHED: METHODS["ZO-AdaMM"](STRETCH * LEARNING_RATE)}
 
 
-def adversarial(image: jax.Array, variable: jax.Array, unit: float) -> jax.Array:
-    return jnp.clip(image + unit * variable, 0, 1)
+def adversarial(case: Case, variable: jax.Array) -> jax.Array:
+    return jnp.clip(case.image + case.unit * variable, 0, 1)
 
 
-def attack_step(
-    params: network.Params, optimizer: optax.GradientTransformation, unit: float
-) -> Any:
+def attack_step(params: network.Params, optimizer: optax.GradientTransformation) -> Any:
     """One step of all seeds, which does nothing to those that have succeeded.
 
     The variable is centered, from -5 to 5 where the paper's lies in [0, 10]: the same
     to any of the methods. It is clipped to its box after each step.
     """
-    limit = BOX / unit
     estimator = zo.forward_difference(zo.sphere(), NUM_DIRECTIONS, SMOOTHING)
 
     def loss(variable: jax.Array, case: Case) -> jax.Array:
-        image = adversarial(case.image, variable, unit)
+        image = adversarial(case, variable)
         rows = network.log_probabilities(params, image[None])[0]
         others = jnp.where(jnp.arange(10) == case.target, -jnp.inf, rows)
         return others.max() - rows[case.target]
@@ -90,6 +88,7 @@ def attack_step(
         updates, optimizer_state = optimizer.update(
             grad, state.optimizer_state, state.variable
         )
+        limit = BOX / case.unit
         moved = jnp.clip(state.variable + updates, -limit, limit)
         succeeded = state.succeeded | (value < 0)
         variable = jnp.where(succeeded, state.variable, moved)
@@ -106,20 +105,16 @@ def attack_step(
 
 
 def attack(
-    params: network.Params,
-    method: str,
-    setting: str,
+    run_chunk: Callable[[Any, jax.Array], tuple[Any, Any]],
+    optimizer: optax.GradientTransformation,
     cases: Sequence[Case],
     keys: jax.Array,
     max_steps: int,
+    chunk: int,
+    label: str,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Iterations [cases, seeds], inf where not successful; variables [cases, …]."""
-    optimizer = optimizers()[method]
-    step = attack_step(params, optimizer, SETTINGS[setting])
-    chunk = min(CHUNK, max_steps)
-    run_chunk = common.compiled(step, chunk)
     iterations, variables = [], []
-    label = f"{setting}, {method}"
     with tqdm(total=len(cases), desc=label, unit="image") as bar:
         for case in cases:
             zeros = jnp.zeros((len(keys), *case.image.shape))
@@ -127,6 +122,7 @@ def attack(
             states = State(
                 zeros, jax.vmap(optimizer.init)(zeros), nothing, nothing.astype(bool)
             )
+            # The chunks work in place on their carry.
             carry: Any = jax.tree.map(jnp.copy, (keys, states, case))
             for start in range(0, max_steps, chunk):
                 carry, all_done = run_chunk(carry, jnp.uint32(start))
@@ -187,10 +183,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
 
 
 def plot(
-    cases: Sequence[Case],
-    variables: np.ndarray,
-    unit: float,
-    seen: Sequence[tuple[int, int]],
+    cases: Sequence[Case], variables: np.ndarray, seen: Sequence[tuple[int, int]]
 ) -> plt.Figure:
     """Image, perturbation and adversarial image, of R-AdaZO's first seed."""
     figure, all_axes = plt.subplots(
@@ -199,7 +192,7 @@ def plot(
     all_axes = np.reshape(all_axes, (3, len(cases)))
     for column, (case, variable) in enumerate(zip(cases, variables, strict=True)):
         before, after = seen[column]
-        changed = adversarial(case.image, variable[0], unit)
+        changed = adversarial(case, variable[0])
         shown = (
             (f"seen as {before}", case.image, {"cmap": "gray", "vmin": 0, "vmax": 1}),
             (
@@ -286,24 +279,32 @@ def main(argv: Sequence[str] | None = None) -> None:
     labels = data.test_labels[indices]
     targets = (labels + 1) % 10 if args.target is None else 0 * labels + args.target
 
-    cases = [
-        Case(jnp.asarray(data.test_images[index]), jnp.asarray(target))
-        for index, target in zip(indices, targets, strict=True)
-    ]
-    keys = common.seed_keys(args.seeds)
-    iterations: dict[str, dict[str, np.ndarray]] = {}
-    for setting in SETTINGS:
-        iterations[setting] = {}
-        for method in optimizers():
-            counts, variables = attack(params, method, setting, cases, keys, args.steps)
-            iterations[setting][method] = counts
-            if (setting, method) == ("mapped", "R-AdaZO"):
+    cases = {
+        setting: [
+            Case(
+                jnp.asarray(data.test_images[index]),
+                jnp.asarray(target),
+                jnp.asarray(unit, jnp.float32),
+            )
+            for index, target in zip(indices, targets, strict=True)
+        ]
+        for setting, unit in SETTINGS.items()
+    }
+    keys, chunk = common.seed_keys(args.seeds), min(CHUNK, args.steps)
+    iterations: dict[str, dict[str, np.ndarray]] = {name: {} for name in SETTINGS}
+    for method, optimizer in optimizers().items():
+        run_chunk = common.compiled(attack_step(params, optimizer), chunk)
+        for setting in SETTINGS:
+            label = f"{method}, {setting}"
+            iterations[setting][method], variables = attack(
+                run_chunk, optimizer, cases[setting], keys, args.steps, chunk, label
+            )
+            if (method, setting) == ("R-AdaZO", "mapped"):
                 pictured = variables
-    unit = SETTINGS["mapped"]
     changed = np.stack(
         [
-            adversarial(case.image, variable[0], unit)
-            for case, variable in zip(cases, pictured, strict=True)
+            adversarial(case, variable[0])
+            for case, variable in zip(cases["mapped"], pictured, strict=True)
         ]
     )
     after = network.predict(params, changed)
@@ -331,7 +332,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     }
     common.write(args.output / "attack.json", content)
     seen = [(int(predicted[i]), int(z)) for i, z in zip(indices, after, strict=True)]
-    figure = plot(cases[:PICTURED], pictured[:PICTURED], unit, seen)
+    figure = plot(cases["mapped"][:PICTURED], pictured[:PICTURED], seen)
     common.finish(tables(content), figure, args.output, "attack")
 
 

@@ -106,9 +106,9 @@ def _read(path: Path, rank: int) -> np.ndarray:
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     start = 4 + 4 * rank
-    shape = tuple(np.frombuffer(content[4:start], ">u4").tolist())
-    if content[:4] != _MAGIC[rank] or len(shape) != rank:
+    if content[:4] != _MAGIC[rank] or len(content) < start:
         raise DataError(f"{path} is not an IDX file of rank {rank}: its head is wrong")
+    shape = tuple(np.frombuffer(content[4:start], ">u4").tolist())
     if len(content) - start != math.prod(shape):
         raise DataError(
             f"{path} is corrupt: {len(content) - start:,} bytes of pixels or labels, "
