@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
@@ -33,57 +34,34 @@ def _run(script, *arguments):
     )
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """A folder for the network, so that one test trains it for all."""
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module", params=_NAMES)
-def fast(request, tmp_path_factory, cache):
-    output = tmp_path_factory.mktemp(request.param) / "made"
-    extra = ("--cache", cache) if request.param == "attack" else ()
-    done = _run(request.param, "--fast", "--output", output, *extra)
+@pytest.mark.parametrize("name", _NAMES)
+def test_fast_run(name, tmp_path):
+    """One test a script, not one a property: each takes a run."""
+    output = tmp_path / "made"
+    extra = ("--cache", tmp_path / "cache") if name == "attack" else ()
+    done = _run(name, "--fast", "--output", output, *extra)
     assert done.returncode == 0, done.stderr
-    return request.param, done, output
 
-
-def test_fast_run_prints_its_tables_and_its_progress(fast):
-    name, done, output = fast
     assert f"Wrote {output / name}.json and {output / name}.png" in done.stdout
-    assert len(re.findall(r"^-+(  -+)+$", done.stdout, re.MULTILINE)) >= 2
-    assert "100%" in done.stderr
+    assert len(re.findall(r"^-+(  -+)+$", done.stdout, re.MULTILINE)) >= 2  # Tables.
+    assert "100%" in done.stderr  # A progress bar.
 
-
-def test_fast_run_writes_json_with_its_provenance(fast):
-    name, _, output = fast
     content = json.loads((output / f"{name}.json").read_text(encoding="utf-8"))
-    assert content["command"].endswith(f"{name}.py --fast --output {output}") or (
-        name == "attack" and "--fast" in content["command"]
-    )
+    assert f"{name}.py --fast --output {output}" in content["command"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", content["date"])
     assert {"python", "jax", "optax", "radazo_jax"} <= set(content["versions"])
     assert content["settings"]["seeds"] == 2
 
-
-def test_fast_run_draws_a_picture(fast):
-    name, _, output = fast
     image = (output / f"{name}.png").read_bytes()
     assert image.startswith(b"\x89PNG\r\n\x1a\n")
     assert int.from_bytes(image[16:20], "big") >= 200
 
-
-def test_synthetic_runs_start_alike_and_descend(fast):
-    name, _, output = fast
-    if name != "synthetic":
-        pytest.skip("another experiment")
-    content = json.loads((output / "synthetic.json").read_text(encoding="utf-8"))
-    for gaps in content["gaps"].values():
-        starts = {tuple(curve[0] for curve in seeds) for seeds in gaps.values()}
-        assert len(starts) == 1
-        for method in ("R-AdaZO", "ZO-AdaMM", "ZO-RMSProp"):
-            for curve in gaps[method]:
-                assert curve[-1] < curve[0]
+    if name == "synthetic":
+        for gaps in content["gaps"].values():
+            starts = {tuple(curve[0] for curve in seeds) for seeds in gaps.values()}
+            assert len(starts) == 1  # All methods start alike.
+            for method in ("R-AdaZO", "ZO-AdaMM", "ZO-RMSProp"):
+                assert all(curve[-1] < curve[0] for curve in gaps[method])
 
 
 @pytest.mark.parametrize("name", _NAMES)
@@ -280,13 +258,14 @@ def test_cached_network_is_read_and_a_broken_one_replaced(tmp_path, scripts):
     import network
 
     data = network.load(_mnist(tmp_path / "data"))
-    first = network.train(data, 1, tmp_path / "cache")
-    (path,) = (tmp_path / "cache").iterdir()
-    written = path.stat().st_mtime_ns
-    again = network.train(data, 1, tmp_path / "cache")
-    assert path.stat().st_mtime_ns == written
-    path.write_bytes(path.read_bytes()[:1000])
-    anew = network.train(data, 1, tmp_path / "cache")
+    with jax.numpy_rank_promotion("allow"):  # An example may broadcast a bias.
+        first = network.train(data, 1, tmp_path / "cache")
+        (path,) = (tmp_path / "cache").iterdir()
+        written = path.stat().st_mtime_ns
+        again = network.train(data, 1, tmp_path / "cache")
+        assert path.stat().st_mtime_ns == written
+        path.write_bytes(path.read_bytes()[:1000])
+        anew = network.train(data, 1, tmp_path / "cache")
     assert path.stat().st_size > 1000
     for other in (again, anew):
         np.testing.assert_allclose(

@@ -318,10 +318,15 @@ def plot(content: dict[str, Any]) -> plt.Figure:
         axes.set_visible(False)
     shown = content["problems"].items()
     for axes, (name, problem) in zip(all_axes.flat, shown, strict=False):
+        axes.set(xlabel="η", title=name)
+        axes.set_ylabel(f"evaluations to {problem['targets'][1]:.0%}")
+        common.tidy(axes)
         for config in CONFIGS:
             run = problem["runs"][config.name]
             counts = EVALUATIONS * common.array(run["steps"])[..., 1]
             means = counts.mean(axis=1)
+            if np.isfinite(means).any():  # Without any, there is nothing to scale.
+                axes.set(xscale="log", yscale="log")
             axes.plot(
                 np.where(np.isfinite(means), run["learning_rates"], np.nan),
                 means,
@@ -332,9 +337,6 @@ def plot(content: dict[str, Any]) -> plt.Figure:
                 color=COLORS[config.method],
                 label=config.name,
             )
-        axes.set(xscale="log", yscale="log", xlabel="η", title=name)
-        axes.set_ylabel(f"evaluations to {problem['targets'][1]:.0%}")
-        common.tidy(axes)
     handles, labels = all_axes.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=7, frameon=False)
     return figure
