@@ -9,14 +9,16 @@
 from radazo_jax._src.theory import (
     convergence_constant_radazo,
     convergence_constant_zo_adamm,
-    first_moment_squared_bias,
-    first_moment_variance,
-    gradient_variance_bound,
     predicted_speedup,
     second_moment_bound_radazo,
     second_moment_bound_zo_adamm,
-    smoothing_bias_bound,
     step_ratio,
+)
+from radazo_jax._src.variance import (
+    first_moment_squared_bias,
+    first_moment_variance,
+    gradient_variance_bound,
+    smoothing_bias_bound,
 )
 
 __all__ = [
