@@ -13,8 +13,12 @@ from the same estimates g_t:
 Two more pictures are not in the paper, and tell a larger step from a better direction:
 
 (c) the cosine of v_t with the true v_t: what is left of (b) when one factor for
-    all coordinates is free, which the learning rate is;
+    all coordinates is free, which the learning rate is; and that of a v that is the
+    same in all coordinates, which knows nothing;
 (d) the cosine of the update m_t/√v_t with ∇F, with either v_t.
+
+A last table shows how long the first steps are, where gradients are noise only: what
+v₀ = 0, `bias_correction` and a warm-up do.
 """
 
 import time
@@ -40,6 +44,8 @@ LEARNING_RATE = 1e-3  # η
 SMOOTHING = 5e-3  # μ
 EPS_ROOT = 1e-8  # ζ
 POINTS = 100
+TIMES = (1, 2, 3, 5, 10, 30, 100, 300, 1000)  # Of the table of the first steps.
+WARM_UP = 100
 
 # What is measured -> how the tables call it.
 MEASURES = {
@@ -49,6 +55,7 @@ MEASURES = {
     "error_ours": "error of v (ours)",
     "cosine_v_ori": "cos(v (ori), v of ∇F)",
     "cosine_v_ours": "cos(v (ours), v of ∇F)",
+    "cosine_v_flat": "cos(1, v of ∇F)",
     "cosine_update_ori": "cos(m/√v (ori), ∇F)",
     "cosine_update_ours": "cos(m/√v (ours), ∇F)",
 }
@@ -96,6 +103,7 @@ def measure(dimension: int, steps: int, seeds: int) -> dict[str, np.ndarray]:
             "error_ours": jnp.linalg.norm(nu - nu_true) / size,
             "cosine_v_ori": cosine(nu_ori, nu_true),
             "cosine_v_ours": cosine(nu, nu_true),
+            "cosine_v_flat": cosine(jnp.ones_like(nu_true), nu_true),
             "cosine_update_ori": cosine(mu / jnp.sqrt(nu_ori + EPS_ROOT), truth),
             "cosine_update_ours": cosine(update, truth),
         }
@@ -124,6 +132,32 @@ def measure(dimension: int, steps: int, seeds: int) -> dict[str, np.ndarray]:
     return {name: np.transpose(out, (2, 1, 0)) for name, out in outs.items()}
 
 
+def first_steps(dimension: int) -> dict[str, list[float]]:
+    """The rms length of steps, in units of η a coordinate, at each of TIMES."""
+    warm_up = optax.linear_schedule(0.0, 1.0, WARM_UP)
+    compared = {
+        "R-AdaZO": zo.radazo(1.0),
+        "R-AdaZO, bias_correction": zo.radazo(1.0, bias_correction=True),
+        f"R-AdaZO, warm-up over {WARM_UP} steps": zo.radazo(warm_up),
+        "ZO-AdaMM": zo.zo_adamm(1.0),
+        "ZO-AdaMM, bias_correction": zo.zo_adamm(1.0, bias_correction=True),
+    }
+    times = np.arange(1, TIMES[-1] + 1)
+
+    def lengths(optimizer: optax.GradientTransformation) -> np.ndarray:
+        def step(state: Any, t: jax.Array) -> tuple[Any, jax.Array]:
+            noise = jax.random.normal(jax.random.fold_in(key, t), (dimension,))
+            update, state = optimizer.update(noise, state)
+            return state, jnp.sqrt(jnp.mean(update**2))
+
+        key = jax.random.key(0)
+        state = optimizer.init(jnp.zeros(dimension))
+        _, result = jax.jit(lambda s: jax.lax.scan(step, s, jnp.asarray(times)))(state)
+        return np.asarray(result)[np.asarray(TIMES) - 1]
+
+    return {name: lengths(optimizer) for name, optimizer in compared.items()}
+
+
 def averages(content: dict[str, Any], name: str) -> np.ndarray:
     """A measure averaged over the whole run: [betas, seeds]."""
     return common.array(content["measures"][name]).mean(axis=-1)
@@ -138,10 +172,20 @@ def tables(content: dict[str, Any]) -> list[Table]:
         return Table(caption, ("β₁", *(MEASURES[name] for name in names)), rows)
 
     whole = f"averages over {content['iterations'][-1]:,} iterations"
+    steps = content["first_steps"]
     names = list(MEASURES)
     return [
         table(f"Moments against the truth: {whole}", names[:4]),
         table(f"Directions, whatever their length: {whole}", names[4:]),
+        Table(
+            "How long the t-th step is, rms a coordinate, in units of η, where "
+            "gradients are noise only",
+            ("t =", *(str(t) for t in steps["times"])),
+            [
+                (name, *(common.significant(length, 3) for length in lengths))
+                for name, lengths in steps["lengths"].items()
+            ],
+        ),
     ]
 
 
@@ -167,11 +211,15 @@ def plot(content: dict[str, Any]) -> plt.Figure:
                 )
         axes.set(title=title, xlabel="iterations")
         common.tidy(axes)
+    flat = common.array(content["measures"]["cosine_v_flat"]).mean(axis=1)
+    for curve, color in zip(flat, colors, strict=True):
+        all_axes[2].plot(content["iterations"], curve, "--", color=color, lw=1)
     all_axes[0].plot([], [], ":", color="#555555", label="g, or v (ori)")
     all_axes[0].plot([], [], "-", color="#555555", label="m, or v (ours)")
+    all_axes[0].plot([], [], "--", color="#555555", lw=1, label="the same v for all")
     all_axes[1].set_yscale("log")
     handles, labels = all_axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=7, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=8, frameon=False)
     return figure
 
 
@@ -198,6 +246,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         "predicted_step_ratio": [round(theory.step_ratio(b1), 4) for b1 in BETAS],
         "iterations": [chunk * (i + 1) for i in range(points)],
         "measures": common.numbers(measures),
+        "first_steps": {
+            "times": list(TIMES),
+            "lengths": common.numbers(first_steps(dimension)),
+        },
     }
     common.write(args.output / "moments.json", content)
     common.finish(tables(content), plot(content), args.output, "moments")
