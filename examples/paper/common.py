@@ -225,9 +225,13 @@ def finish(
     """Prints the tables and saves the figure."""
     for table in tables:
         print(f"\n{table.caption}\n\n{table.format()}")
-    figure.savefig(output / f"{name}.png", dpi=130)
-    plt.close(figure)
+    save(figure, output / f"{name}.png")
     print(f"\nWrote {output / name}.json and {output / name}.png")
+
+
+def save(figure: plt.Figure, path: Path) -> None:
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
 
 
 def mean_std(values: Any, digits: int = 3) -> str:

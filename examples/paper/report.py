@@ -1,11 +1,12 @@
-"""Writes the tables of docs/evidence.md from the JSON files beside it.
+"""Writes the tables of docs/evidence.md, and draws its figures, from the JSON files.
 
     python examples/paper/report.py          # after the experiments
     python examples/paper/report.py --check  # fails if the page is not up to date
 
 The page is prose with places for tables, `<!-- table: NAME I -->` … `<!-- end -->`:
 table number I of the script that wrote NAME.json. What made a file stands at
-`<!-- source: NAME -->`.
+`<!-- source: NAME -->`. The picture of the attack is the only one that is not drawn
+anew: it shows images, which are not in the JSON.
 """
 
 import re
@@ -15,6 +16,7 @@ from typing import Any
 
 import attack
 import common
+import matplotlib.pyplot as plt
 import moments
 import synthetic
 import tuned
@@ -27,6 +29,12 @@ TABLES: dict[str, Callable[[dict[str, Any]], list[Table]]] = {
     "moments": moments.tables,
     "attack": attack.tables,
     "tuned": tuned.tables,
+}
+FIGURES: dict[str, Callable[[dict[str, Any]], plt.Figure]] = {
+    "synthetic": synthetic.plot,
+    "synthetic_long": synthetic.plot,
+    "moments": moments.plot,
+    "tuned": tuned.plot,
 }
 _PLACE = re.compile(
     r"(<!-- (table|source|total):? ?(\w*) ?(\d*) -->\n).*?(<!-- end -->)", re.DOTALL
@@ -69,10 +77,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     path = DOCS / "evidence.md"
     page = path.read_text(encoding="utf-8")
     rendered = render(page, DOCS / "evidence")
-    if not args.check:
-        path.write_text(rendered, encoding="utf-8")
-    elif rendered != page:
-        parser.exit(1, f"{path} is not up to date: python examples/paper/report.py\n")
+    if args.check:
+        if rendered != page:
+            parser.exit(1, f"{path} is not up to date: run examples/paper/report.py\n")
+        return
+    path.write_text(rendered, encoding="utf-8")
+    for name, plot in FIGURES.items():
+        content = common.read(DOCS / "evidence" / f"{name}.json")
+        common.save(plot(content), DOCS / "evidence" / f"{name}.png")
 
 
 if __name__ == "__main__":
