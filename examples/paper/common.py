@@ -180,6 +180,7 @@ def provenance(start: float) -> dict[str, Any]:
         "device": f"{device.platform} ({device.device_kind}), {os.cpu_count()} cores",
         "versions": versions,
         "seconds": round(time.perf_counter() - start),
+        "cpu_seconds": round(time.process_time()),
     }
 
 
