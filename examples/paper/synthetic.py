@@ -134,7 +134,7 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     """Means over the seeds as lines, their ranges as bands."""
     count = len(content["gaps"])
     figure, all_axes = plt.subplots(
-        1, count, figsize=(4.5 + 3.5 * (count - 1), 4), layout="constrained"
+        1, count, figsize=(5.5 + 3.2 * (count - 1), 4.2), layout="constrained"
     )
     all_axes = np.reshape(all_axes, count)
     for axes, (function, gaps) in zip(all_axes, content["gaps"].items(), strict=True):
@@ -155,7 +155,7 @@ def plot(content: dict[str, Any]) -> plt.Figure:
         common.tidy(axes)
     all_axes[0].set_ylabel("F(θ) − min F")
     handles, labels = all_axes[0].get_legend_handles_labels()
-    columns = 6 if count > 2 else 3
+    columns = 6 if count > 2 else 3 if count > 1 else 2
     figure.legend(
         handles, labels, loc="outside lower center", ncols=columns, frameon=False
     )
