@@ -258,7 +258,8 @@ def test_cached_network_is_read_and_a_broken_one_replaced(tmp_path, scripts):
     import network
 
     data = network.load(_mnist(tmp_path / "data"))
-    with jax.numpy_rank_promotion("allow"):  # An example may broadcast a bias.
+    # An example may promote as a user's process does; and so does Adam.
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         first = network.train(data, 1, tmp_path / "cache")
         (path,) = (tmp_path / "cache").iterdir()
         written = path.stat().st_mtime_ns

@@ -146,10 +146,11 @@ def train(data: Data, epochs: int, cache: Path) -> Params:
     digest.update(data.train_images.tobytes() + data.train_labels.tobytes())
     path = cache / f"network-{digest.hexdigest()[:16]}.npz"
     try:
-        with np.load(path) as file:
+        # Opened here: NumPy leaves a file open that it cannot read.
+        with path.open("rb") as file, np.load(file) as arrays:
             return {
                 name: {
-                    part: jnp.asarray(file[f"{name}.{part}"])
+                    part: jnp.asarray(arrays[f"{name}.{part}"])
                     for part in ("kernel", "bias")
                 }
                 for name in _SHAPES
