@@ -256,6 +256,15 @@ def test_zo_adamm_with_steps_as_long_attacks_as_fast(iterations, scripts):
     assert two.mean() == pytest.approx(one.mean(), rel=0.15)
 
 
+def test_without_the_mapping_the_longer_steps_fail_more_often(iterations):
+    """Not in the paper."""
+    ours, other = (
+        np.isfinite(iterations("unmapped", method)).sum()
+        for method in ("R-AdaZO", "ZO-AdaMM")
+    )
+    assert ours < other
+
+
 # Every method at its best learning rate.
 @pytest.fixture(scope="module")
 def tuned(read, scripts):
@@ -321,3 +330,45 @@ def test_the_best_rate_of_radazo_depends_on_b1_and_that_of_zo_adamm_does_not(tun
             ours_slow, other_slow = tuned[name, i, 0.99]
             assert ours.rate >= 1.9 * ours_slow.rate
             assert 0.45 < other.rate / other_slow.rate < 2.1
+
+
+def test_tuned_zo_adamm_is_more_often_ahead(tuned):
+    ahead = [
+        other.evaluations.mean() < ours.evaluations.mean()
+        for (_, _, b1), (ours, other) in tuned.items()
+        if b1 == 0.9
+    ]
+    assert np.mean(ahead) > 0.5
+
+
+def test_tuned_zo_rmsprop_is_within_a_quarter_of_zo_adamm(tuned, read, scripts):
+    """So the first moment helps little."""
+    problems = read("tuned")["problems"]
+    for (name, i, b1), (_, other) in tuned.items():
+        if b1 == 0.9:
+            found = scripts("tuned").best(problems[name], "ZO-RMSProp", i)
+            assert found.evaluations.mean() < 1.25 * other.evaluations.mean()
+
+
+def test_tuned_a_larger_b1_gains_next_to_nothing(tuned):
+    """But for the second target of Levy."""
+    for (name, i, b1), methods in tuned.items():
+        if b1 == 0.9 and (name, i) != ("Levy", 1):
+            for found, slow in zip(methods, tuned[name, i, 0.99], strict=True):
+                assert slow.evaluations.mean() > 0.98 * found.evaluations.mean()
+
+
+def test_tuned_good_rates_are_as_many_for_both_methods(tuned):
+    """At the tighter target two each, of a grid of factors of two."""
+    for (_, i, b1), (ours, other) in tuned.items():
+        if (i, b1) == (1, 0.9):
+            assert len(ours.near) == len(other.near) == 2
+
+
+def test_tuned_zo_sgd_is_often_the_best(read, scripts):
+    best, wins = scripts("tuned").best, []
+    for problem in read("tuned")["problems"].values():
+        for i in (0, 1):
+            means = {c: best(problem, c, i).evaluations.mean() for c in problem["runs"]}
+            wins.append(min(means, key=means.get) == "ZO-SGD")
+    assert np.mean(wins) >= 0.5
