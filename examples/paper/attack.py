@@ -272,7 +272,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = common.parse(parser, argv)
     begin = time.perf_counter()
     args.images = args.images or (1 if args.fast else 6)
-    args.epochs = args.epochs or (2 if args.fast else 12 if args.data is None else 2)
+    args.epochs = args.epochs or (1 if args.fast else 12 if args.data is None else 2)
     try:
         data = network.load(args.data)
     except network.DataError as error:
