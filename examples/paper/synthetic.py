@@ -1,0 +1,211 @@
+"""Convergence on four synthetic functions (the paper's figure of that name).
+
+    python examples/paper/synthetic.py
+
+Quadratic, Cubic, Levy and Rosenbrock in 10⁴ dimensions, with the hyperparameters of
+the paper's appendix: K=10, η=1e-3, μ=5e-3, β₁=0.9, β₂=0.99. The paper says neither
+where its runs start nor how long they are; here they start uniformly in [-1, 1), at
+another point for each seed, and take 10,000 steps.
+
+A sixth curve is not in the paper: ZO-AdaMM with η times sqrt((1 + β₁)/(1 − β₁)) = 4.36,
+so that its steps are as long as those of R-AdaZO.
+
+All methods get the same starts and the same random directions, drawn once for all.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import common
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+import optax
+from common import COLORS, METHODS, STRETCH, STRETCHED, Table
+
+import radazo_jax as zo
+from radazo_jax import testing
+
+DIMENSION = 10_000
+NUM_DIRECTIONS = 10  # K
+LEARNING_RATE = 1e-3  # η
+SMOOTHING = 5e-3  # μ
+POINTS = 200  # How many points a curve has, besides the start.
+
+
+def optimizers() -> dict[str, optax.GradientTransformation]:
+    result = {name: method(LEARNING_RATE) for name, method in METHODS.items()}
+    return result | {STRETCHED: METHODS["ZO-AdaMM"](STRETCH * LEARNING_RATE)}
+
+
+def compare(name: str, dimension: int, steps: int, seeds: int) -> np.ndarray:
+    """The gaps of all methods on one function: [methods, seeds, 1 + points]."""
+    fun = testing.PROBLEMS[name].fun
+    chosen = list(optimizers().values())
+    estimator = zo.forward_difference(zo.sphere(), NUM_DIRECTIONS, SMOOTHING)
+    # One key for all methods: the same directions, which are drawn only once.
+    value_and_grad = jax.vmap(zo.value_and_grad(fun, estimator), in_axes=(None, 0))
+
+    def step(carry: Any, t: jax.Array) -> tuple[Any, Any]:
+        key, params, states = carry
+        _, grads = value_and_grad(jax.random.fold_in(key, t), params)
+        moved, new_states = [], []
+        for i, (optimizer, state) in enumerate(zip(chosen, states, strict=True)):
+            updates, state = optimizer.update(grads[i], state, params[i])
+            moved.append(optax.apply_updates(params[i], updates))
+            new_states.append(state)
+        return (key, jnp.stack(moved), tuple(new_states)), None
+
+    def all_seeds(carry: Any, t: jax.Array) -> tuple[Any, Any]:
+        carry, _ = jax.vmap(step, in_axes=(0, None))(carry, t)
+        return carry, None
+
+    keys = jax.vmap(lambda key: jax.random.split(key))(common.seed_keys(seeds))
+    starts = jax.vmap(lambda key: testing.uniform_start(key, dimension))(keys[:, 0])
+    params = jnp.repeat(starts[:, None], len(chosen), axis=1)
+    states = tuple(jax.vmap(optimizer.init)(starts) for optimizer in chosen)
+    measure = jax.jit(jax.vmap(jax.vmap(fun)))
+
+    chunk = max(1, steps // POINTS)
+    curve = [measure(params)]
+
+    def at_chunk(carry: Any, out: Any) -> str:
+        del out
+        curve.append(measure(carry[1]))
+        gaps = curve[-1].mean(axis=0)
+        return f"R-AdaZO {gaps[0]:.3g}, ZO-AdaMM {gaps[1]:.3g}"
+
+    common.run(all_seeds, (keys[:, 1], params, states), steps, chunk, name, at_chunk)
+    return np.moveaxis(np.stack(curve), 0, 2).swapaxes(0, 1)
+
+
+def first_below(gaps: np.ndarray, iterations: np.ndarray, target: float) -> float:
+    """The first iteration at which a gap is at the target or below; inf if none."""
+    hits = np.flatnonzero(gaps <= target)
+    return float(iterations[hits[0]]) if hits.size else np.inf
+
+
+def iterations_to_match(
+    content: dict[str, Any], function: str, method: str
+) -> tuple[np.ndarray, float]:
+    """Iterations to ZO-AdaMM's final gap, seed by seed; and how many ZO-AdaMM took."""
+    iterations = common.array(content["iterations"])
+    gaps = content["gaps"][function]
+    targets = common.array(gaps["ZO-AdaMM"])[:, -1]
+    reached = [
+        first_below(curve, iterations, target)
+        for curve, target in zip(common.array(gaps[method]), targets, strict=True)
+    ]
+    return np.asarray(reached), iterations[-1]
+
+
+def tables(content: dict[str, Any]) -> list[Table]:
+    result = []
+    for function, gaps in content["gaps"].items():
+        rows = []
+        for method, curves in gaps.items():
+            start, final = common.array(curves)[:, [0, -1]].T
+            diverged = (final > 10 * start).any()
+            reached, total = iterations_to_match(content, function, method)
+            own = method == "ZO-AdaMM"
+            matched = np.isfinite(reached).all()
+            rows.append(
+                (
+                    method,
+                    "diverged" if diverged else common.mean_std(final),
+                    "" if own else common.mean_std(reached) if matched else "not all",
+                    "" if own else f"{total / reached.max():.2f}" if matched else "",
+                )
+            )
+        start = np.mean(common.array(gaps["R-AdaZO"])[:, 0])
+        caption = (
+            f"{function}: gap after {content['iterations'][-1]:,} iterations, from "
+            f"{start:,.0f}; iterations to ZO-AdaMM's final gap; and how many times "
+            "fewer these are, on the worst seed"
+        )
+        headers = ("method", "final gap", "iterations to match", "times fewer")
+        result.append(Table(caption, headers, rows))
+    return result
+
+
+def plot(content: dict[str, Any]) -> plt.Figure:
+    """Means over the seeds as lines, their ranges as bands."""
+    count = len(content["gaps"])
+    figure, all_axes = plt.subplots(
+        1, count, figsize=(5.5 + 3.2 * (count - 1), 4.2), layout="constrained"
+    )
+    all_axes = np.reshape(all_axes, count)
+    for axes, (function, gaps) in zip(all_axes, content["gaps"].items(), strict=True):
+        limit = 3 * common.array(gaps["R-AdaZO"])[:, 0].max()
+        for method, curves in gaps.items():
+            values = common.array(curves)
+            values = np.where(values < 10 * limit, values, np.nan)
+            with np.errstate(invalid="ignore"):
+                low, mean, high = values.min(0), values.mean(0), values.max(0)
+            style = {"color": COLORS[method], "label": method}
+            dashes = {"ls": (0, (4, 2))} if method in (STRETCHED, "ZO-RMSProp") else {}
+            width = 2.8 if method == "R-AdaZO" else 1.6
+            x = content["iterations"]
+            axes.fill_between(x, low, high, color=COLORS[method], alpha=0.2, lw=0)
+            axes.plot(x, mean, lw=width, **style, **dashes)
+        axes.set(yscale="log", title=function, xlabel="iterations")
+        axes.set_ylim(top=limit)
+        common.tidy(axes)
+    all_axes[0].set_ylabel("F(θ) − min F")
+    handles, labels = all_axes[0].get_legend_handles_labels()
+    columns = 6 if count > 2 else 3 if count > 1 else 2
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=columns, frameon=False
+    )
+    return figure
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = common.parser(__doc__, steps=10_000, seeds=5, fast=(40, 2))
+    parser.add_argument("--dimension", type=common.at_least_one, default=DIMENSION)
+    parser.add_argument(
+        "--functions",
+        nargs="+",
+        choices=tuple(testing.PROBLEMS),
+        default=tuple(testing.PROBLEMS),
+    )
+    parser.add_argument("--name", default="synthetic", help="of the JSON and the PNG")
+    args = common.parse(parser, argv)
+    if args.dimension < 2:
+        parser.error("argument --dimension: must be at least 2, got 1")
+    if args.fast:
+        args.dimension = min(args.dimension, 200)
+    begin, chunk = time.perf_counter(), max(1, args.steps // POINTS)
+    gaps = {
+        name: dict(
+            zip(
+                optimizers(),
+                compare(name, args.dimension, args.steps, args.seeds),
+                strict=True,
+            )
+        )
+        for name in args.functions
+    }
+    points = len(next(iter(gaps[args.functions[0]].values()))[0])
+    content = common.provenance(begin) | {
+        "settings": {
+            "dimension": args.dimension,
+            "num_directions": NUM_DIRECTIONS,
+            "learning_rate": LEARNING_RATE,
+            "smoothing": SMOOTHING,
+            "b1": 0.9,
+            "b2": 0.99,
+            "start": "uniform in [-1, 1)",
+            "seeds": args.seeds,
+        },
+        "iterations": [chunk * i for i in range(points)],
+        "gaps": common.numbers(gaps),
+    }
+    common.write(args.output / f"{args.name}.json", content)
+    common.finish(tables(content), plot(content), args.output, args.name)
+
+
+if __name__ == "__main__":
+    main()

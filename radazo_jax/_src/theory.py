@@ -1,0 +1,273 @@
+"""The bounds of the paper's analysis on v, and what follows for the speed.
+
+Python numbers in, Python numbers out, in double precision: nothing here is traced.
+Theorems and equations are numbered as the paper's source numbers them.
+"""
+
+import math
+from typing import Any
+
+from radazo_jax._src import checks
+from radazo_jax._src.variance import check_step, lag
+
+
+def second_moment_bound_radazo(
+    *,
+    b1: float,
+    b2: float,
+    learning_rate: float,
+    smoothness: float,
+    dimension: int,
+    gradient_variance: float,
+    step: int,
+    average_squared_gradient: float,
+    initial_accumulator_value: float = 0.0,
+) -> float:
+    """The bound on E[v] of R-AdaZO, where v averages m².
+
+        β₂ᵗ v₀ + (1 − β₁) Σ² + β₁ (1 + β₁)² L² η² d / ((1 − β₁)² (1 − β₂))
+            + (1 + β₁)²/β₁ · Σ_τ (1 − β₂) β₂^{t−τ} E|∇ᵢF_μ(θ_{τ−1})|²
+
+    Args:
+      b1: β₁ in (0, 1).
+      b2: β₂ in [0, 1).
+      learning_rate: η ≥ 0.
+      smoothness: L ≥ 0, as in `smoothing_bias_bound`.
+      dimension: d, how many coordinates.
+      gradient_variance: Σ² of `gradient_variance_bound`, or the variance of g itself.
+      step: t ≥ 1.
+      average_squared_gradient: Σ_τ (1 − β₂) β₂^{t−τ} E|∇ᵢF_μ(θ_{τ−1})|², what v would
+        be without noise, from v₀ = 0, eq. (18).
+      initial_accumulator_value: v₀ ≥ 0 of the coordinate.
+
+    Returns:
+      The bound, in units of the squared gradient.
+
+    Raises:
+      TypeError, ValueError: If an argument is not as described.
+
+    References:
+      Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
+      theorem 5.4, eq. (19).
+
+    >>> from radazo_jax import theory
+    >>> theory.second_moment_bound_radazo(
+    ...     b1=0.5,
+    ...     b2=0.75,
+    ...     learning_rate=0.5,
+    ...     smoothness=1.0,
+    ...     dimension=4,
+    ...     gradient_variance=2.0,
+    ...     step=1,
+    ...     average_squared_gradient=2.0,
+    ...     initial_accumulator_value=4.0,
+    ... )
+    31.0
+    """
+    behind = lag(b1, b2, learning_rate, smoothness, dimension)
+    rest = _common(b1, b2, step, average_squared_gradient, initial_accumulator_value)
+    checks.check_non_negative("gradient_variance", gradient_variance)
+    return (1 - b1) * gradient_variance + (1 + b1) ** 2 * behind + rest
+
+
+def second_moment_bound_zo_adamm(
+    *,
+    b1: float,
+    b2: float,
+    gradient_variance: float,
+    step: int,
+    average_squared_gradient: float,
+    initial_accumulator_value: float = 0.0,
+) -> float:
+    """The bound on E[v] of ZO-AdaMM, where v averages g².
+
+        β₂ᵗ v₀ + (1 + β₁) Σ² + (1 + β₁)²/β₁ · Σ_τ (1 − β₂) β₂^{t−τ} E|∇ᵢF_μ(θ_{τ−1})|²
+
+    This v does not depend on β₁; the bound does, for it was made to be compared with
+    that of R-AdaZO. What is true of both E[v] at fixed θ, and not only of their
+    bounds, is that the variance of g enters the one (1 − β₁)/(1 + β₁) times as strongly
+    as the other.
+
+    Args:
+      b1: β₁ in (0, 1).
+      b2: β₂ in [0, 1).
+      gradient_variance: As in `second_moment_bound_radazo`.
+      step: t ≥ 1.
+      average_squared_gradient: As in `second_moment_bound_radazo`.
+      initial_accumulator_value: v₀ ≥ 0 of the coordinate.
+
+    Returns:
+      The bound, in units of the squared gradient.
+
+    Raises:
+      TypeError, ValueError: If an argument is not as described.
+
+    References:
+      Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
+      corollary 5.5, eq. (20).
+
+    >>> from radazo_jax import theory
+    >>> theory.second_moment_bound_zo_adamm(
+    ...     b1=0.5,
+    ...     b2=0.75,
+    ...     gradient_variance=2.0,
+    ...     step=1,
+    ...     average_squared_gradient=2.0,
+    ...     initial_accumulator_value=4.0,
+    ... )
+    15.0
+    """
+    rest = _common(b1, b2, step, average_squared_gradient, initial_accumulator_value)
+    checks.check_non_negative("gradient_variance", gradient_variance)
+    return (1 + b1) * gradient_variance + rest
+
+
+def convergence_constant_radazo(
+    *,
+    b1: float,
+    b2: float,
+    learning_rate: float,
+    smoothness: float,
+    dimension: int,
+    gradient_variance: float,
+    initial_norm: float = 0.0,
+) -> float:
+    """V of R-AdaZO: its average gradient norm is bounded by about √(V d) ε.
+
+        V² = ‖v₀‖ + (1 − β₁) Σ² + β₁ (1 + β₁)² L² η² d / ((1 − β₁)² (1 − β₂))
+
+    Args:
+      b1: β₁ in [0, 1).
+      b2: β₂ in [0, 1).
+      learning_rate: η ≥ 0.
+      smoothness: L ≥ 0, as in `smoothing_bias_bound`.
+      dimension: d, how many coordinates.
+      gradient_variance: Σ² of `gradient_variance_bound`.
+      initial_norm: ‖v₀‖ ≥ 0.
+
+    Returns:
+      V, not its square, in units of the gradient.
+
+    Raises:
+      TypeError, ValueError: If an argument is not as described.
+
+    References:
+      Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
+      eq. (22) and theorem 5.9.
+
+    >>> from radazo_jax import theory
+    >>> theory.convergence_constant_radazo(
+    ...     b1=0.5,
+    ...     b2=0.75,
+    ...     learning_rate=0.5,
+    ...     smoothness=1.0,
+    ...     dimension=4,
+    ...     gradient_variance=8.0,
+    ...     initial_norm=3.0,
+    ... )
+    5.0
+    """
+    behind = lag(b1, b2, learning_rate, smoothness, dimension)
+    checks.check_non_negative("gradient_variance", gradient_variance)
+    checks.check_non_negative("initial_norm", initial_norm)
+    square = initial_norm + (1 - b1) * gradient_variance + (1 + b1) ** 2 * behind
+    return math.sqrt(square)
+
+
+def convergence_constant_zo_adamm(
+    *, b1: float, gradient_variance: float, initial_norm: float = 0.0
+) -> float:
+    """V̂ of ZO-AdaMM, which stands where V stands for R-AdaZO.
+
+        V̂² = ‖v₀‖ + (1 + β₁) Σ²
+
+    Args:
+      b1: β₁ in [0, 1).
+      gradient_variance: Σ² of `gradient_variance_bound`.
+      initial_norm: ‖v₀‖ ≥ 0.
+
+    Returns:
+      V̂, not its square, in units of the gradient.
+
+    Raises:
+      TypeError, ValueError: If an argument is not as described.
+
+    References:
+      Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
+      theorem 5.10.
+
+    >>> from radazo_jax import theory
+    >>> theory.convergence_constant_zo_adamm(
+    ...     b1=0.5, gradient_variance=8.0, initial_norm=4.0
+    ... )
+    4.0
+    """
+    checks.check_unit_interval("b1", b1)
+    checks.check_non_negative("gradient_variance", gradient_variance)
+    checks.check_non_negative("initial_norm", initial_norm)
+    return math.sqrt(initial_norm + (1 + b1) * gradient_variance)
+
+
+def predicted_speedup(b1: float) -> float:
+    """The paper's speedup over ZO-AdaMM, ((1 + β₁)/(1 − β₁))^¼, where Σ² dominates.
+
+    It is the ratio of √V̂ to √V, of two upper bounds on the average gradient norm: how
+    much smaller the bound is, not how many times fewer steps are taken. At equal
+    learning rates the steps differ by more, by `step_ratio`.
+
+    Args:
+      b1: β₁ in [0, 1).
+
+    Returns:
+      The ratio.
+
+    Raises:
+      TypeError, ValueError: If `b1` is not as described.
+
+    References:
+      Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
+      remark after theorem 5.10.
+
+    >>> from radazo_jax import theory
+    >>> round(theory.predicted_speedup(0.9), 3)
+    2.088
+    """
+    return math.sqrt(step_ratio(b1))
+
+
+def step_ratio(b1: float) -> float:
+    """How many times as long R-AdaZO's steps are: √((1 + β₁)/(1 − β₁)).
+
+    At the same learning rate, m and β₂ the two methods divide m by √v, and where the
+    noise of g dominates v, that of R-AdaZO is smaller by (1 − β₁)/(1 + β₁). So
+    ZO-AdaMM at a learning rate this many times higher takes steps of the same length.
+
+    Args:
+      b1: β₁ in [0, 1).
+
+    Returns:
+      The ratio.
+
+    Raises:
+      TypeError, ValueError: If `b1` is not as described.
+
+    References:
+      Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
+      eqs. (17), (19) and (20): the factors of Σ².
+
+    >>> from radazo_jax import theory
+    >>> round(theory.step_ratio(0.9), 3)
+    4.359
+    """
+    checks.check_unit_interval("b1", b1)
+    return math.sqrt((1 + b1) / (1 - b1))
+
+
+def _common(b1: Any, b2: Any, step: Any, squared: Any, initial: Any) -> Any:
+    """What the bounds of both methods on E[v] have in common."""
+    checks.check_unit_interval("b1", b1)
+    checks.check_positive("b1", b1)
+    checks.check_unit_interval("b2", b2)
+    checks.check_non_negative("average_squared_gradient", squared)
+    checks.check_non_negative("initial_accumulator_value", initial)
+    return b2 ** check_step(step) * initial + (1 + b1) ** 2 / b1 * squared

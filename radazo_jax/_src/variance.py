@@ -1,0 +1,193 @@
+"""The variance and the bias of the paper's analysis: of the estimate, and of m.
+
+Python numbers in, Python numbers out, in double precision: nothing here is traced.
+Theorems and equations are numbered as the paper's source numbers them.
+"""
+
+import math
+from typing import Any
+
+from radazo_jax._src import checks
+
+
+def gradient_variance_bound(
+    *,
+    noise_std: float,
+    value_bound: float,
+    dimension: int,
+    num_directions: int,
+    smoothing: float,
+) -> float:
+    """Σ², the bound on the variance of one coordinate of the gradient estimate.
+
+        Σ² = 8 (σ² + C²) d / (K μ²)
+
+    It bounds E|∇̂ᵢf − ∇ᵢF_μ|² of the forward difference with sphere directions. It
+    holds for any function bounded by C, and so is far above what a smooth function
+    shows: it does not fall with the differences f(θ + μu) − f(θ).
+
+    Args:
+      noise_std: σ ≥ 0, where E|f(θ; ξ) − F(θ)|² ≤ σ², in units of the loss.
+      value_bound: C ≥ 0, where |f(θ; ξ)| ≤ C, in units of the loss.
+      dimension: d, how many coordinates.
+      num_directions: K, how many directions an estimate takes.
+      smoothing: μ > 0, in units of the parameters.
+
+    Returns:
+      Σ², in units of the squared gradient.
+
+    Raises:
+      TypeError, ValueError: If an argument is not as described.
+
+    References:
+      Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
+      eq. (16), and lemma 5.2, eq. (15), where it is a bound.
+
+    >>> from radazo_jax import theory
+    >>> theory.gradient_variance_bound(
+    ...     noise_std=0.0,
+    ...     value_bound=1.0,
+    ...     dimension=100,
+    ...     num_directions=10,
+    ...     smoothing=1.0,
+    ... )
+    80.0
+    """
+    checks.check_non_negative("noise_std", noise_std)
+    checks.check_non_negative("value_bound", value_bound)
+    checks.check_int_at_least("dimension", dimension, 1)
+    checks.check_int_at_least("num_directions", num_directions, 1)
+    checks.check_positive("smoothing", smoothing)
+    power = noise_std**2 + value_bound**2
+    return 8 * power * dimension / (num_directions * smoothing**2)
+
+
+def smoothing_bias_bound(
+    *, smoothing: float, smoothness: float, dimension: int
+) -> float:
+    """The bound μ L √d on ‖∇F − ∇F_μ‖: how far smoothing moves the gradient.
+
+    Args:
+      smoothing: μ > 0, in units of the parameters.
+      smoothness: L ≥ 0, where |∇ᵢF(θ) − ∇ᵢF(θ')| ≤ L ‖θ − θ'‖ for every coordinate i.
+      dimension: d, how many coordinates.
+
+    Returns:
+      The bound, in units of the gradient.
+
+    Raises:
+      TypeError, ValueError: If an argument is not as described.
+
+    References:
+      Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
+      lemma 5.1, eq. (13).
+
+    >>> from radazo_jax import theory
+    >>> theory.smoothing_bias_bound(smoothing=0.5, smoothness=2.0, dimension=9)
+    3.0
+    """
+    checks.check_positive("smoothing", smoothing)
+    checks.check_non_negative("smoothness", smoothness)
+    checks.check_int_at_least("dimension", dimension, 1)
+    return smoothing * smoothness * math.sqrt(dimension)
+
+
+def first_moment_variance(
+    *, b1: float, gradient_variance: float, step: int | None = None
+) -> float:
+    """The variance of m: that of g, reduced by (1 − β₁)/(1 + β₁).
+
+    Given the variance of one coordinate of g_t rather than the bound Σ², and gradient
+    estimates that are independent of each other, as they are at fixed θ, this is no
+    bound but the variance itself; after t steps from m₀ = 0 it is less by 1 − β₁²ᵗ.
+
+    Args:
+      b1: β₁ in [0, 1).
+      gradient_variance: The variance of g, or Σ² of `gradient_variance_bound`.
+      step: t ≥ 1; `None` is the limit of many steps, which the theorem states.
+
+    Returns:
+      The variance, in the units of `gradient_variance`.
+
+    Raises:
+      TypeError, ValueError: If an argument is not as described.
+
+    References:
+      Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
+      theorem 5.3, eq. (17), "Variance"; its proof for the factor 1 − β₁²ᵗ.
+
+    >>> from radazo_jax import theory
+    >>> theory.first_moment_variance(b1=0.5, gradient_variance=3.0)
+    1.0
+    >>> theory.first_moment_variance(b1=0.5, gradient_variance=3.0, step=1)
+    0.75
+    """
+    checks.check_unit_interval("b1", b1)
+    checks.check_non_negative("gradient_variance", gradient_variance)
+    reached = 1.0 if step is None else 1 - b1 ** (2 * check_step(step))
+    return (1 - b1) / (1 + b1) * reached * gradient_variance
+
+
+def first_moment_squared_bias(
+    *,
+    b1: float,
+    b2: float,
+    learning_rate: float,
+    smoothness: float,
+    dimension: int,
+    step: int,
+    squared_gradient: float,
+) -> float:
+    """The bound on the squared bias of m: it lags behind θ, and it starts at zero.
+
+        β₁ (1 + β₁) L² η² d / ((1 − β₁)² (1 − β₂)) + β₁ᵗ E|∇ᵢF_μ(θ_{t−1})|²
+
+    Args:
+      b1: β₁ in [0, 1).
+      b2: β₂ in [0, 1).
+      learning_rate: η ≥ 0.
+      smoothness: L ≥ 0, as in `smoothing_bias_bound`.
+      dimension: d, how many coordinates.
+      step: t ≥ 1.
+      squared_gradient: E|∇ᵢF_μ(θ_{t−1})|² of the coordinate.
+
+    Returns:
+      The bound, in units of the squared gradient.
+
+    Raises:
+      TypeError, ValueError: If an argument is not as described.
+
+    References:
+      Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
+      theorem 5.3, eq. (17), "Squared Bias".
+
+    >>> from radazo_jax import theory
+    >>> theory.first_moment_squared_bias(
+    ...     b1=0.5,
+    ...     b2=0.75,
+    ...     learning_rate=0.5,
+    ...     smoothness=1.0,
+    ...     dimension=4,
+    ...     step=1,
+    ...     squared_gradient=2.0,
+    ... )
+    13.0
+    """
+    behind = lag(b1, b2, learning_rate, smoothness, dimension)
+    checks.check_non_negative("squared_gradient", squared_gradient)
+    return (1 + b1) * behind + b1 ** check_step(step) * squared_gradient
+
+
+def lag(b1: Any, b2: Any, learning_rate: Any, smoothness: Any, dimension: Any) -> Any:
+    """β₁ L² η² d / ((1 − β₁)² (1 − β₂)), common to all bounds on the bias."""
+    checks.check_unit_interval("b1", b1)
+    checks.check_unit_interval("b2", b2)
+    checks.check_non_negative("learning_rate", learning_rate)
+    checks.check_non_negative("smoothness", smoothness)
+    checks.check_int_at_least("dimension", dimension, 1)
+    moved = smoothness**2 * learning_rate**2 * dimension
+    return b1 * moved / ((1 - b1) ** 2 * (1 - b2))
+
+
+def check_step(step: Any) -> int:
+    return checks.check_int_at_least("step", step, 1)
