@@ -33,8 +33,8 @@ def shown(value: Any) -> str:
     """A cell: powers of ten as such, other numbers with two decimals."""
     if isinstance(value, bool):
         return "yes" if value else "**no**"
-    if isinstance(value, int) and value >= 1000:
-        return f"10{str(len(str(value)) - 1).translate(str.maketrans('3456', '³⁴⁵⁶'))}"
+    if isinstance(value, int) and re.fullmatch("1000+", str(value)):
+        return f"10{'³⁴⁵⁶'[len(str(value)) - 4]}"
     if isinstance(value, float):
         return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2f}"
     return "" if value is None else str(value)

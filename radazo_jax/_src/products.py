@@ -102,7 +102,7 @@ def _chain(
     out: str,
     precision: Any,
 ) -> jax.Array:
-    """scale (x · first) · second in float32, on named axes; Z is that of the rank."""
+    """(x · first) · second, scaled, in float32; Z names the axis of the rank."""
     scale, first, second = factors
     names_first, first = _drop_constant_axes(first, names_view)
     names_second, second = _drop_constant_axes(second, names_view)
