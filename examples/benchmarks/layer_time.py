@@ -29,7 +29,7 @@ import optax
 import others
 from jax import lax
 from tabulate import tabulate
-from timing import bars, medians, record, write
+from timing import bars, medians, record, scanned, write
 
 import radazo_jax as zo
 
@@ -181,7 +181,7 @@ def other_runs(work: Work) -> dict[str, Callable[[], Any]]:
         ask_and_tell, state = others.open_es(
             lambda p: work.loss(p, work.x), work.params, NUM_DIRECTIONS, *options
         )
-        runs["evosax"] = run_of(
+        runs["evosax"] = scanned(
             lambda carry, i: ask_and_tell(carry, key_of(i)), state, work.num_steps
         )
     if others.installed("torchzero"):
@@ -193,15 +193,6 @@ def other_runs(work: Work) -> dict[str, Callable[[], Any]]:
         step = others.torchzero(loss, leaves, NUM_DIRECTIONS, False, *options)
         runs["torchzero"] = lambda: [step() for _ in range(torch_steps(work))][-1]
     return runs
-
-
-def run_of(step: Step, carry: Any, num_steps: int) -> Callable[[], Any]:
-    @jax.jit
-    def run(carry: Any) -> Any:
-        body = lambda c, i: (step(c, i), None)  # noqa: E731
-        return lax.scan(body, carry, jnp.arange(num_steps, dtype=jnp.uint32))[0]
-
-    return functools.partial(run, carry)
 
 
 def compile_seconds(work: Work, repeats: int) -> dict[str, float]:
@@ -242,7 +233,7 @@ def measure(name: str, repeats: int) -> list[dict[str, Any]]:
         step = our_step(work, tx, estimator)
         steps[law] = lambda carry, i, step=step: step(carry, key_of(i))
     carry = (work.params, tx.init(work.params))
-    runs = {key: run_of(step, carry, work.num_steps) for key, step in steps.items()}
+    runs = {key: scanned(step, carry, work.num_steps) for key, step in steps.items()}
     seconds = medians(runs | other_runs(work), repeats)
     if "torchzero" in seconds:
         seconds["torchzero"] *= work.num_steps / torch_steps(work)

@@ -33,9 +33,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import others
-from jax import lax
 from tabulate import tabulate
-from timing import bars, medians, record, write
+from timing import bars, medians, record, scanned, write
 
 import radazo_jax as zo
 from radazo_jax._src import counter, kept
@@ -56,17 +55,6 @@ Step = Callable[[Any, jax.Array], Any]
 def rosenbrock(x: jax.Array) -> jax.Array:
     """Rosenbrock's function, as in the paper."""
     return jnp.sum(100.0 * (x[1:] - x[:-1] ** 2) ** 2 + (1.0 - x[:-1]) ** 2)
-
-
-def scanned(step: Step, start: Any, num_steps: int) -> Callable[[], Any]:
-    """A run of ``num_steps`` steps as one program."""
-
-    @jax.jit
-    def run(carry: Any) -> Any:
-        body = lambda c, i: (step(c, i), None)  # noqa: E731
-        return lax.scan(body, carry, jnp.arange(num_steps, dtype=jnp.uint32))[0]
-
-    return functools.partial(run, start)
 
 
 def key_of(i: jax.Array) -> jax.Array:

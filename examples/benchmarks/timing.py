@@ -1,6 +1,7 @@
 """Timing by turns, and the record that a table in the docs needs."""
 
 import datetime
+import functools
 import importlib.metadata
 import json
 import os
@@ -13,7 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import matplotlib.pyplot as plt
+from jax import lax
 
 
 def medians(
@@ -37,6 +40,19 @@ def medians(
             jax.block_until_ready(run())
             seconds[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def scanned(
+    step: Callable[[Any, jax.Array], Any], carry: Any, num_steps: int
+) -> Callable[[], Any]:
+    """A run of ``num_steps`` steps ``(carry, i) -> carry`` as one program."""
+
+    @jax.jit
+    def run(carry: Any) -> Any:
+        body = lambda c, i: (step(c, i), None)  # noqa: E731
+        return lax.scan(body, carry, jnp.arange(num_steps, dtype=jnp.uint32))[0]
+
+    return functools.partial(run, carry)
 
 
 def record(rows: list[dict[str, Any]]) -> dict[str, Any]:
