@@ -249,6 +249,12 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(tables.values())
 
 
+def with_known(
+    rows: list[dict[str, Any]], known: dict[tuple[Any, ...], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    return rows + [row for row in known.values() if row not in rows]
+
+
 def plot(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
     """What each run allocates beyond the forward pass, a panel for each model."""
     panels = list(dict.fromkeys((row["platform"], row["model"]) for row in rows))
@@ -331,12 +337,13 @@ def main() -> None:
                 tables.append(row)
                 if output:
                     kinds = [device(platform).device_kind for platform in platforms]
-                    found = tables + [r for r in known.values() if r not in tables]
+                    found = with_known(tables, known)
                     content = record(found + summary(found))
-                    write(output, content | {"compiled_for": kinds})
+                    content["device"] = f"compiled for {', '.join(kinds)}"
+                    write(output, content)
     print(tabulate(tables, headers="keys", floatfmt=".4f"))
     if arguments.plot:
-        plot(tables, arguments.plot)
+        plot(with_known(tables, known), arguments.plot)
 
 
 if __name__ == "__main__":
