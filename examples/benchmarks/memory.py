@@ -39,6 +39,7 @@ import models
 import optax
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
+from matplotlib.ticker import NullFormatter
 from tabulate import tabulate
 from timing import record, write
 
@@ -289,6 +290,7 @@ def plot(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
             )
         axis.set(title=" ".join(panel), xscale="log", yticks=range(len(LAWS)))
         axis.set(yticklabels=list(LAWS), xlabel="layers beyond forward (+ moments)")
+        axis.xaxis.set_minor_formatter(NullFormatter())
         axis.grid(axis="x", alpha=0.3)
         axis.invert_yaxis() if axis is axes[0][0] else None
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right upper")
