@@ -128,8 +128,9 @@ def floor_step(work: Work, tx: optax.GradientTransformationExtraArgs) -> Step:
 def our_step(
     work: Work,
     tx: optax.GradientTransformationExtraArgs,
-    estimator: zo.GradientEstimator,
+    law: zo.Law,
 ) -> Step:
+    estimator = zo.forward_difference(law, NUM_DIRECTIONS, SMOOTHING)
     value_and_grad = zo.value_and_grad(work.loss, estimator)
 
     def step(carry: Any, key: jax.Array) -> Any:
@@ -208,11 +209,8 @@ def compile_seconds(work: Work, repeats: int) -> dict[str, float]:
         updates, state = tx.update(gradient, state, params)
         return optax.apply_updates(params, updates), state, value
 
-    def step_of(law: zo.Law) -> Step:
-        estimator = zo.forward_difference(law, NUM_DIRECTIONS, SMOOTHING)
-        return our_step(work, tx, estimator)
-
-    steps = {"floor": floor} | {law: step_of(LAWS[law]) for law in LAWS}
+    steps = {"floor": floor}
+    steps |= {name: our_step(work, tx, law) for name, law in LAWS.items()}
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(repeats):
         for name, step in steps.items():
@@ -229,8 +227,7 @@ def measure(name: str, repeats: int) -> list[dict[str, Any]]:
     work, tx = WORKS[name](), zo.radazo(LEARNING_RATE)
     steps = {"floor": floor_step(work, tx), "naive": naive_step(work, tx)}
     for law in LAWS:
-        estimator = zo.forward_difference(LAWS[law], NUM_DIRECTIONS, SMOOTHING)
-        step = our_step(work, tx, estimator)
+        step = our_step(work, tx, LAWS[law])
         steps[law] = lambda carry, i, step=step: step(carry, key_of(i))
     carry = (work.params, tx.init(work.params))
     runs = {key: scanned(step, carry, work.num_steps) for key, step in steps.items()}

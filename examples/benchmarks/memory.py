@@ -131,8 +131,8 @@ def naive_evaluation(loss: Callable[..., Any], law: zo.Law) -> Callable[..., Any
 
     def evaluate(params: Any, direction: Any, scale: Any, batch: Any) -> jax.Array:
         u = law.materialize(direction, params)
-        move = lambda p, v: (p + scale * v).astype(p.dtype)  # noqa: E731
-        return loss(jax.tree.map(move, params, u), batch)
+        moved = jax.tree.map(lambda p, v: (p + scale * v).astype(p.dtype), params, u)
+        return loss(moved, batch)
 
     return evaluate
 

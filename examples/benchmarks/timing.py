@@ -49,8 +49,8 @@ def scanned(
 
     @jax.jit
     def run(carry: Any) -> Any:
-        body = lambda c, i: (step(c, i), None)  # noqa: E731
-        return lax.scan(body, carry, jnp.arange(num_steps, dtype=jnp.uint32))[0]
+        numbers = jnp.arange(num_steps, dtype=jnp.uint32)
+        return lax.scan(lambda c, i: (step(c, i), None), carry, numbers)[0]
 
     return functools.partial(run, carry)
 

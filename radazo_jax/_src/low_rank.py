@@ -101,9 +101,8 @@ class LowRank(Gaussian):
         return counter.normal(direction.key, counter.concatenate(at))
 
     def draws(self, numbers: jax.Array, leaves: Sequence[Leaf]) -> list[Draw]:
-        shapes = [
-            part.lo.shape for leaf in leaves for part in self._all_positions(leaf)
-        ]
+        at = jax.eval_shape(lambda: [self._all_positions(leaf) for leaf in leaves])
+        shapes = [part.lo.shape for of_leaf in at for part in of_leaf]
         parts = iter(counter.split(numbers, shapes))
         return [
             next(parts)

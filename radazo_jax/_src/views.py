@@ -12,6 +12,7 @@ used. The marks are of one of three kinds:
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Container, Sequence
 from typing import Any
@@ -181,7 +182,7 @@ def tie(value: Any, after: jax.Array) -> Any:
 
 
 def transpose(view: View, permutation: Sequence[int]) -> View:
-    move = lambda x: lax.transpose(x, permutation)  # noqa: E731
+    move = functools.partial(lax.transpose, permutation=permutation)
     return view.map(move, move)
 
 
