@@ -11,6 +11,7 @@ import sys
 import pytest
 
 import radazo_jax
+import radazo_jax.nnx
 import radazo_jax.testing
 import radazo_jax.theory
 
@@ -40,11 +41,13 @@ REACHES = {
 REACHES["axes"] = REACHES["perturb"] | {"laws", "low_rank"}
 REACHES["estimators"] = REACHES["axes"] | {"perturb", "axes"}
 REACHES["wrappers"] = REACHES["estimators"] | {"estimators"}
+REACHES["nnx"] = REACHES["wrappers"]
 REACHES["minimize"] = set(REACHES).union(*REACHES.values())
 
 # The front door, and the rooms with a door of their own.
 DOORS = {
     "": radazo_jax,
+    "nnx.": radazo_jax.nnx,
     "testing.": radazo_jax.testing,
     "theory.": radazo_jax.theory,
 }
