@@ -39,7 +39,9 @@ REACHES = {
     "theory": {"variance"},
 }
 REACHES["axes"] = REACHES["perturb"] | {"laws", "low_rank"}
-REACHES["estimators"] = REACHES["axes"] | {"perturb", "axes"}
+REACHES["sampling"] = {"counter", "directions", "kept"}
+REACHES["parallel"] = REACHES["perturb"] | {"perturb", "sampling"}
+REACHES["estimators"] = REACHES["axes"] | {"perturb", "axes", "sampling", "parallel"}
 REACHES["wrappers"] = REACHES["estimators"] | {"estimators"}
 REACHES["nnx"] = REACHES["wrappers"]
 REACHES["minimize"] = set(REACHES).union(*REACHES.values())

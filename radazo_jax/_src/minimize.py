@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
+from jax.tree_util import Partial
 
 from radazo_jax._src import checks, counter
 from radazo_jax._src.estimators import GradientEstimator
@@ -221,9 +222,7 @@ def _step(
     estimate_key, sample_key = jax.random.split(key)
     xi = () if sample is None else (sample(sample_key),)
 
-    def loss(params: Any) -> jax.Array:
-        return fun(params, *xi)
-
+    loss = Partial(_of_params, fun, xi)
     (value, gradient), estimator_state = estimator.estimate(
         loss, estimate_key, state.params, state.estimator_state
     )
@@ -239,6 +238,10 @@ def _step(
     step = optax.safe_increment(state.step)
     state = MinimizeState(params, optimizer_state, estimator_state, state.key, step)
     return state, value.astype(jnp.float32)
+
+
+def _of_params(fun: Callable[..., jax.Array], xi: tuple[Any, ...], params: Any) -> Any:
+    return fun(params, *xi)
 
 
 def _next_size(length: int, seconds: float, capacity: int) -> int:
