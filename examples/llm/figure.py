@@ -64,7 +64,7 @@ def compare(plan: Plan, problem: Problem) -> list[Run]:
         for method in METHODS:
             for seed in seeds:
                 run(seed, tune=tune, method=method)
-            rate = _best_rate(run, tune, method, plan.max_rates)
+            rate = best_rate(run, tune, method, plan.max_rates)
             for seed in seeds:
                 run(seed, tune=tune, method=method, learning_rate=rate)
     for b1 in BETAS:
@@ -73,9 +73,7 @@ def compare(plan: Plan, problem: Problem) -> list[Run]:
     return list(done.values())
 
 
-def _best_rate(
-    run: Callable[..., Run], tune: str, method: str, max_rates: int
-) -> float:
+def best_rate(run: Callable[..., Run], tune: str, method: str, max_rates: int) -> float:
     """By the final training loss of seed 0: up from the paper's η while it falls."""
     best_rate, best_loss = math.nan, math.inf
     for i in range(max_rates):

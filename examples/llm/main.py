@@ -72,9 +72,15 @@ def make_parser() -> common.Parser:
     one.add_argument("--model", help="a folder, or a name in the local cache")
     one.add_argument("--task", choices=tuple(data.TASKS))
     one.add_argument("--data", type=Path, help="folder of the task's files")
-    one.add_argument("--train-examples", type=int, help="at most; 1000, as in MeZO")
-    one.add_argument("--dev-examples", type=int, help="at most; 500, as in MeZO")
-    one.add_argument("--max-length", type=int, help="of an example, in tokens")
+    one.add_argument(
+        "--train-examples", type=common.at_least_one, help="at most; 1000, as in MeZO"
+    )
+    one.add_argument(
+        "--dev-examples", type=common.at_least_one, help="at most; 500, as in MeZO"
+    )
+    one.add_argument(
+        "--max-length", type=common.at_least_one, help="of an example, in tokens"
+    )
     one.add_argument("--tune", choices=tuple(lora.FILTERS))
     one.add_argument("--method", choices=train.METHODS)
     one.add_argument("--law", choices=tuple(train.LAWS))
