@@ -186,7 +186,8 @@ def compare(args: argparse.Namespace) -> None:
     def make_model() -> OPT:
         return nnx.merge(graphdef, jax.tree.map(jnp.copy, weights_of_base))
 
-    runs = figure.compare(plan, figure.Problem(make_model, *batches))
+    found = figure.compare(plan, figure.Problem(make_model, *batches))
+    runs = common.numbers(found)  # As the file has them, for tables and picture too.
     content = provenance(args, start) | {
         "settings": dataclasses.asdict(train.Settings()) | plan._asdict(),
         "pretraining": dataclasses.asdict(settings),
@@ -195,7 +196,7 @@ def compare(args: argparse.Namespace) -> None:
         "train_examples": len(batches[0].label),
         "dev_examples": len(batches[1].label),
         "rows": list(figure.rows(runs)),
-        "runs": common.numbers(runs),
+        "runs": runs,
     }
     common.write(args.output / f"{name}.json", content)
     common.save(figure.plot(runs), args.output / f"{name}.png")
