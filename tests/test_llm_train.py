@@ -490,7 +490,7 @@ def _start(*arguments: str) -> subprocess.Popen:
 def test_a_killed_run_ends_as_one_that_was_not(tiny, tmp_path, lines):
     """Killed when its file of metrics has so many lines, wherever it is by then."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    steps = ("--steps", "2000", "--tune", "full", "--seed", str(lines))
+    steps = ("--steps", "400", "--tune", "full", "--seed", str(lines))
     uncut = _start(*_arguments(tiny, whole, *steps))
     process = _start(*_arguments(tiny, killed, *steps))
     metrics = killed / "metrics.jsonl"
@@ -509,16 +509,14 @@ def test_a_killed_run_ends_as_one_that_was_not(tiny, tmp_path, lines):
         resumed.communicate()
     assert resumed.returncode == 0, errors
     assert metrics.read_bytes() == (whole / "metrics.jsonl").read_bytes()
-    states = (_last_checkpoint(folder) for folder in (killed, whole))
-    for one, two in zip(*map(jax.tree.leaves, states), strict=True):
-        np.testing.assert_array_equal(one, two)
+    assert _checksum(killed) == _checksum(whole)
 
 
-def _last_checkpoint(folder: pathlib.Path) -> dict[str, np.ndarray]:
+def _checksum(folder: pathlib.Path) -> int:
+    """Of all that the last checkpoint holds."""
+    items = ocp.args.Composite(run=ocp.args.JsonRestore())
     with ocp.CheckpointManager(folder / "checkpoints") as manager:
-        return manager.restore(
-            2000, args=ocp.args.Composite(state=ocp.args.PyTreeRestore())
-        )["state"]
+        return manager.restore(400, args=items)["run"]["checksum"]
 
 
 # The figure.
