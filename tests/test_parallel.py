@@ -79,7 +79,7 @@ def assert_trees_equal(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-@pytest.mark.parametrize("batch_size", [None, 1])
+@pytest.mark.parametrize("batch_size", [None, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_estimates_what_one_device_does(name, law, batch_size):
@@ -103,7 +103,9 @@ def test_estimates_what_one_device_does(name, law, batch_size):
 
 
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize(
+    "name", ["forward", pytest.param("central", marks=pytest.mark.slow)]
+)
 def test_one_by_one_is_bit_equal_on_any_number_of_devices(name, law):
     params, x = problem()
     estimator = ESTIMATORS[name](
