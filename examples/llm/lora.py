@@ -1,0 +1,79 @@
+"""What of a model is tuned: all of it, low-rank adapters, or a soft prompt."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from examples.llm.model import OPT, stacked
+
+
+class PromptParam(nnx.Variable):
+    """A soft prompt. Not an `nnx.Param`, so that it can be tuned alone."""
+
+
+# What is tuned, as the `wrt` of nnx. An adapter's parameters are `nnx.Param` too:
+# "full" is for a model without adapters.
+FILTERS = {"lora": nnx.LoRAParam, "prompt": PromptParam, "full": nnx.Param}
+
+
+class AdaptedLinear(nnx.Module):
+    """A linear layer plus ``scale`` times a product of two low-rank matrices."""
+
+    def __init__(self, base: nnx.Linear, lora: nnx.LoRA, scale: float) -> None:
+        self.base, self.lora, self.scale = base, lora, scale
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = self.base(x)
+        return (y.astype(jnp.float32) + self.scale * self.lora(x)).astype(y.dtype)
+
+
+def add_lora(model: OPT, *, rank: int = 8, alpha: float = 16.0, rngs: nnx.Rngs) -> None:
+    """Adds adapters to the query and value projections of every layer, in place.
+
+    Each is x ↦ α/r · (x A) B with A [layers, width, r] random and B [layers, r, width]
+    zero, both float32, so that at first nothing changes.
+
+    Raises:
+      ValueError: If rank is not positive, or the model has adapters already.
+    """
+    if rank < 1:
+        raise ValueError(f"rank must be positive, got {rank}.")
+    if isinstance(model.layers.q_proj, AdaptedLinear):
+        raise ValueError("model must not have adapters already, got one that has.")
+    width = model.config.hidden_size
+
+    def adapter(rngs: nnx.Rngs) -> nnx.LoRA:
+        # A as in Hu et al.'s code: uniform in ±1/√width.
+        uniform = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+        return nnx.LoRA(
+            width,
+            rank,
+            width,
+            dtype=jnp.float32,
+            a_initializer=uniform,
+            lora_param_type=nnx.LoRAParam,
+            rngs=rngs,
+        )
+
+    layers = model.layers
+    for name in ("q_proj", "v_proj"):
+        lora = stacked(model.config.num_hidden_layers, adapter, rngs)
+        setattr(layers, name, AdaptedLinear(getattr(layers, name), lora, alpha / rank))
+
+
+def add_prompt(model: OPT, *, length: int = 5, rngs: nnx.Rngs) -> None:
+    """Puts ``length`` virtual tokens before every sequence, in place.
+
+    Their embeddings, float32 [length, embedded], start as those of random tokens of
+    the vocabulary.
+
+    Raises:
+      ValueError: If length is not positive, or leaves no position for a token.
+    """
+    if not 0 < length < model.config.max_position_embeddings:
+        raise ValueError(
+            "length must be positive and less than max_position_embeddings "
+            f"({model.config.max_position_embeddings}), got {length}."
+        )
+    tokens = jax.random.randint(rngs.params(), (length,), 0, model.config.vocab_size)
+    model.prompt = PromptParam(model.embed_tokens(tokens).astype(jnp.float32))

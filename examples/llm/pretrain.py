@@ -1,0 +1,101 @@
+"""A small OPT, pretrained by backpropagation, so that there is something to tune."""
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from tqdm import tqdm
+
+from examples.llm import corpus, weights
+from examples.llm.model import OPT, Config
+
+RECORD = "pretraining.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The model and its training: so many steps, for the same model every time."""
+
+    vocab_size: int = 4096
+    hidden_size: int = 256
+    num_hidden_layers: int = 6
+    num_attention_heads: int = 4
+    max_position_embeddings: int = 256
+    length: int = 32  # Of a sequence, in tokens.
+    batch_size: int = 16
+    num_steps: int = 1000
+    learning_rate: float = 1e-3  # The highest: up from 0 at first, then down to it.
+    warm_up: float = 0.1  # The part of the steps that goes up.
+    seed: int = 0
+
+    def config(self) -> Config:
+        return Config(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            ffn_dim=4 * self.hidden_size,
+            num_hidden_layers=self.num_hidden_layers,
+            num_attention_heads=self.num_attention_heads,
+            max_position_embeddings=self.max_position_embeddings,
+        )
+
+
+FAST = Settings(vocab_size=1024, hidden_size=64, num_hidden_layers=2, num_steps=20)
+
+
+def pretrained(folder: Path, settings: Settings) -> Path:
+    """Makes tokenizer and model in a folder, unless they are there; returns it."""
+    record = folder / RECORD
+    wanted = dataclasses.asdict(settings)
+    if record.is_file() and json.loads(record.read_text()) == wanted:
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    record.unlink(missing_ok=True)
+    tokenizer, tokens = corpus.prepare(settings.vocab_size)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    weights.save(_train(settings, tokens), folder)
+    # Last, so that what is cut short is not taken for done.
+    record.write_text(json.dumps(wanted, indent=1) + "\n")
+    return folder
+
+
+def _train(settings: Settings, tokens: np.ndarray) -> OPT:
+    rngs = nnx.Rngs(settings.seed)
+    model = OPT(settings.config(), dtype=jnp.float32, rngs=rngs)
+    graphdef, params = nnx.split(model)
+    schedule = optax.warmup_cosine_decay_schedule(
+        0.0,
+        settings.learning_rate,
+        int(settings.warm_up * settings.num_steps),
+        settings.num_steps,
+    )
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
+    opt_state = optimizer.init(params)
+
+    def loss_fn(params: nnx.State, batch: jax.Array) -> jax.Array:
+        logits = nnx.merge(graphdef, params)(batch[:, :-1])
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:])
+        return losses.mean()
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def step(params: nnx.State, opt_state: optax.OptState, batch: jax.Array):
+        loss, grads = jax.value_and_grad(loss_fn)(params, batch)
+        # The count of steps is an integer, and Optax multiplies it by numbers.
+        with jax.numpy_dtype_promotion("standard"):
+            updates, opt_state = optimizer.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, loss
+
+    with tqdm(range(settings.num_steps), desc="Pretraining", unit="step") as bar:
+        for i in bar:
+            batch = corpus.windows(
+                tokens, settings.seed, i, settings.batch_size, settings.length + 1
+            )
+            params, opt_state, loss = step(params, opt_state, batch)
+            if i % 10 == 0:
+                bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+    return nnx.merge(graphdef, params)
