@@ -79,7 +79,7 @@ def make_parser() -> common.Parser:
         "--dev-examples", type=common.at_least_one, help="at most; 500, as in MeZO"
     )
     one.add_argument(
-        "--max-length", type=common.at_least_one, help="of an example, in tokens"
+        "--max-length", type=common.at_least_one, help="cut examples to as many tokens"
     )
     one.add_argument("--tune", choices=tuple(lora.FILTERS))
     one.add_argument("--method", choices=train.METHODS)
@@ -124,9 +124,11 @@ def run_one(args: argparse.Namespace) -> None:
     room = model.config.max_position_embeddings
     if settings.tune == "prompt":
         room -= settings.prompt_length
-    length = min(args.max_length or room, room)
+    # Cut, as MeZO does, only where a length is asked for.
+    cut = args.max_length is not None
+    length = min(args.max_length, room) if cut else room
     batches = {
-        split: data.encode(tokenizer, some, max_length=length, truncate=True)
+        split: data.encode(tokenizer, some, max_length=length, truncate=cut)
         for split, some in examples.items()
     }
     _, evaluations = train.run(
