@@ -307,7 +307,16 @@ def with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     made = []
     for row in rows:
-        row = dict(row)
+        row = row | {
+            "table": "steps" if row["law"] else "other",
+            "replicated": row["mesh"].endswith("x1"),
+            "evaluations_spread": row["law"] != "" and row["mesh"].endswith("x1x1"),
+            "Tflop": row["evaluation_flops"] / 1e12,
+            "Gop": row["elementwise"] / 1e9,
+            "sent_MB": row["sent_bytes"] / 1e6,
+            "largest_MB": row["largest_bytes"] / 1e6,
+            "peak_GB": row["peak_bytes"] / 1e9,
+        }
         same = {"platform": row["platform"]}
         if row["allowed_bytes"] is not None:
             row["scalars_alone"] = row["sent_bytes"] <= row["allowed_bytes"]
@@ -320,11 +329,11 @@ def with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             row["elementwise/alone"] = row["elementwise"] / alone["elementwise"]
         first_order = find("gradient", mesh=row["mesh"], **same)
         if row["law"] and first_order is not None:
-            row["first_order_bytes"] = first_order["sent_bytes"]
+            row["backprop_MB"] = first_order["sent_bytes"] / 1e6
         forward = find("forward", mesh=row["mesh"], **same)
         if row["law"] and forward is not None:
-            row["forward_bytes"] = forward["sent_bytes"]
-            row["forward_largest_bytes"] = forward["largest_bytes"]
+            row["forward_MB"] = forward["sent_bytes"] / 1e6
+            row["forward_largest_MB"] = forward["largest_bytes"] / 1e6
             row["none_larger"] = row["largest_bytes"] <= forward["largest_bytes"]
         made.append(row)
     return made
@@ -337,7 +346,7 @@ def network_rows(num_parameters: float = 13e9) -> Iterator[dict[str, Any]]:
     2 (N − 1) / N times the gradient passes each worker, bfloat16.
     """
     links = {
-        "TPU v5e interconnect": (1600.0, 1e-3),
+        "between TPU chips": (1600.0, 1e-3),
         "datacenter": (100.0, 0.05),
         "office network": (1.0, 1.0),
         "internet": (1.0, 50.0),
@@ -356,8 +365,8 @@ def network_rows(num_parameters: float = 13e9) -> Iterator[dict[str, Any]]:
                 "latency_ms": milliseconds,
                 "workers": n,
                 "losses_bytes": losses,
-                "losses_s": latency + losses * 8 / (gigabits * 1e9),
-                "gradient_bytes": gradient,
+                "losses_ms": 1e3 * latency + losses * 8 / (gigabits * 1e6),
+                "gradient_GB": gradient / 1e9,
                 "gradient_s": 2 * latency + gradient * 8 / (gigabits * 1e9),
             }
 
@@ -418,7 +427,7 @@ def main() -> None:
     known: dict[tuple[Any, ...], dict[str, Any]] = {}
     if arguments.resume and output.exists():
         earlier = json.loads(output.read_text(encoding="utf-8"))["rows"]
-        known = {identity(row): row for row in earlier if "table" not in row}
+        known = {identity(r): r for r in earlier if r.get("table") != "network"}
     rows: list[dict[str, Any]] = []
     for case in cases(platform, arguments.laws):
         zeroth_order = case.kind not in ("forward", "gradient")
