@@ -43,10 +43,9 @@ def compute_once(
 
     def on_cpu(*args: Any) -> Any:
         word = jax.random.key_data(key).reshape(-1)[0]
-        for value in after:
-            # Of an array that is sharded by its type, no element is at hand.
-            sharded = any(jax.typeof(value).sharding.spec)
-            if value.size and jnp.issubdtype(value.dtype, jnp.floating) and not sharded:
+        # Of what may be sharded, an element would have to be sent for.
+        for value in () if _shards() else after:
+            if value.size and jnp.issubdtype(value.dtype, jnp.floating):
                 word += (value.reshape(-1)[0] > 0).astype(jnp.uint32)
         shapes = jax.eval_shape(fun, *args)
 
@@ -59,6 +58,14 @@ def compute_once(
         return lax.cond(_always(word), fun, never, *args)
 
     return lax.platform_dependent(*args, cpu=on_cpu, default=fun)
+
+
+def _shards() -> bool:
+    """Whether the compiler may shard arrays over axes of the mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return any(
+        size > 1 for name, size in mesh.shape.items() if name not in mesh.manual_axes
+    )
 
 
 @jax.custom_batching.custom_vmap
