@@ -42,8 +42,9 @@ REACHES["axes"] = REACHES["perturb"] | {"laws", "low_rank"}
 REACHES["sampling"] = {"counter", "directions", "kept"}
 REACHES["parallel"] = REACHES["perturb"] | {"perturb", "sampling"}
 REACHES["estimators"] = REACHES["axes"] | {"perturb", "axes", "sampling", "parallel"}
-REACHES["wrappers"] = REACHES["estimators"] | {"estimators"}
-REACHES["nnx"] = REACHES["wrappers"]
+REACHES["nnx"] = REACHES["estimators"] | {"estimators"}
+REACHES["processes"] = {"counter"}
+REACHES["wrappers"] = REACHES["nnx"] | {"processes"}
 REACHES["minimize"] = set(REACHES).union(*REACHES.values())
 
 # The front door, and the rooms with a door of their own.

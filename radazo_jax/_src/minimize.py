@@ -16,7 +16,7 @@ import optax
 from jax import lax
 from jax.tree_util import Partial
 
-from radazo_jax._src import checks, counter
+from radazo_jax._src import checks, processes
 from radazo_jax._src.estimators import GradientEstimator
 
 # Without a given chunk size, chunks aim at this many seconds: long enough that what
@@ -104,7 +104,8 @@ def minimize(
       until then; a second Ctrl-C raises ``KeyboardInterrupt``.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described.
+      TypeError, ValueError: If an argument is not as described, or processes hold
+        different keys.
 
     References:
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
@@ -135,7 +136,7 @@ def minimize(
             params,
             optimizer.init(params),
             estimator.init(params),
-            counter.as_key(key),
+            processes.check_same_key(key),
             jnp.zeros((), jnp.int32),
         )
     # The chunks work in place on their state, so the caller keeps a copy of the first.
