@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from cluster import UserError
@@ -19,13 +18,15 @@ from cluster import UserError
 _KEPT = 2
 
 
-def manager(folder: Path) -> ocp.CheckpointManager:
-    """What reads and writes the checkpoints in a folder."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--checkpoint must be a folder; got the file {folder}")
+def manager(folder: str, create: bool = True) -> ocp.CheckpointManager:
+    """What reads and writes the checkpoints in a folder, or a bucket."""
+    if "://" not in folder:
+        folder = str(Path(folder).absolute())
+        if Path(folder).exists() and not Path(folder).is_dir():
+            raise UserError(f"--checkpoint must be a folder; got the file {folder}")
     return ocp.CheckpointManager(
-        folder.absolute(),
-        options=ocp.CheckpointManagerOptions(max_to_keep=_KEPT),
+        folder,
+        options=ocp.CheckpointManagerOptions(max_to_keep=_KEPT, create=create),
         item_handlers={
             "state": ocp.StandardCheckpointHandler(),
             "about": ocp.JsonCheckpointHandler(),
@@ -61,80 +62,90 @@ def restore(
     step = source.latest_step()
     if step is None:
         return None
-    about = source.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))
-    where = Path(source.directory) / str(step)
-    saved = about["about"]
-    _check_equal(where, saved["tree"], _describe(state))
-    _check_equal(where, saved["settings"], settings)
-    args = ocp.args.Composite(state=ocp.args.StandardRestore(state))
-    return source.restore(step, args=args)["state"]
+    where = f"the checkpoint {source.directory / str(step)}"
+    about = _read(source, step, "about", ocp.args.JsonRestore(), where)
+    _check_equal(where, about["tree"], _describe(state))
+    _check_equal(where, about["settings"], settings)
+    return _read(source, step, "state", ocp.args.StandardRestore(state), where)
+
+
+def _read(
+    source: ocp.CheckpointManager, step: int, item: str, args: Any, where: str
+) -> Any:
+    try:
+        return source.restore(step, args=ocp.args.Composite(**{item: args}))[item]
+    except (KeyError, OSError, ValueError) as error:
+        raise UserError(
+            f"{where} cannot be read ({str(error).splitlines()[0]:.200}); move it "
+            "away to go on from the one before"
+        ) from error
 
 
 def _describe(tree: Any) -> dict[str, str]:
     """Shapes and dtypes by path."""
     return {
-        jax.tree_util.keystr(path, simple=True, separator="."): (
-            f"{leaf.dtype}{list(leaf.shape)}"
-        )
+        _name(path): f"{leaf.dtype}{list(leaf.shape)}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
 
 
-def _check_equal(where: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _check_equal(where: str, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
     for name in [*saved, *wanted]:
         there, here = saved.get(name, "nothing"), wanted.get(name, "nothing")
         if there != here:
             raise UserError(
-                f"the checkpoint {where} is of another run: {name} is {there} there "
+                f"{where} is of another run: {name} is {there} there "
                 f"and {here} here; take its settings, or another folder"
             )
 
 
-def _read(folder: Path) -> tuple[int, dict[str, np.ndarray]]:
+def _latest(folder: str) -> tuple[int, dict[str, np.ndarray]]:
     """The step and the leaves of the latest checkpoint, on one device."""
-    source = manager(folder)
+    source = manager(folder, create=False)
     step = source.latest_step()
     if step is None:
         raise UserError(f"there is no checkpoint in {folder}")
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    shapes = source.item_metadata(step)["state"].tree
     shapes = jax.tree.map(
-        lambda m: jax.ShapeDtypeStruct(m.shape, m.dtype, sharding=device), shapes
+        lambda m: jax.ShapeDtypeStruct(m.shape, m.dtype, sharding=device),
+        source.item_metadata(step)["state"].tree,
     )
-    args = ocp.args.Composite(state=ocp.args.StandardRestore(shapes))
-    state = source.restore(step, args=args)["state"]
+    state = _read(source, step, "state", ocp.args.StandardRestore(shapes), folder)
     source.close()
     return step, {
-        jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf)
+        _name(path): np.asarray(leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(state)
     }
 
 
-def compare(first: Path, second: Path) -> str:
+def compare(first: str, second: str) -> str:
     """What distinguishes the latest checkpoints of two folders, in words."""
-    (step, a), (other_step, b) = _read(first), _read(second)
-    if step != other_step:
-        return f"step {step} and step {other_step}"
+    (step, a), (other, b) = _latest(first), _latest(second)
+    if step != other:
+        raise UserError(f"{first} is at step {step} and {second} at step {other}")
     _check_equal(first, _describe(a), _describe(b))
     if all(a[name].tobytes() == b[name].tobytes() for name in a):
         return f"step {step}: equal, bit for bit"
 
     def distance(name: str) -> float:
-        x, y = (np.asarray(jnp.asarray(t[name], jnp.float32)) for t in (a, b))
-        return float(np.linalg.norm(x - y) / max(np.linalg.norm(x), 1e-30))
+        x, y = (np.asarray(leaf[name], np.float64) for leaf in (a, b))
+        return float(np.linalg.norm(x - y) / np.linalg.norm(x))
 
-    params = [name for name in a if name.startswith("params")]
-    worst = max(params, key=distance)
+    worst = max((name for name in a if name.startswith("params")), key=distance)
     return (
-        f"step {step}: different; of the parameters most in {worst}, by "
+        f"step {step}: not equal; of the parameters, {worst} differs most, by "
         f"{distance(worst):.1e} of its norm"
     )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("first", type=Path)
-    parser.add_argument("second", type=Path)
+    parser.add_argument("first")
+    parser.add_argument("second")
     args = parser.parse_args()
     try:
         print(compare(args.first, args.second))

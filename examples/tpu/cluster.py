@@ -43,6 +43,16 @@ def mesh_shape(text: str) -> dict[str, int]:
     return {name: shape.get(name, 1) for name in AXES}
 
 
+def address(text: str) -> str:
+    """The argument of `--coordinator`."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit():
+        raise argparse.ArgumentTypeError(
+            f"must be address:port, as 10.0.0.1:1234; got {text!r}"
+        )
+    return text
+
+
 def start(args: argparse.Namespace) -> None:
     """Joins the other processes, where there are some."""
     timeouts = {
@@ -50,7 +60,10 @@ def start(args: argparse.Namespace) -> None:
         "shutdown_timeout_seconds": _SHUTDOWN_SECONDS,
     }
     if args.pod:
-        jax.distributed.initialize(**timeouts)
+        try:
+            jax.distributed.initialize(**timeouts)
+        except ValueError as error:
+            raise UserError(f"--pod finds no other processes: {error}") from None
     elif args.coordinator:
         jax.distributed.initialize(
             args.coordinator, args.num_processes, args.process_id, **timeouts

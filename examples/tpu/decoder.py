@@ -11,7 +11,15 @@ from jax import lax
 _RULED = 0.9
 # With `--shard-params tensor`, the axis of a leaf that lies over `model`: the outputs
 # of a first matrix and the inputs of the second, so that they need one sum together.
-_TENSOR = {"embedding": 0, "query": 2, "key": 2, "value": 2, "up": 2, "out": 1, "down": 1}
+_TENSOR = {
+    "embedding": 0,
+    "query": 2,
+    "key": 2,
+    "value": 2,
+    "up": 2,
+    "out": 1,
+    "down": 1,
+}
 
 
 class Sizes(NamedTuple):
@@ -65,9 +73,7 @@ def loss_fn(params: dict[str, Any], tokens: jax.Array, heads: int) -> jax.Array:
     x = jnp.take(params["embedding"], tokens, axis=0, mode="clip") + params["positions"]
     x, _ = lax.scan(layer, x, layers)
     x = _normalize(x, params["norm"])[:, :-1]
-    logits = jnp.matmul(
-        x, params["embedding"].T, preferred_element_type=jnp.float32
-    )
+    logits = jnp.matmul(x, params["embedding"].T, preferred_element_type=jnp.float32)
     # A sum rather than a look-up: in logits that lie over two axes, inside the
     # evaluations that are spread over a third, XLA's partitioner fails at the latter.
     is_next = tokens[:, 1:, None] == jnp.arange(logits.shape[2])
@@ -99,6 +105,12 @@ def specs(params: Any, how: str, size: int) -> Any:
             axis = max(axes, key=lambda i: leaf.shape[i], default=None)
         if how == "no" or axis is None:
             return jax.P()
+        if leaf.shape[axis] % size:
+            raise ValueError(
+                f"--shard-params {how} cuts axis {axis} of {path[-1].key} "
+                f"{list(leaf.shape)} for {size} devices along model, which do not "
+                "divide it"
+            )
         return jax.P(*(None,) * axis, "model")
 
     return jax.tree_util.tree_map_with_path(spec, params)

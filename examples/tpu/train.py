@@ -13,10 +13,10 @@ All randomness is a function of the seed and the step, and a run one of its sett
 import argparse
 import functools
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import checkpoint
@@ -42,13 +42,13 @@ LAWS = {
     "rademacher": zo.rademacher(),
     "sphere": zo.sphere(),
 }
-# What may differ between a run and what goes on from its checkpoint.
-LAYOUT = (
-    *("steps", "mesh", "axis_types", "shard_params", "log_every"),
-    *("checkpoint", "checkpoint_every"),
+# What makes a run, and must be the same where it goes on from a checkpoint.
+SETTINGS = (
+    *("seed", "method", "learning_rate", "law", "num_directions", "smoothing"),
+    *("batch_size", *decoder.Sizes._fields),
 )
-# What differs between the processes of a run.
-OWN = ("coordinator", "num_processes", "process_id", "pod")
+# What may differ between its processes.
+OWN = ("coordinator", "num_processes", "process_id", "pod", "seed")
 
 
 class State(NamedTuple):
@@ -88,10 +88,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--length", type=positive(int), default=16, help="of a sequence")
     add("--dtype", choices=("float32", "bfloat16"), default="float32")
     add("--log-every", type=positive(int), default=10)
-    add("--checkpoint", type=Path, help="folder, seen by all processes")
+    add("--checkpoint", help="folder that all processes see, or gs://...")
     add("--checkpoint-every", type=positive(int), default=50)
     add("--pod", action="store_true", help="processes that find each other")
-    add("--coordinator", help="address:port of process 0")
+    add("--coordinator", type=cluster.address, help="address:port of process 0")
     add("--num-processes", type=positive(int))
     add("--process-id", type=int)
     args = parser.parse_args(argv)
@@ -130,12 +130,14 @@ def positive(kind: type) -> Callable[[str], Any]:
 
 def train(args: argparse.Namespace) -> None:
     cluster.start(args)
-    for name, value in vars(args).items():
+    for name, value in [("JAX", jax.__version__), *vars(args).items()]:
         if name not in OWN:
-            option = f"--{name.replace('_', '-')}"
+            option = name if name == "JAX" else f"--{name.replace('_', '-')}"
             cluster.check_same_in_all_processes(option, value)
-    key = jax.random.key(args.seed)
-    cluster.check_same_in_all_processes("the key", jax.random.key_data(key).tolist())
+    try:
+        zo.check_same_key(args.seed, "--seed")
+    except ValueError as error:
+        raise UserError(error) from None
     mesh = cluster.make_mesh(args.mesh, args.axis_types == "explicit")
     with jax.set_mesh(mesh):
         run(args, mesh)
@@ -150,11 +152,7 @@ def run(args: argparse.Namespace, mesh: jax.sharding.Mesh) -> None:
     say = print if jax.process_index() == 0 else lambda *args, **kwargs: None
     say(describe(args, sizes, mesh, layout))
 
-    settings = {
-        name: value
-        for name, value in vars(args).items()
-        if name not in LAYOUT and name not in OWN
-    }
+    settings = {name: vars(args)[name] for name in SETTINGS}
     manager = checkpoint.manager(args.checkpoint) if args.checkpoint else None
     state = checkpoint.restore(manager, layout, settings) if manager else None
     if state is None:
@@ -163,8 +161,7 @@ def run(args: argparse.Namespace, mesh: jax.sharding.Mesh) -> None:
         say(f"resumes at step {int(state.step)}")
     first = int(state.step)
 
-    rows = batch_axes(args)
-    sharding = NamedSharding(mesh, jax.P(rows))
+    sharding = NamedSharding(mesh, rows(args, mesh))
     start = time.perf_counter()
     for i in range(first, args.steps):
         tokens = decoder.batch(args.seed, i, args.batch_size, sizes)
@@ -214,7 +211,10 @@ def program(
         return State(params, moments, state.step + 1), value
 
     shapes = jax.eval_shape(init, np.uint32(0))
-    specs = decoder.specs(shapes.params, args.shard_params, mesh.shape["model"])
+    try:
+        specs = decoder.specs(shapes.params, args.shard_params, mesh.shape["model"])
+    except ValueError as error:
+        raise UserError(error) from None
     moments = optax.tree.map_params(
         optimizer,
         lambda _, spec: spec,
@@ -236,9 +236,16 @@ def program(
     )
 
 
-def batch_axes(args: argparse.Namespace) -> tuple[str, ...]:
-    """The mesh axes that sequences lie over."""
-    return ("data", "model") if args.shard_params == "fsdp" else ("data",)
+def rows(args: argparse.Namespace, mesh: jax.sharding.Mesh) -> jax.P:
+    """How the sequences of a batch lie on the mesh."""
+    axes = ("data", "model") if args.shard_params == "fsdp" else ("data",)
+    size = math.prod(mesh.shape[axis] for axis in axes)
+    if args.batch_size % size:
+        raise UserError(
+            f"--batch-size must be a multiple of {size}, the devices along "
+            f"{' and '.join(axes)}; got {args.batch_size}"
+        )
+    return jax.P(axes)
 
 
 def describe(
@@ -266,6 +273,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"train.py: error: {error}", file=sys.stderr)
         return 2
+    except jax.errors.JaxRuntimeError as error:
+        print(
+            f"train.py: error: process {jax.process_index()}: "
+            f"{str(error).splitlines()[0]}; to go on from the last checkpoint, start "
+            "all processes again",
+            file=sys.stderr,
+            flush=True,
+        )
+        # Not by way of what would wait for the other processes, which may be dead.
+        os._exit(1)
     return 0
 
 
