@@ -113,6 +113,7 @@ def _digest(folder):
         (["--learning-rate", "inf"], "a number above 0, got inf"),
         (["--seed", "-1"], "--seed must be from 0 to 2³² − 1; got -1"),
         (["--heads", "3"], "--heads must divide --width 32; got 3"),
+        (["--length", "1"], "--length must be at least 2; got 1"),
         (["--shard-params", "some"], "invalid choice: 'some'"),
         (["--coordinator", "127.0.0.1:1234"], "go together"),
         (["--pod", "--process-id", "0"], "go together"),

@@ -66,10 +66,13 @@ class Parser(argparse.ArgumentParser):
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(description=__doc__.splitlines()[0])
-    formatter = argparse.ArgumentDefaultsHelpFormatter
-    parser.formatter_class = formatter
+    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     add = parser.add_argument
-    add("--mesh", type=cluster.mesh_shape, help="devices along each axis")
+    add(
+        "--mesh",
+        type=cluster.mesh_shape,
+        help="devices along each axis; None: all evaluate",
+    )
     add("--axis-types", choices=("auto", "explicit"), default="auto")
     add("--shard-params", choices=("no", "tensor", "fsdp"), default="no")
     add("--steps", type=positive(int), default=100)
@@ -84,8 +87,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--layers", type=positive(int), default=2)
     add("--width", type=positive(int), default=32)
     add("--heads", type=positive(int), default=4)
-    add("--vocabulary", type=positive(int), default=32)
-    add("--length", type=positive(int), default=16, help="of a sequence")
+    add("--vocabulary", type=positive(int), default=32, help="at least 2")
+    add("--length", type=positive(int), default=16, help="of a sequence, at least 2")
     add("--dtype", choices=("float32", "bfloat16"), default="float32")
     add("--log-every", type=positive(int), default=10)
     add("--checkpoint", help="folder that all processes see, or gs://...")
@@ -107,6 +110,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         )
     if not 0 <= args.seed < 2**32:
         parser.error(f"--seed must be from 0 to 2³² − 1; got {args.seed}")
+    for name in ("vocabulary", "length"):
+        if vars(args)[name] < 2:
+            parser.error(f"--{name} must be at least 2; got {vars(args)[name]}")
     if args.width % args.heads:
         parser.error(f"--heads must divide --width {args.width}; got {args.heads}")
     return args
@@ -130,53 +136,56 @@ def positive(kind: type) -> Callable[[str], Any]:
 
 def train(args: argparse.Namespace) -> None:
     cluster.start(args)
-    for name, value in [("JAX", jax.__version__), *vars(args).items()]:
-        if name not in OWN:
-            option = name if name == "JAX" else f"--{name.replace('_', '-')}"
-            cluster.check_same_in_all_processes(option, value)
-    try:
-        zo.check_same_key(args.seed, "--seed")
-    except ValueError as error:
-        raise UserError(error) from None
+    check_processes(args)
     mesh = cluster.make_mesh(args.mesh, args.axis_types == "explicit")
     with jax.set_mesh(mesh):
         run(args, mesh)
 
 
+def check_processes(args: argparse.Namespace) -> None:
+    """Raises in every process if one was started otherwise than the first."""
+    cluster.check_same_in_all_processes("the version of JAX", jax.__version__)
+    try:
+        zo.check_same_key(args.seed, "--seed")
+    except ValueError as error:
+        raise UserError(error) from None
+    for name, value in vars(args).items():
+        if name not in OWN:
+            option = f"--{name.replace('_', '-')}"
+            cluster.check_same_in_all_processes(option, value)
+
+
 def run(args: argparse.Namespace, mesh: jax.sharding.Mesh) -> None:
     sizes = decoder.Sizes(**{name: vars(args)[name] for name in decoder.Sizes._fields})
+    sharding = NamedSharding(mesh, rows(args, mesh))
     init, step, layout = program(args, sizes, mesh)
-    # A number of NumPy's is the same argument in all processes, and no constant of
-    # the program.
-    seed = np.uint32(args.seed)
     say = print if jax.process_index() == 0 else lambda *args, **kwargs: None
     say(describe(args, sizes, mesh, layout))
 
+    # A number of NumPy's is the same argument in all processes, and no constant of
+    # the program.
+    seed = np.uint32(args.seed)
     settings = {name: vars(args)[name] for name in SETTINGS}
     manager = checkpoint.manager(args.checkpoint) if args.checkpoint else None
     state = checkpoint.restore(manager, layout, settings) if manager else None
-    if state is None:
-        state = init(seed)
-    else:
-        say(f"resumes at step {int(state.step)}")
+    state = init(seed) if state is None else state
     first = int(state.step)
+    say(f"from step {first} to {args.steps}", flush=True)
 
-    sharding = NamedSharding(mesh, rows(args, mesh))
     start = time.perf_counter()
     for i in range(first, args.steps):
         tokens = decoder.batch(args.seed, i, args.batch_size, sizes)
         batch = jax.make_array_from_callback(tokens.shape, sharding, tokens.__getitem__)
         state, value = step(state, seed, batch)
-        last = i + 1 == args.steps
-        if last or (i + 1) % args.log_every == 0:
+        done = i + 1
+        if done == args.steps or done % args.log_every == 0:
             # Nine digits tell any two losses apart.
-            say(f"step {i + 1:6} loss {float(value):#.9g}", flush=True)
-        if manager and (last or (i + 1) % args.checkpoint_every == 0):
-            checkpoint.save(manager, i + 1, state, settings)
-    seconds = time.perf_counter() - start
+            say(f"step {done:6} loss {float(value):#.9g}", flush=True)
+        if manager and (done == args.steps or done % args.checkpoint_every == 0):
+            checkpoint.save(manager, done, state, settings)
     if manager:
         manager.close()
-    say(f"took {seconds:.1f} seconds, compilation included")
+    say(f"took {time.perf_counter() - start:.1f} seconds, compilation included")
 
 
 def program(
