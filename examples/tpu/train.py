@@ -71,7 +71,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--mesh",
         type=cluster.mesh_shape,
-        help="devices along each axis; None: all evaluate",
+        help="devices an axis, as data=2,model=4",
     )
     add("--axis-types", choices=("auto", "explicit"), default="auto")
     add("--shard-params", choices=("no", "tensor", "fsdp"), default="no")
