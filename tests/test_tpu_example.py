@@ -369,16 +369,16 @@ def test_a_run_goes_on_elsewhere(example, whole, tmp_path, processes, devices):
 def test_a_killed_process_ends_the_others_and_the_run_resumes(
     example, whole, tmp_path, victim
 ):
-    arguments = [*_RUN, "--checkpoint", tmp_path]
+    arguments = [*_RUN, "--checkpoint-every", "10", "--checkpoint", tmp_path]
     started = _start([*arguments, "--steps", "100000"], devices=4, processes=2)
     for line in started[0].stdout:
-        if line.startswith("step     60 "):
+        if line.startswith("step     40 "):
             break
     started[victim].send_signal(signal.SIGKILL)
     code, _, stderr = _finish(started, _MINUTE)[1 - victim]
     assert code != 0 and stderr
     losses = _run(arguments, devices=8)
-    assert min(losses) in (26, 51) and max(losses) == 100
+    assert min(losses) > 1 and max(losses) == 100
     _assert_same_end(example, whole, losses, tmp_path)
 
 
