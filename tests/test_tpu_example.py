@@ -1,0 +1,414 @@
+"""The example for pods runs on simulated devices and on several processes."""
+
+import hashlib
+import importlib
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+_ROOT = pathlib.Path(__file__).parents[1]
+_SCRIPTS = _ROOT / "examples" / "tpu"
+_MODULES = ("checkpoint", "cluster", "decoder", "train")
+_SMALL = (
+    *("--layers", "1", "--width", "16", "--vocabulary", "16", "--length", "8"),
+    *("--batch-size", "8", "--log-every", "1"),
+)
+_STEP = re.compile(r"^step +(\d+) loss (\S+)$", re.MULTILINE)
+_MINUTE = 60
+_LONG = 1200  # Only a machine that does much else needs it.
+_FLAGS = (
+    "--xla_force_host_platform_device_count={} "
+    f"--xla_cpu_collective_timeout_seconds={_LONG} "
+    f"--xla_cpu_collective_call_terminate_timeout_seconds={_LONG} "
+)
+_QUICK = "--xla_backend_optimization_level=0"  # To compile.
+
+
+@pytest.fixture(scope="module")
+def example():
+    """The example's modules, which lie in no package."""
+    sys.path.insert(0, str(_SCRIPTS))
+    yield {name: importlib.import_module(name) for name in _MODULES}
+    sys.path.remove(str(_SCRIPTS))
+    for name in _MODULES:
+        del sys.modules[name]
+
+
+def _start(arguments, *, devices, processes=1, flags="", own=lambda process: ()):
+    """Starts the script in processes of `devices` simulated devices each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    path = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": path.rstrip(os.pathsep),
+        "XLA_FLAGS": _FLAGS.format(devices) + flags,
+    }
+    command = [sys.executable, _SCRIPTS / "train.py", *_SMALL, *arguments]
+    started = []
+    for process in range(processes):
+        cluster = ("--coordinator", address, "--num-processes", processes)
+        cluster = (*cluster, "--process-id", process) if processes > 1 else ()
+        started.append(
+            subprocess.Popen(
+                [str(part) for part in (*command, *cluster, *own(process))],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                encoding="utf-8",
+            )
+        )
+    return started
+
+
+def _finish(started, timeout=_LONG):
+    """Exit code, stdout and stderr of each process."""
+    try:
+        outputs = [one.communicate(timeout=timeout) for one in started]
+    finally:
+        for one in started:
+            if one.poll() is None:
+                one.kill()
+                one.communicate()
+    return [(one.returncode, *out) for one, out in zip(started, outputs, strict=True)]
+
+
+def _run(arguments, **layout):
+    """The losses of the steps, as printed."""
+    ended = _finish(_start(arguments, **layout))
+    for code, _, stderr in ended:
+        assert code == 0, stderr
+    for _, stdout, _ in ended[1:]:
+        assert not _STEP.search(stdout)  # Process 0 speaks for all.
+    return {int(step): loss for step, loss in _STEP.findall(ended[0][1])}
+
+
+def _digest(folder):
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        digest.update(str(path).encode())
+        if path.is_file():
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+# What is wrong is said in one line.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--mesh", "pipeline=2"], "perturbation, data, model; got 'pipeline'"),
+        (["--mesh", "data=2,data=4"], "each axis once; got 'data' twice"),
+        (["--mesh", "data"], "as data=2; got 'data'"),
+        (["--mesh", "data=0"], "as data=2; got 'data=0'"),
+        (["--mesh", "data=3,model=5"], "data=3 × model=5 are 15, and there are"),
+        (["--num-directions", "0"], "an integer of at least 1, got 0"),
+        (["--num-directions", "two"], "an integer of at least 1, got two"),
+        (["--smoothing", "-1"], "a number above 0, got -1"),
+        (["--learning-rate", "inf"], "a number above 0, got inf"),
+        (["--seed", "-1"], "--seed must be from 0 to 2³² − 1; got -1"),
+        (["--heads", "3"], "--heads must divide --width 32; got 3"),
+        (["--length", "1"], "--length must be at least 2; got 1"),
+        (["--shard-params", "some"], "invalid choice: 'some'"),
+        (["--coordinator", "127.0.0.1:1234"], "go together"),
+        (["--pod", "--process-id", "0"], "go together"),
+        (["--coordinator", "host"], "as 10.0.0.1:1234; got 'host'"),
+        (
+            [*("--coordinator", "h:1", "--num-processes", "2"), "--process-id", "2"],
+            "--process-id must be from 0 to 1; got 2",
+        ),
+        (["--checkpoint", __file__], "--checkpoint must be a folder; got the file"),
+    ],
+    ids=lambda value: "_".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_refused_in_one_line(example, capsys, arguments, message):
+    try:
+        code = example["train"].main(arguments)
+    except SystemExit as error:
+        code = error.code
+    captured = capsys.readouterr()
+    assert code == 2
+    assert message in captured.err
+    assert captured.err.count("\n") == 1 and "error: " in captured.err
+    assert "step" not in captured.out
+
+
+def test_a_batch_that_cannot_be_cut(example):
+    train, arguments = example["train"], ["--batch-size", "6", "--shard-params"]
+    mesh = jax.sharding.AbstractMesh((1, 2, 4), example["cluster"].AXES)
+    assert train.rows(train.parse([*arguments, "no"]), mesh) == jax.P(("data",))
+    with pytest.raises(example["cluster"].UserError, match=r"a multiple of 8, .*got 6"):
+        train.rows(train.parse([*arguments, "fsdp"]), mesh)
+
+
+# The model and its data.
+
+
+def _sizes(example, **changes):
+    sizes = {"layers": 2, "width": 8, "heads": 2, "vocabulary": 12, "length": 6}
+    return example["decoder"].Sizes(**(sizes | {"dtype": "float32"} | changes))
+
+
+def test_shardings_of_the_parameters(example):
+    decoder, size = example["decoder"], 4
+    sizes = _sizes(example)
+    shapes = jax.eval_shape(lambda key: decoder.init(key, sizes), jax.random.key(0))
+    replicated, tensor, fsdp = (
+        decoder.specs(shapes, how, size) for how in ("no", "tensor", "fsdp")
+    )
+    assert set(replicated.values()) == {jax.P()}
+    assert tensor["embedding"] == jax.P("model")
+    assert tensor["up"] == tensor["query"] == jax.P(None, None, "model")
+    assert tensor["down"] == tensor["out"] == jax.P(None, "model")
+    assert tensor["positions"] == tensor["norm_1"] == jax.P()
+    assert fsdp["down"] == fsdp["out"] == jax.P(None, "model")
+    assert fsdp["up"] == jax.P(None, None, "model")
+    assert fsdp["positions"] == fsdp["norm_1"] == jax.P(None, "model")
+    assert fsdp["norm"] == jax.P("model")
+    with pytest.raises(ValueError, match=r"axis 1 of down \[2, 32, 8\] for 5 dev"):
+        decoder.specs(shapes, "tensor", 5)
+
+
+def test_loss_is_that_of_numpy(example):
+    """The decoder written out in float64, sequence by sequence and head by head."""
+    decoder, sizes = example["decoder"], _sizes(example)
+    tokens = decoder.batch(0, 0, 3, sizes)
+    params = decoder.init(jax.random.key(0), sizes)
+    with jax.numpy_rank_promotion("allow"):
+        loss = jax.jit(decoder.loss_fn, static_argnums=2)(
+            params, jnp.asarray(tokens), sizes.heads
+        )
+
+    p = {name: np.asarray(leaf, np.float64) for name, leaf in params.items()}
+
+    def normalize(x, scale):
+        x = x - x.mean(axis=-1, keepdims=True)
+        return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-5) * scale
+
+    losses = []
+    for sequence in tokens:
+        x = p["embedding"][sequence] + p["positions"]
+        for i in range(sizes.layers):
+            y = normalize(x, p["norm_1"][i])
+            mixed = []
+            for head in np.split(np.arange(sizes.width), sizes.heads):
+                q, k, v = (y @ p[n][i][:, head] for n in ("query", "key", "value"))
+                scores = q @ k.T / np.sqrt(len(head))
+                weights = np.tril(np.exp(scores))
+                mixed.append(weights / weights.sum(axis=1, keepdims=True) @ v)
+            x = x + np.concatenate(mixed, axis=1) @ p["out"][i]
+            hidden = normalize(x, p["norm_2"][i]) @ p["up"][i]
+            x = x + np.maximum(hidden, 0) @ p["down"][i]
+        logits = (normalize(x, p["norm"]) @ p["embedding"].T)[:-1]
+        for row, target in zip(logits, sequence[1:], strict=True):
+            losses.append(np.log(np.exp(row).sum()) - row[target])
+    np.testing.assert_allclose(loss, np.mean(losses), rtol=1e-5)
+
+
+def test_data_are_a_function_of_seed_and_step(example):
+    decoder, sizes = example["decoder"], _sizes(example)
+    tokens = decoder.batch(7, 3, 5, sizes)
+    assert tokens.shape == (5, sizes.length) and tokens.dtype == np.int32
+    np.testing.assert_array_equal(tokens, decoder.batch(7, 3, 5, sizes))
+    assert (tokens != decoder.batch(7, 4, 5, sizes)).any()
+    assert (tokens != decoder.batch(8, 3, 5, sizes)).any()
+
+
+def test_least_loss_is_the_entropy_of_what_follows_a_token(example):
+    decoder, sizes = example["decoder"], _sizes(example, length=64)
+    tokens = decoder.batch(0, 0, 4096, sizes)
+    counts = np.zeros((sizes.vocabulary, sizes.vocabulary))
+    np.add.at(counts, (tokens[:, :-1].ravel(), tokens[:, 1:].ravel()), 1)
+    joint = counts / counts.sum()
+    given = counts / counts.sum(axis=1, keepdims=True)
+    measured = -np.sum(joint * np.log(given))
+    assert decoder.entropy(sizes.vocabulary) == pytest.approx(measured, rel=1e-2)
+
+
+# Runs.
+
+
+def test_a_few_steps(tmp_path):
+    folder = tmp_path / "made"
+    losses = _run(
+        ["--steps", "3", "--checkpoint", folder],
+        devices=2,
+        flags=_QUICK,
+    )
+    assert list(losses) == [1, 2, 3]
+    # Guessing costs log(16) = 2.77, and the start is not much worse.
+    assert all(2 < float(loss) < 4 for loss in losses.values())
+    assert {path.name for path in folder.iterdir()} == {"3"}
+
+
+@pytest.mark.slow
+def test_seeds_that_differ_between_processes_are_named():
+    ended = _finish(
+        _start([], devices=2, processes=2, own=lambda process: ["--seed", process])
+    )
+    for code, _, stderr in ended:
+        assert code == 2
+        assert "--seed must be the same in all processes; process 1 has" in stderr
+
+
+@pytest.mark.slow
+def test_settings_that_differ_between_processes_are_named():
+    def own(process):
+        return ["--law", ("sphere", "gaussian")[process]]
+
+    for code, _, stderr in _finish(_start([], devices=2, processes=2, own=own)):
+        assert code == 2
+        assert (
+            "--law must be the same in all processes; got 'sphere' in process 0 and "
+            "'gaussian' in process 1" in stderr
+        )
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    """The checkpoint of two steps."""
+    folder = tmp_path_factory.mktemp("short")
+    _run(["--steps", "2", "--checkpoint", folder], devices=1, flags=_QUICK)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--width", "32"], "params.down is float32[1, 64, 16] there and float32[1, 1"),
+        (["--method", "zo_sgd"], "optimizer.0.count is int32[] there and nothing here"),
+        (["--seed", "1"], "seed is 0 there and 1 here"),
+    ],
+    ids=["tree", "moments", "seed"],
+)
+def test_checkpoint_of_another_run_is_refused_and_kept(short, change, message):
+    before = _digest(short)
+    ((code, _, stderr),) = _finish(_start(["--checkpoint", short, *change], devices=1))
+    assert code == 2
+    assert message in stderr and stderr.count("\n") == 1
+    assert _digest(short) == before
+
+
+@pytest.mark.slow
+def test_damaged_checkpoint_is_refused_in_one_line(short, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(short, folder)
+    (folder / "2" / "about" / "metadata").write_text('{"sett')
+    ((code, _, stderr),) = _finish(_start(["--checkpoint", folder], devices=1))
+    assert code == 2
+    assert f"the checkpoint {folder / '2'} cannot be read (" in stderr
+    assert stderr.count("\n") == 1
+
+
+# Bit for bit: 100 steps of R-AdaZO, 11 evaluations on 8 devices.
+
+_RUN = ("--steps", "100", "--num-directions", "10", "--checkpoint-every", "25")
+
+
+class _Whole(NamedTuple):
+    """A run that never stopped."""
+
+    folder: pathlib.Path
+    losses: dict[int, str]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    losses = _run([*_RUN, "--checkpoint", folder], devices=8)
+    assert list(losses) == list(range(1, 101))
+    return _Whole(folder, losses)
+
+
+def _assert_same_end(example, whole, losses, folder):
+    assert losses == {step: whole.losses[step] for step in losses}
+    compared = example["checkpoint"].compare(str(whole.folder), str(folder))
+    assert compared == "step 100: equal, bit for bit"
+
+
+@pytest.mark.slow
+def test_two_processes_are_as_one(example, whole, tmp_path):
+    losses = _run([*_RUN, "--checkpoint", tmp_path], devices=4, processes=2)
+    assert len(losses) == 100
+    _assert_same_end(example, whole, losses, tmp_path)
+
+
+def _without_end(folder, copy):
+    """What a run that was stopped after step 75 would have left."""
+    shutil.copytree(folder, copy)
+    shutil.rmtree(copy / "100")
+    assert [path.name for path in copy.iterdir()] == ["75"]
+    return copy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "devices"), [(1, 4), (1, 3), (2, 2)])
+def test_a_run_goes_on_elsewhere(example, whole, tmp_path, processes, devices):
+    folder = _without_end(whole.folder, tmp_path / "copy")
+    losses = _run([*_RUN, "--checkpoint", folder], devices=devices, processes=processes)
+    assert list(losses) == list(range(76, 101))
+    _assert_same_end(example, whole, losses, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_process_ends_the_others_and_the_run_resumes(
+    example, whole, tmp_path, victim
+):
+    arguments = [*_RUN, "--checkpoint-every", "10", "--checkpoint", tmp_path]
+    started = _start([*arguments, "--steps", "100000"], devices=4, processes=2)
+    for line in started[0].stdout:
+        if line.startswith("step     40 "):
+            break
+    started[victim].send_signal(signal.SIGKILL)
+    code, _, stderr = _finish(started, _MINUTE)[1 - victim]
+    assert code != 0 and stderr
+    losses = _run(arguments, devices=8)
+    assert min(losses) > 1 and max(losses) == 100
+    _assert_same_end(example, whole, losses, tmp_path)
+
+
+def _assert_close(whole, losses):
+    for step, loss in losses.items():
+        assert float(loss) == pytest.approx(float(whole.losses[step]), rel=1e-3)
+
+
+_CUT = ("--mesh", "perturbation=2,data=2,model=2", "--shard-params")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout",
+    [["--mesh", "perturbation=4,data=2", "--axis-types", "explicit"], [*_CUT, "fsdp"]],
+    ids=["explicit", "fsdp"],
+)
+def test_sums_in_another_order_drift_little(whole, layout):
+    losses = _run([*_RUN, *layout], devices=8)
+    assert len(losses) == 100
+    _assert_close(whole, losses)
+
+
+@pytest.mark.slow
+def test_a_cut_model_goes_on_whole(whole, tmp_path):
+    cut, copy = tmp_path / "cut", tmp_path / "copy"
+    arguments = [*_RUN, *_CUT, "tensor", "--checkpoint", cut]
+    losses = _run(arguments, devices=4, processes=2)
+    assert len(losses) == 100
+    _assert_close(whole, losses)
+    losses = _run([*_RUN, "--checkpoint", _without_end(cut, copy)], devices=2)
+    assert list(losses) == list(range(76, 101))
+    _assert_close(whole, losses)
