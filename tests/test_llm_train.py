@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import jax
 import jax.flatten_util
@@ -585,3 +586,71 @@ def test_the_comparison_runs_on_a_bare_machine(tmp_path):
     content = json.loads((tmp_path / "fast.json").read_text(encoding="utf-8"))
     assert {row["table"] for row in content["rows"]} == set(figure.CAPTIONS)
     assert (tmp_path / "fast.png").read_bytes().startswith(b"\x89PNG")
+
+
+# What docs/llm.md says of the comparison, held against its file.
+@pytest.fixture(scope="module")
+def content() -> dict[str, Any]:
+    path = _ROOT / "docs" / "evidence" / "llm.json"
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_settings_of_the_comparison_are_the_appendix(content):
+    settings = content["settings"]
+    assert settings["num_directions"] == 1
+    assert settings["learning_rate"] == 5e-5
+    assert settings["smoothing"] == 1e-3
+    assert (settings["b1"], settings["b2"]) == (0.9, 0.99)
+    assert settings["seeds"] == 3
+    assert "--fast" not in content["command"]
+
+
+def test_tables_and_curves_are_of_the_same_runs(content):
+    assert content["rows"] == list(figure.rows(content["runs"]))
+
+
+@pytest.fixture(scope="module")
+def equal(content) -> dict[str, dict[str, figure.Group]]:
+    return {
+        tune: {one.name: one for one in figure.equal_rates(content["runs"], tune)}
+        for tune in figure.TUNES
+    }
+
+
+@pytest.mark.parametrize("tune", figure.TUNES)
+def test_radazo_is_faster_at_equal_rates_on_each_seed(equal, tune):
+    ours, other = equal[tune]["R-AdaZO"], equal[tune]["ZO-AdaMM"]
+    assert len(ours.losses) == 3
+    steps = figure.steps_to(ours, other.losses[:, -1])
+    assert (steps < other.steps[-1] / 3).all()
+
+
+@pytest.mark.parametrize("tune", figure.TUNES)
+def test_zo_adamm_and_zo_rmsprop_learn_alike(equal, tune):
+    """Their losses fall equally far, to a fifth."""
+    one, two = equal[tune]["ZO-AdaMM"], equal[tune]["ZO-RMSProp"]
+    falls = [(g.losses[:, 0] - g.losses[:, -1]).mean() for g in (one, two)]
+    assert falls[0] == pytest.approx(falls[1], rel=0.2)
+
+
+def test_best_rates_differ_by_about_the_length_of_the_steps(content):
+    """By one step of the grid, which is a factor of four."""
+    for tune in figure.TUNES:
+        found = {g.name: g for g in figure.tuned_rates(content["runs"], tune)}
+        ratio = found["ZO-AdaMM"].learning_rate / found["R-AdaZO"].learning_rate
+        assert ratio == pytest.approx(4)
+
+
+def test_tuned_methods_end_alike(content):
+    """Within a tenth of what the loss falls."""
+    for tune in figure.TUNES:
+        found = {g.name: g for g in figure.tuned_rates(content["runs"], tune)}
+        ours, other = found["R-AdaZO"], found["ZO-AdaMM"]
+        fall = (other.losses[:, 0] - other.losses[:, -1]).mean()
+        difference = (ours.losses[:, -1] - other.losses[:, -1]).mean()
+        assert abs(difference) < 0.1 * fall
+
+
+def test_a_larger_b1_is_faster(content):
+    ends = [one.losses[:, -1].mean() for one in figure.betas(content["runs"])]
+    assert (np.diff(ends) < 0).all()
