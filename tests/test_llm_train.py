@@ -457,6 +457,21 @@ def test_bad_input_is_one_line(tiny, tmp_path, capsys, given, message):
     assert len(lines) == 1 and message in lines[0], lines
 
 
+def test_a_prompt_longer_than_the_context_is_cut_only_if_asked_for(
+    tiny, tmp_path, capsys
+):
+    lines = (tiny / "train.tsv").read_text(encoding="utf-8").splitlines()
+    lines.append(f"{'a good day. ' * 100}\t1")
+    for name in ("train.tsv", "dev.tsv"):
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    arguments = _arguments(tiny, tmp_path / "run", "--data", str(tmp_path))
+    with pytest.raises(SystemExit):
+        main.main(arguments)
+    error = capsys.readouterr().err.strip()
+    assert "\n" not in error and str(_CONFIG.max_position_embeddings) in error
+    main.main([*arguments, "--steps", "10", "--max-length", "32"])
+
+
 @pytest.mark.parametrize("given", [["--resume"], ["--steps", "3"], ["--task", "sst2"]])
 def test_options_of_one_run_need_a_model(capsys, given):
     with pytest.raises(SystemExit) as error:

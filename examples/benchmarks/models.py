@@ -1,5 +1,6 @@
 """The models whose memory is measured, as shapes of parameters and a loss."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -31,12 +32,17 @@ def decoder(
     length: int = 1024,
     batch_size: int = 4,
     dtype: Any = jnp.bfloat16,
+    one_by_one: bool = True,
+    weights: Callable[[Any], Any] = lambda tree: tree,
+    activations: Callable[[jax.Array], jax.Array] = lambda x: x,
 ) -> Model:
     """A decoder like OPT: scanned layers before a tied embedding.
 
-    Attention and logits are computed sequence by sequence, as one who only runs the
-    model forward would do in order to save memory.
+    Attention and logits are computed sequence by sequence if ``one_by_one``, as one who
+    only runs the model forward would do in order to save memory. ``weights`` and
+    ``activations`` are applied to those of a layer, and may say how they are sharded.
     """
+    mapped = lax.map if one_by_one else lambda fun, xs: jax.vmap(fun)(xs)
 
     def of(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype)
@@ -81,27 +87,27 @@ def decoder(
         return mixed.reshape(length, width)
 
     def layer(x: jax.Array, p: Any) -> tuple[jax.Array, None]:
+        p = weights(p)
         y = normalize(p["norm_1"], x)
         qkv = tuple(project(p[name], y) for name in ("query", "key", "value"))
-        x = x + project(p["out"], lax.map(attend, qkv))
+        x = activations(x + project(p["out"], mapped(attend, qkv)))
         y = jax.nn.relu(project(p["up"], normalize(p["norm_2"], x)))
-        return x + project(p["down"], y), None
+        return activations(x + project(p["down"], y)), None
 
     def loss(params: Any, tokens: jax.Array) -> jax.Array:
-        x = jnp.take(params["embedding"], tokens, axis=0, mode="clip")
-        x = x + params["positions"]
+        embedding = weights(params["embedding"])
+        x = jnp.take(embedding, tokens, axis=0, mode="clip")
+        x = activations(x + weights(params["positions"]))
         x, _ = lax.scan(layer, x, params["layers"])
         x = normalize(params["norm"], x)
 
         def cross_entropy(pair: tuple[jax.Array, jax.Array]) -> jax.Array:
             x, targets = pair
-            logits = jnp.dot(
-                x, params["embedding"].T, preferred_element_type=jnp.float32
-            )
+            logits = jnp.dot(x, embedding.T, preferred_element_type=jnp.float32)
             found = jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0]
             return jnp.mean((jax.nn.logsumexp(logits, axis=1) - found)[:-1])
 
-        return jnp.mean(lax.map(cross_entropy, (x, jnp.roll(tokens, -1, axis=1))))
+        return jnp.mean(mapped(cross_entropy, (x, jnp.roll(tokens, -1, axis=1))))
 
     tokens = jax.ShapeDtypeStruct((batch_size, length), jnp.int32)
     return Model(params, loss, tokens, _num_bytes(layers) // num_layers)

@@ -66,8 +66,8 @@ def spread(
     arrays, rebuild = _arrays_of(fun)
     _check_free(names, {"params": params, "the arguments of fun": arrays})
 
-    def on_device(
-        params: Any, sampled: Any, scales: jax.Array, arrays: Any
+    def losses(
+        mine: jax.Array, params: Any, sampled: Any, scales: jax.Array, arrays: Any
     ) -> jax.Array:
         loss = checks.checked_loss(rebuild(arrays), has_aux)
 
@@ -75,27 +75,45 @@ def spread(
             direction = jax.tree.map(lambda x: x[jnp.asarray(indices)[i]], sampled)
             return perturb_lib.perturb(loss)(params, direction, scales[i])[0]
 
-        first = lax.axis_index(names) * share
+        return sampling.batched_map(evaluate, mine, batch_size)
+
+    def points(device: jax.Array | int, of_devices: int) -> jax.Array:
         # Beyond the last point, that one again.
-        mine = jnp.minimum(first + jnp.arange(share), num_points - 1)
-        values = sampling.batched_map(evaluate, mine, batch_size)
+        numbers = device * share + jnp.arange(of_devices * share)
+        return jnp.minimum(numbers, num_points - 1)
+
+    def on_device(*args: Any) -> jax.Array:
+        values = losses(points(lax.axis_index(names), 1), *args)
         return lax.all_gather(values, names, tiled=True)
 
-    if not set(names) <= set(mesh.manual_axes):
-        on_device = jax.shard_map(
-            on_device,
-            in_specs=jax.P(),
-            out_specs=jax.P(),
-            axis_names=set(names),
-            check_vma=False,
-        )
+    def on_all(*args: Any) -> jax.Array:
+        mine = points(0, num_devices).reshape(num_devices, share)
+        mine = lax.with_sharding_constraint(mine, jax.P(names))
+        vmapped = jax.vmap(losses, (0, *(None for _ in args)), spmd_axis_name=names)
+        values = lax.with_sharding_constraint(vmapped(mine, *args), jax.P(names))
+        return lax.with_sharding_constraint(values.reshape(-1), jax.P())
+
+    manual = set(mesh.manual_axes)
+    program = on_device
+    if not set(names) <= manual:
+        rest = set(mesh.axis_names) - manual - set(names)
+        if any(mesh.shape[name] > 1 for name in rest):
+            # A compiler that is left some of the axes of a shard_map dies on a look-up
+            # in what is sharded over them (XLA, as of JAX 0.10).
+            program = on_all
+        else:
+            program = jax.shard_map(
+                on_device,
+                in_specs=jax.P(),
+                out_specs=jax.P(),
+                axis_names=set(names),
+                check_vma=False,
+            )
     if mesh.explicit_axes:
-        # The boundary of a shard_map over some axes gathers what is sharded over
-        # others by its type; what the compiler has sharded, it leaves as it is.
-        on_device = jax.sharding.auto_axes(
-            on_device, axes=mesh.explicit_axes, out_sharding=jax.P()
+        program = jax.sharding.auto_axes(
+            program, axes=mesh.explicit_axes, out_sharding=jax.P()
         )
-    return on_device(params, sampled, scales, arrays)[:num_points]
+    return program(params, sampled, scales, arrays)[:num_points]
 
 
 def _mesh_with(names: tuple[str, ...]) -> jax.sharding.AbstractMesh:

@@ -162,6 +162,14 @@ def _gather(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
     return None if found is None else [found]
 
 
+def _constrained(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
+    # A leaf that is drawn is built where it lies, before it is gathered.
+    [view] = inputs
+    if not view.factors:
+        return None
+    return [dataclasses.replace(view, base=bind(eqn, [view.base])[0])]
+
+
 # --- Products ---------------------------------------------------------------------
 
 
@@ -287,6 +295,8 @@ _RULES: dict[str, Rule] = {
     "rev": _structural(lambda v, p: views.reverse(v, p["dimensions"])),
     "convert_element_type": _structural(_convert),
     "copy": _structural(lambda v, p: v),
+    "sharding_constraint": _constrained,
+    "reshard": _constrained,
     "dynamic_slice": _dynamic_slice,
     "gather": _gather,
     "dot_general": _dot_general,

@@ -1,0 +1,285 @@
+"""What compiled programs send and compute, on eight simulated devices."""
+
+import importlib.util
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import radazo_jax as zo
+
+LAWS = {
+    "sphere": zo.sphere(),
+    "gaussian": zo.gaussian(),
+    "rademacher": zo.rademacher(),
+    "low_rank": zo.low_rank(),
+}
+AXES = ("k", "data", "model")
+BENCHMARKS = pathlib.Path(__file__).parents[1] / "examples" / "benchmarks"
+WIDTH, ROWS, DEPTH = 32, 16, 3
+
+
+@pytest.fixture(scope="module")
+def hlo():
+    spec = importlib.util.spec_from_file_location("hlo", BENCHMARKS / "hlo.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def mesh_of(*sizes):
+    return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def abstract(mesh, spec, *shape, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+
+
+def compiled(mesh, fun, *args, **options):
+    with jax.set_mesh(mesh):
+        return jax.jit(fun, **options).lower(*args).compile()
+
+
+def layers(params, x, weights=lambda w: w):
+    """Scanned layers, whose products are 2 * DEPTH * ROWS * WIDTH² flops."""
+
+    def layer(x, w):
+        return jnp.tanh(x @ weights(w)), None
+
+    x, _ = lax.scan(layer, x, params)
+    return jnp.mean(x**2)
+
+
+def step(loss, law, num_directions, batch_size=1, axis_name="k"):
+    estimator = zo.forward_difference(
+        LAWS[law], num_directions, 1e-3, batch_size, axis_name
+    )
+    return zo.value_and_grad(loss, estimator)
+
+
+KEY = jax.eval_shape(lambda: jax.random.key(0))
+EVALUATION = 2 * DEPTH * ROWS * WIDTH**2
+
+
+def test_products_and_bytes_in_loops_count_as_often_as_they_run(hlo):
+    mesh = mesh_of(1, 8, 1)
+
+    def fun(x, w):
+        def body(x, _):
+            x = jnp.tanh(x @ w)
+            total = lax.with_sharding_constraint(jnp.sum(x, axis=0), P())
+            return x + total[None], None
+
+        return lax.scan(body, x, None, length=5)[0]
+
+    x, w = abstract(mesh, P("data"), 16, 32), abstract(mesh, P(), 32, 32)
+    program = hlo.Program(compiled(mesh, fun, x, w).as_text())
+    assert program.product_flops() == 5 * 2 * (16 // 8) * 32 * 32
+    assert program.sent_bytes() == 5 * 4 * 32
+    assert program.host_transfers() == []
+
+
+@pytest.mark.parametrize("strides", [1, 2])
+def test_products_of_convolutions(hlo, strides):
+    x = jax.ShapeDtypeStruct((2, 8, 8, 3), jnp.float32)
+    w = jax.ShapeDtypeStruct((3, 3, 3, 4), jnp.float32)
+    text = """HloModule m
+
+ENTRY %main (x: f32[2,8,8,3], w: f32[3,3,3,4]) -> f32[2,8,8,4] {
+  %x = f32[2,8,8,3]{3,2,1,0} parameter(0)
+  %w = f32[3,3,3,4]{3,2,1,0} parameter(1)
+  ROOT %c = f32[2,N,N,4]{3,2,1,0} convolution(%x, %w), window={size=3x3 pad=LIMITS stride=S}, dim_labels=b01f_01io->b01f
+}
+"""  # noqa: E501
+    size, pad = {1: ("8", "1_1x1_1"), 2: ("4", "0_1x0_1")}[strides]
+    text = text.replace("N", size).replace("LIMITS", pad)
+    text = text.replace("stride=S", f"stride={strides}x{strides}")
+
+    def dense(x, w):
+        return lax.conv_general_dilated(
+            x, w, (strides, strides), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    analysis = jax.jit(dense).lower(x, w).cost_analysis()
+    assert hlo.Program(text).product_flops() == analysis["flops"]
+
+
+def test_a_batch_of_products_as_the_tpu_compiler_writes_it(hlo):
+    """[4, 256, 64] with [4, 256, 64]ᵀ, its batch the window of a convolution."""
+    text = """HloModule m
+
+ENTRY %main (a: f32[256,4,64], b: f32[256,4,64]) -> f32[4,256,256] {
+  %a = f32[256,4,64]{2,1,0} parameter(0)
+  %b = f32[256,4,64]{2,1,0} parameter(1)
+  ROOT %c = f32[4,256,256]{1,2,0} convolution(%a, %b), window={size=4 stride=3 lhs_dilate=4}, dim_labels=b0f_o0i->0bf
+}
+"""  # noqa: E501
+    assert hlo.Program(text).product_flops() == 2 * 4 * 256 * 256 * 64
+
+
+def test_a_loop_of_the_tpu_compiler_is_counted_by_its_condition(hlo):
+    text = """HloModule m
+
+%body (p: (s32[], f32[8,8])) -> (s32[], f32[8,8]) {
+  %p = (s32[], f32[8,8]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %x = f32[8,8]{1,0} get-tuple-element(%p), index=1
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+  %y = f32[8,8]{1,0} dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %s = f32[8,8]{1,0} all-reduce(%y), replica_groups={{0,1}}, to_apply=%sum
+  ROOT %t = (s32[], f32[8,8]{1,0}) tuple(%next, %s)
+}
+
+%sum (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = f32[] add(%a, %b)
+}
+
+%condition (p: (s32[], f32[8,8])) -> pred[] {
+  %n = s32[] constant(7)
+  %p = (s32[], f32[8,8]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  ROOT %less = pred[] compare(%i, %n), direction=LT
+}
+
+ENTRY %main (x: f32[8,8]) -> f32[8,8] {
+  %x = f32[8,8]{1,0} parameter(0)
+  %zero = s32[] constant(1)
+  %copy = s32[] copy(%zero)
+  %t = (s32[], f32[8,8]{1,0}) tuple(%copy, %x)
+  %w = (s32[], f32[8,8]{1,0}) while(%t), condition=%condition, body=%body
+  ROOT %y = f32[8,8]{1,0} get-tuple-element(%w), index=1
+}
+"""
+    program = hlo.Program(text)
+    assert program.product_flops() == (7 - 1) * 2 * 8**3
+    assert program.sent_bytes() == (7 - 1) * 4 * 8**2
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize(
+    ("size", "num_directions", "evaluations"),
+    [(1, 7, 8), (8, 7, 1), (8, 8, 2)],
+)
+def test_products_a_device(hlo, law, size, num_directions, evaluations):
+    """Of K + 1 evaluations, ⌈(K + 1) / N⌉ each, and N losses are gathered for each."""
+    mesh = mesh_of(size, 1, 1)
+    params = abstract(mesh, P(), DEPTH, WIDTH, WIDTH)
+    x = abstract(mesh, P(), ROWS, WIDTH)
+    fun = step(layers, law, num_directions)
+    program = hlo.Program(compiled(mesh, fun, KEY, params, x).as_text())
+    # Products with the two factors are of a width of one.
+    allowed = 0.1 if law == "low_rank" else 0
+    share = evaluations * EVALUATION
+    assert share <= program.product_flops() <= (1 + allowed) * share
+    if size > 1:
+        assert program.sent_bytes() == 4 * size * evaluations
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_sharded_parameters_send_what_a_forward_pass_sends(hlo, law):
+    mesh = mesh_of(2, 2, 2)
+    params = abstract(mesh, P(None, None, "model"), DEPTH, WIDTH, WIDTH)
+    x = abstract(mesh, P(("data", "model")), ROWS, WIDTH)
+
+    def loss(params, x):
+        def gathered(w):
+            return lax.with_sharding_constraint(w, P())
+
+        return layers(params, x, gathered)
+
+    forward = hlo.Program(compiled(mesh, loss, params, x).as_text())
+    program = hlo.Program(
+        compiled(
+            mesh,
+            step(loss, law, 1),
+            KEY,
+            params,
+            x,
+            out_shardings=(NamedSharding(mesh, P()), params.sharding),
+        ).as_text()
+    )
+    largest = max(sent.num_bytes for sent in forward.collectives())
+    assert largest == 4 * WIDTH**2, "a gathered layer"
+    assert max(sent.num_bytes for sent in program.collectives()) == largest
+    # One evaluation a device, and what are less than the rows of a matrix.
+    small = sum(
+        sent.num_bytes * sent.times
+        for sent in program.collectives()
+        if sent.num_bytes < largest
+    )
+    assert program.sent_bytes() - small == DEPTH * largest
+    assert small <= 2 * DEPTH * 4 * WIDTH * 8
+
+
+def test_low_rank_evaluations_share_a_gathered_layer(hlo):
+    """A constraint on a perturbed matrix is one on the matrix alone."""
+    mesh = mesh_of(2, 1, 4)
+    params = abstract(mesh, P(None, None, "model"), DEPTH, WIDTH, WIDTH)
+    x = abstract(mesh, P("model"), ROWS, WIDTH)
+
+    def loss(params, x):
+        return layers(params, x, lambda w: lax.with_sharding_constraint(w, P()))
+
+    fun = step(loss, "low_rank", 7, batch_size=None)
+    program = hlo.Program(compiled(mesh, fun, KEY, params, x).as_text())
+    layer = 4 * WIDTH**2
+    gathered = [s for s in program.collectives() if s.opcode == "all-gather"]
+    assert sum(s.times for s in gathered if s.num_bytes >= layer) == DEPTH
+    assert max(s.num_bytes for s in gathered) == layer
+
+
+@pytest.mark.parametrize("law", ["gaussian", "low_rank"])
+def test_a_constraint_in_the_loss_changes_nothing(law):
+    mesh = mesh_of(2, 2, 2)
+    params = jax.random.normal(jax.random.key(1), (DEPTH, WIDTH, WIDTH)) / WIDTH**0.5
+    x = jax.random.normal(jax.random.key(2), (ROWS, WIDTH))
+    expected = step(layers, law, 3, axis_name=None)(jax.random.key(0), params, x)
+
+    def loss(params, x):
+        return layers(params, x, lambda w: lax.with_sharding_constraint(w, P()))
+
+    with jax.set_mesh(mesh):
+        placed = jax.device_put(params, P(None, None, "model"))
+        x = jax.device_put(x, P("data"))
+        got = jax.jit(step(loss, law, 3))(jax.random.key(0), placed, x)
+    np.testing.assert_allclose(got[0], expected[0], rtol=1e-6)
+    scale = np.linalg.norm(expected[1])
+    np.testing.assert_allclose(got[1], expected[1], rtol=0, atol=2e-3 * scale)
+
+
+def test_cross_entropy_over_a_sharded_vocabulary():
+    """Of which XLA's partitioner dies under a shard_map over some of the axes."""
+    mesh = mesh_of(2, 2, 2)
+    shapes = {"embedding": (64, 16), "hidden": (16, 16), "output": (16, 64)}
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = {
+        name: jax.random.normal(key, shape) / 4
+        for key, (name, shape) in zip(keys, shapes.items(), strict=True)
+    }
+    tokens = jax.random.randint(jax.random.key(1), (8, 12), 0, 64)
+
+    def loss(params, tokens):
+        x = params["embedding"][tokens]
+        logits = jnp.tanh(x @ params["hidden"]) @ params["output"]
+        found = jax.nn.log_softmax(logits)
+        return -jnp.mean(jnp.take_along_axis(found, tokens[..., None], axis=-1))
+
+    expected, _ = step(loss, "gaussian", 3, None, None)(
+        jax.random.key(2), params, tokens
+    )
+    with jax.set_mesh(mesh):
+        params = jax.device_put(params, P(None, "model"))
+        tokens = jax.device_put(tokens, P("data"))
+        value, gradient = jax.jit(step(loss, "gaussian", 3))(
+            jax.random.key(2), params, tokens
+        )
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradient))

@@ -1,0 +1,130 @@
+"""Whole steps, compiled for TPUs that are not there.
+
+The TPU compiler takes a lock and looks at its environment when JAX is imported, so each
+program is compiled in a process of its own.
+"""
+
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("libtpu") is None,
+        reason='needs the TPU compiler: pip install "radazo-jax[tpu-aot]"',
+    ),
+]
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+QUICKSTART = """
+import json
+import hlo, jax, jax.numpy as jnp, quickstart, scaling
+from flax import nnx
+import radazo_jax as zo
+
+mesh = scaling.mesh_for("tpu", scaling.Spread())
+estimator = zo.forward_difference(num_directions=quickstart.NUM_DIRECTIONS)
+optimizer = zo.radazo(1e-3)
+step = scaling.step_of(
+    lambda params, batch: quickstart.loss_fn(params, *batch), estimator, optimizer
+)
+key = jax.eval_shape(lambda: jax.random.key(0))
+params = jax.eval_shape(
+    lambda key: nnx.split(quickstart.Classifier(nnx.Rngs(key)), nnx.Param)[1], key
+)
+batch = (
+    jax.ShapeDtypeStruct((quickstart.BATCH_SIZE, 64), jnp.float32),
+    jax.ShapeDtypeStruct((quickstart.BATCH_SIZE,), jnp.int32),
+)
+args = (params, jax.eval_shape(optimizer.init, params), key, batch)
+args = scaling.placed(args, mesh, lambda x: jax.P())
+print(json.dumps(scaling.facts(scaling.compiled_on(mesh, step, args, (0, 1)))))
+"""
+
+CASE = """
+import json, sys
+import scaling
+
+spread, law, num_directions, num_sequences = json.loads(sys.argv[1])
+case = scaling.Case(
+    "weak", scaling.Spread(*spread), law, num_directions, num_sequences
+)
+print(json.dumps(scaling.measured("tpu", case)))
+"""
+
+GIBIBYTE = 2**30
+# A v5e chip has 16 GiB.
+MEMORY = 16 * GIBIBYTE
+# Parameters in bfloat16, two moments in float32, of 1.3B parameters.
+STATE = 1_310_834_688 * (2 + 4 + 4)
+
+
+def run(script, *args):
+    examples = [ROOT, ROOT / "examples", ROOT / "examples" / "benchmarks"]
+    path = os.pathsep.join(map(str, examples))
+    done = subprocess.run(
+        [sys.executable, "-c", script, *args],
+        env=os.environ | {"PYTHONPATH": path, "MPLBACKEND": "Agg"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def compiled(spread, law, num_directions, num_sequences):
+    return run(CASE, json.dumps([spread, law, num_directions, num_sequences]))
+
+
+def test_quickstart_step():
+    facts = run(QUICKSTART)
+    assert facts["devices"] == ["TPU v5 lite"]
+    assert facts["host_transfers"] == []
+    assert facts["sent_bytes"] == 0
+    # Four leaves, twice as moments, and the count of steps.
+    assert facts["num_aliased"] >= 3 * 4
+    assert facts["aliased_bytes"] >= 3 * 4 * (64 * 32 + 32 + 32 * 10 + 10)
+    # An evaluation is two products; K + 1 of them.
+    products = 2 * 192 * (64 * 32 + 32 * 10)
+    assert 11 * products == pytest.approx(facts["product_flops"], rel=0.1)
+
+
+@pytest.mark.parametrize("law", ["rademacher", "low_rank"])
+def test_decoder_step_on_one_chip(law):
+    facts = compiled((1, 1, 1), law, 1, 4)
+    assert facts["host_transfers"] == []
+    assert facts["sent_bytes"] == 0
+    assert STATE * 0.999 <= facts["aliased_bytes"] <= STATE * 1.01
+    assert facts["peak_bytes"] <= STATE + 1.2 * GIBIBYTE < MEMORY
+
+
+@pytest.mark.parametrize("law", ["sphere", "gaussian", "rademacher", "low_rank"])
+def test_evaluations_spread_over_eight_chips(law):
+    alone = compiled((1, 1, 1), law, 1, 4)
+    facts = compiled((8, 1, 1), law, 7, 4)
+    assert facts["host_transfers"] == []
+    assert 0 < facts["sent_bytes"] <= 4 * 8 + 64
+    assert facts["aliased_bytes"] >= STATE * 0.999
+    share = alone["evaluation_flops"] / 2
+    assert facts["evaluation_flops"] == pytest.approx(share, rel=0.05)
+
+
+def test_minibatch_and_evaluations_spread_over_eight_chips():
+    facts = compiled((2, 4, 1), "rademacher", 7, 4)
+    assert 0 < facts["sent_bytes"] <= 4 * 8 + 64
+
+
+def test_all_three_axes_on_256_chips():
+    facts = compiled((4, 8, 8), "low_rank", 3, 64)
+    assert facts["host_transfers"] == []
+    assert facts["aliased_bytes"] <= STATE / 8 * 1.01
+    assert facts["peak_bytes"] < 0.25 * MEMORY
+    embedding = 2 * 50272 * 2048
+    assert facts["largest_bytes"] <= embedding, "as the forward pass gathers it"
