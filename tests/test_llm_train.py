@@ -637,7 +637,7 @@ def test_radazo_is_faster_at_equal_rates_on_each_seed(equal, tune):
     ours, other = equal[tune]["R-AdaZO"], equal[tune]["ZO-AdaMM"]
     assert len(ours.losses) == 3
     steps = figure.steps_to(ours, other.losses[:, -1])
-    assert (steps < other.steps[-1] / 3).all()
+    assert (steps < other.steps[-1] / 2).all()
 
 
 @pytest.mark.parametrize("tune", figure.TUNES)
@@ -656,14 +656,36 @@ def test_best_rates_differ_by_about_the_length_of_the_steps(content):
         assert ratio == pytest.approx(4)
 
 
-def test_tuned_methods_end_alike(content):
-    """Within a tenth of what the loss falls."""
+def test_tuned_methods_end_closer_together_than_their_seeds(content):
     for tune in figure.TUNES:
         found = {g.name: g for g in figure.tuned_rates(content["runs"], tune)}
-        ours, other = found["R-AdaZO"], found["ZO-AdaMM"]
-        fall = (other.losses[:, 0] - other.losses[:, -1]).mean()
-        difference = (ours.losses[:, -1] - other.losses[:, -1]).mean()
-        assert abs(difference) < 0.1 * fall
+        ends = [found[name].losses[:, -1] for name in ("R-AdaZO", "ZO-AdaMM")]
+        apart = abs(ends[0].mean() - ends[1].mean())
+        assert apart < min(end.std(ddof=1) for end in ends)
+        ahead = ends[0] < ends[1]
+        assert ahead.all() == (tune == "lora")
+
+
+def test_little_moves_with_adapters_at_the_rate_of_the_paper(equal):
+    losses = equal["lora"]["ZO-AdaMM"].losses
+    assert (losses[:, 0] - losses[:, -1] < 0.01).all()
+
+
+def test_a_tuned_rate_need_not_be_the_better_on_all_seeds(content, equal):
+    found = figure.tuned_rates(content["runs"], "full")
+    (tuned,) = (one for one in found if one.name == "R-AdaZO")
+    assert equal["full"]["R-AdaZO"].losses[:, -1].mean() < tuned.losses[:, -1].mean()
+
+
+def test_with_b1_of_zero_radazo_ends_as_zo_rmsprop(content, equal):
+    """They start alike, with the same directions, and differ in nothing."""
+    ours, other = figure.betas(content["runs"])[0], equal["lora"]["ZO-RMSProp"]
+    np.testing.assert_allclose(ours.losses, other.losses, rtol=1e-4)
+
+
+def test_nobody_learns_to_tell_the_sentences_apart(content):
+    ends = [run["dev_accuracy"][-1] for run in content["runs"]]
+    assert max(ends) < 0.65
 
 
 def test_a_larger_b1_is_faster(content):
