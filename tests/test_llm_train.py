@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import jax
 import jax.flatten_util
@@ -600,3 +601,93 @@ def test_the_comparison_runs_on_a_bare_machine(tmp_path):
     content = json.loads((tmp_path / "fast.json").read_text(encoding="utf-8"))
     assert {row["table"] for row in content["rows"]} == set(figure.CAPTIONS)
     assert (tmp_path / "fast.png").read_bytes().startswith(b"\x89PNG")
+
+
+# What docs/llm.md says of the comparison, held against its file.
+@pytest.fixture(scope="module")
+def content() -> dict[str, Any]:
+    path = _ROOT / "docs" / "evidence" / "llm.json"
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_settings_of_the_comparison_are_the_appendix(content):
+    settings = content["settings"]
+    assert settings["num_directions"] == 1
+    assert settings["learning_rate"] == 5e-5
+    assert settings["smoothing"] == 1e-3
+    assert (settings["b1"], settings["b2"]) == (0.9, 0.99)
+    assert settings["seeds"] == 3
+    assert "--fast" not in content["command"]
+
+
+def test_tables_and_curves_are_of_the_same_runs(content):
+    assert content["rows"] == list(figure.rows(content["runs"]))
+
+
+@pytest.fixture(scope="module")
+def equal(content) -> dict[str, dict[str, figure.Group]]:
+    return {
+        tune: {one.name: one for one in figure.equal_rates(content["runs"], tune)}
+        for tune in figure.TUNES
+    }
+
+
+@pytest.mark.parametrize("tune", figure.TUNES)
+def test_radazo_is_faster_at_equal_rates_on_each_seed(equal, tune):
+    ours, other = equal[tune]["R-AdaZO"], equal[tune]["ZO-AdaMM"]
+    assert len(ours.losses) == 3
+    steps = figure.steps_to(ours, other.losses[:, -1])
+    assert (steps < other.steps[-1] / 2).all()
+
+
+@pytest.mark.parametrize("tune", figure.TUNES)
+def test_zo_adamm_and_zo_rmsprop_learn_alike(equal, tune):
+    """Their losses fall equally far, to a fifth."""
+    one, two = equal[tune]["ZO-AdaMM"], equal[tune]["ZO-RMSProp"]
+    falls = [(g.losses[:, 0] - g.losses[:, -1]).mean() for g in (one, two)]
+    assert falls[0] == pytest.approx(falls[1], rel=0.2)
+
+
+def test_best_rates_differ_by_about_the_length_of_the_steps(content):
+    """By one step of the grid, which is a factor of four."""
+    for tune in figure.TUNES:
+        found = {g.name: g for g in figure.tuned_rates(content["runs"], tune)}
+        ratio = found["ZO-AdaMM"].learning_rate / found["R-AdaZO"].learning_rate
+        assert ratio == pytest.approx(4)
+
+
+def test_tuned_methods_end_closer_together_than_their_seeds(content):
+    for tune in figure.TUNES:
+        found = {g.name: g for g in figure.tuned_rates(content["runs"], tune)}
+        ends = [found[name].losses[:, -1] for name in ("R-AdaZO", "ZO-AdaMM")]
+        apart = abs(ends[0].mean() - ends[1].mean())
+        assert apart < min(end.std(ddof=1) for end in ends)
+        ahead = ends[0] < ends[1]
+        assert ahead.all() == (tune == "lora")
+
+
+def test_little_moves_with_adapters_at_the_rate_of_the_paper(equal):
+    losses = equal["lora"]["ZO-AdaMM"].losses
+    assert (losses[:, 0] - losses[:, -1] < 0.01).all()
+
+
+def test_a_tuned_rate_need_not_be_the_better_on_all_seeds(content, equal):
+    found = figure.tuned_rates(content["runs"], "full")
+    (tuned,) = (one for one in found if one.name == "R-AdaZO")
+    assert equal["full"]["R-AdaZO"].losses[:, -1].mean() < tuned.losses[:, -1].mean()
+
+
+def test_with_b1_of_zero_radazo_ends_as_zo_rmsprop(content, equal):
+    """They start alike, with the same directions, and differ in nothing."""
+    ours, other = figure.betas(content["runs"])[0], equal["lora"]["ZO-RMSProp"]
+    np.testing.assert_allclose(ours.losses, other.losses, rtol=1e-4)
+
+
+def test_nobody_learns_to_tell_the_sentences_apart(content):
+    ends = [run["dev_accuracy"][-1] for run in content["runs"]]
+    assert max(ends) < 0.65
+
+
+def test_a_larger_b1_is_faster(content):
+    ends = [one.losses[:, -1].mean() for one in figure.betas(content["runs"])]
+    assert (np.diff(ends) < 0).all()

@@ -131,5 +131,6 @@ class Progress:
     def evaluated(self, train_loss: float) -> None:
         """Shows the loss. The rates start anew: to measure is not to train."""
         self._shown["train"] = f"{train_loss:.4f}"
+        self._bar.set_postfix(self._shown)
         self._begin = time.perf_counter()
         self._tokens = self._evaluations = 0
