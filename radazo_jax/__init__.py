@@ -27,6 +27,7 @@ from radazo_jax._src.laws import coordinate, gaussian, rademacher, sphere
 from radazo_jax._src.low_rank import MatrixAxes, low_rank
 from radazo_jax._src.minimize import MinimizeResult, MinimizeState, minimize
 from radazo_jax._src.perturb import perturb
+from radazo_jax._src.processes import check_same_key
 from radazo_jax._src.transforms import (
     ScaleByRadazoState,
     ScaleByZoAdammState,
@@ -48,6 +49,7 @@ __all__ = [
     "ScaleByRadazoState",
     "ScaleByZoAdammState",
     "central_difference",
+    "check_same_key",
     "coordinate",
     "estimate_gradient",
     "forward_difference",

@@ -7,6 +7,8 @@ os.environ["MPLBACKEND"] = "Agg"
 import hypothesis
 import jax
 
+# Eight devices, so that what is spread over devices is tested wherever tests run.
+jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

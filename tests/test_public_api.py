@@ -39,9 +39,12 @@ REACHES = {
     "theory": {"variance"},
 }
 REACHES["axes"] = REACHES["perturb"] | {"laws", "low_rank"}
-REACHES["estimators"] = REACHES["axes"] | {"perturb", "axes"}
-REACHES["wrappers"] = REACHES["estimators"] | {"estimators"}
-REACHES["nnx"] = REACHES["wrappers"]
+REACHES["sampling"] = {"counter", "directions", "kept"}
+REACHES["parallel"] = REACHES["perturb"] | {"perturb", "sampling"}
+REACHES["estimators"] = REACHES["axes"] | {"perturb", "axes", "sampling", "parallel"}
+REACHES["nnx"] = REACHES["estimators"] | {"estimators"}
+REACHES["processes"] = {"counter"}
+REACHES["wrappers"] = REACHES["nnx"] | {"processes"}
 REACHES["minimize"] = set(REACHES).union(*REACHES.values())
 
 # The front door, and the rooms with a door of their own.

@@ -46,8 +46,8 @@ class Checkpoints:
         self._folder = folder.resolve() / "checkpoints"
         self._description = dict(description)
         self._free = free
-        # Orbax reports every save; only what goes wrong is of interest.
-        logging.getLogger("absl").setLevel(logging.ERROR)
+        # Orbax reports every save; what goes wrong is raised besides.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._folder.mkdir(parents=True, exist_ok=True)
         options = ocp.CheckpointManagerOptions(max_to_keep=2)
         self._manager = ocp.CheckpointManager(self._folder, options=options)

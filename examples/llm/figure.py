@@ -23,6 +23,8 @@ TUNES = {"lora": "LoRA", "full": "all parameters"}
 BETAS = (0.0, 0.5, 0.7, 0.9)
 GRID_FACTOR = 4.0  # About what the steps of R-AdaZO and ZO-AdaMM differ by.
 
+CURVES = ("step", "train_loss", "train_accuracy", "dev_accuracy")
+
 Run = dict[str, Any]  # Settings that tell runs apart, and the curves.
 
 
@@ -35,7 +37,7 @@ class Plan(NamedTuple):
     max_rates: int  # Of a method's grid of η.
 
 
-FULL = Plan({"lora": 400, "full": 200}, points=10, seeds=3, max_rates=6)
+FULL = Plan({"lora": 300, "full": 150}, points=10, seeds=3, max_rates=6)
 FAST = Plan({"lora": 6, "full": 6}, points=2, seeds=2, max_rates=2)
 
 
@@ -64,7 +66,7 @@ def compare(plan: Plan, problem: Problem) -> list[Run]:
         for method in METHODS:
             for seed in seeds:
                 run(seed, tune=tune, method=method)
-            rate = _best_rate(run, tune, method, plan.max_rates)
+            rate = best_rate(run, tune, method, plan.max_rates)
             for seed in seeds:
                 run(seed, tune=tune, method=method, learning_rate=rate)
     for b1 in BETAS:
@@ -73,9 +75,7 @@ def compare(plan: Plan, problem: Problem) -> list[Run]:
     return list(done.values())
 
 
-def _best_rate(
-    run: Callable[..., Run], tune: str, method: str, max_rates: int
-) -> float:
+def best_rate(run: Callable[..., Run], tune: str, method: str, max_rates: int) -> float:
     """By the final training loss of seed 0: up from the paper's η while it falls."""
     best_rate, best_loss = math.nan, math.inf
     for i in range(max_rates):
@@ -100,14 +100,14 @@ def _run(settings: train.Settings, problem: Problem) -> Run:
         "learning_rate": settings.learning_rate,
         "seed": settings.seed,
     }
-    names = ("step", "train_loss", "train_accuracy", "dev_accuracy")
     try:
         _, evaluations = train.run(
             settings, problem.make_model(), problem.train, problem.dev, label=label
         )
-    except FloatingPointError:  # Diverged.
-        return result | {name: [math.inf] for name in names}
-    return result | {name: [e[name] for e in evaluations] for name in names}
+    except FloatingPointError:  # Diverged: what it reached before is of no use.
+        steps = range(0, settings.num_steps + 1, settings.eval_every)
+        evaluations = [dict.fromkeys(CURVES, math.inf) | {"step": i} for i in steps]
+    return result | {name: [e[name] for e in evaluations] for name in CURVES}
 
 
 def select(runs: Sequence[Run], **wanted: Any) -> list[Run]:
@@ -137,8 +137,8 @@ def group(runs: Sequence[Run], **wanted: Any) -> Group:
         found[0]["method"],
         found[0]["learning_rate"],
         np.asarray(found[0]["step"]),
-        np.asarray([run["train_loss"] for run in found]),
-        np.asarray([run["dev_accuracy"][-1] for run in found]),
+        common.array([run["train_loss"] for run in found]),
+        common.array([run["dev_accuracy"][-1] for run in found]),
     )
 
 
@@ -156,7 +156,7 @@ def tuned_rates(runs: Sequence[Run], tune: str) -> list[Group]:
     result = []
     for name in METHODS.values():
         grid = select(runs, tune=tune, method=name, b1=0.9, seed=0)
-        best = min(grid, key=lambda run: run["train_loss"][-1])
+        best = grid[int(common.array([run["train_loss"][-1] for run in grid]).argmin())]
         rate = best["learning_rate"]
         result.append(group(runs, tune=tune, method=name, b1=0.9, learning_rate=rate))
     return result
@@ -205,15 +205,19 @@ def rows(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
                     "tuned": title,
                     "method": name,
                     "η": _rate(run["learning_rate"]),
-                    "final_loss": f"{run['train_loss'][-1]:.4f}",
+                    "final_loss": _shown(run["train_loss"][-1]),
                 }
 
 
 def _row(one: Group, other: Group) -> dict[str, Any]:
     """`other` is whose final loss is to be reached."""
-    reached = steps_to(one, other.losses[:, -1])
-    last = one.steps[-1]
-    all_reached = bool(np.isfinite(reached).all())
+    reached, last = steps_to(one, other.losses[:, -1]), one.steps[-1]
+    matched, fewer = "", ""
+    if one.name != other.name or one.losses[0, -1] != other.losses[0, -1]:
+        matched = "not all"
+        if np.isfinite(reached).all() and (reached > 0).all():
+            matched = f"{reached.mean():.0f}"
+            fewer = f"{(last / reached).min():.2f}"
     return {
         "method": one.name,
         "η": _rate(one.learning_rate),
@@ -221,14 +225,18 @@ def _row(one: Group, other: Group) -> dict[str, Any]:
         "final_loss": _mean_std(one.losses[:, -1], 4),
         "dev_accuracy": _mean_std(100 * one.accuracies, 1) + " %",
         "steps": f"{last:,}",
-        "steps_to_match": f"{reached.mean():.0f}" if all_reached else "not all",
-        "times_fewer": f"{(last / reached).min():.2f}" if all_reached else "",
+        "steps_to_match": matched,
+        "times_fewer": fewer,
     }
 
 
 def _rate(value: float) -> str:
     mantissa, exponent = f"{value:.1e}".split("e")
     return f"{float(mantissa):g}e{int(exponent)}"
+
+
+def _shown(value: float | None) -> str:
+    return "diverged" if value is None else f"{value:.4f}"
 
 
 def _mean_std(values: np.ndarray, digits: int) -> str:

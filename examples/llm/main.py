@@ -72,9 +72,15 @@ def make_parser() -> common.Parser:
     one.add_argument("--model", help="a folder, or a name in the local cache")
     one.add_argument("--task", choices=tuple(data.TASKS))
     one.add_argument("--data", type=Path, help="folder of the task's files")
-    one.add_argument("--train-examples", type=int, help="at most; 1000, as in MeZO")
-    one.add_argument("--dev-examples", type=int, help="at most; 500, as in MeZO")
-    one.add_argument("--max-length", type=int, help="of an example, in tokens")
+    one.add_argument(
+        "--train-examples", type=common.at_least_one, help="at most; 1000, as in MeZO"
+    )
+    one.add_argument(
+        "--dev-examples", type=common.at_least_one, help="at most; 500, as in MeZO"
+    )
+    one.add_argument(
+        "--max-length", type=common.at_least_one, help="cut examples to as many tokens"
+    )
     one.add_argument("--tune", choices=tuple(lora.FILTERS))
     one.add_argument("--method", choices=train.METHODS)
     one.add_argument("--law", choices=tuple(train.LAWS))
@@ -118,9 +124,11 @@ def run_one(args: argparse.Namespace) -> None:
     room = model.config.max_position_embeddings
     if settings.tune == "prompt":
         room -= settings.prompt_length
-    length = min(args.max_length or room, room)
+    # Cut, as MeZO does, only where a length is asked for.
+    cut = args.max_length is not None
+    length = min(args.max_length, room) if cut else room
     batches = {
-        split: data.encode(tokenizer, some, max_length=length, truncate=True)
+        split: data.encode(tokenizer, some, max_length=length, truncate=cut)
         for split, some in examples.items()
     }
     _, evaluations = train.run(
@@ -180,7 +188,8 @@ def compare(args: argparse.Namespace) -> None:
     def make_model() -> OPT:
         return nnx.merge(graphdef, jax.tree.map(jnp.copy, weights_of_base))
 
-    runs = figure.compare(plan, figure.Problem(make_model, *batches))
+    found = figure.compare(plan, figure.Problem(make_model, *batches))
+    runs = common.numbers(found)  # As the file has them, for tables and picture too.
     content = provenance(args, start) | {
         "settings": dataclasses.asdict(train.Settings()) | plan._asdict(),
         "pretraining": dataclasses.asdict(settings),
@@ -189,7 +198,7 @@ def compare(args: argparse.Namespace) -> None:
         "train_examples": len(batches[0].label),
         "dev_examples": len(batches[1].label),
         "rows": list(figure.rows(runs)),
-        "runs": common.numbers(runs),
+        "runs": runs,
     }
     common.write(args.output / f"{name}.json", content)
     common.save(figure.plot(runs), args.output / f"{name}.png")

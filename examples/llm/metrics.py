@@ -117,14 +117,15 @@ class Progress:
         self._bar.close()
 
     def step(self, loss: float, tokens: int, evaluations: int) -> None:
-        self._tokens += tokens
-        self._evaluations += evaluations
-        seconds = time.perf_counter() - self._begin
+        """A step was sent; `loss` is that of the one before, nan if none was due."""
         if math.isfinite(loss):
+            self._tokens += tokens
+            self._evaluations += evaluations
+            seconds = time.perf_counter() - self._begin
             self._shown["loss"] = f"{loss:.4f}"
-        self._shown["tokens/s"] = f"{self._tokens / seconds:,.0f}"
-        self._shown["evaluations/s"] = f"{self._evaluations / seconds:.3g}"
-        self._bar.set_postfix(self._shown, refresh=False)
+            self._shown["tokens/s"] = f"{self._tokens / seconds:,.0f}"
+            self._shown["evaluations/s"] = f"{self._evaluations / seconds:.3g}"
+            self._bar.set_postfix(self._shown, refresh=False)
         self._bar.update()
 
     def evaluated(self, train_loss: float) -> None:

@@ -20,17 +20,17 @@ RECORD = "pretraining.json"
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The model and its training. Bounded by steps, so that it is the same each time."""
+    """The model and its training: so many steps, for the same model every time."""
 
     vocab_size: int = 4096
     hidden_size: int = 256
     num_hidden_layers: int = 6
     num_attention_heads: int = 4
     max_position_embeddings: int = 256
-    length: int = 64  # Of a sequence, in tokens.
-    batch_size: int = 32
-    num_steps: int = 300
-    learning_rate: float = 2e-3  # The highest: up from 0 at first, then down to it.
+    length: int = 32  # Of a sequence, in tokens.
+    batch_size: int = 16
+    num_steps: int = 1000
+    learning_rate: float = 1e-3  # The highest: up from 0 at first, then down to it.
     warm_up: float = 0.1  # The part of the steps that goes up.
     seed: int = 0
 
@@ -85,7 +85,9 @@ def _train(settings: Settings, tokens: np.ndarray) -> OPT:
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def step(params: nnx.State, opt_state: optax.OptState, batch: jax.Array):
         loss, grads = jax.value_and_grad(loss_fn)(params, batch)
-        updates, opt_state = optimizer.update(grads, opt_state, params)
+        # The count of steps is an integer, and Optax multiplies it by numbers.
+        with jax.numpy_dtype_promotion("standard"):
+            updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, loss
 
     with tqdm(range(settings.num_steps), desc="Pretraining", unit="step") as bar:

@@ -6,25 +6,15 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+import numpy as np
+from jax.tree_util import Partial
 
-from radazo_jax._src import axes, checks, counter, directions, fusion, kept
+from radazo_jax._src import axes, checks, counter, fusion, parallel, sampling
 from radazo_jax._src import perturb as perturb_lib
-from radazo_jax._src.directions import Direction, Factors, Law
+from radazo_jax._src.directions import Direction, Law
 from radazo_jax._src.kept import Kept
 from radazo_jax._src.laws import sphere
-
-# Up to this many directions taken in turn, the gradient is one expression, which
-# fuses into whatever consumes it; beyond, a loop with one accumulator.
-_MAX_UNROLLED = 8
-
-# Directions that are alive together are kept from the evaluations to the gradient up
-# to this many elements (64 MiB); beyond, they are drawn again.
-_MAX_KEPT = 2**24
-
-# Directions that take at most this fraction of the parameters are stored for the
-# gradient, and from the evaluations on where they are all alive then.
-_SMALL = 8
+from radazo_jax._src.parallel import AxisName
 
 
 class EstimateFn(Protocol):
@@ -66,6 +56,7 @@ def forward_difference(
     num_directions: int = 10,
     smoothing: float = 5e-3,
     batch_size: int | None = None,
+    axis_name: AxisName | None = None,
 ) -> GradientEstimator:
     """The forward-difference estimator of the paper, of K + 1 evaluations.
 
@@ -82,6 +73,10 @@ def forward_difference(
       batch_size: How many directions are evaluated together, as in ``jax.lax.map``:
         ``None`` is all of them under one ``vmap``, 1 is one by one in the memory of a
         single evaluation. The estimate is the same up to rounding.
+      axis_name: The mesh axis (or axes) over which the evaluations are spread, under
+        ``jax.set_mesh``. Each of its devices evaluates its share of them, up to
+        ``batch_size`` together; only the losses are sent, and every device makes the
+        same gradient of them. Parameters and minibatch may be sharded over others.
 
     Returns:
       The estimator. It has no state.
@@ -105,7 +100,7 @@ def forward_difference(
     >>> bool(jnp.allclose(gradient, 2 * params, rtol=0.1))
     True
     """
-    _check_options(law, num_directions, smoothing, batch_size)
+    _check_options(law, num_directions, smoothing, batch_size, axis_name)
 
     def estimate(
         fun: Callable[[Any], Any],
@@ -118,25 +113,23 @@ def forward_difference(
         loss, sampled = _prepare(
             law, fun, has_aux, key, params, num_directions, batch_size
         )
-
-        def evaluate(u: Direction | Kept, scale: Any, *after: jax.Array) -> jax.Array:
-            at, u = fusion.tie((params, u), *after)
-            return perturb_lib.perturb(loss)(at, u, scale)[0]
-
-        if not has_aux and _shares_products(sampled, params, batch_size):
-            # θ itself is the first of the batch, so that all read θ once.
-            batch = jax.tree.map(lambda x: jnp.concatenate([x[:1], x]), sampled)
-            scales = jnp.full(num_directions + 1, smoothing).at[0].set(0)
-            values = jax.vmap(evaluate)(batch, scales)
-            value, aux, values = values[0], None, values[1:]
+        if axis_name is None:
+            value, aux, values = _forward_values(
+                loss, has_aux, params, sampled, smoothing, batch_size
+            )
         else:
-            value, aux = loss(params)
-            # In turn, also with what of θ is the same for all, as rows looked up.
-            after = () if _together(num_directions, batch_size) else (value,)
-            values = _map(lambda u: evaluate(u, smoothing, *after), sampled, batch_size)
+            # θ is one of the points, but where its aux is wanted on all devices.
+            base = () if has_aux else (0,)
+            indices = np.array([*base, *range(num_directions)])
+            scales = jnp.full(len(indices), smoothing).at[: len(base)].set(0)
+            values = parallel.spread(
+                fun, has_aux, params, sampled, indices, scales, axis_name, batch_size
+            )
+            value, aux = loss(params) if has_aux else (values[0], None)
+            values = values[len(base) :]
         differences = values - value
         coefficients = differences * (law.factor(params) / num_directions) / smoothing
-        gradient = _combine(coefficients, sampled, params)
+        gradient = sampling.combine(coefficients, sampled, params)
         return ((value, aux) if has_aux else value, gradient), state
 
     return GradientEstimator(_no_state, estimate)
@@ -147,6 +140,7 @@ def central_difference(
     num_directions: int = 10,
     smoothing: float = 5e-3,
     batch_size: int | None = None,
+    axis_name: AxisName | None = None,
 ) -> GradientEstimator:
     """The central-difference estimator, of 2K evaluations.
 
@@ -165,6 +159,8 @@ def central_difference(
       batch_size: How many directions (two evaluations each) are evaluated together,
         as in ``jax.lax.map``: ``None`` is all of them under one ``vmap``, 1 is one by
         one. The estimate is the same up to rounding.
+      axis_name: The mesh axis (or axes) over which the 2K evaluations are spread, as
+        in ``forward_difference``.
 
     Returns:
       The estimator. It has no state.
@@ -186,7 +182,7 @@ def central_difference(
     >>> bool(jnp.allclose(gradient, 2 * params, rtol=0.3))
     True
     """
-    _check_options(law, num_directions, smoothing, batch_size)
+    _check_options(law, num_directions, smoothing, batch_size, axis_name)
 
     def estimate(
         fun: Callable[[Any], Any],
@@ -199,19 +195,31 @@ def central_difference(
         loss, sampled = _prepare(
             law, fun, has_aux, key, params, num_directions, batch_size
         )
-
-        def pair(direction: Direction | Kept) -> tuple[jax.Array, jax.Array, Any]:
-            evaluate = functools.partial(perturb_lib.perturb(loss), params, direction)
-            (above, aux), (below, _) = evaluate(smoothing), evaluate(-smoothing)
-            return above, below, aux
-
-        above, below, aux = _map(pair, sampled, batch_size)
+        if axis_name is None:
+            above, below, aux = _central_values(
+                loss, params, sampled, smoothing, batch_size
+            )
+        else:
+            indices = np.tile(np.arange(num_directions), 2)
+            scales = jnp.repeat(jnp.array([1.0, -1.0]), num_directions) * smoothing
+            values = parallel.spread(
+                fun,
+                has_aux,
+                params,
+                sampled,
+                indices,
+                scales,
+                axis_name,
+                batch_size,
+            )
+            above, below = jnp.split(values, 2)
+            if has_aux:  # Once more, on all devices, for that is where it is wanted.
+                first = jax.tree.map(lambda x: x[0], sampled)
+                aux = perturb_lib.perturb(loss)(params, first, smoothing)[1]
         value = (jnp.mean(above) + jnp.mean(below)) / 2
         coefficients = (above - below) * (law.factor(params) / num_directions)
-        gradient = _combine(coefficients / (2 * smoothing), sampled, params)
-        if has_aux:
-            return ((value, jax.tree.map(lambda a: a[0], aux)), gradient), state
-        return (value, gradient), state
+        gradient = sampling.combine(coefficients / (2 * smoothing), sampled, params)
+        return ((value, aux) if has_aux else value, gradient), state
 
     return GradientEstimator(_no_state, estimate)
 
@@ -269,16 +277,23 @@ def value_and_grad(
                 "estimator has state, which value_and_grad would lose; call "
                 "estimator.estimate(fun, key, params, state) and keep what it returns."
             )
+        loss = Partial(_of_params, fun, args, kwargs)
         (value, gradient), _ = estimator.estimate(
-            lambda p: fun(p, *args, **kwargs), key, params, state, has_aux=has_aux
+            loss, key, params, state, has_aux=has_aux
         )
         return value, gradient
 
     return estimated
 
 
+def _of_params(
+    fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], params: Any
+) -> Any:
+    return fun(params, *args, **kwargs)
+
+
 def _check_options(
-    law: Any, num_directions: Any, smoothing: Any, batch_size: Any
+    law: Any, num_directions: Any, smoothing: Any, batch_size: Any, axis_name: Any
 ) -> None:
     if not isinstance(law, Law):
         raise TypeError(f"law must be a Law such as sphere(); got {law!r}.")
@@ -286,6 +301,8 @@ def _check_options(
     checks.check_positive("smoothing", smoothing)
     if batch_size is not None:
         checks.check_int_at_least("batch_size", batch_size, 1)
+    if axis_name is not None:
+        parallel.check_axis_name(axis_name)
 
 
 def _no_state(params: Any) -> tuple[()]:
@@ -302,98 +319,57 @@ def _prepare(
     num_directions: int,
     batch_size: int | None,
 ) -> tuple[Callable[[Any], tuple[jax.Array, Any]], Direction | Kept]:
-    """The loss that is evaluated, and directions k = 0 … K-1, stacked.
-
-    The k-th direction depends on the key and on k alone.
-    """
+    """The loss that is evaluated, and the directions, stacked."""
     checks.check_params(params)
     loss = checks.checked_loss(fun, has_aux)
     law = axes.specialize(law, lambda p: loss(p)[0], params)
-    keys = counter.fold_in(
-        counter.as_key(key), jnp.arange(num_directions, dtype=jnp.uint32)
+    key = counter.as_key(key)
+    return loss, sampling.sample(law, key, params, num_directions, batch_size)
+
+
+def _forward_values(
+    loss: Callable[[Any], tuple[jax.Array, Any]],
+    has_aux: bool,
+    params: Any,
+    sampled: Direction | Kept,
+    smoothing: float,
+    batch_size: int | None,
+) -> tuple[jax.Array, Any, jax.Array]:
+    """f(θ), its aux, and all f(θ + μ uₖ)."""
+    size = len(sampled.scale)
+
+    def evaluate(u: Direction | Kept, scale: Any, *after: jax.Array) -> jax.Array:
+        at, u = fusion.tie((params, u), *after)
+        return perturb_lib.perturb(loss)(at, u, scale)[0]
+
+    if not has_aux and sampling.shares_products(sampled, params, batch_size):
+        # θ itself is the first of the batch, so that all read θ once.
+        batch = jax.tree.map(lambda x: jnp.concatenate([x[:1], x]), sampled)
+        scales = jnp.full(size + 1, smoothing).at[0].set(0)
+        values = jax.vmap(evaluate)(batch, scales)
+        return values[0], None, values[1:]
+    value, aux = loss(params)
+    # In turn, also with what of θ is the same for all, as rows looked up.
+    after = () if sampling.together(size, batch_size) else (value,)
+    values = sampling.batched_map(
+        lambda u: evaluate(u, smoothing, *after), sampled, batch_size
     )
-    stored, few = _stored(law, num_directions, params)
-    together = _together(num_directions, batch_size)
-    # In turn, those of the others would be alive during every evaluation.
-    few = few and (together or num_directions == 1)
-    if few or (together and stored <= _MAX_KEPT):
-        return loss, kept.keep(law, keys, params)
-    return loss, _map(lambda k: law.sample(k, params), keys, batch_size)
+    return value, aux, values
 
 
-def _stored(law: Law, num_directions: int, params: Any) -> tuple[int, bool]:
-    """How many numbers make the directions, and whether those are few."""
-    leaves = directions.layout(params)
-    stored = num_directions * sum(law.num_stored(leaf) for leaf in leaves)
-    return stored, stored * _SMALL <= directions.num_coordinates(leaves)
+def _central_values(
+    loss: Callable[[Any], tuple[jax.Array, Any]],
+    params: Any,
+    sampled: Direction | Kept,
+    smoothing: float,
+    batch_size: int | None,
+) -> tuple[jax.Array, jax.Array, Any]:
+    """All f(θ + μ uₖ), all f(θ − μ uₖ), and the aux at θ + μ u₁."""
 
+    def pair(direction: Direction | Kept) -> tuple[jax.Array, jax.Array, Any]:
+        evaluate = functools.partial(perturb_lib.perturb(loss), params, direction)
+        (above, aux), (below, _) = evaluate(smoothing), evaluate(-smoothing)
+        return above, below, aux
 
-def _shares_products(
-    sampled: Direction | Kept, params: Any, batch_size: int | None
-) -> bool:
-    """Whether all evaluations are products with the same parameters, but for a few."""
-    if not isinstance(sampled, Kept) or not _together(len(sampled.scale), batch_size):
-        return False
-    sizes = [
-        (jnp.size(p), d)
-        for p, d in zip(jax.tree.leaves(params), sampled.draws, strict=True)
-    ]
-    dense = sum(size for size, draw in sizes if not isinstance(draw, Factors))
-    return dense * _SMALL <= sum(size for size, _ in sizes)
-
-
-def _together(num_directions: int, batch_size: int | None) -> bool:
-    """Whether all directions are alive at the same time anyway."""
-    return num_directions > 1 and (batch_size is None or batch_size >= num_directions)
-
-
-def _map(fun: Callable[[Any], Any], xs: Any, batch_size: int | None) -> Any:
-    """``jax.lax.map`` whose ``batch_size=None`` is all at once."""
-    size = len(jax.tree.leaves(xs)[0])
-    if _together(size, batch_size):
-        return jax.vmap(fun)(xs)
-    return lax.map(fun, xs, batch_size=None if batch_size in (None, 1) else batch_size)
-
-
-def _combine(coefficients: jax.Array, sampled: Direction | Kept, params: Any) -> Any:
-    """Σₖ coefficientsₖ uₖ, a tree like ``params``."""
-    coefficients = coefficients.astype(jnp.float32)
-    if isinstance(sampled, Kept):
-        gradient = kept.combine(coefficients, sampled, params)
-    else:
-        gradient = _combine_in_turn(coefficients, sampled, params)
-    return jax.tree.map(lambda g, p: g.astype(jnp.result_type(p)), gradient, params)
-
-
-def _combine_in_turn(coefficients: jax.Array, sampled: Direction, params: Any) -> Any:
-    # Drawn again rather than kept: without the barrier the compiler would see that it
-    # has drawn these before, and keep them through the evaluations.
-    coefficients, sampled = lax.optimization_barrier((coefficients, sampled))
-    if _stored(sampled.law, len(coefficients), params)[1]:
-        drawn = kept.keep(sampled.law, sampled.key, params)
-        return kept.combine(coefficients, drawn, params)
-
-    law, size = sampled.law, len(coefficients)
-    leaves = directions.layout(params)
-
-    def term(k: Any) -> Any:
-        direction = jax.tree.map(lambda x: x[k], sampled)
-        if size == 1:
-            u = directions.elements(direction, params)
-        else:
-            # One by one: of the words of random signs, the CPU would hold all K.
-            num = directions.num_coordinates(leaves)
-            blocks = [
-                law.block(direction, leaf, counter.block(leaf.shape), num)
-                for leaf in leaves
-            ]
-            u = jax.tree.unflatten(jax.tree.structure(params), blocks)
-        return jax.tree.map(lambda u: coefficients[k] * u, u)
-
-    def add(k: Any, total: Any) -> Any:
-        return jax.tree.map(jnp.add, total, term(k))
-
-    total = term(0)
-    if size <= _MAX_UNROLLED:
-        return functools.reduce(lambda g, k: add(k, g), range(1, size), total)
-    return lax.fori_loop(1, size, add, total)
+    above, below, aux = sampling.batched_map(pair, sampled, batch_size)
+    return above, below, jax.tree.map(lambda a: a[0], aux)

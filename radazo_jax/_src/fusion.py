@@ -44,13 +44,17 @@ def compute_once(
     def on_cpu(*args: Any) -> Any:
         word = jax.random.key_data(key).reshape(-1)[0]
         for value in after:
-            if value.size and jnp.issubdtype(value.dtype, jnp.floating):
+            # Of an array that is sharded by its type, no element is at hand.
+            sharded = any(jax.typeof(value).sharding.spec)
+            if value.size and jnp.issubdtype(value.dtype, jnp.floating) and not sharded:
                 word += (value.reshape(-1)[0] > 0).astype(jnp.uint32)
         shapes = jax.eval_shape(fun, *args)
 
         def never(*args: Any) -> Any:
             del args
-            return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+            return jax.tree.map(
+                lambda s: jnp.zeros(s.shape, s.dtype, out_sharding=s.sharding), shapes
+            )
 
         return lax.cond(_always(word), fun, never, *args)
 

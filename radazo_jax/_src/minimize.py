@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
+from jax.tree_util import Partial
 
-from radazo_jax._src import checks, counter
+from radazo_jax._src import checks, processes
 from radazo_jax._src.estimators import GradientEstimator
 
 # Without a given chunk size, chunks aim at this many seconds: long enough that what
@@ -103,7 +104,8 @@ def minimize(
       until then; a second Ctrl-C raises ``KeyboardInterrupt``.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described.
+      TypeError, ValueError: If an argument is not as described, or processes hold
+        different keys.
 
     References:
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
@@ -134,7 +136,7 @@ def minimize(
             params,
             optimizer.init(params),
             estimator.init(params),
-            counter.as_key(key),
+            processes.check_same_key(key),
             jnp.zeros((), jnp.int32),
         )
     # The chunks work in place on their state, so the caller keeps a copy of the first.
@@ -221,9 +223,7 @@ def _step(
     estimate_key, sample_key = jax.random.split(key)
     xi = () if sample is None else (sample(sample_key),)
 
-    def loss(params: Any) -> jax.Array:
-        return fun(params, *xi)
-
+    loss = Partial(_of_params, fun, xi)
     (value, gradient), estimator_state = estimator.estimate(
         loss, estimate_key, state.params, state.estimator_state
     )
@@ -239,6 +239,10 @@ def _step(
     step = optax.safe_increment(state.step)
     state = MinimizeState(params, optimizer_state, estimator_state, state.key, step)
     return state, value.astype(jnp.float32)
+
+
+def _of_params(fun: Callable[..., jax.Array], xi: tuple[Any, ...], params: Any) -> Any:
+    return fun(params, *xi)
 
 
 def _next_size(length: int, seconds: float, capacity: int) -> int:

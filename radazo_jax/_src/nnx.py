@@ -69,17 +69,22 @@ def value_and_grad(
     def estimated(
         key: jax.typing.ArrayLike, model: Any, *args: Any, **kwargs: Any
     ) -> tuple[Any, nnx.State]:
-        graphdef, params, rest = _split(model, wrt)
+        graphdef, *arguments = *_split(model, wrt), args, kwargs
 
-        def loss(params: nnx.State) -> tuple[jax.Array, tuple[Any, nnx.State]]:
+        def loss(
+            params: nnx.State, rest: nnx.State, args: Any, kwargs: Any
+        ) -> tuple[jax.Array, tuple[Any, nnx.State]]:
             evaluated = nnx.merge(graphdef, params, rest, copy=True)
             output = loss_fn(evaluated, *args, **kwargs)
             value, aux = output if has_aux else (output, None)
             return value, (aux, _written(evaluated, wrt, rest))
 
-        (value, (aux, written)), gradient = estimators.value_and_grad(
-            loss, estimator, has_aux=True
-        )(key, params)
+        if not has_aux and not _writes(loss, arguments):
+            # Nothing but values to keep track of, which estimators make use of.
+            estimate = estimators.value_and_grad(lambda *a: loss(*a)[0], estimator)
+            return estimate(key, *arguments)
+        estimate = estimators.value_and_grad(loss, estimator, has_aux=True)
+        (value, (aux, written)), gradient = estimate(key, *arguments)
         nnx.update(model, written)
         return ((value, aux) if has_aux else value), gradient
 
@@ -171,3 +176,17 @@ def _written(model: Any, wrt: nnx.filterlib.Filter, before: nnx.State) -> nnx.St
         for path, variable in nnx.to_flat_state(after)
         if path not in old or variable.get_raw_value() is not old[path].get_raw_value()
     )
+
+
+def _writes(
+    loss: Callable[..., tuple[jax.Array, tuple[Any, nnx.State]]], arguments: list[Any]
+) -> bool:
+    """Whether an evaluation changes the model."""
+    changed: list[Any] = []
+
+    def trace(params: nnx.State) -> None:
+        _, (_, written) = loss(params, *arguments[1:])
+        changed.extend(jax.tree.map(jax.typeof, jax.tree.leaves(written)))
+
+    jax.eval_shape(trace, arguments[0])
+    return bool(changed)

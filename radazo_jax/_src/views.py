@@ -100,7 +100,8 @@ class View:
         wide = at_least_float32(self.base.dtype)
 
         def moved(direction: Direction | None, scale: jax.Array) -> jax.Array:
-            u = self.noise(direction, self.marks).astype(wide)
+            marks = tuple(_sharded_like(self.base, mark) for mark in self.marks)
+            u = self.noise(direction, marks).astype(wide)
             return (self.base.astype(wide) + scale.astype(wide) * u).astype(self.dtype)
 
         if self.direction is None:
@@ -110,6 +111,16 @@ class View:
         return fusion.compute_once(
             moved, direction.key, direction, self.scale, after=after
         )
+
+
+def _sharded_like(base: jax.Array, mark: jax.Array) -> jax.Array:
+    """``mark``, of which each device needs what belongs to its part of ``base``."""
+    spec = jax.typeof(base).sharding.spec
+    if not any(spec):
+        return mark
+    sizes = mark.shape[: len(spec)]  # Of factors, there is one axis more.
+    varying = [n if size > 1 else None for n, size in zip(spec, sizes, strict=True)]
+    return jax.reshard(mark, jax.P(*varying))
 
 
 def views_of(

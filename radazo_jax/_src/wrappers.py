@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src import counter
+from radazo_jax._src import processes
 from radazo_jax._src.estimators import GradientEstimator
 
 
@@ -48,7 +48,8 @@ def estimate_gradient(
     Raises:
       TypeError: If ``estimator`` is not a ``GradientEstimator``, the key is no key, or,
         in ``update``, ``value_fn`` is missing.
-      ValueError: If, in ``update``, ``params`` is missing.
+      ValueError: If processes hold different keys, or, in ``update``, ``params`` is
+        missing.
 
     References:
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
@@ -76,7 +77,7 @@ def estimate_gradient(
             "estimator must be a GradientEstimator such as forward_difference(); got "
             f"{estimator!r}."
         )
-    key = counter.as_key(key)
+    key = processes.check_same_key(key)
 
     def init(params: Any) -> EstimateGradientState:
         return EstimateGradientState(

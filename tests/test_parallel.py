@@ -1,0 +1,393 @@
+"""Evaluations spread over devices: the same numbers, and only scalars sent."""
+
+import math
+import re
+import socket
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import radazo_jax as zo
+
+LAWS = {
+    "sphere": zo.sphere(),
+    "gaussian": zo.gaussian(),
+    "rademacher": zo.rademacher(),
+    "low_rank": zo.low_rank(),
+}
+ESTIMATORS = {"forward": zo.forward_difference, "central": zo.central_difference}
+AXES = ("k", "data", "model")
+BYTES = {"f32": 4, "u32": 4, "s32": 4, "pred": 1}
+
+
+def mesh_of(*sizes, types=AxisType.Auto):
+    devices = jax.devices()[: math.prod(sizes)]
+    return jax.make_mesh(
+        sizes, AXES[: len(sizes)], axis_types=(types,) * len(sizes), devices=devices
+    )
+
+
+def loss(params, x):
+    hidden = jnp.tanh(x @ params["w"] + params["b"][None])
+    return jnp.mean(hidden**2)
+
+
+def problem(features=16, hidden=8):
+    params = {
+        "w": jax.random.normal(jax.random.key(1), (features, hidden)) / 4,
+        "b": jnp.zeros(hidden),
+    }
+    return params, jax.random.normal(jax.random.key(2), (32, features))
+
+
+def estimate_on(mesh, estimator, params, x, params_spec=None, batch_spec=None):
+    """Value and gradient on a mesh, and the program's collectives."""
+    with jax.set_mesh(mesh):
+        specs = {"w": params_spec or P(), "b": P()}
+        params = jax.tree.map(jax.device_put, params, specs)
+        x = jax.device_put(x, batch_spec or P())
+        program = jax.jit(zo.value_and_grad(loss, estimator))
+        compiled = program.lower(jax.random.key(3), params, x).compile()
+        value, gradient = program(jax.random.key(3), params, x)
+    return jax.device_get((value, gradient)), collectives(compiled.as_text())
+
+
+def collectives(hlo):
+    """The bytes of what each collective of a program receives."""
+    received = re.findall(
+        r"= (.*?) (?:all-gather|all-reduce|all-to-all|collective-permute|"
+        r"reduce-scatter)(?:-start)?\(",
+        hlo,
+    )
+    return [
+        sum(
+            BYTES[dtype] * math.prod(map(int, filter(None, shape.split(","))))
+            for dtype, shape in re.findall(r"(\w+)\[([\d,]*)\]", result)
+        )
+        for result in received
+    ]
+
+
+def assert_trees_equal(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+@pytest.mark.parametrize("batch_size", [None, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_estimates_what_one_device_does(name, law, batch_size):
+    """K = 5, so that neither 6 points nor 10 divide by 4 devices."""
+    params, x = problem()
+    options = {"num_directions": 5, "batch_size": batch_size, "smoothing": 0.1}
+    make = ESTIMATORS[name]
+    value, gradient = jax.jit(zo.value_and_grad(loss, make(LAWS[law], **options)))(
+        jax.random.key(3), params, x
+    )
+    spread = make(LAWS[law], axis_name="k", **options)
+    (spread_value, spread_gradient), sent = estimate_on(mesh_of(4), spread, params, x)
+    np.testing.assert_allclose(spread_value, value, rtol=1e-6)
+    for got, expected in zip(
+        jax.tree.leaves(spread_gradient), jax.tree.leaves(gradient), strict=True
+    ):
+        scale = np.linalg.norm(expected)
+        np.testing.assert_allclose(got, expected, rtol=0, atol=2e-4 * scale)
+    num_points = 6 if name == "forward" else 10
+    assert sent == [4 * 4 * -(-num_points // 4)], "one gather of the padded losses"
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize(
+    "name", ["forward", pytest.param("central", marks=pytest.mark.slow)]
+)
+def test_one_by_one_is_bit_equal_on_any_number_of_devices(name, law):
+    params, x = problem()
+    estimator = ESTIMATORS[name](
+        LAWS[law], num_directions=5, batch_size=1, axis_name="k"
+    )
+    results = [
+        estimate_on(mesh_of(size), estimator, params, x)[0] for size in (1, 2, 4, 8)
+    ]
+    for result in results[1:]:
+        assert_trees_equal(result, results[0])
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_equal_losses_make_bit_equal_gradients_whatever_is_together(law):
+    """Sums of small integers have no rounding, in whatever order."""
+
+    def exact(params, x):
+        del x
+        return jnp.sum(jnp.round(64 * params["w"])) + jnp.sum(jnp.round(params["b"]))
+
+    params, x = problem()
+    results = []
+    for size in (1, 2, 4, 8):
+        estimator = zo.forward_difference(LAWS[law], 11, smoothing=1.0, axis_name="k")
+        with jax.set_mesh(mesh_of(size)):
+            step = jax.jit(zo.value_and_grad(exact, estimator))
+            results.append(jax.device_get(step(jax.random.key(0), params, x)))
+    for result in results[1:]:
+        assert_trees_equal(result, results[0])
+
+
+@pytest.mark.parametrize("types", [AxisType.Auto, AxisType.Explicit], ids=str)
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_replicated_parameters_send_scalars_alone(name, law, types):
+    params, x = problem(features=64, hidden=32)
+    estimator = ESTIMATORS[name](LAWS[law], num_directions=7, axis_name="k")
+    meshes = {
+        "perturbation": (mesh_of(8, types=types), P()),
+        "both": (mesh_of(4, 2, types=types), P("data")),
+    }
+    for mesh, batch_spec in meshes.values():
+        _, sent = estimate_on(mesh, estimator, params, x, batch_spec=batch_spec)
+        num_values = 8 if name == "forward" else 14
+        assert sent and sum(sent) <= 4 * (num_values + 1) + 64
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_data_parallelism_alone_sends_scalars_alone(law):
+    params, x = problem(features=64, hidden=32)
+    estimator = zo.forward_difference(LAWS[law], num_directions=7)
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    _, sent = estimate_on(mesh, estimator, params, x, batch_spec=P("data"))
+    assert sent and sum(sent) <= 4 * 8 + 64
+
+
+@pytest.mark.parametrize("types", [AxisType.Auto, AxisType.Explicit], ids=str)
+@pytest.mark.parametrize("law", LAWS)
+def test_all_three_in_one_mesh(law, types):
+    params, x = problem()
+    options = {"num_directions": 5, "smoothing": 0.1}
+    estimator = zo.forward_difference(LAWS[law], axis_name="k", **options)
+    (value, gradient), _ = estimate_on(
+        mesh_of(2, 2, 2, types=types), estimator, params, x, P(None, "model"), P("data")
+    )
+    expected_value, expected = jax.jit(
+        zo.value_and_grad(loss, zo.forward_difference(LAWS[law], **options))
+    )(jax.random.key(3), params, x)
+    np.testing.assert_allclose(value, expected_value, rtol=1e-6)
+    for name in params:
+        scale = np.linalg.norm(expected[name])
+        np.testing.assert_allclose(
+            gradient[name], expected[name], rtol=0, atol=2e-4 * scale
+        )
+
+
+@pytest.mark.parametrize("types", [AxisType.Auto, AxisType.Explicit], ids=str)
+@pytest.mark.parametrize("law", [law for law in LAWS if law != "sphere"])
+def test_directions_are_bit_equal_where_the_parameters_are_sharded(law, types):
+    params, _ = problem()
+    law = LAWS[law]
+
+    def draw(key, params):
+        return law.materialize(law.sample(key, params), params)
+
+    # As an argument: of a constant key, XLA would compute a few numbers by itself.
+    key = jax.random.key(5)
+    expected = jax.device_get(jax.jit(draw)(key, params))
+    with jax.set_mesh(mesh_of(2, 2, 2, types=types)):
+        for spec in (P("model"), P(None, ("data", "model")), P("k", "data")):
+            specs = {"w": spec, "b": P("model")}
+            placed = jax.tree.map(jax.device_put, params, specs)
+            shardings = jax.tree.map(lambda p: p.sharding, placed)
+            drawn = jax.jit(draw, out_shardings=shardings)(key, placed)
+            assert_trees_equal(jax.device_get(drawn), expected)
+
+
+def test_gradients_and_steps_have_the_sharding_of_explicit_parameters():
+    params, x = problem()
+    tx = zo.radazo(1e-2)
+    value_and_grad = zo.value_and_grad(loss, zo.forward_difference(axis_name="k"))
+    with jax.set_mesh(mesh_of(2, 2, 2, types=AxisType.Explicit)):
+        specs = {"w": P(None, "model"), "b": P("model")}
+        params = jax.tree.map(jax.device_put, params, specs)
+        x = jax.device_put(x, P("data"))
+
+        @jax.jit
+        def step(key, params, state, x):
+            _, gradient = value_and_grad(key, params, x)
+            assert jax.typeof(gradient["w"]).sharding.spec == specs["w"]
+            updates, state = tx.update(gradient, state, params)
+            return optax.apply_updates(params, updates), state
+
+        after, _ = step(jax.random.key(0), params, jax.jit(tx.init)(params), x)
+        for name, spec in specs.items():
+            assert after[name].sharding.spec == spec
+
+
+def test_spread_over_two_axes():
+    params, x = problem()
+    options = {"num_directions": 7, "batch_size": 1}
+    over_two = zo.forward_difference(axis_name=("k", "data"), **options)
+    over_one = zo.forward_difference(axis_name="k", **options)
+    two, sent = estimate_on(mesh_of(2, 4), over_two, params, x)
+    one, _ = estimate_on(mesh_of(8), over_one, params, x)
+    assert_trees_equal(two, one)
+    assert sent == [4 * 8]
+
+
+def test_inside_a_shard_map_of_the_user():
+    params, x = problem()
+    options = {"num_directions": 7, "batch_size": 1}
+    value_and_grad = zo.value_and_grad(
+        loss, zo.forward_difference(axis_name="k", **options)
+    )
+    with jax.set_mesh(mesh_of(8)):
+        manual = jax.shard_map(
+            lambda params, x: value_and_grad(jax.random.key(3), params, x),
+            in_specs=P(),
+            out_specs=P(),
+            check_vma=False,
+        )
+        inside = jax.device_get(jax.jit(manual)(params, x))
+    outside, _ = estimate_on(
+        mesh_of(8), zo.forward_difference(axis_name="k", **options), params, x
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+        inside,
+        outside,
+    )
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_aux_is_that_of_one_device(name):
+    params, x = problem()
+
+    def with_aux(params, x):
+        return loss(params, x), {"mean": jnp.mean(x @ params["w"])}
+
+    options = {"num_directions": 3, "batch_size": 1}
+    make = ESTIMATORS[name]
+    alone = zo.value_and_grad(with_aux, make(**options), has_aux=True)
+    spread = zo.value_and_grad(with_aux, make(axis_name="k", **options), has_aux=True)
+    (value, aux), gradient = alone(jax.random.key(0), params, x)
+    with jax.set_mesh(mesh_of(4)):
+        (spread_value, spread_aux), spread_gradient = spread(
+            jax.random.key(0), params, x
+        )
+    np.testing.assert_allclose(spread_aux["mean"], aux["mean"], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(spread_value, value, rtol=1e-6)
+    np.testing.assert_allclose(spread_gradient["w"], gradient["w"], atol=1e-3)
+
+
+def test_each_device_does_its_share_of_the_products():
+    params, x = problem(features=64, hidden=64)
+
+    def num_products(size):
+        """Of [32, 64] with [64, 64], one after the other."""
+        estimator = zo.forward_difference(
+            zo.gaussian(), num_directions=7, axis_name="k"
+        )
+        with jax.set_mesh(mesh_of(size)):
+            step = jax.jit(zo.value_and_grad(loss, estimator))
+            hlo = step.lower(jax.random.key(0), params, x).compile().as_text()
+        products = re.findall(r"f32\[([\d,]+)\]\S* dot\(", hlo)
+        elements = sum(math.prod(map(int, shape.split(","))) for shape in products)
+        return elements / (32 * 64)
+
+    assert [num_products(size) for size in (1, 2, 4, 8)] == [8, 4, 2, 1]
+
+
+def test_minimize_and_estimate_gradient_take_it():
+    params, x = problem()
+    estimator = zo.forward_difference(num_directions=7, batch_size=1, axis_name="k")
+
+    def run(mesh):
+        with jax.set_mesh(mesh):
+            result = zo.minimize(
+                lambda p, x: loss(p, x), params, zo.radazo(1e-2), estimator, 20,
+                jax.random.key(0), sample=lambda key: x, progress=False, chunk_size=7,
+            )  # fmt: skip
+            tx = optax.chain(zo.estimate_gradient(estimator, key=0), zo.radazo(1e-2))
+            update = jax.jit(
+                lambda s, p: tx.update(None, s, p, value_fn=lambda p: loss(p, x))
+            )
+            updates, _ = update(tx.init(params), params)
+        return jax.device_get((result.params, updates))
+
+    assert_trees_equal(run(mesh_of(8)), run(mesh_of(2)))
+
+
+def test_bad_axes_are_named():
+    params, x = problem()
+    with pytest.raises(TypeError, match="axis_name must be the name of a mesh axis"):
+        zo.forward_difference(axis_name=3)
+    with pytest.raises(TypeError, match="axis_name must be the name of a mesh axis"):
+        zo.central_difference(axis_name=())
+    with pytest.raises(ValueError, match=r"must name each axis once; got \('k', 'k'\)"):
+        zo.forward_difference(axis_name=("k", "k"))
+    value_and_grad = zo.value_and_grad(loss, zo.forward_difference(axis_name="k"))
+    with pytest.raises(ValueError, match=r"there is no mesh.*jax.set_mesh"):
+        value_and_grad(0, params, x)
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    with (
+        jax.set_mesh(mesh),
+        pytest.raises(ValueError, match="got 'k', and it has 'data'"),
+    ):
+        value_and_grad(0, params, x)
+
+
+@pytest.mark.parametrize("types", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_an_axis_that_is_in_use_is_named(types):
+    params, x = problem()
+    value_and_grad = zo.value_and_grad(loss, zo.forward_difference(axis_name="k"))
+    with jax.set_mesh(mesh_of(2, types=types)):
+        sharded = params | {"w": jax.device_put(params["w"], P("k"))}
+        with pytest.raises(ValueError, match=r"'k', over which params\['w'\] is"):
+            value_and_grad(0, sharded, x)
+        batch = jax.device_put(x, P("k"))
+        with pytest.raises(ValueError, match="'k', over which the arguments of fun"):
+            value_and_grad(0, params, batch)
+
+
+TWO_PROCESSES = """
+import sys
+import jax
+import numpy as np
+
+port, process = sys.argv[1], int(sys.argv[2])
+jax.config.update("jax_num_cpu_devices", 4)
+jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=process)
+import radazo_jax as zo
+
+zo.check_same_key(jax.random.key(7))
+zo.estimate_gradient(zo.forward_difference(), key=3)
+try:
+    zo.minimize(
+        lambda p: p @ p, np.ones(3, np.float32), zo.radazo(1e-2),
+        zo.forward_difference(), 1, process, progress=False,
+    )
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_processes_with_different_keys_are_told_apart():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = str(listener.getsockname()[1])
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", TWO_PROCESSES, port, str(i)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(2)
+    ]
+    for process in processes:
+        output, errors = process.communicate(timeout=240)
+        assert output.endswith(
+            "key must be the same in all processes; process 1 has [0, 1], process 0 "
+            "has [0, 0].\n"
+        ), errors
