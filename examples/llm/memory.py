@@ -90,7 +90,6 @@ CASES = [
         ("13b", "v6e:1x1", FORWARD + LORA + ZO_SGD + ADAM[:2]),
         ("13b", "v5e:2x2", FORWARD + LORA),
         ("13b", "v5p:1x1x1", FORWARD + FULL[:1] + ADAM),
-        ("125m", "v5e:1x1", FORWARD + LORA + ZO_SGD + FULL + ADAM),
     )
     for rest in rows
 ]
