@@ -93,11 +93,11 @@ def test_products_of_convolutions(hlo, strides):
 ENTRY %main (x: f32[2,8,8,3], w: f32[3,3,3,4]) -> f32[2,8,8,4] {
   %x = f32[2,8,8,3]{3,2,1,0} parameter(0)
   %w = f32[3,3,3,4]{3,2,1,0} parameter(1)
-  ROOT %c = f32[2,N,N,4]{3,2,1,0} convolution(%x, %w), window={size=3x3 pad=LIMITS stride=S}, dim_labels=b01f_01io->b01f
+  ROOT %c = f32[2,SIZE,SIZE,4]{3,2,1,0} convolution(%x, %w), window={size=3x3 pad=LIMITS stride=S}, dim_labels=b01f_01io->b01f
 }
 """  # noqa: E501
     size, pad = {1: ("8", "1_1x1_1"), 2: ("4", "0_1x0_1")}[strides]
-    text = text.replace("N", size).replace("LIMITS", pad)
+    text = text.replace("SIZE", size).replace("LIMITS", pad)
     text = text.replace("stride=S", f"stride={strides}x{strides}")
 
     def dense(x, w):
