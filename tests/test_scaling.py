@@ -163,6 +163,7 @@ ENTRY %main (x: f32[8,8]) -> f32[8,8] {
     assert program.sent_bytes() == (7 - 1) * 4 * 8**2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize(
     ("size", "num_directions", "evaluations"),
@@ -236,6 +237,7 @@ def test_low_rank_evaluations_share_a_gathered_layer(hlo):
     assert max(s.num_bytes for s in gathered) == layer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", ["gaussian", "low_rank"])
 def test_a_constraint_in_the_loss_changes_nothing(law):
     mesh = mesh_of(2, 2, 2)
@@ -255,6 +257,7 @@ def test_a_constraint_in_the_loss_changes_nothing(law):
     np.testing.assert_allclose(got[1], expected[1], rtol=0, atol=2e-3 * scale)
 
 
+@pytest.mark.slow
 def test_cross_entropy_over_a_sharded_vocabulary():
     """Of which XLA's partitioner dies under a shard_map over some of the axes."""
     mesh = mesh_of(2, 2, 2)
