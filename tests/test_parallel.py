@@ -183,7 +183,7 @@ def test_all_three_in_one_mesh(law, types):
 
 
 @pytest.mark.parametrize("types", [AxisType.Auto, AxisType.Explicit], ids=str)
-@pytest.mark.parametrize("law", [law for law in LAWS if law != "sphere"])
+@pytest.mark.parametrize("law", LAWS)
 def test_directions_are_bit_equal_where_the_parameters_are_sharded(law, types):
     params, _ = problem()
     law = LAWS[law]

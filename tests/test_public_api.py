@@ -25,8 +25,9 @@ MAX_LINES = 400
 REACHES = {
     "counter": set(),
     "directions": {"counter"},
-    "laws": {"counter", "directions"},
-    "low_rank": {"counter", "directions", "laws"},
+    "exact": {"counter"},
+    "laws": {"counter", "directions", "exact"},
+    "low_rank": {"counter", "directions", "exact", "laws"},
     "kept": {"counter", "directions"},
     "views": {"counter", "directions", "kept"},
     "products": {"counter", "directions", "kept", "views"},
@@ -38,7 +39,7 @@ REACHES = {
     "variance": set(),
     "theory": {"variance"},
 }
-REACHES["axes"] = REACHES["perturb"] | {"laws", "low_rank"}
+REACHES["axes"] = REACHES["perturb"] | {"exact", "laws", "low_rank"}
 REACHES["sampling"] = {"counter", "directions", "kept"}
 REACHES["parallel"] = REACHES["perturb"] | {"perturb", "sampling"}
 REACHES["estimators"] = REACHES["axes"] | {"perturb", "axes", "sampling", "parallel"}

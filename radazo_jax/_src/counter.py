@@ -138,18 +138,18 @@ def positions(
     out_shape = jnp.broadcast_shapes(*(index.shape for index in indices))
     # Arrays that end below 2^32 need no carries, and no high words.
     small = math.prod(shape) <= _WORD
-    local = Counter(jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32))
+    local = zero()
     for index, stride in zip(indices, strides, strict=True):
         if small:
             low = local.lo + index * np.uint32(stride % _WORD)
             local = Counter(local.hi, low)
         else:
-            local = _add(local, _multiply(index, stride))
+            local = add(local, _multiply(index, stride))
     hi, lo = np.uint32(offset // _WORD), np.uint32(offset % _WORD)
     if small and int(lo) + math.prod(shape) <= _WORD:
         result = Counter(local.hi + hi, local.lo + lo)
     else:
-        result = _add(local, Counter(jnp.asarray(hi), jnp.asarray(lo)))
+        result = add(local, Counter(jnp.asarray(hi), jnp.asarray(lo)))
     return Counter(*(jnp.broadcast_to(word, out_shape) for word in result))
 
 
@@ -178,6 +178,26 @@ def block(
         index + jnp.asarray(start).astype(jnp.uint32)
         for index, start in zip(indices, starts, strict=True)
     ]
+
+
+def zero() -> Counter:
+    """0, shape ()."""
+    return Counter(jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32))
+
+
+def add(a: Counter, b: Counter) -> Counter:
+    """The sum modulo 2^64."""
+    lo = a.lo + b.lo
+    return Counter(a.hi + b.hi + (lo < b.lo).astype(jnp.uint32), lo)
+
+
+def shift_left(word: jax.Array, distance: int) -> Counter:
+    """A 32-bit word times 2^distance, modulo 2^64; ``distance`` is below 64."""
+    if distance >= 32:
+        return Counter(word << np.uint32(distance - 32), jnp.zeros_like(word))
+    # By two shifts, for one by 32 is not defined.
+    hi = word >> np.uint32(31 - distance) >> np.uint32(1)
+    return Counter(hi, word << np.uint32(distance))
 
 
 def concatenate(counters: Sequence[Counter]) -> Counter:
@@ -321,10 +341,10 @@ def below(key: jax.Array, counter: Counter, bound: int) -> Counter:
     hi, lo = words(key, counter)
     bound_hi, bound_lo = np.uint32(bound // _WORD), np.uint32(bound % _WORD)
     # Long multiplication, word by word; only the words from 2^64 up are kept.
-    low = _add(_wide_product(hi, bound_lo), _low(_wide_product(lo, bound_lo).hi))
-    middle = _add(_wide_product(lo, bound_hi), _low(low.lo))
-    top = _add(_wide_product(hi, bound_hi), _low(low.hi))
-    return _add(top, _low(middle.hi))
+    low = add(_wide_product(hi, bound_lo), _low(_wide_product(lo, bound_lo).hi))
+    middle = add(_wide_product(lo, bound_hi), _low(low.lo))
+    top = add(_wide_product(hi, bound_hi), _low(low.hi))
+    return add(top, _low(middle.hi))
 
 
 def _low(word: jax.Array) -> Counter:
@@ -333,11 +353,6 @@ def _low(word: jax.Array) -> Counter:
 
 def _rotate_left(x: jax.Array, distance: int) -> jax.Array:
     return (x << np.uint32(distance)) | (x >> np.uint32(32 - distance))
-
-
-def _add(a: Counter, b: Counter) -> Counter:
-    lo = a.lo + b.lo
-    return Counter(a.hi + b.hi + (lo < b.lo).astype(jnp.uint32), lo)
 
 
 def _multiply(index: jax.Array, stride: int) -> Counter:

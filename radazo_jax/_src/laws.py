@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from radazo_jax._src import counter, fusion
+from radazo_jax._src import counter, exact, fusion
 from radazo_jax._src.directions import (
     Direction,
     Law,
@@ -53,10 +53,10 @@ class Sphere(Law):
         return counter.fast_normal(key, at)
 
     def normalization(self, draws: Sequence[Any]) -> jax.Array:
-        square = sum((jnp.sum(draw**2) for draw in draws), jnp.float32(0))
-        # A tree without coordinates, or one whose only number is drawn 0, has no
-        # direction to normalize.
-        return lax.rsqrt(jnp.maximum(square, jnp.finfo(jnp.float32).tiny))
+        fraction = exact.fraction_bits(sum(draw.size for draw in draws))
+        squares = [exact.sum_of_squares(draw, fraction) for draw in draws]
+        total = functools.reduce(counter.add, squares, counter.zero())
+        return lax.rsqrt(exact.as_float(total, fraction))
 
     def _scale(self, key: jax.Array, params: Any) -> jax.Array:
         total = num_coordinates(layout(params))
@@ -72,17 +72,19 @@ class Sphere(Law):
         return lax.platform_dependent(key, cpu=in_pieces, default=at_once)
 
     def _scale_in_pieces(self, key: jax.Array, *, total: int) -> jax.Array:
+        fraction = exact.fraction_bits(total)
         pieces, rest = divmod(total, _CHUNK)
 
-        def square(at: counter.Counter) -> jax.Array:
-            return jnp.sum(self.draw(key, at, total) ** 2)
+        def squares(at: counter.Counter) -> counter.Counter:
+            return exact.sum_of_squares(self.draw(key, at, total), fraction)
 
-        def add(i: jax.Array, squares: jax.Array) -> jax.Array:
+        def add(i: jax.Array, total: counter.Counter) -> counter.Counter:
             piece = counter.block((1, _CHUNK), (i, 0))
-            return squares + square(counter.positions((pieces, _CHUNK), piece))
+            at = counter.positions((pieces, _CHUNK), piece)
+            return counter.add(total, squares(at))
 
-        last = square(counter.positions((rest,), offset=pieces * _CHUNK))
-        return self.normalization([jnp.sqrt(lax.fori_loop(0, pieces, add, last))])
+        last = squares(counter.positions((rest,), offset=pieces * _CHUNK))
+        return lax.rsqrt(exact.as_float(lax.fori_loop(0, pieces, add, last), fraction))
 
 
 class Rademacher(Law):
@@ -143,7 +145,7 @@ class Coordinate(Law):
     def draw(
         self, key: jax.Array, at: counter.Counter, num_coordinates: int
     ) -> jax.Array:
-        zero = counter.Counter(jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32))
+        zero = counter.zero()
         chosen = counter.below(key, zero, max(num_coordinates, 1))
         bit = counter.bits(key, zero._replace(lo=zero.lo + np.uint32(1))) >> np.uint32(
             31

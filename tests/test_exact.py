@@ -1,0 +1,79 @@
+"""Sums of squares that do not depend on the order: against Python's integers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import radazo_jax as zo
+from radazo_jax._src import counter, exact, laws
+
+
+def normals(*shape):
+    return counter.fast_normal(jax.random.key(7), counter.positions(shape))
+
+
+def as_int(total):
+    return int(total.hi) * 2**32 + int(total.lo)
+
+
+def units(x, fraction):
+    """The squares, rounded as float32 and then to units, summed without rounding."""
+    squares = np.square(np.asarray(x)).astype(np.float64).ravel()
+    return sum(int(u) for u in np.floor(squares * 2.0**fraction + 0.5))
+
+
+@pytest.mark.parametrize(
+    "shape", [(0,), (), (1,), (2,), (17,), (300,), (50, 100), (300, 7, 40)], ids=str
+)
+def test_is_the_sum_of_integers(shape):
+    x = normals(*shape)
+    fraction = exact.fraction_bits(x.size)
+    total = exact.sum_of_squares(x, fraction)
+    assert as_int(total) == units(x, fraction)
+    expected = np.sum(np.square(np.asarray(x, np.float64)))
+    if x.size:
+        np.testing.assert_allclose(exact.as_float(total, fraction), expected, rtol=2e-7)
+
+
+def test_the_longest_are_summed_with_carries(monkeypatch):
+    x = normals(1000, 90)
+    fraction = exact.fraction_bits(x.size)
+    without = exact.sum_of_squares(x, fraction)
+    monkeypatch.setattr(exact, "_MAX_WITHOUT_CARRY", 1000)
+    with_carry = exact.sum_of_squares(x, fraction)
+    assert as_int(without) == as_int(with_carry) == units(x, fraction)
+    assert int(with_carry.hi) > 0, "so there was something to carry"
+
+
+def test_the_largest_normals_fit():
+    x = jnp.full((10,), 7.99, jnp.float32)
+    fraction = exact.fraction_bits(x.size)
+    assert as_int(exact.sum_of_squares(x, fraction)) == units(x, fraction)
+
+
+def test_a_sum_of_nothing_can_be_divided_by():
+    total = exact.sum_of_squares(jnp.zeros(3), 48)
+    assert as_int(total) == 0
+    assert float(exact.as_float(total, 48)) == 2.0**-48
+
+
+def test_any_order_and_any_parts_make_the_same_bits():
+    x = normals(4000)
+    fraction = exact.fraction_bits(x.size)
+    whole = as_int(exact.sum_of_squares(x, fraction))
+    assert as_int(exact.sum_of_squares(jnp.sort(x), fraction)) == whole
+    parts = [as_int(exact.sum_of_squares(p, fraction)) for p in jnp.split(x, [1, 700])]
+    assert sum(parts) == whole
+
+
+def test_a_direction_drawn_in_pieces_is_the_one_drawn_at_once(monkeypatch):
+    params = {"a": jnp.zeros((30, 50)), "b": jnp.zeros(77)}
+    law = zo.sphere()
+
+    def scale():
+        return jax.jit(lambda key: law.sample(key, params).scale)(jax.random.key(1))
+
+    at_once = scale()
+    monkeypatch.setattr(laws, "_CHUNK", 100)
+    np.testing.assert_array_equal(scale(), at_once)
