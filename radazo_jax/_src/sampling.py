@@ -98,12 +98,14 @@ def _combine_in_turn(coefficients: jax.Array, sampled: Direction, params: Any) -
     # Drawn again rather than kept: without the barrier the compiler would see that it
     # has drawn these before, and keep them through the evaluations.
     coefficients, sampled = lax.optimization_barrier((coefficients, sampled))
-    if _stored(sampled.law, len(coefficients), params)[1]:
-        drawn = kept.keep(sampled.law, sampled.key, params)
-        return kept.combine(coefficients, drawn, params)
-
     law, size = sampled.law, len(coefficients)
     leaves = directions.layout(params)
+    stored, few = _stored(law, size, params)
+    # The loop below has an accumulator of the size of the parameters.
+    in_a_loop = size > _MAX_UNROLLED
+    if few or (in_a_loop and stored <= directions.num_coordinates(leaves)):
+        drawn = kept.keep(law, sampled.key, params)
+        return kept.combine(coefficients, drawn, params)
 
     def term(k: Any) -> Any:
         direction = jax.tree.map(lambda x: x[k], sampled)
@@ -123,6 +125,6 @@ def _combine_in_turn(coefficients: jax.Array, sampled: Direction, params: Any) -
         return jax.tree.map(jnp.add, total, term(k))
 
     total = term(0)
-    if size <= _MAX_UNROLLED:
-        return functools.reduce(lambda g, k: add(k, g), range(1, size), total)
-    return lax.fori_loop(1, size, add, total)
+    if in_a_loop:
+        return lax.fori_loop(1, size, add, total)
+    return functools.reduce(lambda g, k: add(k, g), range(1, size), total)
