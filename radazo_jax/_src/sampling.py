@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from radazo_jax._src import counter, directions, kept
-from radazo_jax._src.directions import Direction, Factors, Law
+from radazo_jax._src.directions import Direction, Factors, Law, Leaf
 from radazo_jax._src.kept import Kept
 
 # Up to this many directions taken in turn, the gradient is one expression, which
@@ -101,30 +101,28 @@ def _combine_in_turn(coefficients: jax.Array, sampled: Direction, params: Any) -
     law, size = sampled.law, len(coefficients)
     leaves = directions.layout(params)
     stored, few = _stored(law, size, params)
-    # The loop below has an accumulator of the size of the parameters.
+    # The loops below have accumulators of the size of the parameters.
     in_a_loop = size > _MAX_UNROLLED
-    if few or (in_a_loop and stored <= directions.num_coordinates(leaves)):
+    total = directions.num_coordinates(leaves)
+    if few or (in_a_loop and stored <= total):
         drawn = kept.keep(law, sampled.key, params)
         return kept.combine(coefficients, drawn, params)
 
-    def term(k: Any) -> Any:
+    def term(k: Any, leaf: Leaf) -> jax.Array:
         direction = jax.tree.map(lambda x: x[k], sampled)
         if size == 1:
-            u = directions.elements(direction, params)
-        else:
-            # One by one: of the words of random signs, the CPU would hold all K.
-            num = directions.num_coordinates(leaves)
-            blocks = [
-                law.block(direction, leaf, counter.block(leaf.shape), num)
-                for leaf in leaves
-            ]
-            u = jax.tree.unflatten(jax.tree.structure(params), blocks)
-        return jax.tree.map(lambda u: coefficients[k] * u, u)
+            return coefficients[k] * law.whole(direction, leaf, total)
+        # One by one: of the words of random signs, the CPU would hold all K.
+        indices = counter.block(leaf.shape)
+        return coefficients[k] * law.block(direction, leaf, indices, total)
 
-    def add(k: Any, total: Any) -> Any:
-        return jax.tree.map(jnp.add, total, term(k))
+    def of_leaf(leaf: Leaf) -> jax.Array:
+        def add(k: Any, gradient: jax.Array) -> jax.Array:
+            return gradient + term(k, leaf)
 
-    total = term(0)
-    if in_a_loop:
-        return lax.fori_loop(1, size, add, total)
-    return functools.reduce(lambda g, k: add(k, g), range(1, size), total)
+        if in_a_loop:
+            # A loop for each: an optimizer may have used one before the next is made.
+            return lax.fori_loop(1, size, add, term(0, leaf))
+        return functools.reduce(lambda g, k: add(k, g), range(1, size), term(0, leaf))
+
+    return jax.tree.unflatten(jax.tree.structure(params), map(of_leaf, leaves))
