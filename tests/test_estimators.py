@@ -78,7 +78,9 @@ def numpy_eq2(f, theta, us, mu, factor, *, central):
     return factor / len(us) * total
 
 
-@pytest.mark.parametrize("batch_size", [None, 1, 3])
+@pytest.mark.parametrize(
+    "batch_size", [None, 1, pytest.param(3, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_is_eq_2(law, name, batch_size):
     mu, num = 0.5, 7
@@ -151,7 +153,9 @@ def test_mean_on_a_cubic_is_the_smoothed_gradient(name, fourth, difference):
 # --- The number of evaluations, and what they share -------------------------------
 
 
-@pytest.mark.parametrize("batch_size", [None, 1, 2, 5])
+@pytest.mark.parametrize(
+    "batch_size", [None, 1, 2, pytest.param(5, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(("name", "expected"), [("forward", 6), ("central", 10)])
 def test_counts_evaluations(name, expected, batch_size):
     points = []

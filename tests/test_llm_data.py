@@ -392,6 +392,7 @@ def test_the_sentiment_set_can_be_learned():
 # The offline text.
 
 
+@pytest.mark.slow
 def test_the_text_is_prose_and_reads_no_label():
     lines = corpus.text()
     assert all("\n" not in line and ">>>" not in line.split() for line in lines)

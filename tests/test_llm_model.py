@@ -435,7 +435,9 @@ ADDED = {
 }
 
 
-@pytest.mark.parametrize("name", lora.FILTERS)
+@pytest.mark.parametrize(
+    "name", ["lora", "prompt", pytest.param("full", marks=pytest.mark.slow)]
+)
 def test_tuning_changes_what_is_tuned_and_no_other_byte(name):
     opt = small(jnp.bfloat16)
     ADDED[name](opt, rngs=nnx.Rngs(1))
@@ -485,7 +487,9 @@ DEEP = model.Config(
 
 
 @pytest.mark.parametrize("what", ["hidden", "logits"])
-@pytest.mark.parametrize("law", ["gaussian", "rademacher", "low_rank"])
+@pytest.mark.parametrize(
+    "law", ["gaussian", "low_rank", pytest.param("rademacher", marks=pytest.mark.slow)]
+)
 def test_a_perturbed_evaluation_builds_no_more_than_a_layer(law, what):
     graphdef, params = nnx.split(model.OPT(DEEP, rngs=nnx.Rngs(0)))
     tokens = TOKENS[:, :4]

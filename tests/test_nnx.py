@@ -63,7 +63,15 @@ def functional(estimator, model, key, wrt=nnx.Param):
     return zo.value_and_grad(loss, estimator)(key, params)
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "forward",
+        "central",
+        pytest.param("forward low rank", marks=pytest.mark.slow),
+        pytest.param("forward in turn", marks=pytest.mark.slow),
+    ],
+)
 def test_estimates_what_the_functional_interface_does(name):
     model, key = Net(nnx.Rngs(0)), jax.random.key(2)
     expected_value, expected = functional(ESTIMATORS[name], model, key)

@@ -34,10 +34,24 @@ def run(*arguments):
 
 @pytest.mark.parametrize(
     ("module", "at_least"),
-    [("alias", 100), ("common", 80), ("sharding", 24), ("float64", 11)],
+    [
+        pytest.param("alias", 100, marks=pytest.mark.slow),
+        pytest.param("common", 80, marks=pytest.mark.slow),
+        ("sharding", 24),
+        ("float64", 11),
+    ],
 )
 def test_optax_tests_pass(module, at_least):
-    finished, counts = run(module)
+    assert_passes(at_least, module)
+
+
+@pytest.mark.parametrize(("module", "at_least"), [("alias", 30), ("common", 19)])
+def test_optax_tests_pass_with_radazo(module, at_least):
+    assert_passes(at_least, module, "--optimizers", "radazo")
+
+
+def assert_passes(at_least, *arguments):
+    finished, counts = run(*arguments)
     assert finished.returncode == 0, finished.stdout
     assert counts["failed"] == counts["errors"] == 0
     assert counts["passed"] >= at_least

@@ -34,7 +34,15 @@ def _run(script, *arguments):
     )
 
 
-@pytest.mark.parametrize("name", _NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "synthetic",
+        "moments",
+        pytest.param("attack", marks=pytest.mark.slow),
+        pytest.param("tuned", marks=pytest.mark.slow),
+    ],
+)
 def test_fast_run(name, tmp_path):
     """One test a script, not one a property: each takes a run."""
     output = tmp_path / "made"
@@ -258,6 +266,7 @@ def test_target_that_is_no_digit_is_refused(scripts):
     scripts("attack", "--target", 10, says="argument --target: invalid choice")
 
 
+@pytest.mark.slow
 def test_cached_network_is_read_and_a_broken_one_replaced(tmp_path, scripts):
     import network
 

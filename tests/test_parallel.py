@@ -75,11 +75,15 @@ def collectives(hlo):
     ]
 
 
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def assert_trees_equal(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-@pytest.mark.parametrize("batch_size", [None, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("batch_size", [None, slow(1)])
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_estimates_what_one_device_does(name, law, batch_size):
@@ -102,9 +106,15 @@ def test_estimates_what_one_device_does(name, law, batch_size):
     assert sent == [4 * 4 * -(-num_points // 4)], "one gather of the padded losses"
 
 
-@pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize(
-    "name", ["forward", pytest.param("central", marks=pytest.mark.slow)]
+    ("name", "law"),
+    [
+        ("forward", "sphere"),
+        ("forward", "low_rank"),
+        slow("forward", "gaussian"),
+        slow("forward", "rademacher"),
+        *(slow("central", law) for law in LAWS),
+    ],
 )
 def test_one_by_one_is_bit_equal_on_any_number_of_devices(name, law):
     params, x = problem()
@@ -137,9 +147,16 @@ def test_equal_losses_make_bit_equal_gradients_whatever_is_together(law):
         assert_trees_equal(result, results[0])
 
 
-@pytest.mark.parametrize("types", [AxisType.Auto, AxisType.Explicit], ids=str)
+@pytest.mark.parametrize(
+    ("name", "types"),
+    [
+        ("forward", AxisType.Auto),
+        slow("forward", AxisType.Explicit),
+        slow("central", AxisType.Auto),
+        ("central", AxisType.Explicit),
+    ],
+)
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("name", ESTIMATORS)
 def test_replicated_parameters_send_scalars_alone(name, law, types):
     params, x = problem(features=64, hidden=32)
     estimator = ESTIMATORS[name](LAWS[law], num_directions=7, axis_name="k")
@@ -259,7 +276,7 @@ def test_inside_a_shard_map_of_the_user():
     )
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", ["forward", slow("central")])
 def test_aux_is_that_of_one_device(name):
     params, x = problem()
 

@@ -134,7 +134,9 @@ def test_is_the_program_at_the_perturbed_point(law, how, name):
 
 
 @pytest.mark.parametrize("name", SELECTED)
-@pytest.mark.parametrize("law", ["sphere", "gaussian", "rademacher", "coordinate"])
+@pytest.mark.parametrize(
+    "law", ["sphere", slow("gaussian"), slow("rademacher"), slow("coordinate")]
+)
 def test_every_law_under_scan_over_directions(law, name):
     law, program = LAWS[law], PROGRAMS[name]
     with program.context():

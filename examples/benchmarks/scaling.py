@@ -37,7 +37,7 @@ import models
 import numpy as np
 import optax
 from jax import lax
-from jax.experimental import topologies
+from jax.experimental import mesh_utils, topologies
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from tabulate import tabulate
@@ -109,7 +109,10 @@ def mesh_for(platform: str, spread: Spread) -> Mesh:
     topology = topologies.get_topology_desc(
         platform="tpu", topology_name=name, **options
     )
-    return topologies.make_mesh(topology, spread, AXES)
+    devices = mesh_utils.create_device_mesh(
+        spread, topology.devices, allow_split_physical_axes=True
+    )
+    return Mesh(devices, AXES)
 
 
 def decoder(platform: str, spread: Spread, num_sequences: int) -> models.Model:
