@@ -1,6 +1,8 @@
 """What compiled programs send and compute, on eight simulated devices."""
 
 import importlib.util
+import json
+import math
 import pathlib
 
 import jax
@@ -20,7 +22,9 @@ LAWS = {
     "low_rank": zo.low_rank(),
 }
 AXES = ("k", "data", "model")
-BENCHMARKS = pathlib.Path(__file__).parents[1] / "examples" / "benchmarks"
+ROOT = pathlib.Path(__file__).parents[1]
+BENCHMARKS = ROOT / "examples" / "benchmarks"
+RECORDS = ROOT / "docs" / "benchmarks"
 WIDTH, ROWS, DEPTH = 32, 16, 3
 
 
@@ -185,6 +189,19 @@ def test_products_a_device(hlo, law, size, num_directions, evaluations):
 
 
 @pytest.mark.parametrize("law", LAWS)
+def test_replicated_parameters_send_scalars_alone(hlo, law):
+    """Of scanned layers, whose directions the CPU draws one after another."""
+    mesh = mesh_of(2, 4, 1)
+    params = abstract(mesh, P(), DEPTH, WIDTH, WIDTH)
+    x = abstract(mesh, P("data"), ROWS, WIDTH)
+    program = hlo.Program(
+        compiled(mesh, step(layers, law, 1), KEY, params, x).as_text()
+    )
+    # An evaluation a device: a sum over the minibatch, and both losses.
+    assert program.sent_bytes() == 4 + 4 * 2
+
+
+@pytest.mark.parametrize("law", LAWS)
 def test_sharded_parameters_send_what_a_forward_pass_sends(hlo, law):
     mesh = mesh_of(2, 2, 2)
     params = abstract(mesh, P(None, None, "model"), DEPTH, WIDTH, WIDTH)
@@ -286,3 +303,22 @@ def test_cross_entropy_over_a_sharded_vocabulary():
         )
     np.testing.assert_allclose(value, expected, rtol=1e-5)
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradient))
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_the_record_meets_the_bars(platform):
+    path = RECORDS / f"scaling_{platform}.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    steps = [row for row in record["rows"] if row["table"] == "steps"]
+    assert {row["law"] for row in steps} == set(LAWS)
+    assert max(row["chips"] for row in steps) == (256 if platform == "tpu" else 8)
+    for row in steps:
+        assert row["host_transfers"] == []
+        if row["replicated"]:
+            assert row["sent_bytes"] <= 4 * row["K+1"] + 64, row
+        else:
+            assert row["largest_bytes"] <= 1e6 * row["forward_largest_MB"], row
+        if row["evaluations_spread"]:
+            # One evaluation more than its share, where K + 1 cannot be divided.
+            most = math.ceil(row["K+1"] / row["chips"]) / (row["K+1"] / row["chips"])
+            assert 0.95 <= row["flops/ideal"] <= 1.05 * most, row

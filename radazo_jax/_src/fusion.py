@@ -42,11 +42,14 @@ def compute_once(
     """
 
     def on_cpu(*args: Any) -> Any:
-        word = jax.random.key_data(key).reshape(-1)[0]
-        # Of what may be sharded, an element would have to be sent for.
-        for value in () if _shards() else after:
-            if value.size and jnp.issubdtype(value.dtype, jnp.floating):
-                word += (value.reshape(-1)[0] > 0).astype(jnp.uint32)
+        if _shards():
+            # An element of what is sharded would have to be sent.
+            word = lax.optimization_barrier(jnp.uint32(1))
+        else:
+            word = jax.random.key_data(key).reshape(-1)[0]
+            for value in after:
+                if value.size and jnp.issubdtype(value.dtype, jnp.floating):
+                    word += (value.reshape(-1)[0] > 0).astype(jnp.uint32)
         shapes = jax.eval_shape(fun, *args)
 
         def never(*args: Any) -> Any:
