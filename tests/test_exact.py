@@ -20,7 +20,7 @@ def as_int(total):
 def units(x, fraction):
     """The squares, rounded as float32 and then to units, summed without rounding."""
     squares = np.square(np.asarray(x)).astype(np.float64).ravel()
-    return sum(int(u) for u in np.floor(squares * 2.0**fraction + 0.5))
+    return sum(int(u) for u in np.rint(squares * 2.0**fraction))
 
 
 @pytest.mark.parametrize(
@@ -36,14 +36,22 @@ def test_is_the_sum_of_integers(shape):
         np.testing.assert_allclose(exact.as_float(total, fraction), expected, rtol=2e-7)
 
 
-def test_the_longest_are_summed_with_carries(monkeypatch):
-    x = normals(1000, 90)
-    fraction = exact.fraction_bits(x.size)
-    without = exact.sum_of_squares(x, fraction)
-    monkeypatch.setattr(exact, "_MAX_WITHOUT_CARRY", 1000)
-    with_carry = exact.sum_of_squares(x, fraction)
-    assert as_int(without) == as_int(with_carry) == units(x, fraction)
-    assert int(with_carry.hi) > 0, "so there was something to carry"
+@pytest.mark.parametrize("shape", [(40, 30, 90), (9000, 3), (20, 1)], ids=str)
+def test_leading_axes_are_summed_again(monkeypatch, shape):
+    monkeypatch.setattr(exact, "_MAX_AT_ONCE", 1000)
+    x = normals(*shape)
+    for fraction in (10, 30):
+        total = exact.sum_of_squares(x, fraction)
+        assert as_int(total) == units(x, fraction)
+
+
+@pytest.mark.parametrize("log", [0, 10, 20, 24, 31, 36])
+def test_the_fraction_is_enough(log):
+    """The rounding of N squares to units, relative to their sum, N."""
+    fraction = exact.fraction_bits(2**log)
+    error = 2.0**-fraction / np.sqrt(12) * 2.0 ** (log / 2) / 2**log
+    assert error <= 2.0**-25
+    assert log + exact._INTEGER_BITS + fraction <= 64
 
 
 def test_the_largest_normals_fit():

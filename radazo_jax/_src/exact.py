@@ -4,9 +4,8 @@ A sum of floats is rounded at every addition: its last bits depend on the order,
 on how an array is spread over devices. A sum of integers is not rounded.
 """
 
-import operator
-from collections.abc import Callable, Sequence
-from typing import Any
+import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +21,8 @@ _INTEGER_BITS = 6
 # A float32 holds integers of so many bits.
 _MANTISSA = 24
 
-# Longer arrays are summed with carries, which a CPU does element by element.
-_MAX_WITHOUT_CARRY = 2**24
+# So many are summed at once; of more, the sums along the leading axes are summed again.
+_MAX_AT_ONCE = 2**28
 
 
 def fraction_bits(num_squares: int) -> int:
@@ -32,7 +31,8 @@ def fraction_bits(num_squares: int) -> int:
     Enough for an error below the rounding of a float32: the errors of many squares are
     independent, and many squares are not all small.
     """
-    return max(16, 48 - 2 * _log2(num_squares))
+    log = _log2(num_squares)
+    return max(48 - 2 * log, 25 - log // 2)
 
 
 def sum_of_squares(x: jax.Array, fraction: int) -> Counter:
@@ -46,18 +46,14 @@ def sum_of_squares(x: jax.Array, fraction: int) -> Counter:
     Returns:
       The sum, a 64-bit integer of shape ().
     """
-    squares = x * x
-    num_bits = _INTEGER_BITS + fraction
-    if x.size > _MAX_WITHOUT_CARRY:
-        (low,) = _digits(squares, fraction, num_bits, 1)
-        words = _reduce((jnp.zeros_like(low), low), _add_with_carry)
-        return Counter(*words)
+    first = _first_axis(x.shape)
+    size = math.prod(x.shape[first:])
     # Digits of so many bits that all of them together stay below 2^32.
-    base = min(_MANTISSA, 32 - _log2(x.size))
-    digits = _digits(squares, fraction, base, -(-num_bits // base))
+    base = min(_MANTISSA, 32 - _log2(size))
+    digits = _digits(x * x, fraction, base)
     total = counter.zero()
-    for place, digit in enumerate(_reduce(digits, _add_each)):
-        total = counter.add(total, counter.shift_left(digit, base * place))
+    for place, word in enumerate(_sums(digits, range(first, x.ndim))):
+        total = counter.add(total, _sum_of_words(word, base * place))
     return total
 
 
@@ -73,31 +69,53 @@ def _log2(size: int) -> int:
     return (max(size, 1) - 1).bit_length()
 
 
-def _digits(
-    x: jax.Array, fraction: int, base: int, num_digits: int
-) -> tuple[jax.Array, ...]:
-    """``x`` in digits of ``base`` bits, uint32, the lowest first; it is rounded."""
+def _first_axis(shape: tuple[int, ...]) -> int:
+    """The first of the axes that are summed at once: the last at least."""
+    first = 0
+    while first < len(shape) - 1 and math.prod(shape[first:]) > _MAX_AT_ONCE:
+        first += 1
+    return first
+
+
+def _digits(squares: jax.Array, fraction: int, base: int) -> list[jax.Array]:
+    """Squares, rounded, in digits of ``base`` bits: uint32, the lowest first."""
+    num_digits = -(-(_INTEGER_BITS + fraction) // base)
     digits = []
-    rest = x * np.float32(2.0 ** (fraction - base * (num_digits - 1)))
+    rest = squares * np.float32(2.0 ** (fraction - base * (num_digits - 1)))
     for place in reversed(range(num_digits)):
-        digit = jnp.floor(rest + np.float32(0.5)) if place == 0 else jnp.floor(rest)
+        digit = jnp.floor(rest) if place else jnp.round(rest)
         rest = (rest - digit) * np.float32(2.0**base)
         # By way of a signed word: that conversion is one instruction.
         digits.append(lax.bitcast_convert_type(digit.astype(jnp.int32), jnp.uint32))
-    return tuple(digits[::-1])
+    return digits[::-1]
 
 
-# One reduction of several words, so that what makes them is computed once.
-def _reduce(
-    words: Sequence[jax.Array], add: Callable[[Sequence[Any], Sequence[Any]], Any]
-) -> Any:
-    zeros = (np.uint32(0),) * len(words)
-    return lax.reduce(tuple(words), zeros, add, tuple(range(words[0].ndim)))
+def _sum_of_words(words: jax.Array, distance: int) -> Counter:
+    """The sum of all words times 2^distance."""
+    base = 32 - _log2(words.size)
+    mask = np.uint32(2**base - 1)
+    shifts = range(0, 32, base)
+    digits = [(words >> np.uint32(shift)) & mask for shift in shifts]
+    total = counter.zero()
+    for shift, digit in zip(shifts, _sums(digits, range(words.ndim)), strict=True):
+        total = counter.add(total, counter.shift_left(digit, distance + shift))
+    return total
 
 
-def _add_each(a: Sequence[jax.Array], b: Sequence[jax.Array]) -> list[jax.Array]:
-    return list(map(operator.add, a, b))
+def _sums(words: Sequence[jax.Array], axes: range) -> Sequence[jax.Array]:
+    """The sum of each, so that what makes all of them is computed once."""
+
+    def in_one_reduction(*words: jax.Array) -> tuple[jax.Array, ...]:
+        zeros = (np.uint32(0),) * len(words)
+        return lax.reduce(words, zeros, _add_each, tuple(axes))
+
+    def in_several(*words: jax.Array) -> tuple[jax.Array, ...]:
+        return tuple(jnp.sum(word, axis=tuple(axes)) for word in words)
+
+    # Other compilers fuse several into one; that of the TPU takes half a minute for
+    # one that is written as such.
+    return lax.platform_dependent(*words, cpu=in_one_reduction, default=in_several)
 
 
-def _add_with_carry(a: Sequence[jax.Array], b: Sequence[jax.Array]) -> Counter:
-    return counter.add(Counter(*a), Counter(*b))
+def _add_each(a: Sequence[jax.Array], b: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    return tuple(x + y for x, y in zip(a, b, strict=True))
