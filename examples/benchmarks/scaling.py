@@ -414,6 +414,12 @@ def identity(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(row[k] for k in ("platform", "kind", "mesh", "law", "K+1"))
 
 
+def identity_of(platform: str, case: Case) -> tuple[Any, ...]:
+    zeroth_order = case.kind not in ("forward", "gradient")
+    num_points = case.num_directions + 1 if zeroth_order else None
+    return platform, case.kind, str(case.spread), case.law, num_points
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--platform", choices=["cpu", "tpu"], default="cpu")
@@ -427,23 +433,25 @@ def main() -> None:
     jax.config.update("jax_num_cpu_devices", 8)
 
     output, platform = arguments.output, arguments.platform
-    known: dict[tuple[Any, ...], dict[str, Any]] = {}
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
     if arguments.resume and output.exists():
         earlier = json.loads(output.read_text(encoding="utf-8"))["rows"]
-        known = {identity(r): r for r in earlier if r.get("table") != "network"}
+        found = {identity(r): r for r in earlier if r.get("table") != "network"}
     rows: list[dict[str, Any]] = []
     for case in cases(platform, arguments.laws):
-        zeroth_order = case.kind not in ("forward", "gradient")
-        num_points = case.num_directions + 1 if zeroth_order else None
-        wanted = (platform, case.kind, str(case.spread), case.law, num_points)
-        rows.append(known.get(wanted) or measured(platform, case))
-        print(*rows[-1].values(), flush=True)
+        wanted = identity_of(platform, case)
+        if wanted not in found:
+            found[wanted] = measured(platform, case)
+        print(*found[wanted].values(), flush=True)
+        # In the order of the cases, those of other laws of an earlier run included.
+        order = [identity_of(platform, c) for c in cases(platform, list(LAWS))]
+        rows = with_ratios([found[i] for i in order if i in found])
         if output:
             kind = mesh_for(platform, Spread()).devices.flat[0].device_kind
-            content = record([*with_ratios(rows), *network_rows()])
+            content = record([*rows, *network_rows()])
             content["device"] = f"compiled for {kind}"
             write(output, content)
-    print(tabulate(with_ratios(rows), headers="keys"))
+    print(tabulate(rows, headers="keys"))
     if arguments.plot:
         plot(rows, arguments.plot)
 
