@@ -55,8 +55,8 @@ class Sphere(Law):
     def normalization(self, draws: Sequence[Any]) -> jax.Array:
         fraction = exact.fraction_bits(sum(draw.size for draw in draws))
         squares = [exact.sum_of_squares(draw, fraction) for draw in draws]
-        total = functools.reduce(counter.add, squares, counter.zero())
-        return lax.rsqrt(exact.as_float(total, fraction))
+        square = functools.reduce(counter.add, squares, counter.zero())
+        return lax.rsqrt(exact.as_float(square, fraction))
 
     def _scale(self, key: jax.Array, params: Any) -> jax.Array:
         total = num_coordinates(layout(params))
@@ -78,13 +78,14 @@ class Sphere(Law):
         def squares(at: counter.Counter) -> counter.Counter:
             return exact.sum_of_squares(self.draw(key, at, total), fraction)
 
-        def add(i: jax.Array, total: counter.Counter) -> counter.Counter:
+        def add(i: jax.Array, sum_before: counter.Counter) -> counter.Counter:
             piece = counter.block((1, _CHUNK), (i, 0))
             at = counter.positions((pieces, _CHUNK), piece)
-            return counter.add(total, squares(at))
+            return counter.add(sum_before, squares(at))
 
         last = squares(counter.positions((rest,), offset=pieces * _CHUNK))
-        return lax.rsqrt(exact.as_float(lax.fori_loop(0, pieces, add, last), fraction))
+        square = lax.fori_loop(0, pieces, add, last)
+        return lax.rsqrt(exact.as_float(square, fraction))
 
 
 class Rademacher(Law):
