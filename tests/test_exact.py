@@ -54,6 +54,14 @@ def test_the_fraction_is_enough(log):
     assert log + exact._INTEGER_BITS + fraction <= 64
 
 
+def test_is_the_same_where_integers_are_wider():
+    x = normals(500)
+    with jax.enable_x64(True):
+        total = exact.sum_of_squares(x, 30)
+    assert total.lo.dtype == jnp.uint32
+    assert as_int(total) == units(x, 30)
+
+
 def test_the_largest_normals_fit():
     x = jnp.full((10,), 7.99, jnp.float32)
     fraction = exact.fraction_bits(x.size)

@@ -110,7 +110,7 @@ def _sums(words: Sequence[jax.Array], axes: range) -> Sequence[jax.Array]:
         return lax.reduce(words, zeros, _add_each, tuple(axes))
 
     def in_several(*words: jax.Array) -> tuple[jax.Array, ...]:
-        return tuple(jnp.sum(word, axis=tuple(axes)) for word in words)
+        return tuple(jnp.sum(word, tuple(axes), jnp.uint32) for word in words)
 
     # Other compilers fuse several into one; that of the TPU takes half a minute for
     # one that is written as such.
