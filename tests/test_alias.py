@@ -222,7 +222,9 @@ def test_inject_hyperparams_with_another_precision_than_the_moments(hyperparam_d
         )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", ["radazo", *(pytest.param(n, marks=pytest.mark.slow) for n in NAMES[1:])]
+)
 def test_multi_steps_takes_one_step_with_the_mean(name):
     make = OPTIMIZERS[name][0]
     gs = gradients(8)

@@ -83,6 +83,7 @@ def test_logits_only_where_they_are_needed():
     )
 
 
+@pytest.mark.slow
 def test_gradients_with_layers_computed_anew_are_the_same():
     def gradient(opt):
         graphdef, params = nnx.split(opt)

@@ -116,7 +116,10 @@ def test_language_model_loss_is_that_of_the_right_tokens(sequences):
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("objective", train.OBJECTIVES)
+@pytest.mark.parametrize(
+    "objective",
+    ["classification", pytest.param("language_model", marks=pytest.mark.slow)],
+)
 def test_evaluation_in_batches_is_the_loss_on_all(objective):
     data = _examples(13, 2)
     model = _model()
@@ -136,7 +139,7 @@ def test_evaluation_in_batches_is_the_loss_on_all(objective):
     ("method", "tune"),
     [
         ("radazo", "lora"),
-        ("zo_rmsprop", "lora"),
+        pytest.param("zo_rmsprop", "lora", marks=pytest.mark.slow),
         pytest.param("zo_adamm", "lora", marks=pytest.mark.slow),
         pytest.param("zo_sgd", "lora", marks=pytest.mark.slow),
         pytest.param("radazo", "prompt", marks=pytest.mark.slow),

@@ -66,8 +66,8 @@ def functional(estimator, model, key, wrt=nnx.Param):
 @pytest.mark.parametrize(
     "name",
     [
-        "forward",
         "central",
+        pytest.param("forward", marks=pytest.mark.slow),
         pytest.param("forward low rank", marks=pytest.mark.slow),
         pytest.param("forward in turn", marks=pytest.mark.slow),
     ],

@@ -61,8 +61,16 @@ def assert_passes(at_least, *arguments):
     ("fault", "found_by"),
     [
         ("flipped_sign", "test_optimization"),
-        ("float_counter", "test_state_shape_dtype_shard_stability"),
-        ("dropped_extra_args", "test_optimizers_accept_extra_args"),
+        pytest.param(
+            "float_counter",
+            "test_state_shape_dtype_shard_stability",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "dropped_extra_args",
+            "test_optimizers_accept_extra_args",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_optax_tests_find(fault, found_by):

@@ -38,7 +38,7 @@ def _run(script, *arguments):
     "name",
     [
         "synthetic",
-        "moments",
+        pytest.param("moments", marks=pytest.mark.slow),
         pytest.param("attack", marks=pytest.mark.slow),
         pytest.param("tuned", marks=pytest.mark.slow),
     ],

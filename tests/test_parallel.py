@@ -110,7 +110,7 @@ def test_estimates_what_one_device_does(name, law, batch_size):
     ("name", "law"),
     [
         ("forward", "sphere"),
-        ("forward", "low_rank"),
+        slow("forward", "low_rank"),
         slow("forward", "gaussian"),
         slow("forward", "rademacher"),
         *(slow("central", law) for law in LAWS),
@@ -276,7 +276,8 @@ def test_inside_a_shard_map_of_the_user():
     )
 
 
-@pytest.mark.parametrize("name", ["forward", slow("central")])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ESTIMATORS)
 def test_aux_is_that_of_one_device(name):
     params, x = problem()
 

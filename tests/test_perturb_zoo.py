@@ -106,7 +106,9 @@ def slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name", [name if name in SELECTED else slow(name) for name in PROGRAMS]
+)
 @pytest.mark.parametrize(
     ("law", "how"),
     [

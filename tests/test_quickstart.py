@@ -45,17 +45,24 @@ def _run(figure: pathlib.Path, *arguments: str, **environment: str) -> _Finished
     return _Finished(done.stdout, done.stderr, figure)
 
 
-@pytest.fixture(scope="module")
-def fast(tmp_path_factory: pytest.TempPathFactory) -> _Finished:
+def test_fast_run(tmp_path: pathlib.Path) -> None:
+    """One test, for workers that share its parts would each run it."""
     # A folder that is not there yet is made. The run is nearly all compilation, so
     # the compiler is told not to try hard.
-    figure = tmp_path_factory.mktemp("quickstart") / "made" / "figure.png"
-    return _run(figure, "--fast", XLA_FLAGS="--xla_backend_optimization_level=0")
+    figure = tmp_path / "made" / "figure.png"
+    fast = _run(figure, "--fast", XLA_FLAGS="--xla_backend_optimization_level=0")
+    for method in _METHODS:
+        _check_row(fast.row(method))
+        assert re.search(rf"{method} *: 100%.* 120/120 .*loss=", fast.stderr)
+    # Guessing costs log(10) = 2.303.
+    assert fast.row("R-AdaZO")["loss"] < 1.5
+    assert fast.row("R-AdaZO")["accuracy"] > 50
+    _check_settings_and_caveat(fast.stdout)
+    assert f"Wrote {figure}" in fast.stdout
+    _check_figure(figure.read_bytes())
 
 
-@pytest.mark.parametrize("method", _METHODS)
-def test_table_has_each_method_once(fast: _Finished, method: str) -> None:
-    row = fast.row(method)
+def _check_row(row: dict[str, float]) -> None:
     assert row["evaluations"] == 120 * _EVALUATIONS_A_STEP
     assert row["seconds"] > 0
     # Ten classes, and the start is about as good as guessing: below log(10) = 2.3
@@ -64,29 +71,14 @@ def test_table_has_each_method_once(fast: _Finished, method: str) -> None:
     assert 0 <= row["accuracy"] <= 100
 
 
-def test_loss_falls(fast: _Finished) -> None:
-    # Guessing costs log(10) = 2.303.
-    row = fast.row("R-AdaZO")
-    assert row["loss"] < 1.5
-    assert row["accuracy"] > 50
+def _check_settings_and_caveat(stdout: str) -> None:
+    assert "2,410 parameters; 2 seeds" in stdout
+    assert "final loss" in stdout
+    assert "sphere law, K=10, μ=0.005, b1=0.9, b2=0.99, η from 0.002 to 0" in stdout
+    assert "Equal η favors R-AdaZO" in stdout
 
 
-def test_settings_and_caveat_are_printed(fast: _Finished) -> None:
-    assert "2,410 parameters; 2 seeds" in fast.stdout
-    assert "final loss" in fast.stdout
-    settings = "sphere law, K=10, μ=0.005, b1=0.9, b2=0.99, η from 0.002 to 0"
-    assert settings in fast.stdout
-    assert "Equal η favors R-AdaZO" in fast.stdout
-    assert f"Wrote {fast.figure}" in fast.stdout
-
-
-def test_progress_is_shown_for_each_method(fast: _Finished) -> None:
-    for method in _METHODS:
-        assert re.search(rf"{method} *: 100%.* 120/120 .*loss=", fast.stderr)
-
-
-def test_figure_is_a_png(fast: _Finished) -> None:
-    image = fast.figure.read_bytes()
+def _check_figure(image: bytes) -> None:
     assert image.startswith(b"\x89PNG\r\n\x1a\n")
     width = int.from_bytes(image[16:20], "big")
     assert width >= 1200
