@@ -25,14 +25,14 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 QUICKSTART = """
 import json
-import hlo, jax, jax.numpy as jnp, quickstart, scaling
+import hlo, jax, jax.numpy as jnp, programs, quickstart, scaling
 from flax import nnx
 import radazo_jax as zo
 
 mesh = scaling.mesh_for("tpu", scaling.Spread())
 estimator = zo.forward_difference(num_directions=quickstart.NUM_DIRECTIONS)
 optimizer = zo.radazo(1e-3)
-step = scaling.step_of(
+step = programs.step_of(
     lambda params, batch: quickstart.loss_fn(params, *batch), estimator, optimizer
 )
 key = jax.eval_shape(lambda: jax.random.key(0))
@@ -44,8 +44,8 @@ batch = (
     jax.ShapeDtypeStruct((quickstart.BATCH_SIZE,), jnp.int32),
 )
 args = (params, jax.eval_shape(optimizer.init, params), key, batch)
-args = scaling.placed(args, mesh, lambda x: jax.P())
-print(json.dumps(scaling.facts(scaling.compiled_on(mesh, step, args, (0, 1)))))
+args = programs.placed(args, mesh, lambda x: jax.P())
+print(json.dumps(hlo.facts(programs.compiled_on(mesh, step, args, (0, 1)))))
 """
 
 CASE = """

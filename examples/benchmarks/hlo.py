@@ -7,7 +7,9 @@ and of the arithmetic the products of matrices alone.
 import math
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import jax
 
 COLLECTIVES = (
     "all-reduce",
@@ -234,6 +236,33 @@ class Program:
         """How many results take the place of an argument."""
         found = re.search(r"input_output_alias=\{(.*?) \}", self.header)
         return len(re.findall(r"(?:may|must)-alias", found[1])) if found else 0
+
+
+def facts(compiled: Any) -> dict[str, Any]:
+    """What a compiled program sends, computes and holds on one of its devices."""
+    program = Program(compiled.as_text())
+    sent = program.collectives()
+    devices = {
+        device.device_kind
+        for output in jax.tree.leaves(compiled.output_shardings)
+        for device in output.device_set
+    }
+    memory = compiled.memory_analysis()
+    return {
+        "devices": sorted(devices),
+        "host_transfers": program.host_transfers(),
+        "num_aliased": program.num_aliased(),
+        "sent_bytes": program.sent_bytes(),
+        "largest_bytes": max((s.num_bytes for s in sent), default=0),
+        "num_collectives": sum(s.times for s in sent),
+        "product_flops": program.product_flops(),
+        "elementwise": program.elementwise_operations(),
+        "cost_analysis_flops": compiled.cost_analysis()["flops"],
+        "argument_bytes": memory.argument_size_in_bytes,
+        "aliased_bytes": memory.alias_size_in_bytes,
+        "temporary_bytes": memory.temp_size_in_bytes,
+        "peak_bytes": memory.peak_memory_in_bytes,
+    }
 
 
 def _parsed(name: str, rest: str) -> Instruction:

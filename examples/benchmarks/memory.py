@@ -18,32 +18,24 @@ stopped. ``--plot`` draws the rows.
 import argparse
 import importlib.util
 import json
-import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# Before JAX is imported: the TPU compiler is not to look for a TPU.
-os.environ |= {
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "TPU_LOG_DIR": "disabled",
-}
-
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import models
-import optax
-from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 from matplotlib.ticker import NullFormatter
+from programs import check_devices, step_of, tpu_topology, without_tpu
 from tabulate import tabulate
 from timing import record, write
 
 import radazo_jax as zo
+
+without_tpu()
 
 SMOOTHING = 1e-3
 LEARNING_RATE = 1e-6
@@ -86,10 +78,7 @@ def device(platform: str) -> Any:
     """A device to compile for, which need not be there."""
     if platform == "cpu":
         return jax.devices("cpu")[0]
-    topology = topologies.get_topology_desc(
-        platform="tpu", topology_name="v5e:1x1", chips_per_host_bounds=(1, 1, 1)
-    )
-    return topology.devices[0]
+    return tpu_topology("v5e:1x1", (1, 1, 1))[0]
 
 
 def compiled_for(
@@ -105,25 +94,8 @@ def compiled_for(
     )
     jitted = jax.jit(fun, out_shardings=sharding, donate_argnums=donate_argnums)
     compiled = jitted.lower(*placed).compile()
-    for output in jax.tree.leaves(compiled.output_shardings):
-        # Without every sharding given, JAX compiles for the CPU and does not say so.
-        assert output.device_set == {to}, output
+    check_devices(compiled, {to})
     return compiled
-
-
-def our_step(
-    loss: Callable[..., Any],
-    estimator: zo.GradientEstimator,
-    optimizer: optax.GradientTransformationExtraArgs,
-) -> Callable[..., Any]:
-    value_and_grad = zo.value_and_grad(loss, estimator)
-
-    def step(params: Any, state: Any, key: jax.Array, batch: Any) -> Any:
-        value, gradient = value_and_grad(key, params, batch)
-        updates, state = optimizer.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state, value
-
-    return step
 
 
 def naive_evaluation(loss: Callable[..., Any], law: zo.Law) -> Callable[..., Any]:
@@ -157,7 +129,7 @@ def programs(
             state = jax.eval_shape(OPTIMIZERS[optimizer].init, params)
             for k in num_directions:
                 estimator = zo.forward_difference(law, k, SMOOTHING, batch_size=1)
-                step = our_step(loss, estimator, OPTIMIZERS[optimizer])
+                step = step_of(loss, estimator, OPTIMIZERS[optimizer])
                 row = {"run": optimizer, "law": name, "K": k}
                 yield row, step, (params, state, key, batch), (0, 1)
 

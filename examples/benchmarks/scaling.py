@@ -15,35 +15,28 @@ stopped. ``--plot`` draws the rows.
 import argparse
 import json
 import math
-import os
 import pathlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-# Before JAX is imported: the TPU compiler is not to look for a TPU.
-os.environ |= {
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "TPU_LOG_DIR": "disabled",
-}
-
-import hlo
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import models
 import numpy as np
-import optax
+from hlo import facts
 from jax import lax
-from jax.experimental import mesh_utils, topologies
-from jax.sharding import Mesh, NamedSharding
+from jax.experimental import mesh_utils
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from programs import compiled_on, placed, step_of, tpu_topology, without_tpu
 from tabulate import tabulate
 from timing import record, write
 
 import radazo_jax as zo
+
+without_tpu()
 
 AXES = ("k", "data", "model")
 SMOOTHING = 1e-3
@@ -105,12 +98,8 @@ def mesh_for(platform: str, spread: Spread) -> Mesh:
         devices = jax.devices()[: spread.num_devices]
         return Mesh(np.array(devices).reshape(spread), AXES)
     name, bounds = TOPOLOGIES[spread.num_devices]
-    options = {} if bounds is None else {"chips_per_host_bounds": bounds}
-    topology = topologies.get_topology_desc(
-        platform="tpu", topology_name=name, **options
-    )
     devices = mesh_utils.create_device_mesh(
-        spread, topology.devices, allow_split_physical_axes=True
+        spread, tpu_topology(name, bounds), allow_split_physical_axes=True
     )
     return Mesh(devices, AXES)
 
@@ -141,48 +130,6 @@ def parameter_spec(leaf: Any) -> P:
     return P() if leaf.ndim < 2 else P(*[None] * (leaf.ndim - 1), "model")
 
 
-def placed(tree: Any, mesh: Mesh, spec: Callable[[Any], P]) -> Any:
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(
-            x.shape, x.dtype, sharding=NamedSharding(mesh, spec(x))
-        ),
-        tree,
-    )
-
-
-def compiled_on(
-    mesh: Mesh, fun: Callable[..., Any], args: tuple[Any, ...], donate: Any = ()
-) -> Any:
-    """``fun`` compiled, its results sharded as the arguments they replace, or not."""
-    replicated = NamedSharding(mesh, P())
-    by_shape = {x.shape: x.sharding for x in jax.tree.leaves(args) if x.ndim > 1}
-    with jax.set_mesh(mesh):
-        out = jax.tree.map(
-            lambda x: by_shape.get(x.shape, replicated), jax.eval_shape(fun, *args)
-        )
-        jitted = jax.jit(fun, donate_argnums=donate, out_shardings=out)
-        compiled = jitted.lower(*args).compile()
-    for output in jax.tree.leaves(compiled.output_shardings):
-        # Without every sharding given, JAX compiles for the CPU and does not say so.
-        assert output.device_set == set(mesh.devices.flat), output
-    return compiled
-
-
-def step_of(
-    loss: Callable[..., Any],
-    estimator: zo.GradientEstimator,
-    optimizer: optax.GradientTransformation,
-) -> Callable[..., Any]:
-    value_and_grad = zo.value_and_grad(loss, estimator)
-
-    def step(params: Any, state: Any, key: jax.Array, batch: Any) -> Any:
-        value, gradient = value_and_grad(key, params, batch)
-        updates, state = optimizer.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state, value
-
-    return step
-
-
 def compiled_case(platform: str, case: Case) -> Any:
     """The program of a case, compiled for its mesh."""
     mesh = mesh_for(platform, case.spread)
@@ -203,30 +150,18 @@ def compiled_case(platform: str, case: Case) -> Any:
     return compiled_on(mesh, step, (params, state, key, batch), (0, 1))
 
 
-def facts(compiled: Any) -> dict[str, Any]:
-    """What a compiled program sends, computes and holds on one of its devices."""
-    program = hlo.Program(compiled.as_text())
-    sent = program.collectives()
-    devices = {
-        device.device_kind
-        for output in jax.tree.leaves(compiled.output_shardings)
-        for device in output.device_set
-    }
-    memory = compiled.memory_analysis()
+def zeroth_order(case: Case) -> bool:
+    return case.kind not in ("forward", "gradient")
+
+
+def described(platform: str, case: Case) -> dict[str, Any]:
+    """What tells a row from all others."""
     return {
-        "devices": sorted(devices),
-        "host_transfers": program.host_transfers(),
-        "num_aliased": program.num_aliased(),
-        "sent_bytes": program.sent_bytes(),
-        "largest_bytes": max((s.num_bytes for s in sent), default=0),
-        "num_collectives": sum(s.times for s in sent),
-        "product_flops": program.product_flops(),
-        "elementwise": program.elementwise_operations(),
-        "cost_analysis_flops": compiled.cost_analysis()["flops"],
-        "argument_bytes": memory.argument_size_in_bytes,
-        "aliased_bytes": memory.alias_size_in_bytes,
-        "temporary_bytes": memory.temp_size_in_bytes,
-        "peak_bytes": memory.peak_memory_in_bytes,
+        "platform": platform,
+        "kind": case.kind,
+        "mesh": str(case.spread),
+        "law": case.law,
+        "K+1": case.num_directions + 1 if zeroth_order(case) else None,
     }
 
 
@@ -235,19 +170,15 @@ def measured(platform: str, case: Case) -> dict[str, Any]:
     start = time.perf_counter()
     found = facts(compiled_case(platform, case))
     seconds = time.perf_counter() - start
-    num_points = case.num_directions + 1
-    zeroth_order = case.kind not in ("forward", "gradient")
-    of_scalars = zeroth_order and case.spread.model == 1
+    of_scalars = zeroth_order(case) and case.spread.model == 1
     update = update_flops(platform, case)
     return {
-        "platform": platform,
-        "kind": case.kind,
-        "mesh": str(case.spread),
-        "law": case.law,
-        "K+1": num_points if zeroth_order else None,
+        **described(platform, case),
         "sequences": case.num_sequences,
         "chips": case.spread.num_devices,
-        "allowed_bytes": 4 * num_points + ALLOWED_BYTES if of_scalars else None,
+        "allowed_bytes": (
+            4 * (case.num_directions + 1) + ALLOWED_BYTES if of_scalars else None
+        ),
         "evaluation_flops": found["product_flops"] - update,
         "update_flops": update,
         "compile_s": seconds,
@@ -410,16 +341,6 @@ def plot(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def identity(row: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[k] for k in ("platform", "kind", "mesh", "law", "K+1"))
-
-
-def identity_of(platform: str, case: Case) -> tuple[Any, ...]:
-    zeroth_order = case.kind not in ("forward", "gradient")
-    num_points = case.num_directions + 1 if zeroth_order else None
-    return platform, case.kind, str(case.spread), case.law, num_points
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--platform", choices=["cpu", "tpu"], default="cpu")
@@ -433,19 +354,24 @@ def main() -> None:
     jax.config.update("jax_num_cpu_devices", 8)
 
     output, platform = arguments.output, arguments.platform
+    # In the order of the cases, those of other laws of an earlier run included.
+    order = {
+        case: tuple(described(platform, case).values())
+        for case in cases(platform, list(LAWS))
+    }
+    names = tuple(described(platform, next(iter(order))))
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     if arguments.resume and output.exists():
         earlier = json.loads(output.read_text(encoding="utf-8"))["rows"]
-        found = {identity(r): r for r in earlier if r.get("table") != "network"}
-    rows: list[dict[str, Any]] = []
+        rows = [row for row in earlier if row.get("table") != "network"]
+        found = {tuple(row[name] for name in names): row for row in rows}
+    rows = []
     for case in cases(platform, arguments.laws):
-        wanted = identity_of(platform, case)
+        wanted = order[case]
         if wanted not in found:
             found[wanted] = measured(platform, case)
         print(*found[wanted].values(), flush=True)
-        # In the order of the cases, those of other laws of an earlier run included.
-        order = [identity_of(platform, c) for c in cases(platform, list(LAWS))]
-        rows = with_ratios([found[i] for i in order if i in found])
+        rows = with_ratios([found[i] for i in order.values() if i in found])
         if output:
             kind = mesh_for(platform, Spread()).devices.flat[0].device_kind
             content = record([*rows, *network_rows()])

@@ -14,7 +14,6 @@ import argparse
 import functools
 import json
 import math
-import os
 import pathlib
 import re
 import sys
@@ -28,21 +27,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from examples.benchmarks.programs import tpu_topology, without_tpu
 from examples.benchmarks.timing import record, write
 from examples.llm import train
 from examples.llm.data import Batch
 from examples.llm.lora import FILTERS, add_lora
 from examples.llm.model import CONFIGS, OPT
-
-# The TPU compiler is not to look for a TPU.
-NO_TPU = {
-    "TPU_SKIP_MDS_QUERY": "1",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "TPU_LOG_DIR": "disabled",
-}
 
 BATCH_SIZE, LENGTH = 16, 128
 GIB = 2**30
@@ -182,12 +174,7 @@ def _adam_step(
 @functools.cache
 def mesh(device: str) -> Mesh:
     """The chips to compile for, which need not be there, in a line."""
-    topology = topologies.get_topology_desc(
-        platform="tpu",
-        topology_name=device,
-        chips_per_host_bounds=TOPOLOGIES[device],
-    )
-    return Mesh(np.array(topology.devices), ("model",))
+    return Mesh(np.array(tpu_topology(device, TOPOLOGIES[device])), ("model",))
 
 
 def sharding(path: tuple[Any, ...], leaf: Any, chips: Mesh) -> NamedSharding:
@@ -293,8 +280,7 @@ def main() -> None:
         "--resume", action="store_true", help="take the rows that --output has"
     )
     arguments = parser.parse_args()
-    os.environ |= NO_TPU
-    jax.config.update("jax_platforms", "cpu")
+    without_tpu()
     cases = [
         case
         for case in CASES
