@@ -3,23 +3,24 @@
 x (W + s A Bᵀ) = x W + s (x A) Bᵀ, for any dimension numbers.
 """
 
-import inspect
 import string
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax.extend import core
 
 from radazo_jax._src.dtypes import at_least_float32
+from radazo_jax._src.equations import bind
 from radazo_jax._src.views import View
 
 
 def dot_general(
-    x: jax.Array, view: View, view_is_left: bool, params: dict[str, Any]
+    eqn: core.JaxprEqn, x: jax.Array, view: View, view_is_left: bool
 ) -> jax.Array | None:
     """``lax.dot_general`` with a view on one side; ``None`` where it must be built."""
+    params = eqn.params
     (left, right), (left_batch, right_batch) = params["dimension_numbers"]
     if view_is_left:
         names_view, names_x, out = _names(
@@ -44,14 +45,16 @@ def dot_general(
         return None
     base = view.base.astype(view.dtype)
     sides = (base, x) if view_is_left else (x, base)
-    plain = lax.dot_general(*sides, **params)
-    factors = (view.scale, first, second)
+    [plain] = bind(eqn, sides)
+    wide = _wide(x, base, plain)
+    x, *factors = (y.astype(wide) for y in (x, view.scale, first, second))
     noise = _chain(x, names_x, factors, names_view, out, params["precision"])
-    return _moved(plain, noise)
+    return (plain.astype(wide) + noise).astype(plain.dtype)
 
 
-def convolution(x: jax.Array, view: View, params: dict[str, Any]) -> jax.Array | None:
+def convolution(eqn: core.JaxprEqn, x: jax.Array, view: View) -> jax.Array | None:
     """``lax.conv_general_dilated`` with a kernel that is a view, or ``None``."""
+    params = eqn.params
     numbers = params["dimension_numbers"]
     out_axis, *rest = numbers.rhs_spec
     view.used(rest)
@@ -64,57 +67,51 @@ def convolution(x: jax.Array, view: View, params: dict[str, Any]) -> jax.Array |
     if out_axis in _varies_along(first) or _varies_along(second) - {out_axis}:
         return None
     base = view.base.astype(view.dtype)
-    plain = lax.conv_general_dilated(x, base, **_convolution(params))
+    [plain] = bind(eqn, [x, base])
+    wide = _wide(x, base, plain)
+    x, scale, first, second = (y.astype(wide) for y in (x, view.scale, first, second))
     # The rank takes the place of the kernel's output features.
     shape = [*view.shape, first.shape[-1]]
     shape[out_axis] = 1
     kernel = jnp.moveaxis(
         jnp.broadcast_to(first, shape).squeeze(out_axis), -1, out_axis
     )
-    params = {**params, "preferred_element_type": jnp.float32}
-    inner = lax.conv_general_dilated(
-        x.astype(jnp.float32), kernel, **_convolution(params)
+    inner = scale * eqn.primitive.bind(
+        x, kernel, **{**params, "preferred_element_type": wide}
     )
-    inner = view.scale.astype(jnp.float32) * inner
     features = numbers.out_spec[1]
     outward = second.reshape(second.shape[out_axis], -1)
     noise = jnp.tensordot(inner, outward, axes=[(features,), (1,)])
     noise = jnp.moveaxis(noise, -1, features)
-    return _moved(plain, noise)
+    return (plain.astype(wide) + noise).astype(plain.dtype)
 
 
-def _moved(plain: jax.Array, noise: jax.Array) -> jax.Array:
-    wide = at_least_float32(plain.dtype)
-    return (plain.astype(wide) + noise.astype(wide)).astype(plain.dtype)
-
-
-def _convolution(params: dict[str, Any]) -> dict[str, Any]:
-    """What of an equation's parameters ``lax.conv_general_dilated`` takes."""
-    names = inspect.signature(lax.conv_general_dilated).parameters
-    return {name: value for name, value in params.items() if name in names}
+def _wide(*arrays: jax.Array) -> jnp.dtype:
+    """The widest dtype of the arrays, and float32 at least."""
+    dtypes = [at_least_float32(array.dtype) for array in arrays]
+    return max(dtypes, key=lambda dtype: dtype.itemsize)
 
 
 def _chain(
     x: jax.Array,
     names_x: str,
-    factors: tuple[jax.Array, jax.Array, jax.Array],
+    factors: Sequence[jax.Array],
     names_view: str,
     out: str,
     precision: Any,
 ) -> jax.Array:
-    """(x · first) · second, scaled, in float32; Z names the axis of the rank."""
+    """(x · first) · second, scaled, all of one dtype; Z names the axis of the rank."""
     scale, first, second = factors
     names_first, first = _drop_constant_axes(first, names_view)
     names_second, second = _drop_constant_axes(second, names_view)
     between = "".join(
         n for n in dict.fromkeys(names_x + names_first) if n in out or n in names_second
     )
-    x = x.astype(jnp.float32)
     inner = jnp.einsum(
         f"{names_x},{names_first}Z->{between}Z", x, first, precision=precision
     )
     # Scaled here, where there is the least of it.
-    inner = scale.astype(jnp.float32) * inner
+    inner = scale * inner
     return jnp.einsum(
         f"{between}Z,{names_second}Z->{out}", inner, second, precision=precision
     )

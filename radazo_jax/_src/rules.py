@@ -17,13 +17,12 @@ from jax import lax
 from jax.extend import core
 
 from radazo_jax._src import products, views
+from radazo_jax._src.equations import bind
 from radazo_jax._src.views import View
 
 Value = Any  # An array or a View.
 
 _SMALL = 2**16
-
-_DEBUG_INFO = core.DebugInfo("perturb", "perturb", None, None)
 
 
 def interpret(
@@ -67,17 +66,6 @@ def interpret(
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def bind(eqn: core.JaxprEqn, inputs: Sequence[jax.Array]) -> list[jax.Array]:
-    """Evaluates one equation at arrays."""
-    given = {
-        atom: value
-        for atom, value in zip(eqn.invars, inputs, strict=True)
-        if not isinstance(atom, core.Literal)
-    }
-    jaxpr = core.Jaxpr((), list(given), eqn.outvars, [eqn], eqn.effects, _DEBUG_INFO)
-    return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))(*given.values())
-
-
 def built(
     values: Sequence[Value],
     memo: dict[int, jax.Array] | None = None,
@@ -105,60 +93,92 @@ def built(
 Rule = Callable[[core.JaxprEqn, list[Value]], "list[Value] | None"]
 
 
-def _structural(operation: Callable[[View, dict[str, Any]], View | None]) -> Rule:
-    """A rule for a primitive whose one operand, a view, is only rearranged."""
+def _structural(
+    rearrangement: Callable[[View, core.JaxprEqn, list[Any]], views.OfMark | None],
+) -> Rule:
+    """A rule for a primitive whose first operand, a view, is only rearranged."""
 
     def rule(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
-        if len(inputs) != 1 or 0 in inputs[0].shape:
+        view, *others = inputs
+        if not _is_only_view(inputs):
             return None
-        view = operation(inputs[0], eqn.params)
-        return None if view is None else [view]
+        of_mark = rearrangement(view, eqn, others)
+        if of_mark is None:
+            return None
+        [base] = bind(eqn, [view.base, *others])
+        return [view.map(base, of_mark)]
 
     return rule
 
 
-def _reshape(view: View, params: dict[str, Any]) -> View | None:
-    if params["dimensions"] is not None:
+def _is_only_view(inputs: list[Value]) -> bool:
+    """Whether the first of the inputs is a view, with elements, and no other is."""
+    view, *others = inputs
+    if not isinstance(view, View) or any(isinstance(x, View) for x in others):
+        return False
+    return 0 not in view.shape
+
+
+def _transpose(view: View, eqn: core.JaxprEqn, _: list[Any]) -> views.OfMark:
+    return views.transpose(eqn.params["permutation"])
+
+
+def _reshape(view: View, eqn: core.JaxprEqn, _: list[Any]) -> views.OfMark | None:
+    if eqn.params["dimensions"] is not None:
         return None
-    return views.reshape(view, params["new_sizes"])
+    return views.reshape(view.shape, eqn.params["new_sizes"])
 
 
-def _squeeze(view: View, params: dict[str, Any]) -> View:
-    dropped = {axis % len(view.shape) for axis in params["dimensions"]}
+def _squeeze(view: View, eqn: core.JaxprEqn, _: list[Any]) -> views.OfMark:
+    dropped = eqn.params["dimensions"]
     sizes = [n for axis, n in enumerate(view.shape) if axis not in dropped]
-    return views.reshape(view, sizes)
+    return views.reshape(view.shape, sizes)
 
 
-def _slice(view: View, params: dict[str, Any]) -> View | None:
+def _expand(view: View, eqn: core.JaxprEqn, others: list[Any]) -> views.OfMark | None:
+    if others:  # Sizes known only at run time.
+        return None
+    params = eqn.params
+    return views.expand(view.shape, params["shape"], params["broadcast_dimensions"])
+
+
+def _slice(view: View, eqn: core.JaxprEqn, _: list[Any]) -> views.OfMark | None:
+    starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
     # Slices that overlap would each be drawn.
-    limits, starts = params["limit_indices"], params["start_indices"]
     size = math.prod(b - a for a, b in zip(starts, limits, strict=True))
     if view.direction is not None and 2 * size > math.prod(view.shape):
         return None
-    strides = params["strides"] or [1] * len(view.shape)
-    return views.slice_(view, params["start_indices"], params["limit_indices"], strides)
+    return views.slice_(starts, limits, eqn.params["strides"] or [1] * len(starts))
 
 
-def _convert(view: View, params: dict[str, Any]) -> View | None:
+def _dynamic_slice(
+    view: View, eqn: core.JaxprEqn, starts: list[Any]
+) -> views.OfMark | None:
+    sizes = eqn.params["slice_sizes"]
+    if len(starts) != len(sizes):  # Sizes known only at run time.
+        return None
+    return views.dynamic_slice(eqn.primitive, starts, sizes)
+
+
+def _reverse(view: View, eqn: core.JaxprEqn, _: list[Any]) -> views.OfMark:
+    return views.reverse(eqn.params["dimensions"])
+
+
+def _convert(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
+    [view] = inputs
+    new = eqn.params["new_dtype"]
     # After a first conversion there is a rounding that a second would lose.
-    first = view.dtype == view.base.dtype
-    if not first or not jnp.issubdtype(params["new_dtype"], jnp.floating):
+    if view.dtype != view.base.dtype or not jnp.issubdtype(new, jnp.floating):
         return None
-    return dataclasses.replace(view, dtype=params["new_dtype"])
-
-
-def _dynamic_slice(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
-    view, *starts = inputs
-    if not isinstance(view, View) or 0 in view.shape:
-        return None
-    return [views.dynamic_slice(view, starts, eqn.params["slice_sizes"])]
+    return [dataclasses.replace(view, dtype=new)]
 
 
 def _gather(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
-    view, starts = inputs
-    if not isinstance(view, View) or isinstance(starts, View) or 0 in view.shape:
+    if not _is_only_view(inputs):
         return None
-    found = views.gather(view, starts, eqn.params)
+    view, starts = inputs
+    [base] = bind(eqn, [view.base, starts])
+    found = views.gather(view, starts, base, eqn.params)
     return None if found is None else [found]
 
 
@@ -181,7 +201,7 @@ def _dot_general(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
     view, x = (left, right) if view_is_left else (right, left)
     if not isinstance(view, View) or 0 in view.shape:
         return None
-    product = products.dot_general(x, view, view_is_left, eqn.params)
+    product = products.dot_general(eqn, x, view, view_is_left)
     return None if product is None else [product]
 
 
@@ -189,7 +209,7 @@ def _convolution(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
     x, kernel = inputs
     if not isinstance(kernel, View) or isinstance(x, View) or 0 in kernel.shape:
         return None
-    product = products.convolution(x, kernel, eqn.params)
+    product = products.convolution(eqn, x, kernel)
     return None if product is None else [product]
 
 
@@ -285,19 +305,17 @@ def _cond(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
 # Functions with custom derivatives are not entered: their rules would be lost under
 # `jax.grad`. They get their leaves built.
 _RULES: dict[str, Rule] = {
-    "transpose": _structural(lambda v, p: views.transpose(v, p["permutation"])),
+    "transpose": _structural(_transpose),
     "reshape": _structural(_reshape),
     "squeeze": _structural(_squeeze),
-    "broadcast_in_dim": _structural(
-        lambda v, p: views.expand(v, p["shape"], p["broadcast_dimensions"])
-    ),
+    "broadcast_in_dim": _structural(_expand),
     "slice": _structural(_slice),
-    "rev": _structural(lambda v, p: views.reverse(v, p["dimensions"])),
-    "convert_element_type": _structural(_convert),
-    "copy": _structural(lambda v, p: v),
+    "dynamic_slice": _structural(_dynamic_slice),
+    "rev": _structural(_reverse),
+    "convert_element_type": _convert,
+    "copy": lambda eqn, inputs: inputs,
     "sharding_constraint": _constrained,
     "reshard": _constrained,
-    "dynamic_slice": _dynamic_slice,
     "gather": _gather,
     "dot_general": _dot_general,
     "conv_general_dilated": _convolution,

@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend import core
 
 from radazo_jax._src import counter, fusion, kept
 from radazo_jax._src.directions import Direction, Draw, Factors, Leaf
@@ -59,14 +60,12 @@ class View:
     def shape(self) -> tuple[int, ...]:
         return self.base.shape
 
-    def map(
-        self, of_base: Callable[[Any], Any], of_mark: Callable[[Any], Any]
-    ) -> "View":
-        """The view after the same rearrangement of base and marks."""
+    def map(self, base: jax.Array, of_mark: Callable[[Any], Any]) -> "View":
+        """The view whose elements have become ``base``; its marks follow."""
         if self.factors:
             of_mark = jax.vmap(of_mark, in_axes=-1, out_axes=-1)
         marks = tuple(of_mark(mark) for mark in self.marks)
-        return dataclasses.replace(self, base=of_base(self.base), marks=marks)
+        return dataclasses.replace(self, base=base, marks=marks)
 
     def only_where(self, mask: jax.Array) -> "View":
         """The view with no noise where ``mask``, of the rank of ``base``, is false."""
@@ -191,15 +190,21 @@ def tie(value: Any, after: jax.Array) -> Any:
 
 # --- Structural operations --------------------------------------------------------
 
+# What becomes of a mark where its view is rearranged. Marks broadcast: what is done to
+# an axis of the view is done to those marks that vary along it. Where a primitive is
+# passed, it is the one that rearranges the view, with the same parameters: the public
+# functions of JAX would normalize indices that the program has normalized already.
 
-def transpose(view: View, permutation: Sequence[int]) -> View:
-    move = functools.partial(lax.transpose, permutation=permutation)
-    return view.map(move, move)
+OfMark = Callable[[jax.Array], jax.Array]
 
 
-def reshape(view: View, sizes: Sequence[int]) -> View:
+def transpose(permutation: Sequence[int]) -> OfMark:
+    return functools.partial(lax.transpose, permutation=permutation)
+
+
+def reshape(shape: tuple[int, ...], sizes: Sequence[int]) -> OfMark:
     """Axes of the marks that do not meet stay apart."""
-    groups = _reshape_groups(view.shape, tuple(sizes))
+    groups = _reshape_groups(shape, tuple(sizes))
 
     def of_mark(mark: jax.Array) -> jax.Array:
         full, new = list(mark.shape), list(sizes)
@@ -209,15 +214,15 @@ def reshape(view: View, sizes: Sequence[int]) -> View:
                     new[a] = 1
             else:
                 for a in old_axes:
-                    full[a] = view.shape[a]
+                    full[a] = shape[a]
         return jnp.broadcast_to(mark, full).reshape(new)
 
-    return view.map(lambda base: base.reshape(sizes), of_mark)
+    return of_mark
 
 
 def slice_(
-    view: View, starts: Sequence[int], limits: Sequence[int], strides: Sequence[int]
-) -> View:
+    starts: Sequence[int], limits: Sequence[int], strides: Sequence[int]
+) -> OfMark:
     def of_mark(mark: jax.Array) -> jax.Array:
         kept = [slice(None)] * mark.ndim
         for axis, size in enumerate(mark.shape):
@@ -225,33 +230,31 @@ def slice_(
                 kept[axis] = slice(starts[axis], limits[axis], strides[axis])
         return mark[tuple(kept)]
 
-    return view.map(lambda base: lax.slice(base, starts, limits, strides), of_mark)
+    return of_mark
 
 
 def dynamic_slice(
-    view: View, starts: Sequence[jax.Array], sizes: Sequence[int]
-) -> View:
+    primitive: core.Primitive, starts: Sequence[jax.Array], sizes: Sequence[int]
+) -> OfMark:
     def of_mark(mark: jax.Array) -> jax.Array:
-        for axis, size in enumerate(mark.shape):
-            if size > 1:
-                mark = lax.dynamic_slice_in_dim(mark, starts[axis], sizes[axis], axis)
-        return mark
+        along = [min(n, size) for n, size in zip(mark.shape, sizes, strict=True)]
+        return primitive.bind(mark, *starts, slice_sizes=tuple(along))
 
-    return view.map(lambda base: lax.dynamic_slice(base, starts, sizes), of_mark)
+    return of_mark
 
 
-def reverse(view: View, dimensions: Sequence[int]) -> View:
+def reverse(dimensions: Sequence[int]) -> OfMark:
     def of_mark(mark: jax.Array) -> jax.Array:
         return lax.rev(mark, [a for a in dimensions if mark.shape[a] > 1])
 
-    return view.map(lambda base: lax.rev(base, dimensions), of_mark)
+    return of_mark
 
 
 def expand(
-    view: View, shape: Sequence[int], broadcast_dimensions: Sequence[int]
-) -> View | None:
+    old: tuple[int, ...], shape: Sequence[int], broadcast_dimensions: Sequence[int]
+) -> OfMark | None:
     """``broadcast_in_dim`` where it repeats nothing, else ``None``."""
-    if math.prod(shape) != math.prod(view.shape):
+    if math.prod(shape) != math.prod(old):
         return None
 
     def of_mark(mark: jax.Array) -> jax.Array:
@@ -260,7 +263,7 @@ def expand(
             new[target] = mark.shape[axis]
         return mark.reshape(new)
 
-    return view.map(lambda base: base.reshape(shape), of_mark)
+    return of_mark
 
 
 def at(view: View, i: jax.Array, base: jax.Array) -> View:
@@ -271,28 +274,19 @@ def at(view: View, i: jax.Array, base: jax.Array) -> View:
             return mark.reshape(mark.shape[1:])
         return lax.dynamic_index_in_dim(mark, i, 0, keepdims=False)
 
-    return view.map(lambda _: base, of_mark)
+    return view.map(base, of_mark)
 
 
-def gather(view: View, starts: jax.Array, params: dict[str, Any]) -> View | None:
-    """A look-up: only the elements read are drawn."""
-    numbers = params["dimension_numbers"]
-    fill = params.get("fill_value")
-    if numbers.operand_batching_dims:
-        return None
-    fills = params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
-    fills = fills and fill is not None and not math.isnan(fill)
-    sizes = params["slice_sizes"]
-    base = lax.gather(
-        view.base,
-        starts,
-        numbers,
-        sizes,
-        unique_indices=params["unique_indices"],
-        indices_are_sorted=params["indices_are_sorted"],
-        mode=params["mode"],
-        fill_value=fill,
+def gather(
+    view: View, starts: jax.Array, base: jax.Array, params: dict[str, Any]
+) -> View | None:
+    """A look-up that has read ``base``: only the elements read are drawn."""
+    modes = lax.GatherScatterMode
+    numbers, sizes, mode = (
+        params[name] for name in ("dimension_numbers", "slice_sizes", "mode")
     )
+    if mode == modes.ONE_HOT or numbers.operand_batching_dims:
+        return None
     batch_axes = [a for a in range(base.ndim) if a not in numbers.offset_dims]
     window_axes = iter(numbers.offset_dims)
     coordinates = []
@@ -312,7 +306,7 @@ def gather(view: View, starts: jax.Array, params: dict[str, Any]) -> View | None
             for a, extent in zip(batch_axes, start.shape, strict=True):
                 shape[a] = extent
             start = start.reshape(shape)
-            # Out of bounds the look-up clamps, or fills with NaN whatever is added.
+            # Out of bounds the look-up clamps, or fills.
             clamped = jnp.clip(start, 0, size - sizes[axis])
             inside = inside & (start == clamped)
             coordinate = coordinate + clamped.astype(jnp.uint32)
@@ -328,8 +322,12 @@ def gather(view: View, starts: jax.Array, params: dict[str, Any]) -> View | None
         )
         return mark.at[along].get(mode="promise_in_bounds")
 
-    found = view.map(lambda _: base, of_mark)
-    return found.only_where(inside) if fills else found
+    found = view.map(base, of_mark)
+    fill = params["fill_value"]
+    # To NaN, which no fill value stands for, anything may be added.
+    if mode == modes.FILL_OR_DROP and fill is not None and not math.isnan(fill):
+        return found.only_where(inside)
+    return found
 
 
 def _reshape_groups(
