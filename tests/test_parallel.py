@@ -409,3 +409,35 @@ def test_processes_with_different_keys_are_told_apart():
             "key must be the same in all processes; process 1 has [0, 1], process 0 "
             "has [0, 0].\n"
         ), errors
+
+
+@pytest.mark.parametrize("batch_size", [None, 1])
+@pytest.mark.parametrize("law", LAWS)
+def test_estimates_of_their_own_inside_a_shard_map(law, batch_size):
+    """Parameters and keys of each device, with the checks of ``shard_map`` on."""
+    estimator = zo.forward_difference(LAWS[law], 3, batch_size=batch_size)
+    value_and_grad = zo.value_and_grad(loss, estimator)
+    keys = jax.random.split(jax.random.key(0), 4)
+    params = {
+        "w": jax.random.normal(jax.random.key(1), (4, 6, 5)),
+        "b": jnp.zeros((4, 5)),
+    }
+    x = jnp.ones((3, 6))
+
+    def of_device(key, params):
+        params = jax.tree.map(lambda p: p[0], params)
+        direction = LAWS[law].sample(key[0], params)
+        moved = zo.perturb(loss)(params, direction, 0.1, x)
+        value, gradient = value_and_grad(key[0], params, x)
+        return jax.tree.map(lambda y: y[None], (moved, value, gradient))
+
+    split = jax.shard_map(of_device, mesh=mesh_of(4), in_specs=P("k"), out_specs=P("k"))
+    got = jax.jit(split)(keys, params)
+    for i in range(4):
+        mine = slice(i, i + 1)
+        expected = of_device(keys[mine], jax.tree.map(lambda p: p[mine], params))  # noqa: B023
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a[mine], b, rtol=2e-4, atol=2e-4),  # noqa: B023
+            got,
+            expected,
+        )

@@ -54,9 +54,8 @@ def compute_once(
 
         def never(*args: Any) -> Any:
             del args
-            return jax.tree.map(
-                lambda s: jnp.zeros(s.shape, s.dtype, out_sharding=s.sharding), shapes
-            )
+            # Of the same type in all: sharding, and axes of a shard_map they vary over.
+            return jax.tree.map(jnp.zeros_like, shapes)
 
         return lax.cond(_always(word), fun, never, *args)
 
