@@ -379,3 +379,16 @@ def ties(jaxpr):
         for value in eqn.params.values():
             if hasattr(value, "jaxpr"):
                 yield from ties(value.jaxpr)
+
+
+@pytest.mark.parametrize("batch_size", [None, 1])
+@pytest.mark.parametrize("make", [zo.forward_difference, zo.central_difference])
+def test_aux_holds_what_is_no_array(make, batch_size):
+    def loss(params):
+        return jnp.sum(params**2), {"name": "loss", "none": None, "twice": 2 * params}
+
+    estimator = make(zo.gaussian(), 3, batch_size=batch_size)
+    value_and_grad = zo.value_and_grad(loss, estimator, has_aux=True)
+    (_, aux), _ = value_and_grad(0, jnp.ones(4))
+    assert aux["name"] == "loss" and aux["none"] is None
+    assert aux["twice"].shape == (4,)

@@ -1,11 +1,13 @@
 """The driver: chunks, resumption, interruption, progress."""
 
 import builtins
+import dataclasses
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -238,3 +240,64 @@ def test_bad_input(kwargs, error, message):
     }
     with pytest.raises(error, match=message):
         zo.minimize(**arguments)
+
+
+@dataclasses.dataclass
+class Target:
+    """Callable, and without a hash, as dataclasses are."""
+
+    center: float
+
+    def __call__(self, x):
+        return jnp.sum((x - self.center) ** 2)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Module:
+    """A pytree, as the modules of some frameworks are, of arrays and functions."""
+
+    center: jax.Array
+    activation: Callable
+
+    def __call__(self, x):
+        return jnp.sum((x - self.activation(self.center)[None]) ** 2)
+
+
+@pytest.mark.parametrize(
+    "fun", [Target(1.0), Module(jnp.ones(()), jnp.abs)], ids=["dataclass", "pytree"]
+)
+def test_functions_without_a_hash(fun):
+    assert_same(run(5, fun).params, run(5).params)
+
+
+def test_arrays_of_a_function_are_arguments():
+    traces = []
+
+    def activation(x):
+        traces.append(x)
+        return x
+
+    for center in (0.0, 1.0):
+        result = run(3, Module(jnp.full((), center), activation))
+    assert len(traces) <= 2  # As above: the second run compiles nothing.
+    assert_same(result.params, run(3).params)
+
+
+def test_a_chunk_takes_the_memory_of_its_steps():
+    steps = []
+    result = run(
+        3, chunk_size=10**12, callback=lambda state, values: steps.append(len(values))
+    )
+    assert steps == [3] and len(result.values) == 3
+
+
+def test_a_long_chunk_is_one_chunk():
+    steps = []
+    result = run(
+        20_000,
+        chunk_size=15_000,
+        callback=lambda state, values: steps.append(len(values)),
+    )
+    assert steps == [15_000, 5_000]
+    assert_same(result.values, run(20_000).values)

@@ -300,6 +300,64 @@ def test_leaves_of_64_bits(law):
         np.testing.assert_allclose(got, x @ params, rtol=1e-15, atol=1e-15)
 
 
+WIDE_PRODUCTS = {
+    "dot_general": (
+        lambda w, x: x @ w,
+        lambda *shape: jnp.ones(shape, jnp.float64),
+        (3, 4),
+        (2, 3),
+    ),
+    "convolution": (
+        lambda w, x: lax.conv_general_dilated(
+            x, w, (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC")
+        ),
+        lambda *shape: jnp.ones(shape, jnp.float64),
+        (1, 3, 4),
+        (1, 2, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WIDE_PRODUCTS)
+@pytest.mark.parametrize("size", [1e39, 1e-50])
+def test_products_of_64_bits_with_low_rank(name, size):
+    """Of inputs beyond the range of float32."""
+    with jax.enable_x64(True):
+        fun, ones, shape, x_shape = WIDE_PRODUCTS[name]
+        law = zo.low_rank()
+        params = ones(*shape)
+        x = size * ones(*x_shape)
+        perturbed, definition = both(fun, law, params, x)
+        direction = sample(law, params)
+        [got], [expected] = perturbed(direction), definition(direction)
+        # The elements of a materialized direction are float32 numbers.
+        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6 * size)
+
+
+def test_a_float_is_a_leaf_of_32_bits():
+    law, x = zo.gaussian(), jnp.ones(2, jnp.bfloat16)
+    params = {"a": 0.5, "b": jnp.asarray(0.5)}
+    direction = sample(law, params)
+
+    def fun(params, x):
+        return params["a"] * x, params["b"] * x
+
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        moved = displaced(law, jax.tree.map(jnp.float32, params), direction)
+        expected = fun(moved, x)
+        got = zo.perturb(fun)(params, direction, SCALE, x)
+    assert all(y.dtype == jnp.float32 for y in got)
+    assert_equal(got, expected, 1e-6)
+
+
+@pytest.mark.parametrize("law", ["gaussian", "low_rank"])
+def test_leaks_no_tracer(law):
+    params, x = normal(4, 5), normal(2, 4)
+    direction = sample(LAWS[law], params)
+    with jax.checking_leaks():
+        zo.perturb(lambda w, x: {"y": x @ w, "name": "y"})(params, direction, SCALE, x)
+
+
 # --- Random programs ----------------------------------------------------------------
 
 
@@ -358,10 +416,32 @@ def _take(draw, shape):
     return lambda w: jnp.nan_to_num(jnp.take(w, jnp.asarray(ids), axis, mode=mode))
 
 
+def _gather(draw, shape):
+    axis = draw(st.integers(0, len(shape) - 1))
+    mode = draw(st.sampled_from(["clip", "fill", "promise_in_bounds"]))
+    size, width = shape[axis], draw(st.integers(1, shape[axis]))
+    low, high = (0, size - width) if mode[0] == "p" else (-2 * size, 2 * size)
+    ids = draw(st.lists(st.integers(low, high), min_size=1, max_size=3))
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=tuple(range(1, len(shape) + 1)),
+        collapsed_slice_dims=(),
+        start_index_map=(axis,),
+    )
+    sizes = (*shape[:axis], width, *shape[axis + 1 :])
+    fill = draw(st.sampled_from([0.0, -2.5]))
+    ids = np.array(ids, np.int32)[:, None]
+    return lambda w: lax.gather(
+        w, jnp.asarray(ids), numbers, sizes, mode=mode, fill_value=fill
+    )
+
+
 def _dynamic_slice(draw, shape):
     sizes = [draw(st.integers(1, size)) for size in shape]
-    starts = [draw(st.integers(-1, size)) for size in shape]
-    return lambda w: lax.dynamic_slice(w, [jnp.int32(i) for i in starts], sizes)
+    starts = [draw(st.integers(-2 * size - 1, 2 * size)) for size in shape]
+    wraps = draw(st.booleans())
+    return lambda w: lax.dynamic_slice(
+        w, [jnp.int32(i) for i in starts], sizes, allow_negative_indices=wraps
+    )
 
 
 def _product(draw, shape):
@@ -411,6 +491,7 @@ OPERATIONS = [
     _expand,
     _squeeze,
     _take,
+    _gather,
     _dynamic_slice,
     _product,
     _batched_product,

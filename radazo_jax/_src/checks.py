@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from radazo_jax._src import trees
 from radazo_jax._src.dtypes import at_least_float32
 
 _T = TypeVar("_T")
@@ -172,8 +173,8 @@ def check_unit_interval(name: str, value: _T) -> _T:
     return value
 
 
-def check_params(params: Any) -> None:
-    """Raises unless ``params`` is a non-empty tree of real floating-point leaves."""
+def as_params(params: Any) -> Any:
+    """``params`` as arrays; raises where a leaf is not real and floating-point."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     if not leaves:
         raise ValueError(
@@ -190,6 +191,7 @@ def check_params(params: Any) -> None:
                 f"{dtype or _describe(leaf)} at params{jax.tree_util.keystr(path)}. "
                 "Close over what is not optimized, or split it off."
             )
+    return trees.as_arrays(params)
 
 
 def checked_loss(

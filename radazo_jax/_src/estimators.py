@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 
-from radazo_jax._src import axes, checks, counter, fusion, parallel, sampling
+from radazo_jax._src import axes, checks, counter, fusion, parallel, sampling, trees
 from radazo_jax._src import perturb as perturb_lib
 from radazo_jax._src.directions import Direction, Law
 from radazo_jax._src.kept import Kept
@@ -110,6 +110,7 @@ def forward_difference(
         *,
         has_aux: bool = False,
     ) -> tuple[tuple[Any, Any], Any]:
+        params = checks.as_params(params)
         loss, sampled = _prepare(
             law, fun, has_aux, key, params, num_directions, batch_size
         )
@@ -192,6 +193,7 @@ def central_difference(
         *,
         has_aux: bool = False,
     ) -> tuple[tuple[Any, Any], Any]:
+        params = checks.as_params(params)
         loss, sampled = _prepare(
             law, fun, has_aux, key, params, num_directions, batch_size
         )
@@ -320,7 +322,6 @@ def _prepare(
     batch_size: int | None,
 ) -> tuple[Callable[[Any], tuple[jax.Array, Any]], Direction | Kept]:
     """The loss that is evaluated, and the directions, stacked."""
-    checks.check_params(params)
     loss = checks.checked_loss(fun, has_aux)
     law = axes.specialize(law, lambda p: loss(p)[0], params)
     key = counter.as_key(key)
@@ -365,11 +366,14 @@ def _central_values(
     batch_size: int | None,
 ) -> tuple[jax.Array, jax.Array, Any]:
     """All f(θ + μ uₖ), all f(θ − μ uₖ), and the aux at θ + μ u₁."""
+    static: list[trees.Static] = []
 
     def pair(direction: Direction | Kept) -> tuple[jax.Array, jax.Array, Any]:
         evaluate = functools.partial(perturb_lib.perturb(loss), params, direction)
         (above, aux), (below, _) = evaluate(smoothing), evaluate(-smoothing)
-        return above, below, aux
+        arrays, rest = trees.partition(aux, jax.Array)
+        static[:] = [rest]
+        return above, below, arrays
 
-    above, below, aux = sampling.batched_map(pair, sampled, batch_size)
-    return above, below, jax.tree.map(lambda a: a[0], aux)
+    above, below, arrays = sampling.batched_map(pair, sampled, batch_size)
+    return above, below, static[0].combine([array[0] for array in arrays])

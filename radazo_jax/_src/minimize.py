@@ -16,7 +16,7 @@ import optax
 from jax import lax
 from jax.tree_util import Partial
 
-from radazo_jax._src import checks, processes
+from radazo_jax._src import checks, processes, trees
 from radazo_jax._src.estimators import GradientEstimator
 
 # Without a given chunk size, chunks aim at this many seconds: long enough that what
@@ -130,8 +130,7 @@ def minimize(
     if chunk_size is not None:
         checks.check_int_at_least("chunk_size", chunk_size, 1)
     if state is None:
-        checks.check_params(params)
-        params = jax.tree.map(jnp.asarray, params)
+        params = checks.as_params(params)
         state = MinimizeState(
             params,
             optimizer.init(params),
@@ -142,14 +141,9 @@ def minimize(
     # The chunks work in place on their state, so the caller keeps a copy of the first.
     state = jax.tree.map(jnp.copy, state)
 
-    capacity = chunk_size or _MAX_CHUNK
+    arrays, static = trees.partition((fun, sample))
     run_chunk = functools.partial(
-        _run_chunk,
-        fun=fun,
-        optimizer=optimizer,
-        estimator=estimator,
-        sample=sample,
-        capacity=capacity,
+        _run_chunk, static=static, optimizer=optimizer, estimator=estimator
     )
     values = [np.zeros(0, np.float32)]
     done, size = 0, chunk_size or 1
@@ -157,13 +151,16 @@ def minimize(
         while done < num_steps and not interrupted():
             length = min(size, num_steps - done)
             start = time.perf_counter()
-            state, buffer = run_chunk(state, np.int32(length))
-            values.append(np.asarray(buffer)[:length])
-            seconds = time.perf_counter() - start
+            parts = []
+            for first in range(0, length, _MAX_CHUNK):
+                part = min(_MAX_CHUNK, length - first)
+                state, buffer = run_chunk(state, np.int32(part), arrays)
+                parts.append(np.asarray(buffer)[:part])
+                report(part, float(parts[-1][-1]))
+            values.append(np.concatenate(parts))
             done += length
-            report(length, float(values[-1][-1]))
             if chunk_size is None:
-                size = _next_size(length, seconds, capacity)
+                size = _next_size(length, time.perf_counter() - start)
             if callback is not None and callback(state, values[-1]):
                 break
     return MinimizeResult(state.params, np.concatenate(values), state)
@@ -186,20 +183,29 @@ def _check_arguments(fun: Any, optimizer: Any, estimator: Any) -> None:
 
 @functools.partial(
     jax.jit,
-    static_argnames=("fun", "optimizer", "estimator", "sample", "capacity"),
+    static_argnames=("static", "optimizer", "estimator"),
     donate_argnames="state",
 )
 def _run_chunk(
     state: MinimizeState,
     length: jax.Array,
+    arrays: list[Any],
     *,
-    fun: Callable[..., jax.Array],
+    static: trees.Static,
     optimizer: optax.GradientTransformation,
     estimator: GradientEstimator,
-    sample: Callable[[jax.Array], Any] | None,
-    capacity: int,
 ) -> tuple[MinimizeState, jax.Array]:
-    """Does ``length`` steps in place; returns their values in a buffer [capacity]."""
+    """Does ``length`` steps in place; returns their values in a buffer.
+
+    Args:
+      state: Where to start.
+      length: How many steps, at most ``_MAX_CHUNK``.
+      arrays: The arrays that the loss and the sampling function hold.
+      static: The two without their arrays.
+      optimizer: As in ``minimize``.
+      estimator: As in ``minimize``.
+    """
+    fun, sample = static.combine(arrays)
     tx = optax.with_extra_args_support(optimizer)
 
     def body(
@@ -209,7 +215,9 @@ def _run_chunk(
         state, value = _step(state, fun, tx, estimator, sample)
         return state, buffer.at[i].set(value)
 
-    return lax.fori_loop(0, length, body, (state, jnp.zeros((capacity,), jnp.float32)))
+    return lax.fori_loop(
+        0, length, body, (state, jnp.zeros((_MAX_CHUNK,), jnp.float32))
+    )
 
 
 def _step(
@@ -245,10 +253,10 @@ def _of_params(fun: Callable[..., jax.Array], xi: tuple[Any, ...], params: Any) 
     return fun(params, *xi)
 
 
-def _next_size(length: int, seconds: float, capacity: int) -> int:
+def _next_size(length: int, seconds: float) -> int:
     """The length of the next chunk, at most four times the last one's."""
     wanted = int(length * min(_CHUNK_SECONDS / max(seconds, 1e-9), 4.0))
-    return max(1, min(wanted, capacity))
+    return max(1, min(wanted, _MAX_CHUNK))
 
 
 @contextmanager

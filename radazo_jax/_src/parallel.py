@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from radazo_jax._src import checks, sampling
+from radazo_jax._src import checks, sampling, trees
 from radazo_jax._src import perturb as perturb_lib
 from radazo_jax._src.directions import Direction
 from radazo_jax._src.kept import Kept
@@ -63,13 +63,16 @@ def spread(
     mesh = _mesh_with(names)
     num_points, num_devices = len(indices), math.prod(mesh.shape[n] for n in names)
     share = -(-num_points // num_devices)
-    arrays, rebuild = _arrays_of(fun)
+    # Those of a Partial; other functions are traced with what they close over.
+    is_tree = isinstance(fun, jax.tree_util.Partial)
+    arrays, static = trees.partition(fun) if is_tree else ([], None)
     _check_free(names, {"params": params, "the arguments of fun": arrays})
 
     def losses(
         mine: jax.Array, params: Any, sampled: Any, scales: jax.Array, arrays: Any
     ) -> jax.Array:
-        loss = checks.checked_loss(rebuild(arrays), has_aux)
+        given = fun if static is None else static.combine(arrays)
+        loss = checks.checked_loss(given, has_aux)
 
         def evaluate(i: jax.Array) -> jax.Array:
             direction = jax.tree.map(lambda x: x[jnp.asarray(indices)[i]], sampled)
@@ -153,24 +156,3 @@ def _check_free(names: tuple[str, ...], trees: dict[str, Any]) -> None:
 
 def _listed(names: Any) -> str:
     return ", ".join(repr(name) for name in names)
-
-
-def _arrays_of(
-    fun: Callable[[Any], Any],
-) -> tuple[list[Any], Callable[[list[Any]], Callable[[Any], Any]]]:
-    """The arrays that a ``Partial`` holds, and what makes it of others."""
-    if not isinstance(fun, jax.tree_util.Partial):
-        return [], lambda arrays: fun
-    leaves, treedef = jax.tree.flatten(fun)
-    is_array = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
-    arrays = [leaf for leaf, is_one in zip(leaves, is_array, strict=True) if is_one]
-
-    def rebuild(arrays: list[Any]) -> Callable[[Any], Any]:
-        found = iter(arrays)
-        merged = [
-            next(found) if is_one else leaf
-            for leaf, is_one in zip(leaves, is_array, strict=True)
-        ]
-        return jax.tree.unflatten(treedef, merged)
-
-    return arrays, rebuild

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from radazo_jax._src import directions, rules, views
+from radazo_jax._src import directions, rules, trees, views
 from radazo_jax._src.kept import Kept
 
 
@@ -50,7 +50,8 @@ def perturb(fun: Callable[..., Any]) -> Callable[..., Any]:
         **kwargs: Any,
     ) -> Any:
         leaves, treedef = jax.tree.flatten(params)
-        leaves = [jnp.asarray(leaf) for leaf in leaves]
+        # Of a dtype of their own, as a sum with a direction is: not weakly typed.
+        leaves = [jnp.asarray(leaf, jnp.result_type(leaf)) for leaf in leaves]
         jaxpr, outputs_of = _trace(fun, leaves, treedef, args, kwargs)
         given = views.views_of(
             leaves, directions.layout(params), direction, jnp.asarray(scale)
@@ -71,23 +72,16 @@ def _trace(
     kwargs: dict[str, Any],
 ) -> tuple[Any, Callable[[list[jax.Array]], Any]]:
     """``fun`` as a program of its parameters' leaves, and what makes its output."""
-    outputs: list[Any] = []
+    # Not the output itself, which holds tracers.
+    static: list[trees.Static] = []
 
     def of_leaves(*leaves: jax.Array) -> list[Any]:
         # New containers, as under jit: fun may write into them.
         new_args, new_kwargs = jax.tree.map(lambda x: x, (args, kwargs))
         output = fun(jax.tree.unflatten(treedef, leaves), *new_args, **new_kwargs)
-        flat, out_tree = jax.tree.flatten(output)
-        traced = [isinstance(x, jax.Array) for x in flat]
-        outputs[:] = [flat, out_tree, traced]
-        return [x for x, t in zip(flat, traced, strict=True) if t]
+        arrays, rest = trees.partition(output, jax.Array)
+        static[:] = [rest]
+        return arrays
 
     jaxpr = jax.make_jaxpr(of_leaves)(*leaves)
-    flat, out_tree, traced = outputs
-
-    def outputs_of(values: list[jax.Array]) -> Any:
-        found = iter(values)
-        merged = [next(found) if t else x for x, t in zip(flat, traced, strict=True)]
-        return jax.tree.unflatten(out_tree, merged)
-
-    return jaxpr, outputs_of
+    return jaxpr, static[0].combine

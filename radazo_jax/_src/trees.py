@@ -1,0 +1,75 @@
+"""Trees of which some leaves are arrays."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Static:
+    """A tree without its arrays, which can be hashed, and so be static under ``jit``.
+
+    What it holds is compared as Python does, or by identity where it has no hash.
+
+    Attributes:
+      treedef: The structure of the tree.
+      others: Its leaves, with ``None`` in the place of the arrays.
+      is_array: Which of the leaves are arrays.
+    """
+
+    treedef: Any
+    others: tuple[Any, ...]
+    is_array: tuple[bool, ...]
+
+    def combine(self, arrays: list[Any]) -> Any:
+        """The tree with these arrays."""
+        found = iter(arrays)
+        leaves = [
+            next(found) if is_array else other
+            for other, is_array in zip(self.others, self.is_array, strict=True)
+        ]
+        return jax.tree.unflatten(self.treedef, leaves)
+
+    def _compared(self) -> tuple[Any, ...]:
+        others = tuple(x if _has_hash(x) else id(x) for x in self.others)
+        return self.treedef, others, self.is_array
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Static) and self._compared() == other._compared()
+
+    def __hash__(self) -> int:
+        return hash(self._compared())
+
+
+def partition(
+    tree: Any, kinds: Any = (jax.Array, np.ndarray)
+) -> tuple[list[Any], Static]:
+    """The arrays of a tree, JAX's and NumPy's if not only some, and all else in it."""
+    leaves, treedef = jax.tree.flatten(tree)
+    if not _has_hash(treedef):
+        leaves, treedef = [tree], jax.tree.structure(0)
+    is_array = tuple(isinstance(leaf, kinds) for leaf in leaves)
+    arrays = [leaf for leaf, found in zip(leaves, is_array, strict=True) if found]
+    others = (
+        None if found else leaf for leaf, found in zip(leaves, is_array, strict=True)
+    )
+    return arrays, Static(treedef, tuple(others), is_array)
+
+
+def as_arrays(tree: Any) -> Any:
+    """The tree with arrays for leaves, of the dtypes that sums with arrays have.
+
+    A Python float becomes a float32 that is not weakly typed.
+    """
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), tree)
+
+
+def _has_hash(x: Any) -> bool:
+    try:
+        hash(x)
+    except TypeError:
+        return False
+    return True
