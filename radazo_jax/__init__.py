@@ -2,17 +2,18 @@
 
 Gradients from function values alone, for any Optax chain:
 
->>> import jax, jax.numpy as jnp, optax
->>> import radazo_jax as zo
->>> def loss(params, x, y):
-...     return jnp.mean((jnp.tanh(x @ params) - y) ** 2)
->>> value_and_grad = jax.jit(zo.value_and_grad(loss, zo.forward_difference()))
->>> optimizer = zo.radazo(learning_rate=1e-2)
->>> params, x, y = jnp.ones(3), jnp.eye(3), jnp.zeros(3)
->>> state = optimizer.init(params)
->>> value, gradient = value_and_grad(jax.random.key(0), params, x, y)
->>> updates, state = optimizer.update(gradient, state, params)
->>> params = optax.apply_updates(params, updates)
+Examples:
+  >>> import jax, jax.numpy as jnp, optax
+  >>> import radazo_jax as zo
+  >>> def loss(params, x, y):
+  ...     return jnp.mean((jnp.tanh(x @ params) - y) ** 2)
+  >>> value_and_grad = jax.jit(zo.value_and_grad(loss, zo.forward_difference()))
+  >>> optimizer = zo.radazo(learning_rate=1e-2)
+  >>> params, x, y = jnp.ones(3), jnp.eye(3), jnp.zeros(3)
+  >>> state = optimizer.init(params)
+  >>> value, gradient = value_and_grad(jax.random.key(0), params, x, y)
+  >>> updates, state = optimizer.update(gradient, state, params)
+  >>> params = optax.apply_updates(params, updates)
 """
 
 from radazo_jax._src.alias import radazo, zo_adamm, zo_rmsprop, zo_sgd, zo_signsgd

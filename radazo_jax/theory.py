@@ -1,9 +1,10 @@
 """The quantities of the paper's analysis, with the numbers of their equations.
 
->>> from radazo_jax import theory
->>> variance = theory.first_moment_variance(b1=0.9, gradient_variance=1.0)
->>> round(variance, 4), round(theory.step_ratio(0.9), 2)
-(0.0526, 4.36)
+Examples:
+  >>> from radazo_jax import theory
+  >>> variance = theory.first_moment_variance(b1=0.9, gradient_variance=1.0)
+  >>> round(variance, 4), round(theory.step_ratio(0.9), 2)
+  (0.0526, 4.36)
 """
 
 from radazo_jax._src.theory import (

@@ -72,7 +72,8 @@ TYPES = [n for n in PUBLIC if inspect.isclass(public(n))]
 
 
 def documented_names():
-    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    pages = sorted((ROOT / "docs" / "api").glob("*.md"))
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     return re.findall(r"^::: radazo_jax\.([\w.]+)$", text, re.MULTILINE)
 
 

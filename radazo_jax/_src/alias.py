@@ -48,7 +48,7 @@ def radazo(
       ValueError: If a hyperparameter is out of its range.
       TypeError: If one has the wrong type.
 
-    Example:
+    Examples:
       >>> import jax
       >>> import jax.numpy as jnp
       >>> import optax
@@ -69,8 +69,8 @@ def radazo(
       9.70
 
     References:
-      Shu et al., "Refining Adaptive Zeroth-Order Optimization at Ease", ICML 2025,
-      Algorithm 2.
+      Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
+      algorithm 2.
     """
     return optax.chain(
         transforms.scale_by_radazo(
@@ -113,7 +113,7 @@ def zo_adamm(
       ValueError: If a hyperparameter is out of its range.
       TypeError: If one has the wrong type.
 
-    Example:
+    Examples:
       >>> import jax
       >>> import jax.numpy as jnp
       >>> import optax
@@ -134,11 +134,11 @@ def zo_adamm(
       13.12
 
     References:
-      Shu et al., "Refining Adaptive Zeroth-Order Optimization at Ease", ICML 2025,
-      Algorithm 1.
+      Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
+      algorithm 1.
 
-      Chen et al., "ZO-AdaMM: Zeroth-Order Adaptive Momentum Method for Black-Box
-      Optimization", NeurIPS 2019.
+      Chen et al., ZO-AdaMM: Zeroth-Order Adaptive Momentum Method for Black-Box
+      Optimization, NeurIPS 2019.
     """
     return optax.chain(
         transforms.scale_by_zo_adamm(
@@ -177,7 +177,7 @@ def zo_rmsprop(
       ValueError: If a hyperparameter is out of its range.
       TypeError: If one has the wrong type.
 
-    Example:
+    Examples:
       >>> import jax
       >>> import jax.numpy as jnp
       >>> import optax
@@ -198,7 +198,7 @@ def zo_rmsprop(
       10.52
 
     References:
-      Hinton, "Neural Networks for Machine Learning", lecture 6e, 2012.
+      Hinton, Neural Networks for Machine Learning, lecture 6e, 2012.
     """
     checks.check_unit_interval("b2", b2)
     checks.check_non_negative("eps_root", eps_root)
@@ -239,7 +239,7 @@ def zo_sgd(
       ValueError: If the momentum is out of its range.
       TypeError: If it is not a real number.
 
-    Example:
+    Examples:
       >>> import jax
       >>> import jax.numpy as jnp
       >>> import optax
@@ -258,8 +258,8 @@ def zo_sgd(
       3.67
 
     References:
-      Ghadimi and Lan, "Stochastic First- and Zeroth-Order Methods for Nonconvex
-      Stochastic Programming", SIAM J. Optim. 2013.
+      Ghadimi and Lan, Stochastic First- and Zeroth-Order Methods for Nonconvex
+      Stochastic Programming, SIAM J. Optim. 2013.
     """
     if momentum is None:
         return optax.with_extra_args_support(optax.sgd(learning_rate))
@@ -284,7 +284,7 @@ def zo_signsgd(
     Returns:
       The optimizer, an `optax.GradientTransformationExtraArgs`.
 
-    Example:
+    Examples:
       >>> import jax
       >>> import jax.numpy as jnp
       >>> import optax
@@ -303,6 +303,6 @@ def zo_signsgd(
       10.67
 
     References:
-      Liu et al., "signSGD via Zeroth-Order Oracle", ICLR 2019.
+      Liu et al., signSGD via Zeroth-Order Oracle, ICLR 2019.
     """
     return optax.with_extra_args_support(optax.sign_sgd(learning_rate))

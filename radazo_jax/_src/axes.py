@@ -14,7 +14,7 @@ from radazo_jax._src.low_rank import LowRank, MatrixAxes, default_axes
 
 
 def specialize(law: Law, fun: Callable[[Any], Any], params: Any) -> Law:
-    """``law`` with the matrices that ``fun`` makes of the leaves of ``params``.
+    """`law` with the matrices that `fun` makes of the leaves of `params`.
 
     The first use of a leaf decides. A product makes rows of the axes that it
     contracts and columns of those that it leaves; axes that are gone by then (a scan

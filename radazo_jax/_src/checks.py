@@ -3,7 +3,7 @@
 Every check returns its value unchanged, so that it can wrap a use, and raises an
 error which names the argument, the value received and what would do. Values known
 only while a program is traced (the hyperparameters that
-`optax.inject_hyperparams` passes, or those of a ``vmap`` over a population of
+`optax.inject_hyperparams` passes, or those of a `vmap` over a population of
 optimizers) cannot be compared with anything: the numeric checks let them pass.
 """
 
@@ -26,7 +26,7 @@ def _describe(value: Any) -> str:
 
 
 def _concrete_number(name: str, value: Any, expected: str) -> float | None:
-    """Returns the number that ``value`` holds, or None if it is not known yet."""
+    """Returns the number that `value` holds, or None if it is not known yet."""
     message = f"`{name}` must be {expected}, got "
     if callable(value):
         raise TypeError(
@@ -57,23 +57,24 @@ def check_int_at_least(name: str, value: Any, minimum: int) -> int:
 
     Args:
       name: Name of the argument, for the error.
-      value: The argument: an ``int`` or ``np.integer``.
+      value: The argument: an `int` or `np.integer`.
       minimum: The least value that will do.
 
     Returns:
-      The value, as an ``int``.
+      The value, as an `int`.
 
     Raises:
       TypeError: If the value is a bool, a float, an array, a tracer or anything else
         that is not an integer.
-      ValueError: If the value is less than ``minimum``.
+      ValueError: If the value is less than `minimum`.
 
-    >>> check_int_at_least("num_directions", 10, 1)
-    10
-    >>> check_int_at_least("num_directions", 0, 1)
-    Traceback (most recent call last):
-      ...
-    ValueError: `num_directions` must be an int ≥ 1, got 0.
+    Examples:
+      >>> check_int_at_least("num_directions", 10, 1)
+      10
+      >>> check_int_at_least("num_directions", 0, 1)
+      Traceback (most recent call last):
+        ...
+      ValueError: `num_directions` must be an int ≥ 1, got 0.
     """
     expected = f"`{name}` must be an int ≥ {minimum}"
     if isinstance(value, (jax.Array, jax.ShapeDtypeStruct, np.ndarray)):
@@ -103,12 +104,13 @@ def check_positive(name: str, value: _T) -> _T:
       TypeError: If the value is not a real number (bools are not numbers here).
       ValueError: If the value is zero, negative, infinite, NaN or not a scalar.
 
-    >>> check_positive("smoothing", 5e-3)
-    0.005
-    >>> check_positive("smoothing", 0.0)
-    Traceback (most recent call last):
-      ...
-    ValueError: `smoothing` must be a finite number > 0, got 0.0.
+    Examples:
+      >>> check_positive("smoothing", 5e-3)
+      0.005
+      >>> check_positive("smoothing", 0.0)
+      Traceback (most recent call last):
+        ...
+      ValueError: `smoothing` must be a finite number > 0, got 0.0.
     """
     expected = "a finite number > 0"
     number = _concrete_number(name, value, expected)
@@ -131,12 +133,13 @@ def check_non_negative(name: str, value: _T) -> _T:
       TypeError: If the value is not a real number (bools are not numbers here).
       ValueError: If the value is negative, infinite, NaN or not a scalar.
 
-    >>> check_non_negative("eps_root", 0.0)
-    0.0
-    >>> check_non_negative("eps_root", float("nan"))
-    Traceback (most recent call last):
-      ...
-    ValueError: `eps_root` must be a finite number ≥ 0, got nan.
+    Examples:
+      >>> check_non_negative("eps_root", 0.0)
+      0.0
+      >>> check_non_negative("eps_root", float("nan"))
+      Traceback (most recent call last):
+        ...
+      ValueError: `eps_root` must be a finite number ≥ 0, got nan.
     """
     expected = "a finite number ≥ 0"
     number = _concrete_number(name, value, expected)
@@ -159,12 +162,13 @@ def check_unit_interval(name: str, value: _T) -> _T:
       TypeError: If the value is not a real number (bools are not numbers here).
       ValueError: If the value lies outside [0, 1), is NaN or not a scalar.
 
-    >>> check_unit_interval("b1", 0.9)
-    0.9
-    >>> check_unit_interval("b1", 1.0)
-    Traceback (most recent call last):
-      ...
-    ValueError: `b1` must be a number in [0, 1), got 1.0.
+    Examples:
+      >>> check_unit_interval("b1", 0.9)
+      0.9
+      >>> check_unit_interval("b1", 1.0)
+      Traceback (most recent call last):
+        ...
+      ValueError: `b1` must be a number in [0, 1), got 1.0.
     """
     expected = "a number in [0, 1)"
     number = _concrete_number(name, value, expected)
@@ -174,7 +178,7 @@ def check_unit_interval(name: str, value: _T) -> _T:
 
 
 def as_params(params: Any) -> Any:
-    """``params`` as arrays; raises where a leaf is not real and floating-point."""
+    """`params` as arrays; raises where a leaf is not real and floating-point."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     if not leaves:
         raise ValueError(
@@ -197,9 +201,9 @@ def as_params(params: Any) -> Any:
 def checked_loss(
     fun: Callable[[Any], Any], has_aux: bool
 ) -> Callable[[Any], tuple[jax.Array, Any]]:
-    """``fun`` as a function of the parameters to (loss of at least float32, aux).
+    """`fun` as a function of the parameters to (loss of at least float32, aux).
 
-    Where ``fun`` returns something else than a real scalar, it raises when called.
+    Where `fun` returns something else than a real scalar, it raises when called.
     """
 
     def loss(params: Any) -> tuple[jax.Array, Any]:

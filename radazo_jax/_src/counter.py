@@ -1,18 +1,18 @@
 """Random numbers by position.
 
-The number at position ``i`` of a draw depends on ``(key, i)`` alone, so that any
+The number at position `i` of a draw depends on `(key, i)` alone, so that any
 block of a large array can be drawn (and drawn again) where it is needed, on
-whichever device that happens to be. ``i`` is a 64-bit counter held in two 32-bit
+whichever device that happens to be. `i` is a 64-bit counter held in two 32-bit
 words.
 
 The generator is Threefry-2x32, and the mapping from counters to bits is the one of
-``jax.random`` under ``jax_threefry_partitionable`` (JAX's default): the same bits,
-the same normals. It is written out in ``jax.numpy`` rather than called as JAX's
+`jax.random` under `jax_threefry_partitionable` (JAX's default): the same bits,
+the same normals. It is written out in `jax.numpy` rather than called as JAX's
 primitive, which compiles to a rolled loop on CPU that nothing can be fused with.
 
 References:
-  Salmon et al., `Parallel Random Numbers: As Easy as 1, 2, 3
-  <https://doi.org/10.1145/2063384.2063405>`_, SC 2011.
+  Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011,
+  <https://doi.org/10.1145/2063384.2063405>.
 """
 
 import math
@@ -53,16 +53,16 @@ def as_key(key: jax.typing.ArrayLike, name: str = "key") -> jax.Array:
     """Turns whatever JAX users call a key into a typed Threefry key.
 
     Args:
-      key: A typed key, a raw ``uint32[2]`` key, or an integer seed.
+      key: A typed key, a raw `uint32[2]` key, or an integer seed.
       name: How the argument is called where the user passed it.
 
     Returns:
-      A typed scalar key of the ``threefry2x32`` implementation.
+      A typed scalar key of the `threefry2x32` implementation.
 
     Raises:
-      TypeError: If ``key`` is none of these.
-      ValueError: If ``key`` is a batch of keys, or of another implementation:
-        ``rbg`` keys draw other numbers under ``vmap`` than one by one, and a
+      TypeError: If `key` is none of these.
+      ValueError: If `key` is a batch of keys, or of another implementation:
+        `rbg` keys draw other numbers under `vmap` than one by one, and a
         direction could not be drawn again.
     """
     if isinstance(key, bool) or not (
@@ -120,16 +120,17 @@ def positions(
     Args:
       shape: The shape of the whole array.
       indices: One uint32 array an axis, which broadcast together: the elements
-        asked for. ``None`` asks for all of them.
+        asked for. `None` asks for all of them.
       offset: The position of the array's first element, a non-negative integer.
 
     Returns:
-      The positions, in the broadcast shape of ``indices``.
+      The positions, in the broadcast shape of `indices`.
 
-    >>> from radazo_jax._src import counter
-    >>> counter.positions((2, 3)).lo
-    Array([[0, 1, 2],
-           [3, 4, 5]], dtype=uint32)
+    Examples:
+      >>> from radazo_jax._src import counter
+      >>> counter.positions((2, 3)).lo
+      Array([[0, 1, 2],
+             [3, 4, 5]], dtype=uint32)
     """
     shape = tuple(shape)
     if indices is None:
@@ -160,10 +161,10 @@ def block(
 
     Args:
       sizes: The block's shape.
-      starts: Its first element, static or traced integers; ``None`` is the origin.
+      starts: Its first element, static or traced integers; `None` is the origin.
 
     Returns:
-      ``len(sizes)`` arrays, each of rank ``len(sizes)``.
+      `len(sizes)` arrays, each of rank `len(sizes)`.
     """
     rank = len(sizes)
     indices = [
@@ -192,7 +193,7 @@ def add(a: Counter, b: Counter) -> Counter:
 
 
 def shift_left(word: jax.Array, distance: int) -> Counter:
-    """A 32-bit word times 2^distance, modulo 2^64; ``distance`` is below 64."""
+    """A 32-bit word times 2^distance, modulo 2^64; `distance` is below 64."""
     if distance >= 32:
         return Counter(word << np.uint32(distance - 32), jnp.zeros_like(word))
     # By two shifts, for one by 32 is not defined.
@@ -201,7 +202,7 @@ def shift_left(word: jax.Array, distance: int) -> Counter:
 
 
 def concatenate(counters: Sequence[Counter]) -> Counter:
-    """All counters as one, [n], to be drawn together; ``split`` takes them apart."""
+    """All counters as one, [n], to be drawn together; `split` takes them apart."""
     return Counter(
         jnp.concatenate([jnp.ravel(counter.hi) for counter in counters]),
         jnp.concatenate([jnp.ravel(counter.lo) for counter in counters]),
@@ -216,7 +217,7 @@ def split(drawn: jax.Array, shapes: Sequence[tuple[int, ...]]) -> list[jax.Array
 
 
 def words(key: jax.Array, counter: Counter) -> tuple[jax.Array, jax.Array]:
-    """The two 32-bit words of Threefry-2x32 (20 rounds) at ``counter``."""
+    """The two 32-bit words of Threefry-2x32 (20 rounds) at `counter`."""
     k0, k1 = jnp.moveaxis(jax.random.key_data(key), -1, 0)
     ks = (k0, k1, k0 ^ k1 ^ _PARITY)
     x0, x1 = counter.hi + ks[0], counter.lo + ks[1]
@@ -230,15 +231,15 @@ def words(key: jax.Array, counter: Counter) -> tuple[jax.Array, jax.Array]:
 
 
 def fold_in(key: jax.Array, data: jax.Array) -> jax.Array:
-    """The keys of ``jax.vmap(jax.random.fold_in, (None, 0))(key, data)``.
+    """The keys of `jax.vmap(jax.random.fold_in, (None, 0))(key, data)`.
 
     Args:
       key: A typed key, shape ().
       data: uint32, any shape.
 
     Returns:
-      Typed keys in the shape of ``data``. XLA's CPU backend compiles them to a few
-      instructions, where ``jax.random.fold_in`` becomes a loop.
+      Typed keys in the shape of `data`. XLA's CPU backend compiles them to a few
+      instructions, where `jax.random.fold_in` becomes a loop.
     """
     made = jnp.stack(words(key, Counter(jnp.zeros_like(data), data)), axis=-1)
     return jax.random.wrap_key_data(made, impl=jax.random.key_impl(key))
@@ -253,14 +254,15 @@ def bits(key: jax.Array, counter: Counter) -> jax.Array:
 
     Returns:
       uint32, the shape of the positions: bit for bit
-      ``jax.random.bits(key, shape)`` at these positions.
+      `jax.random.bits(key, shape)` at these positions.
 
-    >>> import jax
-    >>> from radazo_jax._src import counter
-    >>> key = jax.random.key(0)
-    >>> mine = counter.bits(key, counter.positions((3,)))
-    >>> bool((mine == jax.random.bits(key, (3,))).all())
-    True
+    Examples:
+      >>> import jax
+      >>> from radazo_jax._src import counter
+      >>> key = jax.random.key(0)
+      >>> mine = counter.bits(key, counter.positions((3,)))
+      >>> bool((mine == jax.random.bits(key, (3,))).all())
+      True
     """
     first, second = words(key, counter)
     return first ^ second
@@ -275,14 +277,15 @@ def normal(key: jax.Array, counter: Counter) -> jax.Array:
 
     Returns:
       float32, the shape of the positions: bit for bit
-      ``jax.random.normal(key, shape, "float32")`` at these positions.
+      `jax.random.normal(key, shape, "float32")` at these positions.
 
-    >>> import jax
-    >>> from radazo_jax._src import counter
-    >>> key = jax.random.key(0)
-    >>> mine = counter.normal(key, counter.positions((3,)))
-    >>> bool((mine == jax.random.normal(key, (3,))).all())
-    True
+    Examples:
+      >>> import jax
+      >>> from radazo_jax._src import counter
+      >>> key = jax.random.key(0)
+      >>> mine = counter.normal(key, counter.positions((3,)))
+      >>> bool((mine == jax.random.normal(key, (3,))).all())
+      True
     """
     # 23 random bits behind the exponent of 1 make a number in [1, 2); it is moved
     # to (-1, 1), so that the inverse error function stays finite.
@@ -298,18 +301,18 @@ def fast_normal(key: jax.Array, counter: Counter) -> jax.Array:
 
     √(−2 log v) sin(π x / 2) with v uniform in (0, 1) and x in (-1, 1), one from each of
     the two words of the generator, 31 and 32 bits: cheaper than the inverse error
-    function, and with longer tails (6.7 standard deviations; ``normal`` has 5.4).
+    function, and with longer tails (6.7 standard deviations; `normal` has 5.4).
 
     Args:
       key: A typed key; it is consumed by the positions drawn, not as a whole.
       counter: The positions.
 
     Returns:
-      float32, the shape of the positions. Not the numbers of ``jax.random``.
+      float32, the shape of the positions. Not the numbers of `jax.random`.
 
     References:
-      Box & Muller, `A Note on the Generation of Random Normal Deviates
-      <https://doi.org/10.1214/aoms/1177706645>`_, 1958.
+      Box & Muller, A Note on the Generation of Random Normal Deviates, 1958,
+      <https://doi.org/10.1214/aoms/1177706645>.
     """
     first, second = words(key, counter)
     # Signed words, for their conversion to floats is one instruction.
@@ -327,7 +330,7 @@ def _as_float(word: jax.Array) -> jax.Array:
 
 
 def below(key: jax.Array, counter: Counter, bound: int) -> Counter:
-    """A uniform integer in ``[0, bound)`` a position.
+    """A uniform integer in `[0, bound)` a position.
 
     Args:
       key: A typed key; it is consumed by the positions drawn, not as a whole.
@@ -335,8 +338,8 @@ def below(key: jax.Array, counter: Counter, bound: int) -> Counter:
       bound: A positive integer below 2^64.
 
     Returns:
-      The integers, ``floor(r * bound / 2^64)`` of 64 random bits ``r``: each has a
-      probability within 2^-64 of ``1 / bound``.
+      The integers, `floor(r * bound / 2^64)` of 64 random bits `r`: each has a
+      probability within 2^-64 of `1 / bound`.
     """
     hi, lo = words(key, counter)
     bound_hi, bound_lo = np.uint32(bound // _WORD), np.uint32(bound % _WORD)
@@ -356,7 +359,7 @@ def _rotate_left(x: jax.Array, distance: int) -> jax.Array:
 
 
 def _multiply(index: jax.Array, stride: int) -> Counter:
-    """``index * stride`` modulo 2^64."""
+    """`index * stride` modulo 2^64."""
     product = _wide_product(index, np.uint32(stride % _WORD))
     return Counter(product.hi + index * np.uint32(stride // _WORD % _WORD), product.lo)
 

@@ -27,7 +27,7 @@ class Leaf(NamedTuple):
     Attributes:
       shape: The leaf's shape.
       offset: How many coordinates the leaves before it have.
-      path: Its path in the tree, as ``jax.tree_util`` gives it.
+      path: Its path in the tree, as `jax.tree_util` gives it.
     """
 
     shape: tuple[int, ...]
@@ -110,7 +110,7 @@ class Law(abc.ABC):
     """
 
     def sample(self, key: jax.typing.ArrayLike, params: Any) -> Direction:
-        """Samples a direction for ``params``.
+        """Samples a direction for `params`.
 
         Args:
           key: A key; it is consumed.
@@ -123,14 +123,14 @@ class Law(abc.ABC):
         return Direction(key=key, scale=self._scale(key, params), law=self)
 
     def materialize(self, direction: Direction, params: Any) -> Any:
-        """Computes all elements of ``direction``.
+        """Computes all elements of `direction`.
 
         Args:
           direction: A direction that this law sampled.
           params: The tree of arrays it was sampled for.
 
         Returns:
-          A tree like ``params``, in the shapes and dtypes of its leaves.
+          A tree like `params`, in the shapes and dtypes of its leaves.
         """
         return jax.tree.map(
             lambda u, p: u.astype(jnp.result_type(p)),
@@ -146,7 +146,7 @@ class Law(abc.ABC):
     def draw(
         self, key: jax.Array, at: counter.Counter, num_coordinates: int
     ) -> jax.Array:
-        """The elements at positions ``at`` before they are scaled: float32."""
+        """The elements at positions `at` before they are scaled: float32."""
 
     def block(
         self,
@@ -155,14 +155,14 @@ class Law(abc.ABC):
         indices: Sequence[jax.Array],
         num_coordinates: int,
     ) -> jax.Array:
-        """The elements of ``leaf`` at ``indices``, one array an axis: float32."""
+        """The elements of `leaf` at `indices`, one array an axis: float32."""
         at = counter.positions(leaf.shape, indices, leaf.offset)
         return direction.scale * self.draw(direction.key, at, num_coordinates)
 
     def whole(
         self, direction: Direction, leaf: Leaf, num_coordinates: int
     ) -> jax.Array:
-        """All elements of ``leaf``: float32."""
+        """All elements of `leaf`: float32."""
         indices = counter.block(leaf.shape)
         return self.block(direction, leaf, indices, num_coordinates)
 
@@ -178,12 +178,12 @@ class Law(abc.ABC):
         return [self.whole(direction, leaf, num_coordinates) for leaf in leaves]
 
     def draws(self, numbers: Any, leaves: Sequence[Leaf]) -> list[Draw]:
-        """``numbers`` leaf by leaf."""
+        """`numbers` leaf by leaf."""
         del leaves
         return list(numbers)
 
     def num_stored(self, leaf: Leaf) -> int:
-        """How many numbers make the elements of ``leaf``."""
+        """How many numbers make the elements of `leaf`."""
         return math.prod(leaf.shape)
 
     def normalization(self, draws: Sequence[Draw]) -> jax.Array:
@@ -192,13 +192,13 @@ class Law(abc.ABC):
         return jnp.ones((), jnp.float32)
 
     def _scale(self, key: jax.Array, params: Any) -> jax.Array:
-        """``normalization`` of a draw, which is made only where it is read."""
+        """`normalization` of a draw, which is made only where it is read."""
         del key, params
         return self.normalization(())
 
 
 def layout(params: Any) -> list[Leaf]:
-    """Where each leaf of ``params`` lies, in the order of ``jax.tree.leaves``."""
+    """Where each leaf of `params` lies, in the order of `jax.tree.leaves`."""
     leaves, offset = [], 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         leaves.append(Leaf(tuple(jnp.shape(leaf)), offset, path))
@@ -212,7 +212,7 @@ def num_coordinates(leaves: Sequence[Leaf]) -> int:
 
 
 def elements(direction: Direction, params: Any) -> Any:
-    """All elements of ``direction``, as a tree like ``params`` of float32 arrays."""
+    """All elements of `direction`, as a tree like `params` of float32 arrays."""
     blocks = _draw_blocks(direction, tuple(layout(params)))
     return jax.tree.unflatten(jax.tree.structure(params), blocks)
 

@@ -18,7 +18,7 @@ from radazo_jax._src.parallel import AxisName
 
 
 class EstimateFn(Protocol):
-    """The ``estimate`` of a ``GradientEstimator``."""
+    """The `estimate` of a `GradientEstimator`."""
 
     def __call__(
         self,
@@ -29,10 +29,10 @@ class EstimateFn(Protocol):
         *,
         has_aux: bool = False,
     ) -> tuple[tuple[Any, Any], Any]:
-        """Returns ``((value, gradient), state)``.
+        """Returns `((value, gradient), state)`.
 
-        With ``has_aux``, ``fun`` returns ``(loss, aux)`` and ``value`` is
-        ``(value, aux)``.
+        With `has_aux`, `fun` returns `(loss, aux)` and `value` is
+        `(value, aux)`.
         """
         ...
 
@@ -41,10 +41,10 @@ class GradientEstimator(NamedTuple):
     """A pair of pure functions that estimates gradients from function values.
 
     Attributes:
-      init: ``init(params) -> state``, the estimator's state; ``()`` where it has none.
-      estimate: ``estimate(fun, key, params, state) -> ((value, gradient), state)``;
-        ``fun(params)`` returns a real scalar, ``key`` is consumed, ``value`` is
-        float32 (float64 where the loss is), ``gradient`` is a tree like ``params``.
+      init: `init(params) -> state`, the estimator's state; `()` where it has none.
+      estimate: `estimate(fun, key, params, state) -> ((value, gradient), state)`;
+        `fun(params)` returns a real scalar, `key` is consumed, `value` is
+        float32 (float64 where the loss is), `gradient` is a tree like `params`.
     """
 
     init: Callable[[Any], Any]
@@ -70,12 +70,12 @@ def forward_difference(
       num_directions: K, how many directions an estimate takes.
       smoothing: μ, how far from θ along u the function is evaluated; a positive
         number in the units of the parameters.
-      batch_size: How many directions are evaluated together, as in ``jax.lax.map``:
-        ``None`` is all of them under one ``vmap``, 1 is one by one in the memory of a
+      batch_size: How many directions are evaluated together, as in `jax.lax.map`:
+        `None` is all of them under one `vmap`, 1 is one by one in the memory of a
         single evaluation. The estimate is the same up to rounding.
       axis_name: The mesh axis (or axes) over which the evaluations are spread, under
-        ``jax.set_mesh``. Each of its devices evaluates its share of them, up to
-        ``batch_size`` together; only the losses are sent, and every device makes the
+        `jax.set_mesh`. Each of its devices evaluates its share of them, up to
+        `batch_size` together; only the losses are sent, and every device makes the
         same gradient of them. Parameters and minibatch may be sharded over others.
 
     Returns:
@@ -84,21 +84,22 @@ def forward_difference(
     Raises:
       TypeError, ValueError: If an argument is not as described.
 
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> estimator = zo.forward_difference(num_directions=1000, smoothing=1e-3)
+      >>> params = jnp.array([1.0, -2.0])
+      >>> (value, gradient), _ = estimator.estimate(
+      ...     lambda p: jnp.sum(p**2), jax.random.key(0), params, estimator.init(params)
+      ... )
+      >>> float(value)
+      5.0
+      >>> bool(jnp.allclose(gradient, 2 * params, rtol=0.1))
+      True
+
     References:
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       eq. (2).
-
-    >>> import jax, jax.numpy as jnp
-    >>> import radazo_jax as zo
-    >>> estimator = zo.forward_difference(num_directions=1000, smoothing=1e-3)
-    >>> params = jnp.array([1.0, -2.0])
-    >>> (value, gradient), _ = estimator.estimate(
-    ...     lambda p: jnp.sum(p**2), jax.random.key(0), params, estimator.init(params)
-    ... )
-    >>> float(value)
-    5.0
-    >>> bool(jnp.allclose(gradient, 2 * params, rtol=0.1))
-    True
     """
     _check_options(law, num_directions, smoothing, batch_size, axis_name)
 
@@ -158,10 +159,10 @@ def central_difference(
       smoothing: μ, how far from θ along u and -u the function is evaluated; a positive
         number in the units of the parameters.
       batch_size: How many directions (two evaluations each) are evaluated together,
-        as in ``jax.lax.map``: ``None`` is all of them under one ``vmap``, 1 is one by
+        as in `jax.lax.map`: `None` is all of them under one `vmap`, 1 is one by
         one. The estimate is the same up to rounding.
       axis_name: The mesh axis (or axes) over which the 2K evaluations are spread, as
-        in ``forward_difference``.
+        in `forward_difference`.
 
     Returns:
       The estimator. It has no state.
@@ -169,19 +170,20 @@ def central_difference(
     Raises:
       TypeError, ValueError: If an argument is not as described.
 
-    References:
-      Malladi et al., `Fine-Tuning Language Models with Just Forward Passes
-      <https://arxiv.org/abs/2305.17333>`_, 2023, definition 1, with the law Gaussian.
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> estimator = zo.central_difference(zo.coordinate(), num_directions=100)
+      >>> params = jnp.array([1.0, -2.0])
+      >>> (value, gradient), _ = estimator.estimate(
+      ...     lambda p: jnp.sum(p**2), jax.random.key(0), params, estimator.init(params)
+      ... )
+      >>> bool(jnp.allclose(gradient, 2 * params, rtol=0.3))
+      True
 
-    >>> import jax, jax.numpy as jnp
-    >>> import radazo_jax as zo
-    >>> estimator = zo.central_difference(zo.coordinate(), num_directions=100)
-    >>> params = jnp.array([1.0, -2.0])
-    >>> (value, gradient), _ = estimator.estimate(
-    ...     lambda p: jnp.sum(p**2), jax.random.key(0), params, estimator.init(params)
-    ... )
-    >>> bool(jnp.allclose(gradient, 2 * params, rtol=0.3))
-    True
+    References:
+      Malladi et al., Fine-Tuning Language Models with Just Forward Passes, 2023,
+      definition 1, with the law Gaussian, <https://arxiv.org/abs/2305.17333>.
     """
     _check_options(law, num_directions, smoothing, batch_size, axis_name)
 
@@ -229,40 +231,41 @@ def central_difference(
 def value_and_grad(
     fun: Callable[..., Any], estimator: GradientEstimator, has_aux: bool = False
 ) -> Callable[..., tuple[Any, Any]]:
-    """Estimates value and gradient where ``jax.value_and_grad`` would differentiate.
+    """Estimates value and gradient where `jax.value_and_grad` would differentiate.
 
     Args:
       fun: A function of the parameters, a tree of floating-point arrays, and of any
-        other arguments; it returns a real scalar, or ``(scalar, aux)`` with
-        ``has_aux``. It need not be differentiable.
-      estimator: An estimator without state, such as ``forward_difference()``.
-      has_aux: Whether ``fun`` returns a pair whose second element is auxiliary.
+        other arguments; it returns a real scalar, or `(scalar, aux)` with
+        `has_aux`. It need not be differentiable.
+      estimator: An estimator without state, such as `forward_difference()`.
+      has_aux: Whether `fun` returns a pair whose second element is auxiliary.
 
     Returns:
-      A function ``(key, params, *args, **kwargs) -> (value, gradient)``, with
-      ``(value, aux)`` for the value if ``has_aux``. It consumes its key. All
-      evaluations get the same ``args`` and ``kwargs``: the same minibatch, the same
+      A function `(key, params, *args, **kwargs) -> (value, gradient)`, with
+      `(value, aux)` for the value if `has_aux`. It consumes its key. All
+      evaluations get the same `args` and `kwargs`: the same minibatch, the same
       dropout key.
 
     Raises:
-      TypeError: If ``estimator`` is not a ``GradientEstimator``, or, when called, if
+      TypeError: If `estimator` is not a `GradientEstimator`, or, when called, if
         the loss is not real or the parameters are not floating-point.
       ValueError: If, when called, the loss is not a scalar, the tree of parameters is
-        empty, or the estimator has state (use its ``estimate``).
+        empty, or the estimator has state (use its `estimate`).
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> def loss(params, x, y):
+      ...     return jnp.mean((x @ params - y) ** 2)
+      >>> value_and_grad = zo.value_and_grad(loss, zo.forward_difference())
+      >>> x, y = jnp.ones((4, 3)), jnp.zeros(4)
+      >>> value, gradient = value_and_grad(jax.random.key(0), jnp.ones(3), x, y)
+      >>> float(value), gradient.shape
+      (9.0, (3,))
 
     References:
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       eq. (2).
-
-    >>> import jax, jax.numpy as jnp
-    >>> import radazo_jax as zo
-    >>> def loss(params, x, y):
-    ...     return jnp.mean((x @ params - y) ** 2)
-    >>> value_and_grad = zo.value_and_grad(loss, zo.forward_difference())
-    >>> x, y = jnp.ones((4, 3)), jnp.zeros(4)
-    >>> value, gradient = value_and_grad(jax.random.key(0), jnp.ones(3), x, y)
-    >>> float(value), gradient.shape
-    (9.0, (3,))
     """
     if not isinstance(estimator, GradientEstimator):
         raise TypeError(

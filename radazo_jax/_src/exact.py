@@ -40,7 +40,7 @@ def sum_of_squares(x: jax.Array, fraction: int) -> Counter:
 
     Args:
       x: float32, any shape, of absolute values below 8.
-      fraction: ``fraction_bits`` of the number of squares in the whole sum, of which
+      fraction: `fraction_bits` of the number of squares in the whole sum, of which
         these may be a part.
 
     Returns:
@@ -78,7 +78,7 @@ def _first_axis(shape: tuple[int, ...]) -> int:
 
 
 def _digits(squares: jax.Array, fraction: int, base: int) -> list[jax.Array]:
-    """Squares, rounded, in digits of ``base`` bits: uint32, the lowest first."""
+    """Squares, rounded, in digits of `base` bits: uint32, the lowest first."""
     num_digits = -(-(_INTEGER_BITS + fraction) // base)
     digits = []
     rest = squares * np.float32(2.0 ** (fraction - base * (num_digits - 1)))

@@ -10,9 +10,9 @@ from jax import lax
 
 
 def tie(tree: Any, *after: jax.Array) -> Any:
-    """``tree``, not to be read before the values ``after`` are computed.
+    """`tree`, not to be read before the values `after` are computed.
 
-    XLA's CPU backend ignores this: there ``compute_once`` has its own ``after``.
+    XLA's CPU backend ignores this: there `compute_once` has its own `after`.
     """
     return lax.optimization_barrier((tree, after))[0] if after else tree
 
@@ -23,22 +23,22 @@ def compute_once(
     *args: Any,
     after: Sequence[jax.Array] = (),
 ) -> Any:
-    """``fun(*args)``, whose results XLA's CPU backend computes once and stores.
+    """`fun(*args)`, whose results XLA's CPU backend computes once and stores.
 
     That backend drops optimization barriers, then fuses elementwise producers into
     each of their consumers: random numbers that are read three times are drawn three
     times. It does not fuse across the boundary of a conditional, so on the CPU
-    ``fun`` becomes the branch that is always taken. Elsewhere this is a plain call.
+    `fun` becomes the branch that is always taken. Elsewhere this is a plain call.
 
     Args:
       fun: A function of arrays to a tree of arrays.
       key: Typed keys of any shape, numbers that the compiler does not know. Not
         consumed.
-      *args: The arguments of ``fun``.
-      after: Values that the CPU is to compute before it enters ``fun``.
+      *args: The arguments of `fun`.
+      after: Values that the CPU is to compute before it enters `fun`.
 
     Returns:
-      ``fun(*args)``.
+      `fun(*args)`.
     """
 
     def on_cpu(*args: Any) -> Any:

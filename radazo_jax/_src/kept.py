@@ -46,7 +46,7 @@ def keep(law: Law, keys: jax.Array, params: Any) -> Kept:
       params: The tree of arrays to sample for.
 
     Returns:
-      The directions that ``law.sample`` samples, with a leading axis K.
+      The directions that `law.sample` samples, with a leading axis K.
     """
     leaves = layout(params)
     total = num_coordinates(leaves)
@@ -68,7 +68,7 @@ def elements(draw: Draw, shape: tuple[int, ...]) -> jax.Array:
 
 
 def combine(coefficients: jax.Array, kept: Kept, params: Any) -> Any:
-    """Σₖ coefficientsₖ uₖ, as a tree like ``params`` of float32 arrays.
+    """Σₖ coefficientsₖ uₖ, as a tree like `params` of float32 arrays.
 
     Args:
       coefficients: float32, [K].

@@ -27,7 +27,7 @@ _CHUNK = 2**18
 
 
 class Gaussian(Law):
-    """See ``gaussian``."""
+    """See `gaussian`."""
 
     def factor(self, params: Any) -> float:
         del params
@@ -41,7 +41,7 @@ class Gaussian(Law):
 
 
 class Sphere(Law):
-    """See ``sphere``."""
+    """See `sphere`."""
 
     def factor(self, params: Any) -> float:
         return float(num_coordinates(layout(params)))
@@ -89,7 +89,7 @@ class Sphere(Law):
 
 
 class Rademacher(Law):
-    """See ``rademacher``."""
+    """See `rademacher`."""
 
     def factor(self, params: Any) -> float:
         del params
@@ -127,7 +127,7 @@ class Rademacher(Law):
 
 
 def _words(key: jax.Array, leaf: Leaf) -> jax.Array:
-    """The words of ``Signs`` for a leaf, which need not begin with a drawn one."""
+    """The words of `Signs` for a leaf, which need not begin with a drawn one."""
     first, start = divmod(leaf.offset, 32)
     num_words = -(-math.prod(leaf.shape) // 32)
     at = counter.positions((num_words + (start > 0),), offset=first)
@@ -138,7 +138,7 @@ def _words(key: jax.Array, leaf: Leaf) -> jax.Array:
 
 
 class Coordinate(Law):
-    """See ``coordinate``."""
+    """See `coordinate`."""
 
     def factor(self, params: Any) -> float:
         return float(num_coordinates(layout(params)))
@@ -164,19 +164,20 @@ def sphere() -> Law:
     Returns:
       The law.
 
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> params = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(2)}
+      >>> law = zo.sphere()
+      >>> u = law.materialize(law.sample(jax.random.key(0), params), params)
+      >>> print(f"{jnp.sqrt(jnp.sum(u['w'] ** 2) + jnp.sum(u['b'] ** 2)):.5f}")
+      1.00000
+      >>> law.factor(params)
+      8.0
+
     References:
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       eq. (2).
-
-    >>> import jax, jax.numpy as jnp
-    >>> import radazo_jax as zo
-    >>> params = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(2)}
-    >>> law = zo.sphere()
-    >>> u = law.materialize(law.sample(jax.random.key(0), params), params)
-    >>> print(f"{jnp.sqrt(jnp.sum(u['w'] ** 2) + jnp.sum(u['b'] ** 2)):.5f}")
-    1.00000
-    >>> law.factor(params)
-    8.0
     """
     return Sphere()
 
@@ -187,16 +188,17 @@ def gaussian() -> Law:
     Returns:
       The law.
 
-    References:
-      Nesterov & Spokoiny, `Random Gradient-Free Minimization of Convex Functions
-      <https://doi.org/10.1007/s10208-015-9296-2>`_, 2017.
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> params, key, law = jnp.zeros(4), jax.random.key(0), zo.gaussian()
+      >>> u = law.materialize(law.sample(key, params), params)
+      >>> bool((u == jax.random.normal(key, (4,))).all())
+      True
 
-    >>> import jax, jax.numpy as jnp
-    >>> import radazo_jax as zo
-    >>> params, key, law = jnp.zeros(4), jax.random.key(0), zo.gaussian()
-    >>> u = law.materialize(law.sample(key, params), params)
-    >>> bool((u == jax.random.normal(key, (4,))).all())
-    True
+    References:
+      Nesterov & Spokoiny, Random Gradient-Free Minimization of Convex Functions, 2017,
+      <https://doi.org/10.1007/s10208-015-9296-2>.
     """
     return Gaussian()
 
@@ -210,16 +212,17 @@ def rademacher() -> Law:
     Returns:
       The law.
 
-    References:
-      Spall, `Multivariate Stochastic Approximation Using a Simultaneous Perturbation
-      Gradient Approximation <https://doi.org/10.1109/9.119632>`_, 1992.
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> params, law = jnp.zeros(4), zo.rademacher()
+      >>> u = law.materialize(law.sample(jax.random.key(0), params), params)
+      >>> bool((abs(u) == 1).all())
+      True
 
-    >>> import jax, jax.numpy as jnp
-    >>> import radazo_jax as zo
-    >>> params, law = jnp.zeros(4), zo.rademacher()
-    >>> u = law.materialize(law.sample(jax.random.key(0), params), params)
-    >>> bool((abs(u) == 1).all())
-    True
+    References:
+      Spall, Multivariate Stochastic Approximation Using a Simultaneous Perturbation
+      Gradient Approximation, 1992, <https://doi.org/10.1109/9.119632>.
     """
     return Rademacher()
 
@@ -233,16 +236,17 @@ def coordinate() -> Law:
     Returns:
       The law.
 
-    References:
-      Lian et al., `A Comprehensive Linear Speedup Analysis for Asynchronous
-      Stochastic Parallel Optimization from Zeroth-Order to First-Order
-      <https://arxiv.org/abs/1606.00498>`_, 2016.
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> params, law = jnp.zeros(4), zo.coordinate()
+      >>> u = law.materialize(law.sample(jax.random.key(0), params), params)
+      >>> float(jnp.sum(abs(u)))
+      1.0
 
-    >>> import jax, jax.numpy as jnp
-    >>> import radazo_jax as zo
-    >>> params, law = jnp.zeros(4), zo.coordinate()
-    >>> u = law.materialize(law.sample(jax.random.key(0), params), params)
-    >>> float(jnp.sum(abs(u)))
-    1.0
+    References:
+      Lian et al., A Comprehensive Linear Speedup Analysis for Asynchronous Stochastic
+      Parallel Optimization from Zeroth-Order to First-Order, 2016,
+      <https://arxiv.org/abs/1606.00498>.
     """
     return Coordinate()

@@ -27,7 +27,7 @@ class MatrixAxes(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LowRank(Gaussian):
-    """See ``low_rank``."""
+    """See `low_rank`."""
 
     rank: int
     where: Callable[[str, tuple[int, ...]], bool] | None
@@ -53,7 +53,7 @@ class LowRank(Gaussian):
         return super().sample(key, params)
 
     def check_where(self, params: Any) -> None:
-        """Raises if ``where`` matches no leaf."""
+        """Raises if `where` matches no leaf."""
         leaves = [(jax.tree_util.keystr(x.path), x.shape) for x in layout(params)]
         if self.where and leaves and not any(self.where(*leaf) for leaf in leaves):
             raise ValueError(
@@ -61,7 +61,7 @@ class LowRank(Gaussian):
             )
 
     def given(self, params: Any) -> tuple[tuple[str, MatrixAxes | None], ...]:
-        """The axes that the user gave for ``params``, by path."""
+        """The axes that the user gave for `params`, by path."""
         if self.dimension_numbers is None:
             return self.inferred
         return _by_path(self.dimension_numbers(params))
@@ -82,7 +82,7 @@ class LowRank(Gaussian):
         return self.rank * (size // rows + size // columns)
 
     def axes(self, leaf: Leaf) -> MatrixAxes | None:
-        """The axes that make the matrices of a leaf; ``None`` if it is drawn dense."""
+        """The axes that make the matrices of a leaf; `None` if it is drawn dense."""
         path = jax.tree_util.keystr(leaf.path)
         if self.where is not None and not self.where(path, leaf.shape):
             return None
@@ -172,35 +172,36 @@ def low_rank(
 
     Which axes of a leaf make the matrix, and which stack matrices that are drawn
     independently (layers, experts), an estimator takes from how the function uses the
-    leaf: what a product contracts are the rows, what a ``scan`` runs over is a stack.
-    Without a function to look at, as in ``law.sample``, it is the last two axes.
+    leaf: what a product contracts are the rows, what a `scan` runs over is a stack.
+    Without a function to look at, as in `law.sample`, it is the last two axes.
 
     Args:
       rank: r, a positive integer.
-      where: ``where(path, shape) -> bool`` chooses the leaves that are drawn of low
-        rank, by ``jax.tree_util.keystr`` of their path; the others are drawn dense.
+      where: `where(path, shape) -> bool` chooses the leaves that are drawn of low
+        rank, by `jax.tree_util.keystr` of their path; the others are drawn dense.
       dimension_numbers: The axes of each leaf, where they are not to be inferred, in
-        the manner of ``optax.contrib.MuonDimensionNumbers``: a tree like the
-        parameters, or a function of the parameters to one, of ``MatrixAxes``, or
-        ``None`` for a leaf that is drawn dense.
+        the manner of `optax.contrib.MuonDimensionNumbers`: a tree like the
+        parameters, or a function of the parameters to one, of `MatrixAxes`, or
+        `None` for a leaf that is drawn dense.
 
     Returns:
       The law.
 
     Raises:
-      TypeError, ValueError: If ``rank`` is not a positive integer or ``where`` is not
-        a function; when sampled, if ``where`` matches no leaf.
+      TypeError, ValueError: If `rank` is not a positive integer or `where` is not
+        a function; when sampled, if `where` matches no leaf.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> params, law = jnp.zeros((8, 6)), zo.low_rank(rank=2)
+      >>> u = law.materialize(law.sample(jax.random.key(0), params), params)
+      >>> int(jnp.linalg.matrix_rank(u))
+      2
 
     References:
-      Sarkar et al., `Evolution Strategies at the Hyperscale
-      <https://arxiv.org/abs/2511.16652>`_, 2025.
-
-    >>> import jax, jax.numpy as jnp
-    >>> import radazo_jax as zo
-    >>> params, law = jnp.zeros((8, 6)), zo.low_rank(rank=2)
-    >>> u = law.materialize(law.sample(jax.random.key(0), params), params)
-    >>> int(jnp.linalg.matrix_rank(u))
-    2
+      Sarkar et al., Evolution Strategies at the Hyperscale, 2025,
+      <https://arxiv.org/abs/2511.16652>.
     """
     checks.check_int_at_least("rank", rank, 1)
     if where is not None and not callable(where):

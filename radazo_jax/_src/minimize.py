@@ -44,12 +44,12 @@ class MinimizeState(NamedTuple):
 
 
 class MinimizeResult(NamedTuple):
-    """What ``minimize`` returns.
+    """What `minimize` returns.
 
     Attributes:
       params: The parameters after the last step.
       values: The loss at each step done in this call: float32, [steps].
-      state: Where the run stands; pass it as ``state`` to go on.
+      state: Where the run stands; pass it as `state` to go on.
     """
 
     params: Any
@@ -79,51 +79,52 @@ def minimize(
     the numbers.
 
     Args:
-      fun: The loss, ``fun(params)``, or ``fun(params, xi)`` where ``sample`` is given;
+      fun: The loss, `fun(params)`, or `fun(params, xi)` where `sample` is given;
         a real scalar.
       params: A tree of floating-point arrays, where to start. Not modified.
-      optimizer: An Optax transformation, such as ``radazo(1e-3)``. It gets ``value``,
-        ``grad`` and ``value_fn`` as extra arguments, where it takes any.
-      estimator: An estimator, such as ``forward_difference()``.
+      optimizer: An Optax transformation, such as `radazo(1e-3)`. It gets `value`,
+        `grad` and `value_fn` as extra arguments, where it takes any.
+      estimator: An estimator, such as `forward_difference()`.
       num_steps: How many steps to do in this call.
       key: The key of the whole run; it is consumed.
-      sample: ``sample(key) -> xi`` draws the random variable ξ of the loss, such as a
+      sample: `sample(key) -> xi` draws the random variable ξ of the loss, such as a
         minibatch, once a step: all evaluations of the step share it.
       state: A state to go on from, as returned by a previous call or passed to
-        ``callback``; ``params`` and ``key`` are then those of the state.
+        `callback`; `params` and `key` are then those of the state.
       chunk_size: How many steps a chunk has; by default, so many that it takes about
         half a second.
-      progress: Whether to show a progress bar, by ``tqdm`` where it is installed,
+      progress: Whether to show a progress bar, by `tqdm` where it is installed,
         else as one line a chunk on stderr.
-      callback: ``callback(state, values)``, called after every chunk with the chunk's
+      callback: `callback(state, values)`, called after every chunk with the chunk's
         values, float32 [chunk]. A true return value ends the run. The arrays of
-        ``state`` are handed on to the next chunk: copy what is to be kept.
+        `state` are handed on to the next chunk: copy what is to be kept.
 
     Returns:
       The result. After Ctrl-C, which is heeded between chunks, it holds the steps done
-      until then; a second Ctrl-C raises ``KeyboardInterrupt``.
+      until then; a second Ctrl-C raises `KeyboardInterrupt`.
 
     Raises:
       TypeError, ValueError: If an argument is not as described, or processes hold
         different keys.
 
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> result = zo.minimize(
+      ...     lambda p: jnp.sum((p - 1.0) ** 2),
+      ...     jnp.zeros(8),
+      ...     zo.radazo(1e-2),
+      ...     zo.forward_difference(),
+      ...     300,
+      ...     jax.random.key(0),
+      ...     progress=False,
+      ... )
+      >>> result.values.shape, bool(result.values[-1] < 1e-2)
+      ((300,), True)
+
     References:
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       algorithms 1 and 2.
-
-    >>> import jax, jax.numpy as jnp
-    >>> import radazo_jax as zo
-    >>> result = zo.minimize(
-    ...     lambda p: jnp.sum((p - 1.0) ** 2),
-    ...     jnp.zeros(8),
-    ...     zo.radazo(1e-2),
-    ...     zo.forward_difference(),
-    ...     300,
-    ...     jax.random.key(0),
-    ...     progress=False,
-    ... )
-    >>> result.values.shape, bool(result.values[-1] < 1e-2)
-    ((300,), True)
     """
     _check_arguments(fun, optimizer, estimator)
     checks.check_int_at_least("num_steps", num_steps, 1)
@@ -195,15 +196,15 @@ def _run_chunk(
     optimizer: optax.GradientTransformation,
     estimator: GradientEstimator,
 ) -> tuple[MinimizeState, jax.Array]:
-    """Does ``length`` steps in place; returns their values in a buffer.
+    """Does `length` steps in place; returns their values in a buffer.
 
     Args:
       state: Where to start.
-      length: How many steps, at most ``_MAX_CHUNK``.
+      length: How many steps, at most `_MAX_CHUNK`.
       arrays: The arrays that the loss and the sampling function hold.
       static: The two without their arrays.
-      optimizer: As in ``minimize``.
-      estimator: As in ``minimize``.
+      optimizer: As in `minimize`.
+      estimator: As in `minimize`.
     """
     fun, sample = static.combine(arrays)
     tx = optax.with_extra_args_support(optimizer)
@@ -285,7 +286,7 @@ def _interruptible() -> Iterator[Callable[[], bool]]:
 def _progress_bar(
     progress: bool, num_steps: int
 ) -> Iterator[Callable[[int, float], None]]:
-    """Yields ``report(steps, value)``."""
+    """Yields `report(steps, value)`."""
     if not progress:
         yield lambda steps, value: None
         return

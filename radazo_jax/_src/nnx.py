@@ -16,7 +16,7 @@ def value_and_grad(
     wrt: nnx.filterlib.Filter = nnx.Param,
     has_aux: bool = False,
 ) -> Callable[..., tuple[Any, nnx.State]]:
-    """Estimates value and gradient where ``nnx.value_and_grad`` would differentiate.
+    """Estimates value and gradient where `nnx.value_and_grad` would differentiate.
 
     All evaluations of a step start from the model's state as it is: the same dropout
     mask, the same running statistics. What the first of them writes into the model
@@ -25,44 +25,45 @@ def value_and_grad(
     which evaluates nothing at θ.
 
     Args:
-      loss_fn: ``loss_fn(model, *args, **kwargs)`` returns a real scalar, or
-        ``(scalar, aux)`` with ``has_aux``.
-      estimator: An estimator without state, such as ``forward_difference()``.
+      loss_fn: `loss_fn(model, *args, **kwargs)` returns a real scalar, or
+        `(scalar, aux)` with `has_aux`.
+      estimator: An estimator without state, such as `forward_difference()`.
       wrt: A Flax filter: the variables to perturb, all others are left as they are.
-        ``nnx.LoRAParam`` takes adapters alone, which a frozen model is tuned by.
-      has_aux: Whether ``loss_fn`` returns a pair whose second element is auxiliary.
+        `nnx.LoRAParam` takes adapters alone, which a frozen model is tuned by.
+      has_aux: Whether `loss_fn` returns a pair whose second element is auxiliary.
 
     Returns:
-      A function ``(key, model, *args, **kwargs) -> (value, gradient)``, with
-      ``(value, aux)`` for the value if ``has_aux``. It consumes its key and updates
-      the state of the model that is not in ``wrt``; ``gradient`` is an ``nnx.State``
-      as ``nnx.Optimizer.update`` takes it.
+      A function `(key, model, *args, **kwargs) -> (value, gradient)`, with
+      `(value, aux)` for the value if `has_aux`. It consumes its key and updates
+      the state of the model that is not in `wrt`; `gradient` is an `nnx.State`
+      as `nnx.Optimizer.update` takes it.
 
     Raises:
-      TypeError: If ``estimator`` is not a ``GradientEstimator``, or, when called, if
-        the loss is not real or a variable of ``wrt`` is not floating-point.
+      TypeError: If `estimator` is not a `GradientEstimator`, or, when called, if
+        the loss is not real or a variable of `wrt` is not floating-point.
       ValueError: If, when called, the loss is not a scalar, no variable of the model
-        is in ``wrt``, or the estimator has state.
+        is in `wrt`, or the estimator has state.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> from flax import nnx
+      >>> import radazo_jax as zo
+      >>> import radazo_jax.nnx as zo_nnx
+      >>> model = nnx.LoRA(
+      ...     3, 2, 1, base_module=nnx.Linear(3, 1, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1)
+      ... )
+      >>> value_and_grad = zo_nnx.value_and_grad(
+      ...     lambda model, x: jnp.mean(model(x) ** 2),
+      ...     zo.central_difference(),
+      ...     wrt=nnx.LoRAParam,
+      ... )
+      >>> value, gradient = value_and_grad(jax.random.key(0), model, jnp.ones((4, 3)))
+      >>> jax.tree.map(jnp.shape, nnx.to_pure_dict(gradient))
+      {'lora_a': (3, 2), 'lora_b': (2, 1)}
 
     References:
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       eq. (2).
-
-    >>> import jax, jax.numpy as jnp
-    >>> from flax import nnx
-    >>> import radazo_jax as zo
-    >>> import radazo_jax.nnx as zo_nnx
-    >>> model = nnx.LoRA(
-    ...     3, 2, 1, base_module=nnx.Linear(3, 1, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1)
-    ... )
-    >>> value_and_grad = zo_nnx.value_and_grad(
-    ...     lambda model, x: jnp.mean(model(x) ** 2),
-    ...     zo.central_difference(),
-    ...     wrt=nnx.LoRAParam,
-    ... )
-    >>> value, gradient = value_and_grad(jax.random.key(0), model, jnp.ones((4, 3)))
-    >>> jax.tree.map(jnp.shape, nnx.to_pure_dict(gradient))
-    {'lora_a': (3, 2), 'lora_b': (2, 1)}
     """
     _check_loss_fn(loss_fn)
 
@@ -97,43 +98,44 @@ def value_fn(
     model: Any,
     wrt: nnx.filterlib.Filter = nnx.Param,
 ) -> Callable[[Any], jax.Array]:
-    """The loss as a function of the parameters, as ``estimate_gradient`` takes it.
+    """The loss as a function of the parameters, as `estimate_gradient` takes it.
 
     The function evaluates from the model's state as it is now, whatever becomes of the
     model. The model itself is left as an evaluation at its own parameters leaves it,
-    so that its next dropout mask is another one: under ``jit`` that costs what of the
+    so that its next dropout mask is another one: under `jit` that costs what of the
     evaluation the new state depends on, nothing where only random streams advance.
 
     Args:
-      loss_fn: ``loss_fn(model)`` returns a real scalar.
-      model: The module. Its state that is not in ``wrt`` is updated.
+      loss_fn: `loss_fn(model)` returns a real scalar.
+      model: The module. Its state that is not in `wrt` is updated.
       wrt: A Flax filter: the variables that are the function's argument.
 
     Returns:
-      A function of the variables in ``wrt``, an ``nnx.State`` or its pure tree, to the
+      A function of the variables in `wrt`, an `nnx.State` or its pure tree, to the
       loss.
 
     Raises:
-      TypeError: If ``loss_fn`` is not callable.
-      ValueError: If no variable of the model is in ``wrt``.
+      TypeError: If `loss_fn` is not callable.
+      ValueError: If no variable of the model is in `wrt`.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> from flax import nnx
+      >>> import radazo_jax as zo
+      >>> import radazo_jax.nnx as zo_nnx
+      >>> model = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+      >>> estimate = zo.estimate_gradient(zo.forward_difference(), key=0)
+      >>> tx = optax.chain(estimate, zo.radazo(1e-2))
+      >>> optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+      >>> @nnx.jit
+      ... def step(model, optimizer, x, y):
+      ...     loss = zo_nnx.value_fn(lambda model: jnp.mean((model(x) - y) ** 2), model)
+      ...     params = nnx.state(model, nnx.Param)
+      ...     optimizer.update(model, params, value_fn=loss)
+      >>> step(model, optimizer, jnp.ones((4, 3)), jnp.ones((4, 1)))
 
     References:
-      ``optax.GradientTransformationExtraArgs``, the argument ``value_fn``.
-
-    >>> import jax, jax.numpy as jnp, optax
-    >>> from flax import nnx
-    >>> import radazo_jax as zo
-    >>> import radazo_jax.nnx as zo_nnx
-    >>> model = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
-    >>> estimate = zo.estimate_gradient(zo.forward_difference(), key=0)
-    >>> tx = optax.chain(estimate, zo.radazo(1e-2))
-    >>> optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-    >>> @nnx.jit
-    ... def step(model, optimizer, x, y):
-    ...     loss = zo_nnx.value_fn(lambda model: jnp.mean((model(x) - y) ** 2), model)
-    ...     params = nnx.state(model, nnx.Param)
-    ...     optimizer.update(model, params, value_fn=loss)
-    >>> step(model, optimizer, jnp.ones((4, 3)), jnp.ones((4, 1)))
+      `optax.GradientTransformationExtraArgs`, the argument `value_fn`.
     """
     _check_loss_fn(loss_fn)
     graphdef, params, rest = _split(model, wrt)
@@ -168,7 +170,7 @@ def _split(
 
 
 def _written(model: Any, wrt: nnx.filterlib.Filter, before: nnx.State) -> nnx.State:
-    """What of the model that is not in ``wrt`` is not the object that it was."""
+    """What of the model that is not in `wrt` is not the object that it was."""
     _, after = nnx.split_state(nnx.state(model), wrt, ...)
     old = dict(nnx.to_flat_state(before))
     return nnx.from_flat_state(

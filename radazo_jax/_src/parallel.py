@@ -18,7 +18,7 @@ AxisName = str | tuple[str, ...]
 
 
 def check_axis_name(axis_name: Any) -> None:
-    """Raises unless ``axis_name`` is a name, or a tuple of different names."""
+    """Raises unless `axis_name` is a name, or a tuple of different names."""
     names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
     if not names or not all(isinstance(name, str) for name in names):
         raise TypeError(
@@ -45,10 +45,10 @@ def spread(
     nothing else is sent.
 
     Args:
-      fun: The loss, or a pair of the loss and what is not needed if ``has_aux``. The
-        arrays in it, where it is a ``jax.tree_util.Partial``, may be sharded over
+      fun: The loss, or a pair of the loss and what is not needed if `has_aux`. The
+        arrays in it, where it is a `jax.tree_util.Partial`, may be sharded over
         other axes.
-      has_aux: Whether ``fun`` returns a pair.
+      has_aux: Whether `fun` returns a pair.
       params: The parameters, not sharded over the axis.
       sampled: Directions, stacked.
       indices: For each point the index of its direction, int [n].

@@ -12,33 +12,34 @@ from radazo_jax._src.kept import Kept
 
 
 def perturb(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """Transforms ``fun`` into its evaluation at a perturbed point.
+    """Transforms `fun` into its evaluation at a perturbed point.
+
+    A perturbed leaf is built where an equation of `fun` uses it and not before: layer
+    by layer inside a `scan`, row by row in a look-up; and not at all in a product
+    with a matrix whose direction has low rank. `fun` is traced once, and what it does
+    beside its result (debug prints, callbacks) happens once.
 
     Args:
       fun: A function whose first argument is a tree of arrays, the parameters.
 
     Returns:
-      A function ``(params, direction, scale, *args, **kwargs)`` equal to rounding to
-      ``fun(tree_map(lambda p, u: p + scale * u, params, u), *args, **kwargs)``, where
-      ``u`` is ``direction`` materialized for ``params``. The sum is formed in float32
-      (float64 for float64 leaves) and rounded once, to the dtype in which ``fun`` uses
-      the leaf. The output of ``fun`` may hold anything that is not an array too.
+      A function `(params, direction, scale, *args, **kwargs)` equal to rounding to
+      `fun(tree_map(lambda p, u: p + scale * u, params, u), *args, **kwargs)`, where
+      `u` is `direction` materialized for `params`. The sum is formed in float32
+      (float64 for float64 leaves) and rounded once, to the dtype in which `fun` uses
+      the leaf. The output of `fun` may hold anything that is not an array too.
 
-    A perturbed leaf is built where an equation of ``fun`` uses it and not before: layer
-    by layer inside a ``scan``, row by row in a look-up; and not at all in a product
-    with a matrix whose direction has low rank. ``fun`` is traced once, and what it does
-    beside its result (debug prints, callbacks) happens once.
-
-    >>> import jax, jax.numpy as jnp
-    >>> import radazo_jax as zo
-    >>> def loss(params, x):
-    ...     return jnp.sum((params["w"] * x) ** 2)
-    >>> params, x = {"w": jnp.ones(3)}, jnp.array([1.0, 2.0, 3.0])
-    >>> direction = zo.rademacher().sample(jax.random.key(0), params)
-    >>> value = zo.perturb(loss)(params, direction, 0.5, x)
-    >>> u = zo.rademacher().materialize(direction, params)
-    >>> bool(jnp.allclose(value, loss({"w": params["w"] + 0.5 * u["w"]}, x)))
-    True
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> def loss(params, x):
+      ...     return jnp.sum((params["w"] * x) ** 2)
+      >>> params, x = {"w": jnp.ones(3)}, jnp.array([1.0, 2.0, 3.0])
+      >>> direction = zo.rademacher().sample(jax.random.key(0), params)
+      >>> value = zo.perturb(loss)(params, direction, 0.5, x)
+      >>> u = zo.rademacher().materialize(direction, params)
+      >>> bool(jnp.allclose(value, loss({"w": params["w"] + 0.5 * u["w"]}, x)))
+      True
     """
 
     @functools.wraps(fun)
@@ -71,7 +72,7 @@ def _trace(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[Any, Callable[[list[jax.Array]], Any]]:
-    """``fun`` as a program of its parameters' leaves, and what makes its output."""
+    """`fun` as a program of its parameters' leaves, and what makes its output."""
     # Not the output itself, which holds tracers.
     static: list[trees.Static] = []
 

@@ -13,10 +13,10 @@ def check_same_key(key: jax.typing.ArrayLike, name: str = "key") -> jax.Array:
     Every process draws all directions by itself, so that processes whose keys differ
     would take different steps from there on, with nothing to show it. With several
     processes, all must call this, as any collective; with one it does nothing.
-    ``minimize`` and ``estimate_gradient`` call it.
+    `minimize` and `estimate_gradient` call it.
 
     Args:
-      key: A typed key, a raw ``uint32[2]`` key, or an integer seed. Not consumed. One
+      key: A typed key, a raw `uint32[2]` key, or an integer seed. Not consumed. One
         that is being traced, or a global array, is returned as it is.
       name: How the argument is called in errors.
 
@@ -24,16 +24,17 @@ def check_same_key(key: jax.typing.ArrayLike, name: str = "key") -> jax.Array:
       The key, typed, shape ().
 
     Raises:
-      TypeError: If ``key`` is no key.
+      TypeError: If `key` is no key.
       ValueError: If the processes hold different keys: the error names the first that
         differs from process 0.
 
-    References:
-      ``jax.experimental.multihost_utils.assert_equal``, which does not say where.
+    Examples:
+      >>> import jax
+      >>> import radazo_jax as zo
+      >>> key = zo.check_same_key(jax.random.key(0))
 
-    >>> import jax
-    >>> import radazo_jax as zo
-    >>> key = zo.check_same_key(jax.random.key(0))
+    References:
+      `jax.experimental.multihost_utils.assert_equal`, which does not say where.
     """
     key = counter.as_key(key, name)
     if isinstance(key, jax.core.Tracer) or not key.is_fully_addressable:

@@ -19,7 +19,7 @@ from radazo_jax._src.views import View
 def dot_general(
     eqn: core.JaxprEqn, x: jax.Array, view: View, view_is_left: bool
 ) -> jax.Array | None:
-    """``lax.dot_general`` with a view on one side; ``None`` where it must be built."""
+    """`lax.dot_general` with a view on one side; `None` where it must be built."""
     params = eqn.params
     (left, right), (left_batch, right_batch) = params["dimension_numbers"]
     if view_is_left:
@@ -53,7 +53,7 @@ def dot_general(
 
 
 def convolution(eqn: core.JaxprEqn, x: jax.Array, view: View) -> jax.Array | None:
-    """``lax.conv_general_dilated`` with a kernel that is a view, or ``None``."""
+    """`lax.conv_general_dilated` with a kernel that is a view, or `None`."""
     params = eqn.params
     numbers = params["dimension_numbers"]
     out_axis, *rest = numbers.rhs_spec
@@ -135,7 +135,7 @@ def _names(
     left_batch: Sequence[int],
     right_batch: Sequence[int],
 ) -> tuple[str, str, str]:
-    """Letters for the axes of both sides and of ``lax.dot_general``'s result."""
+    """Letters for the axes of both sides and of `lax.dot_general`'s result."""
     letters = iter(string.ascii_lowercase)
     names_left = [next(letters) for _ in range(left_rank)]
     names_right = [next(letters) for _ in range(right_rank)]

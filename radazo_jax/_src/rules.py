@@ -1,7 +1,7 @@
 """What each primitive does with a perturbed leaf that is not built yet.
 
-A rule gets the equation and its inputs, of which at least one is a ``View``, and
-returns the outputs, views or arrays; or ``None``, and then the views among the inputs
+A rule gets the equation and its inputs, of which at least one is a `View`, and
+returns the outputs, views or arrays; or `None`, and then the views among the inputs
 are built for this equation. Control flow is interpreted inside.
 """
 
@@ -31,13 +31,13 @@ def interpret(
     args: Sequence[Value],
     ready: Container[int] = (),
 ) -> list[Value]:
-    """Evaluates ``jaxpr`` at arguments some of which are views.
+    """Evaluates `jaxpr` at arguments some of which are views.
 
     Args:
       jaxpr: The program.
       consts: Its constants.
       args: Arrays and views.
-      ready: Those of the values, by ``id``, that nothing needs to wait for.
+      ready: Those of the values, by `id`, that nothing needs to wait for.
     """
     env: dict[core.Var, Value] = {}
 
@@ -71,12 +71,12 @@ def built(
     memo: dict[int, jax.Array] | None = None,
     ready: Container[int] = (),
 ) -> list[jax.Array]:
-    """``values`` with the views among them built, after the other values.
+    """`values` with the views among them built, after the other values.
 
     Args:
       values: Arrays and views.
-      memo: Views that have been built already, by ``id``; grows.
-      ready: As in ``interpret``.
+      memo: Views that have been built already, by `id`; grows.
+      ready: As in `interpret`.
     """
     memo = {} if memo is None else memo
     arrays = [value for value in values if isinstance(value, jax.Array)]

@@ -40,7 +40,7 @@ def sample(
 
 
 def combine(coefficients: jax.Array, sampled: Direction | Kept, params: Any) -> Any:
-    """Σₖ coefficientsₖ uₖ, a tree like ``params``, sharded as it by its types."""
+    """Σₖ coefficientsₖ uₖ, a tree like `params`, sharded as it by its types."""
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.explicit_axes:
         return _combine(coefficients, sampled, params)
@@ -80,7 +80,7 @@ def together(num_directions: int, batch_size: int | None) -> bool:
 
 
 def batched_map(fun: Callable[[Any], Any], xs: Any, batch_size: int | None) -> Any:
-    """``jax.lax.map`` whose ``batch_size=None`` is all at once."""
+    """`jax.lax.map` whose `batch_size=None` is all at once."""
     size = len(jax.tree.leaves(xs)[0])
     if together(size, batch_size):
         return jax.vmap(fun)(xs)

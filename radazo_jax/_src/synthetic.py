@@ -35,14 +35,15 @@ def quadratic(theta: jax.typing.ArrayLike) -> jax.Array:
     Raises:
       TypeError, ValueError: If `theta` is not as described.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from radazo_jax import testing
+      >>> float(testing.quadratic(jnp.array([1.0, 2.0])))
+      2.5
+
     References:
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       appendix B.1.
-
-    >>> import jax.numpy as jnp
-    >>> from radazo_jax import testing
-    >>> float(testing.quadratic(jnp.array([1.0, 2.0])))
-    2.5
     """
     theta = _coordinates(theta, 1)
     return 0.5 * jnp.sum(theta**2)
@@ -60,14 +61,15 @@ def cubic(theta: jax.typing.ArrayLike) -> jax.Array:
     Raises:
       TypeError, ValueError: If `theta` is not as described.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from radazo_jax import testing
+      >>> float(testing.cubic(jnp.array([1.0, -2.0])))
+      11.5
+
     References:
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       appendix B.1.
-
-    >>> import jax.numpy as jnp
-    >>> from radazo_jax import testing
-    >>> float(testing.cubic(jnp.array([1.0, -2.0])))
-    11.5
     """
     theta = _coordinates(theta, 1)
     return jnp.sum(jnp.abs(theta) ** 3 + 0.5 * theta**2)
@@ -91,16 +93,17 @@ def levy(theta: jax.typing.ArrayLike) -> jax.Array:
     Raises:
       TypeError, ValueError: If `theta` is not as described.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from radazo_jax import testing
+      >>> print(f"{testing.levy(jnp.ones(5)):.3f}")
+      0.000
+      >>> print(f"{testing.levy(jnp.array([3.0, 1.0, 5.0])):.3f}")
+      2.000
+
     References:
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       appendix B.1.
-
-    >>> import jax.numpy as jnp
-    >>> from radazo_jax import testing
-    >>> print(f"{testing.levy(jnp.ones(5)):.3f}")
-    0.000
-    >>> print(f"{testing.levy(jnp.array([3.0, 1.0, 5.0])):.3f}")
-    2.000
     """
     w = 1 + (_coordinates(theta, 2) - 1) / 4
     middle = w[1:-1]
@@ -125,14 +128,15 @@ def rosenbrock(theta: jax.typing.ArrayLike) -> jax.Array:
     Raises:
       TypeError, ValueError: If `theta` is not as described.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from radazo_jax import testing
+      >>> float(testing.rosenbrock(jnp.array([0.0, 1.0, 1.0])))
+      101.0
+
     References:
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       appendix B.1.
-
-    >>> import jax.numpy as jnp
-    >>> from radazo_jax import testing
-    >>> float(testing.rosenbrock(jnp.array([0.0, 1.0, 1.0])))
-    101.0
     """
     theta = _coordinates(theta, 2)
     here, following = theta[:-1], theta[1:]
@@ -157,14 +161,15 @@ def ellipsoid(
     Raises:
       TypeError, ValueError: If an argument is not as described.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from radazo_jax import testing
+      >>> print(f"{testing.ellipsoid(jnp.array([2.0, 0.0, 1.0]), 100.0):.3f}")
+      52.000
+
     References:
       Hansen et al., Real-Parameter Black-Box Optimization Benchmarking 2009:
       Noiseless Functions Definitions, function 2 without its irregularities.
-
-    >>> import jax.numpy as jnp
-    >>> from radazo_jax import testing
-    >>> print(f"{testing.ellipsoid(jnp.array([2.0, 0.0, 1.0]), 100.0):.3f}")
-    52.000
     """
     theta = _coordinates(theta, 2)
     checks.check_positive("condition", condition)
@@ -188,10 +193,11 @@ def uniform_start(key: jax.typing.ArrayLike, dimension: int) -> jax.Array:
     Raises:
       TypeError, ValueError: If `dimension` is not a positive integer.
 
-    >>> from radazo_jax import testing
-    >>> start = testing.uniform_start(0, 5)
-    >>> start.shape, bool(abs(start).max() <= 1)
-    ((5,), True)
+    Examples:
+      >>> from radazo_jax import testing
+      >>> start = testing.uniform_start(0, 5)
+      >>> start.shape, bool(abs(start).max() <= 1)
+      ((5,), True)
     """
     checks.check_int_at_least("dimension", dimension, 1)
     key = counter.as_key(key)

@@ -46,23 +46,24 @@ def second_moment_bound_radazo(
     Raises:
       TypeError, ValueError: If an argument is not as described.
 
+    Examples:
+      >>> from radazo_jax import theory
+      >>> theory.second_moment_bound_radazo(
+      ...     b1=0.5,
+      ...     b2=0.75,
+      ...     learning_rate=0.5,
+      ...     smoothness=1.0,
+      ...     dimension=4,
+      ...     gradient_variance=2.0,
+      ...     step=1,
+      ...     average_squared_gradient=2.0,
+      ...     initial_accumulator_value=4.0,
+      ... )
+      31.0
+
     References:
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       theorem 5.4, eq. (19).
-
-    >>> from radazo_jax import theory
-    >>> theory.second_moment_bound_radazo(
-    ...     b1=0.5,
-    ...     b2=0.75,
-    ...     learning_rate=0.5,
-    ...     smoothness=1.0,
-    ...     dimension=4,
-    ...     gradient_variance=2.0,
-    ...     step=1,
-    ...     average_squared_gradient=2.0,
-    ...     initial_accumulator_value=4.0,
-    ... )
-    31.0
     """
     behind = lag(b1, b2, learning_rate, smoothness, dimension)
     rest = _common(b1, b2, step, average_squared_gradient, initial_accumulator_value)
@@ -102,20 +103,21 @@ def second_moment_bound_zo_adamm(
     Raises:
       TypeError, ValueError: If an argument is not as described.
 
+    Examples:
+      >>> from radazo_jax import theory
+      >>> theory.second_moment_bound_zo_adamm(
+      ...     b1=0.5,
+      ...     b2=0.75,
+      ...     gradient_variance=2.0,
+      ...     step=1,
+      ...     average_squared_gradient=2.0,
+      ...     initial_accumulator_value=4.0,
+      ... )
+      15.0
+
     References:
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       corollary 5.5, eq. (20).
-
-    >>> from radazo_jax import theory
-    >>> theory.second_moment_bound_zo_adamm(
-    ...     b1=0.5,
-    ...     b2=0.75,
-    ...     gradient_variance=2.0,
-    ...     step=1,
-    ...     average_squared_gradient=2.0,
-    ...     initial_accumulator_value=4.0,
-    ... )
-    15.0
     """
     rest = _common(b1, b2, step, average_squared_gradient, initial_accumulator_value)
     checks.check_non_negative("gradient_variance", gradient_variance)
@@ -151,21 +153,22 @@ def convergence_constant_radazo(
     Raises:
       TypeError, ValueError: If an argument is not as described.
 
+    Examples:
+      >>> from radazo_jax import theory
+      >>> theory.convergence_constant_radazo(
+      ...     b1=0.5,
+      ...     b2=0.75,
+      ...     learning_rate=0.5,
+      ...     smoothness=1.0,
+      ...     dimension=4,
+      ...     gradient_variance=8.0,
+      ...     initial_norm=3.0,
+      ... )
+      5.0
+
     References:
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       eq. (22) and theorem 5.9.
-
-    >>> from radazo_jax import theory
-    >>> theory.convergence_constant_radazo(
-    ...     b1=0.5,
-    ...     b2=0.75,
-    ...     learning_rate=0.5,
-    ...     smoothness=1.0,
-    ...     dimension=4,
-    ...     gradient_variance=8.0,
-    ...     initial_norm=3.0,
-    ... )
-    5.0
     """
     behind = lag(b1, b2, learning_rate, smoothness, dimension)
     checks.check_non_negative("gradient_variance", gradient_variance)
@@ -192,15 +195,16 @@ def convergence_constant_zo_adamm(
     Raises:
       TypeError, ValueError: If an argument is not as described.
 
+    Examples:
+      >>> from radazo_jax import theory
+      >>> theory.convergence_constant_zo_adamm(
+      ...     b1=0.5, gradient_variance=8.0, initial_norm=4.0
+      ... )
+      4.0
+
     References:
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       theorem 5.10.
-
-    >>> from radazo_jax import theory
-    >>> theory.convergence_constant_zo_adamm(
-    ...     b1=0.5, gradient_variance=8.0, initial_norm=4.0
-    ... )
-    4.0
     """
     checks.check_unit_interval("b1", b1)
     checks.check_non_negative("gradient_variance", gradient_variance)
@@ -224,13 +228,14 @@ def predicted_speedup(b1: float) -> float:
     Raises:
       TypeError, ValueError: If `b1` is not as described.
 
+    Examples:
+      >>> from radazo_jax import theory
+      >>> round(theory.predicted_speedup(0.9), 3)
+      2.088
+
     References:
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       remark after theorem 5.10.
-
-    >>> from radazo_jax import theory
-    >>> round(theory.predicted_speedup(0.9), 3)
-    2.088
     """
     return math.sqrt(step_ratio(b1))
 
@@ -251,13 +256,14 @@ def step_ratio(b1: float) -> float:
     Raises:
       TypeError, ValueError: If `b1` is not as described.
 
+    Examples:
+      >>> from radazo_jax import theory
+      >>> round(theory.step_ratio(0.9), 3)
+      4.359
+
     References:
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       eqs. (17), (19) and (20): the factors of Σ².
-
-    >>> from radazo_jax import theory
-    >>> round(theory.step_ratio(0.9), 3)
-    4.359
     """
     checks.check_unit_interval("b1", b1)
     return math.sqrt((1 + b1) / (1 - b1))

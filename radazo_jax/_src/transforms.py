@@ -14,21 +14,33 @@ from radazo_jax._src.dtypes import at_least_float32
 
 
 class ScaleByRadazoState(NamedTuple):
-    """State of `scale_by_radazo`."""
+    """State of `scale_by_radazo`.
+
+    Attributes:
+      count: The number of updates so far: int32, shape ().
+      mu: The first moment m, a tree like the parameters.
+      nu: The second moment v, a tree like the parameters: real, at least float32.
+    """
 
     # `count` is the name that Optax's states have; it hides a method of tuple.
-    count: jax.Array  # type: ignore[assignment]  # (), int32: updates so far.
-    mu: optax.Updates  # Like params: first moment m.
-    nu: optax.Updates  # Like params, real, at least float32: second moment v.
+    count: jax.Array  # type: ignore[assignment]
+    mu: optax.Updates
+    nu: optax.Updates
 
 
 class ScaleByZoAdammState(NamedTuple):
-    """State of `scale_by_zo_adamm`."""
+    """State of `scale_by_zo_adamm`.
+
+    Attributes:
+      count: The number of updates so far: int32, shape ().
+      mu: The first moment m, a tree like the parameters.
+      nu: The second moment v, a tree like the parameters: real, at least float32.
+    """
 
     # `count` is the name that Optax's states have; it hides a method of tuple.
-    count: jax.Array  # type: ignore[assignment]  # (), int32: updates so far.
-    mu: optax.Updates  # Like params: first moment m.
-    nu: optax.Updates  # Like params, real, at least float32: second moment v.
+    count: jax.Array  # type: ignore[assignment]
+    mu: optax.Updates
+    nu: optax.Updates
 
 
 def scale_by_radazo(
@@ -49,10 +61,10 @@ def scale_by_radazo(
         v_t ← β₂ v_{t−1} + (1 − β₂) m_t²
         u_t ← m_t / √(v_t + ζ)
 
-    With ``bias_correction=False`` (the paper's form) and v₀ = 0 the first update is
+    With `bias_correction=False` (the paper's form) and v₀ = 0 the first update is
     ±1/√(1−β₂) in every coordinate, ±10 at the defaults. A positive
-    ``initial_accumulator_value``, which the paper's proofs ask for, or
-    ``bias_correction=True`` tames it. The correction feeds the *debiased* first moment
+    `initial_accumulator_value`, which the paper's proofs ask for, or
+    `bias_correction=True` tames it. The correction feeds the *debiased* first moment
     m̂_t = m_t/(1−β₁ᵗ) to the second and debiases that in turn, so that the first
     update is ±1. (Debiasing only the outputs, as Adam does, would make it ±1/(1−β₁),
     since v₁ would hold (1−β₁)² g².)
@@ -79,10 +91,10 @@ def scale_by_radazo(
       ValueError: If a hyperparameter is out of its range; by the update, if the
         updates have another tree structure or other shapes than the parameters the
         state was initialized with.
-      TypeError: If a hyperparameter is not a real number or ``mu_dtype`` not a real
+      TypeError: If a hyperparameter is not a real number or `mu_dtype` not a real
         floating dtype.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> import radazo_jax as zo
       >>> tx = zo.scale_by_radazo(eps_root=0.0)
@@ -93,8 +105,8 @@ def scale_by_radazo(
       [10.0, -10.0]
 
     References:
-      Shu et al., "Refining Adaptive Zeroth-Order Optimization at Ease", ICML 2025,
-      Algorithm 2.
+      Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
+      algorithm 2.
     """
     return _scale_by_moments(
         ScaleByRadazoState,
@@ -145,7 +157,7 @@ def scale_by_zo_adamm(
       ValueError: As `scale_by_radazo` does.
       TypeError: As `scale_by_radazo` does.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> import radazo_jax as zo
       >>> tx = zo.scale_by_zo_adamm(eps_root=0.0)
@@ -156,11 +168,11 @@ def scale_by_zo_adamm(
       [1.0, -1.0]
 
     References:
-      Shu et al., "Refining Adaptive Zeroth-Order Optimization at Ease", ICML 2025,
-      Algorithm 1.
+      Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
+      algorithm 1.
 
-      Chen et al., "ZO-AdaMM: Zeroth-Order Adaptive Momentum Method for Black-Box
-      Optimization", NeurIPS 2019.
+      Chen et al., ZO-AdaMM: Zeroth-Order Adaptive Momentum Method for Black-Box
+      Optimization, NeurIPS 2019.
     """
     return _scale_by_moments(
         ScaleByZoAdammState,
@@ -184,18 +196,11 @@ def _scale_by_moments(
     bias_correction: bool,
     mu_dtype: jax.typing.DTypeLike | None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Divides the first moment by the root of the second moment of ``measured``.
+    """Divides the first moment by the root of the second moment of `measured`.
 
-    Args:
-      state_type: NamedTuple of ``count``, ``mu`` and ``nu``.
-      measured: Given gradients and (debiased) first moments, returns those of the two
-        whose second moment scales the update: all that sets the algorithms apart.
-      b1: As in `scale_by_radazo`, and so the rest.
-      b2: See there.
-      eps_root: See there.
-      initial_accumulator_value: See there.
-      bias_correction: See there.
-      mu_dtype: See there.
+    `measured` is all that sets the algorithms apart: of the gradients and the
+    (debiased) first moments it returns those whose second moment scales the update.
+    The hyperparameters are those of `scale_by_radazo`.
     """
     checks.check_unit_interval("b1", b1)
     checks.check_unit_interval("b2", b2)
@@ -386,7 +391,7 @@ def _scalar(value: jax.typing.ArrayLike, dtype: np.dtype) -> Any:
     """Returns a hyperparameter in the dtype of the arrays that it meets.
 
     Python numbers are left alone: JAX gives them the dtype of the array, after
-    expressions such as ``1 - b2`` were evaluated in double precision.
+    expressions such as `1 - b2` were evaluated in double precision.
     """
     if isinstance(value, (np.generic, np.ndarray)):
         return float(value)

@@ -10,13 +10,13 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Static:
-    """A tree without its arrays, which can be hashed, and so be static under ``jit``.
+    """A tree without its arrays, which can be hashed, and so be static under `jit`.
 
     What it holds is compared as Python does, or by identity where it has no hash.
 
     Attributes:
       treedef: The structure of the tree.
-      others: Its leaves, with ``None`` in the place of the arrays.
+      others: Its leaves, with `None` in the place of the arrays.
       is_array: Which of the leaves are arrays.
     """
 

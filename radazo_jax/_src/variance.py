@@ -39,19 +39,20 @@ def gradient_variance_bound(
     Raises:
       TypeError, ValueError: If an argument is not as described.
 
+    Examples:
+      >>> from radazo_jax import theory
+      >>> theory.gradient_variance_bound(
+      ...     noise_std=0.0,
+      ...     value_bound=1.0,
+      ...     dimension=100,
+      ...     num_directions=10,
+      ...     smoothing=1.0,
+      ... )
+      80.0
+
     References:
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       eq. (16), and lemma 5.2, eq. (15), where it is a bound.
-
-    >>> from radazo_jax import theory
-    >>> theory.gradient_variance_bound(
-    ...     noise_std=0.0,
-    ...     value_bound=1.0,
-    ...     dimension=100,
-    ...     num_directions=10,
-    ...     smoothing=1.0,
-    ... )
-    80.0
     """
     checks.check_non_negative("noise_std", noise_std)
     checks.check_non_negative("value_bound", value_bound)
@@ -78,13 +79,14 @@ def smoothing_bias_bound(
     Raises:
       TypeError, ValueError: If an argument is not as described.
 
+    Examples:
+      >>> from radazo_jax import theory
+      >>> theory.smoothing_bias_bound(smoothing=0.5, smoothness=2.0, dimension=9)
+      3.0
+
     References:
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       lemma 5.1, eq. (13).
-
-    >>> from radazo_jax import theory
-    >>> theory.smoothing_bias_bound(smoothing=0.5, smoothness=2.0, dimension=9)
-    3.0
     """
     checks.check_positive("smoothing", smoothing)
     checks.check_non_negative("smoothness", smoothness)
@@ -112,15 +114,16 @@ def first_moment_variance(
     Raises:
       TypeError, ValueError: If an argument is not as described.
 
+    Examples:
+      >>> from radazo_jax import theory
+      >>> theory.first_moment_variance(b1=0.5, gradient_variance=3.0)
+      1.0
+      >>> theory.first_moment_variance(b1=0.5, gradient_variance=3.0, step=1)
+      0.75
+
     References:
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       theorem 5.3, eq. (17), "Variance"; its proof for the factor 1 − β₁²ᵗ.
-
-    >>> from radazo_jax import theory
-    >>> theory.first_moment_variance(b1=0.5, gradient_variance=3.0)
-    1.0
-    >>> theory.first_moment_variance(b1=0.5, gradient_variance=3.0, step=1)
-    0.75
     """
     checks.check_unit_interval("b1", b1)
     checks.check_non_negative("gradient_variance", gradient_variance)
@@ -157,21 +160,22 @@ def first_moment_squared_bias(
     Raises:
       TypeError, ValueError: If an argument is not as described.
 
+    Examples:
+      >>> from radazo_jax import theory
+      >>> theory.first_moment_squared_bias(
+      ...     b1=0.5,
+      ...     b2=0.75,
+      ...     learning_rate=0.5,
+      ...     smoothness=1.0,
+      ...     dimension=4,
+      ...     step=1,
+      ...     squared_gradient=2.0,
+      ... )
+      13.0
+
     References:
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       theorem 5.3, eq. (17), "Squared Bias".
-
-    >>> from radazo_jax import theory
-    >>> theory.first_moment_squared_bias(
-    ...     b1=0.5,
-    ...     b2=0.75,
-    ...     learning_rate=0.5,
-    ...     smoothness=1.0,
-    ...     dimension=4,
-    ...     step=1,
-    ...     squared_gradient=2.0,
-    ... )
-    13.0
     """
     behind = lag(b1, b2, learning_rate, smoothness, dimension)
     checks.check_non_negative("squared_gradient", squared_gradient)

@@ -1,6 +1,6 @@
 """Perturbed leaves that are not built yet, and what can be done to them unbuilt.
 
-A ``View`` stands for ``p + scale * u`` restricted to some elements of a leaf, in some
+A `View` stands for `p + scale * u` restricted to some elements of a leaf, in some
 order. Beside the elements of p it carries marks from which those of u can be computed,
 and which take part in every rearrangement, so that slices, transposes, reshapes and
 look-ups of a perturbed leaf are again views, and u is computed only where a view is
@@ -38,12 +38,12 @@ class View:
       base: The unperturbed elements, in the leaf's dtype.
       dtype: The dtype in which the perturbed elements are asked for.
       scale: What u is multiplied by, shape ().
-      marks: What u is computed from: arrays of the rank of ``base``, broadcastable to
-        its shape, and one axis more if ``factors``.
-      noise: ``noise(direction, marks)`` computes u: float32, broadcastable.
-      direction: Its first argument, ``None`` where nothing is left to be drawn.
+      marks: What u is computed from: arrays of the rank of `base`, broadcastable to
+        its shape, and one axis more if `factors`.
+      noise: `noise(direction, marks)` computes u: float32, broadcastable.
+      direction: Its first argument, `None` where nothing is left to be drawn.
       factors: Whether the marks are the factors of a matrix of low rank.
-      on_use: ``on_use(view, contracted)``, called where the view is used: in a product
+      on_use: `on_use(view, contracted)`, called where the view is used: in a product
         that contracts the given axes, or built (none).
     """
 
@@ -61,14 +61,14 @@ class View:
         return self.base.shape
 
     def map(self, base: jax.Array, of_mark: Callable[[Any], Any]) -> "View":
-        """The view whose elements have become ``base``; its marks follow."""
+        """The view whose elements have become `base`; its marks follow."""
         if self.factors:
             of_mark = jax.vmap(of_mark, in_axes=-1, out_axes=-1)
         marks = tuple(of_mark(mark) for mark in self.marks)
         return dataclasses.replace(self, base=base, marks=marks)
 
     def only_where(self, mask: jax.Array) -> "View":
-        """The view with no noise where ``mask``, of the rank of ``base``, is false."""
+        """The view with no noise where `mask`, of the rank of `base`, is false."""
         if self.factors:
             first, second = self.marks
             masked = jnp.where(jnp.expand_dims(mask, -1), first, 0.0)
@@ -90,10 +90,10 @@ class View:
 
         Args:
           *after: Values that are to be computed before the elements are drawn.
-          ready: Those of them, by ``id``, that have been.
+          ready: Those of them, by `id`, that have been.
 
         Returns:
-          An array of ``shape`` and ``dtype``.
+          An array of `shape` and `dtype`.
         """
         self.used()
         wide = at_least_float32(self.base.dtype)
@@ -113,7 +113,7 @@ class View:
 
 
 def _sharded_like(base: jax.Array, mark: jax.Array) -> jax.Array:
-    """``mark``, of which each device needs what belongs to its part of ``base``."""
+    """`mark`, of which each device needs what belongs to its part of `base`."""
     spec = jax.typeof(base).sharding.spec
     if not any(spec):
         return mark
@@ -128,7 +128,7 @@ def views_of(
     direction: Direction | Kept,
     scale: jax.Array,
 ) -> list[View]:
-    """All parameters perturbed by ``direction``, unbuilt."""
+    """All parameters perturbed by `direction`, unbuilt."""
     if isinstance(direction, Kept):
         return [
             _of_draw(leaf, draw, direction.scale, scale)
@@ -182,7 +182,7 @@ def _of_direction(
 
 
 def tie(value: Any, after: jax.Array) -> Any:
-    """``value``, which if it is a view to be drawn is drawn after ``after``."""
+    """`value`, which if it is a view to be drawn is drawn after `after`."""
     if not isinstance(value, View) or value.direction is None:
         return value
     return dataclasses.replace(value, direction=fusion.tie(value.direction, after))
@@ -253,7 +253,7 @@ def reverse(dimensions: Sequence[int]) -> OfMark:
 def expand(
     old: tuple[int, ...], shape: Sequence[int], broadcast_dimensions: Sequence[int]
 ) -> OfMark | None:
-    """``broadcast_in_dim`` where it repeats nothing, else ``None``."""
+    """`broadcast_in_dim` where it repeats nothing, else `None`."""
     if math.prod(shape) != math.prod(old):
         return None
 
@@ -267,7 +267,7 @@ def expand(
 
 
 def at(view: View, i: jax.Array, base: jax.Array) -> View:
-    """The i-th slice along the first axis, whose elements are ``base``."""
+    """The i-th slice along the first axis, whose elements are `base`."""
 
     def of_mark(mark: jax.Array) -> jax.Array:
         if mark.shape[0] == 1:
@@ -280,7 +280,7 @@ def at(view: View, i: jax.Array, base: jax.Array) -> View:
 def gather(
     view: View, starts: jax.Array, base: jax.Array, params: dict[str, Any]
 ) -> View | None:
-    """A look-up that has read ``base``: only the elements read are drawn."""
+    """A look-up that has read `base`: only the elements read are drawn."""
     modes = lax.GatherScatterMode
     numbers, sizes, mode = (
         params[name] for name in ("dimension_numbers", "slice_sizes", "mode")

@@ -12,7 +12,7 @@ from radazo_jax._src.estimators import GradientEstimator
 
 
 class EstimateGradientState(NamedTuple):
-    """State of ``estimate_gradient``.
+    """State of `estimate_gradient`.
 
     Attributes:
       key: The key of the updates to come: a typed key, shape ().
@@ -30,47 +30,48 @@ def estimate_gradient(
 ) -> optax.GradientTransformationExtraArgs:
     """Emits an estimate of the gradient in place of the updates that come in.
 
-    Put first in an ``optax.chain``, it makes the whole zeroth-order step an Optax
+    Put first in an `optax.chain`, it makes the whole zeroth-order step an Optax
     optimizer. Key and estimator state live in the optimizer state, so that a
     checkpoint of that state is a checkpoint of the run.
 
     Args:
-      estimator: An estimator, such as ``forward_difference()``.
+      estimator: An estimator, such as `forward_difference()`.
       key: The key of the whole run; it is consumed.
 
     Returns:
-      A transformation whose ``update(updates, state, params, value_fn=fn)`` ignores
-      ``updates``: they may be ``None`` or ``params`` themselves where a wrapper
-      maps over them. ``fn(params)`` is the loss, a function known when the update is
-      traced: close over it under ``jax.jit``. The latest value is
-      ``optax.tree.get(state, "value")``.
+      A transformation whose `update(updates, state, params, value_fn=fn)` ignores
+      `updates`: they may be `None` or `params` themselves where a wrapper
+      maps over them. `fn(params)` is the loss, a function known when the update is
+      traced: close over it under `jax.jit`. The latest value is
+      `optax.tree.get(state, "value")`.
 
     Raises:
-      TypeError: If ``estimator`` is not a ``GradientEstimator``, the key is no key, or,
-        in ``update``, ``value_fn`` is missing.
-      ValueError: If processes hold different keys, or, in ``update``, ``params`` is
+      TypeError: If `estimator` is not a `GradientEstimator`, the key is no key, or,
+        in `update`, `value_fn` is missing.
+      ValueError: If processes hold different keys, or, in `update`, `params` is
         missing.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> import radazo_jax as zo
+      >>> def loss(params):
+      ...     return jnp.sum((params - 1.0) ** 2)
+      >>> estimator = zo.forward_difference(num_directions=8)
+      >>> tx = optax.chain(zo.estimate_gradient(estimator, key=0), zo.radazo(0.01))
+      >>> params = jnp.zeros(4)
+      >>> state = tx.init(params)
+      >>> @jax.jit
+      ... def step(params, state):
+      ...     updates, state = tx.update(None, state, params, value_fn=loss)
+      ...     return optax.apply_updates(params, updates), state
+      >>> for _ in range(200):
+      ...     params, state = step(params, state)
+      >>> bool(loss(params) < 0.01)
+      True
 
     References:
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       algorithm 2, first line of the loop.
-
-    >>> import jax, jax.numpy as jnp, optax
-    >>> import radazo_jax as zo
-    >>> def loss(params):
-    ...     return jnp.sum((params - 1.0) ** 2)
-    >>> estimator = zo.forward_difference(num_directions=8)
-    >>> tx = optax.chain(zo.estimate_gradient(estimator, key=0), zo.radazo(0.01))
-    >>> params = jnp.zeros(4)
-    >>> state = tx.init(params)
-    >>> @jax.jit
-    ... def step(params, state):
-    ...     updates, state = tx.update(None, state, params, value_fn=loss)
-    ...     return optax.apply_updates(params, updates), state
-    >>> for _ in range(200):
-    ...     params, state = step(params, state)
-    >>> bool(loss(params) < 0.01)
-    True
     """
     if not isinstance(estimator, GradientEstimator):
         raise TypeError(

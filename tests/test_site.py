@@ -1,0 +1,198 @@
+"""The built site, as HTML: what a reader sees of the docstrings and the tables.
+
+`pip install -e ".[docs]"` installs what this needs; `.ci/run` does. Without it the
+tests are skipped.
+"""
+
+import doctest
+import functools
+import html
+import inspect
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import radazo_jax
+import radazo_jax.nnx
+import radazo_jax.testing
+import radazo_jax.theory
+
+for module in ("mkdocs", "material", "mkdocstrings", "bs4"):
+    pytest.importorskip(module, reason=f"the docs extra is not installed: no {module}")
+
+ROOT = pathlib.Path(__file__).parents[1]
+MODULES = {
+    "": radazo_jax,
+    "nnx.": radazo_jax.nnx,
+    "testing.": radazo_jax.testing,
+    "theory.": radazo_jax.theory,
+}
+NAMES = [
+    prefix + name
+    for prefix, module in MODULES.items()
+    for name in module.__all__
+    if not name.startswith("__")
+]
+
+
+def public(name):
+    return functools.reduce(getattr, name.split("."), radazo_jax)
+
+
+# A constant has none; it is documented where it stands.
+DOCUMENTED = {name: inspect.getdoc(public(name)) or "" for name in NAMES}
+WITH_EXAMPLE = [name for name, doc in DOCUMENTED.items() if ">>>" in doc]
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+WIDTH = 1400
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory):
+    target = tmp_path_factory.mktemp("site")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    subprocess.run(
+        [*build, "-f", "docs/mkdocs.yml", "--site-dir", str(target)],
+        cwd=ROOT,
+        check=True,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )
+    return target
+
+
+@pytest.fixture(scope="session")
+def pages(site):
+    """Path -> the parsed article of the page."""
+    from bs4 import BeautifulSoup
+
+    found = {}
+    for path in sorted(site.rglob("index.html")):
+        soup = BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser")
+        found[path] = soup.find("article")
+    assert len(found) > 10
+    return found
+
+
+@pytest.fixture(scope="session")
+def objects(pages):
+    """Public name -> what the site shows of it."""
+    headings = {
+        heading["id"].removeprefix("radazo_jax."): heading
+        for article in pages.values()
+        for heading in article.select(".doc-heading[id]")
+    }
+    return {name: headings[name].find_parent(class_="doc-object") for name in NAMES}
+
+
+def words(text):
+    """The words of a text, without Markdown's marks."""
+    return re.sub(r"[`*\\]", "", text).split()
+
+
+def section(doc, name):
+    """The text of a section of a docstring, or None."""
+    found = re.search(rf"^{name}:\n((?: .*\n?|\n)+)", doc, re.MULTILINE)
+    return found and inspect.cleandoc(found[1])
+
+
+def test_every_public_function_has_an_example():
+    functions = [name for name in NAMES if inspect.isfunction(public(name))]
+    assert len(functions) > 30
+    assert set(functions) <= set(WITH_EXAMPLE)
+
+
+@pytest.mark.parametrize("name", WITH_EXAMPLE)
+def test_example_is_a_code_block_line_by_line(objects, name):
+    shown = [pre.get_text().splitlines() for pre in objects[name].select("pre")]
+    shown = [line.rstrip() for lines in shown for line in lines]
+    for example in doctest.DocTestParser().get_examples(DOCUMENTED[name]):
+        first, *rest = example.source.splitlines()
+        lines = [f">>> {first}", *(f"... {line}".rstrip() for line in rest)]
+        lines += example.want.splitlines()
+        start = shown.index(lines[0])
+        assert shown[start : start + len(lines)] == lines
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_result_is_one_text(objects, name):
+    expected = section(DOCUMENTED[name], "Returns")
+    titles = objects[name].select(".doc-section-title")
+    lists = [t.find_next("ul") for t in titles if "Returns" in t.get_text()]
+    # A class has those of its methods, too.
+    lists = [x for x in lists if x.find_parent(class_="doc-object") is objects[name]]
+    if expected is None:
+        assert not lists
+        return
+    (items,) = lists
+    (item,) = items.find_all("li")
+    shown = " ".join(item.get_text().split())
+    assert words(shown)[-len(words(expected)) :] == words(expected)
+
+
+def test_nothing_is_quoted_or_run_together(pages):
+    for path, article in pages.items():
+        assert not article.select("blockquote blockquote"), path
+        if "api" in path.parts:
+            assert not article.select("blockquote"), path
+        for code in article.select("pre, code"):
+            code.extract()
+        text = article.get_text()
+        # Prompts outside of code, and marks that are not Markdown's.
+        for mark in (">>>", "``", "`_", "`", "::: "):
+            assert mark not in text, (path, mark)
+
+
+MEASURE = """<script>addEventListener("load", () => {
+  const wide = [...document.querySelectorAll("article table")].map(table => {
+    const around = table.closest(".md-typeset__scrollwrap") || table.parentElement;
+    return [table, around].some(x => x.scrollWidth > x.clientWidth + 1)
+      ? table.querySelector("tr").innerText : "";
+  });
+  const found = document.createElement("pre");
+  found.id = "measured";
+  found.textContent = JSON.stringify([innerWidth, wide]);
+  document.body.append(found);
+})</script></body>"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium to measure with")
+def test_tables_fit_a_window_of_1400_pixels(site, tmp_path):
+    num_tables = 0
+    for path in sorted(site.rglob("index.html")):
+        text = path.read_text(encoding="utf-8")
+        if "<table>" not in text:
+            continue
+        measured = path.with_name("measured.html")
+        measured.write_text(text.replace("</body>", MEASURE), encoding="utf-8")
+        options = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            f"--user-data-dir={tmp_path / path.parent.name}",
+            f"--window-size={WIDTH},2000",
+            "--virtual-time-budget=2000",
+            "--dump-dom",
+        ]
+        dumped = subprocess.run(
+            [BROWSER, *options, measured.as_uri()],
+            capture_output=True,
+            check=True,
+            text=True,
+            timeout=120,
+        ).stdout
+        found = re.search(r'<pre id="measured">(.*?)</pre>', dumped, re.DOTALL)
+        width, wide = json.loads(html.unescape(found[1]))
+        assert width == WIDTH
+        assert not any(wide), (path.parent.name, wide)
+        num_tables += len(wide)
+    assert num_tables > 40
