@@ -1,5 +1,9 @@
 """``estimate_gradient``: the zeroth-order step as an Optax chain."""
 
+import pathlib
+import pickle
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +13,7 @@ import pytest
 import radazo_jax as zo
 
 ESTIMATOR = zo.forward_difference(num_directions=4)
+ONE_DIRECTION = zo.forward_difference(zo.rademacher(), num_directions=1)
 
 
 def loss(params):
@@ -114,3 +119,154 @@ def test_parameters_that_changed_since_init():
     other = {**PARAMS, "c": jnp.ones(1)}
     with pytest.raises(ValueError, match=r"tree structure.*'c'"):
         tx.update(other, state, other, value_fn=loss)
+
+
+MASK = {"w": True, "b": False}
+WRAPPERS = {
+    "apply_if_finite": lambda tx: optax.apply_if_finite(tx, 3),
+    "flatten": optax.flatten,
+    "masked": lambda tx: optax.masked(tx, MASK),
+    "MultiSteps": lambda tx: optax.MultiSteps(tx, 2).gradient_transformation(),
+    "partition": lambda tx: optax.partition(
+        {True: tx, False: optax.set_to_zero()}, MASK
+    ),
+}
+
+
+def updater(tx, fn=loss):
+    """The update of a transformation at PARAMS, compiled."""
+
+    @jax.jit
+    def update(updates, state):
+        return tx.update(updates, state, PARAMS, value_fn=fn)
+
+    # Optax's MultiSteps divides a float by an integer.
+    with jax.numpy_dtype_promotion("standard"):
+        return update.lower(PARAMS, tx.init(PARAMS)).compile()
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_wrapper_after_it_gets_the_gradients(name):
+    wrapped = optax.with_extra_args_support(WRAPPERS[name](zo.radazo(1e-2)))
+    estimate = zo.estimate_gradient(ONE_DIRECTION, 0)
+    chained = optax.chain(estimate, wrapped)
+    update, estimated, expect = map(updater, (chained, estimate, wrapped))
+    state, estimate_state, expected_state = (
+        tx.init(PARAMS) for tx in (chained, estimate, wrapped)
+    )
+    for _ in range(2):
+        updates, state = update(PARAMS, state)
+        gradient, estimate_state = estimated(PARAMS, estimate_state)
+        expected, expected_state = expect(gradient, expected_state)
+        jax.tree.map(
+            lambda u, e: np.testing.assert_allclose(u, e, rtol=1e-5), updates, expected
+        )
+    assert any(jnp.any(u != 0) for u in jax.tree.leaves(updates))
+
+
+@pytest.mark.parametrize("name", ["masked", "partition"])
+def test_a_wrapper_around_it_that_masks_is_refused(name):
+    estimate = zo.estimate_gradient(ESTIMATOR, 0)
+    with pytest.raises(TypeError, match=r"params must be the whole.*\['b'\].*after"):
+        WRAPPERS[name](estimate).init(PARAMS)
+    masked = {"w": PARAMS["w"], "b": optax.MaskedNode()}
+    with pytest.raises(TypeError, match=r"params must be the whole.*\['b'\].*after"):
+        estimate.update(None, estimate.init(PARAMS), masked, value_fn=loss)
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_after_it_alone():
+    finite = WRAPPERS["apply_if_finite"]
+    estimate = zo.estimate_gradient(ONE_DIRECTION, 0)
+    after = optax.chain(estimate, finite(zo.radazo(1e-2)))
+    around = finite(optax.chain(estimate, zo.radazo(1e-2)))
+    for tx, expected in ((after, 0.0), (around, jnp.nan)):
+        update = updater(tx, lambda params: jnp.nan * loss(params))
+        updates, _ = update(PARAMS, tx.init(PARAMS))
+        for leaf in jax.tree.leaves(updates):
+            np.testing.assert_array_equal(leaf, jnp.full_like(leaf, expected))
+
+
+def test_flatten_around_it_flattens_what_value_fn_gets():
+    shapes = []
+
+    def value_fn(params):
+        shapes.append(jax.tree.map(jnp.shape, params))
+        return optax.tree.norm(params, squared=True)
+
+    updater(optax.flatten(zo.estimate_gradient(ONE_DIRECTION, 0)), value_fn)
+    assert set(shapes) == {(8,)}
+
+
+def test_multi_steps_around_it_evaluates_in_one_step_of_several():
+    alone = zo.estimate_gradient(ONE_DIRECTION, 0)
+    around = WRAPPERS["MultiSteps"](alone)
+    update = updater(around)
+    first, state = update(PARAMS, around.init(PARAMS))
+    second, _ = update(PARAMS, state)
+    expected, _ = updater(alone)(PARAMS, alone.init(PARAMS))
+    for nothing, got, leaf in zip(
+        *map(jax.tree.leaves, (first, second, expected)), strict=True
+    ):
+        np.testing.assert_array_equal(nothing, jnp.zeros_like(leaf))
+        np.testing.assert_allclose(got, leaf, rtol=1e-5)
+
+
+def numpy_files(tree, like, folder):
+    np.savez(folder / "state.npz", *jax.tree.leaves(tree))
+    with np.load(folder / "state.npz") as loaded:
+        leaves = [loaded[name] for name in loaded.files]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def safetensors(tree, like, folder):
+    library = pytest.importorskip("safetensors.flax")
+    leaves = {str(i): x for i, x in enumerate(jax.tree.leaves(tree))}
+    library.save_file(leaves, folder / "state.safetensors")
+    loaded = library.load_file(folder / "state.safetensors")
+    leaves = [loaded[str(i)] for i in range(len(loaded))]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def msgpack(tree, like, folder):
+    del folder
+    library = pytest.importorskip("flax.serialization")
+    return library.from_bytes(like, library.to_bytes(tree))
+
+
+@pytest.fixture(scope="module")
+def documented():
+    """The functions that the page on whole runs shows for checkpoints."""
+    page = pathlib.Path(__file__).parents[1] / "docs" / "api" / "runs.md"
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
+    names = {}
+    for block in blocks:
+        exec(block, names)
+    return names
+
+
+@pytest.fixture(scope="module")
+def stopped():
+    """A run that was stopped, and its parameters three steps later."""
+    tx = optax.chain(zo.estimate_gradient(ESTIMATOR, 0), zo.radazo(2e-2))
+    params, state = run(tx, PARAMS, tx.init(PARAMS), 2)
+    return tx, params, state, run(tx, params, state, 3)[0]
+
+
+def test_pickle_keeps_a_run(stopped):
+    tx, params, state, expected = stopped
+    params, state = pickle.loads(pickle.dumps((params, state)))
+    jax.tree.map(np.testing.assert_array_equal, run(tx, params, state, 3)[0], expected)
+
+
+@pytest.mark.parametrize("store", [numpy_files, safetensors, msgpack])
+def test_other_serializers_need_the_data_of_keys(store, documented, stopped, tmp_path):
+    tx, params, state, expected = stopped
+    like = tx.init(PARAMS)
+    with pytest.raises(TypeError, match="key_data"):
+        store(state, like, tmp_path)
+    without_keys, with_keys = documented["without_keys"], documented["with_keys"]
+    stored = store(without_keys(state), without_keys(like), tmp_path)
+    restored = with_keys(stored, like)
+    jax.tree.map(
+        np.testing.assert_array_equal, run(tx, params, restored, 3)[0], expected
+    )

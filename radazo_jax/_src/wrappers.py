@@ -32,7 +32,15 @@ def estimate_gradient(
 
     Put first in an `optax.chain`, it makes the whole zeroth-order step an Optax
     optimizer. Key and estimator state live in the optimizer state, so that a
-    checkpoint of that state is a checkpoint of the run.
+    checkpoint of that state is a checkpoint of the run. The key in it is a typed key:
+    Orbax and pickle store it as it is, other serializers need
+    `jax.random.key_data` before and `jax.random.wrap_key_data` after.
+
+    Wrappers such as `optax.apply_if_finite`, `flatten`, `masked`, `MultiSteps` and
+    `partition` go after it, as in
+    `chain(estimate_gradient(...), apply_if_finite(radazo(...), 3))`. Around it they
+    act on incoming updates, which it ignores, or give `value_fn` something else than
+    the whole tree of parameters.
 
     Args:
       estimator: An estimator, such as `forward_difference()`.
@@ -46,8 +54,8 @@ def estimate_gradient(
       `optax.tree.get(state, "value")`.
 
     Raises:
-      TypeError: If `estimator` is not a `GradientEstimator`, the key is no key, or,
-        in `update`, `value_fn` is missing.
+      TypeError: If `estimator` is not a `GradientEstimator`, the key is no key,
+        `params` have been masked, or, in `update`, `value_fn` is missing.
       ValueError: If processes hold different keys, or, in `update`, `params` is
         missing.
 
@@ -81,6 +89,7 @@ def estimate_gradient(
     key = processes.check_same_key(key)
 
     def init(params: Any) -> EstimateGradientState:
+        _check_not_masked(params)
         return EstimateGradientState(
             # Cloned here, where the mesh is, so that its type is that of the keys
             # that update returns.
@@ -103,6 +112,7 @@ def estimate_gradient(
                 "params must be passed to update, as update(updates, state, params, "
                 "value_fn=...); got None."
             )
+        _check_not_masked(params)
         if not callable(value_fn):
             raise TypeError(
                 "value_fn must be passed to update, as the function of params whose "
@@ -117,3 +127,18 @@ def estimate_gradient(
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _check_not_masked(params: Any) -> None:
+    """Raises if a wrapper has taken leaves out of `params`."""
+    leaves = jax.tree_util.tree_leaves_with_path(
+        params, is_leaf=lambda x: isinstance(x, optax.MaskedNode)
+    )
+    for path, leaf in leaves:
+        if isinstance(leaf, optax.MaskedNode):
+            raise TypeError(
+                "params must be the whole tree that value_fn takes; got a MaskedNode "
+                f"at {jax.tree_util.keystr(path)}. Put optax.masked or optax.partition "
+                "after estimate_gradient, as in "
+                "optax.chain(estimate_gradient(...), optax.masked(...))."
+            )
