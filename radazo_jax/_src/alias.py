@@ -1,7 +1,7 @@
-"""Whole optimizers: each is only a chain of parts, ours or Optax's.
+"""Optimizers, each a chain of transformations.
 
-They take gradients like any Optax optimizer. Zeroth-order gradients are what they are
-made for, and where those come from is not their concern.
+They take gradients as any Optax optimizer does. They are meant for zeroth-order
+gradients, but do not depend on where gradients come from.
 """
 
 # No `from __future__ import annotations` here: Optax reads the annotation of
@@ -223,14 +223,14 @@ def zo_sgd(
 ) -> optax.GradientTransformationExtraArgs:
     """Stochastic gradient descent for zeroth-order gradients.
 
-    The step is −η g_t, as `optax.sgd` takes it, with the momentum
-    kept in float32 for parameters of lower precision. Without momentum there is no
-    state the size of the parameters.
+    The step is −η g_t, as in `optax.sgd`, with the momentum kept in float32 for
+    parameters of lower precision. Without momentum the state does not grow with the
+    parameters.
 
     Args:
       learning_rate: The step size η, a scalar or a schedule.
-      momentum: Decay rate of the momentum, in [0, 1), or None for none at all.
-      nesterov: Whether the momentum is Nesterov's.
+      momentum: Decay rate of the momentum, in [0, 1), or None for no momentum.
+      nesterov: Whether to use Nesterov momentum.
 
     Returns:
       The optimizer, an `optax.GradientTransformationExtraArgs`.
@@ -275,8 +275,8 @@ def zo_signsgd(
 ) -> optax.GradientTransformationExtraArgs:
     """Descent along the signs of zeroth-order gradients.
 
-    The step is −η sign(g_t): `optax.sign_sgd` under the
-    name by which zeroth-order literature knows it.
+    The step is −η sign(g_t). This is `optax.sign_sgd` under its name in the
+    zeroth-order literature.
 
     Args:
       learning_rate: The step size η, a scalar or a schedule.

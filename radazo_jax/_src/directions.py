@@ -42,14 +42,14 @@ class Leaf(NamedTuple):
 )
 @dataclasses.dataclass(frozen=True)
 class Direction:
-    """A random direction u, as the numbers from which it can be computed anywhere.
+    """A random direction u, stored as the key from which its elements are computed.
 
-    A pytree of two scalars whatever the size of the parameters: it can be vmapped,
-    scanned, sharded and stored.
+    A pytree of two scalars, whatever the size of the parameters. It can be mapped by
+    `vmap`, scanned, sharded and stored.
 
     Attributes:
       key: The typed key of the draw, shape ().
-      scale: What the draw is multiplied by, float32, shape ().
+      scale: The factor of all elements, float32, shape ().
       law: The law that sampled it; static.
     """
 
@@ -103,10 +103,10 @@ Draw = jax.Array | Factors | Signs
 
 @dataclasses.dataclass(frozen=True)
 class Law(abc.ABC):
-    """A distribution of directions u over all coordinates of a tree together.
+    """A distribution of directions u over all coordinates of a tree.
 
-    Every law is centered and symmetric, and has E[u uᵀ] = I / c, where the factor c
-    is known: an estimator multiplies by it.
+    Every law is centered and symmetric, and has E[u uᵀ] = I / c. Estimators multiply by
+    the factor c.
     """
 
     def sample(self, key: jax.typing.ArrayLike, params: Any) -> Direction:

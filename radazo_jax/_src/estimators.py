@@ -67,16 +67,16 @@ def forward_difference(
 
     Args:
       law: The law of the directions u.
-      num_directions: K, how many directions an estimate takes.
+      num_directions: K, the number of directions per estimate.
       smoothing: μ, how far from θ along u the function is evaluated; a positive
         number in the units of the parameters.
-      batch_size: How many directions are evaluated together, as in `jax.lax.map`:
-        `None` is all of them under one `vmap`, 1 is one by one in the memory of a
-        single evaluation. The estimate is the same up to rounding.
+      batch_size: How many directions are evaluated together, as in `jax.lax.map`.
+        `None` evaluates all of them under one `vmap`; 1 evaluates one at a time, in the
+        memory of a single evaluation. The estimate is the same up to rounding.
       axis_name: The mesh axis (or axes) over which the evaluations are spread, under
-        `jax.set_mesh`. Each of its devices evaluates its share of them, up to
-        `batch_size` together; only the losses are sent, and every device makes the
-        same gradient of them. Parameters and minibatch may be sharded over others.
+        `jax.set_mesh`. Each device evaluates its share of them, up to `batch_size`
+        together. Only the losses are sent, and every device computes the same gradient
+        from them. Parameters and minibatch may be sharded over other axes.
 
     Returns:
       The estimator. It has no state.
@@ -155,12 +155,12 @@ def central_difference(
 
     Args:
       law: The law of the directions u.
-      num_directions: K, how many directions an estimate takes.
+      num_directions: K, the number of directions per estimate.
       smoothing: μ, how far from θ along u and -u the function is evaluated; a positive
         number in the units of the parameters.
-      batch_size: How many directions (two evaluations each) are evaluated together,
-        as in `jax.lax.map`: `None` is all of them under one `vmap`, 1 is one by
-        one. The estimate is the same up to rounding.
+      batch_size: How many directions (two evaluations each) are evaluated together, as
+        in `jax.lax.map`. `None` evaluates all of them under one `vmap`; 1 evaluates one
+        at a time. The estimate is the same up to rounding.
       axis_name: The mesh axis (or axes) over which the 2K evaluations are spread, as
         in `forward_difference`.
 

@@ -206,8 +206,10 @@ def gaussian() -> Law:
 def rademacher() -> Law:
     """Independent random signs: E[u uᵀ] = I, the factor is c = 1.
 
-    The cheapest dense law: a bit of randomness an element. Of all laws with
-    independent centered elements it has the smallest variance.
+    The cheapest dense law: one random bit per element. Of all laws with independent
+    centered elements it has the smallest variance. Its directions have norm √d, where
+    those of `sphere` have norm 1: the same `smoothing` moves the parameters √d times as
+    far.
 
     Returns:
       The law.
@@ -228,7 +230,7 @@ def rademacher() -> Law:
 
 
 def coordinate() -> Law:
-    """One coordinate of all, chosen uniformly, with a random sign.
+    """One coordinate, chosen uniformly, with a random sign.
 
     E[u uᵀ] = I/d, so the factor is c = d. The sign makes the law symmetric: a forward
     difference along it has no bias from curvature.

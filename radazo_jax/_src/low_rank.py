@@ -14,11 +14,11 @@ from radazo_jax._src.laws import Gaussian
 
 
 class MatrixAxes(NamedTuple):
-    """How the axes of a leaf make matrices.
+    """Which axes of a leaf form matrices.
 
     Attributes:
-      rows: The axes that together number the rows.
-      columns: Those that number the columns. All other axes stack matrices.
+      rows: The axes that index the rows.
+      columns: The axes that index the columns. All other axes stack matrices.
     """
 
     rows: tuple[int, ...]
@@ -166,14 +166,14 @@ def low_rank(
     """Matrices of low rank: u = A Bᵀ / √r with standard normal A and B.
 
     E[u uᵀ] = I, the factor is c = 1. A perturbed product needs no perturbed matrix:
-    x (W + s A Bᵀ) = x W + s (x A) Bᵀ, and nothing is rounded into W. Leaves that are no
-    matrices, and those with a side no longer than the rank, are drawn dense, from the
+    x (W + s A Bᵀ) = x W + s (x A) Bᵀ, and nothing is rounded into W. Leaves that are
+    not matrices, or have a side no longer than the rank, are drawn dense from the
     Gaussian law.
 
-    Which axes of a leaf make the matrix, and which stack matrices that are drawn
-    independently (layers, experts), an estimator takes from how the function uses the
-    leaf: what a product contracts are the rows, what a `scan` runs over is a stack.
-    Without a function to look at, as in `law.sample`, it is the last two axes.
+    An estimator finds out from the function which axes of a leaf form the matrix and
+    which stack independent matrices (layers, experts): axes that a product contracts
+    are rows, axes that a `scan` runs over are stacked. Without a function, as in
+    `law.sample`, the last two axes form the matrix.
 
     Args:
       rank: r, a positive integer.

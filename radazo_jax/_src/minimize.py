@@ -26,14 +26,14 @@ _MAX_CHUNK = 8192
 
 
 class MinimizeState(NamedTuple):
-    """Where a run stands; all that it needs to go on.
+    """The state of a run: everything that is needed to continue it.
 
     Attributes:
       params: The parameters.
       optimizer_state: The state of the Optax transformation.
       estimator_state: The state of the estimator.
       key: The key of the run, typed, shape (); it does not change.
-      step: How many steps have been done: int32, shape ().
+      step: The number of steps done: int32, shape ().
     """
 
     params: Any
@@ -49,7 +49,7 @@ class MinimizeResult(NamedTuple):
     Attributes:
       params: The parameters after the last step.
       values: The loss at each step done in this call: float32, [steps].
-      state: Where the run stands; pass it as `state` to go on.
+      state: The state of the run; pass it as `state` to continue.
     """
 
     params: Any
@@ -71,37 +71,37 @@ def minimize(
     progress: bool = True,
     callback: Callable[[MinimizeState, np.ndarray], Any] | None = None,
 ) -> MinimizeResult:
-    """Minimizes a function of which only values are known.
+    """Minimizes a function from its values alone.
 
-    The steps run on the device in chunks, one compiled loop whose trip count is an
-    argument: any number of steps compiles once. A step's randomness depends on the
-    key and the step's number alone, so that neither chunks nor interruptions change
-    the numbers.
+    The steps run on the device in chunks. A chunk is one compiled loop whose length is
+    an argument, so any number of steps compiles once. The random numbers of a step
+    depend only on the key and the number of the step; chunks and interruptions do not
+    change them.
 
     Args:
       fun: The loss, `fun(params)`, or `fun(params, xi)` where `sample` is given;
         a real scalar.
-      params: A tree of floating-point arrays, where to start. Not modified.
+      params: The starting point, a tree of floating-point arrays. Not modified.
       optimizer: An Optax transformation, such as `radazo(1e-3)`. It gets `value`,
         `grad` and `value_fn` as extra arguments, where it takes any.
       estimator: An estimator, such as `forward_difference()`.
-      num_steps: How many steps to do in this call.
+      num_steps: The number of steps in this call.
       key: The key of the whole run; it is consumed.
       sample: `sample(key) -> xi` draws the random variable ξ of the loss, such as a
         minibatch, once a step: all evaluations of the step share it.
-      state: A state to go on from, as returned by a previous call or passed to
-        `callback`; `params` and `key` are then those of the state.
+      state: A state to continue from, as returned by a previous call or passed to
+        `callback`. Its parameters and key replace `params` and `key`.
       chunk_size: How many steps a chunk has; by default, so many that it takes about
         half a second.
-      progress: Whether to show a progress bar, by `tqdm` where it is installed,
-        else as one line a chunk on stderr.
+      progress: Whether to show progress: a `tqdm` bar where that is installed, else one
+        line per chunk on stderr.
       callback: `callback(state, values)`, called after every chunk with the chunk's
-        values, float32 [chunk]. A true return value ends the run. The arrays of
-        `state` are handed on to the next chunk: copy what is to be kept.
+        values, float32 [chunk]. A true return value ends the run. The next chunk reuses
+        the arrays of `state`: copy what you keep.
 
     Returns:
-      The result. After Ctrl-C, which is heeded between chunks, it holds the steps done
-      until then; a second Ctrl-C raises `KeyboardInterrupt`.
+      The result. Ctrl-C takes effect between chunks; the result then holds the steps
+      done so far. A second Ctrl-C raises `KeyboardInterrupt`.
 
     Raises:
       TypeError, ValueError: If an argument is not as described, or processes hold

@@ -18,25 +18,25 @@ def value_and_grad(
 ) -> Callable[..., tuple[Any, nnx.State]]:
     """Estimates value and gradient where `nnx.value_and_grad` would differentiate.
 
-    All evaluations of a step start from the model's state as it is: the same dropout
-    mask, the same running statistics. What the first of them writes into the model
-    (counts of random streams, statistics, sown values) is then kept: that is the one
-    at θ for the forward difference, and the one at θ + μu₁ for the central difference,
-    which evaluates nothing at θ.
+    All evaluations of a step start from the same model state: the same dropout mask,
+    the same running statistics. The state that the first evaluation writes (counts of
+    random streams, statistics, sown values) is kept. For the forward difference this is
+    the evaluation at θ; for the central difference, which has none at θ, it is the one
+    at θ + μu₁.
 
     Args:
       loss_fn: `loss_fn(model, *args, **kwargs)` returns a real scalar, or
         `(scalar, aux)` with `has_aux`.
       estimator: An estimator without state, such as `forward_difference()`.
-      wrt: A Flax filter: the variables to perturb, all others are left as they are.
-        `nnx.LoRAParam` takes adapters alone, which a frozen model is tuned by.
+      wrt: A Flax filter for the variables to perturb; all others are fixed.
+        `nnx.LoRAParam` selects the adapters of a frozen model.
       has_aux: Whether `loss_fn` returns a pair whose second element is auxiliary.
 
     Returns:
       A function `(key, model, *args, **kwargs) -> (value, gradient)`, with
-      `(value, aux)` for the value if `has_aux`. It consumes its key and updates
-      the state of the model that is not in `wrt`; `gradient` is an `nnx.State`
-      as `nnx.Optimizer.update` takes it.
+      `(value, aux)` for the value if `has_aux`. It consumes its key and updates the
+      model's state outside `wrt`. `gradient` is an `nnx.State`, as
+      `nnx.Optimizer.update` takes it.
 
     Raises:
       TypeError: If `estimator` is not a `GradientEstimator`, or, when called, if
@@ -100,18 +100,18 @@ def value_fn(
 ) -> Callable[[Any], jax.Array]:
     """The loss as a function of the parameters, as `estimate_gradient` takes it.
 
-    The function evaluates from the model's state as it is now, whatever becomes of the
-    model. The model itself is left as an evaluation at its own parameters leaves it,
-    so that its next dropout mask is another one: under `jit` that costs what of the
-    evaluation the new state depends on, nothing where only random streams advance.
+    The function always evaluates from the model state at the time of this call. The
+    model itself is updated as by one evaluation at its own parameters, so that its next
+    dropout mask differs. Under `jit` only what the new state depends on is computed:
+    nothing, where only random streams advance.
 
     Args:
       loss_fn: `loss_fn(model)` returns a real scalar.
-      model: The module. Its state that is not in `wrt` is updated.
-      wrt: A Flax filter: the variables that are the function's argument.
+      model: The module. Its state outside `wrt` is updated.
+      wrt: A Flax filter for the variables that the function takes.
 
     Returns:
-      A function of the variables in `wrt`, an `nnx.State` or its pure tree, to the
+      A function from the variables in `wrt`, an `nnx.State` or its pure tree, to the
       loss.
 
     Raises:
@@ -170,7 +170,7 @@ def _split(
 
 
 def _written(model: Any, wrt: nnx.filterlib.Filter, before: nnx.State) -> nnx.State:
-    """What of the model that is not in `wrt` is not the object that it was."""
+    """Variables outside `wrt` that `loss_fn` replaced."""
     _, after = nnx.split_state(nnx.state(model), wrt, ...)
     old = dict(nnx.to_flat_state(before))
     return nnx.from_flat_state(

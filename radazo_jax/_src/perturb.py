@@ -14,20 +14,20 @@ from radazo_jax._src.kept import Kept
 def perturb(fun: Callable[..., Any]) -> Callable[..., Any]:
     """Transforms `fun` into its evaluation at a perturbed point.
 
-    A perturbed leaf is built where an equation of `fun` uses it and not before: layer
-    by layer inside a `scan`, row by row in a look-up; and not at all in a product
-    with a matrix whose direction has low rank. `fun` is traced once, and what it does
-    beside its result (debug prints, callbacks) happens once.
+    A perturbed leaf is built only where an equation of `fun` uses it: layer by layer
+    inside a `scan`, row by row in a lookup. A product with a matrix whose direction has
+    low rank never builds it. `fun` is traced once, and its side effects (debug prints,
+    callbacks) happen once.
 
     Args:
       fun: A function whose first argument is a tree of arrays, the parameters.
 
     Returns:
-      A function `(params, direction, scale, *args, **kwargs)` equal to rounding to
-      `fun(tree_map(lambda p, u: p + scale * u, params, u), *args, **kwargs)`, where
-      `u` is `direction` materialized for `params`. The sum is formed in float32
+      A function `(params, direction, scale, *args, **kwargs)` that equals, up to
+      rounding, `fun(tree_map(lambda p, u: p + scale * u, params, u), *args, **kwargs)`,
+      where `u` is `direction` materialized for `params`. The sum is formed in float32
       (float64 for float64 leaves) and rounded once, to the dtype in which `fun` uses
-      the leaf. The output of `fun` may hold anything that is not an array too.
+      the leaf. The output of `fun` may also hold objects that are not arrays.
 
     Examples:
       >>> import jax, jax.numpy as jnp

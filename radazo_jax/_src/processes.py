@@ -8,17 +8,17 @@ from radazo_jax._src import counter
 
 
 def check_same_key(key: jax.typing.ArrayLike, name: str = "key") -> jax.Array:
-    """Returns the key, having checked that all processes hold the same.
+    """Checks that all processes hold the same key, and returns it.
 
-    Every process draws all directions by itself, so that processes whose keys differ
-    would take different steps from there on, with nothing to show it. With several
-    processes, all must call this, as any collective; with one it does nothing.
+    Every process draws all directions itself. Processes with different keys would take
+    different steps without an error. In a run of several processes all of them must
+    call this function, as with any collective; with one process it does nothing.
     `minimize` and `estimate_gradient` call it.
 
     Args:
-      key: A typed key, a raw `uint32[2]` key, or an integer seed. Not consumed. One
-        that is being traced, or a global array, is returned as it is.
-      name: How the argument is called in errors.
+      key: A typed key, a raw `uint32[2]` key, or an integer seed. Not consumed. A
+        traced key or a global array is returned unchecked.
+      name: The name of the argument in error messages.
 
     Returns:
       The key, typed, shape ().

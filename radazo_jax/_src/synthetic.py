@@ -185,10 +185,10 @@ def uniform_start(key: jax.typing.ArrayLike, dimension: int) -> jax.Array:
 
     Args:
       key: A key, typed or raw, or an integer; it is consumed.
-      dimension: d, how many coordinates.
+      dimension: d, the number of coordinates.
 
     Returns:
-      The start, float32 [d].
+      The starting point, float32 [d].
 
     Raises:
       TypeError, ValueError: If `dimension` is not a positive integer.

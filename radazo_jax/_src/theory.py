@@ -33,7 +33,7 @@ def second_moment_bound_radazo(
       b2: β₂ in [0, 1).
       learning_rate: η ≥ 0.
       smoothness: L ≥ 0, as in `smoothing_bias_bound`.
-      dimension: d, how many coordinates.
+      dimension: d, the number of coordinates.
       gradient_variance: Σ² of `gradient_variance_bound`, or the variance of g itself.
       step: t ≥ 1.
       average_squared_gradient: Σ_τ (1 − β₂) β₂^{t−τ} E|∇ᵢF_μ(θ_{τ−1})|², what v would
@@ -84,10 +84,9 @@ def second_moment_bound_zo_adamm(
 
         β₂ᵗ v₀ + (1 + β₁) Σ² + (1 + β₁)²/β₁ · Σ_τ (1 − β₂) β₂^{t−τ} E|∇ᵢF_μ(θ_{τ−1})|²
 
-    This v does not depend on β₁; the bound does, for it was made to be compared with
-    that of R-AdaZO. What is true of both E[v] at fixed θ, and not only of their
-    bounds, is that the variance of g enters the one (1 − β₁)/(1 + β₁) times as strongly
-    as the other.
+    This v does not depend on β₁. The bound does, so that it compares with that of
+    R-AdaZO. At fixed θ the variance of g enters E[v] of R-AdaZO with (1 − β₁)/(1 + β₁)
+    of the weight that it has here; this holds for E[v] itself, not only for the bounds.
 
     Args:
       b1: β₁ in (0, 1).
@@ -143,7 +142,7 @@ def convergence_constant_radazo(
       b2: β₂ in [0, 1).
       learning_rate: η ≥ 0.
       smoothness: L ≥ 0, as in `smoothing_bias_bound`.
-      dimension: d, how many coordinates.
+      dimension: d, the number of coordinates.
       gradient_variance: Σ² of `gradient_variance_bound`.
       initial_norm: ‖v₀‖ ≥ 0.
 

@@ -1,4 +1,4 @@
-"""Updates in, updates out: R-AdaZO and its kin as Optax transformations."""
+"""R-AdaZO and related methods as Optax transformations."""
 
 import functools
 from collections.abc import Callable
@@ -64,7 +64,7 @@ def scale_by_radazo(
     With `bias_correction=False` (the paper's form) and v₀ = 0 the first update is
     ±1/√(1−β₂) in every coordinate, ±10 at the defaults. A positive
     `initial_accumulator_value`, which the paper's proofs ask for, or
-    `bias_correction=True` tames it. The correction feeds the *debiased* first moment
+    `bias_correction=True` avoids that. The correction feeds the *debiased* first moment
     m̂_t = m_t/(1−β₁ᵗ) to the second and debiases that in turn, so that the first
     update is ±1. (Debiasing only the outputs, as Adam does, would make it ±1/(1−β₁),
     since v₁ would hold (1−β₁)² g².)

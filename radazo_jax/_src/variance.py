@@ -23,14 +23,14 @@ def gradient_variance_bound(
         Σ² = 8 (σ² + C²) d / (K μ²)
 
     It bounds E|∇̂ᵢf − ∇ᵢF_μ|² of the forward difference with sphere directions. It
-    holds for any function bounded by C, and so is far above what a smooth function
-    shows: it does not fall with the differences f(θ + μu) − f(θ).
+    holds for any function bounded by C, and is far above the variance for a smooth
+    function: it does not shrink with the differences f(θ + μu) − f(θ).
 
     Args:
       noise_std: σ ≥ 0, where E|f(θ; ξ) − F(θ)|² ≤ σ², in units of the loss.
       value_bound: C ≥ 0, where |f(θ; ξ)| ≤ C, in units of the loss.
-      dimension: d, how many coordinates.
-      num_directions: K, how many directions an estimate takes.
+      dimension: d, the number of coordinates.
+      num_directions: K, the number of directions per estimate.
       smoothing: μ > 0, in units of the parameters.
 
     Returns:
@@ -71,7 +71,7 @@ def smoothing_bias_bound(
     Args:
       smoothing: μ > 0, in units of the parameters.
       smoothness: L ≥ 0, where |∇ᵢF(θ) − ∇ᵢF(θ')| ≤ L ‖θ − θ'‖ for every coordinate i.
-      dimension: d, how many coordinates.
+      dimension: d, the number of coordinates.
 
     Returns:
       The bound, in units of the gradient.
@@ -99,9 +99,9 @@ def first_moment_variance(
 ) -> float:
     """The variance of m: that of g, reduced by (1 − β₁)/(1 + β₁).
 
-    Given the variance of one coordinate of g_t rather than the bound Σ², and gradient
-    estimates that are independent of each other, as they are at fixed θ, this is no
-    bound but the variance itself; after t steps from m₀ = 0 it is less by 1 − β₁²ᵗ.
+    Given the variance of one coordinate of g_t rather than the bound Σ², and
+    independent gradient estimates, as at fixed θ, this is the variance itself and not a
+    bound. After t steps from m₀ = 0 it is smaller by the factor 1 − β₁²ᵗ.
 
     Args:
       b1: β₁ in [0, 1).
@@ -150,7 +150,7 @@ def first_moment_squared_bias(
       b2: β₂ in [0, 1).
       learning_rate: η ≥ 0.
       smoothness: L ≥ 0, as in `smoothing_bias_bound`.
-      dimension: d, how many coordinates.
+      dimension: d, the number of coordinates.
       step: t ≥ 1.
       squared_gradient: E|∇ᵢF_μ(θ_{t−1})|² of the coordinate.
 
