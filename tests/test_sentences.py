@@ -1,0 +1,55 @@
+"""Sentences of the pages that the code can contradict."""
+
+import doctest
+import inspect
+import pathlib
+import re
+
+import pytest
+
+import radazo_jax as zo
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def rows(page):
+    """The rows of all tables of a page: lists of cells."""
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    found = [line.strip("| ").split(" | ") for line in lines if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in found]
+
+
+def test_contributing_lists_every_module():
+    package = ROOT / "radazo_jax"
+    modules = {
+        path.relative_to(ROOT).as_posix().removeprefix("radazo_jax/_src/")
+        for path in package.rglob("*.py")
+        if path != package / "_src" / "__init__.py"
+    }
+    cells = [row[0] for row in rows("CONTRIBUTING.md")]
+    listed = [cell.strip("`") for cell in cells if cell.endswith(".py`")]
+    assert sorted(listed) == sorted(modules)
+
+
+def test_contributing_shows_an_error_that_the_code_raises():
+    results = doctest.testfile(
+        str(ROOT / "CONTRIBUTING.md"),
+        module_relative=False,
+        globs={"zo": zo},
+        optionflags=doctest.ELLIPSIS,
+    )
+    assert results.attempted > 0 and results.failed == 0
+
+
+@pytest.mark.parametrize("make", [zo.forward_difference, zo.central_difference])
+def test_readme_says_which_law_is_the_default(make):
+    default = inspect.signature(make).parameters["law"].default
+    laws = {"sphere", "gaussian", "rademacher", "low_rank", "coordinate"}
+    table = {
+        row[0].strip("`()"): " ".join(row[1:])
+        for row in rows("README.md")
+        if row[0].strip("`()") in laws
+    }
+    assert set(table) == laws
+    named = [law for law, text in table.items() if re.search(r"\bdefault\b", text)]
+    assert [getattr(zo, law)() for law in named] == [default]
