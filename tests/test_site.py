@@ -173,6 +173,7 @@ def test_tables_fit_a_window_of_1400_pixels(site, tmp_path):
             "--headless",
             "--no-sandbox",
             "--disable-gpu",
+            "--disable-dev-shm-usage",
             "--disable-quic",
             "--no-first-run",
             "--disable-background-networking",

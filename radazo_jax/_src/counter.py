@@ -54,7 +54,7 @@ def as_key(key: jax.typing.ArrayLike, name: str = "key") -> jax.Array:
 
     Args:
       key: A typed key, a raw `uint32[2]` key, or an integer seed.
-      name: How the argument is called where the user passed it.
+      name: The name of the argument in error messages.
 
     Returns:
       A typed scalar key of the `threefry2x32` implementation.
@@ -119,7 +119,7 @@ def positions(
 
     Args:
       shape: The shape of the whole array.
-      indices: One uint32 array an axis, which broadcast together: the elements
+      indices: One uint32 array per axis, which broadcast together: the elements
         asked for. `None` asks for all of them.
       offset: The position of the array's first element, a non-negative integer.
 
@@ -157,7 +157,7 @@ def positions(
 def block(
     sizes: Sequence[int], starts: Sequence[jax.typing.ArrayLike] | None = None
 ) -> list[jax.Array]:
-    """Indices of a rectangular block, one broadcastable uint32 array an axis.
+    """Indices of a rectangular block, one broadcastable uint32 array per axis.
 
     Args:
       sizes: The block's shape.
@@ -246,7 +246,7 @@ def fold_in(key: jax.Array, data: jax.Array) -> jax.Array:
 
 
 def bits(key: jax.Array, counter: Counter) -> jax.Array:
-    """32 uniform random bits a position.
+    """32 uniform random bits per position.
 
     Args:
       key: A typed key; it is consumed by the positions drawn, not as a whole.
@@ -269,7 +269,7 @@ def bits(key: jax.Array, counter: Counter) -> jax.Array:
 
 
 def normal(key: jax.Array, counter: Counter) -> jax.Array:
-    """One standard normal number a position.
+    """One standard normal number per position.
 
     Args:
       key: A typed key; it is consumed by the positions drawn, not as a whole.
@@ -297,7 +297,7 @@ def normal(key: jax.Array, counter: Counter) -> jax.Array:
 
 
 def fast_normal(key: jax.Array, counter: Counter) -> jax.Array:
-    """One standard normal number a position, for little more than half of the time.
+    """One standard normal number per position, in little more than half the time.
 
     √(−2 log v) sin(π x / 2) with v uniform in (0, 1) and x in (-1, 1), one from each of
     the two words of the generator, 31 and 32 bits: cheaper than the inverse error
@@ -330,7 +330,7 @@ def _as_float(word: jax.Array) -> jax.Array:
 
 
 def below(key: jax.Array, counter: Counter, bound: int) -> Counter:
-    """A uniform integer in `[0, bound)` a position.
+    """A uniform integer in `[0, bound)` per position.
 
     Args:
       key: A typed key; it is consumed by the positions drawn, not as a whole.

@@ -155,7 +155,7 @@ class Law(abc.ABC):
         indices: Sequence[jax.Array],
         num_coordinates: int,
     ) -> jax.Array:
-        """The elements of `leaf` at `indices`, one array an axis: float32."""
+        """The elements of `leaf` at `indices`, one array per axis: float32."""
         at = counter.positions(leaf.shape, indices, leaf.offset)
         return direction.scale * self.draw(direction.key, at, num_coordinates)
 

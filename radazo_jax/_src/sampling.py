@@ -40,7 +40,7 @@ def sample(
 
 
 def combine(coefficients: jax.Array, sampled: Direction | Kept, params: Any) -> Any:
-    """Σₖ coefficientsₖ uₖ, a tree like `params`, sharded as it by its types."""
+    """Σₖ coefficientsₖ uₖ, a tree like `params`, with the shardings of its types."""
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.explicit_axes:
         return _combine(coefficients, sampled, params)
