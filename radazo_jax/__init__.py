@@ -16,41 +16,59 @@ Examples:
   >>> params = optax.apply_updates(params, updates)
 """
 
-from radazo_jax._src.alias import radazo, zo_adamm, zo_rmsprop, zo_sgd, zo_signsgd
-from radazo_jax._src.directions import Direction, Law
-from radazo_jax._src.estimators import (
-    GradientEstimator,
-    central_difference,
-    forward_difference,
-    value_and_grad,
+from radazo_jax import random
+from radazo_jax._src.directions.law import Direction, Law
+from radazo_jax._src.directions.laws import coordinate, gaussian, rademacher, sphere
+from radazo_jax._src.directions.low_rank import MatrixAxes, low_rank
+from radazo_jax._src.estimate.compiled import Evaluator, compiled
+from radazo_jax._src.estimate.differences import central_difference, forward_difference
+from radazo_jax._src.estimate.estimator import GradientEstimator
+from radazo_jax._src.estimate.gradients import value_and_grad
+from radazo_jax._src.estimate.points import (
+    Estimate,
+    Points,
+    candidates,
+    points_along,
+    weighted_sum,
 )
-from radazo_jax._src.laws import coordinate, gaussian, rademacher, sphere
-from radazo_jax._src.low_rank import MatrixAxes, low_rank
-from radazo_jax._src.minimize import MinimizeResult, MinimizeState, minimize
-from radazo_jax._src.perturb import perturb
-from radazo_jax._src.processes import check_same_key
-from radazo_jax._src.transforms import (
+from radazo_jax._src.estimate.spread import spread
+from radazo_jax._src.estimate.wrapper import EstimateGradientState, estimate_gradient
+from radazo_jax._src.numbers.keys import check_same_key
+from radazo_jax._src.optimize.aliases import (
+    radazo,
+    zo_adamm,
+    zo_rmsprop,
+    zo_sgd,
+    zo_signsgd,
+)
+from radazo_jax._src.optimize.minimize import MinimizeResult, MinimizeState, minimize
+from radazo_jax._src.optimize.transforms import (
     ScaleByRadazoState,
     ScaleByZoAdammState,
     scale_by_radazo,
     scale_by_zo_adamm,
 )
-from radazo_jax._src.wrappers import EstimateGradientState, estimate_gradient
+from radazo_jax._src.perturb.transform import perturb
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Direction",
+    "Estimate",
     "EstimateGradientState",
+    "Evaluator",
     "GradientEstimator",
     "Law",
     "MatrixAxes",
     "MinimizeResult",
     "MinimizeState",
+    "Points",
     "ScaleByRadazoState",
     "ScaleByZoAdammState",
+    "candidates",
     "central_difference",
     "check_same_key",
+    "compiled",
     "coordinate",
     "estimate_gradient",
     "forward_difference",
@@ -58,12 +76,16 @@ __all__ = [
     "low_rank",
     "minimize",
     "perturb",
+    "points_along",
     "radazo",
     "rademacher",
+    "random",
     "scale_by_radazo",
     "scale_by_zo_adamm",
     "sphere",
+    "spread",
     "value_and_grad",
+    "weighted_sum",
     "zo_adamm",
     "zo_rmsprop",
     "zo_sgd",

@@ -33,7 +33,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src import alias, estimators, transforms, wrappers
+from radazo_jax._src.estimate import differences, wrapper
+from radazo_jax._src.optimize import aliases, transforms
 
 CHAIN = "estimate_gradient_radazo"
 
@@ -44,20 +45,20 @@ def estimate_gradient_radazo(
     """A whole zeroth-order optimizer, which needs `value_fn` and no gradient."""
     # So many directions that its gradients in two dimensions are nearly those of a
     # first-order method, whose number of steps the tests give.
-    estimator = estimators.central_difference(num_directions=32, smoothing=1e-3)
+    estimator = differences.central_difference(num_directions=32, smoothing=1e-3)
     return optax.chain(
-        wrappers.estimate_gradient(estimator, key), alias.radazo(learning_rate)
+        wrapper.estimate_gradient(estimator, key), aliases.radazo(learning_rate)
     )
 
 
 # --- Our tables ---
 
 OURS = types.SimpleNamespace(
-    radazo=alias.radazo,
-    zo_adamm=alias.zo_adamm,
-    zo_rmsprop=alias.zo_rmsprop,
-    zo_sgd=alias.zo_sgd,
-    zo_signsgd=alias.zo_signsgd,
+    radazo=aliases.radazo,
+    zo_adamm=aliases.zo_adamm,
+    zo_rmsprop=aliases.zo_rmsprop,
+    zo_sgd=aliases.zo_sgd,
+    zo_signsgd=aliases.zo_signsgd,
     estimate_gradient_radazo=estimate_gradient_radazo,
 )
 
@@ -141,12 +142,12 @@ FLOAT64_MODULES = [
     ("scale_by_radazo_debiased", transforms.scale_by_radazo, {"bias_correction": True}),
     ("scale_by_radazo_bf16", transforms.scale_by_radazo, {"mu_dtype": "bfloat16"}),
     ("scale_by_zo_adamm", transforms.scale_by_zo_adamm, {}),
-    ("radazo", alias.radazo, {"learning_rate": 0.1}),
-    ("zo_adamm", alias.zo_adamm, {"learning_rate": 0.1, "bias_correction": True}),
-    ("zo_rmsprop", alias.zo_rmsprop, {"learning_rate": 0.1}),
-    ("zo_sgd", alias.zo_sgd, {"learning_rate": 0.1}),
-    ("zo_sgd_momentum", alias.zo_sgd, {"learning_rate": 0.1, "momentum": 0.9}),
-    ("zo_signsgd", alias.zo_signsgd, {"learning_rate": 0.1}),
+    ("radazo", aliases.radazo, {"learning_rate": 0.1}),
+    ("zo_adamm", aliases.zo_adamm, {"learning_rate": 0.1, "bias_correction": True}),
+    ("zo_rmsprop", aliases.zo_rmsprop, {"learning_rate": 0.1}),
+    ("zo_sgd", aliases.zo_sgd, {"learning_rate": 0.1}),
+    ("zo_sgd_momentum", aliases.zo_sgd, {"learning_rate": 0.1, "momentum": 0.9}),
+    ("zo_signsgd", aliases.zo_signsgd, {"learning_rate": 0.1}),
     (CHAIN, chain_closed_over, {"learning_rate": 0.1}),
 ]
 
@@ -154,8 +155,8 @@ SHARDING_OPTIMIZERS = {
     name: make(learning_rate=1.0)
     for name, make in {
         **vars(OURS),
-        "radazo_debiased": functools.partial(alias.radazo, bias_correction=True),
-        "zo_sgd_momentum": functools.partial(alias.zo_sgd, momentum=0.9),
+        "radazo_debiased": functools.partial(aliases.radazo, bias_correction=True),
+        "zo_sgd_momentum": functools.partial(aliases.zo_sgd, momentum=0.9),
         CHAIN: chain_closed_over,
     }.items()
 }

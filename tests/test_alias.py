@@ -9,23 +9,23 @@ import numpy as np
 import optax
 import pytest
 
-from radazo_jax._src import alias, transforms
+from radazo_jax._src.optimize import aliases, transforms
 
 # Name -> the optimizer as a function of the learning rate, and its direction.
 OPTIMIZERS = {
-    "radazo": (alias.radazo, transforms.scale_by_radazo()),
-    "zo_adamm": (alias.zo_adamm, transforms.scale_by_zo_adamm()),
-    "zo_rmsprop": (alias.zo_rmsprop, optax.scale_by_rms(0.99, 1e-8)),
-    "zo_sgd": (alias.zo_sgd, optax.identity()),
+    "radazo": (aliases.radazo, transforms.scale_by_radazo()),
+    "zo_adamm": (aliases.zo_adamm, transforms.scale_by_zo_adamm()),
+    "zo_rmsprop": (aliases.zo_rmsprop, optax.scale_by_rms(0.99, 1e-8)),
+    "zo_sgd": (aliases.zo_sgd, optax.identity()),
     "zo_sgd_momentum": (
-        functools.partial(alias.zo_sgd, momentum=0.9),
+        functools.partial(aliases.zo_sgd, momentum=0.9),
         optax.trace(0.9),
     ),
     "zo_sgd_nesterov": (
-        functools.partial(alias.zo_sgd, momentum=0.9, nesterov=True),
+        functools.partial(aliases.zo_sgd, momentum=0.9, nesterov=True),
         optax.trace(0.9, nesterov=True),
     ),
-    "zo_signsgd": (alias.zo_signsgd, optax.scale_by_sign()),
+    "zo_signsgd": (aliases.zo_signsgd, optax.scale_by_sign()),
 }
 NAMES = tuple(OPTIMIZERS)
 WITH_MOMENTS = ("radazo", "zo_adamm", "zo_rmsprop", "zo_sgd_momentum")
@@ -124,9 +124,9 @@ def test_arguments_reach_rmsprop():
     expected = run(
         optax.chain(optax.scale_by_rms(0.75, 1e-2, 2.0), optax.scale(-0.5)), PARAMS, gs
     )
-    assert_equal(run(alias.zo_rmsprop(0.5, 0.75, 1e-2, 2.0), PARAMS, gs), expected)
+    assert_equal(run(aliases.zo_rmsprop(0.5, 0.75, 1e-2, 2.0), PARAMS, gs), expected)
     with lax_promotion():
-        first = run(alias.zo_rmsprop(0.5, bias_correction=True), PARAMS, gs)[0]
+        first = run(aliases.zo_rmsprop(0.5, bias_correction=True), PARAMS, gs)[0]
     np.testing.assert_allclose(first["b"], -0.5 * np.sign(gs[0]["b"]), rtol=1e-5)
 
 
@@ -134,7 +134,7 @@ def test_arguments_reach_rmsprop():
     ("make", "argument", "value", "error"),
     [
         (make, argument, value, error)
-        for make in (alias.radazo, alias.zo_adamm, alias.zo_rmsprop)
+        for make in (aliases.radazo, aliases.zo_adamm, aliases.zo_rmsprop)
         for argument, value, error in (
             ("b1", 1.0, ValueError),
             ("b2", 1.0, ValueError),
@@ -147,9 +147,9 @@ def test_arguments_reach_rmsprop():
         if argument in inspect.signature(make).parameters
     ]
     + [
-        (alias.zo_sgd, "momentum", 1.0, ValueError),
-        (alias.zo_sgd, "momentum", -0.1, ValueError),
-        (alias.zo_sgd, "momentum", True, TypeError),
+        (aliases.zo_sgd, "momentum", 1.0, ValueError),
+        (aliases.zo_sgd, "momentum", -0.1, ValueError),
+        (aliases.zo_sgd, "momentum", True, TypeError),
     ],
 )
 def test_bad_hyperparameters(make, argument, value, error):
@@ -199,7 +199,7 @@ def test_inject_hyperparams_schedules_any_of_them():
     def b1(count):
         return jnp.where(count < 1, 0.0, 0.5)
 
-    tx = optax.inject_hyperparams(alias.radazo)(0.1, b1=b1, mu_dtype="bfloat16")
+    tx = optax.inject_hyperparams(aliases.radazo)(0.1, b1=b1, mu_dtype="bfloat16")
     g = jnp.ones(2)
     state = tx.init(g)
     for expected in (0.0, 0.5):
@@ -211,7 +211,7 @@ def test_inject_hyperparams_schedules_any_of_them():
 @pytest.mark.parametrize("hyperparam_dtype", [jnp.float32, jnp.bfloat16])
 def test_inject_hyperparams_with_another_precision_than_the_moments(hyperparam_dtype):
     params = jnp.ones(3, jnp.bfloat16)
-    for make in (alias.radazo, alias.zo_adamm):
+    for make in (aliases.radazo, aliases.zo_adamm):
         tx = optax.inject_hyperparams(make, hyperparam_dtype=hyperparam_dtype)(0.125)
         with lax_promotion():  # For the learning rate.
             update, state = tx.update(params, tx.init(params), params)
@@ -331,7 +331,7 @@ def test_goes_downhill(name):
 @pytest.mark.parametrize("name", ["radazo", "zo_adamm", "zo_rmsprop", "zo_sgd"])
 def test_parameters_that_changed_since_init(name):
     options = {"momentum": 0.9} if name == "zo_sgd" else {}
-    optimizer = getattr(alias, name)(1e-2, **options)
+    optimizer = getattr(aliases, name)(1e-2, **options)
     params = {"w": jnp.ones((2, 3))}
     state = optimizer.init(params)
     with pytest.raises(ValueError, match=r"tree structure of the parameters.*'c'"):

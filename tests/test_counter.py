@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 from jax.extend import random
 
-from radazo_jax._src import counter
+from radazo_jax._src.numbers import counter, generator, keys
 
 SHAPES = [(), (0,), (5,), (3, 4), (2, 3, 4), (257, 1003)]
 
@@ -22,31 +22,23 @@ def as_int(counts):
 def test_bits_and_normals_are_those_of_jax_random(seed, shape):
     key = jax.random.key(seed, impl="threefry2x32")
     at = counter.positions(shape)
-    np.testing.assert_array_equal(counter.bits(key, at), jax.random.bits(key, shape))
+    np.testing.assert_array_equal(generator.bits(key, at), jax.random.bits(key, shape))
+    uniform = jax.random.uniform(key, shape)
+    np.testing.assert_array_equal(generator.uniform(key, at), uniform)
     expected = jax.random.normal(key, shape, jnp.float32)
-    np.testing.assert_array_equal(counter.normal(key, at), expected)
+    np.testing.assert_array_equal(generator.normal(key, at), expected)
     np.testing.assert_array_equal(
-        jax.jit(lambda k: counter.normal(k, counter.positions(shape)))(key), expected
-    )
-
-
-def test_fold_in_is_that_of_jax_random():
-    key, data = jax.random.key(5), jnp.array([0, 1, 7, 2**32 - 1], jnp.uint32)
-    expected = jax.vmap(lambda i: jax.random.fold_in(key, i))(data)
-    found = counter.fold_in(key, data)
-    assert found.dtype == expected.dtype
-    np.testing.assert_array_equal(
-        jax.random.key_data(found), jax.random.key_data(expected)
+        jax.jit(lambda k: generator.normal(k, counter.positions(shape)))(key), expected
     )
 
 
 def test_fast_normals_are_the_box_muller_transform_of_both_words():
     key, at = jax.random.key(2), counter.positions((100_000,))
-    words = [np.asarray(word) for word in counter.words(key, at)]
+    words = [np.asarray(word) for word in generator.words(key, at)]
     v = (words[0] >> 1) * 2.0**-31 + 2.0**-32
     x = words[1].astype(np.int32) * 2.0**-31
     expected = np.sqrt(-2 * np.log(v)) * np.sin(np.pi / 2 * x)
-    found = counter.fast_normal(key, at)
+    found = generator.fast_normal(key, at)
     assert found.dtype == jnp.float32
     # Where v is near 1 its rounding to float32 decides.
     near = v > 1 - 1e-3
@@ -56,7 +48,7 @@ def test_fast_normals_are_the_box_muller_transform_of_both_words():
 
 def test_fast_normals_are_standard_normal():
     at = counter.positions((1_000_000,))
-    z = np.asarray(counter.fast_normal(jax.random.key(11), at), np.float64)
+    z = np.asarray(generator.fast_normal(jax.random.key(11), at), np.float64)
     assert scipy.stats.kstest(z, "norm").pvalue > 1e-3
     # Four standard errors of each moment.
     for power, moment, variance in [(1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)]:
@@ -67,8 +59,8 @@ def test_fast_normals_are_standard_normal():
 def test_fast_normals_at_the_ends_of_the_words(monkeypatch):
     ends = np.array([0, 1, 2**31 - 1, 2**31, 2**32 - 1], np.uint32)
     first, second = map(jnp.asarray, np.meshgrid(ends, ends))
-    monkeypatch.setattr(counter, "words", lambda key, at: (first, second))
-    z = np.asarray(counter.fast_normal(None, None))
+    monkeypatch.setattr(generator, "words", lambda key, at: (first, second))
+    z = np.asarray(generator.fast_normal(None, None))
     assert np.isfinite(z).all()
     # √(-2 log 2⁻³²)
     np.testing.assert_allclose(abs(z).max(), 6.6604, rtol=1e-4)
@@ -90,7 +82,7 @@ def test_any_block_of_a_leaf(shape, starts, sizes):
     @jax.jit
     def draw(starts):
         at = counter.positions(shape, counter.block(sizes, starts))
-        return counter.normal(key, at)
+        return generator.normal(key, at)
 
     np.testing.assert_array_equal(draw(starts), whole[block])
     np.testing.assert_array_equal(
@@ -103,7 +95,7 @@ def test_gathered_rows():
     columns = jnp.arange(7, dtype=jnp.uint32)
     at = counter.positions((5, 7), [rows[:, None], columns[None, :]])
     whole = jax.random.normal(key, (5, 7))
-    np.testing.assert_array_equal(counter.normal(key, at), whole[rows.astype(int)])
+    np.testing.assert_array_equal(generator.normal(key, at), whole[rows.astype(int)])
 
 
 @pytest.mark.parametrize(
@@ -133,7 +125,7 @@ def test_positions_past_two_to_the_32(shape, offset):
 def test_bits_past_two_to_the_32_are_those_of_jax_random():
     key, shape = jax.random.key(1), (2**20, 2**14)
     at = counter.positions(shape, counter.block((1, 8), (2**19, 5)))
-    words = counter.words(key, at)
+    words = generator.words(key, at)
     position = 2**19 * 2**14 + 5
     for j in range(8):
         hi, lo = divmod(position + j, 2**32)
@@ -146,15 +138,15 @@ def test_bits_past_two_to_the_32_are_those_of_jax_random():
 def test_below_is_the_long_product(bound):
     key = jax.random.key(5)
     at = counter.positions((64,))
-    hi, lo = counter.words(key, at)
+    hi, lo = generator.words(key, at)
     random = as_int(counter.Counter(hi, lo))
-    assert as_int(counter.below(key, at, bound)).tolist() == [
+    assert as_int(generator.below(key, at, bound)).tolist() == [
         (int(r) * bound) >> 64 for r in random
     ]
 
 
 def test_nothing_rolled_in_the_program():
-    draw = jax.jit(lambda key: counter.normal(key, counter.positions((1000,))))
+    draw = jax.jit(lambda key: generator.normal(key, counter.positions((1000,))))
     assert "while" not in draw.lower(jax.random.key(0)).as_text()
 
 
@@ -162,7 +154,7 @@ def test_keys_of_every_kind():
     typed = jax.random.key(7, impl="threefry2x32")
     raw = jax.random.key_data(typed)
     for key in (typed, raw, np.asarray(raw), 7, np.int64(7), jnp.int32(7)):
-        assert (jax.random.key_data(counter.as_key(key)) == raw).all()
+        assert (jax.random.key_data(keys.as_key(key)) == raw).all()
 
 
 @pytest.mark.parametrize(
@@ -170,7 +162,7 @@ def test_keys_of_every_kind():
 )
 def test_no_key(key):
     with pytest.raises(TypeError, match="seed must be a key such as"):
-        counter.as_key(key, "seed")
+        keys.as_key(key, "seed")
 
 
 @pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
@@ -178,11 +170,11 @@ def test_rbg_keys_are_refused(impl):
     key = jax.random.key(0, impl=impl)
     for k in (key, jax.random.key_data(key)):
         with pytest.raises(ValueError, match=r"rbg.*impl='threefry2x32'"):
-            counter.as_key(k)
+            keys.as_key(k)
 
 
 def test_batches_of_keys_are_refused():
-    keys = jax.random.split(jax.random.key(0), 3)
-    for k in (keys, jax.random.key_data(keys)):
+    several = jax.random.split(jax.random.key(0), 3)
+    for k in (several, jax.random.key_data(several)):
         with pytest.raises(ValueError, match=r"single key; got keys of shape \(3,\)"):
-            counter.as_key(k)
+            keys.as_key(k)

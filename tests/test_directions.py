@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src import counter, directions, kept
+from radazo_jax._src.directions import sums
+from radazo_jax._src.directions.layout import layout_of
+from radazo_jax._src.numbers import counter, generator
 
 LAWS = {
     "sphere": zo.sphere(),
@@ -67,7 +69,7 @@ def test_sphere_of_a_million_has_norm_one():
 def test_sphere_is_a_normalized_normal_vector():
     key = jax.random.key(4)
     at = counter.positions((NUM_COORDINATES,))
-    z = np.asarray(counter.fast_normal(key, at), np.float64)
+    z = np.asarray(generator.fast_normal(key, at), np.float64)
     np.testing.assert_allclose(
         flat(draw(zo.sphere(), key)), z / np.linalg.norm(z), rtol=1e-5
     )
@@ -128,13 +130,16 @@ def test_directions_are_pytrees_that_vmap_and_scan(law):
 
 
 def test_kept_directions_are_the_sampled_ones(law):
-    keys = jax.random.split(jax.random.key(1), 3)
-    stored = kept.keep(law, keys, PARAMS)
+    key, layout = jax.random.key(1), layout_of(PARAMS)
+    sampled = sums.sample(law, key, jnp.arange(3, dtype=jnp.uint32), layout)
+    stored = sums.hold(sampled, layout, at_once=True)
+    assert sampled.held is None and stored.held is not None
     for k in range(3):
-        expected = jax.tree.leaves(draw(law, keys[k]))
-        for got, leaf in zip(stored.draws, expected, strict=True):
-            u = kept.elements(jax.tree.map(lambda x, k=k: x[k], got), leaf.shape)
-            np.testing.assert_array_equal(stored.scale[k] * u, leaf)
+        expected = flat(draw(law, jax.random.fold_in(key, k)))
+        for directions in (sampled, stored):
+            direction = jax.tree.map(lambda x, k=k: x[k], directions)
+            got = flat(law.materialize(direction, PARAMS))
+            np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.parametrize("sizes", [(7, 1), (32, 64), (5, 3000, 40)])
@@ -142,14 +147,13 @@ def test_signs_of_leaves_that_begin_within_a_word(sizes):
     key, law = jax.random.key(3), zo.rademacher()
     params = [jnp.zeros(size) for size in sizes]
     total = sum(sizes)
-    one_by_one = law.draw(key, counter.positions((total,)), total)
+    one_by_one = law.draw(key, jnp.uint32(0), counter.positions((total,)))
+    direction = law.sample(key, params)
     np.testing.assert_array_equal(flat(draw(law, key, params)), one_by_one)
-    stored = kept.keep(law, key[None], params)
-    assert sum(x.size for x in jax.tree.leaves(stored.draws)) <= total / 32 + len(sizes)
-    us = [
-        kept.elements(jax.tree.map(lambda x: x[0], d), p.shape)
-        for d, p in zip(stored.draws, params, strict=True)
-    ]
+    layout = layout_of(params)
+    held = law._held(law._numbers(direction, layout), layout)
+    assert sum(x.size for x in jax.tree.leaves(held)) <= total / 32 + len(sizes)
+    us = [of_leaf.values() for of_leaf in held]
     np.testing.assert_array_equal(jnp.concatenate(us), one_by_one)
 
 
@@ -165,28 +169,24 @@ def test_laws_are_values(law):
 
 
 def test_positions_of_leaves():
-    leaves = directions.layout(PARAMS)
-    assert [leaf.offset for leaf in leaves] == [0, 2, 3]
-    assert directions.num_coordinates(leaves) == NUM_COORDINATES
+    layout = layout_of(PARAMS)
+    assert [leaf.offset for leaf in layout.leaves] == [0, 2, 3]
+    assert layout.dimension == NUM_COORDINATES
 
 
 def test_coordinates_past_two_to_the_32():
     # Two leaves of 2^33 elements each, only their descriptions: the draw at a few
     # positions on both sides of every boundary of the 32-bit words.
     total = 2**34
-    key = jax.random.key(2)
-    from radazo_jax._src import counter
+    key, number = jax.random.key(2), jnp.uint32(0)
+
+    def at(size, offset):
+        return counter.positions((size,), offset=offset, dimension=total)
 
     for offset in (2**32 - 2, 2**33 - 2, total - 4):
-        at = counter.positions((4,), offset=offset)
         for law in LAWS.values():
-            block = law.draw(key, at, total)
-            again = [
-                law.draw(key, counter.positions((1,), offset=offset + i), total)[0]
-                for i in range(4)
-            ]
+            block = law.draw(key, number, at(4, offset))
+            again = [law.draw(key, number, at(1, offset + i))[0] for i in range(4)]
             np.testing.assert_array_equal(block, jnp.stack(again))
-    signs = zo.rademacher().draw(
-        key, counter.positions((4096,), offset=2**32 - 64), total
-    )
+    signs = zo.rademacher().draw(key, number, at(4096, 2**32 - 64))
     assert abs(float(signs.mean())) < 0.1

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src import counter, exact, laws
+from radazo_jax._src.directions import laws
+from radazo_jax._src.numbers import counter, exact, generator
 
 
 def normals(*shape):
-    return counter.fast_normal(jax.random.key(7), counter.positions(shape))
+    return generator.fast_normal(jax.random.key(7), counter.positions(shape))
 
 
 def as_int(total):

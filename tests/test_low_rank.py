@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src import axes, directions
+from radazo_jax._src.directions.layout import layout_of
+from radazo_jax._src.perturb import axes
 
 KEY = jax.random.key(0)
 
@@ -54,7 +55,7 @@ def test_where_chooses_the_leaves():
 
 
 def inferred(fun, params, **kwargs):
-    law = axes.specialize(zo.low_rank(**kwargs), fun, params)
+    law = axes.specialize(zo.low_rank(**kwargs), fun, params, layout_of(params))
     return dict(law.inferred)
 
 
@@ -106,7 +107,7 @@ def test_dimension_numbers_override_what_is_inferred(as_function):
     law = zo.low_rank(
         1, dimension_numbers=(lambda p: numbers) if as_function else numbers
     )
-    law = axes.specialize(law, lambda p: jnp.sum(p["w"]), params)
+    law = axes.specialize(law, lambda p: jnp.sum(p["w"]), params, layout_of(params))
     u = law.materialize(law.sample(KEY, params), params)
     assert np.linalg.matrix_rank(u["w"].reshape(24, 5)) == 1
     assert np.linalg.matrix_rank(u["v"]) == 4
@@ -145,7 +146,9 @@ def test_nothing_is_rounded_into_bfloat16_matrices():
         return jnp.sum(jnp.dot(x, w, preferred_element_type=jnp.float32))
 
     direction = zo.low_rank().sample(KEY, w)
-    u = np.asarray(directions.elements(direction, w), np.float64)
+    u = np.asarray(
+        zo.low_rank().materialize(direction, w.astype(jnp.float32)), np.float64
+    )
     scale = 1e-4
     got = float(zo.perturb(loss)(w, direction, scale)) - float(loss(w))
     np.testing.assert_allclose(

@@ -16,7 +16,8 @@ from jax.extend import core
 from zoo import PROGRAMS, normal
 
 import radazo_jax as zo
-from radazo_jax._src import axes
+from radazo_jax._src.directions.layout import layout_of
+from radazo_jax._src.perturb import axes
 
 SCALE = 0.1
 SELECTED = [name for name, program in PROGRAMS.items() if program.selected]
@@ -41,8 +42,8 @@ class Hashed(zo.Law):
         del params
         return 1.0
 
-    def draw(self, key, at, num_coordinates):
-        del num_coordinates
+    def draw(self, key, number, at):
+        del number
         word = (at.lo + jax.random.key_data(key)[1]) * np.uint32(2654435761)
         return (word >> np.uint32(8)).astype(jnp.float32) * np.float32(2**-23) - 1
 
@@ -647,7 +648,7 @@ def test_low_rank_never_forms_the_matrix(name, num):
     law = zo.low_rank(2)
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         fun, params, *args = NEVER_FORMED[name]()
-        law = axes.specialize(law, lambda p: fun(p, *args), params)
+        law = axes.specialize(law, lambda p: fun(p, *args), params, layout_of(params))
         full = max(leaf.size for leaf in jax.tree.leaves(params))
         sizes = computed_sizes(fun, law, params, *args, num=num)
     assert max(sizes)[0] < full, max(sizes)

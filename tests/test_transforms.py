@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from radazo_jax._src import transforms
+from radazo_jax._src.optimize import transforms
 
 TRANSFORMS = {
     "radazo": (transforms.scale_by_radazo, transforms.ScaleByRadazoState),

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from radazo_jax._src import trees
-from radazo_jax._src.dtypes import at_least_float32
+from radazo_jax._src.trees import at_least_float32
 
 _T = TypeVar("_T")
 

@@ -1,4 +1,4 @@
-"""Trees of which some leaves are arrays."""
+"""Trees of arrays, and of which some leaves are arrays."""
 
 import dataclasses
 from typing import Any
@@ -73,3 +73,13 @@ def _has_hash(x: Any) -> bool:
     except TypeError:
         return False
     return True
+
+
+def at_least_float32(dtype: Any) -> jnp.dtype:
+    """`dtype`, or float32 for the floating-point types narrower than it.
+
+    Written without `jnp.promote_types`, which refuses bfloat16 with float32 under
+    strict promotion.
+    """
+    dtype = jnp.dtype(dtype)
+    return dtype if dtype.itemsize >= 4 else jnp.dtype(jnp.float32)

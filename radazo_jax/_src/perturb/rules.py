@@ -16,9 +16,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
-from radazo_jax._src import products, views
-from radazo_jax._src.equations import bind
-from radazo_jax._src.views import View
+from radazo_jax._src.directions.held import Drawn, Factors
+from radazo_jax._src.perturb import products, rearrange, views
+from radazo_jax._src.perturb.equations import bind
+from radazo_jax._src.perturb.rearrange import OfMark
+from radazo_jax._src.perturb.views import View
 
 Value = Any  # An array or a View.
 
@@ -94,7 +96,7 @@ Rule = Callable[[core.JaxprEqn, list[Value]], "list[Value] | None"]
 
 
 def _structural(
-    rearrangement: Callable[[View, core.JaxprEqn, list[Any]], views.OfMark | None],
+    rearrangement: Callable[[View, core.JaxprEqn, list[Any]], OfMark | None],
 ) -> Rule:
     """A rule for a primitive whose first operand, a view, is only rearranged."""
 
@@ -119,49 +121,47 @@ def _is_only_view(inputs: list[Value]) -> bool:
     return 0 not in view.shape
 
 
-def _transpose(view: View, eqn: core.JaxprEqn, _: list[Any]) -> views.OfMark:
-    return views.transpose(eqn.params["permutation"])
+def _transpose(view: View, eqn: core.JaxprEqn, _: list[Any]) -> OfMark:
+    return rearrange.transpose(eqn.params["permutation"])
 
 
-def _reshape(view: View, eqn: core.JaxprEqn, _: list[Any]) -> views.OfMark | None:
+def _reshape(view: View, eqn: core.JaxprEqn, _: list[Any]) -> OfMark | None:
     if eqn.params["dimensions"] is not None:
         return None
-    return views.reshape(view.shape, eqn.params["new_sizes"])
+    return rearrange.reshape(view.shape, eqn.params["new_sizes"])
 
 
-def _squeeze(view: View, eqn: core.JaxprEqn, _: list[Any]) -> views.OfMark:
+def _squeeze(view: View, eqn: core.JaxprEqn, _: list[Any]) -> OfMark:
     dropped = eqn.params["dimensions"]
     sizes = [n for axis, n in enumerate(view.shape) if axis not in dropped]
-    return views.reshape(view.shape, sizes)
+    return rearrange.reshape(view.shape, sizes)
 
 
-def _expand(view: View, eqn: core.JaxprEqn, others: list[Any]) -> views.OfMark | None:
+def _expand(view: View, eqn: core.JaxprEqn, others: list[Any]) -> OfMark | None:
     if others:  # Sizes known only at run time.
         return None
     params = eqn.params
-    return views.expand(view.shape, params["shape"], params["broadcast_dimensions"])
+    return rearrange.expand(view.shape, params["shape"], params["broadcast_dimensions"])
 
 
-def _slice(view: View, eqn: core.JaxprEqn, _: list[Any]) -> views.OfMark | None:
+def _slice(view: View, eqn: core.JaxprEqn, _: list[Any]) -> OfMark | None:
     starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
     # Slices that overlap would each be drawn.
     size = math.prod(b - a for a, b in zip(starts, limits, strict=True))
-    if view.direction is not None and 2 * size > math.prod(view.shape):
+    if isinstance(view.u, Drawn) and 2 * size > math.prod(view.shape):
         return None
-    return views.slice_(starts, limits, eqn.params["strides"] or [1] * len(starts))
+    return rearrange.slice_(starts, limits, eqn.params["strides"] or [1] * len(starts))
 
 
-def _dynamic_slice(
-    view: View, eqn: core.JaxprEqn, starts: list[Any]
-) -> views.OfMark | None:
+def _dynamic_slice(view: View, eqn: core.JaxprEqn, starts: list[Any]) -> OfMark | None:
     sizes = eqn.params["slice_sizes"]
     if len(starts) != len(sizes):  # Sizes known only at run time.
         return None
-    return views.dynamic_slice(eqn.primitive, starts, sizes)
+    return rearrange.dynamic_slice(eqn.primitive, starts, sizes)
 
 
-def _reverse(view: View, eqn: core.JaxprEqn, _: list[Any]) -> views.OfMark:
-    return views.reverse(eqn.params["dimensions"])
+def _reverse(view: View, eqn: core.JaxprEqn, _: list[Any]) -> OfMark:
+    return rearrange.reverse(eqn.params["dimensions"])
 
 
 def _convert(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
@@ -178,14 +178,14 @@ def _gather(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
         return None
     view, starts = inputs
     [base] = bind(eqn, [view.base, starts])
-    found = views.gather(view, starts, base, eqn.params)
+    found = rearrange.gather(view, starts, base, eqn.params)
     return None if found is None else [found]
 
 
 def _constrained(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
     # A leaf that is drawn is built where it lies, before it is gathered.
     [view] = inputs
-    if not view.factors:
+    if not isinstance(view.u, Factors):
         return None
     return [dataclasses.replace(view, base=bind(eqn, [view.base])[0])]
 
@@ -254,7 +254,7 @@ def _scan(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
     def body(carry: list[jax.Array], xs: Any) -> tuple[Any, Any]:
         i, slices = xs
         slices = [
-            views.at(stack, i, part) if isinstance(stack, View) else part
+            rearrange.at(stack, i, part) if isinstance(stack, View) else part
             for stack, part in zip(stacks, slices, strict=True)
         ]
         # What a body starts from is there when it starts: a leaf need not wait for it,

@@ -10,7 +10,8 @@ gradients, but do not depend on where gradients come from.
 import jax
 import optax
 
-from radazo_jax._src import checks, transforms
+from radazo_jax._src import checks
+from radazo_jax._src.optimize import transforms
 
 
 def radazo(

@@ -16,8 +16,9 @@ import optax
 from jax import lax
 from jax.tree_util import Partial
 
-from radazo_jax._src import checks, processes, trees
-from radazo_jax._src.estimators import GradientEstimator
+from radazo_jax._src import checks, trees
+from radazo_jax._src.estimate.estimator import GradientEstimator, check_estimator
+from radazo_jax._src.numbers import keys
 
 # Without a given chunk size, chunks aim at this many seconds: long enough that what
 # is done between them does not count, short enough for a progress bar and Ctrl-C.
@@ -136,7 +137,7 @@ def minimize(
             params,
             optimizer.init(params),
             estimator.init(params),
-            processes.check_same_key(key),
+            keys.check_same_key(key),
             jnp.zeros((), jnp.int32),
         )
     # The chunks work in place on their state, so the caller keeps a copy of the first.
@@ -175,11 +176,7 @@ def _check_arguments(fun: Any, optimizer: Any, estimator: Any) -> None:
             "optimizer must be an Optax transformation such as radazo(1e-3); got "
             f"{optimizer!r}."
         )
-    if not isinstance(estimator, GradientEstimator):
-        raise TypeError(
-            "estimator must be a GradientEstimator such as forward_difference(); got "
-            f"{estimator!r}."
-        )
+    check_estimator(estimator)
 
 
 @functools.partial(

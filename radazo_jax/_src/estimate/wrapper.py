@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src import processes
-from radazo_jax._src.estimators import GradientEstimator
+from radazo_jax._src.estimate.estimator import GradientEstimator, check_estimator
+from radazo_jax._src.numbers import keys
 
 
 class EstimateGradientState(NamedTuple):
@@ -81,12 +81,8 @@ def estimate_gradient(
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       algorithm 2, first line of the loop.
     """
-    if not isinstance(estimator, GradientEstimator):
-        raise TypeError(
-            "estimator must be a GradientEstimator such as forward_difference(); got "
-            f"{estimator!r}."
-        )
-    key = processes.check_same_key(key)
+    check_estimator(estimator)
+    key = keys.check_same_key(key)
 
     def init(params: Any) -> EstimateGradientState:
         _check_not_masked(params)

@@ -10,17 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from radazo_jax._src import counter, exact, fusion
-from radazo_jax._src.directions import (
-    Direction,
-    Law,
-    Leaf,
-    Signs,
-    elements,
-    layout,
-    num_coordinates,
-    sign,
-)
+from radazo_jax._src import fusion
+from radazo_jax._src.directions.held import Held, Signs, Stored, sign
+from radazo_jax._src.directions.law import Direction, Law, elements
+from radazo_jax._src.directions.layout import Layout, Leaf, layout_of
+from radazo_jax._src.numbers import counter, exact, generator
+from radazo_jax._src.numbers.counter import Counter, Positions
 
 # How many coordinates are drawn together where only their norm is asked for.
 _CHUNK = 2**18
@@ -33,59 +28,62 @@ class Gaussian(Law):
         del params
         return 1.0
 
-    def draw(
-        self, key: jax.Array, at: counter.Counter, num_coordinates: int
-    ) -> jax.Array:
-        del num_coordinates
-        return counter.normal(key, at)
+    def draw(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
+        del number
+        return generator.normal(key, at)
 
 
 class Sphere(Law):
     """See `sphere`."""
 
+    _normalized = True
+
     def factor(self, params: Any) -> float:
-        return float(num_coordinates(layout(params)))
+        return float(layout_of(params).dimension)
 
-    def draw(
-        self, key: jax.Array, at: counter.Counter, num_coordinates: int
-    ) -> jax.Array:
-        del num_coordinates
-        return counter.fast_normal(key, at)
+    def draw(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
+        del number
+        return generator.fast_normal(key, at)
 
-    def normalization(self, draws: Sequence[Any]) -> jax.Array:
-        fraction = exact.fraction_bits(sum(draw.size for draw in draws))
-        squares = [exact.sum_of_squares(draw, fraction) for draw in draws]
-        square = functools.reduce(counter.add, squares, counter.zero())
-        return lax.rsqrt(exact.as_float(square, fraction))
+    def _sample(self, key: jax.Array, number: jax.Array, layout: Layout) -> Direction:
+        unscaled = super()._sample(key, number, layout)
 
-    def _scale(self, key: jax.Array, params: Any) -> jax.Array:
-        total = num_coordinates(layout(params))
+        def at_once(direction: Direction) -> jax.Array:
+            return self._scale([Stored(u) for u in elements(direction, layout)])
 
-        def at_once(key: jax.Array) -> jax.Array:
-            unscaled = Direction(key, jnp.ones((), jnp.float32), self)
-            return self.normalization(jax.tree.leaves(elements(unscaled, params)))
+        if layout.dimension <= _CHUNK:
+            scale = at_once(unscaled)
+        else:
+            # XLA's CPU backend stores what it sums, so there it is drawn in pieces.
+            in_pieces = functools.partial(self._scale_in_pieces, layout.dimension)
+            scale = lax.platform_dependent(unscaled, cpu=in_pieces, default=at_once)
+        return Direction(key, number, scale, self)
 
-        if total <= _CHUNK:
-            return at_once(key)
-        # XLA's CPU backend stores what it sums, so there it is drawn in pieces.
-        in_pieces = functools.partial(self._scale_in_pieces, total=total)
-        return lax.platform_dependent(key, cpu=in_pieces, default=at_once)
+    def _scale(self, held: Sequence[Held]) -> jax.Array:
+        elements = [of_leaf.values() for of_leaf in held]
+        fraction = exact.fraction_bits(sum(x.size for x in elements))
+        squares = [exact.sum_of_squares(x, fraction) for x in elements]
+        return _inverse_root(functools.reduce(counter.add, squares), fraction)
 
-    def _scale_in_pieces(self, key: jax.Array, *, total: int) -> jax.Array:
-        fraction = exact.fraction_bits(total)
-        pieces, rest = divmod(total, _CHUNK)
+    def _scale_in_pieces(self, dimension: int, direction: Direction) -> jax.Array:
+        fraction = exact.fraction_bits(dimension)
+        pieces, rest = divmod(dimension, _CHUNK)
 
-        def squares(at: counter.Counter) -> counter.Counter:
-            return exact.sum_of_squares(self.draw(key, at, total), fraction)
+        def squares(at: Positions) -> Counter:
+            drawn = self.draw(direction.key, direction.number, at)
+            return exact.sum_of_squares(drawn, fraction)
 
-        def add(i: jax.Array, sum_before: counter.Counter) -> counter.Counter:
+        def add(i: jax.Array, sum_before: Counter) -> Counter:
             piece = counter.block((1, _CHUNK), (i, 0))
             at = counter.positions((pieces, _CHUNK), piece)
             return counter.add(sum_before, squares(at))
 
         last = squares(counter.positions((rest,), offset=pieces * _CHUNK))
-        square = lax.fori_loop(0, pieces, add, last)
-        return lax.rsqrt(exact.as_float(square, fraction))
+        return _inverse_root(lax.fori_loop(0, pieces, add, last), fraction)
+
+
+def _inverse_root(square: Counter, fraction: int) -> jax.Array:
+    return lax.rsqrt(exact.as_float(square, fraction))
 
 
 class Rademacher(Law):
@@ -95,35 +93,32 @@ class Rademacher(Law):
         del params
         return 1.0
 
-    def draw(
-        self, key: jax.Array, at: counter.Counter, num_coordinates: int
-    ) -> jax.Array:
-        del num_coordinates
+    def draw(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
+        del number
         # A random word serves 32 elements, a bit each.
-        word = counter.Counter(
+        word = Counter(
             at.hi >> np.uint32(5),
             (at.lo >> np.uint32(5)) | (at.hi << np.uint32(27)),
         )
-        return sign(counter.bits(key, word) >> (at.lo & np.uint32(31)))
+        return sign(generator.bits(key, word) >> (at.lo & np.uint32(31)))
 
-    def whole(
-        self, direction: Direction, leaf: Leaf, num_coordinates: int
-    ) -> jax.Array:
+    def _whole(self, direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
         def from_words(direction: Direction) -> jax.Array:
-            key = direction.key
-            words = fusion.compute_once(functools.partial(_words, leaf=leaf), key, key)
-            return direction.scale * Signs(words).elements(leaf.shape)
+            words = functools.partial(_words, leaf=leaf)
+            stored = fusion.compute_once(words, direction.key, direction.key)
+            return Signs(stored, leaf.shape).values()
 
-        elementwise = functools.partial(
-            super().whole, leaf=leaf, num_coordinates=num_coordinates
+        one_by_one = functools.partial(super()._whole, leaf=leaf, dimension=dimension)
+        return lax.platform_dependent(direction, cpu=from_words, default=one_by_one)
+
+    def _numbers(self, direction: Direction, layout: Layout) -> list[jax.Array]:
+        return [_words(direction.key, leaf) for leaf in layout.leaves]
+
+    def _held(self, numbers: list[jax.Array], layout: Layout) -> tuple[Held, ...]:
+        return tuple(
+            Signs(words, leaf.shape)
+            for words, leaf in zip(numbers, layout.leaves, strict=True)
         )
-        return lax.platform_dependent(direction, cpu=from_words, default=elementwise)
-
-    def numbers(
-        self, direction: Direction, leaves: Sequence[Leaf], num_coordinates: int
-    ) -> list[Signs]:
-        del num_coordinates
-        return [Signs(_words(direction.key, leaf)) for leaf in leaves]
 
 
 def _words(key: jax.Array, leaf: Leaf) -> jax.Array:
@@ -131,7 +126,7 @@ def _words(key: jax.Array, leaf: Leaf) -> jax.Array:
     first, start = divmod(leaf.offset, 32)
     num_words = -(-math.prod(leaf.shape) // 32)
     at = counter.positions((num_words + (start > 0),), offset=first)
-    words = counter.bits(key, at)
+    words = generator.bits(key, at)
     if start == 0:
         return words
     return (words[:-1] >> np.uint32(start)) | (words[1:] << np.uint32(32 - start))
@@ -141,18 +136,15 @@ class Coordinate(Law):
     """See `coordinate`."""
 
     def factor(self, params: Any) -> float:
-        return float(num_coordinates(layout(params)))
+        return float(layout_of(params).dimension)
 
-    def draw(
-        self, key: jax.Array, at: counter.Counter, num_coordinates: int
-    ) -> jax.Array:
-        zero = counter.zero()
-        chosen = counter.below(key, zero, max(num_coordinates, 1))
-        bit = counter.bits(key, zero._replace(lo=zero.lo + np.uint32(1))) >> np.uint32(
-            31
-        )
-        sign = 1 - 2 * bit.astype(jnp.float32)
-        return jnp.where((at.hi == chosen.hi) & (at.lo == chosen.lo), sign, 0.0)
+    def draw(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
+        del number
+        first, second = (counter.low(jnp.uint32(i)) for i in (0, 1))
+        chosen = generator.below(key, first, max(at.dimension, 1))
+        negative = generator.bits(key, second) >> np.uint32(31)
+        signed = 1 - 2 * negative.astype(jnp.float32)
+        return jnp.where((at.hi == chosen.hi) & (at.lo == chosen.lo), signed, 0.0)
 
 
 def sphere() -> Law:

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.dtypes import at_least_float32
+from radazo_jax._src.trees import at_least_float32
 
 
 class ScaleByRadazoState(NamedTuple):

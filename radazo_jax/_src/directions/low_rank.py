@@ -1,16 +1,18 @@
 """Directions that are matrices of low rank, leaf by leaf."""
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
-from radazo_jax._src import checks, counter
-from radazo_jax._src.directions import Direction, Draw, Factors, Law, Leaf, layout
-from radazo_jax._src.laws import Gaussian
+from radazo_jax._src import checks
+from radazo_jax._src.directions.held import Factors, Held, Stored
+from radazo_jax._src.directions.law import Direction, Law
+from radazo_jax._src.directions.laws import Gaussian
+from radazo_jax._src.directions.layout import Layout, Leaf, layout_of
+from radazo_jax._src.numbers import counter, generator
+from radazo_jax._src.numbers.counter import Positions
 
 
 class MatrixAxes(NamedTuple):
@@ -25,7 +27,6 @@ class MatrixAxes(NamedTuple):
     columns: tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True)
 class LowRank(Gaussian):
     """See `low_rank`."""
 
@@ -35,26 +36,13 @@ class LowRank(Gaussian):
     # What a function's use of the leaves says, by path; set by `axes.specialize`.
     inferred: tuple[tuple[str, MatrixAxes | None], ...] = ()
 
-    def block(
-        self,
-        direction: Direction,
-        leaf: Leaf,
-        indices: Sequence[jax.Array],
-        num_coordinates: int,
-    ) -> jax.Array:
-        axes = self.axes(leaf)
-        if axes is None:
-            leaf = leaf._replace(offset=self._room(leaf))
-            return super().block(direction, leaf, indices, num_coordinates)
-        return self._factors(direction, leaf, axes, indices).product()
-
     def sample(self, key: jax.typing.ArrayLike, params: Any) -> Direction:
-        self.check_where(params)
+        self.check_where(layout_of(params))
         return super().sample(key, params)
 
-    def check_where(self, params: Any) -> None:
+    def check_where(self, layout: Layout) -> None:
         """Raises if `where` matches no leaf."""
-        leaves = [(jax.tree_util.keystr(x.path), x.shape) for x in layout(params)]
+        leaves = [(leaf.path, leaf.shape) for leaf in layout.leaves]
         if self.where and leaves and not any(self.where(*leaf) for leaf in leaves):
             raise ValueError(
                 f"where must match at least one leaf; it matches none of {leaves}."
@@ -66,87 +54,68 @@ class LowRank(Gaussian):
             return self.inferred
         return _by_path(self.dimension_numbers(params))
 
-    def factors(self, direction: Direction, leaf: Leaf) -> Factors | None:
-        axes = self.axes(leaf)
-        if axes is None:
-            return None
-        return self._factors(direction, leaf, axes, counter.block(leaf.shape))
-
-    def num_stored(self, leaf: Leaf) -> int:
-        axes = self.axes(leaf)
-        if axes is None:
-            return super().num_stored(leaf)
-        size = math.prod(leaf.shape)
-        rows = math.prod(leaf.shape[axis] for axis in axes.rows)
-        columns = math.prod(leaf.shape[axis] for axis in axes.columns)
-        return self.rank * (size // rows + size // columns)
-
     def axes(self, leaf: Leaf) -> MatrixAxes | None:
         """The axes that make the matrices of a leaf; `None` if it is drawn dense."""
-        path = jax.tree_util.keystr(leaf.path)
-        if self.where is not None and not self.where(path, leaf.shape):
+        if self.where is not None and not self.where(leaf.path, leaf.shape):
             return None
-        axes = dict(self.inferred).get(path, default_axes(range(len(leaf.shape))))
+        default = default_axes(range(len(leaf.shape)))
+        axes = dict(self.inferred).get(leaf.path, default)
         if axes is None:
             return None
         sides = [math.prod(leaf.shape[axis] for axis in side) for side in axes]
         return axes if min(sides) > self.rank else None
 
-    def numbers(
-        self, direction: Direction, leaves: Sequence[Leaf], num_coordinates: int
-    ) -> jax.Array:
-        del num_coordinates
-        # Drawn together they are one piece of code, which compiles faster.
-        at = [part for leaf in leaves for part in self._all_positions(leaf)]
-        return counter.normal(direction.key, counter.concatenate(at))
+    def _lazy(self, direction: Direction, leaf: Leaf, dimension: int) -> Held:
+        if self.axes(leaf) is None:
+            moved = leaf._replace(offset=self._room(leaf))
+            return super()._lazy(direction, moved, dimension)
+        a, b = (generator.normal(direction.key, at) for at in self._positions(leaf))
+        return self._factors(a, b)
 
-    def draws(self, numbers: jax.Array, leaves: Sequence[Leaf]) -> list[Draw]:
-        at = jax.eval_shape(lambda: [self._all_positions(leaf) for leaf in leaves])
+    def _numbers(self, direction: Direction, layout: Layout) -> jax.Array:
+        # Drawn together they are one piece of code, which compiles faster.
+        at = [part for leaf in layout.leaves for part in self._positions(leaf)]
+        return generator.normal(direction.key, counter.concatenate(at))
+
+    def _held(self, numbers: jax.Array, layout: Layout) -> tuple[Held, ...]:
+        at = jax.eval_shape(lambda: [self._positions(leaf) for leaf in layout.leaves])
         shapes = [part.lo.shape for of_leaf in at for part in of_leaf]
         parts = iter(counter.split(numbers, shapes))
-        return [
-            next(parts)
+        return tuple(
+            Stored(next(parts))
             if self.axes(leaf) is None
-            else self._scaled(next(parts), next(parts))
-            for leaf in leaves
-        ]
+            else self._factors(next(parts), next(parts))
+            for leaf in layout.leaves
+        )
 
-    def _all_positions(self, leaf: Leaf) -> list[counter.Counter]:
-        """Where the elements of a leaf are drawn, or those of its two factors."""
+    def _num_stored(self, leaf: Leaf) -> int:
         axes = self.axes(leaf)
         if axes is None:
-            return [counter.positions(leaf.shape, offset=self._room(leaf))]
-        return self._positions(leaf, axes, counter.block(leaf.shape))
+            return leaf.size
+        rows = math.prod(leaf.shape[axis] for axis in axes.rows)
+        columns = math.prod(leaf.shape[axis] for axis in axes.columns)
+        return self.rank * (leaf.size // rows + leaf.size // columns)
+
+    def _factors(self, a: jax.Array, b: jax.Array) -> Factors:
+        return Factors(a / math.sqrt(self.rank), b)
 
     def _room(self, leaf: Leaf) -> int:
         """Where the numbers of a leaf begin: each has the room of two factors."""
         return 2 * self.rank * leaf.offset
 
-    def _factors(
-        self,
-        direction: Direction,
-        leaf: Leaf,
-        axes: MatrixAxes,
-        indices: Sequence[jax.Array],
-    ) -> Factors:
-        at = self._positions(leaf, axes, indices)
-        return self._scaled(*(counter.normal(direction.key, part) for part in at))
-
-    def _scaled(self, a: jax.Array, b: jax.Array) -> Factors:
-        return Factors(a / math.sqrt(self.rank), b)
-
-    def _positions(
-        self, leaf: Leaf, axes: MatrixAxes, indices: Sequence[jax.Array]
-    ) -> list[counter.Counter]:
-        """Where the elements of both factors are drawn."""
-        at, offset = [], self._room(leaf)
-        last = jnp.arange(self.rank, dtype=jnp.uint32)
-        last = last.reshape((1,) * len(leaf.shape) + (self.rank,))
+    def _positions(self, leaf: Leaf) -> list[Positions]:
+        """Where the elements of a leaf are drawn, or those of its two factors."""
+        axes, offset = self.axes(leaf), self._room(leaf)
+        if axes is None:
+            return [counter.positions(leaf.shape, offset=offset)]
+        at = []
         for dropped in (axes.columns, axes.rows):
             kept = [axis for axis in range(len(leaf.shape)) if axis not in dropped]
+            sizes = [1 if axis in dropped else n for axis, n in enumerate(leaf.shape)]
+            indices = counter.block((*sizes, self.rank))
             shape = (*(leaf.shape[axis] for axis in kept), self.rank)
-            along = [jnp.expand_dims(indices[axis], -1) for axis in kept]
-            at.append(counter.positions(shape, [*along, last], offset))
+            along = [*(indices[axis] for axis in kept), indices[-1]]
+            at.append(counter.positions(shape, along, offset))
             offset += math.prod(shape)
         return at
 

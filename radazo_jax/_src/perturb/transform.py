@@ -1,14 +1,17 @@
 """Evaluation at a perturbed point."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from radazo_jax._src import directions, rules, trees, views
-from radazo_jax._src.kept import Kept
+from radazo_jax._src import trees
+from radazo_jax._src.directions.law import Direction
+from radazo_jax._src.directions.layout import Layout, layout_of
+from radazo_jax._src.perturb import rules, views
 
 
 def perturb(fun: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,24 +48,34 @@ def perturb(fun: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fun)
     def perturbed(
         params: Any,
-        direction: directions.Direction | Kept,
+        direction: Direction,
         scale: jax.typing.ArrayLike,
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        leaves, treedef = jax.tree.flatten(params)
-        # Of a dtype of their own, as a sum with a direction is: not weakly typed.
-        leaves = [jnp.asarray(leaf, jnp.result_type(leaf)) for leaf in leaves]
-        jaxpr, outputs_of = _trace(fun, leaves, treedef, args, kwargs)
-        given = views.views_of(
-            leaves, directions.layout(params), direction, jnp.asarray(scale)
-        )
-        outputs = rules.interpret(jaxpr.jaxpr, jaxpr.consts, given)
-        return outputs_of(rules.built(outputs))
+        params = trees.as_arrays(params)
+        return evaluate(fun, params, layout_of(params), direction, scale, args, kwargs)
 
     # It takes other arguments than fun: what inspects signatures is not to follow.
     del perturbed.__wrapped__
     return perturbed
+
+
+def evaluate(
+    fun: Callable[..., Any],
+    params: Any,
+    layout: Layout,
+    direction: Direction,
+    scale: jax.typing.ArrayLike,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
+) -> Any:
+    """`perturb(fun)` where the layout of the parameters, arrays, is known."""
+    leaves, treedef = jax.tree.flatten(params)
+    jaxpr, outputs_of = _trace(fun, leaves, treedef, args, kwargs)
+    given = views.views_of(leaves, layout, direction, jnp.asarray(scale))
+    outputs = rules.interpret(jaxpr.jaxpr, jaxpr.consts, given)
+    return outputs_of(rules.built(outputs))
 
 
 def _trace(
@@ -70,7 +83,7 @@ def _trace(
     leaves: list[jax.Array],
     treedef: Any,
     args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    kwargs: Mapping[str, Any],
 ) -> tuple[Any, Callable[[list[jax.Array]], Any]]:
     """`fun` as a program of its parameters' leaves, and what makes its output."""
     # Not the output itself, which holds tracers.
@@ -78,7 +91,7 @@ def _trace(
 
     def of_leaves(*leaves: jax.Array) -> list[Any]:
         # New containers, as under jit: fun may write into them.
-        new_args, new_kwargs = jax.tree.map(lambda x: x, (args, kwargs))
+        new_args, new_kwargs = jax.tree.map(lambda x: x, (args, dict(kwargs)))
         output = fun(jax.tree.unflatten(treedef, leaves), *new_args, **new_kwargs)
         arrays, rest = trees.partition(output, jax.Array)
         static[:] = [rest]

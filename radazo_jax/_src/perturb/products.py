@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from radazo_jax._src.dtypes import at_least_float32
-from radazo_jax._src.equations import bind
-from radazo_jax._src.views import View
+from radazo_jax._src.directions.held import Factors
+from radazo_jax._src.perturb.equations import bind
+from radazo_jax._src.perturb.views import View
+from radazo_jax._src.trees import at_least_float32
 
 
 def dot_general(
@@ -33,9 +34,9 @@ def dot_general(
         )
         contracted = right
     view.used(contracted)
-    if not view.factors or not jnp.issubdtype(x.dtype, jnp.floating):
+    if not _is_product(x, view):
         return None
-    first, second = view.marks
+    first, second = view.u.marks
     on_first, on_second = _varies_along(first), _varies_along(second)
     if not set(contracted).isdisjoint(on_second):
         first, second, on_first, on_second = second, first, on_second, on_first
@@ -47,7 +48,8 @@ def dot_general(
     sides = (base, x) if view_is_left else (x, base)
     [plain] = bind(eqn, sides)
     wide = _wide(x, base, plain)
-    x, *factors = (y.astype(wide) for y in (x, view.scale, first, second))
+    given = (x, view.scale * view.norm, first, second)
+    x, *factors = (array.astype(wide) for array in given)
     noise = _chain(x, names_x, factors, names_view, out, params["precision"])
     return (plain.astype(wide) + noise).astype(plain.dtype)
 
@@ -59,9 +61,9 @@ def convolution(eqn: core.JaxprEqn, x: jax.Array, view: View) -> jax.Array | Non
     out_axis, *rest = numbers.rhs_spec
     view.used(rest)
     grouped = params["feature_group_count"] * params["batch_group_count"] > 1
-    if not view.factors or grouped or not jnp.issubdtype(x.dtype, jnp.floating):
+    if grouped or not _is_product(x, view):
         return None
-    first, second = view.marks
+    first, second = view.u.marks
     if out_axis in _varies_along(first):
         first, second = second, first
     if out_axis in _varies_along(first) or _varies_along(second) - {out_axis}:
@@ -69,7 +71,8 @@ def convolution(eqn: core.JaxprEqn, x: jax.Array, view: View) -> jax.Array | Non
     base = view.base.astype(view.dtype)
     [plain] = bind(eqn, [x, base])
     wide = _wide(x, base, plain)
-    x, scale, first, second = (y.astype(wide) for y in (x, view.scale, first, second))
+    given = (x, view.scale * view.norm, first, second)
+    x, scale, first, second = (array.astype(wide) for array in given)
     # The rank takes the place of the kernel's output features.
     shape = [*view.shape, first.shape[-1]]
     shape[out_axis] = 1
@@ -84,6 +87,11 @@ def convolution(eqn: core.JaxprEqn, x: jax.Array, view: View) -> jax.Array | Non
     noise = jnp.tensordot(inner, outward, axes=[(features,), (1,)])
     noise = jnp.moveaxis(noise, -1, features)
     return (plain.astype(wide) + noise).astype(plain.dtype)
+
+
+def _is_product(x: jax.Array, view: View) -> bool:
+    """Whether there are factors, and what they are to be multiplied with is real."""
+    return isinstance(view.u, Factors) and jnp.issubdtype(x.dtype, jnp.floating)
 
 
 def _wide(*arrays: jax.Array) -> jnp.dtype:

@@ -8,12 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from radazo_jax._src import directions, laws, rules, views
-from radazo_jax._src.directions import Law
-from radazo_jax._src.low_rank import LowRank, MatrixAxes, default_axes
+from radazo_jax._src.directions.law import Law
+from radazo_jax._src.directions.laws import Gaussian
+from radazo_jax._src.directions.layout import Layout
+from radazo_jax._src.directions.low_rank import LowRank, MatrixAxes, default_axes
+from radazo_jax._src.perturb import rules, views
 
 
-def specialize(law: Law, fun: Callable[[Any], Any], params: Any) -> Law:
+def specialize(law: Law, fun: Callable[[Any], Any], params: Any, layout: Layout) -> Law:
     """`law` with the matrices that `fun` makes of the leaves of `params`.
 
     The first use of a leaf decides. A product makes rows of the axes that it
@@ -23,52 +25,51 @@ def specialize(law: Law, fun: Callable[[Any], Any], params: Any) -> Law:
     Args:
       law: Any law; only those of low rank have matrices.
       fun: A function of the parameters. It is traced once more.
-      params: The parameters.
+      params: The parameters, arrays.
+      layout: Their layout.
 
     Returns:
       The law to sample from.
     """
     if not isinstance(law, LowRank):
         return law
-    law.check_where(params)
+    law.check_where(layout)
     if given := law.given(params):
         return dataclasses.replace(law, inferred=given, dimension_numbers=None)
     found: dict[str, MatrixAxes | None] = {}
-    layout = directions.layout(params)
     leaves, treedef = jax.tree.flatten(params)
 
     def trace(key: jax.Array, *leaves: jax.Array) -> None:
         # Positions of a dense law tell for each axis of a leaf where it has gone.
-        direction = laws.gaussian().sample(key, params)
+        direction = Gaussian().sample(key, params)
         given = views.views_of(leaves, layout, direction, jnp.float32(0))
         given = [
             dataclasses.replace(view, on_use=functools.partial(_note, found, leaf.path))
-            for view, leaf in zip(given, layout, strict=True)
+            for view, leaf in zip(given, layout.leaves, strict=True)
         ]
         jaxpr = jax.make_jaxpr(lambda *x: fun(jax.tree.unflatten(treedef, x)))(*leaves)
         rules.built(rules.interpret(jaxpr.jaxpr, jaxpr.consts, given))
 
-    jax.eval_shape(trace, jax.random.key(0), *map(jnp.asarray, leaves))
+    jax.eval_shape(trace, jax.random.key(0), *leaves)
     return dataclasses.replace(law, inferred=tuple(sorted(found.items())))
 
 
 def _note(
     found: dict[str, MatrixAxes | None],
-    path: tuple[Any, ...],
+    path: str,
     view: views.View,
     contracted: set[int],
 ) -> None:
-    name = jax.tree_util.keystr(path)
-    if name in found:
+    if path in found:
         return
     along = [
         {axis for axis in range(mark.ndim) if mark.shape[axis] > 1}
-        for mark in view.marks
+        for mark in view.u.marks
     ]
     remaining = [axis for axis, where in enumerate(along) if where]
     rows = tuple(axis for axis in remaining if along[axis] & contracted)
     columns = tuple(axis for axis in remaining if axis not in rows)
     if rows and columns:
-        found[name] = MatrixAxes(rows, columns)
+        found[path] = MatrixAxes(rows, columns)
     else:
-        found[name] = default_axes(remaining)
+        found[path] = default_axes(remaining)

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from radazo_jax._src import counter
-from radazo_jax._src.counter import Counter
+from radazo_jax._src.numbers import counter
+from radazo_jax._src.numbers.counter import Counter
 
 # The squares that are summed are below 2^6.
 _INTEGER_BITS = 6

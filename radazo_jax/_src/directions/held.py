@@ -1,0 +1,199 @@
+"""How the elements of a direction are held: not at all, or in one of three forms.
+
+All forms have one interface. `values()` are the elements of a leaf, before they are
+scaled. `weighted_sum(coefficients)`, of several stacked, is their weighted sum. `marks`
+are the arrays from which the elements are computed, each of the rank of the leaf and
+broadcastable to its shape: where a leaf is sliced or transposed, its marks are too, and
+`with_marks` has the elements that are left.
+"""
+
+import dataclasses
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, Protocol, Self, TypeVar, dataclass_transform
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from radazo_jax._src.directions.layout import Leaf
+from radazo_jax._src.numbers import counter
+
+# Up to this many terms, a weighted sum of directions is one expression, which fuses
+# into whatever consumes it; beyond, it is a product that is stored.
+_MAX_TERMS = 16
+
+_EXACT = lax.Precision.HIGHEST
+
+Marks = tuple[jax.Array, ...]
+_T = TypeVar("_T")
+
+
+class Held(Protocol):
+    """Elements of a leaf of a direction, in one of the forms below."""
+
+    @property
+    def marks(self) -> Marks: ...
+
+    def with_marks(self, marks: Marks) -> "Held": ...
+
+    def values(self) -> jax.Array: ...
+
+    def weighted_sum(self, coefficients: jax.Array) -> jax.Array: ...
+
+
+@dataclass_transform(frozen_default=True)
+def _pytree(*static: str) -> Callable[[type[_T]], type[_T]]:
+    """A frozen dataclass that is a pytree, with these fields static."""
+
+    def make(cls: type[_T]) -> type[_T]:
+        cls = dataclasses.dataclass(frozen=True)(cls)
+        data = [name for name in inspect.get_annotations(cls) if name not in static]
+        return jax.tree_util.register_dataclass(cls, data, list(static))
+
+    return make
+
+
+class _Elementwise:
+    """Forms whose sums are sums of their elements."""
+
+    def weighted_sum(self, coefficients: jax.Array) -> jax.Array:
+        us = jax.vmap(type(self).values)(self)  # type: ignore[attr-defined]
+        if len(coefficients) > _MAX_TERMS:
+            return jnp.tensordot(coefficients, us, 1, precision=_EXACT)
+        terms = [coefficients[k] * us[k] for k in range(len(coefficients))]
+        return functools.reduce(jnp.add, terms)
+
+
+@_pytree("law", "leaf", "dimension")
+class Drawn(_Elementwise):
+    """Elements that are not stored, but drawn wherever they are read.
+
+    Attributes:
+      key: The key of the direction.
+      number: Its number.
+      indices: The elements asked for, one uint32 array per axis of the leaf.
+      law: The law that draws them.
+      leaf: The leaf.
+      dimension: d, how many coordinates all leaves have.
+    """
+
+    key: jax.Array
+    number: jax.Array
+    indices: Marks
+    law: Any
+    leaf: Leaf
+    dimension: int
+
+    @property
+    def marks(self) -> Marks:
+        return self.indices
+
+    def with_marks(self, marks: Marks) -> Self:
+        return dataclasses.replace(self, indices=marks)
+
+    def values(self) -> jax.Array:
+        leaf = self.leaf
+        at = counter.positions(leaf.shape, self.indices, leaf.offset, self.dimension)
+        return self.law.draw(self.key, self.number, at)
+
+
+@_pytree()
+class Stored(_Elementwise):
+    """Elements that are stored: float32, of the leaf's shape."""
+
+    elements: jax.Array
+
+    @property
+    def marks(self) -> Marks:
+        return (self.elements,)
+
+    def with_marks(self, marks: Marks) -> Self:
+        return dataclasses.replace(self, elements=marks[0])
+
+    def values(self) -> jax.Array:
+        return self.elements
+
+
+@_pytree("shape")
+class Signs(_Elementwise):
+    """Random signs of a leaf, 32 to a word.
+
+    Attributes:
+      words: uint32, [⌈size / 32⌉]: element i, in row-major order, is -1 where bit
+        i mod 32 of word ⌊i / 32⌋ is set, else 1.
+      shape: The leaf's shape.
+    """
+
+    words: jax.Array
+    shape: tuple[int, ...]
+
+    @property
+    def marks(self) -> Marks:
+        return (self.values(),)
+
+    def with_marks(self, marks: Marks) -> Stored:
+        return Stored(*marks)
+
+    def values(self) -> jax.Array:
+        bits = self.words[:, None] >> jnp.arange(32, dtype=jnp.uint32)[None, :]
+        return sign(bits).reshape(-1)[: math.prod(self.shape)].reshape(self.shape)
+
+
+def sign(word: jax.Array) -> jax.Array:
+    """-1 where the lowest bit is set, else 1: the bit becomes the sign bit of 1."""
+    return lax.bitcast_convert_type(
+        (word << np.uint32(31)) | np.uint32(0x3F800000), jnp.float32
+    )
+
+
+@_pytree()
+class Factors:
+    """A matrix of low rank, u = Σ_ρ a[…, ρ] b[…, ρ], by its two factors.
+
+    Attributes:
+      a: float32, of the rank of the leaf and one axis more, of size r; it has size 1
+        along the axes of the columns.
+      b: Likewise, with size 1 along the axes of the rows.
+    """
+
+    a: jax.Array
+    b: jax.Array
+
+    @property
+    def marks(self) -> Marks:
+        return (self.a, self.b)
+
+    def with_marks(self, marks: Marks) -> Self:
+        return type(self)(*marks)
+
+    def values(self) -> jax.Array:
+        return jnp.sum(self.a * self.b, axis=-1)
+
+    def weighted_sum(self, coefficients: jax.Array) -> jax.Array:
+        # One product over k and ρ together: [rows, K r] with [K r, columns].
+        weighted = coefficients.reshape((-1,) + (1,) * (self.a.ndim - 1)) * self.a
+        a, b = (jnp.moveaxis(x, 0, -1) for x in (weighted, self.b))
+        a, b = (x.reshape(*x.shape[:-2], -1) for x in (a, b))
+        return _outer(a, b)
+
+
+def _outer(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Σ_ρ a[…, ρ] b[…, ρ] where the two share no axis along which both vary."""
+    names = [chr(ord("a") + i) for i in range(a.ndim)]
+
+    def squeezed(x: jax.Array) -> tuple[str, jax.Array]:
+        axes = [i for i in range(x.ndim) if x.shape[i] > 1 or i == x.ndim - 1]
+        return "".join(names[i] for i in axes), x.reshape([x.shape[i] for i in axes])
+
+    shape = jnp.broadcast_shapes(a.shape, b.shape)[:-1]
+    if a.shape[-1] <= _MAX_TERMS:
+        terms = [a[..., j] * b[..., j] for j in range(a.shape[-1])]
+        return functools.reduce(jnp.add, terms)
+    (names_a, a), (names_b, b) = squeezed(a), squeezed(b)
+    out = "".join(names[i] for i, size in enumerate(shape) if size > 1)
+    spec = f"{names_a},{names_b}->{out}"
+    return jnp.einsum(spec, a, b, precision=_EXACT).reshape(shape)

@@ -1,0 +1,152 @@
+"""Several directions: sampled, stored where that pays, and their weighted sum."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from radazo_jax._src import fusion
+from radazo_jax._src.directions.law import Direction, Law
+from radazo_jax._src.directions.layout import Layout, Leaf
+
+# Up to this many directions taken in turn, the gradient is one expression, which
+# fuses into whatever consumes it; beyond, a loop with one accumulator.
+_MAX_UNROLLED = 8
+
+# Directions that are alive together are kept from the evaluations to the gradient up
+# to this many elements (64 MiB); beyond, they are drawn again.
+_MAX_KEPT = 2**24
+
+# Directions that take at most this fraction of the parameters are stored for the
+# gradient, and from the evaluations on where they are all alive then.
+_SMALL = 8
+
+
+def sample(law: Law, key: jax.Array, numbers: jax.Array, layout: Layout) -> Direction:
+    """The directions of these numbers under a key, stacked.
+
+    Args:
+      law: The law.
+      key: A typed key, shape (). Unless the law is `numbered`, direction k has the key
+        `fold_in(key, k)`.
+      numbers: uint32, [K].
+      layout: The layout of the parameters.
+    """
+
+    def one(number: jax.Array) -> Direction:
+        own = key if law.numbered else jax.random.fold_in(key, number)
+        return law._sample(own, number, layout)
+
+    # In turn where all elements of each are drawn, to find its norm.
+    return lax.map(one, numbers) if law._normalized else jax.vmap(one)(numbers)
+
+
+def hold(directions: Direction, layout: Layout, at_once: bool) -> Direction:
+    """The same directions, with their elements stored where that pays.
+
+    Args:
+      directions: Directions as sampled, stacked.
+      layout: The layout of the parameters.
+      at_once: Whether they are all alive at the same time anyway.
+    """
+    stored, few = _stored(directions, layout)
+    # In turn, those of the others would be alive during every evaluation.
+    few = few and (at_once or len(directions.scale) == 1)
+    if few or (at_once and stored <= _MAX_KEPT):
+        return _keep(directions, layout)
+    return directions
+
+
+def combine(
+    coefficients: jax.Array, directions: Direction, layout: Layout, params: Any
+) -> Any:
+    """Σₖ coefficientsₖ uₖ, a tree like `params`, sharded as it by its types.
+
+    Args:
+      coefficients: Real, [K].
+      directions: Directions, stacked.
+      layout: The layout of `params`.
+      params: The parameters.
+    """
+    program = functools.partial(_combine, layout=layout)
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.explicit_axes:
+        specs = jax.tree.map(lambda p: jax.typeof(p).sharding.spec, params)
+        program = jax.sharding.auto_axes(
+            program, axes=mesh.explicit_axes, out_sharding=specs
+        )
+    return program(coefficients, directions, params)
+
+
+def _combine(
+    coefficients: jax.Array, directions: Direction, params: Any, *, layout: Layout
+) -> Any:
+    coefficients = coefficients.astype(jnp.float32)
+    sums = _sums(coefficients, directions, layout)
+    gradient = jax.tree.unflatten(layout.treedef, sums)
+    return jax.tree.map(lambda g, p: g.astype(jnp.result_type(p)), gradient, params)
+
+
+def _sums(
+    coefficients: jax.Array, directions: Direction, layout: Layout
+) -> list[jax.Array]:
+    """The weighted sum of the directions, leaf by leaf."""
+    if directions.held is not None:
+        weights = coefficients * directions.scale
+        return [held.weighted_sum(weights) for held in directions.held]
+    # Drawn again rather than kept: without the barrier the compiler would see that it
+    # has drawn these before, and keep them through the evaluations.
+    coefficients, directions = lax.optimization_barrier((coefficients, directions))
+    law, size = directions.law, len(coefficients)
+    stored, few = _stored(directions, layout)
+    # The loops below have accumulators of the size of the parameters.
+    in_a_loop = size > _MAX_UNROLLED
+    if few or (in_a_loop and stored <= layout.dimension):
+        return _sums(coefficients, _keep(directions, layout), layout)
+
+    def term(k: Any, leaf: Leaf) -> jax.Array:
+        direction = jax.tree.map(lambda x: x[k], directions)
+        if size == 1:
+            u = law._whole(direction, leaf, layout.dimension)
+        else:
+            # Element by element: of words of random signs, the CPU would hold all K.
+            u = law._lazy(direction, leaf, layout.dimension).values()
+        return coefficients[k] * (direction.scale * u)
+
+    def of_leaf(leaf: Leaf) -> jax.Array:
+        def add(k: Any, gradient: jax.Array) -> jax.Array:
+            return gradient + term(k, leaf)
+
+        if in_a_loop:
+            # A loop for each: an optimizer may have used one before the next is made.
+            return lax.fori_loop(1, size, add, term(0, leaf))
+        return functools.reduce(lambda g, k: add(k, g), range(1, size), term(0, leaf))
+
+    return [of_leaf(leaf) for leaf in layout.leaves]
+
+
+def _stored(directions: Direction, layout: Layout) -> tuple[int, bool]:
+    """How many numbers make the directions, and whether those are few."""
+    one = sum(directions.law._num_stored(leaf) for leaf in layout.leaves)
+    stored = len(directions.scale) * one
+    return stored, stored * _SMALL <= layout.dimension
+
+
+def _keep(directions: Direction, layout: Layout) -> Direction:
+    """The same directions with their elements, each number drawn once."""
+    law = directions.law
+
+    def numbers(key: jax.Array, number: jax.Array) -> Any:
+        # Without the scale, which is computed here again where it takes a norm.
+        unscaled = Direction(key, number, jnp.ones((), jnp.float32), law)
+        return law._numbers(unscaled, layout)
+
+    drawn = fusion.compute_once(
+        jax.vmap(numbers), directions.key, directions.key, directions.number
+    )
+    held = jax.vmap(functools.partial(law._held, layout=layout))(drawn)
+    scale = jax.vmap(law._scale)(held) if law._normalized else directions.scale
+    return dataclasses.replace(directions, held=held, scale=scale)

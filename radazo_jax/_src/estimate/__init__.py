@@ -1,0 +1,1 @@
+"""Points and reductions, what evaluates them, and how they join a training step."""

@@ -1,0 +1,157 @@
+"""Values of points by one compiled program: all at once, or one by one."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from radazo_jax._src import checks, fusion, trees
+from radazo_jax._src.directions import sums
+from radazo_jax._src.directions.held import Factors
+from radazo_jax._src.directions.law import Direction
+from radazo_jax._src.estimate.points import Points
+from radazo_jax._src.perturb import transform
+
+# θ joins the batch of the points where all but this fraction of the parameters are
+# matrices in products with directions of low rank.
+_SMALL = 8
+
+
+class EvaluateFn(Protocol):
+    """The `evaluate` of an `Evaluator`."""
+
+    def __call__(
+        self, fun: Callable[[Any], Any], params: Any, points: Points, has_aux: bool
+    ) -> tuple[jax.Array, Any]:
+        """Returns the values, [n], and the auxiliary output at the first point."""
+        ...
+
+
+class Evaluator(NamedTuple):
+    """What turns points into values.
+
+    Attributes:
+      hold: `hold(points) -> points`, the same points, of which the elements of the
+        directions are stored where they are needed again.
+      evaluate: `evaluate(fun, params, points, has_aux) -> (values, aux)`.
+    """
+
+    hold: Callable[[Points], Points]
+    evaluate: EvaluateFn
+
+
+def compiled(batch_size: int | None = None) -> Evaluator:
+    """Evaluates points as part of the compiled program that asks for them.
+
+    Args:
+      batch_size: How many directions are evaluated together, as in `jax.lax.map`:
+        `None` is all of them under one `vmap`, 1 is one by one in the memory of a
+        single evaluation. The values are the same up to rounding.
+
+    Returns:
+      The evaluator.
+
+    Raises:
+      TypeError, ValueError: If `batch_size` is not a positive integer or `None`.
+
+    Examples:
+      >>> import radazo_jax as zo
+      >>> estimator = zo.forward_difference()._replace(evaluator=zo.compiled(1))
+    """
+    if batch_size is not None:
+        checks.check_int_at_least("batch_size", batch_size, 1)
+
+    def evaluate(
+        fun: Callable[[Any], Any], params: Any, points: Points, has_aux: bool
+    ) -> tuple[jax.Array, Any]:
+        loss = checks.checked_loss(fun, has_aux)
+        if not has_aux and _shares_products(points, batch_size):
+            return _values_in_one_batch(loss, params, points), None
+        return _values(loss, params, points, has_aux, batch_size)
+
+    return Evaluator(lambda points: hold(points, batch_size), evaluate)
+
+
+def hold(points: Points, batch_size: int | None) -> Points:
+    """The same points, of which what is needed again is stored where that pays."""
+    at_once = _together(len(points.scales), batch_size)
+    held = sums.hold(points.directions, points.layout, at_once)
+    return dataclasses.replace(points, directions=held)
+
+
+def batched_map(fun: Callable[[Any], Any], xs: Any, batch_size: int | None) -> Any:
+    """`jax.lax.map` whose `batch_size=None` is all at once."""
+    size = len(jax.tree.leaves(xs)[0])
+    if _together(size, batch_size):
+        return jax.vmap(fun)(xs)
+    return lax.map(fun, xs, batch_size=None if batch_size in (None, 1) else batch_size)
+
+
+def _together(size: int, batch_size: int | None) -> bool:
+    """Whether so many directions are all alive at the same time."""
+    return size > 1 and (batch_size is None or batch_size >= size)
+
+
+def _values(
+    loss: Callable[[Any], tuple[jax.Array, Any]],
+    params: Any,
+    points: Points,
+    has_aux: bool,
+    batch_size: int | None,
+) -> tuple[jax.Array, Any]:
+    base = loss(params) if points.with_params else None
+    # In turn, also with what of θ is the same for all, as rows looked up.
+    in_turn = not _together(len(points.scales), batch_size)
+    first = (base[0],) if base and in_turn else ()
+    static: list[trees.Static] = []
+
+    def along(point: tuple[Direction, jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
+        direction, scales = point
+        values: list[jax.Array] = []
+        found: list[jax.Array] = []
+        after = first
+        for scale in scales:
+            at, u = fusion.tie((params, direction), *after)
+            value, aux = transform.evaluate(loss, at, points.layout, u, scale)
+            if not values and has_aux and not base:
+                found, rest = trees.partition(aux, jax.Array)
+                static[:] = [rest]
+            values.append(value)
+            after = (value,) if in_turn else ()
+        return jnp.stack(values), found
+
+    values, found = batched_map(along, (points.directions, points.scales), batch_size)
+    if base:
+        return jnp.concatenate([base[0][None], values.reshape(-1)]), base[1]
+    aux = static[0].combine([x[0] for x in found]) if has_aux else None
+    return values.reshape(-1), aux
+
+
+def _shares_products(points: Points, batch_size: int | None) -> bool:
+    """Whether all evaluations are products with the same parameters, but for a few."""
+    held = points.directions.held
+    if not held or not points.with_params or points.scales.shape[1] > 1:
+        return False
+    if not _together(len(points.scales), batch_size):
+        return False
+    pairs = zip(points.layout.leaves, held, strict=True)
+    dense = sum(leaf.size for leaf, u in pairs if not isinstance(u, Factors))
+    return dense * _SMALL <= points.layout.dimension
+
+
+def _values_in_one_batch(
+    loss: Callable[[Any], tuple[jax.Array, Any]], params: Any, points: Points
+) -> jax.Array:
+    """The values where θ itself is the first of the batch: all read θ once."""
+    directions, scales = (
+        jax.tree.map(lambda x: jnp.concatenate([x[:1], x]), tree)
+        for tree in (points.directions, points.scales[:, 0])
+    )
+
+    def evaluate(direction: Direction, scale: jax.Array) -> jax.Array:
+        return transform.evaluate(loss, params, points.layout, direction, scale)[0]
+
+    return jax.vmap(evaluate)(directions, scales.at[0].set(0))

@@ -1,0 +1,74 @@
+"""Estimates where `jax.value_and_grad` would differentiate."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.tree_util import Partial
+
+from radazo_jax._src.estimate.estimator import GradientEstimator, check_estimator
+
+
+def value_and_grad(
+    fun: Callable[..., Any], estimator: GradientEstimator, has_aux: bool = False
+) -> Callable[..., tuple[Any, Any]]:
+    """Estimates value and gradient where `jax.value_and_grad` would differentiate.
+
+    Args:
+      fun: A function of the parameters, a tree of floating-point arrays, and of any
+        other arguments; it returns a real scalar, or `(scalar, aux)` with
+        `has_aux`. It need not be differentiable.
+      estimator: An estimator without state, such as `forward_difference()`.
+      has_aux: Whether `fun` returns a pair whose second element is auxiliary.
+
+    Returns:
+      A function `(key, params, *args, **kwargs) -> (value, gradient)`, with
+      `(value, aux)` for the value if `has_aux`. It consumes its key. All
+      evaluations get the same `args` and `kwargs`: the same minibatch, the same
+      dropout key.
+
+    Raises:
+      TypeError: If `estimator` is not a `GradientEstimator`, or, when called, if
+        the loss is not real or the parameters are not floating-point.
+      ValueError: If, when called, the loss is not a scalar, the tree of parameters is
+        empty, or the estimator has state (use its `estimate`).
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> def loss(params, x, y):
+      ...     return jnp.mean((x @ params - y) ** 2)
+      >>> value_and_grad = zo.value_and_grad(loss, zo.forward_difference())
+      >>> x, y = jnp.ones((4, 3)), jnp.zeros(4)
+      >>> value, gradient = value_and_grad(jax.random.key(0), jnp.ones(3), x, y)
+      >>> float(value), gradient.shape
+      (9.0, (3,))
+
+    References:
+      Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
+      eq. (2).
+    """
+    check_estimator(estimator)
+
+    def estimated(
+        key: jax.typing.ArrayLike, params: Any, *args: Any, **kwargs: Any
+    ) -> tuple[Any, Any]:
+        state = estimator.init(params)
+        if jax.tree.leaves(state):
+            raise ValueError(
+                "estimator has state, which value_and_grad would lose; call "
+                "estimator.estimate(fun, key, params, state) and keep what it returns."
+            )
+        loss = Partial(_of_params, fun, args, kwargs)
+        (value, gradient), _ = estimator.estimate(
+            loss, key, params, state, has_aux=has_aux
+        )
+        return value, gradient
+
+    return estimated
+
+
+def _of_params(
+    fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], params: Any
+) -> Any:
+    return fun(params, *args, **kwargs)

@@ -1,0 +1,158 @@
+"""What an estimator asks for, and what it makes of the answer.
+
+An estimator never evaluates. Its `points` says where the function is to be evaluated,
+an evaluator turns these points into values, and its `reduce` makes an estimate of them:
+
+    key ──▶ points ──▶ evaluator ──▶ values ──▶ reduce ──▶ estimate
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from radazo_jax._src.directions import sums
+from radazo_jax._src.directions.law import Direction, Law, elements
+from radazo_jax._src.directions.layout import Layout, layout_of
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["directions", "scales"],
+    meta_fields=["with_params", "layout"],
+)
+@dataclasses.dataclass(frozen=True)
+class Points:
+    """Where a function is to be evaluated: θ itself, and θ + sₖᵢ uₖ.
+
+    A pytree of a few numbers per point, whatever the size of the parameters.
+
+    Attributes:
+      directions: The directions uₖ, stacked: [K].
+      scales: The scales sₖᵢ, float32, [K, m]: each direction is evaluated at m points.
+      with_params: Whether θ is a point as well, the first; static.
+      layout: The layout of the parameters; static.
+    """
+
+    directions: Direction
+    scales: jax.Array
+    with_params: bool
+    layout: Layout
+
+    @property
+    def num_points(self) -> int:
+        """n, the number of points: K m, and one more if θ is one."""
+        return self.scales.size + self.with_params
+
+    def split(self, values: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The value at θ, and the others: [K, m].
+
+        Args:
+          values: The values at the points, [n].
+
+        Returns:
+          The value at θ, NaN if it is not a point, and the others.
+
+        Raises:
+          ValueError: If there are not n values.
+        """
+        if values.shape != (self.num_points,):
+            raise ValueError(
+                f"values must have one value per point, shape ({self.num_points},); "
+                f"got shape {values.shape}."
+            )
+        rest = values[self.with_params :].reshape(self.scales.shape)
+        nan = jnp.full((), jnp.nan, values.dtype)
+        return (values[0] if self.with_params else nan), rest
+
+
+class Estimate(NamedTuple):
+    """What an estimator makes of the values at its points.
+
+    Attributes:
+      value: The value at θ, or what stands for it: at least float32, shape ().
+      gradient: The estimate of the gradient, a tree like the parameters.
+      slope: The derivative along `gradient` as the values show it: shape ().
+      num_values: How many values were used: int32, shape ().
+    """
+
+    value: jax.Array
+    gradient: Any
+    slope: jax.Array
+    num_values: jax.Array
+
+
+def points_along(
+    law: Law,
+    key: jax.Array,
+    numbers: jax.typing.ArrayLike,
+    scales: Sequence[float] | jax.Array,
+    params: Any,
+    with_params: bool = False,
+) -> Points:
+    """Points along the directions of these numbers, all at the same scales.
+
+    Args:
+      law: The law of the directions.
+      key: A typed key; it is consumed.
+      numbers: Which of the directions under the key, uint32, [K].
+      scales: How far from θ along each, [m]; in the units of the parameters.
+      params: θ, a tree of arrays, of which only the shapes are used.
+      with_params: Whether θ itself is a point, the first.
+
+    Returns:
+      The points.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> law, key, params = zo.sphere(), jax.random.key(0), jnp.zeros(3)
+      >>> points = zo.points_along(law, key, jnp.arange(4), [0.1, -0.1], params)
+      >>> points.num_points
+      8
+    """
+    layout = layout_of(params)
+    numbers = jnp.asarray(numbers).astype(jnp.uint32)
+    along = jnp.asarray(scales, jnp.float32)
+    directions = sums.sample(law, key, numbers, layout)
+    each = jnp.broadcast_to(along, (len(numbers), *along.shape))
+    return Points(directions, each, with_params, layout)
+
+
+def weighted_sum(coefficients: jax.Array, points: Points, params: Any) -> Any:
+    """Σₖ coefficientsₖ uₖ over the directions of some points.
+
+    Args:
+      coefficients: Real, [K].
+      points: The points.
+      params: θ.
+
+    Returns:
+      A tree like `params`; the sum is taken in float32.
+    """
+    return sums.combine(coefficients, points.directions, points.layout, params)
+
+
+def candidates(points: Points, params: Any) -> Any:
+    """The points as trees like `params`, along a leading axis: [n, …].
+
+    For what evaluates them outside of a compiled program.
+    """
+
+    def moved(direction: Direction, scale: jax.Array) -> Any:
+        us = jax.tree.unflatten(
+            points.layout.treedef, elements(direction, points.layout)
+        )
+        return jax.tree.map(lambda p, u: (p + scale * u).astype(p.dtype), params, us)
+
+    at_scales = jax.vmap(moved, in_axes=(None, 0))
+    moved_params = jax.vmap(at_scales)(points.directions, points.scales)
+
+    def flat(p: jax.Array, moved: jax.Array) -> jax.Array:
+        rows = moved.reshape(-1, *moved.shape[2:])
+        return jnp.concatenate([p[None], rows]) if points.with_params else rows
+
+    return jax.tree.map(flat, params, moved_params)

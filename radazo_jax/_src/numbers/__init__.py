@@ -1,0 +1,1 @@
+"""Random numbers by position, the keys they come from, and exact sums."""

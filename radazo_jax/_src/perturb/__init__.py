@@ -1,0 +1,1 @@
+"""A function at θ + s·u, evaluated without building θ + s·u."""

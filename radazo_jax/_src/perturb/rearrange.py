@@ -1,0 +1,183 @@
+"""How a view follows when its leaf is sliced, transposed, reshaped or looked up in.
+
+The elements of the leaf are rearranged by the equation of the program itself. What is
+here rearranges the marks, which broadcast: what is done to an axis of the view is done
+to those marks that vary along it. Where an index is known only at run time, that is by
+the primitive of the equation: the public functions of JAX would normalize indices that
+the program has normalized already.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core
+
+from radazo_jax._src.perturb.views import View
+
+OfMark = Callable[[jax.Array], jax.Array]
+
+
+def transpose(permutation: Sequence[int]) -> OfMark:
+    return functools.partial(lax.transpose, permutation=permutation)
+
+
+def reshape(shape: tuple[int, ...], sizes: Sequence[int]) -> OfMark:
+    """Axes of the marks that do not meet stay apart."""
+    groups = _reshape_groups(shape, tuple(sizes))
+
+    def of_mark(mark: jax.Array) -> jax.Array:
+        full, new = list(mark.shape), list(sizes)
+        for old_axes, new_axes in groups:
+            if all(mark.shape[a] == 1 for a in old_axes):
+                for a in new_axes:
+                    new[a] = 1
+            else:
+                for a in old_axes:
+                    full[a] = shape[a]
+        return jnp.broadcast_to(mark, full).reshape(new)
+
+    return of_mark
+
+
+def slice_(
+    starts: Sequence[int], limits: Sequence[int], strides: Sequence[int]
+) -> OfMark:
+    def of_mark(mark: jax.Array) -> jax.Array:
+        kept = [slice(None)] * mark.ndim
+        for axis, size in enumerate(mark.shape):
+            if size > 1:
+                kept[axis] = slice(starts[axis], limits[axis], strides[axis])
+        return mark[tuple(kept)]
+
+    return of_mark
+
+
+def dynamic_slice(
+    primitive: core.Primitive, starts: Sequence[jax.Array], sizes: Sequence[int]
+) -> OfMark:
+    def of_mark(mark: jax.Array) -> jax.Array:
+        along = [min(n, size) for n, size in zip(mark.shape, sizes, strict=True)]
+        return primitive.bind(mark, *starts, slice_sizes=tuple(along))
+
+    return of_mark
+
+
+def reverse(dimensions: Sequence[int]) -> OfMark:
+    def of_mark(mark: jax.Array) -> jax.Array:
+        return lax.rev(mark, [a for a in dimensions if mark.shape[a] > 1])
+
+    return of_mark
+
+
+def expand(
+    old: tuple[int, ...], shape: Sequence[int], broadcast_dimensions: Sequence[int]
+) -> OfMark | None:
+    """`broadcast_in_dim` where it repeats nothing, else `None`."""
+    if math.prod(shape) != math.prod(old):
+        return None
+
+    def of_mark(mark: jax.Array) -> jax.Array:
+        new = [1] * len(shape)
+        for axis, target in enumerate(broadcast_dimensions):
+            new[target] = mark.shape[axis]
+        return mark.reshape(new)
+
+    return of_mark
+
+
+def at(view: View, i: jax.Array, base: jax.Array) -> View:
+    """The i-th slice along the first axis, whose elements are `base`."""
+
+    def of_mark(mark: jax.Array) -> jax.Array:
+        if mark.shape[0] == 1:
+            return mark.reshape(mark.shape[1:])
+        return lax.dynamic_index_in_dim(mark, i, 0, keepdims=False)
+
+    return view.map(base, of_mark)
+
+
+def gather(
+    view: View, starts: jax.Array, base: jax.Array, params: dict[str, Any]
+) -> View | None:
+    """A look-up that has read `base`: only the elements read are drawn."""
+    modes = lax.GatherScatterMode
+    numbers, sizes, mode = (
+        params[name] for name in ("dimension_numbers", "slice_sizes", "mode")
+    )
+    if mode == modes.ONE_HOT or numbers.operand_batching_dims:
+        return None
+    batch_axes = [a for a in range(base.ndim) if a not in numbers.offset_dims]
+    window_axes = iter(numbers.offset_dims)
+    coordinates = []
+    inside = jnp.ones((1,) * base.ndim, bool)
+    for axis, size in enumerate(view.shape):
+        coordinate = jnp.zeros((1,) * base.ndim, jnp.uint32)
+        if axis not in numbers.collapsed_slice_dims:
+            target = next(window_axes)
+            shape = [1] * base.ndim
+            shape[target] = sizes[axis]
+            coordinate += jnp.arange(sizes[axis], dtype=jnp.uint32).reshape(shape)
+        if axis in numbers.start_index_map:
+            start = starts[..., numbers.start_index_map.index(axis)]
+            if start.dtype.itemsize < 4:
+                start = start.astype(jnp.int32)
+            shape = [1] * base.ndim
+            for a, extent in zip(batch_axes, start.shape, strict=True):
+                shape[a] = extent
+            start = start.reshape(shape)
+            # Out of bounds the look-up clamps, or fills.
+            clamped = jnp.clip(start, 0, size - sizes[axis])
+            inside = inside & (start == clamped)
+            coordinate = coordinate + clamped.astype(jnp.uint32)
+        coordinates.append(coordinate)
+
+    def of_mark(mark: jax.Array) -> jax.Array:
+        axes = [a for a in range(mark.ndim) if mark.shape[a] > 1]
+        if not axes:
+            return mark.reshape((1,) * base.ndim)
+        along = tuple(
+            coordinates[a] if a in axes else jnp.zeros((1,) * base.ndim, jnp.uint32)
+            for a in range(mark.ndim)
+        )
+        return mark.at[along].get(mode="promise_in_bounds")
+
+    found = view.map(base, of_mark)
+    fill = params["fill_value"]
+    # To NaN, which no fill value stands for, anything may be added.
+    if mode == modes.FILL_OR_DROP and fill is not None and not math.isnan(fill):
+        return found.only_where(inside)
+    return found
+
+
+def _reshape_groups(
+    old: tuple[int, ...], new: tuple[int, ...]
+) -> list[tuple[list[int], list[int]]]:
+    """Runs of old axes and of new ones that hold the same elements."""
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        olds, news = [], []
+        left = right = 1
+        if i < len(old):
+            olds.append(i)
+            left, i = old[i], i + 1
+        if j < len(new):
+            news.append(j)
+            right, j = new[j], j + 1
+        while left != right:
+            if left < right and i < len(old):
+                olds.append(i)
+                left, i = left * old[i], i + 1
+            elif j < len(new):
+                news.append(j)
+                right, j = right * new[j], j + 1
+            else:
+                olds.append(i)
+                left, i = left * old[i], i + 1
+        groups.append((olds, news))
+    return groups

@@ -1,0 +1,145 @@
+"""Perturbed leaves that are not built yet.
+
+A `View` stands for `p + scale * u` restricted to some elements of a leaf, in some
+order. Beside the elements of p it has those of u as they are held, whose marks take
+part in every rearrangement: slices, transposes, reshapes and lookups of a perturbed
+leaf are again views, and u is computed only where a view is used.
+"""
+
+import dataclasses
+from collections.abc import Callable, Container, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from radazo_jax._src import fusion
+from radazo_jax._src.directions.held import Drawn, Factors, Held
+from radazo_jax._src.directions.law import Direction
+from radazo_jax._src.directions.layout import Layout
+from radazo_jax._src.trees import at_least_float32
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """Some elements of a perturbed leaf.
+
+    Attributes:
+      base: The unperturbed elements, in the leaf's dtype.
+      dtype: The dtype in which the perturbed elements are asked for.
+      scale: What the direction is multiplied by, shape ().
+      norm: What the elements that are held are multiplied by first, shape ().
+      u: The elements as they are held.
+      mask: Where there is noise, broadcastable; `None` is everywhere.
+      on_use: `on_use(view, contracted)`, called where the view is used: in a product
+        that contracts the given axes, or built (none).
+    """
+
+    base: jax.Array
+    dtype: Any
+    scale: jax.Array
+    norm: jax.Array
+    u: Held
+    mask: jax.Array | None = None
+    on_use: Callable[["View", set[int]], None] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.base.shape
+
+    def map(self, base: jax.Array, of_mark: Callable[[Any], Any]) -> "View":
+        """The view whose elements have become `base`; its marks follow."""
+        mask = None if self.mask is None else of_mark(self.mask)
+        if isinstance(self.u, Factors):
+            of_mark = jax.vmap(of_mark, in_axes=-1, out_axes=-1)
+        u = self.u.with_marks(tuple(of_mark(mark) for mark in self.u.marks))
+        return dataclasses.replace(self, base=base, u=u, mask=mask)
+
+    def only_where(self, mask: jax.Array) -> "View":
+        """The view with no noise where `mask`, of the rank of `base`, is false."""
+        if isinstance(self.u, Factors):
+            a = jnp.where(jnp.expand_dims(mask, -1), self.u.a, 0.0)
+            return dataclasses.replace(self, u=Factors(a, self.u.b))
+        if self.mask is not None:
+            mask = mask & self.mask
+        return dataclasses.replace(self, mask=mask)
+
+    def used(self, contracted: Sequence[int] = ()) -> None:
+        """Tells whoever asked that a product contracts these axes, or none does."""
+        if self.on_use is not None:
+            self.on_use(self, set(contracted))
+
+    def build(self, *after: jax.Array, ready: Container[int] = ()) -> jax.Array:
+        """The perturbed elements.
+
+        Args:
+          *after: Values that are to be computed before the elements are drawn.
+          ready: Those of them, by `id`, that have been.
+
+        Returns:
+          An array of `shape` and `dtype`.
+        """
+        self.used()
+        wide = at_least_float32(self.base.dtype)
+
+        def moved(u: Held, norm: jax.Array, scale: jax.Array) -> jax.Array:
+            u = u.with_marks(tuple(_sharded_like(self.base, mark) for mark in u.marks))
+            noise = norm * u.values()
+            if self.mask is not None:
+                noise = jnp.where(_sharded_like(self.base, self.mask), noise, 0.0)
+            step = scale.astype(wide) * noise.astype(wide)
+            return (self.base.astype(wide) + step).astype(self.dtype)
+
+        if not isinstance(self.u, Drawn):
+            return moved(self.u, self.norm, self.scale)
+        late = [value for value in after if id(value) not in ready]
+        u = fusion.tie(self.u, *late)
+        return fusion.compute_once(moved, u.key, u, self.norm, self.scale, after=after)
+
+
+def _sharded_like(base: jax.Array, mark: jax.Array) -> jax.Array:
+    """`mark`, of which each device needs what belongs to its part of `base`."""
+    spec = jax.typeof(base).sharding.spec
+    if not any(spec):
+        return mark
+    sizes = mark.shape[: len(spec)]  # Of factors, there is one axis more.
+    varying = [n if size > 1 else None for n, size in zip(spec, sizes, strict=True)]
+    return jax.reshard(mark, jax.P(*varying))
+
+
+def views_of(
+    leaves: Sequence[jax.Array], layout: Layout, direction: Direction, scale: jax.Array
+) -> list[View]:
+    """All parameters perturbed by `direction`, unbuilt."""
+    held = direction.held or _unstored(direction, layout)
+    return [
+        View(leaf, leaf.dtype, scale, direction.scale, u)
+        for leaf, u in zip(leaves, held, strict=True)
+    ]
+
+
+def _unstored(direction: Direction, layout: Layout) -> list[Held]:
+    """The elements of a direction that are drawn where they are read, or factors."""
+
+    def lazy(direction: Direction) -> list[Held]:
+        law = direction.law
+        return [law._lazy(direction, leaf, layout.dimension) for leaf in layout.leaves]
+
+    def factors(direction: Direction) -> list[Held | None]:
+        return [u if isinstance(u, Factors) else None for u in lazy(direction)]
+
+    # Stored: XLA's CPU backend would draw a factor in every product with it.
+    drawn = jax.eval_shape(factors, direction)
+    if jax.tree.leaves(drawn):
+        drawn = fusion.compute_once(factors, direction.key, direction)
+    return [
+        u if stored is None else stored
+        for u, stored in zip(lazy(direction), drawn, strict=True)
+    ]
+
+
+def tie(value: Any, after: jax.Array) -> Any:
+    """`value`, which if it is a view to be drawn is drawn after `after`."""
+    if not isinstance(value, View) or not isinstance(value.u, Drawn):
+        return value
+    return dataclasses.replace(value, u=fusion.tie(value.u, after))

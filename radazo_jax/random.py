@@ -1,0 +1,18 @@
+"""Random numbers by position, of which laws of directions are made.
+
+The number at a position depends on the key and the position alone, so that any part of
+a large array can be drawn, and drawn again, by itself.
+
+Examples:
+  >>> import jax
+  >>> from radazo_jax import random
+  >>> key = jax.random.key(0)
+  >>> at = random.positions((4,), offset=2)
+  >>> bool((random.normal(key, at) == jax.random.normal(key, (6,))[2:]).all())
+  True
+"""
+
+from radazo_jax._src.numbers.counter import Positions, positions
+from radazo_jax._src.numbers.generator import bits, normal, uniform
+
+__all__ = ["Positions", "bits", "normal", "positions", "uniform"]
