@@ -19,6 +19,9 @@ LAWS = {
 
 def loss(params, x):
     hidden = jnp.tanh(x @ params["w"] + params["b"][None])
+    hidden, _ = jax.lax.scan(
+        lambda hidden, w: (jnp.tanh(hidden @ w), None), hidden, params["layers"]
+    )
     return jnp.mean(hidden**2)
 
 
@@ -27,7 +30,11 @@ def test_a_step_is_exported_for_every_platform(law):
     optimizer = zo.radazo(1e-2)
     value_and_grad = zo.value_and_grad(loss, zo.forward_difference(LAWS[law], 3))
 
-    params = {"w": jax.random.normal(jax.random.key(1), (16, 8)), "b": jnp.zeros(8)}
+    params = {
+        "w": jax.random.normal(jax.random.key(1), (16, 8)),
+        "b": jnp.zeros(8),
+        "layers": jax.random.normal(jax.random.key(4), (2, 8, 8)),
+    }
     leaves, treedef = jax.tree.flatten((params, optimizer.init(params)))
 
     @jax.jit

@@ -7,6 +7,7 @@ results that take no argument's place, and temporary buffers. The TPU compiler n
 TPU, only libtpu (``pip install "radazo-jax[tpu-aot]"``). Models:
 
 * ``decoder``: 1.3B parameters in bfloat16, scanned layers, a tied embedding;
+* ``grouped_query_decoder``: 0.8B, of another shape, with all logits at once;
 * ``unrolled`` and ``scanned``: twelve dense layers.
 
     python examples/benchmarks/memory.py --output docs/benchmarks/memory.json
@@ -50,6 +51,7 @@ OPTIMIZERS = {"zo_sgd": zo.zo_sgd(LEARNING_RATE), "radazo": zo.radazo(LEARNING_R
 MODELS: dict[str, dict[str, Callable[[], models.Model]]] = {
     "tpu": {
         "decoder": models.decoder,
+        "grouped_query_decoder": models.grouped_query_decoder,
         "small_decoder": lambda: models.decoder(2, 512, 8, 4096, 256),
         "unrolled": models.dense_layers,
     },
@@ -71,7 +73,10 @@ BARS = {
     ("cpu", "scanned", "zo_sgd"): (0.0, 1.5),
     ("cpu", "scanned", "radazo"): (0.0, 1.5),
 }
-DEFAULT = {"tpu": ("decoder", "unrolled"), "cpu": ("scanned", "unrolled")}
+DEFAULT = {
+    "tpu": ("decoder", "grouped_query_decoder", "unrolled"),
+    "cpu": ("scanned", "unrolled"),
+}
 
 
 def device(platform: str) -> Any:

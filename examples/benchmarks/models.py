@@ -113,6 +113,82 @@ def decoder(
     return Model(params, loss, tokens, _num_bytes(layers) // num_layers)
 
 
+def grouped_query_decoder(
+    num_layers: int = 16,
+    width: int = 2048,
+    num_heads: int = 16,
+    num_shared_heads: int = 4,
+    hidden: int = 5504,
+    vocabulary: int = 32000,
+    length: int = 1024,
+    batch_size: int = 4,
+    dtype: Any = jnp.bfloat16,
+) -> Model:
+    """A decoder like Llama, written as one does who does not think of memory.
+
+    Queries share keys and values in groups, the feed-forward part is a SwiGLU, and one
+    product of the activations with the embedding makes all logits, in float32.
+    """
+    size = width // num_heads
+
+    def of(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    layers = {
+        "norm_1": of(num_layers, width),
+        "query": of(num_layers, width, num_heads * size),
+        "key": of(num_layers, width, num_shared_heads * size),
+        "value": of(num_layers, width, num_shared_heads * size),
+        "out": of(num_layers, num_heads * size, width),
+        "norm_2": of(num_layers, width),
+        "gate": of(num_layers, width, hidden),
+        "up": of(num_layers, width, hidden),
+        "down": of(num_layers, hidden, width),
+    }
+    params = {"embedding": of(vocabulary, width), "layers": layers, "norm": of(width)}
+
+    def normalize(scale: jax.Array, x: jax.Array) -> jax.Array:
+        wide = x.astype(jnp.float32)
+        square = jnp.mean(wide**2, axis=-1, keepdims=True)
+        return (wide * lax.rsqrt(square + 1e-5)).astype(dtype) * scale
+
+    def rotate(x: jax.Array) -> jax.Array:
+        frequency = 1e4 ** (-jnp.arange(0, size, 2) / size)
+        angle = jnp.arange(length)[:, None, None] * frequency
+        a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+        cos, sin = jnp.cos(angle), jnp.sin(angle)
+        turned = jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
+        return turned.astype(dtype)
+
+    def layer(x: jax.Array, p: Any) -> tuple[jax.Array, None]:
+        y = normalize(p["norm_1"], x)
+        query, key, value = (
+            (y @ p[name]).reshape(batch_size, length, -1, size)
+            for name in ("query", "key", "value")
+        )
+        mixed = jax.nn.dot_product_attention(
+            rotate(query), rotate(key), value, is_causal=True
+        )
+        x = x + mixed.reshape(batch_size, length, -1) @ p["out"]
+        y = normalize(p["norm_2"], x)
+        return x + (jax.nn.silu(y @ p["gate"]) * (y @ p["up"])) @ p["down"], None
+
+    def loss(params: Any, tokens: jax.Array) -> jax.Array:
+        x, _ = lax.scan(layer, params["embedding"][tokens], params["layers"])
+        logits = lax.dot_general(
+            normalize(params["norm"], x),
+            params["embedding"],
+            (((2,), (1,)), ((), ())),
+            preferred_element_type=jnp.float32,
+        )
+        targets = jnp.roll(tokens, -1, axis=1)
+        found = jnp.take_along_axis(logits, targets[..., None], axis=2)[..., 0]
+        return jnp.mean((jax.nn.logsumexp(logits, axis=2) - found)[:, :-1])
+
+    tokens = jax.ShapeDtypeStruct((batch_size, length), jnp.int32)
+    return Model(params, loss, tokens, _num_bytes(layers) // num_layers)
+
+
 def dense_layers(
     num_layers: int = 12,
     width: int = 4096,

@@ -17,7 +17,7 @@ from jax import lax
 from jax.extend import core
 
 from radazo_jax._src.directions.held import Drawn, Factors
-from radazo_jax._src.perturb import products, rearrange, views
+from radazo_jax._src.perturb import layouts, products, rearrange, views
 from radazo_jax._src.perturb.equations import bind
 from radazo_jax._src.perturb.rearrange import OfMark
 from radazo_jax._src.perturb.views import View
@@ -254,7 +254,9 @@ def _scan(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
     def body(carry: list[jax.Array], xs: Any) -> tuple[Any, Any]:
         i, slices = xs
         slices = [
-            rearrange.at(stack, i, part) if isinstance(stack, View) else part
+            rearrange.at(stack, i, layouts.row_major(part))
+            if isinstance(stack, View)
+            else part
             for stack, part in zip(stacks, slices, strict=True)
         ]
         # What a body starts from is there when it starts: a leaf need not wait for it,
