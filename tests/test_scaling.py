@@ -322,3 +322,15 @@ def test_the_record_meets_the_bars(platform):
             # One evaluation more than its share, where K + 1 cannot be divided.
             most = math.ceil(row["K+1"] / row["chips"]) / (row["K+1"] / row["chips"])
             assert 0.95 <= row["flops/ideal"] <= 1.05 * most, row
+
+
+@pytest.mark.parametrize("size", [1, 8])
+def test_slices_have_their_layout_given_on_one_chip_alone(size):
+    # What is sharded would be gathered where its layout is given.
+    mesh = mesh_of(1, 1, size)
+    params = abstract(mesh, P(None, None, "model"), DEPTH, WIDTH, WIDTH)
+    x = abstract(mesh, P(), ROWS, WIDTH)
+    key = jax.ShapeDtypeStruct((), KEY.dtype, sharding=NamedSharding(mesh, P()))
+    traced = jax.jit(step(layers, "gaussian", 2, axis_name=None)).trace(key, params, x)
+    text = traced.lower(lowering_platforms=("tpu",)).as_text()
+    assert ("LayoutConstraint" in text) == (size == 1)

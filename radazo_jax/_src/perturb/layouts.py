@@ -25,14 +25,17 @@ def _constrain(x: jax.Array) -> jax.Array:
 
 
 def _lower_for_tpu(ctx: mlir.LoweringRuleContext, x: Any) -> Any:
+    module = ctx.module_context
     # JAX makes no promise that a stored program can hold the constraint, and would
-    # refuse to export it.
-    if getattr(ctx.module_context.lowering_parameters, "for_export", True):
+    # refuse to export it. What is sharded would be gathered where it is constrained.
+    stored = getattr(module.lowering_parameters, "for_export", True)
+    alone = getattr(module.axis_context, "num_devices", None) == 1
+    if stored or not alone:
         return [x]
     return mlir.lower_fun(_constrain, multiple_results=False)(ctx, x)
 
 
-# A primitive of its own, because nothing else tells a program that is exported.
+# A primitive of its own, because only its lowering sees what the program is for.
 _row_major_p = core.Primitive("row_major")
 _row_major_p.def_impl(lambda x: x)
 _row_major_p.def_abstract_eval(lambda x: x)
