@@ -241,10 +241,10 @@ def _coordinates(theta: jax.typing.ArrayLike, minimum: int) -> jax.Array:
     array = jnp.asarray(theta)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(
-            f"`theta` must be a real floating-point array, got dtype {array.dtype}."
+            f"theta must be a real floating-point array; got dtype {array.dtype}."
         )
     if array.ndim != 1 or array.size < minimum:
         raise ValueError(
-            f"`theta` must be an array [d] with d ≥ {minimum}, got shape {array.shape}."
+            f"theta must be an array [d] with d ≥ {minimum}; got shape {array.shape}."
         )
     return array.astype(at_least_float32(array.dtype))

@@ -289,7 +289,7 @@ def test_aux_without_a_pair(difference):
 @pytest.mark.parametrize(
     ("params", "error", "message"),
     [
-        ({}, ValueError, "`params` must hold at least one array, got the empty tree"),
+        ({}, ValueError, "params must hold at least one array; got the empty tree"),
         (None, ValueError, "empty tree None"),
         (
             {"a": jnp.ones(2), "n": {"i": jnp.arange(3)}},

@@ -92,18 +92,18 @@ def test_narrow_parameters_are_evaluated_in_float32():
 @pytest.mark.parametrize("theta", [jnp.ones((2, 2)), jnp.ones(()), jnp.ones(1)])
 def test_shape_that_will_not_do_is_named(theta):
     for fun in (testing.levy, testing.rosenbrock, testing.ellipsoid):
-        with pytest.raises(ValueError, match=r"`theta` must be .* d ≥ 2, got shape"):
+        with pytest.raises(ValueError, match=r"theta must be .* d ≥ 2; got shape"):
             fun(theta)
 
 
 def test_dtype_that_will_not_do_is_named():
-    with pytest.raises(TypeError, match=r"`theta` must be .*, got dtype int32"):
+    with pytest.raises(TypeError, match=r"theta must be .*; got dtype int32"):
         testing.quadratic(jnp.arange(3))
 
 
 @pytest.mark.parametrize("condition", [0.0, -1.0, math.inf])
 def test_condition_that_will_not_do_is_named(condition):
-    with pytest.raises(ValueError, match="`condition` must be"):
+    with pytest.raises(ValueError, match="condition must be"):
         testing.ellipsoid(jnp.ones(3), condition)
 
 
@@ -116,5 +116,5 @@ def test_start_fills_the_box_and_depends_on_the_key():
     assert -1 <= start.min() < -0.99 and 0.99 < start.max() < 1
     other = testing.uniform_start(jax.random.key(1), 10_000)
     assert not jnp.array_equal(start, other)
-    with pytest.raises(ValueError, match="`dimension` must be an int ≥ 1, got 0"):
+    with pytest.raises(ValueError, match="dimension must be an int ≥ 1; got 0"):
         testing.uniform_start(jax.random.key(0), 0)

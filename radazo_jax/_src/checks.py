@@ -7,8 +7,9 @@ only while a program is traced (the hyperparameters that
 optimizers) cannot be compared with anything: the numeric checks let them pass.
 """
 
+import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,35 +19,6 @@ from radazo_jax._src import trees
 from radazo_jax._src.trees import at_least_float32
 
 _T = TypeVar("_T")
-
-
-def _describe(value: Any) -> str:
-    """Returns the value and its type, as the errors below print them."""
-    return f"{value!r} of type {type(value).__name__}"
-
-
-def _concrete_number(name: str, value: Any, expected: str) -> float | None:
-    """Returns the number that `value` holds, or None if it is not known yet."""
-    message = f"`{name}` must be {expected}, got "
-    if callable(value):
-        raise TypeError(
-            f"{message}{_describe(value)}. To give `{name}` a schedule, wrap the "
-            f"optimizer in `optax.inject_hyperparams`."
-        )
-    if isinstance(value, (bool, int, float)):
-        dtype, shape = np.dtype(type(value)), ()
-    elif hasattr(value, "dtype") and hasattr(value, "shape"):
-        dtype, shape = value.dtype, tuple(value.shape)
-    else:
-        raise TypeError(f"{message}{_describe(value)}.")
-    # JAX's hierarchy of dtypes rather than NumPy's, which leaves out bfloat16.
-    if not any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer)):
-        raise TypeError(f"{message}{_describe(value)}.")
-    if shape:
-        raise ValueError(f"{message}an array of shape {shape}.")
-    if isinstance(value, (jax.core.Tracer, jax.ShapeDtypeStruct)):
-        return None
-    return float(value)
 
 
 def check_int_at_least(name: str, value: Any, minimum: int) -> int:
@@ -74,107 +46,85 @@ def check_int_at_least(name: str, value: Any, minimum: int) -> int:
       >>> check_int_at_least("num_directions", 0, 1)
       Traceback (most recent call last):
         ...
-      ValueError: `num_directions` must be an int ≥ 1, got 0.
+      ValueError: num_directions must be an int ≥ 1; got 0.
     """
-    expected = f"`{name}` must be an int ≥ {minimum}"
+    expected = f"{name} must be an int ≥ {minimum}"
     if isinstance(value, (jax.Array, jax.ShapeDtypeStruct, np.ndarray)):
         raise TypeError(
-            f"{expected}, got {_describe(value)}. It shapes the program and must be "
-            f"static: list it in `static_args` of `optax.inject_hyperparams`, or in "
-            f"`static_argnames` of `jax.jit`."
+            f"{expected}; got {_describe(value)}. It shapes the program and must be "
+            "static: list it in static_args of optax.inject_hyperparams, or in "
+            "static_argnames of jax.jit."
         )
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{expected}, got {_describe(value)}.")
+        raise TypeError(f"{expected}; got {_describe(value)}.")
     if value < minimum:
-        raise ValueError(f"{expected}, got {value!r}.")
+        raise ValueError(f"{expected}; got {value!r}.")
     return int(value)
 
 
 def check_positive(name: str, value: _T) -> _T:
     """Checks that an argument is a finite number greater than zero.
 
-    Args:
-      name: Name of the argument, for the error.
-      value: A number or a 0-d array; tracers pass unchecked.
-
-    Returns:
-      The value, unchanged.
-
-    Raises:
-      TypeError: If the value is not a real number (bools are not numbers here).
-      ValueError: If the value is zero, negative, infinite, NaN or not a scalar.
-
     Examples:
-      >>> check_positive("smoothing", 5e-3)
-      0.005
       >>> check_positive("smoothing", 0.0)
       Traceback (most recent call last):
         ...
-      ValueError: `smoothing` must be a finite number > 0, got 0.0.
+      ValueError: smoothing must be a finite number > 0; got 0.0.
     """
-    expected = "a finite number > 0"
-    number = _concrete_number(name, value, expected)
-    if number is not None and not 0.0 < number < float("inf"):
-        raise ValueError(f"`{name}` must be {expected}, got {value!r}.")
-    return value
+    return _check_number(name, value, "a finite number > 0", lambda x: 0 < x < math.inf)
 
 
 def check_non_negative(name: str, value: _T) -> _T:
-    """Checks that an argument is a finite number, zero or greater.
-
-    Args:
-      name: Name of the argument, for the error.
-      value: A number or a 0-d array; tracers pass unchecked.
-
-    Returns:
-      The value, unchanged.
-
-    Raises:
-      TypeError: If the value is not a real number (bools are not numbers here).
-      ValueError: If the value is negative, infinite, NaN or not a scalar.
-
-    Examples:
-      >>> check_non_negative("eps_root", 0.0)
-      0.0
-      >>> check_non_negative("eps_root", float("nan"))
-      Traceback (most recent call last):
-        ...
-      ValueError: `eps_root` must be a finite number ≥ 0, got nan.
-    """
-    expected = "a finite number ≥ 0"
-    number = _concrete_number(name, value, expected)
-    if number is not None and not 0.0 <= number < float("inf"):
-        raise ValueError(f"`{name}` must be {expected}, got {value!r}.")
-    return value
+    """Checks that an argument is a finite number, zero or greater."""
+    return _check_number(
+        name, value, "a finite number ≥ 0", lambda x: 0 <= x < math.inf
+    )
 
 
 def check_unit_interval(name: str, value: _T) -> _T:
-    """Checks that an argument lies in [0, 1): the decay rate of an average.
+    """Checks that an argument lies in [0, 1): the decay rate of an average."""
+    return _check_number(name, value, "a number in [0, 1)", lambda x: 0 <= x < 1)
 
-    Args:
-      name: Name of the argument, for the error.
-      value: A number or a 0-d array; tracers pass unchecked.
+
+def _check_number(
+    name: str, value: _T, expected: str, holds: Callable[[float], bool]
+) -> _T:
+    """Checks that an argument is a real number, or a 0-d array, of which `holds`.
 
     Returns:
-      The value, unchanged.
+      The value, unchanged; tracers are not compared.
 
     Raises:
       TypeError: If the value is not a real number (bools are not numbers here).
-      ValueError: If the value lies outside [0, 1), is NaN or not a scalar.
-
-    Examples:
-      >>> check_unit_interval("b1", 0.9)
-      0.9
-      >>> check_unit_interval("b1", 1.0)
-      Traceback (most recent call last):
-        ...
-      ValueError: `b1` must be a number in [0, 1), got 1.0.
+      ValueError: If it is not a scalar, or not as expected.
     """
-    expected = "a number in [0, 1)"
-    number = _concrete_number(name, value, expected)
-    if number is not None and not 0.0 <= number < 1.0:
-        raise ValueError(f"`{name}` must be {expected}, got {value!r}.")
+    message = f"{name} must be {expected}; got "
+    if callable(value):
+        raise TypeError(
+            f"{message}{_describe(value)}. To give {name} a schedule, wrap the "
+            "optimizer in optax.inject_hyperparams."
+        )
+    if isinstance(value, (bool, int, float)):
+        dtype, shape = np.dtype(type(value)), ()
+    elif hasattr(value, "dtype") and hasattr(value, "shape"):
+        dtype, shape = value.dtype, tuple(value.shape)
+    else:
+        raise TypeError(f"{message}{_describe(value)}.")
+    # JAX's hierarchy of dtypes rather than NumPy's, which leaves out bfloat16.
+    if not any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer)):
+        raise TypeError(f"{message}{_describe(value)}.")
+    if shape:
+        raise ValueError(f"{message}an array of shape {shape}.")
+    if isinstance(value, (jax.core.Tracer, jax.ShapeDtypeStruct)):
+        return value
+    if not holds(float(cast(Any, value))):
+        raise ValueError(f"{message}{value!r}.")
     return value
+
+
+def _describe(value: Any) -> str:
+    """The value and its type, as errors print them."""
+    return f"{value!r} of type {type(value).__name__}"
 
 
 def as_params(params: Any) -> Any:
@@ -182,7 +132,7 @@ def as_params(params: Any) -> Any:
     leaves = jax.tree_util.tree_leaves_with_path(params)
     if not leaves:
         raise ValueError(
-            f"`params` must hold at least one array, got the empty tree {params!r}."
+            f"params must hold at least one array; got the empty tree {params!r}."
         )
     for path, leaf in leaves:
         try:
@@ -191,7 +141,7 @@ def as_params(params: Any) -> Any:
             dtype = None
         if dtype is None or not jax.numpy.issubdtype(dtype, np.floating):
             raise TypeError(
-                "`params` must hold real floating-point arrays, got "
+                "params must hold real floating-point arrays; got "
                 f"{dtype or _describe(leaf)} at params{jax.tree_util.keystr(path)}. "
                 "Close over what is not optimized, or split it off."
             )

@@ -18,10 +18,7 @@ def tie(tree: Any, *after: jax.Array) -> Any:
 
 
 def compute_once(
-    fun: Callable[..., Any],
-    key: jax.Array,
-    *args: Any,
-    after: Sequence[jax.Array] = (),
+    fun: Callable[..., Any], *args: Any, after: Sequence[jax.Array] = ()
 ) -> Any:
     """`fun(*args)`, whose results XLA's CPU backend computes once and stores.
 
@@ -32,8 +29,6 @@ def compute_once(
 
     Args:
       fun: A function of arrays to a tree of arrays.
-      key: Typed keys of any shape, numbers that the compiler does not know. Not
-        consumed.
       *args: The arguments of `fun`.
       after: Values that the CPU is to compute before it enters `fun`.
 
@@ -42,14 +37,11 @@ def compute_once(
     """
 
     def on_cpu(*args: Any) -> Any:
-        if _shards():
-            # An element of what is sharded would have to be sent.
-            word = lax.optimization_barrier(jnp.uint32(1))
-        else:
-            word = jax.random.key_data(key).reshape(-1)[0]
-            for value in after:
-                if value.size and jnp.issubdtype(value.dtype, jnp.floating):
-                    word += (value.reshape(-1)[0] > 0).astype(jnp.uint32)
+        # The barrier stands until conditionals of constants have been simplified.
+        word = lax.optimization_barrier(jnp.uint32(1))
+        for value in () if _shards() else after:
+            if value.size and jnp.issubdtype(value.dtype, jnp.floating):
+                word += (value.reshape(-1)[0] > 0).astype(jnp.uint32)
         shapes = jax.eval_shape(fun, *args)
 
         def never(*args: Any) -> Any:
@@ -63,7 +55,10 @@ def compute_once(
 
 
 def _shards() -> bool:
-    """Whether the compiler may shard arrays over axes of the mesh."""
+    """Whether the compiler may shard arrays over axes of the mesh.
+
+    An element of such an array would have to be sent.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     return any(
         size > 1 for name, size in mesh.shape.items() if name not in mesh.manual_axes

@@ -63,7 +63,8 @@ class Sphere(Law):
         elements = [of_leaf.values() for of_leaf in held]
         fraction = exact.fraction_bits(sum(x.size for x in elements))
         squares = [exact.sum_of_squares(x, fraction) for x in elements]
-        return _inverse_root(functools.reduce(counter.add, squares), fraction)
+        square = functools.reduce(counter.add, squares, counter.zero())
+        return _inverse_root(square, fraction)
 
     def _scale_in_pieces(self, dimension: int, direction: Direction) -> jax.Array:
         fraction = exact.fraction_bits(dimension)
@@ -105,7 +106,7 @@ class Rademacher(Law):
     def _whole(self, direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
         def from_words(direction: Direction) -> jax.Array:
             words = functools.partial(_words, leaf=leaf)
-            stored = fusion.compute_once(words, direction.key, direction.key)
+            stored = fusion.compute_once(words, direction.key)
             return Signs(stored, leaf.shape).values()
 
         one_by_one = functools.partial(super()._whole, leaf=leaf, dimension=dimension)

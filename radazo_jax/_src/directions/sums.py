@@ -144,9 +144,7 @@ def _keep(directions: Direction, layout: Layout) -> Direction:
         unscaled = Direction(key, number, jnp.ones((), jnp.float32), law)
         return law._numbers(unscaled, layout)
 
-    drawn = fusion.compute_once(
-        jax.vmap(numbers), directions.key, directions.key, directions.number
-    )
+    drawn = fusion.compute_once(jax.vmap(numbers), directions.key, directions.number)
     held = jax.vmap(functools.partial(law._held, layout=layout))(drawn)
     scale = jax.vmap(law._scale)(held) if law._normalized else directions.scale
     return dataclasses.replace(directions, held=held, scale=scale)

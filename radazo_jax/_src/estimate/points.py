@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.law import Direction, Law, elements
 from radazo_jax._src.directions.layout import Layout, layout_of
+from radazo_jax._src.trees import as_arrays, at_least_float32
 
 
 @functools.partial(
@@ -132,21 +133,49 @@ def weighted_sum(coefficients: jax.Array, points: Points, params: Any) -> Any:
 
     Returns:
       A tree like `params`; the sum is taken in float32.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> params = jnp.zeros(3)
+      >>> key = jax.random.key(0)
+      >>> points = zo.points_along(zo.rademacher(), key, [0, 1], [1.0], params)
+      >>> zo.weighted_sum(jnp.ones(2), points, params).shape
+      (3,)
     """
     return sums.combine(coefficients, points.directions, points.layout, params)
 
 
 def candidates(points: Points, params: Any) -> Any:
-    """The points as trees like `params`, along a leading axis: [n, …].
+    """The points as trees of arrays, for what evaluates them outside of a program.
 
-    For what evaluates them outside of a compiled program.
+    Args:
+      points: The points, n of them.
+      params: θ.
+
+    Returns:
+      A tree like `params` whose leaves have one axis more, the first, of size n.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> estimator, params = zo.central_difference(num_directions=3), jnp.zeros(2)
+      >>> points = estimator.points(jax.random.key(0), params, ())
+      >>> zo.candidates(points, params).shape
+      (6, 2)
     """
+
+    params = as_arrays(params)
+
+    def step(p: jax.Array, distance: jax.Array) -> jax.Array:
+        wide = at_least_float32(p.dtype)
+        return (p.astype(wide) + distance.astype(wide)).astype(p.dtype)
 
     def moved(direction: Direction, scale: jax.Array) -> Any:
         us = jax.tree.unflatten(
             points.layout.treedef, elements(direction, points.layout)
         )
-        return jax.tree.map(lambda p, u: (p + scale * u).astype(p.dtype), params, us)
+        return jax.tree.map(lambda p, u: step(p, scale * u), params, us)
 
     at_scales = jax.vmap(moved, in_axes=(None, 0))
     moved_params = jax.vmap(at_scales)(points.directions, points.scales)

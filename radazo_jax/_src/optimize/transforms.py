@@ -326,7 +326,7 @@ def _check_mu_dtype(mu_dtype: jax.typing.DTypeLike | None) -> np.dtype | None:
     dtype = jax.dtypes.canonicalize_dtype(mu_dtype)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(
-            "`mu_dtype` must be a real floating dtype or None, such as 'bfloat16', "
+            "mu_dtype must be a real floating dtype or None, such as 'bfloat16'; "
             f"got {mu_dtype!r}."
         )
     return dtype
@@ -338,17 +338,17 @@ def _check_layout(updates: optax.Updates, mu: optax.Updates) -> None:
     expected: Any = jax.tree.structure(mu)
     if got != expected:
         raise ValueError(
-            "`updates` must have the tree structure of the parameters that the state "
-            f"was initialized with, {expected}, got {got}. Call `init` again after "
+            "updates must have the tree structure of the parameters that the state "
+            f"was initialized with, {expected}; got {got}. Call init again after "
             "changing the parameters."
         )
     leaves, moments = jax.tree_util.tree_leaves_with_path(updates), jax.tree.leaves(mu)
     for (path, leaf), m in zip(leaves, moments, strict=True):
         if jnp.shape(leaf) != jnp.shape(m):
             raise ValueError(
-                f"`updates{jax.tree_util.keystr(path)}` must have the shape of the "
-                f"parameter that the state was initialized with, {jnp.shape(m)}, got "
-                f"{jnp.shape(leaf)}. Call `init` again after changing the parameters."
+                f"updates{jax.tree_util.keystr(path)} must have the shape of the "
+                f"parameter that the state was initialized with, {jnp.shape(m)}; got "
+                f"{jnp.shape(leaf)}. Call init again after changing the parameters."
             )
 
 

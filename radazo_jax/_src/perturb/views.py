@@ -94,7 +94,7 @@ class View:
             return moved(self.u, self.norm, self.scale)
         late = [value for value in after if id(value) not in ready]
         u = fusion.tie(self.u, *late)
-        return fusion.compute_once(moved, u.key, u, self.norm, self.scale, after=after)
+        return fusion.compute_once(moved, u, self.norm, self.scale, after=after)
 
 
 def _sharded_like(base: jax.Array, mark: jax.Array) -> jax.Array:
@@ -131,7 +131,7 @@ def _unstored(direction: Direction, layout: Layout) -> list[Held]:
     # Stored: XLA's CPU backend would draw a factor in every product with it.
     drawn = jax.eval_shape(factors, direction)
     if jax.tree.leaves(drawn):
-        drawn = fusion.compute_once(factors, direction.key, direction)
+        drawn = fusion.compute_once(factors, direction)
     return [
         u if stored is None else stored
         for u, stored in zip(lazy(direction), drawn, strict=True)

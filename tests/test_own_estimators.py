@@ -1,0 +1,220 @@
+"""Estimators and laws that a user writes work wherever ours do."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import radazo_jax as zo
+
+
+def spsa(law, mu):
+    """Simultaneous perturbation: two points along one direction."""
+
+    def points(key, params, state):
+        return zo.points_along(law, key, [0], [mu, -mu], params)
+
+    def reduce(points, values, params, state):
+        above, below = values
+        slope = (above - below) / (2 * mu)
+        gradient = zo.weighted_sum(slope[None], points, params)
+        value = (above + below) / 2
+        return zo.Estimate(value, gradient, slope**2, jnp.int32(2)), state
+
+    return zo.GradientEstimator(lambda params: (), points, reduce)
+
+
+SPSA = spsa(zo.rademacher(), 0.1)
+CENTER, CURVATURES = jnp.arange(6.0), jnp.linspace(0.5, 2, 6)
+
+
+def quadratic(x):
+    return jnp.sum(CURVATURES * (x - CENTER) ** 2) / 2
+
+
+def test_is_the_derivative_along_the_direction():
+    """On a quadratic the central difference is exact: (u · ∇f) u."""
+    key, x = jax.random.key(3), jnp.ones(6)
+    value, gradient = zo.value_and_grad(quadratic, SPSA)(key, x)
+    law = zo.rademacher()
+    u = law.materialize(law.sample(jax.random.fold_in(key, 0), x), x)
+    exact = np.asarray(CURVATURES * (x - CENTER), np.float64)
+    np.testing.assert_allclose(gradient, (exact @ u) * u, rtol=1e-4)
+    curvature = np.sum(np.asarray(CURVATURES, np.float64)) * 0.1**2 / 2
+    np.testing.assert_allclose(value, quadratic(x) + curvature, rtol=1e-5)
+
+
+def test_spread_over_devices_is_the_same():
+    spread = SPSA._replace(evaluator=zo.spread("k"))
+    expected = jax.jit(zo.value_and_grad(quadratic, SPSA))(0, jnp.ones(6))
+    with jax.set_mesh(jax.make_mesh((8,), ("k",))):
+        got = jax.jit(zo.value_and_grad(quadratic, spread))(0, jnp.ones(6))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), got, expected
+    )
+
+
+def test_in_minimize():
+    args = (quadratic, jnp.zeros(6), optax.sgd(0.05), SPSA, 400, 0)
+    result = zo.minimize(*args, progress=False)
+    np.testing.assert_allclose(result.params, CENTER, atol=0.05)
+
+
+def test_in_an_optax_chain():
+    tx = optax.chain(zo.estimate_gradient(SPSA, key=0), optax.sgd(0.05))
+
+    @jax.jit
+    def step(params, state):
+        updates, state = tx.update(None, state, params, value_fn=quadratic)
+        return optax.apply_updates(params, updates), state
+
+    params = jnp.zeros(6)
+    state = tx.init(params)
+    for _ in range(400):
+        params, state = step(params, state)
+    np.testing.assert_allclose(params, CENTER, atol=0.05)
+
+
+def test_values_that_come_from_elsewhere():
+    """Points as trees, NumPy's values at them, and the reduction."""
+    params = {"a": jnp.ones(4), "b": jnp.zeros((2, 3))}
+
+    def loss(params):
+        return np.sum(np.sin(params["a"].astype(np.float64)), -1) + np.sum(
+            params["b"] ** 2, (-2, -1)
+        )
+
+    for estimator in (zo.forward_difference(num_directions=3), SPSA):
+        points = estimator.points(jax.random.key(0), params, ())
+        at = jax.tree.map(np.asarray, zo.candidates(points, params))
+        assert at["b"].shape == (points.num_points, 2, 3)
+        values = jnp.asarray(loss(at), jnp.float32)
+        estimate, _ = estimator.reduce(points, values, params, ())
+
+        def traced(params):
+            a = params["a"].astype(jnp.float32)
+            return jnp.sum(jnp.sin(a)) + jnp.sum(params["b"] ** 2)
+
+        expected = zo.value_and_grad(traced, estimator)(jax.random.key(0), params)
+        np.testing.assert_allclose(estimate.value, expected[0], rtol=1e-5)
+        np.testing.assert_allclose(
+            estimate.gradient["b"], expected[1]["b"], rtol=0.02, atol=0.02
+        )
+        assert int(estimate.num_values) == points.num_points
+
+
+@pytest.mark.parametrize("make", [zo.forward_difference, zo.central_difference])
+def test_the_slope_is_that_along_the_gradient(make):
+    estimator = make(zo.gaussian(), num_directions=4, smoothing=1e-3)
+    points = estimator.points(jax.random.key(1), CENTER, ())
+    at = zo.candidates(points, jnp.ones(6))
+    # A linear function, of which differences are exact.
+    values = at @ CURVATURES
+    estimate, _ = estimator.reduce(points, values, jnp.ones(6), ())
+    expected = float(estimate.gradient @ CURVATURES)
+    np.testing.assert_allclose(estimate.slope, expected, rtol=1e-3)
+
+
+def test_values_of_the_wrong_number():
+    estimator = zo.forward_difference(num_directions=3)
+    points = estimator.points(jax.random.key(0), jnp.ones(2), ())
+    message = r"values must have one value per point, shape \(4,\); got shape \(3,\)"
+    with pytest.raises(ValueError, match=message):
+        estimator.reduce(points, jnp.ones(3), jnp.ones(2), ())
+
+
+# --- Laws --------------------------------------------------------------------------
+
+
+class Scaled(zo.Law):
+    width: float = 1.0
+
+    def factor(self, params):
+        return 1 / self.width**2
+
+    def draw(self, key, number, at):
+        return self.width * zo.random.normal(key, at)
+
+
+class WithoutReplacement(zo.Law):
+    """Coordinates in a random order, each once."""
+
+    numbered = True
+
+    def factor(self, params):
+        return float(sum(p.size for p in jax.tree.leaves(params)))
+
+    def draw(self, key, number, at):
+        order = jax.random.permutation(key, at.dimension).astype(jnp.uint32)
+        return (at.lo == order[number % at.dimension]).astype(jnp.float32)
+
+
+def test_laws_compare_by_their_fields():
+    assert Scaled(1.0) == Scaled(1.0) and hash(Scaled(1.0)) == hash(Scaled(1.0))
+    assert Scaled(1.0) != Scaled(2.0)
+    value_and_grad = jax.jit(
+        lambda law, x: zo.value_and_grad(
+            quadratic, zo.central_difference(law, 3, smoothing=0.1)
+        )(0, x)[1],
+        static_argnums=0,
+    )
+    x = jnp.ones(6)
+    one, two = value_and_grad(Scaled(1.0), x), value_and_grad(Scaled(2.0), x)
+    # On a quadratic, the width of symmetric differences does not matter.
+    np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-3)
+    assert not np.array_equal(one, two)
+
+
+def test_all_coordinates_without_replacement_make_the_gradient():
+    estimator = zo.central_difference(WithoutReplacement(), 6, smoothing=0.1)
+    for batch_size in (None, 1):
+        batched = estimator._replace(evaluator=zo.compiled(batch_size))
+        _, gradient = zo.value_and_grad(quadratic, batched)(0, jnp.ones(6))
+        expected = CURVATURES * (1 - CENTER)
+        np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_laws_that_would_compare_wrongly_are_refused():
+    with pytest.raises(TypeError, match="Own must be comparable by its fields"):
+
+        class Own(zo.Law):
+            def __init__(self, width):
+                object.__setattr__(self, "width", width)
+
+            def factor(self, params):
+                return 1.0
+
+            def draw(self, key, number, at):
+                return self.width * zo.random.normal(key, at)
+
+    with pytest.raises(TypeError, match="Equal must be hashable"):
+
+        class Equal(Scaled):
+            def __eq__(self, other):
+                return True
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        zo.sphere(),
+        zo.gaussian(),
+        zo.rademacher(),
+        zo.coordinate(),
+        zo.low_rank(),
+        Scaled(2.0),
+    ],
+    ids=str,
+)
+def test_the_scale_of_a_direction_scales_it(law):
+    params, x = {"w": jnp.ones((5, 4)), "b": jnp.zeros(3)}, jnp.ones((2, 5))
+    direction = law.sample(0, params)
+    twice = dataclasses.replace(direction, scale=2 * direction.scale)
+    u, v = (law.materialize(d, params) for d in (direction, twice))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(2 * a, b, rtol=1e-6), u, v)
+    fun = zo.perturb(lambda p, x: x @ p["w"])
+    moved = fun(params, twice, 0.1, x), fun(params, direction, 0.2, x)
+    np.testing.assert_allclose(*moved, rtol=1e-5)
