@@ -16,7 +16,7 @@ Examples:
   >>> params = optax.apply_updates(params, updates)
 """
 
-from radazo_jax import random
+from radazo_jax import random as random
 from radazo_jax._src.directions.law import Direction, Law
 from radazo_jax._src.directions.laws import coordinate, gaussian, rademacher, sphere
 from radazo_jax._src.directions.low_rank import MatrixAxes, low_rank
@@ -79,7 +79,6 @@ __all__ = [
     "points_along",
     "radazo",
     "rademacher",
-    "random",
     "scale_by_radazo",
     "scale_by_zo_adamm",
     "sphere",

@@ -131,6 +131,8 @@ def test_type_documents_its_fields(name):
     type_ = public(name)
     doc, source = inspect.getdoc(type_), inspect.getsource(type_)
     for field in inspect.get_annotations(type_):
+        if field.startswith("_"):
+            continue
         listed = re.search(rf"^ +{field}( \(.*\))?:", doc, re.MULTILINE)
         commented = re.search(rf"^ +{field}: .*  # \S", source, re.MULTILINE)
         assert listed or commented, f"{field} not documented"
@@ -144,13 +146,17 @@ def test_all_is_exactly_what_the_reference_lists():
 
 def test_all_has_no_duplicates_and_nothing_public_is_left_out():
     assert len(PUBLIC) == len(set(PUBLIC))
-    visible = {
-        f"{prefix}{name}"
-        for prefix, module in PUBLIC_MODULES.items()
-        for name, value in vars(module).items()
-        if not name.startswith("_") and not inspect.ismodule(value)
-    }
-    assert visible == set(PUBLIC)
+    for prefix, module in PUBLIC_MODULES.items():
+        # Pages of re-exports define nothing themselves.
+        source = "radazo_jax" if prefix in ("", "random.") else module.__name__
+        visible = {
+            f"{prefix}{name}"
+            for name, value in vars(module).items()
+            if not name.startswith("_")
+            and not inspect.ismodule(value)
+            and getattr(value, "__module__", "").startswith(source)
+        }
+        assert visible <= set(PUBLIC)
 
 
 def test_version_is_the_same_everywhere():

@@ -164,7 +164,6 @@ def candidates(points: Points, params: Any) -> Any:
       >>> zo.candidates(points, params).shape
       (6, 2)
     """
-
     params = as_arrays(params)
 
     def step(p: jax.Array, distance: jax.Array) -> jax.Array:
