@@ -18,14 +18,19 @@ from cluster import UserError
 _KEPT = 2
 
 
+def absolute(folder: str) -> str:
+    """A folder by its absolute path, or a bucket as it is."""
+    if "://" in folder:
+        return folder
+    if Path(folder).exists() and not Path(folder).is_dir():
+        raise UserError(f"--checkpoint must be a folder; got the file {folder}")
+    return str(Path(folder).absolute())
+
+
 def manager(folder: str, create: bool = True) -> ocp.CheckpointManager:
     """What reads and writes the checkpoints in a folder, or a bucket."""
-    if "://" not in folder:
-        folder = str(Path(folder).absolute())
-        if Path(folder).exists() and not Path(folder).is_dir():
-            raise UserError(f"--checkpoint must be a folder; got the file {folder}")
     return ocp.CheckpointManager(
-        folder,
+        absolute(folder),
         options=ocp.CheckpointManagerOptions(max_to_keep=_KEPT, create=create),
         item_handlers={
             "state": ocp.StandardCheckpointHandler(),

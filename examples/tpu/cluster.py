@@ -3,8 +3,17 @@
 import argparse
 import hashlib
 import math
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import filelock
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
@@ -15,6 +24,16 @@ AXES = ("perturbation", "data", "model")
 # that are done wait for one another for at most as long.
 _HEARTBEAT_SECONDS = 20
 _SHUTDOWN_SECONDS = 20
+# The exit code of a process that lost another.
+LOST = 3
+_CHILD = "RADAZO_TPU_SUPERVISED"
+# From the first of these lines on, what a child says waits until it has ended.
+_ERROR = re.compile(r"[WEF]\d{4} [\d:.]+ |ERROR:|Traceback |\S+: error: ")
+# How JAX's health check and its collectives say that a process is missing.
+_SILENT = re.compile(r"stopped sending heartbeats\):\n(.*?)\nThe tasks", re.DOTALL)
+_TIMEOUT = re.compile(r"Task (?:\S+task:)?(\d+) heartbeat timeout")
+_LEADER = "Failed to send RPC to coordination service"
+_CONNECTION = re.compile(r"Connection (?:reset|closed) by peer|Socket closed")
 _SHOWN = 200  # Bytes of a value that errors show.
 
 
@@ -53,6 +72,98 @@ def address(text: str) -> str:
     return text
 
 
+def supervise(command: Sequence[str], resume: str) -> int:
+    """Runs one process of several as a child, and says in one line whom it lost.
+
+    JAX ends a process that has lost another in C++, with a stack trace. A parent can
+    tell what happened; nothing in the process itself can.
+
+    Args:
+      command: What the child runs.
+      resume: How to go on, for the message.
+
+    Returns:
+      The exit code: that of the child, or `LOST`.
+    """
+    held: list[str] = []
+    with subprocess.Popen(
+        command,
+        env=os.environ | {_CHILD: "1"},
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+    ) as child:
+        for line in child.stderr:
+            if held or _ERROR.match(line):
+                held.append(line)
+            else:
+                sys.stderr.write(line)
+    code = child.returncode
+    lost = missing("".join(held)) if code not in (0, 2) else ""
+    if lost:
+        print(f"train.py: error: {lost}; {resume}", file=sys.stderr)
+        return LOST
+    sys.stderr.writelines(held)
+    if code < 0:
+        print(f"train.py: error: ended by signal {-code}; {resume}", file=sys.stderr)
+    return code if code >= 0 else 128 - code
+
+
+def missing(text: str) -> str:
+    """Who is missing, from what JAX said, or nothing if nobody is."""
+    listed = [name for lines in _SILENT.findall(text) for name in lines.split()]
+    found = {int(re.findall(r"\d+", name)[-1]) for name in listed}
+    found |= {int(name) for name in _TIMEOUT.findall(text)}
+    if not found and _LEADER in text:
+        found = {0}
+    if found:
+        names = ", ".join(str(process) for process in sorted(found))
+        return f"process {names} has ended or says nothing"
+    return "another process has ended" if _CONNECTION.search(text) else ""
+
+
+def is_supervised() -> bool:
+    """Whether this process is the child of `supervise`, with which it then ends."""
+    if _CHILD not in os.environ:
+        return False
+    del os.environ[_CHILD]
+
+    def end_with_parent() -> None:
+        os.read(sys.stdin.fileno(), 1)  # Returns when the parent is dead.
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    return True
+
+
+def wait_for_health_check() -> None:
+    """Waits until JAX has ended this process, if it is one that lost another."""
+    if jax.process_count() > 1:
+        time.sleep(2 * _HEARTBEAT_SECONDS)
+
+
+def lock(folder: str) -> filelock.FileLock | None:
+    """Keeps other runs out of the folder, as long as what it returns is referred to.
+
+    A bucket cannot be locked.
+    """
+    lock, held = None, True
+    if jax.process_index() == 0 and "://" not in folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(Path(folder) / ".lock", blocking=False)
+        try:
+            lock.acquire()
+        except filelock.Timeout:
+            held = False
+    if not multihost_utils.process_allgather(np.array(held)).all():
+        raise UserError(
+            f"--checkpoint {folder} is in use by another run; wait for its end, or "
+            "take another folder"
+        )
+    return lock
+
+
 def start(args: argparse.Namespace) -> None:
     """Joins the other processes, where there are some."""
     timeouts = {
@@ -70,9 +181,14 @@ def start(args: argparse.Namespace) -> None:
         )
 
 
-def make_mesh(shape: dict[str, int] | None, explicit: bool) -> jax.sharding.Mesh:
+def make_mesh(
+    shape: dict[str, int] | None,
+    explicit: bool,
+    devices: Sequence[jax.Device] | None = None,
+) -> jax.sharding.Mesh:
     """A mesh of all devices; they all lie along `perturbation` if no shape is given."""
-    num_devices = jax.device_count()
+    devices = devices or jax.devices()
+    num_devices = len(devices)
     shape = shape or dict.fromkeys(AXES, 1) | {"perturbation": num_devices}
     if math.prod(shape.values()) != num_devices:
         asked = " × ".join(f"{name}={size}" for name, size in shape.items())
@@ -81,7 +197,8 @@ def make_mesh(shape: dict[str, int] | None, explicit: bool) -> jax.sharding.Mesh
             f"and there are {num_devices} in {jax.process_count()} process(es)"
         )
     kind = jax.sharding.AxisType.Explicit if explicit else jax.sharding.AxisType.Auto
-    return jax.make_mesh(tuple(shape.values()), AXES, (kind,) * len(AXES))
+    kinds = (kind,) * len(AXES)
+    return jax.make_mesh(tuple(shape.values()), AXES, kinds, devices=devices)
 
 
 def check_same_in_all_processes(name: str, value: Any) -> None:

@@ -166,6 +166,10 @@ def run(args: argparse.Namespace, mesh: jax.sharding.Mesh) -> None:
     # the program.
     seed = np.uint32(args.seed)
     settings = {name: vars(args)[name] for name in SETTINGS}
+    # It is this run's alone until this function returns.
+    lock = (
+        cluster.lock(checkpoint.absolute(args.checkpoint)) if args.checkpoint else None
+    )
     manager = checkpoint.manager(args.checkpoint) if args.checkpoint else None
     state = checkpoint.restore(manager, layout, settings) if manager else None
     state = init(seed) if state is None else state
@@ -185,6 +189,7 @@ def run(args: argparse.Namespace, mesh: jax.sharding.Mesh) -> None:
             checkpoint.save(manager, done, state, settings)
     if manager:
         manager.close()
+    del lock  # Until here the folder is this run's alone.
     say(f"took {time.perf_counter() - start:.1f} seconds, compilation included")
 
 
@@ -275,8 +280,19 @@ def describe(
     )
 
 
+def resume(args: argparse.Namespace) -> str:
+    """How to go on after an error."""
+    again = "start all processes again with the same commands"
+    if args.checkpoint:
+        return f"{again} to go on from the latest checkpoint in {args.checkpoint}"
+    return f"{again} (from step 0, as there is no --checkpoint)"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
+    if (args.pod or args.coordinator) and not cluster.is_supervised():
+        arguments = sys.argv[1:] if argv is None else argv
+        return cluster.supervise([sys.executable, __file__, *arguments], resume(args))
     try:
         train(args)
     except UserError as error:
@@ -285,11 +301,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except jax.errors.JaxRuntimeError as error:
         print(
             f"train.py: error: process {jax.process_index()}: "
-            f"{str(error).splitlines()[0]}; to go on from the last checkpoint, start "
-            "all processes again",
+            f"{str(error).splitlines()[0]}; {resume(args)}",
             file=sys.stderr,
             flush=True,
         )
+        cluster.wait_for_health_check()
         # Not by way of what would wait for the other processes, which may be dead.
         os._exit(1)
     return 0
