@@ -1,39 +1,30 @@
 """The tables of the docs are those of the records they name."""
 
-import importlib.util
 import json
 import pathlib
 
 import pytest
 
+from examples.common import tables
+
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 
-@pytest.fixture(scope="module")
-def tables():
-    path = ROOT / "examples" / "benchmarks" / "tables.py"
-    spec = importlib.util.spec_from_file_location("tables", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_tables_are_those_of_their_records(tables, page):
+def test_tables_are_those_of_their_records(page):
     assert tables.rendered(page) == page.read_text(encoding="utf-8")
 
 
-def test_benchmarks_have_tables(tables):
-    page = ROOT / "docs" / "benchmarks.md"
-    marks = list(tables.MARK.finditer(page.read_text(encoding="utf-8")))
-    records = {mark["file"] for mark in marks}
-    assert len(marks) >= 5
-    assert all((page.parent / record).is_file() for record in records)
+@pytest.mark.parametrize("name", ["benchmarks", "evidence", "llm", "scaling"])
+def test_pages_have_tables(name):
+    records = tables.records(ROOT / "docs" / f"{name}.md")
+    assert records and all(path.is_file() for path in records)
 
 
-def test_a_table_is_replaced(tables, tmp_path):
+def test_a_table_is_replaced(tmp_path):
     record = {
+        "seconds": 90,
         "command": "python x.py",
         "date": "2026-01-01",
         "versions": {"jax": "0"},
@@ -56,6 +47,33 @@ def test_a_table_is_replaced(tables, tmp_path):
     assert "old" not in found and "sphere" not in found
     cells = [cell.strip() for cell in found.splitlines()[5].split("|")]
     assert cells[1:-1] == ["10⁴", "gaussian", "123", "**no**"]
-    assert "`python x.py`, 2026-01-01; jax 0; cpu (cpu), 2 cores" in found
+    assert "`python x.py`, 2026-01-01; jax 0; cpu (cpu), 2 cores; 1.5 minutes" in found
     page.write_text(found, encoding="utf-8")
     assert tables.rendered(page) == found
+
+
+def test_a_table_that_a_script_makes_of_its_record(tmp_path):
+    """And what made it, and how long all took."""
+    record = {
+        "command": "python examples/paper/synthetic.py --steps 2",
+        "date": "2026-01-01",
+        "versions": {"jax": "0"},
+        "device": "cpu (cpu), 2 cores",
+        "seconds": 90,
+        "iterations": [0, 1, 2],
+        "gaps": {
+            "Cubic": {"R-AdaZO": [[9.0, 3.0, 1.0]], "ZO-AdaMM": [[9.0, 8.0, 4.0]]}
+        },
+    }
+    (tmp_path / "made.json").write_text(json.dumps(record), encoding="utf-8")
+    page = tmp_path / "page.md"
+    marks = ("table: made.json 0", "source: made.json", "total: made.json made.json")
+    page.write_text("".join(f"<!-- {mark} -->\n<!-- end -->\n" for mark in marks))
+    found = tables.rendered(page)
+    assert "Cubic: gap after 2 iterations, from 9;" in found
+    (row,) = (line for line in found.splitlines() if line.startswith("| R-AdaZO"))
+    # ZO-AdaMM's final gap, 4, is reached after one of its two iterations.
+    cells = [cell.strip() for cell in row.split("|")[1:-1]]
+    assert cells == ["R-AdaZO", "1.00 ± 0", "1.00 ± 0", "2.00"]
+    assert "`python examples/paper/synthetic.py --steps 2`, 2026-01-01; jax 0;" in found
+    assert "All of them together took 3 minutes." in found

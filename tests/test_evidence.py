@@ -5,15 +5,15 @@ are the paper's claims, the theory's predictions, and the margins that the page 
 """
 
 import functools
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
+from examples.common import record
+from examples.common.record import array
+from examples.paper import common, moments, synthetic, tuned
 from radazo_jax import theory
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -23,23 +23,13 @@ _METHODS = {"R-AdaZO", "ZO-AdaMM", "ZO-RMSProp", "ZO-SGD", "ZO-signSGD"}
 _FUNCTIONS = ("Quadratic", "Cubic", "Levy", "Rosenbrock")
 
 
-@pytest.fixture(scope="module")
-def scripts():
-    """Imports a script of examples/paper."""
-    folder = str(_ROOT / "examples" / "paper")
-    sys.path.insert(0, folder)
-    yield __import__
-    sys.path.remove(folder)
-
-
-@pytest.fixture(scope="module")
-def read(scripts):
-    common = scripts("common")
-    return functools.cache(lambda name: common.read(_EVIDENCE / f"{name}.json"))
+@functools.cache
+def read(name):
+    return record.read(_EVIDENCE / f"{name}.json")
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_file_says_how_it_came_about(name, read):
+def test_file_says_how_it_came_about(name):
     content = read(name)
     script = name.removesuffix("_long")
     assert re.match(rf"python examples/paper/{script}\.py ", content["command"])
@@ -52,23 +42,12 @@ def test_file_says_how_it_came_about(name, read):
     assert (_EVIDENCE / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_everything_together_takes_less_than_an_hour(read):
+def test_everything_together_takes_less_than_an_hour():
     assert sum(read(name)["seconds"] for name in _NAMES) < 3600
 
 
-def test_page_has_the_tables_of_the_files():
-    command = [sys.executable, _ROOT / "examples" / "paper" / "report.py", "--check"]
-    done = subprocess.run(
-        command,
-        env=os.environ | {"PYTHONPATH": str(_ROOT)},
-        capture_output=True,
-        encoding="utf-8",
-    )
-    assert done.returncode == 0, done.stderr
-
-
 # Synthetic functions: the paper's settings, and its figure.
-def test_synthetic_settings_are_the_appendix(read):
+def test_synthetic_settings_are_the_appendix():
     settings = read("synthetic")["settings"]
     assert settings["dimension"] == 10_000
     assert settings["num_directions"] == 10
@@ -81,17 +60,16 @@ def test_synthetic_settings_are_the_appendix(read):
 
 
 @pytest.fixture(scope="module")
-def curves(read, scripts):
+def curves():
     """Gaps [seeds, points] of a method on a function."""
-    array = scripts("common").array
     gaps = read("synthetic")["gaps"]
     return lambda function, method: array(gaps[function][method])
 
 
 @pytest.mark.parametrize("function", _FUNCTIONS)
-def test_radazo_matches_zo_adamm_in_a_third_of_the_iterations(function, read, scripts):
+def test_radazo_matches_zo_adamm_in_a_third_of_the_iterations(function):
     """On every seed."""
-    reached, total = scripts("synthetic").iterations_to_match(
+    reached, total = synthetic.iterations_to_match(
         read("synthetic"), function, "R-AdaZO"
     )
     assert (reached <= total / 3).all()
@@ -111,11 +89,11 @@ def test_radazo_ends_below_the_other_adaptive_methods(function, curves):
 
 
 @pytest.mark.parametrize("function", _FUNCTIONS)
-def test_zo_adamm_with_steps_as_long_is_as_fast(function, read, curves, scripts):
+def test_zo_adamm_with_steps_as_long_is_as_fast(function, curves):
     """Not in the paper: it comes to the same gap within 10 % of the iterations."""
-    stretched = scripts("common").STRETCHED
+    stretched = common.STRETCHED
     match = functools.partial(
-        scripts("synthetic").iterations_to_match, read("synthetic"), function
+        synthetic.iterations_to_match, read("synthetic"), function
     )
     ours, other = match("R-AdaZO")[0], match(stretched)[0]
     np.testing.assert_allclose(other, ours, rtol=0.1)
@@ -136,14 +114,13 @@ def test_zo_sgd_is_as_the_page_says(curves):
     assert (sgd[:, -1] < 0.1 * ours[:, -1]).all()
 
 
-def test_at_equal_rates_the_floor_of_radazo_is_higher(read, scripts):
+def test_at_equal_rates_the_floor_of_radazo_is_higher():
     """In the long run ZO-AdaMM is better, by (1 + β₁)/(1 − β₁) in the limit."""
-    array = scripts("common").array
     gaps = read("synthetic_long")["gaps"]["Quadratic"]
     last = slice(-20, None)
     ours, other, stretched = (
         array(gaps[m])[:, last].mean(axis=1)
-        for m in ("R-AdaZO", "ZO-AdaMM", scripts("common").STRETCHED)
+        for m in ("R-AdaZO", "ZO-AdaMM", common.STRETCHED)
     )
     predicted = theory.step_ratio(0.9) ** 2
     np.testing.assert_allclose(ours / other, predicted, rtol=0.2)
@@ -152,12 +129,12 @@ def test_at_equal_rates_the_floor_of_radazo_is_higher(read, scripts):
 
 # Moments.
 @pytest.fixture(scope="module")
-def average(read, scripts):
+def average():
     """A measure averaged over the run, [betas, seeds]."""
-    return functools.partial(scripts("moments").averages, read("moments"))
+    return functools.partial(moments.averages, read("moments"))
 
 
-def test_betas_are_those_of_the_figure(read):
+def test_betas_are_those_of_the_figure():
     assert read("moments")["betas"] == [0.5, 0.7, 0.9, 0.95, 0.99]
 
 
@@ -197,7 +174,7 @@ def test_update_is_no_better_aligned(average):
     assert (ours[:4] < other[:4]).all()
 
 
-def test_first_step_is_ten_times_the_learning_rate(read):
+def test_first_step_is_ten_times_the_learning_rate():
     steps = read("moments")["first_steps"]
     lengths, times = steps["lengths"], steps["times"]
     first, last = times.index(1), times.index(1000)
@@ -210,13 +187,12 @@ def test_first_step_is_ten_times_the_learning_rate(read):
 
 # The attack.
 @pytest.fixture(scope="module")
-def iterations(read, scripts):
+def iterations():
     """Iterations [images, seeds] of a method in a setting, inf without success."""
-    array = scripts("common").array
     return lambda setting, method: array(read("attack")["iterations"][setting][method])
 
 
-def test_attack_settings_are_the_appendix(read):
+def test_attack_settings_are_the_appendix():
     settings = read("attack")["settings"]
     assert settings["num_directions"] == 2
     assert settings["learning_rate"] == 1e-2
@@ -236,7 +212,7 @@ def test_radazo_attacks_in_far_fewer_iterations(iterations):
     assert (other[both].mean(axis=1) >= 2.5 * ours[both].mean(axis=1)).all()
 
 
-def test_radazo_succeeds_on_all_and_the_network_is_fooled(iterations, read):
+def test_radazo_succeeds_on_all_and_the_network_is_fooled(iterations):
     assert np.isfinite(iterations("mapped", "R-AdaZO")).all()
     for image in read("attack")["images"]:
         assert image["seen_after"] == image["target"]
@@ -248,10 +224,10 @@ def test_zo_adamm_and_zo_rmsprop_attack_alike(iterations):
     assert one[both].mean() == pytest.approx(two[both].mean(), rel=0.1)
 
 
-def test_zo_adamm_with_steps_as_long_attacks_as_fast(iterations, scripts):
+def test_zo_adamm_with_steps_as_long_attacks_as_fast(iterations):
     """Not in the paper."""
     one = iterations("mapped", "R-AdaZO")
-    two = iterations("mapped", scripts("common").STRETCHED)
+    two = iterations("mapped", common.STRETCHED)
     assert np.isfinite(two).all()
     assert two.mean() == pytest.approx(one.mean(), rel=0.15)
 
@@ -267,9 +243,9 @@ def test_without_the_mapping_the_longer_steps_fail_more_often(iterations):
 
 # Every method at its best learning rate.
 @pytest.fixture(scope="module")
-def tuned(read, scripts):
+def rivals():
     """(problem, target, b1) -> R-AdaZO's best and ZO-AdaMM's."""
-    best, problems = scripts("tuned").best, read("tuned")["problems"]
+    best, problems = tuned.best, read("tuned")["problems"]
     return {
         (name, i, b1): tuple(
             best(problem, f"{method}, β₁={b1}", i) for method in ("R-AdaZO", "ZO-AdaMM")
@@ -280,7 +256,7 @@ def tuned(read, scripts):
     }
 
 
-def test_tuned_covers_what_it_should(read):
+def test_tuned_covers_what_it_should():
     problems = read("tuned")["problems"]
     assert set(problems) == {*_FUNCTIONS, "Ill-conditioned", "Digits"}
     for problem in problems.values():
@@ -292,81 +268,81 @@ def test_tuned_covers_what_it_should(read):
             assert len(run["learning_rates"]) >= 7
 
 
-def test_best_learning_rates_lie_inside_their_grids(read, scripts):
+def test_best_learning_rates_lie_inside_their_grids():
     for problem in read("tuned")["problems"].values():
         for config, run in problem["runs"].items():
             for i in (0, 1):
-                found = scripts("tuned").best(problem, config, i)
+                found = tuned.best(problem, config, i)
                 if np.isfinite(found.evaluations).all():
                     rates = run["learning_rates"]
                     assert rates[0] < found.rate < rates[-1]
 
 
-def test_tuned_neither_method_has_an_advantage_to_speak_of(tuned):
+def test_tuned_neither_method_has_an_advantage_to_speak_of(rivals):
     """At β₁ = 0.9 within 15 %, either way."""
-    for (_, _, b1), (ours, other) in tuned.items():
+    for (_, _, b1), (ours, other) in rivals.items():
         if b1 == 0.9:
             ratio = other.evaluations.mean() / ours.evaluations.mean()
             assert 1 / 1.15 < ratio < 1.15
 
 
-def test_tuned_zo_adamm_is_the_better_on_the_ill_conditioned_quadratic(tuned):
+def test_tuned_zo_adamm_is_the_better_on_the_ill_conditioned_quadratic(rivals):
     for i in (0, 1):
-        ours, other = tuned["Ill-conditioned", i, 0.9]
+        ours, other = rivals["Ill-conditioned", i, 0.9]
         assert other.evaluations.mean() < ours.evaluations.mean()
 
 
-def test_best_rates_differ_by_the_predicted_factor(tuned):
+def test_best_rates_differ_by_the_predicted_factor(rivals):
     """To one step of the grid, a factor of 2; mostly to the nearest."""
-    for (_, _, b1), (ours, other) in tuned.items():
+    for (_, _, b1), (ours, other) in rivals.items():
         ratio = other.rate / ours.rate
         predicted = theory.step_ratio(b1)
         assert 1 / 2.1 < ratio / predicted < 2.1
 
 
-def test_the_best_rate_of_radazo_depends_on_b1_and_that_of_zo_adamm_does_not(tuned):
-    for (name, i, b1), (ours, other) in tuned.items():
+def test_the_best_rate_of_radazo_depends_on_b1_and_that_of_zo_adamm_does_not(rivals):
+    for (name, i, b1), (ours, other) in rivals.items():
         if b1 == 0.9:
-            ours_slow, other_slow = tuned[name, i, 0.99]
+            ours_slow, other_slow = rivals[name, i, 0.99]
             assert ours.rate >= 1.9 * ours_slow.rate
             assert 0.45 < other.rate / other_slow.rate < 2.1
 
 
-def test_tuned_zo_adamm_is_more_often_ahead(tuned):
+def test_tuned_zo_adamm_is_more_often_ahead(rivals):
     ahead = [
         other.evaluations.mean() < ours.evaluations.mean()
-        for (_, _, b1), (ours, other) in tuned.items()
+        for (_, _, b1), (ours, other) in rivals.items()
         if b1 == 0.9
     ]
     assert np.mean(ahead) > 0.5
 
 
-def test_tuned_zo_rmsprop_is_within_a_quarter_of_zo_adamm(tuned, read, scripts):
+def test_tuned_zo_rmsprop_is_within_a_quarter_of_zo_adamm(rivals):
     """So the first moment helps little."""
     problems = read("tuned")["problems"]
-    for (name, i, b1), (_, other) in tuned.items():
+    for (name, i, b1), (_, other) in rivals.items():
         if b1 == 0.9:
-            found = scripts("tuned").best(problems[name], "ZO-RMSProp", i)
+            found = tuned.best(problems[name], "ZO-RMSProp", i)
             assert found.evaluations.mean() < 1.25 * other.evaluations.mean()
 
 
-def test_tuned_a_larger_b1_gains_next_to_nothing(tuned):
+def test_tuned_a_larger_b1_gains_next_to_nothing(rivals):
     """But for the second target of Levy."""
-    for (name, i, b1), methods in tuned.items():
+    for (name, i, b1), methods in rivals.items():
         if b1 == 0.9 and (name, i) != ("Levy", 1):
-            for found, slow in zip(methods, tuned[name, i, 0.99], strict=True):
+            for found, slow in zip(methods, rivals[name, i, 0.99], strict=True):
                 assert slow.evaluations.mean() > 0.98 * found.evaluations.mean()
 
 
-def test_tuned_good_rates_are_as_many_for_both_methods(tuned):
+def test_tuned_good_rates_are_as_many_for_both_methods(rivals):
     """At the tighter target two each, of a grid of factors of two."""
-    for (_, i, b1), (ours, other) in tuned.items():
+    for (_, i, b1), (ours, other) in rivals.items():
         if (i, b1) == (1, 0.9):
             assert len(ours.near) == len(other.near) == 2
 
 
-def test_tuned_zo_sgd_is_often_the_best(read, scripts):
-    best, wins = scripts("tuned").best, []
+def test_tuned_zo_sgd_is_often_the_best():
+    best, wins = tuned.best, []
     for problem in read("tuned")["problems"].values():
         for i in (0, 1):
             means = {c: best(problem, c, i).evaluations.mean() for c in problem["runs"]}

@@ -1,6 +1,5 @@
 """What compiled programs send and compute, on eight simulated devices."""
 
-import importlib.util
 import json
 import math
 import pathlib
@@ -14,6 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import radazo_jax as zo
+from examples.benchmarks import hlo
 
 LAWS = {
     "sphere": zo.sphere(),
@@ -23,17 +23,8 @@ LAWS = {
 }
 AXES = ("k", "data", "model")
 ROOT = pathlib.Path(__file__).parents[1]
-BENCHMARKS = ROOT / "examples" / "benchmarks"
 RECORDS = ROOT / "docs" / "benchmarks"
 WIDTH, ROWS, DEPTH = 32, 16, 3
-
-
-@pytest.fixture(scope="module")
-def hlo():
-    spec = importlib.util.spec_from_file_location("hlo", BENCHMARKS / "hlo.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def mesh_of(*sizes):
@@ -70,7 +61,7 @@ KEY = jax.eval_shape(lambda: jax.random.key(0))
 EVALUATION = 2 * DEPTH * ROWS * WIDTH**2
 
 
-def test_products_and_bytes_in_loops_count_as_often_as_they_run(hlo):
+def test_products_and_bytes_in_loops_count_as_often_as_they_run():
     mesh = mesh_of(1, 8, 1)
 
     def fun(x, w):
@@ -89,7 +80,7 @@ def test_products_and_bytes_in_loops_count_as_often_as_they_run(hlo):
 
 
 @pytest.mark.parametrize("strides", [1, 2])
-def test_products_of_convolutions(hlo, strides):
+def test_products_of_convolutions(strides):
     x = jax.ShapeDtypeStruct((2, 8, 8, 3), jnp.float32)
     w = jax.ShapeDtypeStruct((3, 3, 3, 4), jnp.float32)
     text = """HloModule m
@@ -113,7 +104,7 @@ ENTRY %main (x: f32[2,8,8,3], w: f32[3,3,3,4]) -> f32[2,8,8,4] {
     assert hlo.Program(text).product_flops() == analysis["flops"]
 
 
-def test_a_batch_of_products_as_the_tpu_compiler_writes_it(hlo):
+def test_a_batch_of_products_as_the_tpu_compiler_writes_it():
     """[4, 256, 64] with [4, 256, 64]ᵀ, its batch the window of a convolution."""
     text = """HloModule m
 
@@ -126,7 +117,7 @@ ENTRY %main (a: f32[256,4,64], b: f32[256,4,64]) -> f32[4,256,256] {
     assert hlo.Program(text).product_flops() == 2 * 4 * 256 * 256 * 64
 
 
-def test_a_loop_of_the_tpu_compiler_is_counted_by_its_condition(hlo):
+def test_a_loop_of_the_tpu_compiler_is_counted_by_its_condition():
     text = """HloModule m
 
 %body (p: (s32[], f32[8,8])) -> (s32[], f32[8,8]) {
@@ -173,7 +164,7 @@ ENTRY %main (x: f32[8,8]) -> f32[8,8] {
     ("size", "num_directions", "evaluations"),
     [(1, 7, 8), (8, 7, 1), (8, 8, 2)],
 )
-def test_products_a_device(hlo, law, size, num_directions, evaluations):
+def test_products_a_device(law, size, num_directions, evaluations):
     """Of K + 1 evaluations, ⌈(K + 1) / N⌉ each, and N losses are gathered for each."""
     mesh = mesh_of(size, 1, 1)
     params = abstract(mesh, P(), DEPTH, WIDTH, WIDTH)
@@ -189,7 +180,7 @@ def test_products_a_device(hlo, law, size, num_directions, evaluations):
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_replicated_parameters_send_scalars_alone(hlo, law):
+def test_replicated_parameters_send_scalars_alone(law):
     """Of scanned layers, whose directions the CPU draws one after another."""
     mesh = mesh_of(2, 4, 1)
     params = abstract(mesh, P(), DEPTH, WIDTH, WIDTH)
@@ -202,7 +193,7 @@ def test_replicated_parameters_send_scalars_alone(hlo, law):
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_sharded_parameters_send_what_a_forward_pass_sends(hlo, law):
+def test_sharded_parameters_send_what_a_forward_pass_sends(law):
     mesh = mesh_of(2, 2, 2)
     params = abstract(mesh, P(None, None, "model"), DEPTH, WIDTH, WIDTH)
     x = abstract(mesh, P(("data", "model")), ROWS, WIDTH)
@@ -237,7 +228,7 @@ def test_sharded_parameters_send_what_a_forward_pass_sends(hlo, law):
     assert small <= 2 * DEPTH * 4 * WIDTH * 8
 
 
-def test_low_rank_evaluations_share_a_gathered_layer(hlo):
+def test_low_rank_evaluations_share_a_gathered_layer():
     """A constraint on a perturbed matrix is one on the matrix alone."""
     mesh = mesh_of(2, 1, 4)
     params = abstract(mesh, P(None, None, "model"), DEPTH, WIDTH, WIDTH)

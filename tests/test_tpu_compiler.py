@@ -25,9 +25,11 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 QUICKSTART = """
 import json
-import hlo, jax, jax.numpy as jnp, programs, quickstart, scaling
+import jax, jax.numpy as jnp
 from flax import nnx
 import radazo_jax as zo
+from examples import quickstart
+from examples.benchmarks import hlo, programs, scaling
 
 mesh = scaling.mesh_for("tpu", scaling.Spread())
 estimator = zo.forward_difference(num_directions=quickstart.NUM_DIRECTIONS)
@@ -50,7 +52,7 @@ print(json.dumps(hlo.facts(programs.compiled_on(mesh, step, args, (0, 1)))))
 
 CASE = """
 import json, sys
-import scaling
+from examples.benchmarks import scaling
 
 spread, law, num_directions, num_sequences = json.loads(sys.argv[1])
 case = scaling.Case(
@@ -82,11 +84,9 @@ STATE = 1_310_834_688 * (2 + 4 + 4)
 
 
 def run(script, *args):
-    examples = [ROOT, ROOT / "examples", ROOT / "examples" / "benchmarks"]
-    path = os.pathsep.join(map(str, examples))
     done = subprocess.run(
         [sys.executable, "-c", script, *args],
-        env=os.environ | {"PYTHONPATH": path, "MPLBACKEND": "Agg"},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"},
         capture_output=True,
         text=True,
     )

@@ -14,8 +14,6 @@ and its compilation, with that of one forward pass and the chain for ``floor``.
     python examples/benchmarks/layer_time.py --output docs/benchmarks/layer_time.json
 """
 
-import argparse
-import functools
 import pathlib
 import statistics
 import time
@@ -26,12 +24,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import others
 from jax import lax
 from tabulate import tabulate
-from timing import bars, medians, record, scanned, write
 
 import radazo_jax as zo
+from examples.benchmarks.steps import Step, naive, others, ours
+from examples.benchmarks.timing import bars, medians, scanned
+from examples.common import cli
+from examples.common.record import record, write
 
 NUM_DIRECTIONS = 8
 SMOOTHING = 1e-3
@@ -43,8 +43,6 @@ LAWS = {
     "rademacher": zo.rademacher(),
 }
 
-Step = Callable[[Any, jax.Array], Any]
-
 
 class Work(NamedTuple):
     """A network and its data.
@@ -54,14 +52,14 @@ class Work(NamedTuple):
       loss: ``loss(params, x)``, a scalar.
       x: The inputs, [rows, features].
       num_steps: How many steps a run has: so many that starting it does not count.
-      torch_loss: ``torch_loss(tensors, x)``, the same for the leaves as tensors.
+      torch_loss: ``torch_loss(tensors)``, the same for the leaves as tensors.
     """
 
     params: Any
     loss: Callable[[Any, jax.Array], jax.Array]
     x: jax.Array
     num_steps: int
-    torch_loss: Callable[[list[Any], Any], Any] | None = None
+    torch_loss: Callable[[list[Any]], Any] | None = None
 
 
 def mlp() -> Work:
@@ -78,12 +76,16 @@ def mlp() -> Work:
         logits = jax.nn.relu(x @ p["w1"] + p["b1"]) @ p["w2"] + p["b2"]
         return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - logits[:, 0])
 
-    def torch_loss(tensors: list[Any], x: Any) -> Any:
+    x = jax.random.normal(keys[2], (128, 784))
+    data = np.array(x)
+
+    def torch_loss(tensors: list[Any]) -> Any:
+        import torch
+
         b1, b2, w1, w2 = tensors
-        logits = (x @ w1 + b1).relu() @ w2 + b2
+        logits = (torch.from_numpy(data) @ w1 + b1).relu() @ w2 + b2
         return (logits.logsumexp(-1) - logits[:, 0]).mean()
 
-    x = jax.random.normal(keys[2], (128, 784))
     return Work(params, loss, x, 100, torch_loss)
 
 
@@ -107,10 +109,6 @@ def layers() -> Work:
 WORKS = {"mlp 784-128-10": mlp, "6 scanned layers of 512": layers}
 
 
-def key_of(i: jax.Array) -> jax.Array:
-    return jax.random.fold_in(jax.random.key(1), i)
-
-
 def floor_step(work: Work, tx: optax.GradientTransformationExtraArgs) -> Step:
     rows = jnp.tile(work.x, (NUM_DIRECTIONS + 1, 1))
 
@@ -125,46 +123,26 @@ def floor_step(work: Work, tx: optax.GradientTransformationExtraArgs) -> Step:
     return step
 
 
-def our_step(
-    work: Work,
-    tx: optax.GradientTransformationExtraArgs,
-    law: zo.Law,
-) -> Step:
+def our_step(work: Work, law: zo.Law) -> Step:
     estimator = zo.forward_difference(law, NUM_DIRECTIONS, SMOOTHING)
-    value_and_grad = zo.value_and_grad(work.loss, estimator)
-
-    def step(carry: Any, key: jax.Array) -> Any:
-        params, state = carry
-        _, gradient = value_and_grad(key, params, work.x)
-        updates, state = tx.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state
-
-    return step
+    return ours(lambda p: work.loss(p, work.x), estimator, zo.radazo(LEARNING_RATE))
 
 
-def naive_step(work: Work, tx: optax.GradientTransformationExtraArgs) -> Step:
-    def step(carry: Any, i: jax.Array) -> Any:
-        params, state = carry
-        base = work.loss(params, work.x)
-        leaves, treedef = jax.tree.flatten(params)
-
-        def term(key: jax.Array) -> Any:
-            keys = jax.random.split(key, len(leaves))
-            draws = [
-                jax.random.normal(k, leaf.shape)
-                for k, leaf in zip(keys, leaves, strict=True)
-            ]
-            u = jax.tree.unflatten(treedef, draws)
-            moved = jax.tree.map(lambda p, v: p + SMOOTHING * v, params, u)
-            slope = (work.loss(moved, work.x) - base) / SMOOTHING
-            return jax.tree.map(lambda v: slope * v, u)
-
-        terms = jax.vmap(term)(jax.random.split(key_of(i), NUM_DIRECTIONS))
-        gradient = jax.tree.map(lambda v: jnp.mean(v, axis=0), terms)
-        updates, state = tx.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state
-
-    return step
+def other_runs(work: Work) -> dict[str, Callable[[], Any]]:
+    """Runs of the libraries that are installed, where they have the network."""
+    if work.torch_loss is None:
+        return {}
+    return others(
+        lambda p: work.loss(p, work.x),
+        work.torch_loss,
+        work.params,
+        NUM_DIRECTIONS,
+        NUM_DIRECTIONS,
+        SMOOTHING,
+        LEARNING_RATE,
+        work.num_steps,
+        torch_steps(work),
+    )
 
 
 def torch_steps(work: Work) -> int:
@@ -172,50 +150,25 @@ def torch_steps(work: Work) -> int:
     return max(5, work.num_steps // 20)
 
 
-def other_runs(work: Work) -> dict[str, Callable[[], Any]]:
-    """Runs of the libraries that are installed."""
-    runs: dict[str, Callable[[], Any]] = {}
-    options = (SMOOTHING, LEARNING_RATE)
-    if work.torch_loss is None:
-        return runs
-    if others.installed("evosax"):
-        ask_and_tell, state = others.open_es(
-            lambda p: work.loss(p, work.x), work.params, NUM_DIRECTIONS, *options
-        )
-        runs["evosax"] = scanned(
-            lambda carry, i: ask_and_tell(carry, key_of(i)), state, work.num_steps
-        )
-    if others.installed("torchzero"):
-        import torch
-
-        x = torch.tensor(np.asarray(work.x))
-        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(work.params)]
-        loss = functools.partial(work.torch_loss, x=x)
-        step = others.torchzero(loss, leaves, NUM_DIRECTIONS, False, *options)
-        runs["torchzero"] = lambda: [step() for _ in range(torch_steps(work))][-1]
-    return runs
-
-
 def compile_seconds(work: Work, repeats: int) -> dict[str, float]:
     """Median seconds to compile a traced step, and a forward pass with the chain."""
     tx = zo.radazo(LEARNING_RATE)
-    carry, key = (work.params, tx.init(work.params)), jax.random.key(0)
+    carry = (work.params, tx.init(work.params))
 
-    def floor(carry: Any, key: jax.Array) -> Any:
-        del key
+    def floor(carry: Any, i: jax.Array) -> Any:
+        del i
         params, state = carry
         value = work.loss(params, work.x)
         gradient = jax.tree.map(lambda p: 0.1 * p, params)
         updates, state = tx.update(gradient, state, params)
         return optax.apply_updates(params, updates), state, value
 
-    steps = {"floor": floor}
-    steps |= {name: our_step(work, tx, law) for name, law in LAWS.items()}
+    steps = {"floor": floor} | {name: our_step(work, law) for name, law in LAWS.items()}
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(repeats):
         for name, step in steps.items():
             jax.clear_caches()
-            lowered = jax.jit(step).lower(carry, key)
+            lowered = jax.jit(step).lower(carry, jnp.uint32(0))
             start = time.perf_counter()
             lowered.compile()
             seconds[name].append(time.perf_counter() - start)
@@ -225,10 +178,9 @@ def compile_seconds(work: Work, repeats: int) -> dict[str, float]:
 def measure(name: str, repeats: int) -> list[dict[str, Any]]:
     """The rows of one network."""
     work, tx = WORKS[name](), zo.radazo(LEARNING_RATE)
-    steps = {"floor": floor_step(work, tx), "naive": naive_step(work, tx)}
-    for law in LAWS:
-        step = our_step(work, tx, LAWS[law])
-        steps[law] = lambda carry, i, step=step: step(carry, key_of(i))
+    by_hand = naive(lambda p: work.loss(p, work.x), tx, NUM_DIRECTIONS, SMOOTHING)
+    steps = {"floor": floor_step(work, tx), "naive": by_hand}
+    steps |= {law: our_step(work, LAWS[law]) for law in LAWS}
     carry = (work.params, tx.init(work.params))
     runs = {key: scanned(step, carry, work.num_steps) for key, step in steps.items()}
     seconds = medians(runs | other_runs(work), repeats)
@@ -254,17 +206,17 @@ def measure(name: str, repeats: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=7)
+    parser = cli.parser(__doc__)
+    parser.add_argument("--repeats", type=cli.at_least_one, default=7)
     parser.add_argument("--output", type=pathlib.Path)
-    arguments = parser.parse_args()
-    rows = [row for name in WORKS for row in measure(name, arguments.repeats)]
+    args = parser.parse_args()
+    rows = [row for name in WORKS for row in measure(name, args.repeats)]
     print(tabulate(rows, headers="keys", floatfmt=".2f"))
-    if arguments.output:
-        write(arguments.output, record(rows))
+    if args.output:
+        write(args.output, record(rows))
         columns = ("step/floor", "naive/step", "evosax/step", "torchzero/step")
         named = {f"{row['work']}, {row['law']}": row for row in rows}
-        bars(arguments.output.with_suffix(".png"), named, columns)
+        bars(args.output.with_suffix(".png"), named, columns)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,7 @@ TPU, only libtpu (``pip install "radazo-jax[tpu-aot]"``). Models:
 stopped. ``--plot`` draws the rows.
 """
 
-import argparse
 import importlib.util
-import json
 import pathlib
 import time
 from collections.abc import Callable, Iterator
@@ -27,16 +25,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
-import models
 from jax.sharding import SingleDeviceSharding
 from matplotlib.ticker import NullFormatter
-from programs import check_devices, step_of, tpu_topology, without_tpu
 from tabulate import tabulate
-from timing import record, write
 
 import radazo_jax as zo
-
-without_tpu()
+from examples.benchmarks import models
+from examples.benchmarks.programs import check_devices, step_of, tpu_topology
+from examples.common import cli
+from examples.common.record import record, resumed, write
 
 SMOOTHING = 1e-3
 LEARNING_RATE = 1e-6
@@ -73,6 +70,8 @@ BARS = {
     ("cpu", "scanned", "zo_sgd"): (0.0, 1.5),
     ("cpu", "scanned", "radazo"): (0.0, 1.5),
 }
+# The columns that tell a row from the others.
+NAMES = ("platform", "model", "run", "law", "K")
 DEFAULT = {
     "tpu": ("decoder", "grouped_query_decoder", "unrolled"),
     "cpu": ("scanned", "unrolled"),
@@ -145,61 +144,64 @@ def state_bytes(args: tuple[Any, ...]) -> int:
     return sum(x.size * x.dtype.itemsize for x in leaves if x.ndim)
 
 
+def measured(platform: str, compiled: Any, moments: int) -> dict[str, Any]:
+    """What a program allocates."""
+    memory = compiled.memory_analysis()
+    held = memory.argument_size_in_bytes + memory.output_size_in_bytes
+    held -= memory.alias_size_in_bytes
+    temp = memory.temp_size_in_bytes
+    return {
+        "bytes": temp if platform == "cpu" else held + temp,
+        # The TPU's peak counts parameters that are fetched ahead into its fast
+        # on-chip memory a second time; the CPU's does not count all arguments.
+        "peak_bytes": memory.peak_memory_in_bytes,
+        "moments_bytes": moments,
+    }
+
+
+def with_ratios(
+    row: dict[str, Any], forward: dict[str, Any], layer_bytes: int
+) -> dict[str, Any]:
+    """The row with what is beyond the forward pass and the moments."""
+    beyond, peak = (
+        row[name] - forward[name] - row["moments_bytes"]
+        for name in ("bytes", "peak_bytes")
+    )
+    bar = BARS.get((row["platform"], row["model"], row["run"]))
+    allowed = bar and bar[0] * forward["bytes"] + bar[1] * layer_bytes
+    return row | {
+        "beyond/forward": beyond / forward["bytes"] if forward["bytes"] else None,
+        "beyond/layer": beyond / layer_bytes,
+        "bar_met": None if bar is None else beyond <= allowed,
+        "peak_beyond/layer": None if row["platform"] == "cpu" else peak / layer_bytes,
+        "layer_bytes": layer_bytes,
+    }
+
+
 def measure(
     platform: str,
     name: str,
     laws: list[str],
     counts: list[int],
     runs: list[str],
-    dump: pathlib.Path | None,
     known: dict[tuple[Any, ...], dict[str, Any]],
 ) -> Iterator[dict[str, Any]]:
     """The rows of one model on one platform, as they come, but for the known ones."""
     model, to = MODELS[platform][name](), device(platform)
-    cpu = platform == "cpu"
-    forward: tuple[int, int] | None = None
+    forward = None
     for row, fun, args, donated in programs(model, laws, counts, runs):
         row = {"platform": platform, "model": name, "run": "", "law": "", "K": ""} | row
-        if found := known.get(tuple(row.values())):
-            forward = forward or (found["bytes"], found["peak_bytes"])
-            yield found
-            continue
-        start = time.perf_counter()
-        compiled = compiled_for(fun, args, to, donated)
-        seconds = time.perf_counter() - start
-        memory = compiled.memory_analysis()
-        held = memory.argument_size_in_bytes + memory.output_size_in_bytes
-        held -= memory.alias_size_in_bytes
-        temp, peak = memory.temp_size_in_bytes, memory.peak_memory_in_bytes
-        size = temp if cpu else held + temp
-        forward = (size, peak) if forward is None else forward
-        moments = state_bytes(args) if donated and not cpu else 0
-        beyond = size - forward[0] - moments
-        of_forward, of_layer = BARS.get((platform, name, row["run"]), (None, None))
-        allowed = None
-        if of_forward is not None:
-            allowed = of_forward * forward[0] + of_layer * model.layer_bytes
-        row |= {
-            "bytes": size,
-            "beyond/forward": beyond / forward[0] if forward[0] else None,
-            "beyond/layer": beyond / model.layer_bytes,
-            "bar_met": None if allowed is None else beyond <= allowed,
-            # The TPU's peak counts parameters that are fetched ahead into its fast
-            # on-chip memory a second time; the CPU's does not count all arguments.
-            "peak_bytes": peak,
-            "peak_beyond/layer": None
-            if cpu
-            else (peak - forward[1] - moments) / model.layer_bytes,
-            "moments_bytes": moments,
-            "layer_bytes": model.layer_bytes,
-            "compile_s": seconds,
-        }
-        print(*row.values(), flush=True)
-        if dump is not None:
-            name_of = "-".join(str(value) for value in list(row.values())[:5] if value)
-            dump.mkdir(parents=True, exist_ok=True)
-            (dump / f"{name_of}.hlo").write_text(compiled.as_text())
-        yield row
+        found = known.get(tuple(row.values()))
+        if found is None:
+            start = time.perf_counter()
+            compiled = compiled_for(fun, args, to, donated)
+            seconds = time.perf_counter() - start
+            moments = state_bytes(args) if donated and platform != "cpu" else 0
+            found = row | measured(platform, compiled, moments) | {"compile_s": seconds}
+        forward = forward or found
+        found = with_ratios(found, forward, model.layer_bytes)
+        print(*found.values(), flush=True)
+        yield found
 
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -225,12 +227,6 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             cells = tables.setdefault((name, row["law"]), {"table": name})
             cells |= {"law": row["law"], column: beyond / unit}
     return list(tables.values())
-
-
-def with_known(
-    rows: list[dict[str, Any]], known: dict[tuple[Any, ...], dict[str, Any]]
-) -> list[dict[str, Any]]:
-    return rows + [row for row in known.values() if row not in rows]
 
 
 def plot(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
@@ -276,53 +272,40 @@ def plot(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--platform", choices=["cpu", "tpu"], nargs="+")
-    parser.add_argument("--models", nargs="+", help="by default all large ones")
-    parser.add_argument("--laws", choices=LAWS, nargs="+", default=list(LAWS))
-    parser.add_argument("--directions", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--runs", nargs="+", default=["naive", "perturb", *OPTIMIZERS])
-    parser.add_argument("--dump", type=pathlib.Path, help="where to put the programs")
-    parser.add_argument("--output", type=pathlib.Path)
-    parser.add_argument("--plot", type=pathlib.Path, help="where to put a figure")
-    parser.add_argument(
-        "--resume", action="store_true", help="take the rows that --output has"
-    )
-    arguments = parser.parse_args()
+    parser = cli.parser(__doc__)
+    add = parser.add_argument
+    add("--platform", choices=["cpu", "tpu"], nargs="+")
+    add("--models", nargs="+", help="by default all large ones")
+    add("--laws", choices=LAWS, nargs="+", default=list(LAWS))
+    add("--directions", type=cli.at_least_one, nargs="+", default=[1, 8])
+    add("--runs", nargs="+", default=["naive", "perturb", *OPTIMIZERS])
+    add("--output", type=pathlib.Path)
+    add("--plot", type=pathlib.Path, help="where to put a figure")
+    add("--resume", action="store_true", help="take the rows that --output has")
+    args = parser.parse_args()
 
-    platforms = arguments.platform or ["cpu"]
-    if not arguments.platform and importlib.util.find_spec("libtpu"):
+    platforms = args.platform or ["cpu"]
+    if not args.platform and importlib.util.find_spec("libtpu"):
         platforms.append("tpu")
-    output = arguments.output
-    known: dict[tuple[Any, ...], dict[str, Any]] = {}
-    if arguments.resume and output.exists():
-        earlier = json.loads(output.read_text(encoding="utf-8"))["rows"]
-        earlier = [row for row in earlier if "table" not in row]
-        known = {tuple(list(row.values())[:5]): row for row in earlier}
-    tables: list[dict[str, Any]] = []
+    known = resumed(args.output, args.resume, NAMES)
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    kinds = ", ".join(device(platform).device_kind for platform in platforms)
+    options = (args.laws, args.directions, args.runs, known)
     for platform in platforms:
-        for name in arguments.models or DEFAULT[platform]:
+        for name in args.models or DEFAULT[platform]:
             if name not in MODELS[platform]:
                 continue
-            for row in measure(
-                platform,
-                name,
-                arguments.laws,
-                arguments.directions,
-                arguments.runs,
-                arguments.dump,
-                known,
-            ):
-                tables.append(row)
-                if output:
-                    kinds = [device(platform).device_kind for platform in platforms]
-                    found = with_known(tables, known)
-                    content = record(found + summary(found))
-                    content["device"] = f"compiled for {', '.join(kinds)}"
-                    write(output, content)
-    print(tabulate(tables, headers="keys", floatfmt=".4f"))
-    if arguments.plot:
-        plot(with_known(tables, known), arguments.plot)
+            for row in measure(platform, name, *options):
+                found[tuple(row[column] for column in NAMES)] = row
+                rows = list(
+                    (found | {k: known[k] for k in known.keys() - found}).values()
+                )
+                if args.output:
+                    content = record([*rows, *summary(rows)])
+                    write(args.output, content | {"device": f"compiled for {kinds}"})
+    print(tabulate(list(found.values()), headers="keys", floatfmt=".4f"))
+    if args.plot:
+        plot(rows, args.plot)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ def tpu_topology(name: str, bounds: tuple[int, ...] | None = None) -> list[Any]:
       name: Its name.
       bounds: How many chips a host has along each axis, where that is not the default.
     """
+    without_tpu()
     options = {} if bounds is None else {"chips_per_host_bounds": bounds}
     return topologies.get_topology_desc(
         platform="tpu", topology_name=name, **options

@@ -12,8 +12,6 @@ no TPU, only libtpu (``pip install "radazo-jax[tpu-aot]"``).
 stopped. ``--plot`` draws the rows.
 """
 
-import argparse
-import json
 import math
 import pathlib
 import time
@@ -23,20 +21,25 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
-import models
 import numpy as np
-from hlo import facts
 from jax import lax
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from programs import compiled_on, placed, step_of, tpu_topology, without_tpu
 from tabulate import tabulate
-from timing import record, write
 
 import radazo_jax as zo
-
-without_tpu()
+from examples.benchmarks import models
+from examples.benchmarks.hlo import facts
+from examples.benchmarks.programs import (
+    compiled_on,
+    placed,
+    step_of,
+    tpu_topology,
+    without_tpu,
+)
+from examples.common import cli
+from examples.common.record import record, resumed, write
 
 AXES = ("k", "data", "model")
 SMOOTHING = 1e-3
@@ -342,44 +345,34 @@ def plot(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--platform", choices=["cpu", "tpu"], default="cpu")
-    parser.add_argument("--laws", choices=LAWS, nargs="+", default=list(LAWS))
-    parser.add_argument("--output", type=pathlib.Path)
-    parser.add_argument("--plot", type=pathlib.Path, help="where to put a figure")
-    parser.add_argument(
-        "--resume", action="store_true", help="take the rows that --output has"
-    )
-    arguments = parser.parse_args()
+    parser = cli.parser(__doc__)
+    add = parser.add_argument
+    add("--platform", choices=["cpu", "tpu"], default="cpu")
+    add("--laws", choices=LAWS, nargs="+", default=list(LAWS))
+    add("--output", type=pathlib.Path)
+    add("--plot", type=pathlib.Path, help="where to put a figure")
+    add("--resume", action="store_true", help="take the rows that --output has")
+    args = parser.parse_args()
+    without_tpu()
     jax.config.update("jax_num_cpu_devices", 8)
 
-    output, platform = arguments.output, arguments.platform
     # In the order of the cases, those of other laws of an earlier run included.
-    order = {
-        case: tuple(described(platform, case).values())
-        for case in cases(platform, list(LAWS))
-    }
-    names = tuple(described(platform, next(iter(order))))
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    if arguments.resume and output.exists():
-        earlier = json.loads(output.read_text(encoding="utf-8"))["rows"]
-        rows = [row for row in earlier if row.get("table") != "network"]
-        found = {tuple(row[name] for name in names): row for row in rows}
-    rows = []
-    for case in cases(platform, arguments.laws):
-        wanted = order[case]
+    every = [described(args.platform, case) for case in cases(args.platform, [*LAWS])]
+    found = resumed(args.output, args.resume, tuple(every[0]))
+    for case in cases(args.platform, args.laws):
+        wanted = tuple(described(args.platform, case).values())
         if wanted not in found:
-            found[wanted] = measured(platform, case)
+            found[wanted] = measured(args.platform, case)
         print(*found[wanted].values(), flush=True)
-        rows = with_ratios([found[i] for i in order.values() if i in found])
-        if output:
-            kind = mesh_for(platform, Spread()).devices.flat[0].device_kind
+        ordered = [found[key] for one in every if (key := tuple(one.values())) in found]
+        rows = with_ratios(ordered)
+        if args.output:
+            kind = mesh_for(args.platform, Spread()).devices.flat[0].device_kind
             content = record([*rows, *network_rows()])
-            content["device"] = f"compiled for {kind}"
-            write(output, content)
+            write(args.output, content | {"device": f"compiled for {kind}"})
     print(tabulate(rows, headers="keys"))
-    if arguments.plot:
-        plot(rows, arguments.plot)
+    if args.plot:
+        plot(rows, args.plot)
 
 
 if __name__ == "__main__":

@@ -22,22 +22,20 @@ progress bar and without.
     python examples/benchmarks/step_time.py --output docs/benchmarks/step_time.json
 """
 
-import argparse
 import functools
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import optax
-import others
 from tabulate import tabulate
-from timing import bars, medians, record, scanned, write
 
 import radazo_jax as zo
-from radazo_jax._src import counter, kept
+from examples.benchmarks.steps import Step, key_of, naive, others, ours
+from examples.benchmarks.timing import bars, medians, scanned
+from examples.common import cli
+from examples.common.record import record, write
+from radazo_jax.testing import rosenbrock
 
 SMOOTHING = 5e-3
 LEARNING_RATE = 1e-6
@@ -49,57 +47,6 @@ LAWS = {
 }
 ESTIMATORS = {"forward": zo.forward_difference, "central": zo.central_difference}
 
-Step = Callable[[Any, jax.Array], Any]
-
-
-def rosenbrock(x: jax.Array) -> jax.Array:
-    """Rosenbrock's function, as in the paper."""
-    return jnp.sum(100.0 * (x[1:] - x[:-1] ** 2) ** 2 + (1.0 - x[:-1]) ** 2)
-
-
-def key_of(i: jax.Array) -> jax.Array:
-    return jax.random.fold_in(jax.random.key(0), i)
-
-
-def our_step(estimator: zo.GradientEstimator) -> Step:
-    optimizer = zo.radazo(LEARNING_RATE)
-    value_and_grad = zo.value_and_grad(rosenbrock, estimator)
-
-    def step(carry: Any, i: jax.Array) -> Any:
-        x, state = carry
-        _, gradient = value_and_grad(key_of(i), x)
-        updates, state = optimizer.update(gradient, state, x)
-        return optax.apply_updates(x, updates), state
-
-    return step
-
-
-def naive_step(num_directions: int, central: bool) -> Step:
-    """The step by hand: Gaussian draws from ``jax.random``, normalized, under vmap."""
-    optimizer = zo.radazo(LEARNING_RATE)
-
-    def step(carry: Any, i: jax.Array) -> Any:
-        x, state = carry
-        base = rosenbrock(x)
-
-        def term(key: jax.Array) -> jax.Array:
-            z = jax.random.normal(key, x.shape)
-            u = z / jnp.linalg.norm(z)
-            shifted = lambda s: jax.tree.map(lambda p, v: p + s * v, x, u)  # noqa: E731
-            above = rosenbrock(shifted(SMOOTHING))
-            if central:
-                slope = (above - rosenbrock(shifted(-SMOOTHING))) / (2 * SMOOTHING)
-            else:
-                slope = (above - base) / SMOOTHING
-            return slope * u
-
-        terms = jax.vmap(term)(jax.random.split(key_of(i), num_directions))
-        gradient = x.size * jnp.mean(terms, axis=0)
-        updates, state = optimizer.update(gradient, state, x)
-        return optax.apply_updates(x, updates), state
-
-    return step
-
 
 def evaluations_step(points: jax.Array, i: jax.Array) -> jax.Array:
     """Evaluations at points that lie ready; writing them back costs one pass."""
@@ -110,12 +57,15 @@ def evaluations_step(points: jax.Array, i: jax.Array) -> jax.Array:
 def perturbed_step(law: zo.Law, num_directions: int, central: bool) -> Step:
     """The evaluations of a step with their directions drawn, and nothing else."""
 
+    def elements(key: jax.Array, x: jax.Array) -> jax.Array:
+        return law.materialize(law.sample(key, x), x)
+
     def step(x: jax.Array, i: jax.Array) -> jax.Array:
-        stored = kept.keep(law, jax.random.split(key_of(i), num_directions), x)
-        evaluate = functools.partial(zo.perturb(rosenbrock), x)
-        values = jax.vmap(lambda u: evaluate(u, SMOOTHING))(stored).sum()
+        keys = jax.random.split(key_of(i), num_directions)
+        u = jax.vmap(elements, (0, None))(keys, x)
+        values = jax.vmap(rosenbrock)(x + SMOOTHING * u).sum()
         if central:
-            values += jax.vmap(lambda u: evaluate(u, -SMOOTHING))(stored).sum()
+            values += jax.vmap(rosenbrock)(x - SMOOTHING * u).sum()
         else:
             values += rosenbrock(x)
         return x + 1e-30 * values
@@ -141,29 +91,31 @@ def measure(
     start = (x, zo.radazo(LEARNING_RATE).init(x))
     num_evaluations = population if central else num_directions + 1
     shifts = jnp.linspace(0.0, 1e-3, num_evaluations)
+    optimizer = zo.radazo(LEARNING_RATE)
+    by_hand = naive(rosenbrock, optimizer, num_directions, SMOOTHING, central, True)
     runs = {
         "evaluations": scanned(evaluations_step, x[None] + shifts[:, None], num_steps),
-        "naive": scanned(naive_step(num_directions, central), start, num_steps),
+        "naive": scanned(by_hand, start, num_steps),
     }
     for law_name, law in LAWS.items():
         estimator = ESTIMATORS[name](law, num_directions, SMOOTHING)
-        runs[f"step {law_name}"] = scanned(our_step(estimator), start, num_steps)
-        runs[f"perturbed {law_name}"] = scanned(
-            perturbed_step(law, num_directions, central), x, num_steps
-        )
-    options = (SMOOTHING, LEARNING_RATE)
-    if others.installed("evosax"):
-        ask_and_tell, state = others.open_es(rosenbrock, x, population, *options)
-        runs["evosax"] = scanned(
-            lambda state, i: ask_and_tell(state, key_of(i)), state, num_steps
-        )
+        step = ours(rosenbrock, estimator, optimizer)
+        runs[f"step {law_name}"] = scanned(step, start, num_steps)
+        step = perturbed_step(law, num_directions, central)
+        runs[f"perturbed {law_name}"] = scanned(step, x, num_steps)
     torch_steps = max(3, num_steps // 20)
-    if others.installed("torchzero"):
-        torch_step = others.torchzero(
-            torch_rosenbrock, [np.asarray(x)], num_directions, central, *options
-        )
-        runs["torchzero"] = lambda: [torch_step() for _ in range(torch_steps)][-1]
-
+    runs |= others(
+        rosenbrock,
+        torch_rosenbrock,
+        x,
+        population,
+        num_directions,
+        SMOOTHING,
+        LEARNING_RATE,
+        num_steps,
+        torch_steps,
+        central,
+    )
     seconds = medians(runs, repeats)
     scale = dict.fromkeys(runs, 1e6 / num_steps) | {"torchzero": 1e6 / torch_steps}
     micro = {run: seconds[run] * scale[run] for run in runs}
@@ -188,31 +140,32 @@ def measure(
 
 
 def measure_generator(size: int, repeats: int) -> list[dict[str, Any]]:
-    """``counter`` against ``jax.random``: whole programs that draw ``size`` numbers."""
-    key = jax.random.key(0)
-    at = counter.positions((size,))
-    draws = {
-        "bits": (counter.bits, jax.random.bits),
-        "normal": (counter.normal, jax.random.normal),
-        "fast_normal": (counter.fast_normal, jax.random.normal),
+    """Directions against ``jax.random``: whole programs that draw ``size`` numbers."""
+    key, like = jax.random.key(0), jax.ShapeDtypeStruct((size,), jnp.float32)
+    theirs = {
+        "gaussian": jax.random.normal,
+        "sphere": jax.random.normal,
+        "rademacher": jax.random.rademacher,
     }
     rows = []
-    for name, (ours, theirs) in draws.items():
-        runs = {
-            "counter": jax.jit(functools.partial(ours, counter=at)),
-            "jax.random": jax.jit(functools.partial(theirs, shape=(size,))),
+    for name, draw in theirs.items():
+        law = LAWS[name]
+        programs = {
+            "law": lambda key, law=law: law.materialize(law.sample(key, like), like),
+            "jax.random": lambda key, draw=draw: draw(key, (size,), jnp.float32),
         }
-        seconds = medians(
-            {of: functools.partial(run, key) for of, run in runs.items()},
-            max(repeats, 20),
-        )
+        runs = {
+            of: functools.partial(jax.jit(program), key)
+            for of, program in programs.items()
+        }
+        seconds = medians(runs, max(repeats, 20))
         rows.append(
             {
                 "draw": name,
                 "size": size,
-                "ns/number": seconds["counter"] * 1e9 / size,
+                "ns/number": seconds["law"] * 1e9 / size,
                 "jax.random_ns/number": seconds["jax.random"] * 1e9 / size,
-                "jax.random/counter": seconds["jax.random"] / seconds["counter"],
+                "jax.random/law": seconds["jax.random"] / seconds["law"],
             }
         )
     return rows
@@ -229,49 +182,42 @@ def measure_progress(dimension: int, repeats: int) -> list[dict[str, Any]]:
             rosenbrock, x, optimizer, estimator, num_steps, 0, progress=progress
         ).params
 
-    seconds = medians(
-        {
-            "with": functools.partial(run, True),
-            "without": functools.partial(run, False),
-        },
-        repeats,
-    )
+    runs = {
+        name: functools.partial(run, name == "with") for name in ("with", "without")
+    }
+    seconds = medians(runs, repeats)
     ratio = seconds["with"] / seconds["without"]
     return [{"d": dimension, "num_steps": num_steps, "with/without": ratio}]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--dimensions", type=float, nargs="+", default=[1e3, 1e4, 1e5, 1e6]
-    )
-    parser.add_argument("--population", type=int, default=10)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--output", type=pathlib.Path)
-    arguments = parser.parse_args()
+    parser = cli.parser(__doc__)
+    add = parser.add_argument
+    add("--dimensions", type=float, nargs="+", default=[1e3, 1e4, 1e5, 1e6])
+    add("--population", type=cli.at_least_one, default=10)
+    add("--repeats", type=cli.at_least_one, default=7)
+    add("--output", type=pathlib.Path)
+    args = parser.parse_args()
 
     tables: dict[str, list[dict[str, Any]]] = {"steps": [], "generator": []}
-    for dimension in map(int, arguments.dimensions):
+    for dimension in map(int, args.dimensions):
         for name in ESTIMATORS:
-            rows = measure(dimension, name, arguments.population, arguments.repeats)
+            rows = measure(dimension, name, args.population, args.repeats)
             tables["steps"] += rows
             print(tabulate(rows, headers="keys", floatfmt=".2f"), end="\n\n")
-        tables["generator"] += measure_generator(dimension, arguments.repeats)
-    tables["progress"] = measure_progress(10_000, arguments.repeats)
+        tables["generator"] += measure_generator(dimension, args.repeats)
+    tables["progress"] = measure_progress(10_000, args.repeats)
     for name in ("generator", "progress"):
         print(tabulate(tables[name], headers="keys", floatfmt=".3f"), end="\n\n")
-    if arguments.output:
+    if args.output:
         rows = [{"table": t, **row} for t, rows in tables.items() for row in rows]
-        write(arguments.output, record(rows))
+        write(args.output, record(rows))
         columns = ("naive/step", "evosax/step", "torchzero/step")
-        bars(
-            arguments.output.with_suffix(".png"),
-            {
-                f"d = {r['d']:.0e}, {r['estimator']}, {r['law']}": r
-                for r in tables["steps"]
-            },
-            columns,
-        )
+        named = {
+            f"d = {r['d']:.0e}, {r['estimator']}, {r['law']}": r
+            for r in tables["steps"]
+        }
+        bars(args.output.with_suffix(".png"), named, columns)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,8 @@
-"""Timing by turns, and the record that a table in the docs needs."""
+"""Timing by turns, and its picture."""
 
-import datetime
 import functools
-import importlib.metadata
-import json
-import os
 import pathlib
-import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -55,32 +49,6 @@ def scanned(
     return functools.partial(run, carry)
 
 
-def record(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """``rows`` with the command, versions, device and date that they came from."""
-    versions = {"python": platform.python_version()}
-    for package in ("jax", "jaxlib", "libtpu", "optax", "evosax", "torchzero", "torch"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    device = jax.devices()[0]
-    command = " ".join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]])
-    return {
-        "command": command,
-        "date": datetime.date.today().isoformat(),
-        "device": f"{device.platform} ({device.device_kind})",
-        "cpu_count": os.cpu_count(),
-        "versions": versions,
-        "rows": rows,
-    }
-
-
-def write(path: pathlib.Path, content: dict[str, Any]) -> None:
-    """Writes ``content`` as JSON, making the folders it needs."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-
-
 def bars(
     path: pathlib.Path, rows: Mapping[str, Mapping[str, Any]], columns: Sequence[str]
 ) -> None:
@@ -89,10 +57,9 @@ def bars(
     height = 0.8 / len(shown)
     figure, axes = plt.subplots(figsize=(8, 1 + 0.3 * len(rows)), layout="constrained")
     for i, column in enumerate(shown):
-        places = [
-            k + i * height for k, row in enumerate(rows.values()) if column in row
-        ]
-        lengths = [row[column] for row in rows.values() if column in row]
+        found = [(k, r[column]) for k, r in enumerate(rows.values()) if column in r]
+        places = [k + i * height for k, _ in found]
+        lengths = [length for _, length in found]
         axes.barh(places, lengths, height, label=column, color=f"C{i}", left=0)
     axes.axvline(1, color="black", lw=0.8)
     axes.set(xscale="log", xlabel="ratio, logarithmic scale")

@@ -30,7 +30,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from examples.benchmarks.programs import tpu_topology, without_tpu
-from examples.benchmarks.timing import record, write
+from examples.common.record import record, write
 from examples.llm import train
 from examples.llm.data import Batch
 from examples.llm.lora import FILTERS, add_lora

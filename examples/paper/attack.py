@@ -15,22 +15,24 @@ step of η in it moves a pixel by η/25. *Unmapped*: the variable is the perturb
 The images are those of scikit-learn, enlarged to 28×28, or MNIST's, from IDX files.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import common
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
-import network
 import numpy as np
 import optax
-from common import METHODS, STRETCH, STRETCHED, Table
 from tqdm import tqdm
 
 import radazo_jax as zo
+from examples.common import cli
+from examples.common.cli import at_least_one
+from examples.common.record import array
+from examples.common.tables import Table
+from examples.paper import common, network
+from examples.paper.common import METHODS, STRETCH, STRETCHED
 
 BOX = 0.2  # How far a pixel may change.
 LEARNING_RATE = 1e-2  # η
@@ -142,10 +144,10 @@ def attack(
 def tables(content: dict[str, Any]) -> list[Table]:
     result = []
     for setting, runs in content["iterations"].items():
-        baseline = common.array(runs["ZO-RMSProp"])
+        baseline = array(runs["ZO-RMSProp"])
         rows = []
         for method, values in runs.items():
-            iterations = common.array(values)
+            iterations = array(values)
             hit = np.isfinite(iterations)
             both = hit & np.isfinite(baseline)
             speedup = (
@@ -170,7 +172,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
         names = list(runs)
         rows = []
         for i, image in enumerate(content["images"]):
-            means = {name: common.array(runs[name])[i].mean() for name in names}
+            means = {name: array(runs[name])[i].mean() for name in names}
             other, ours = means["ZO-AdaMM"], means["R-AdaZO"]
             both = np.isfinite([other, ours]).all()
             rows.append(
@@ -188,145 +190,125 @@ def tables(content: dict[str, Any]) -> list[Table]:
     return result
 
 
-def plot(
-    cases: Sequence[Case], variables: np.ndarray, seen: Sequence[tuple[int, int]]
+def picture(
+    before: Sequence[np.ndarray],
+    after: Sequence[np.ndarray],
+    seen_before: Sequence[int],
+    seen_after: Sequence[int],
 ) -> plt.Figure:
-    """Image, perturbation and adversarial image, of R-AdaZO's first seed."""
+    """Image, perturbation and adversarial image, of R-AdaZO's first seed.
+
+    Not drawn from the record, which has no images.
+    """
+    count = min(PICTURED, len(before))
     figure, all_axes = plt.subplots(
-        3, len(cases), figsize=(1.9 * len(cases) + 0.6, 6), layout="constrained"
+        3, count, figsize=(1.9 * count + 0.6, 6), squeeze=False, layout="constrained"
     )
-    all_axes = np.reshape(all_axes, (3, len(cases)))
-    for column, (case, variable) in enumerate(zip(cases, variables, strict=True)):
-        before, after = seen[column]
-        changed = adversarial(case, variable[0])
+    gray = {"cmap": "gray", "vmin": 0, "vmax": 1}
+    signed = {"cmap": "RdBu", "vmin": -BOX, "vmax": BOX}
+    for i in range(count):
         shown = (
-            (f"seen as {before}", case.image, {"cmap": "gray", "vmin": 0, "vmax": 1}),
-            (
-                "perturbation",
-                changed - case.image,
-                {"cmap": "RdBu", "vmin": -BOX, "vmax": BOX},
-            ),
-            (f"seen as {after}", changed, {"cmap": "gray", "vmin": 0, "vmax": 1}),
+            (f"seen as {seen_before[i]}", before[i], gray),
+            ("perturbation", after[i] - before[i], signed),
+            (f"seen as {seen_after[i]}", after[i], gray),
         )
-        for axes, (title, pixels, style) in zip(
-            all_axes[:, column], shown, strict=True
-        ):
+        for axes, (title, pixels, style) in zip(all_axes[:, i], shown, strict=True):
             drawn = axes.imshow(pixels[..., 0], **style)
             axes.set_title(title, fontsize=10)
             axes.set(xticks=[], yticks=[])
-            if title == "perturbation" and column == len(cases) - 1:
+            if style is signed and i == count - 1:
                 figure.colorbar(drawn, ax=axes, shrink=0.8)
     return figure
 
 
 def choose(
-    args: Any, parser: common.Parser, data: network.Data, predicted: np.ndarray
+    image: Sequence[int] | None,
+    images: int,
+    target: int | None,
+    labels: np.ndarray,
+    predicted: np.ndarray,
 ) -> list[int]:
     """The indices of the test images to attack."""
-    labels = data.test_labels
-    if args.image is None:
-        right = np.flatnonzero(predicted == labels)
-        right = (
-            right[labels[right] != args.target] if args.target is not None else right
-        )
-        if right.size < args.images:
-            parser.error(
-                f"argument --images: only {right.size} test images can be attacked, "
-                f"got {args.images}"
+    if image is None:
+        right = np.flatnonzero((predicted == labels) & (labels != target))
+        if right.size < images:
+            raise cli.UserError(
+                f"argument --images: only {right.size} test images can be attacked; "
+                f"got {images}"
             )
-        return right[: args.images].tolist()
-    for index in args.image:
+        return right[:images].tolist()
+    for index in image:
         if not 0 <= index < len(labels):
-            parser.error(
-                f"argument --image: must be from 0 to {len(labels) - 1}, got {index}"
+            raise cli.UserError(
+                f"argument --image: must be from 0 to {len(labels) - 1}; got {index}"
             )
         if predicted[index] != labels[index]:
-            parser.error(
+            raise cli.UserError(
                 f"argument --image: the network already takes image {index}, a "
                 f"{labels[index]}, for a {predicted[index]}: choose another"
             )
-        if args.target == labels[index]:
-            parser.error(
-                f"argument --target: {args.target} is already the label of image "
-                f"{index}: choose another digit"
+        if target == labels[index]:
+            raise cli.UserError(
+                f"argument --target: {target} is already the label of image {index}: "
+                "choose another digit"
             )
-    return args.image
+    return list(image)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = common.parser(__doc__, steps=14_000, seeds=5, fast=(40, 2))
-    parser.add_argument("--data", type=Path, help="folder with MNIST's IDX files")
-    parser.add_argument(
-        "--images", type=common.at_least_one, help="how many of the test images"
-    )
-    parser.add_argument("--image", type=int, nargs="+", help="which, by their indices")
-    parser.add_argument(
-        "--target", type=int, choices=range(10), help="the label after y by default"
-    )
-    parser.add_argument(
-        "--epochs", type=common.at_least_one, help="of the network's training"
-    )
-    parser.add_argument(
-        "--cache", type=Path, default=common.OUTPUT, help="folder of the network"
-    )
+    add = parser.add_argument
+    add("--data", type=Path, help="folder with MNIST's IDX files")
+    add("--images", type=at_least_one, help="how many of the test images")
+    add("--image", type=int, nargs="+", help="which, by their indices")
+    add("--target", type=int, choices=range(10), help="the label after y by default")
+    add("--epochs", type=at_least_one, help="of the network's training")
     args = common.parse(parser, argv)
-    begin = time.perf_counter()
-    args.images = args.images or (1 if args.fast else 6)
-    args.epochs = args.epochs or (1 if args.fast else 12 if args.data is None else 2)
+    count = args.images or (1 if args.fast else 6)
+    epochs = args.epochs or (1 if args.fast else 12 if args.data is None else 2)
     try:
         data = network.load(args.data)
-    except network.DataError as error:
+        params = network.train(data, epochs)
+        predicted = network.predict(params, data.test_images)
+        indices = choose(args.image, count, args.target, data.test_labels, predicted)
+    except cli.UserError as error:
         parser.error(str(error))
-    params = network.train(data, args.epochs, args.cache)
-    predicted = network.predict(params, data.test_images)
     accuracy = float((predicted == data.test_labels).mean())
     print(f"The network reads {accuracy:.1%} of the {len(predicted):,} test images.")
-    indices = choose(args, parser, data, predicted)
     labels = data.test_labels[indices]
     targets = (labels + 1) % 10 if args.target is None else 0 * labels + args.target
 
-    cases = {
-        setting: [
-            Case(
-                jnp.asarray(data.test_images[index]),
-                jnp.asarray(target),
-                jnp.asarray(unit, jnp.float32),
-            )
-            for index, target in zip(indices, targets, strict=True)
+    def cases(unit: float) -> list[Case]:
+        return [
+            Case(jnp.asarray(image), jnp.asarray(target), jnp.float32(unit))
+            for image, target in zip(data.test_images[indices], targets, strict=True)
         ]
-        for setting, unit in SETTINGS.items()
-    }
+
     limits = {"mapped": args.steps, "unmapped": max(1, args.steps // UNMAPPED)}
     keys, chunk = common.seed_keys(args.seeds), min(CHUNK, limits["unmapped"])
     iterations: dict[str, dict[str, np.ndarray]] = {name: {} for name in SETTINGS}
+    variables: dict[tuple[str, str], np.ndarray] = {}
     for method, optimizer in optimizers().items():
         run_chunk = common.compiled(attack_step(params, optimizer), chunk)
-        for setting in SETTINGS:
-            label = f"{method}, {setting}"
-            iterations[setting][method], variables = attack(
+        for name, unit in SETTINGS.items():
+            iterations[name][method], variables[name, method] = attack(
                 run_chunk,
                 optimizer,
-                cases[setting],
+                cases(unit),
                 keys,
-                limits[setting],
+                limits[name],
                 chunk,
-                label,
+                f"{method}, {name}",
             )
-            if (method, setting) == ("R-AdaZO", "mapped"):
-                pictured = variables
-    changed = np.stack(
-        [
-            adversarial(case, variable[0])
-            for case, variable in zip(cases["mapped"], pictured, strict=True)
-        ]
-    )
+    mapped, pictured = cases(SETTINGS["mapped"]), variables["mapped", "R-AdaZO"][:, 0]
+    changed = np.stack(list(map(adversarial, mapped, pictured)))
     after = network.predict(params, changed)
-    content = common.provenance(begin) | {
+    content = {
         "settings": {
             "data": data.name,
             "train_images": len(data.train_images),
-            "test_accuracy": round(accuracy, 4),
-            "epochs": args.epochs,
+            "test_accuracy": accuracy,
+            "epochs": epochs,
             "box": BOX,
             "num_directions": NUM_DIRECTIONS,
             "learning_rate": LEARNING_RATE,
@@ -338,15 +320,16 @@ def main(argv: Sequence[str] | None = None) -> None:
             "seeds": args.seeds,
         },
         "images": [
-            {"index": index, "label": int(y), "target": int(t), "seen_after": int(z)}
+            {"index": index, "label": y, "target": t, "seen_after": z}
             for index, y, t, z in zip(indices, labels, targets, after, strict=True)
         ],
-        "iterations": common.numbers(iterations),
+        "iterations": iterations,
     }
-    common.write(args.output / "attack.json", content)
-    seen = [(int(predicted[i]), int(z)) for i, z in zip(indices, after, strict=True)]
-    figure = plot(cases["mapped"][:PICTURED], pictured[:PICTURED], seen)
-    common.finish(tables(content), figure, args.output, "attack")
+    shown = [np.asarray(case.image) for case in mapped], changed
+    seen = predicted[indices], after
+    common.finish(
+        args.output / "attack", content, tables, lambda _: picture(*shown, *seen)
+    )
 
 
 if __name__ == "__main__":

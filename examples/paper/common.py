@@ -1,29 +1,23 @@
 """What the scripts of the paper's experiments share."""
 
 import argparse
-import datetime
 import functools
-import importlib.metadata
-import json
 import math
-import os
-import platform
-import re
-import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import optax
-from tabulate import tabulate
 from tqdm import tqdm
 
 import radazo_jax as zo
+from examples.common.cli import Parser, at_least_one
+from examples.common.record import array, numbers, record, write
+from examples.common.tables import Table
 from radazo_jax import theory
 
 METHODS: dict[str, Callable[..., optax.GradientTransformation]] = {
@@ -48,41 +42,16 @@ COLORS = {
     STRETCHED: "#56B4E9",
 }
 OUTPUT = Path(__file__).resolve().parents[1] / "out" / "paper"
-PACKAGES = ("jax", "jaxlib", "optax", "numpy", "scikit-learn")
-
-
-class Table(NamedTuple):
-    """Rows of texts, as they are printed and as they stand in the docs."""
-
-    caption: str
-    headers: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def format(self, style: str = "simple") -> str:
-        align = ("left", *("right" for _ in self.headers[1:]))
-        return tabulate(
-            self.rows, self.headers, style, colalign=align, disable_numparse=True
-        )
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage before it."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
 
 
 def parser(doc: str, *, steps: int, seeds: int, fast: tuple[int, int]) -> Parser:
     """The options that all scripts have; `fast` is steps and seeds of --fast."""
     result = Parser(description=doc.splitlines()[0])
-    result.add_argument("--steps", type=at_least_one, help=f"default {steps}")
-    result.add_argument("--seeds", type=at_least_one, help=f"default {seeds}")
-    result.add_argument(
-        "--fast", action="store_true", help="a small run: to see that it works"
-    )
-    result.add_argument(
-        "--output", type=Path, default=OUTPUT, help="folder of the JSON and the PNG"
-    )
+    add = result.add_argument
+    add("--steps", type=at_least_one, help=f"default {steps}")
+    add("--seeds", type=at_least_one, help=f"default {seeds}")
+    add("--fast", action="store_true", help="a small run: to see that it works")
+    add("--output", type=Path, default=OUTPUT, help="folder of the JSON and the PNG")
     result.set_defaults(defaults=(steps, seeds), fast_defaults=fast)
     return result
 
@@ -90,22 +59,8 @@ def parser(doc: str, *, steps: int, seeds: int, fast: tuple[int, int]) -> Parser
 def parse(result: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
     args = result.parse_args(argv)
     steps, seeds = args.fast_defaults if args.fast else args.defaults
-    args.steps = steps if args.steps is None else args.steps
-    args.seeds = seeds if args.seeds is None else args.seeds
+    args.steps, args.seeds = args.steps or steps, args.seeds or seeds
     return args
-
-
-def at_least_one(text: str) -> int:
-    """An argument that counts something."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(
-            f"must be an integer of at least 1, got {text}"
-        )
-    return value
 
 
 def seed_keys(seeds: int) -> jax.Array:
@@ -163,71 +118,19 @@ def run(
     return carry, jax.tree.map(lambda *leaves: np.stack(leaves), *outs)
 
 
-def provenance(start: float) -> dict[str, Any]:
-    """How a file came about: command, versions, device, date, and seconds taken.
-
-    Args:
-      start: `time.perf_counter()` when the script began.
-    """
-    versions = {"python": platform.python_version()}
-    versions |= {name: importlib.metadata.version(name) for name in PACKAGES}
-    versions["radazo_jax"] = zo.__version__
-    device = jax.devices()[0]
-    script = os.path.relpath(sys.argv[0])
-    return {
-        "command": " ".join(["python", script, *sys.argv[1:]]),
-        "date": datetime.date.today().isoformat(),
-        "device": f"{device.platform} ({device.device_kind}), {os.cpu_count()} cores",
-        "versions": versions,
-        "seconds": round(time.perf_counter() - start),
-        "cpu_seconds": round(time.process_time()),
-    }
-
-
-def numbers(values: Any) -> Any:
-    """Arrays as nested lists of five significant digits; what is not finite, as None.
-
-    JSON has no infinity, and a run that diverged is shown as a gap.
-    """
-    if isinstance(values, dict):
-        return {name: numbers(value) for name, value in values.items()}
-    if isinstance(values, (list, tuple, np.ndarray, jax.Array)):
-        return [numbers(value) for value in values]
-    if isinstance(values, (str, bool)) or values is None:
-        return values
-    if isinstance(values, (int, np.integer)):
-        return int(values)
-    return float(f"{float(values):.5g}") if np.isfinite(values) else None
-
-
-def array(values: Any) -> np.ndarray:
-    """Nested lists out of a JSON file as an array; None is infinite."""
-    result = np.asarray(values, dtype=object)
-    return np.where(np.equal(result, None), np.inf, result).astype(np.float64)
-
-
-def write(path: Path, content: dict[str, Any]) -> None:
-    """Writes JSON, with the innermost lists on one line each."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-    text = re.sub(
-        r"\[[^\[\]{}]*\]", lambda match: re.sub(r"\s*\n\s*", " ", match[0]), text
-    )
-    path.write_text(text.replace("[ ", "[").replace(" ]", "]") + "\n", encoding="utf-8")
-
-
-def read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
 def finish(
-    tables: Sequence[Table], figure: plt.Figure, output: Path, name: str
+    path: Path,
+    content: dict[str, Any],
+    tables: Callable[[dict[str, Any]], Sequence[Table]],
+    plot: Callable[[dict[str, Any]], plt.Figure],
 ) -> None:
-    """Prints the tables and saves the figure."""
-    for table in tables:
+    """Writes the record and its figure, and prints the tables."""
+    content = record() | numbers(content)
+    write(path.with_name(f"{path.name}.json"), content)
+    for table in tables(content):
         print(f"\n{table.caption}\n\n{table.format()}")
-    save(figure, output / f"{name}.png")
-    print(f"\nWrote {output / name}.json and {output / name}.png")
+    save(plot(content), path.with_name(f"{path.name}.png"))
+    print(f"\nWrote {path}.json and {path}.png")
 
 
 def save(figure: plt.Figure, path: Path) -> None:
@@ -237,7 +140,7 @@ def save(figure: plt.Figure, path: Path) -> None:
 
 def mean_std(values: Any, digits: int = 3) -> str:
     """Mean ± standard deviation, to `digits` significant digits of the mean."""
-    values = np.asarray(values, dtype=np.float64)
+    values = array(values)
     std = values.std(ddof=1) if values.size > 1 else 0.0
     return f"{significant(values.mean(), digits)} ± {significant(std, 2)}"
 

@@ -21,19 +21,19 @@ A last table shows how long the first steps are, where gradients are noise only:
 v₀ = 0, `bias_correction` and a warm-up do.
 """
 
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import common
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import optax
-from common import Table
 
 import radazo_jax as zo
+from examples.common.record import array
+from examples.common.tables import Table
+from examples.paper import common
 from radazo_jax import testing, theory
 
 DIMENSION = 10_000
@@ -160,7 +160,7 @@ def first_steps(dimension: int) -> dict[str, list[float]]:
 
 def averages(content: dict[str, Any], name: str) -> np.ndarray:
     """A measure averaged over the whole run: [betas, seeds]."""
-    return common.array(content["measures"][name]).mean(axis=-1)
+    return array(content["measures"][name]).mean(axis=-1)
 
 
 def tables(content: dict[str, Any]) -> list[Table]:
@@ -193,17 +193,14 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     pairs = {
         "(a) first moment: cosine with ∇F": ("cosine_g", "cosine_m"),
         "(b) second moment: relative error": ("error_ori", "error_ours"),
-        "(c) second moment: cosine with the true one": (
-            "cosine_v_ori",
-            "cosine_v_ours",
-        ),
+        "(c) second moment: cosine with true": ("cosine_v_ori", "cosine_v_ours"),
         "(d) update m/√v: cosine with ∇F": ("cosine_update_ori", "cosine_update_ours"),
     }
     figure, all_axes = plt.subplots(1, 4, figsize=(16, 4), layout="constrained")
     colors = plt.get_cmap("viridis")(np.linspace(0, 0.9, len(content["betas"])))
     for axes, (title, (first, second)) in zip(all_axes, pairs.items(), strict=True):
         for name, line in ((first, ":"), (second, "-")):
-            curves = common.array(content["measures"][name]).mean(axis=1)
+            curves = array(content["measures"][name]).mean(axis=1)
             for b1, curve, color in zip(content["betas"], curves, colors, strict=True):
                 label = f"β₁ = {b1}" if line == "-" else None
                 axes.plot(
@@ -211,7 +208,7 @@ def plot(content: dict[str, Any]) -> plt.Figure:
                 )
         axes.set(title=title, xlabel="iterations")
         common.tidy(axes)
-    flat = common.array(content["measures"]["cosine_v_flat"]).mean(axis=1)
+    flat = array(content["measures"]["cosine_v_flat"]).mean(axis=1)
     for curve, color in zip(flat, colors, strict=True):
         all_axes[2].plot(content["iterations"], curve, "--", color=color, lw=1)
     all_axes[0].plot([], [], ":", color="#555555", label="g, or v (ori)")
@@ -226,12 +223,10 @@ def plot(content: dict[str, Any]) -> plt.Figure:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = common.parser(__doc__, steps=5000, seeds=5, fast=(200, 2))
     args = common.parse(parser, argv)
-    begin = time.perf_counter()
     dimension = 200 if args.fast else DIMENSION
     measures = measure(dimension, args.steps, args.seeds)
-    chunk = max(1, args.steps // POINTS)
     points = measures["gap"].shape[-1]
-    content = common.provenance(begin) | {
+    content = {
         "settings": {
             "dimension": dimension,
             "num_directions": NUM_DIRECTIONS,
@@ -242,17 +237,13 @@ def main(argv: Sequence[str] | None = None) -> None:
             "start": "uniform in [-1, 1)",
             "seeds": args.seeds,
         },
-        "betas": list(BETAS),
-        "predicted_step_ratio": [round(theory.step_ratio(b1), 4) for b1 in BETAS],
-        "iterations": [chunk * (i + 1) for i in range(points)],
-        "measures": common.numbers(measures),
-        "first_steps": {
-            "times": list(TIMES),
-            "lengths": common.numbers(first_steps(dimension)),
-        },
+        "betas": BETAS,
+        "predicted_step_ratio": [theory.step_ratio(b1) for b1 in BETAS],
+        "iterations": np.arange(1, points + 1) * max(1, args.steps // POINTS),
+        "measures": measures,
+        "first_steps": {"times": TIMES, "lengths": first_steps(dimension)},
     }
-    common.write(args.output / "moments.json", content)
-    common.finish(tables(content), plot(content), args.output, "moments")
+    common.finish(args.output / "moments", content, tables, plot)
 
 
 if __name__ == "__main__":

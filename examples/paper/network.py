@@ -1,9 +1,7 @@
 """The images of the attack, and the network that is attacked."""
 
 import gzip
-import hashlib
 import math
-import zipfile
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +13,8 @@ import optax
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from tqdm import tqdm
+
+from examples.common.cli import UserError
 
 SIZE = 28
 MEAN, STD = 0.1307, 0.3081  # Of MNIST's pixels; inputs are normalized by them.
@@ -28,10 +28,6 @@ _SHAPES = {
 _MAGIC = {3: b"\x00\x00\x08\x03", 1: b"\x00\x00\x08\x01"}  # Unsigned bytes, rank 3, 1.
 
 Params = dict[str, dict[str, jax.Array]]
-
-
-class DataError(Exception):
-    """Images that cannot be read; the message is for the user."""
 
 
 class Data(NamedTuple):
@@ -52,35 +48,31 @@ def digits() -> Data:
     images, labels = load_digits(return_X_y=True)
     images = images.reshape(-1, 8, 8).astype(np.float32) / 16
     images = jax.image.resize(images, (len(images), SIZE, SIZE), "linear")
-    split = train_test_split(
-        np.asarray(images)[..., None],
-        labels.astype(np.int32),
-        test_size=0.2,
-        stratify=labels,
-        random_state=0,
+    images, labels = np.asarray(images)[..., None], labels.astype(np.int32)
+    train_images, test_images, train_labels, test_labels = train_test_split(
+        images, labels, test_size=0.2, stratify=labels, random_state=0
     )
-    train_images, test_images, train_labels, test_labels = split
     return Data("digits", train_images, train_labels, test_images, test_labels)
 
 
 def idx(folder: Path) -> Data:
     """MNIST's four files, gzipped or not, anywhere under a folder."""
     if not folder.is_dir():
-        raise DataError(f"--data must be a folder with IDX files, got {folder}")
+        raise UserError(f"--data must be a folder with IDX files; got {folder}")
 
     def pair(part: str) -> tuple[np.ndarray, np.ndarray]:
         images_path = _find(folder, f"{part}-images", 3)
         labels_path = _find(folder, f"{part}-labels", 1)
         images, labels = _read(images_path, 3), _read(labels_path, 1)
         if len(images) != len(labels) or not len(images):
-            raise DataError(
+            raise UserError(
                 f"{images_path} holds {len(images)} images and {labels_path} "
                 f"{len(labels)} labels: there must be as many, and some"
             )
         if labels.max() > 9:
-            raise DataError(f"{labels_path} holds the label {labels.max()}, above 9")
+            raise UserError(f"{labels_path} holds the label {labels.max()}, above 9")
         if images.shape[1:] != (SIZE, SIZE):
-            raise DataError(
+            raise UserError(
                 f"{images_path} holds images of {images.shape[1]}×{images.shape[2]} "
                 f"pixels, not {SIZE}×{SIZE}"
             )
@@ -94,7 +86,7 @@ def _find(folder: Path, stem: str, rank: int) -> Path:
     for name in (*names, *(f"{name}.gz" for name in names)):
         for path in sorted(folder.rglob(name)):
             return path
-    raise DataError(f"no {names[0]} or {names[0]}.gz under {folder}")
+    raise UserError(f"no {names[0]} or {names[0]}.gz under {folder}")
 
 
 def _read(path: Path, rank: int) -> np.ndarray:
@@ -104,13 +96,13 @@ def _read(path: Path, rank: int) -> np.ndarray:
         if path.suffix == ".gz":
             content = gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+        raise UserError(f"{path} cannot be read: {error}") from error
     start = 4 + 4 * rank
     if content[:4] != _MAGIC[rank] or len(content) < start:
-        raise DataError(f"{path} is not an IDX file of rank {rank}: its head is wrong")
+        raise UserError(f"{path} is not an IDX file of rank {rank}: its head is wrong")
     shape = tuple(np.frombuffer(content[4:start], ">u4").tolist())
     if len(content) - start != math.prod(shape):
-        raise DataError(
+        raise UserError(
             f"{path} is corrupt: {len(content) - start:,} bytes of pixels or labels, "
             f"where its head says {math.prod(shape):,}"
         )
@@ -121,12 +113,9 @@ def log_probabilities(params: Params, images: jax.Array) -> jax.Array:
     """Of the ten digits: images [n, 28, 28, 1] from 0 to 1 in, [n, 10] out."""
 
     def convolve(x: jax.Array, layer: dict[str, jax.Array]) -> jax.Array:
+        axes = ("NHWC", "HWIO", "NHWC")
         x = jax.lax.conv_general_dilated(
-            x,
-            layer["kernel"],
-            (1, 1),
-            "VALID",
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            x, layer["kernel"], (1, 1), "VALID", dimension_numbers=axes
         )
         return jax.nn.relu(x + layer["bias"])
 
@@ -140,36 +129,8 @@ def log_probabilities(params: Params, images: jax.Array) -> jax.Array:
     return jax.nn.log_softmax(x @ output["kernel"] + output["bias"])
 
 
-def train(data: Data, epochs: int, cache: Path) -> Params:
-    """Trains the network by backpropagation, or reads what was trained before."""
-    digest = hashlib.sha256(f"{epochs} {BATCH_SIZE}".encode())
-    digest.update(data.train_images.tobytes() + data.train_labels.tobytes())
-    path = cache / f"network-{digest.hexdigest()[:16]}.npz"
-    try:
-        # Opened here: NumPy leaves a file open that it cannot read.
-        with path.open("rb") as file, np.load(file) as arrays:
-            return {
-                name: {
-                    part: jnp.asarray(arrays[f"{name}.{part}"])
-                    for part in ("kernel", "bias")
-                }
-                for name in _SHAPES
-            }
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
-        params = _train(data, epochs)  # There is none, or it was cut off.
-    cache.mkdir(parents=True, exist_ok=True)
-    flat = {
-        f"{name}.{part}": np.asarray(value)
-        for name, layer in params.items()
-        for part, value in layer.items()
-    }
-    partial = path.with_suffix(".partial.npz")
-    np.savez(partial, **flat)
-    partial.replace(path)
-    return params
-
-
-def _train(data: Data, epochs: int) -> Params:
+def train(data: Data, epochs: int) -> Params:
+    """Trains the network by backpropagation."""
     key = jax.random.key(0)
     initialize = jax.nn.initializers.he_normal(in_axis=(0, 1, 2), out_axis=3)
     params: Params = {}
@@ -199,9 +160,8 @@ def _train(data: Data, epochs: int) -> Params:
             shuffled = order.permutation(len(data.train_images))
             for i in range(per_epoch):
                 batch = shuffled[i * size : (i + 1) * size]
-                params, state, value = step(
-                    params, state, data.train_images[batch], data.train_labels[batch]
-                )
+                pair = data.train_images[batch], data.train_labels[batch]
+                params, state, value = step(params, state, *pair)
                 bar.set_postfix(loss=f"{value:.3f}", refresh=False)
                 bar.update()
     return params

@@ -13,19 +13,21 @@ so that its steps are as long as those of R-AdaZO.
 All methods get the same starts and the same random directions, drawn once for all.
 """
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
-import common
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import optax
-from common import COLORS, METHODS, STRETCH, STRETCHED, Table
 
 import radazo_jax as zo
+from examples.common.cli import at_least_one
+from examples.common.record import array
+from examples.common.tables import Table
+from examples.paper import common
+from examples.paper.common import COLORS, METHODS, STRETCH, STRETCHED
 from radazo_jax import testing
 
 DIMENSION = 10_000
@@ -91,12 +93,12 @@ def iterations_to_match(
     content: dict[str, Any], function: str, method: str
 ) -> tuple[np.ndarray, float]:
     """Iterations to ZO-AdaMM's final gap, seed by seed; and how many ZO-AdaMM took."""
-    iterations = common.array(content["iterations"])
+    iterations = array(content["iterations"])
     gaps = content["gaps"][function]
-    targets = common.array(gaps["ZO-AdaMM"])[:, -1]
+    targets = array(gaps["ZO-AdaMM"])[:, -1]
     reached = [
         first_below(curve, iterations, target)
-        for curve, target in zip(common.array(gaps[method]), targets, strict=True)
+        for curve, target in zip(array(gaps[method]), targets, strict=True)
     ]
     return np.asarray(reached), iterations[-1]
 
@@ -106,7 +108,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
     for function, gaps in content["gaps"].items():
         rows = []
         for method, curves in gaps.items():
-            start, final = common.array(curves)[:, [0, -1]].T
+            start, final = array(curves)[:, [0, -1]].T
             diverged = (final > 10 * start).any()
             reached, total = iterations_to_match(content, function, method)
             own = method == "ZO-AdaMM"
@@ -119,7 +121,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
                     "" if own else f"{total / reached.max():.2f}" if matched else "",
                 )
             )
-        start = np.mean(common.array(gaps["R-AdaZO"])[:, 0])
+        start = np.mean(array(gaps["R-AdaZO"])[:, 0])
         caption = (
             f"{function}: gap after {content['iterations'][-1]:,} iterations, from "
             f"{start:,.0f}; iterations to ZO-AdaMM's final gap; and how many times "
@@ -138,9 +140,9 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     )
     all_axes = np.reshape(all_axes, count)
     for axes, (function, gaps) in zip(all_axes, content["gaps"].items(), strict=True):
-        limit = 3 * common.array(gaps["R-AdaZO"])[:, 0].max()
+        limit = 3 * array(gaps["R-AdaZO"])[:, 0].max()
         for method, curves in gaps.items():
-            values = common.array(curves)
+            values = array(curves)
             values = np.where(values < 10 * limit, values, np.nan)
             with np.errstate(invalid="ignore"):
                 low, mean, high = values.min(0), values.mean(0), values.max(0)
@@ -164,34 +166,28 @@ def plot(content: dict[str, Any]) -> plt.Figure:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = common.parser(__doc__, steps=10_000, seeds=5, fast=(40, 2))
-    parser.add_argument("--dimension", type=common.at_least_one, default=DIMENSION)
-    parser.add_argument(
-        "--functions",
-        nargs="+",
-        choices=tuple(testing.PROBLEMS),
-        default=tuple(testing.PROBLEMS),
-    )
+    names = tuple(testing.PROBLEMS)
+    parser.add_argument("--dimension", type=at_least_one, default=DIMENSION)
+    parser.add_argument("--functions", nargs="+", choices=names, default=names)
     parser.add_argument("--name", default="synthetic", help="of the JSON and the PNG")
     args = common.parse(parser, argv)
     if args.dimension < 2:
-        parser.error("argument --dimension: must be at least 2, got 1")
-    if args.fast:
-        args.dimension = min(args.dimension, 200)
-    begin, chunk = time.perf_counter(), max(1, args.steps // POINTS)
+        parser.error("argument --dimension: must be at least 2; got 1")
+    dimension = min(args.dimension, 200) if args.fast else args.dimension
     gaps = {
         name: dict(
             zip(
                 optimizers(),
-                compare(name, args.dimension, args.steps, args.seeds),
+                compare(name, dimension, args.steps, args.seeds),
                 strict=True,
             )
         )
         for name in args.functions
     }
-    points = len(next(iter(gaps[args.functions[0]].values()))[0])
-    content = common.provenance(begin) | {
+    points = gaps[args.functions[0]]["R-AdaZO"].shape[1]
+    content = {
         "settings": {
-            "dimension": args.dimension,
+            "dimension": dimension,
             "num_directions": NUM_DIRECTIONS,
             "learning_rate": LEARNING_RATE,
             "smoothing": SMOOTHING,
@@ -200,11 +196,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             "start": "uniform in [-1, 1)",
             "seeds": args.seeds,
         },
-        "iterations": [chunk * i for i in range(points)],
-        "gaps": common.numbers(gaps),
+        "iterations": np.arange(points) * max(1, args.steps // POINTS),
+        "gaps": gaps,
     }
-    common.write(args.output / f"{args.name}.json", content)
-    common.finish(tables(content), plot(content), args.output, args.name)
+    common.finish(args.output / args.name, content, tables, plot)
 
 
 if __name__ == "__main__":

@@ -15,20 +15,22 @@ of 64. K=10 and μ=5e-3. All runs of a seed share start, directions and minibatc
 """
 
 import functools
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import common
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import optax
-from common import COLORS, METHODS, Table
 from sklearn.datasets import load_digits
 
 import radazo_jax as zo
+from examples.common.cli import at_least_one
+from examples.common.record import array
+from examples.common.tables import Table
+from examples.paper import common
+from examples.paper.common import COLORS, METHODS
 from radazo_jax import testing, theory
 
 DIMENSION = 1000
@@ -77,23 +79,14 @@ class Problem(NamedTuple):
     steps: int  # How many steps in place of 1000.
 
 
-def synthetic(
-    fun: Callable[[jax.Array], jax.Array],
-    dimension: int,
-    targets: tuple[float, float],
-    curvature: float,
-    steps: int,
-) -> Problem:
-    return Problem(
-        init=lambda key: testing.uniform_start(key, dimension),
-        loss=lambda params, batch: fun(params),
-        sample=lambda key: (),
-        full_loss=fun,
-        every=1,
-        targets=targets,
-        curvature=curvature * dimension / 1000,
-        steps=steps,
-    )
+# Function, and the targets, curvature and steps of its problem.
+FUNCTIONS = {
+    "Quadratic": (testing.quadratic, (0.1, 0.01), 1, 1500),
+    "Cubic": (testing.cubic, (0.1, 0.01), 4, 1500),
+    "Levy": (testing.levy, (0.4, 0.25), 1, 2000),
+    "Rosenbrock": (testing.rosenbrock, (0.1, 0.03), 600, 2500),
+    "Ill-conditioned": (testing.ellipsoid, (0.1, 0.01), 1086, 4000),
+}
 
 
 def digits() -> Problem:
@@ -128,26 +121,20 @@ def digits() -> Problem:
 
 
 def problems(dimension: int) -> dict[str, Problem]:
-    functions = testing.PROBLEMS
-    make = functools.partial(synthetic, dimension=dimension)
-    return {
-        "Quadratic": make(
-            functions["Quadratic"].fun, targets=(0.1, 0.01), curvature=1, steps=1500
-        ),
-        "Cubic": make(
-            functions["Cubic"].fun, targets=(0.1, 0.01), curvature=4, steps=1500
-        ),
-        "Levy": make(
-            functions["Levy"].fun, targets=(0.4, 0.25), curvature=1, steps=2000
-        ),
-        "Rosenbrock": make(
-            functions["Rosenbrock"].fun, targets=(0.1, 0.03), curvature=600, steps=2500
-        ),
-        "Ill-conditioned": make(
-            testing.ellipsoid, targets=(0.1, 0.01), curvature=1086, steps=4000
-        ),
-        "Digits": digits(),
-    }
+    def make(fun: Any, targets: Any, curvature: float, steps: int) -> Problem:
+        return Problem(
+            init=lambda key: testing.uniform_start(key, dimension),
+            loss=lambda params, batch: fun(params),
+            sample=lambda key: (),
+            full_loss=fun,
+            every=1,
+            targets=targets,
+            curvature=curvature * dimension / 1000,
+            steps=steps,
+        )
+
+    made = {name: make(*options) for name, options in FUNCTIONS.items()}
+    return made | {"Digits": digits()}
 
 
 def grid(config: Config, curvature: float) -> np.ndarray:
@@ -239,7 +226,7 @@ class Best(NamedTuple):
 
 def best(problem: dict[str, Any], config: str, target: int) -> Best:
     run = problem["runs"][config]
-    counts = EVALUATIONS * common.array(run["steps"])[..., target]  # [rates, seeds]
+    counts = EVALUATIONS * array(run["steps"])[..., target]  # [rates, seeds]
     means, rates = counts.mean(axis=1), np.asarray(run["learning_rates"])
     i = int(means.argmin())
     near = rates[means <= 2 * means[i]] if np.isfinite(means[i]) else rates[:0]
@@ -326,7 +313,7 @@ def plot(content: dict[str, Any]) -> plt.Figure:
         common.tidy(axes)
         for config in CONFIGS:
             run = problem["runs"][config.name]
-            counts = EVALUATIONS * common.array(run["steps"])[..., 0]
+            counts = EVALUATIONS * array(run["steps"])[..., 0]
             means = counts.mean(axis=1)
             if np.isfinite(means).any():  # Without any, there is nothing to scale.
                 axes.set(xscale="log", yscale="log")
@@ -347,38 +334,35 @@ def plot(content: dict[str, Any]) -> plt.Figure:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = common.parser(__doc__, steps=1000, seeds=5, fast=(15, 2))
-    parser.add_argument("--dimension", type=common.at_least_one, default=DIMENSION)
     names = tuple(problems(DIMENSION))
+    parser.add_argument("--dimension", type=at_least_one, default=DIMENSION)
     parser.add_argument("--problems", nargs="+", choices=names, help="all by default")
     parser.add_argument("--name", default="tuned", help="of the JSON and the PNG")
     args = common.parse(parser, argv)
-    begin = time.perf_counter()
     dimension = 100 if args.fast else args.dimension
     if dimension < 2:
-        parser.error("argument --dimension: must be at least 2, got 1")
+        parser.error("argument --dimension: must be at least 2; got 1")
     found = {}
     some = ("Quadratic", "Ill-conditioned", "Digits") if args.fast else names
     for name in args.problems or some:
         problem = problems(dimension)[name]
         steps = max(1, args.steps * problem.steps // 1000)
         reached, first = sweep(name, problem, steps, args.seeds)
-        size = sum(
-            leaf.size for leaf in jax.tree.leaves(problem.init(jax.random.key(0)))
-        )
+        params = problem.init(jax.random.key(0))
         found[name] = {
-            "dimension": size,
-            "targets": list(problem.targets),
-            "start": common.numbers(first),
+            "dimension": sum(leaf.size for leaf in jax.tree.leaves(params)),
+            "targets": problem.targets,
+            "start": first,
             "max_steps": steps,
             "runs": {
                 config.name: {
-                    "learning_rates": common.numbers(grid(config, problem.curvature)),
-                    "steps": common.numbers(reached[i]),
+                    "learning_rates": grid(config, problem.curvature),
+                    "steps": reached[i],
                 }
                 for i, config in enumerate(CONFIGS)
             },
         }
-    content = common.provenance(begin) | {
+    content = {
         "settings": {
             "num_directions": NUM_DIRECTIONS,
             "smoothing": SMOOTHING,
@@ -388,8 +372,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         },
         "problems": found,
     }
-    common.write(args.output / f"{args.name}.json", content)
-    common.finish(tables(content), plot(content), args.output, args.name)
+    common.finish(args.output / args.name, content, tables, plot)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import filelock
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+
+from examples.common.cli import UserError
 
 AXES = ("perturbation", "data", "model")
 
@@ -35,10 +35,6 @@ _TIMEOUT = re.compile(r"Task (?:\S+task:)?(\d+) heartbeat timeout")
 _LEADER = "Failed to send RPC to coordination service"
 _CONNECTION = re.compile(r"Connection (?:reset|closed) by peer|Socket closed")
 _SHOWN = 200  # Bytes of a value that errors show.
-
-
-class UserError(Exception):
-    """What the user can mend; the message is one line."""
 
 
 def mesh_shape(text: str) -> dict[str, int]:
@@ -141,27 +137,6 @@ def wait_for_health_check() -> None:
     """Waits until JAX has ended this process, if it is one that lost another."""
     if jax.process_count() > 1:
         time.sleep(2 * _HEARTBEAT_SECONDS)
-
-
-def lock(folder: str) -> filelock.FileLock | None:
-    """Keeps other runs out of the folder, as long as what it returns is referred to.
-
-    A bucket cannot be locked.
-    """
-    lock, held = None, True
-    if jax.process_index() == 0 and "://" not in folder:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(Path(folder) / ".lock", blocking=False)
-        try:
-            lock.acquire()
-        except filelock.Timeout:
-            held = False
-    if not multihost_utils.process_allgather(np.array(held)).all():
-        raise UserError(
-            f"--checkpoint {folder} is in use by another run; wait for its end, or "
-            "take another folder"
-        )
-    return lock
 
 
 def start(args: argparse.Namespace) -> None:

@@ -6,17 +6,15 @@ Runs every layout for several seeds and compares parameters and losses after as 
 steps with those of the default layout.
 """
 
-import argparse
-import sys
 from collections.abc import Iterator
 
-import cluster
-import decoder
 import jax
 import numpy as np
-import train
 from jax.sharding import NamedSharding
 from tabulate import tabulate
+
+from examples.common import cli
+from examples.tpu import cluster, decoder, train
 
 # A loss of 3.4 is rounded to 2.4e-7, and so a slope, the difference of two over the
 # smoothing of 1e-3, to 2.4e-4: rounding enters a gradient a thousand times enlarged.
@@ -83,9 +81,9 @@ def drifts(arguments: list[str], seeds: range) -> Iterator[tuple[str, list, list
         yield f"`{layout}` on {num_devices} device(s)", params, losses
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=8, help="how many")
+def main() -> None:
+    parser = cli.parser(__doc__)
+    parser.add_argument("--seeds", type=cli.at_least_one, default=8, help="how many")
     args, others = parser.parse_known_args()
     if jax.device_count() != 8:
         parser.error(f"8 devices are needed; got {jax.device_count()}")
@@ -94,8 +92,7 @@ def main() -> int:
         table.append((name, np.median(params), max(params), max(losses)))
     headers = ("layout", "parameters, median", "at most", "loss, at most")
     print(tabulate(table, headers, tablefmt="pipe", floatfmt=".1e"))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

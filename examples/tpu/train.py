@@ -17,19 +17,18 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
-import checkpoint
-import cluster
-import decoder
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from cluster import UserError
 from jax.sharding import NamedSharding
 
 import radazo_jax as zo
+from examples.common import checkpoint, cli
+from examples.common.cli import UserError, positive
+from examples.tpu import cluster, decoder
 
 METHODS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "radazo": functools.partial(zo.radazo, bias_correction=True),
@@ -57,22 +56,10 @@ class State(NamedTuple):
     step: jax.Array
 
 
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage before it."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
-
-
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(description=__doc__.splitlines()[0])
-    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
+    parser = cli.parser(__doc__)
     add = parser.add_argument
-    add(
-        "--mesh",
-        type=cluster.mesh_shape,
-        help="devices an axis, as data=2,model=4",
-    )
+    add("--mesh", type=cluster.mesh_shape, help="devices an axis, as data=2,model=4")
     add("--axis-types", choices=("auto", "explicit"), default="auto")
     add("--shard-params", choices=("no", "tensor", "fsdp"), default="no")
     add("--steps", type=positive(int), default=100)
@@ -118,22 +105,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def positive(kind: type) -> Callable[[str], Any]:
-    """An argument greater than zero."""
-    expected = "an integer of at least 1" if kind is int else "a number above 0"
-
-    def convert(text: str) -> Any:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = 0
-        if not 0 < value < float("inf"):
-            raise argparse.ArgumentTypeError(f"must be {expected}, got {text}")
-        return value
-
-    return convert
-
-
 def train(args: argparse.Namespace) -> None:
     cluster.start(args)
     check_processes(args)
@@ -167,9 +138,7 @@ def run(args: argparse.Namespace, mesh: jax.sharding.Mesh) -> None:
     seed = np.uint32(args.seed)
     settings = {name: vars(args)[name] for name in SETTINGS}
     # It is this run's alone until this function returns.
-    lock = (
-        cluster.lock(checkpoint.absolute(args.checkpoint)) if args.checkpoint else None
-    )
+    lock = checkpoint.lock(args.checkpoint) if args.checkpoint else None
     manager = checkpoint.manager(args.checkpoint) if args.checkpoint else None
     state = checkpoint.restore(manager, layout, settings) if manager else None
     state = init(seed) if state is None else state

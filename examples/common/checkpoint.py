@@ -1,19 +1,21 @@
 """Checkpoints of a run, read and written by all of its processes together.
 
-    python examples/tpu/checkpoint.py FOLDER FOLDER
+    python examples/common/checkpoint.py FOLDER FOLDER
 
 tells whether the latest checkpoints in two folders hold the same numbers.
 """
 
-import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
+import filelock
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from cluster import UserError
+from jax.experimental import multihost_utils
+
+from examples.common import cli
+from examples.common.cli import UserError
 
 _KEPT = 2
 
@@ -25,6 +27,28 @@ def absolute(folder: str) -> str:
     if Path(folder).exists() and not Path(folder).is_dir():
         raise UserError(f"--checkpoint must be a folder; got the file {folder}")
     return str(Path(folder).absolute())
+
+
+def lock(folder: str) -> filelock.FileLock | None:
+    """Keeps other runs out of the folder, as long as what it returns is referred to.
+
+    A bucket cannot be locked.
+    """
+    lock, held = None, True
+    folder = absolute(folder)
+    if jax.process_index() == 0 and "://" not in folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(Path(folder) / ".lock", blocking=False)
+        try:
+            lock.acquire()
+        except filelock.Timeout:
+            held = False
+    if not multihost_utils.process_allgather(np.array(held)).all():
+        raise UserError(
+            f"--checkpoint {folder} is in use by another run; wait for its end, or "
+            "take another folder"
+        )
+    return lock
 
 
 def manager(folder: str, create: bool = True) -> ocp.CheckpointManager:
@@ -147,18 +171,14 @@ def compare(first: str, second: str) -> str:
     )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("first")
-    parser.add_argument("second")
-    args = parser.parse_args()
+def main() -> None:
+    parser = cli.parser(__doc__)
+    parser.add_argument("folders", nargs=2)
     try:
-        print(compare(args.first, args.second))
+        print(compare(*parser.parse_args().folders))
     except UserError as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 2
-    return 0
+        parser.error(str(error))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,0 +1,137 @@
+"""Steps to be timed: ours, one written by hand, and those of other libraries."""
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import radazo_jax as zo
+from examples.benchmarks.timing import scanned
+
+Loss = Callable[[Any], jax.Array]
+Step = Callable[[Any, jax.Array], Any]  # (carry, number) -> carry
+
+
+def key_of(i: jax.Array) -> jax.Array:
+    return jax.random.fold_in(jax.random.key(0), i)
+
+
+def ours(
+    loss: Loss,
+    estimator: zo.GradientEstimator,
+    optimizer: optax.GradientTransformationExtraArgs,
+) -> Step:
+    value_and_grad = zo.value_and_grad(loss, estimator)
+
+    def step(carry: Any, i: jax.Array) -> Any:
+        params, state = carry
+        _, gradient = value_and_grad(key_of(i), params)
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return step
+
+
+def naive(
+    loss: Loss,
+    optimizer: optax.GradientTransformationExtraArgs,
+    num_directions: int,
+    smoothing: float,
+    central: bool = False,
+    normalized: bool = False,
+) -> Step:
+    """The step by hand: draws of ``jax.random``, copies by ``tree_map``, ``vmap``."""
+
+    def step(carry: Any, i: jax.Array) -> Any:
+        params, state = carry
+        base = loss(params)
+        leaves, treedef = jax.tree.flatten(params)
+
+        def term(key: jax.Array) -> Any:
+            keys = list(jax.random.split(key, len(leaves)))
+            keys = jax.tree.unflatten(treedef, keys)
+            u = jax.tree.map(lambda k, p: jax.random.normal(k, p.shape), keys, params)
+            if normalized:
+                norm = optax.tree.norm(u)
+                u = jax.tree.map(lambda v: v / norm, u)
+
+            def value(scale: float) -> jax.Array:
+                return loss(jax.tree.map(lambda p, v: p + scale * v, params, u))
+
+            if central:
+                slope = (value(smoothing) - value(-smoothing)) / (2 * smoothing)
+            else:
+                slope = (value(smoothing) - base) / smoothing
+            return jax.tree.map(lambda v: slope * v, u)
+
+        terms = jax.vmap(term)(jax.random.split(key_of(i), num_directions))
+        factor = sum(leaf.size for leaf in leaves) if normalized else 1
+        gradient = jax.tree.map(lambda v: factor * jnp.mean(v, axis=0), terms)
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return step
+
+
+def others(
+    loss: Loss,
+    torch_loss: Callable[[list[Any]], Any],
+    params: Any,
+    population: int,
+    num_directions: int,
+    smoothing: float,
+    learning_rate: float,
+    num_steps: int,
+    torch_steps: int,
+    central: bool = False,
+) -> dict[str, Callable[[], Any]]:
+    """Runs of ``num_steps`` and ``torch_steps`` steps, where these are installed.
+
+    Of evosax, Open_ES with antithetic pairs of Gaussian directions; of torchzero, RDSA
+    with Gaussian directions; both with Adam.
+    """
+    runs: dict[str, Callable[[], Any]] = {}
+    if importlib.util.find_spec("evosax"):
+        from evosax.algorithms import Open_ES
+
+        strategy = Open_ES(
+            population,
+            params,
+            optimizer=optax.adam(learning_rate),
+            std_schedule=optax.constant_schedule(smoothing),
+        )
+        settings = strategy.default_params
+
+        def ask_and_tell(state: Any, i: jax.Array) -> Any:
+            ask_key, tell_key = jax.random.split(key_of(i))
+            points, state = strategy.ask(ask_key, state, settings)
+            values = jax.vmap(loss)(points)
+            return strategy.tell(tell_key, points, values, state, settings)[0]
+
+        start = strategy.init(jax.random.key(0), params, settings)
+        runs["evosax"] = scanned(ask_and_tell, start, num_steps)
+    if importlib.util.find_spec("torchzero"):
+        import torch
+        import torchzero as tz
+
+        tensors = [
+            torch.tensor(np.asarray(leaf), requires_grad=True)
+            for leaf in jax.tree.leaves(params)
+        ]
+        formula = "central2" if central else "forward2"
+        directions = tz.m.RDSA(h=smoothing, n_samples=num_directions, formula=formula)
+        optimizer = tz.Optimizer(
+            tensors, directions, tz.m.Adam(), tz.m.LR(learning_rate)
+        )
+
+        def run() -> None:
+            with torch.no_grad():
+                for _ in range(torch_steps):
+                    optimizer.step(lambda backward=True: torch_loss(tensors))
+
+        runs["torchzero"] = run
+    return runs

@@ -1,0 +1,104 @@
+"""Records: what was measured, as JSON, with all that a table must say about it."""
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import radazo_jax as zo
+
+# Distributions by their modules: the versions of those that were imported are told.
+PACKAGES = {
+    **{name: name for name in ("jax", "jaxlib", "libtpu", "optax", "flax", "numpy")},
+    **{"sklearn": "scikit-learn", "tokenizers": "tokenizers"},
+    **{name: name for name in ("evosax", "torchzero", "torch")},
+}
+_BEGIN = time.perf_counter()
+
+
+def record(rows: Iterable[dict[str, Any]] | None = None) -> dict[str, Any]:
+    """How a file came about, and its rows where it has some."""
+    versions = {"python": platform.python_version()}
+    for module, package in PACKAGES.items():
+        if module in sys.modules:
+            versions[package] = importlib.metadata.version(package)
+    device = jax.devices()[0]
+    content = {
+        "command": " ".join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
+        "date": datetime.date.today().isoformat(),
+        "device": f"{device.platform} ({device.device_kind})",
+        "cpu_count": os.cpu_count(),
+        "versions": versions | {"radazo_jax": zo.__version__},
+        "seconds": round(time.perf_counter() - _BEGIN),
+    }
+    return content if rows is None else content | {"rows": list(rows)}
+
+
+def described(content: dict[str, Any], file: str) -> str:
+    """The record's command, date, versions, device and time, for a page."""
+    versions = ", ".join(f"{name} {v}" for name, v in content["versions"].items())
+    cores = f", {content['cpu_count']} cores" if "cpu_count" in content else ""
+    minutes = f"; {content['seconds'] / 60:.1f} minutes" if "seconds" in content else ""
+    return (
+        f"`{content['command']}`, {content['date']}; {versions}; "
+        f"{content['device']}{cores}{minutes}. The figures are in [{file}]({file})."
+    )
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Writes JSON, with the innermost lists on one line each."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+    text = re.sub(
+        r"\[[^\[\]{}]*\]", lambda match: re.sub(r"\s*\n\s*", " ", match[0]), text
+    )
+    path.write_text(text.replace("[ ", "[").replace(" ]", "]") + "\n", encoding="utf-8")
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def resumed(
+    path: Path | None, resume: bool, names: Sequence[str]
+) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """The rows of an earlier run, by the columns that tell them from one another."""
+    if not resume or path is None or not path.exists():
+        return {}
+    return {
+        tuple(row[name] for name in names): row
+        for row in read(path)["rows"]
+        if set(names) <= row.keys()
+    }
+
+
+def numbers(values: Any) -> Any:
+    """Arrays as nested lists of five significant digits; what is not finite, as None.
+
+    JSON has no infinity, and a run that diverged is shown as a gap.
+    """
+    if isinstance(values, dict):
+        return {name: numbers(value) for name, value in values.items()}
+    if isinstance(values, (list, tuple, np.ndarray, jax.Array)):
+        return [numbers(value) for value in values]
+    if isinstance(values, (str, bool)) or values is None:
+        return values
+    if isinstance(values, (int, np.integer)):
+        return int(values)
+    return float(f"{float(values):.5g}") if np.isfinite(values) else None
+
+
+def array(values: Any) -> np.ndarray:
+    """Nested lists out of a JSON file as an array; None is infinite."""
+    result = np.asarray(values, dtype=object)
+    return np.where(np.equal(result, None), np.inf, result).astype(np.float64)

@@ -1,0 +1,132 @@
+"""Writes the figures of records into the tables of a page.
+
+    python examples/common/tables.py docs/*.md
+
+A page marks what goes where; paths are relative to it. What stands between a mark and
+its end is replaced.
+
+    <!-- table: benchmarks/step_time.json table=steps | d law step/evaluations -->
+    <!-- end -->
+
+are the rows of a record that have these values, in these columns, and how the record
+came about. ``table: evidence/tuned.json 2`` is table number 2 of those that the script
+makes of its record (``tables(record)``), ``source: evidence/tuned.json`` how it came
+about, and ``total: FILE …`` how long all took.
+
+With ``--check`` nothing is written, and the exit status says whether anything would
+change. With ``--figures``, scripts that can (``plot(record)``) draw theirs anew, too.
+"""
+
+import functools
+import importlib
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from tabulate import tabulate
+
+from examples.common import cli
+from examples.common.record import described, read
+
+MARK = re.compile(
+    r"(?P<mark><!-- (?P<kind>table|source|total): (?P<files>[^ |\n]+(?: \S+\.json)*)"
+    r"(?P<where>[^|\n]*?)(?:\| (?P<columns>[^\n]*?))? -->\n)"
+    r".*?(?P<end><!-- end -->)",
+    re.DOTALL,
+)
+
+
+class Table(NamedTuple):
+    """Rows of texts, as they are printed and as they stand in the docs."""
+
+    caption: str
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def format(self, style: str = "simple") -> str:
+        align = ("left", *("right" for _ in self.headers[1:]))
+        return tabulate(
+            self.rows, self.headers, style, colalign=align, disable_numparse=True
+        )
+
+
+def shown(value: Any) -> str:
+    """A cell: powers of ten as such, other numbers with two decimals."""
+    if isinstance(value, bool):
+        return "yes" if value else "**no**"
+    if isinstance(value, int) and re.fullmatch("1000+", str(value)):
+        return f"10{'³⁴⁵⁶'[len(str(value)) - 4]}"
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2f}"
+    return "" if value is None else str(value)
+
+
+def script(content: dict[str, Any]) -> ModuleType:
+    """The module that made a record."""
+    path = content["command"].split()[1].removesuffix(".py")
+    return importlib.import_module(path.replace("/", "."))
+
+
+def filled(match: re.Match[str], folder: Path) -> str:
+    files, where = match["files"].split(), match["where"].split()
+    records = [read(folder / file) for file in files]
+    content = records[0]
+    if match["kind"] == "total":
+        minutes = sum(one["seconds"] for one in records) / 60
+        text = f"All of them together took {minutes:.0f} minutes."
+    elif match["kind"] == "source":
+        text = described(content, files[0])
+    elif match["columns"] is None:
+        table = script(content).tables(content)[int(where[0])]
+        text = f"\n{table.caption}.\n\n{table.format('github')}\n"
+    else:
+        columns, wanted = match["columns"].split(), dict(w.split("=", 1) for w in where)
+        cells = [
+            [shown(row.get(column)) for column in columns]
+            for row in content["rows"]
+            if all(str(row.get(key)) == value for key, value in wanted.items())
+        ]
+        drawn = tabulate(cells, columns, tablefmt="github", disable_numparse=True)
+        text = f"\n{drawn}\n\n{described(content, files[0])}\n"
+    return f"{match['mark']}{text}\n{match['end']}"
+
+
+def rendered(page: Path) -> str:
+    """The page with its tables as their records have them."""
+    text = page.read_text(encoding="utf-8")
+    return MARK.sub(functools.partial(filled, folder=page.parent), text)
+
+
+def records(page: Path) -> set[Path]:
+    """The files that a page's tables are made of."""
+    marks = MARK.finditer(page.read_text(encoding="utf-8"))
+    return {page.parent / file for mark in marks for file in mark["files"].split()}
+
+
+def draw(path: Path) -> None:
+    content = read(path)
+    if plot := getattr(script(content), "plot", None):
+        plot(content).savefig(path.with_suffix(".png"), dpi=130)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = cli.parser(__doc__)
+    parser.add_argument("pages", type=Path, nargs="+")
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument("--figures", action="store_true", help="draw them anew")
+    args = parser.parse_args(argv)
+    stale = [p for p in args.pages if rendered(p) != p.read_text(encoding="utf-8")]
+    if args.check and stale:
+        sys.exit(f"tables are not those of their records: {', '.join(map(str, stale))}")
+    for page in stale:
+        page.write_text(rendered(page), encoding="utf-8")
+    for path in {path for page in args.pages for path in records(page)}:
+        if args.figures:
+            draw(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""The count of the lines of code."""
+
+import importlib.util
+import pathlib
+
+_SCRIPT = pathlib.Path(__file__).parents[1] / ".ci" / "code_lines.py"
+_MODULE = '''"""A module
+of two lines."""
+
+# A comment.
+import os  # Code, with a comment.
+
+
+class Kept:
+    """Documented."""
+
+    text = """a string
+that is code"""
+
+
+def fun(
+    x,
+):
+    "Documented, too."
+    return x
+'''
+
+
+def test_docstrings_comments_and_blank_lines_do_not_count(tmp_path):
+    spec = importlib.util.spec_from_file_location("code_lines", _SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    path = tmp_path / "module.py"
+    path.write_text(_MODULE)
+    # The import, the class, its string of two lines, three of a signature, a return.
+    assert module.code_lines(path) == 1 + 1 + 2 + 3 + 1
