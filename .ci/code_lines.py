@@ -39,6 +39,7 @@ def code_lines(path: pathlib.Path) -> int:
 
 
 def main(arguments: list[str]) -> None:
+    """Prints the counts of the folders named, or of all."""
     for folder in arguments or ("radazo_jax", "examples", "tests"):
         counts = {
             path: code_lines(path)

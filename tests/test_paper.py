@@ -12,10 +12,10 @@ import sys
 import numpy as np
 import pytest
 
-from examples.paper import attack, moments, network, synthetic, tuned
+from examples.paper import attack, digits, moments, network, synthetic, tuned
 
 _ROOT = pathlib.Path(__file__).parents[1]
-_SCRIPTS = (synthetic, moments, attack, tuned)
+_SCRIPTS = (synthetic, digits, moments, attack, tuned)
 
 
 def _run(script, *arguments):
@@ -44,6 +44,7 @@ def _run(script, *arguments):
     "name",
     [
         "synthetic",
+        pytest.param("digits", marks=pytest.mark.slow),
         pytest.param("moments", marks=pytest.mark.slow),
         pytest.param("attack", marks=pytest.mark.slow),
         pytest.param("tuned", marks=pytest.mark.slow),
@@ -70,6 +71,16 @@ def test_fast_run(name, tmp_path):
     assert image.startswith(b"\x89PNG\r\n\x1a\n")
     assert int.from_bytes(image[16:20], "big") >= 200
 
+    if name == "digits":
+        runs, evaluations = content["runs"], content["evaluations"]
+        assert evaluations == [0, 60 * 11, 120 * 11]  # K + 1 with K = 10.
+        assert len(runs) == 5
+        # Guessing costs log(10) = 2.3, and the start is about as good as guessing.
+        for run in runs.values():
+            assert all(0 < losses[-1] < 2.6 for losses in run["losses"])
+        assert all(losses[-1] < 1.5 for losses in runs["R-AdaZO"]["losses"])
+        assert min(runs["R-AdaZO"]["accuracies"]) > 0.5
+        assert "chosen for R-AdaZO" in done.stdout
     if name == "synthetic":
         for gaps in content["gaps"].values():
             starts = {tuple(curve[0] for curve in seeds) for seeds in gaps.values()}
@@ -264,3 +275,27 @@ def test_more_images_than_there_are_is_refused(read_digits, refused):
 
 def test_target_that_is_no_digit_is_refused(refused):
     refused(attack, "--target", 10, says="argument --target: invalid choice")
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("digits")
+    done = _run("digits", "--output", folder)
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "digits.json").read_text(encoding="utf-8"))["runs"]
+
+
+@pytest.mark.slow
+def test_radazo_learns_the_digits(full):
+    assert np.mean(full["R-AdaZO"]["accuracies"]) >= 0.96
+    ends = {name: np.mean(run["losses"], axis=0)[-1] for name, run in full.items()}
+    assert min(ends, key=ends.get) == "R-AdaZO"
+
+
+@pytest.mark.slow
+def test_directions_of_rank_one_learn_as_well(full, tmp_path):
+    done = _run("digits", "--law", "low_rank", "--output", tmp_path)
+    assert done.returncode == 0, done.stderr
+    runs = json.loads((tmp_path / "digits.json").read_text(encoding="utf-8"))["runs"]
+    ours, theirs = (np.mean(r["R-AdaZO"]["accuracies"]) for r in (runs, full))
+    assert abs(ours - theirs) < 0.01

@@ -26,21 +26,18 @@ ROOT = pathlib.Path(__file__).parents[1]
 QUICKSTART = """
 import json
 import jax, jax.numpy as jnp
-from flax import nnx
 import radazo_jax as zo
 from examples import quickstart
 from examples.benchmarks import hlo, programs, scaling
+from examples.paper import digits
 
 mesh = scaling.mesh_for("tpu", scaling.Spread())
-estimator = zo.forward_difference(num_directions=quickstart.NUM_DIRECTIONS)
 optimizer = zo.radazo(1e-3)
 step = programs.step_of(
-    lambda params, batch: quickstart.loss_fn(params, *batch), estimator, optimizer
+    lambda params, batch: digits.loss_fn(params, *batch), quickstart.ESTIMATOR, optimizer
 )
 key = jax.eval_shape(lambda: jax.random.key(0))
-params = jax.eval_shape(
-    lambda key: nnx.split(quickstart.Classifier(nnx.Rngs(key)), nnx.Param)[1], key
-)
+params = jax.eval_shape(digits.init, key)
 batch = (
     jax.ShapeDtypeStruct((quickstart.BATCH_SIZE, 64), jnp.float32),
     jax.ShapeDtypeStruct((quickstart.BATCH_SIZE,), jnp.int32),
