@@ -33,9 +33,8 @@ from examples.paper import digits
 
 mesh = scaling.mesh_for("tpu", scaling.Spread())
 optimizer = zo.radazo(1e-3)
-step = programs.step_of(
-    lambda params, batch: digits.loss_fn(params, *batch), quickstart.ESTIMATOR, optimizer
-)
+loss = lambda params, batch: digits.loss_fn(params, *batch)
+step = programs.step_of(loss, quickstart.ESTIMATOR, optimizer)
 key = jax.eval_shape(lambda: jax.random.key(0))
 params = jax.eval_shape(digits.init, key)
 batch = (

@@ -71,7 +71,7 @@ def adversarial(case: Case, variable: jax.Array) -> jax.Array:
 
 
 def attack_step(params: network.Params, optimizer: optax.GradientTransformation) -> Any:
-    """One step of all seeds, which does nothing to those that have succeeded.
+    """One step, which does nothing to a seed that has succeeded.
 
     The variable is centered, from -5 to 5 where the paper's lies in [0, 10]: the same
     to any of the methods. It is clipped to its box after each step.
@@ -86,7 +86,7 @@ def attack_step(params: network.Params, optimizer: optax.GradientTransformation)
 
     value_and_grad = zo.value_and_grad(loss, estimator)
 
-    def step(key: jax.Array, state: State, case: Case) -> State:
+    def step(key: jax.Array, t: jax.Array, state: State, case: Case) -> Any:
         value, grad = value_and_grad(key, state.variable, case)
         updates, optimizer_state = optimizer.update(
             grad, state.optimizer_state, state.variable
@@ -96,19 +96,13 @@ def attack_step(params: network.Params, optimizer: optax.GradientTransformation)
         succeeded = state.succeeded | (value < 0)
         variable = jnp.where(succeeded, state.variable, moved)
         iterations = state.iterations + jnp.where(succeeded, 0, 1)
-        return State(variable, optimizer_state, iterations, succeeded)
+        return State(variable, optimizer_state, iterations, succeeded), succeeded
 
-    def all_seeds(carry: Any, t: jax.Array) -> tuple[Any, jax.Array]:
-        keys, states, case = carry
-        folded = jax.vmap(jax.random.fold_in, (0, None))(keys, t)
-        states = jax.vmap(step, (0, 0, None))(folded, states, case)
-        return (keys, states, case), states.succeeded.all().astype(jnp.float32)
-
-    return all_seeds
+    return step
 
 
 def attack(
-    run_chunk: Callable[[Any, jax.Array], tuple[Any, Any]],
+    run_chunk: Callable[..., tuple[Any, Any]],
     optimizer: optax.GradientTransformation,
     cases: Sequence[Case],
     keys: jax.Array,
@@ -118,26 +112,19 @@ def attack(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Iterations [cases, seeds], inf where not successful; variables [cases, …]."""
     iterations, variables = [], []
-    with tqdm(total=len(cases), desc=label, unit="image") as bar:
-        for case in cases:
-            zeros = jnp.zeros((len(keys), *case.image.shape))
-            nothing = jnp.zeros(len(keys), jnp.int32)
-            states = State(
-                zeros, jax.vmap(optimizer.init)(zeros), nothing, nothing.astype(bool)
-            )
-            # The chunks work in place on their carry.
-            carry: Any = jax.tree.map(jnp.copy, (keys, states, case))
-            for start in range(0, max_steps, chunk):
-                carry, all_done = run_chunk(carry, jnp.uint32(start))
-                bar.set_postfix(iteration=start + chunk)
-                # The mean over the chunk is above zero if its last step says so.
-                if all_done > 0:
-                    break
-            states = carry[1]
-            done = np.asarray(states.succeeded)
-            iterations.append(np.where(done, states.iterations, np.inf))
-            variables.append(np.asarray(states.variable))
-            bar.update()
+    for case in (bar := tqdm(cases, desc=label, unit="image")):
+        zeros = jnp.zeros((len(keys), *case.image.shape))
+        nothing = jnp.zeros(len(keys), jnp.int32)
+        moments = jax.vmap(optimizer.init)(zeros)
+        states = State(zeros.copy(), moments, nothing, nothing.astype(bool))
+        for start in range(0, max_steps, chunk):
+            states, succeeded = run_chunk(states, keys, jnp.uint32(start), case)
+            bar.set_postfix(iteration=start + chunk)
+            # The mean over the chunk is above zero where its last step succeeded.
+            if (succeeded > 0).all():
+                break
+        iterations.append(np.where(states.succeeded, states.iterations, np.inf))
+        variables.append(np.asarray(states.variable))
     return np.stack(iterations), np.stack(variables)
 
 
@@ -149,18 +136,11 @@ def tables(content: dict[str, Any]) -> list[Table]:
         for method, values in runs.items():
             iterations = array(values)
             hit = np.isfinite(iterations)
-            both = hit & np.isfinite(baseline)
-            speedup = (
-                baseline[both].mean() / iterations[both].mean() if both.any() else 0
-            )
-            rows.append(
-                (
-                    method,
-                    common.mean_std(iterations[hit]) if hit.any() else "",
-                    f"{speedup:.2f}×" if both.any() else "",
-                    f"{hit.sum()} of {hit.size}",
-                )
-            )
+            both, speedup = hit & np.isfinite(baseline), ""
+            if both.any():
+                speedup = f"{baseline[both].mean() / iterations[both].mean():.2f}×"
+            successes = f"{hit.sum()} of {hit.size}"
+            rows.append((method, common.mean_std(iterations[hit]), speedup, successes))
         limit = content["settings"]["max_iterations"][setting]
         caption = (
             f"Iterations to a successful attack, {setting}, of {limit:,} at most: mean "
@@ -173,15 +153,11 @@ def tables(content: dict[str, Any]) -> list[Table]:
         rows = []
         for i, image in enumerate(content["images"]):
             means = {name: array(runs[name])[i].mean() for name in names}
+            shown = [common.significant(mean, 4) for mean in means.values()]
             other, ours = means["ZO-AdaMM"], means["R-AdaZO"]
-            both = np.isfinite([other, ours]).all()
-            rows.append(
-                (
-                    f"{image['index']}: {image['label']} → {image['target']}",
-                    *(common.significant(means[name], 4) for name in names),
-                    f"{other / ours:.2f}" if both else "",
-                )
-            )
+            ratio = f"{other / ours:.2f}" if np.isfinite([other, ours]).all() else ""
+            title = f"{image['index']}: {image['label']} → {image['target']}"
+            rows.append((title, *shown, ratio))
         caption = (
             f"Image by image, {setting}: mean iterations of the seeds (∞ where one "
             "did not succeed), and those of ZO-AdaMM over those of R-AdaZO"

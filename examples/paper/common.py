@@ -69,53 +69,57 @@ def seed_keys(seeds: int) -> jax.Array:
     return jax.vmap(fold)(jnp.arange(seeds, dtype=jnp.uint32))
 
 
-def compiled(
-    step: Callable[[Any, jax.Array], tuple[Any, Any]], chunk: int
-) -> Callable[[Any, jax.Array], tuple[Any, Any]]:
-    """`chunk` steps as one program: `(carry, first t) -> (carry, mean out)`."""
+def compiled(step: Callable[..., tuple[Any, Any]], chunk: int) -> Callable[..., Any]:
+    """`chunk` steps of all seeds as one program, as `run` says."""
 
     @functools.partial(jax.jit, donate_argnums=0)
-    def run_chunk(carry: Any, start: jax.Array) -> tuple[Any, Any]:
+    def run_chunk(states: Any, keys: jax.Array, start: jax.Array, *shared: Any) -> Any:
+        def all_seeds(states: Any, t: jax.Array) -> tuple[Any, Any]:
+            folded = jax.vmap(jax.random.fold_in, (0, None))(keys, t)
+            in_axes = (0, None, 0, *(None for _ in shared))
+            return jax.vmap(step, in_axes)(folded, t, states, *shared)
+
         times = start + jnp.arange(chunk, dtype=jnp.uint32)
-        carry, outs = jax.lax.scan(step, carry, times)
-        return carry, jax.tree.map(lambda out: out.mean(axis=0), outs)
+        states, outs = jax.lax.scan(all_seeds, states, times)
+        return states, jax.tree.map(lambda out: out.mean(axis=0), outs)
 
     return run_chunk
 
 
 def run(
-    step: Callable[[Any, jax.Array], tuple[Any, Any]],
-    carry: Any,
+    step: Callable[[jax.Array, jax.Array, Any], tuple[Any, Any]],
+    keys: jax.Array,
+    states: Any,
     num_steps: int,
     chunk: int,
     label: str,
-    at_chunk: Callable[[Any, Any], str] = lambda carry, out: "",
+    at_chunk: Callable[[Any, Any], str] = lambda states, out: "",
 ) -> tuple[Any, Any]:
-    """Scans `step` in compiled chunks, under a progress bar.
+    """Runs all seeds side by side, in compiled chunks of steps, under a progress bar.
 
     Args:
-      step: `(carry, t) -> (carry, out)`, with t = 0, 1, …; each out is a tree of small
-        arrays, of which the mean over a chunk is kept.
-      carry: What the first step gets.
+      step: `(key, t, state) -> (state, out)` of one seed, with t = 0, 1, … and a key
+        for each; outs are trees of small arrays, whose means over a chunk are kept.
+      keys: A key for each seed.
+      states: What the first steps get, with a leading axis of seeds.
       num_steps: How many steps, rounded up to whole chunks.
       chunk: How many steps a chunk has.
       label: What stands before the bar.
-      at_chunk: Called after each chunk with its last carry and its out; what it returns
-        stands behind the bar.
+      at_chunk: Called after each chunk with its last states and its out; what it
+        returns stands behind the bar.
 
     Returns:
-      The last carry, and the outs, stacked: arrays [chunks, ...].
+      The last states, and the outs, stacked: arrays [chunks, seeds, ...].
     """
-
     outs, run_chunk = [], compiled(step, chunk)
-    carry = jax.tree.map(jnp.copy, carry)  # The chunks work in place.
+    states = jax.tree.map(jnp.copy, states)  # The chunks work in place.
     with tqdm(total=math.ceil(num_steps / chunk) * chunk, desc=label, unit="step") as b:
         for start in range(0, num_steps, chunk):
-            carry, out = run_chunk(carry, jnp.uint32(start))
+            states, out = run_chunk(states, keys, jnp.uint32(start))
             outs.append(jax.tree.map(np.asarray, out))
-            b.set_postfix_str(at_chunk(carry, outs[-1]), refresh=False)
+            b.set_postfix_str(at_chunk(states, outs[-1]), refresh=False)
             b.update(chunk)
-    return carry, jax.tree.map(lambda *leaves: np.stack(leaves), *outs)
+    return states, jax.tree.map(lambda *leaves: np.stack(leaves), *outs)
 
 
 def finish(
@@ -141,6 +145,8 @@ def save(figure: plt.Figure, path: Path) -> None:
 def mean_std(values: Any, digits: int = 3) -> str:
     """Mean ± standard deviation, to `digits` significant digits of the mean."""
     values = array(values)
+    if not values.size:
+        return ""
     std = values.std(ddof=1) if values.size > 1 else 0.0
     return f"{significant(values.mean(), digits)} ± {significant(std, 2)}"
 
@@ -157,3 +163,11 @@ def significant(value: float, digits: int) -> str:
 def tidy(axes: plt.Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#dddddd", lw=0.7)
+
+
+def legend(figure: plt.Figure, axes: plt.Axes, columns: int) -> None:
+    """Names the curves of all axes, below them, by those of one."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=columns, frameon=False
+    )

@@ -55,22 +55,19 @@ def train(
     estimator = zo.forward_difference(law, NUM_DIRECTIONS, SMOOTHING)
     value_and_grad = zo.value_and_grad(loss_fn, estimator)
 
+    @jax.jit
     @jax.vmap
     def start(key: jax.Array) -> Any:
-        init_key, key = jax.random.split(key)
-        params = init(init_key)
-        return key, params, optimizer.init(params)
+        params = init(key)
+        return params, optimizer.init(params)
 
-    def step(carry: Any, t: jax.Array) -> Any:
-        key, params, state = carry
-        batch_key, direction_key = jax.random.split(jax.random.fold_in(key, t))
+    def step(key: jax.Array, t: jax.Array, state: Any) -> tuple[Any, None]:
+        params, moments = state
+        batch_key, direction_key = jax.random.split(key)
         batch = jax.random.randint(batch_key, (quickstart.BATCH_SIZE,), 0, len(images))
         _, grads = value_and_grad(direction_key, params, images[batch], labels[batch])
-        updates, state = optimizer.update(grads, state, params)
-        return key, optax.apply_updates(params, updates), state
-
-    def all_seeds(carry: Any, t: jax.Array) -> tuple[Any, None]:
-        return jax.vmap(step, (0, None))(carry, t), None
+        updates, moments = optimizer.update(grads, moments, params)
+        return (optax.apply_updates(params, updates), moments), None
 
     @jax.jit
     @jax.vmap
@@ -78,14 +75,15 @@ def train(
         hits = nnx.merge(GRAPHDEF, params)(test_images).argmax(axis=-1) == test_labels
         return loss_fn(params, images, labels), hits.mean()
 
-    carry = jax.jit(start)(keys)
-    curve = [evaluate(carry[1])]
+    keys = jax.vmap(jax.random.split)(keys)
+    state = start(keys[:, 0])
+    curve = [evaluate(state[0])]
 
-    def at_chunk(carry: Any, out: None) -> str:
-        curve.append(evaluate(carry[1]))
+    def at_chunk(state: Any, out: None) -> str:
+        curve.append(evaluate(state[0]))
         return f"loss={curve[-1][0].mean():.3f}"
 
-    common.run(all_seeds, carry, num_steps, CHUNK, f"{name:10}", at_chunk)
+    common.run(step, keys[:, 1], state, num_steps, CHUNK, f"{name:10}", at_chunk)
     losses, accuracies = np.swapaxes(curve, 0, 1)
     return {"losses": losses.T, "accuracies": accuracies[-1]}
 

@@ -116,19 +116,16 @@ def measure(dimension: int, steps: int, seeds: int) -> dict[str, np.ndarray]:
     # The betas share their directions: the inner vmap leaves the key alone.
     states = jax.vmap(jax.vmap(init, (0, None)), (None, 0))(betas, starts)
 
-    def all_runs(states: State, t: jax.Array) -> tuple[State, dict[str, jax.Array]]:
-        folded = jax.vmap(jax.random.fold_in, (0, None))(keys[:, 1], t)
-        return jax.vmap(jax.vmap(step, (0, None, 0)), (None, 0, 0))(
-            betas, folded, states
-        )
+    def all_betas(key: jax.Array, t: jax.Array, states: State) -> Any:
+        return jax.vmap(step, (0, None, 0))(betas, key, states)
 
     def report(states: State, out: dict[str, np.ndarray]) -> str:
-        del states
         middle = len(BETAS) // 2
         return f"β₁={BETAS[middle]}: cos(m, ∇F) {out['cosine_m'][:, middle].mean():.3f}"
 
     chunk = max(1, steps // POINTS)
-    _, outs = common.run(all_runs, states, steps, chunk, "Quadratic", report)
+    name, keys = "Quadratic", keys[:, 1]
+    _, outs = common.run(all_betas, keys, states, steps, chunk, name, report)
     return {name: np.transpose(out, (2, 1, 0)) for name, out in outs.items()}
 
 
@@ -215,8 +212,7 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     all_axes[0].plot([], [], "-", color="#555555", label="m, or v (ours)")
     all_axes[0].plot([], [], "--", color="#555555", lw=1, label="the same v for all")
     all_axes[1].set_yscale("log")
-    handles, labels = all_axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=8, frameon=False)
+    common.legend(figure, all_axes[0], 8)
     return figure
 
 

@@ -153,17 +153,13 @@ def train(data: Data, epochs: int) -> Params:
         return optax.apply_updates(params, updates), state, value
 
     state, order = optimizer.init(params), np.random.default_rng(0)
-    size = min(BATCH_SIZE, len(data.train_images))
-    per_epoch = len(data.train_images) // size
-    with tqdm(total=epochs * per_epoch, desc="network", unit="step") as bar:
-        for _ in range(epochs):
-            shuffled = order.permutation(len(data.train_images))
-            for i in range(per_epoch):
-                batch = shuffled[i * size : (i + 1) * size]
-                pair = data.train_images[batch], data.train_labels[batch]
-                params, state, value = step(params, state, *pair)
-                bar.set_postfix(loss=f"{value:.3f}", refresh=False)
-                bar.update()
+    count, size = len(data.train_images), min(BATCH_SIZE, len(data.train_images))
+    used = count - count % size
+    rows = [order.permutation(count)[:used].reshape(-1, size) for _ in range(epochs)]
+    for batch in (bar := tqdm(np.concatenate(rows), desc="network", unit="step")):
+        pair = data.train_images[batch], data.train_labels[batch]
+        params, state, value = step(params, state, *pair)
+        bar.set_postfix(loss=f"{value:.3f}", refresh=False)
     return params
 
 

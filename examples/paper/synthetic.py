@@ -50,19 +50,15 @@ def compare(name: str, dimension: int, steps: int, seeds: int) -> np.ndarray:
     # One key for all methods: the same directions, which are drawn only once.
     value_and_grad = jax.vmap(zo.value_and_grad(fun, estimator), in_axes=(None, 0))
 
-    def step(carry: Any, t: jax.Array) -> tuple[Any, Any]:
-        key, params, states = carry
-        _, grads = value_and_grad(jax.random.fold_in(key, t), params)
+    def step(key: jax.Array, t: jax.Array, state: Any) -> tuple[Any, None]:
+        params, states = state
+        _, grads = value_and_grad(key, params)
         moved, new_states = [], []
         for i, (optimizer, state) in enumerate(zip(chosen, states, strict=True)):
             updates, state = optimizer.update(grads[i], state, params[i])
             moved.append(optax.apply_updates(params[i], updates))
             new_states.append(state)
-        return (key, jnp.stack(moved), tuple(new_states)), None
-
-    def all_seeds(carry: Any, t: jax.Array) -> tuple[Any, Any]:
-        carry, _ = jax.vmap(step, in_axes=(0, None))(carry, t)
-        return carry, None
+        return (jnp.stack(moved), tuple(new_states)), None
 
     keys = jax.vmap(lambda key: jax.random.split(key))(common.seed_keys(seeds))
     starts = jax.vmap(lambda key: testing.uniform_start(key, dimension))(keys[:, 0])
@@ -73,13 +69,12 @@ def compare(name: str, dimension: int, steps: int, seeds: int) -> np.ndarray:
     chunk = max(1, steps // POINTS)
     curve = [measure(params)]
 
-    def at_chunk(carry: Any, out: Any) -> str:
-        del out
-        curve.append(measure(carry[1]))
+    def at_chunk(state: Any, out: None) -> str:
+        curve.append(measure(state[0]))
         gaps = curve[-1].mean(axis=0)
         return f"R-AdaZO {gaps[0]:.3g}, ZO-AdaMM {gaps[1]:.3g}"
 
-    common.run(all_seeds, (keys[:, 1], params, states), steps, chunk, name, at_chunk)
+    common.run(step, keys[:, 1], (params, states), steps, chunk, name, at_chunk)
     return np.moveaxis(np.stack(curve), 0, 2).swapaxes(0, 1)
 
 
@@ -156,11 +151,7 @@ def plot(content: dict[str, Any]) -> plt.Figure:
         axes.set_ylim(top=limit)
         common.tidy(axes)
     all_axes[0].set_ylabel("F(θ) − min F")
-    handles, labels = all_axes[0].get_legend_handles_labels()
-    columns = 6 if count > 2 else 3 if count > 1 else 2
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=columns, frameon=False
-    )
+    common.legend(figure, all_axes[0], 6 if count > 2 else 3 if count > 1 else 2)
     return figure
 
 

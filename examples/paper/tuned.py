@@ -157,10 +157,10 @@ def sweep(
     rates = jnp.asarray([grid(c, problem.curvature) for c in CONFIGS], jnp.float32)
     targets = jnp.asarray(problem.targets)
 
-    def step(carry: Any, t: jax.Array) -> tuple[Any, Any]:
+    def step(key: jax.Array, t: jax.Array, state: Any) -> tuple[Any, None]:
         """One step of all runs of a seed: leaves are [configs, rates, ...]."""
-        key, first, params, states, reached = carry
-        batch_key, direction_key = jax.random.split(jax.random.fold_in(key, t))
+        first, params, states, reached = state
+        batch_key, direction_key = jax.random.split(key)
         batch = problem.sample(batch_key)
         estimate = zo.value_and_grad(lambda p: problem.loss(p, batch), estimator)
         # The key is not mapped over: all runs share directions, drawn once.
@@ -186,11 +186,10 @@ def sweep(
             moved.append(new)
             new_states.append(state)
         params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *moved)
-        return (key, first, params, tuple(new_states), reached), None
+        return (first, params, tuple(new_states), reached), None
 
     def start(key: jax.Array) -> Any:
-        init_key, key = jax.random.split(key)
-        one = problem.init(init_key)
+        one = problem.init(key)
         params = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (*rates.shape, *leaf.shape)), one
         )
@@ -199,21 +198,16 @@ def sweep(
             for c, row in zip(CONFIGS, rates, strict=True)
         )
         reached = jnp.full((*rates.shape, len(problem.targets)), jnp.inf)
-        return key, problem.full_loss(one), params, states, reached
+        return problem.full_loss(one), params, states, reached
 
-    def all_seeds(carry: Any, t: jax.Array) -> tuple[Any, Any]:
-        carry, _ = jax.vmap(step, (0, None))(carry, t)
-        return carry, None
-
-    def report(carry: Any, out: Any) -> str:
-        del out
-        done = np.isfinite(np.asarray(carry[4])[..., 0]).all(axis=0).any(axis=-1)
+    def report(state: Any, out: None) -> str:
+        done = np.isfinite(np.asarray(state[3])[..., 0]).all(axis=0).any(axis=-1)
         return f"{done.sum()} of {len(CONFIGS)} at the first target"
 
-    carry = jax.jit(jax.vmap(start))(common.seed_keys(seeds))
-    chunk = max(1, steps // 50)
-    carry, _ = common.run(all_seeds, carry, steps, chunk, name, report)
-    return np.moveaxis(np.asarray(carry[4]), 0, 2), np.asarray(carry[1])
+    keys = jax.vmap(jax.random.split)(common.seed_keys(seeds))
+    state, chunk = jax.jit(jax.vmap(start))(keys[:, 0]), max(1, steps // 50)
+    state, _ = common.run(step, keys[:, 1], state, steps, chunk, name, report)
+    return np.moveaxis(np.asarray(state[3]), 0, 2), np.asarray(state[0])
 
 
 class Best(NamedTuple):
@@ -273,15 +267,9 @@ def summary(content: dict[str, Any]) -> Table:
                 else:
                     row += ["not reached", ""]
             rows.append(tuple(row))
-    headers = [
-        "problem",
-        "target",
-        *(
-            f"β₁={b1}: {what}"
-            for b1 in (0.9, 0.99)
-            for what in ("evaluations", "best η")
-        ),
-    ]
+    headers = ["problem", "target"]
+    for b1 in (0.9, 0.99):
+        headers += [f"β₁={b1}: evaluations", f"β₁={b1}: best η"]
     caption = (
         "ZO-AdaMM over R-AdaZO, each at its best η: evaluations (above 1, R-AdaZO "
         "needs fewer), and the best η itself (predicted: "
@@ -327,8 +315,7 @@ def plot(content: dict[str, Any]) -> plt.Figure:
                 color=COLORS[config.method],
                 label=config.name,
             )
-    handles, labels = all_axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=7, frameon=False)
+    common.legend(figure, all_axes.flat[0], 7)
     return figure
 
 
