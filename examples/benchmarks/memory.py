@@ -25,13 +25,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
-from jax.sharding import SingleDeviceSharding
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
 from matplotlib.ticker import NullFormatter
 from tabulate import tabulate
 
 import radazo_jax as zo
 from examples.benchmarks import models
-from examples.benchmarks.programs import check_devices, step_of, tpu_topology
+from examples.benchmarks.programs import compiled_on, placed, step_of, tpu_topology
 from examples.common import cli
 from examples.common.record import record, resumed, write
 
@@ -83,23 +84,6 @@ def device(platform: str) -> Any:
     if platform == "cpu":
         return jax.devices("cpu")[0]
     return tpu_topology("v5e:1x1", (1, 1, 1))[0]
-
-
-def compiled_for(
-    fun: Callable[..., Any],
-    args: tuple[Any, ...],
-    to: Any,
-    donate_argnums: tuple[int, ...] = (),
-) -> Any:
-    """``fun`` compiled at abstract arguments for the device ``to``."""
-    sharding = SingleDeviceSharding(to)
-    placed = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), args
-    )
-    jitted = jax.jit(fun, out_shardings=sharding, donate_argnums=donate_argnums)
-    compiled = jitted.lower(*placed).compile()
-    check_devices(compiled, {to})
-    return compiled
 
 
 def naive_evaluation(loss: Callable[..., Any], law: zo.Law) -> Callable[..., Any]:
@@ -187,14 +171,15 @@ def measure(
     known: dict[tuple[Any, ...], dict[str, Any]],
 ) -> Iterator[dict[str, Any]]:
     """The rows of one model on one platform, as they come, but for the known ones."""
-    model, to = MODELS[platform][name](), device(platform)
-    forward = None
+    model, forward = MODELS[platform][name](), None
+    mesh = Mesh(np.array([device(platform)]), ("one",))
     for row, fun, args, donated in programs(model, laws, counts, runs):
         row = {"platform": platform, "model": name, "run": "", "law": "", "K": ""} | row
         found = known.get(tuple(row.values()))
         if found is None:
+            args = placed(args, mesh, lambda x: PartitionSpec())
             start = time.perf_counter()
-            compiled = compiled_for(fun, args, to, donated)
+            compiled = compiled_on(mesh, fun, args, donated)
             seconds = time.perf_counter() - start
             moments = state_bytes(args) if donated and platform != "cpu" else 0
             found = row | measured(platform, compiled, moments) | {"compile_s": seconds}
@@ -233,40 +218,31 @@ def plot(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
     """What each run allocates beyond the forward pass, a panel for each model."""
     panels = list(dict.fromkeys((row["platform"], row["model"]) for row in rows))
     runs = list(dict.fromkeys((row["run"], row["K"]) for row in rows if row["law"]))
-    figure, axes = plt.subplots(
-        1,
-        len(panels),
-        figsize=(1.5 + 3.4 * len(panels), 3.2),
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
+    size = (1.5 + 3.4 * len(panels), 3.2)
+    figure, all_axes = plt.subplots(
+        1, len(panels), figsize=size, sharey=True, squeeze=False, layout="constrained"
     )
-    for axis, panel in zip(axes[0], panels, strict=True):
-        for i, run in enumerate(runs):
-            found = [
-                row
-                for row in rows
-                if (row["platform"], row["model"]) == panel
-                and (row["run"], row["K"]) == run
-                and row["law"]
-            ]
-            name = {"naive": "copies by tree_map"}.get(run[0], run[0])
-            axis.scatter(
+    for axes, panel in zip(all_axes[0], panels, strict=True):
+        for i, (run, k) in enumerate(runs):
+            wanted = (*panel, run, k)
+            names = ("platform", "model", "run", "K")
+            found = [r for r in rows if r["law"] and tuple(map(r.get, names)) == wanted]
+            label = "copies by tree_map" if run == "naive" else run
+            axes.scatter(
                 [max(row["beyond/layer"], 1e-3) for row in found],
                 [list(LAWS).index(row["law"]) + (i - 2.5) / 9 for row in found],
                 marker="xo^^ss"[i % 6],
-                facecolors="none" if run[1] == 8 else None,
-                edgecolors=f"C{i}" if run[1] == 8 else None,
-                color=None if run[1] == 8 else f"C{i}",
-                label=name + (f", K={run[1]}" if run[1] else ""),
+                color=f"C{i}",
+                label=f"{label}, K={k}" if k else label,
                 s=22,
             )
-        axis.set(title=" ".join(panel), xscale="log", yticks=range(len(LAWS)))
-        axis.set(yticklabels=list(LAWS), xlabel="layers beyond forward (+ moments)")
-        axis.xaxis.set_minor_formatter(NullFormatter())
-        axis.grid(axis="x", alpha=0.3)
-        axis.invert_yaxis() if axis is axes[0][0] else None
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right upper")
+        axes.set(title=" ".join(panel), xscale="log", yticks=range(len(LAWS)))
+        axes.set(yticklabels=list(LAWS), xlabel="layers beyond forward (+ moments)")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.grid(axis="x", alpha=0.3)
+    all_axes[0][0].invert_yaxis()
+    handles, labels = all_axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
 

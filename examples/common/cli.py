@@ -1,8 +1,10 @@
 """Command lines that say in one line what is wrong."""
 
 import argparse
+import math
+import re
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 
 class UserError(Exception):
@@ -24,20 +26,30 @@ def parser(doc: str) -> Parser:
     )
 
 
-def positive(kind: type) -> Callable[[str], Any]:
-    """The type of an argument greater than zero, an int or a float."""
-    expected = "an integer of at least 1" if kind is int else "a number above 0"
+def integer(least: int, most: float = math.inf) -> Callable[[str], int]:
+    """The type of an argument in a range."""
+    expected = f"an integer of at least {least}"
+    if most < math.inf:
+        expected = f"an integer from {least} to {most}"
 
-    def convert(text: str) -> Any:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = 0
-        if not 0 < value < float("inf"):
+    def convert(text: str) -> int:
+        value = int(text) if re.fullmatch("-?[0-9]+", text) else None
+        if value is None or not least <= value <= most:
             raise argparse.ArgumentTypeError(f"must be {expected}; got {text}")
         return value
 
     return convert
 
 
-at_least_one = positive(int)
+def positive(text: str) -> float:
+    """The type of an argument that is a number above zero."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number above 0; got {text}")
+    return value
+
+
+at_least_one = integer(1)

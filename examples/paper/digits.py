@@ -123,7 +123,7 @@ def plot(content: dict[str, Any]) -> plt.Figure:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = common.parser(__doc__, steps=3000, seeds=3, fast=(120, 2))
-    parser.add_argument("--learning-rate", type=positive(float), default=2e-3)
+    parser.add_argument("--learning-rate", type=positive, default=2e-3)
     parser.add_argument("--law", choices=LAWS, default="sphere", help="of directions")
     args = common.parse(parser, argv)
     options = LAWS[args.law], args.learning_rate, args.steps

@@ -27,7 +27,7 @@ from jax.sharding import NamedSharding
 
 import radazo_jax as zo
 from examples.common import checkpoint, cli
-from examples.common.cli import UserError, positive
+from examples.common.cli import UserError, at_least_one, integer, positive
 from examples.tpu import cluster, decoder
 
 METHODS: dict[str, Callable[..., optax.GradientTransformation]] = {
@@ -62,44 +62,37 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--mesh", type=cluster.mesh_shape, help="devices an axis, as data=2,model=4")
     add("--axis-types", choices=("auto", "explicit"), default="auto")
     add("--shard-params", choices=("no", "tensor", "fsdp"), default="no")
-    add("--steps", type=positive(int), default=100)
-    add("--seed", type=int, default=0)
+    add("--steps", type=at_least_one, default=100)
+    add("--seed", type=integer(0, 2**32 - 1), default=0)
     add("--method", choices=METHODS, default="radazo")
-    add("--learning-rate", type=positive(float), default=1e-3)
+    add("--learning-rate", type=positive, default=1e-3)
     add("--law", choices=LAWS, default="rademacher")
-    add("--num-directions", type=positive(int), default=15, help="K")
-    add("--smoothing", type=positive(float), default=1e-3, help="μ")
-    add("--at-once", type=positive(int), default=1, help="evaluations of a device")
-    add("--batch-size", type=positive(int), default=32, help="sequences a step")
-    add("--layers", type=positive(int), default=2)
-    add("--width", type=positive(int), default=32)
-    add("--heads", type=positive(int), default=4)
-    add("--vocabulary", type=positive(int), default=32, help="at least 2")
-    add("--length", type=positive(int), default=16, help="of a sequence, at least 2")
+    add("--num-directions", type=at_least_one, default=15, help="K")
+    add("--smoothing", type=positive, default=1e-3, help="μ")
+    add("--at-once", type=at_least_one, default=1, help="evaluations of a device")
+    add("--batch-size", type=at_least_one, default=32, help="sequences a step")
+    add("--layers", type=at_least_one, default=2)
+    add("--width", type=at_least_one, default=32)
+    add("--heads", type=at_least_one, default=4)
+    add("--vocabulary", type=integer(2), default=32)
+    add("--length", type=integer(2), default=16, help="of a sequence")
     add("--dtype", choices=("float32", "bfloat16"), default="float32")
-    add("--log-every", type=positive(int), default=10)
+    add("--log-every", type=at_least_one, default=10)
     add("--checkpoint", help="folder that all processes see, or gs://...")
-    add("--checkpoint-every", type=positive(int), default=50)
+    add("--checkpoint-every", type=at_least_one, default=50)
     add("--pod", action="store_true", help="processes that find each other")
     add("--coordinator", type=cluster.address, help="address:port of process 0")
-    add("--num-processes", type=positive(int))
-    add("--process-id", type=int)
+    add("--num-processes", type=at_least_one)
+    add("--process-id", type=integer(0))
     args = parser.parse_args(argv)
     process = (args.coordinator, args.num_processes, args.process_id)
     if any(x is not None for x in process) and (None in process or args.pod):
         parser.error(
             "--coordinator, --num-processes and --process-id go together, without --pod"
         )
-    if args.process_id is not None and not 0 <= args.process_id < args.num_processes:
-        parser.error(
-            f"--process-id must be from 0 to {args.num_processes - 1}; got "
-            f"{args.process_id}"
-        )
-    if not 0 <= args.seed < 2**32:
-        parser.error(f"--seed must be from 0 to 2³² − 1; got {args.seed}")
-    for name in ("vocabulary", "length"):
-        if vars(args)[name] < 2:
-            parser.error(f"--{name} must be at least 2; got {vars(args)[name]}")
+    if None not in process and args.process_id >= args.num_processes:
+        last = args.num_processes - 1
+        parser.error(f"--process-id must be from 0 to {last}; got {args.process_id}")
     if args.width % args.heads:
         parser.error(f"--heads must divide --width {args.width}; got {args.heads}")
     return args
