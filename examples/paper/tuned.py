@@ -285,12 +285,9 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     """
     columns = min(3, len(content["problems"]))
     rows = -(-len(content["problems"]) // columns)
+    size = (4.7 * columns, 3.6 * rows + 0.3)
     figure, all_axes = plt.subplots(
-        rows,
-        columns,
-        figsize=(4.7 * columns, 3.6 * rows + 0.3),
-        squeeze=False,
-        layout="constrained",
+        rows, columns, figsize=size, squeeze=False, layout="constrained"
     )
     for axes in all_axes.flat[len(content["problems"]) :]:
         axes.set_visible(False)
@@ -305,16 +302,10 @@ def plot(content: dict[str, Any]) -> plt.Figure:
             means = counts.mean(axis=1)
             if np.isfinite(means).any():  # Without any, there is nothing to scale.
                 axes.set(xscale="log", yscale="log")
-            axes.plot(
-                np.where(np.isfinite(means), run["learning_rates"], np.nan),
-                means,
-                marker="o",
-                ms=4,
-                lw=1.6,
-                ls="--" if config.b1 == 0.99 else "-",
-                color=COLORS[config.method],
-                label=config.name,
-            )
+            rates = np.where(np.isfinite(means), run["learning_rates"], np.nan)
+            line = "o--" if config.b1 == 0.99 else "o-"
+            style = {"color": COLORS[config.method], "label": config.name, "ms": 4}
+            axes.plot(rates, means, line, lw=1.6, **style)
     common.legend(figure, all_axes.flat[0], 7)
     return figure
 

@@ -130,7 +130,6 @@ def run(args: argparse.Namespace, mesh: jax.sharding.Mesh) -> None:
     # the program.
     seed = np.uint32(args.seed)
     settings = {name: vars(args)[name] for name in SETTINGS}
-    # It is this run's alone until this function returns.
     lock = checkpoint.lock(args.checkpoint) if args.checkpoint else None
     manager = checkpoint.manager(args.checkpoint) if args.checkpoint else None
     state = checkpoint.restore(manager, layout, settings) if manager else None
