@@ -32,6 +32,16 @@ def test_bits_and_normals_are_those_of_jax_random(seed, shape):
     )
 
 
+def test_fold_in_is_that_of_jax_random():
+    key, data = jax.random.key(5), jnp.array([0, 1, 7, 2**32 - 1], jnp.uint32)
+    expected = jax.vmap(lambda i: jax.random.fold_in(key, i))(data)
+    found = generator.fold_in(key, data)
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(
+        jax.random.key_data(found), jax.random.key_data(expected)
+    )
+
+
 def test_fast_normals_are_the_box_muller_transform_of_both_words():
     key, at = jax.random.key(2), counter.positions((100_000,))
     words = [np.asarray(word) for word in generator.words(key, at)]

@@ -537,6 +537,7 @@ MOVES = {
     "optimization_barrier",
     "reshape",
     "rev",
+    "row_major",
     "slice",
     "squeeze",
     "transpose",

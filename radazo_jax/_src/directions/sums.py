@@ -11,6 +11,7 @@ from jax import lax
 from radazo_jax._src import fusion
 from radazo_jax._src.directions.law import Direction, Law
 from radazo_jax._src.directions.layout import Layout, Leaf
+from radazo_jax._src.numbers import generator
 
 # Up to this many directions taken in turn, the gradient is one expression, which
 # fuses into whatever consumes it; beyond, a loop with one accumulator.
@@ -37,7 +38,7 @@ def sample(law: Law, key: jax.Array, numbers: jax.Array, layout: Layout) -> Dire
     """
 
     def one(number: jax.Array) -> Direction:
-        own = key if law.numbered else jax.random.fold_in(key, number)
+        own = key if law.numbered else generator.fold_in(key, number)
         return law._sample(own, number, layout)
 
     # In turn where all elements of each are drawn, to find its norm.

@@ -56,6 +56,16 @@ def words(key: jax.Array, at: At) -> tuple[jax.Array, jax.Array]:
     return x0, x1
 
 
+def fold_in(key: jax.Array, data: jax.Array) -> jax.Array:
+    """The key of `jax.random.fold_in(key, data)`, for a uint32.
+
+    XLA's CPU backend compiles it to a few instructions, where JAX's becomes a loop,
+    which takes 5 % of a step in 10⁴ dimensions.
+    """
+    made = jnp.stack(words(key, Counter(jnp.zeros_like(data), data)), axis=-1)
+    return jax.random.wrap_key_data(made, impl=jax.random.key_impl(key))
+
+
 def bits(key: jax.Array, at: At) -> jax.Array:
     """32 uniform random bits per position.
 
