@@ -59,7 +59,7 @@ print(json.dumps(scaling.measured("tpu", case)))
 
 STEPS = """
 import json
-import memory, models
+from examples.benchmarks import memory, models
 
 model = models.grouped_query_decoder(num_layers=4)
 peaks = {}
