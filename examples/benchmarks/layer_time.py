@@ -28,7 +28,7 @@ from jax import lax
 from tabulate import tabulate
 
 import radazo_jax as zo
-from examples.benchmarks.steps import Step, naive, others, ours
+from examples.benchmarks.steps import Step, naive, others, ours, torch_steps
 from examples.benchmarks.timing import bars, medians, scanned
 from examples.common import cli
 from examples.common.record import record, write
@@ -141,13 +141,7 @@ def other_runs(work: Work) -> dict[str, Callable[[], Any]]:
         SMOOTHING,
         LEARNING_RATE,
         work.num_steps,
-        torch_steps(work),
     )
-
-
-def torch_steps(work: Work) -> int:
-    """Fewer: there is no dispatch of a whole run to hide."""
-    return max(5, work.num_steps // 20)
 
 
 def compile_seconds(work: Work, repeats: int) -> dict[str, float]:
@@ -185,7 +179,7 @@ def measure(name: str, repeats: int) -> list[dict[str, Any]]:
     runs = {key: scanned(step, carry, work.num_steps) for key, step in steps.items()}
     seconds = medians(runs | other_runs(work), repeats)
     if "torchzero" in seconds:
-        seconds["torchzero"] *= work.num_steps / torch_steps(work)
+        seconds["torchzero"] *= work.num_steps / torch_steps(work.num_steps)
     compilation = compile_seconds(work, repeats)
     return [
         {

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 from tabulate import tabulate
 
 import radazo_jax as zo
-from examples.benchmarks.steps import Step, key_of, naive, others, ours
+from examples.benchmarks.steps import Step, key_of, naive, others, ours, torch_steps
 from examples.benchmarks.timing import bars, medians, scanned
 from examples.common import cli
 from examples.common.record import record, write
@@ -103,7 +103,6 @@ def measure(
         runs[f"step {law_name}"] = scanned(step, start, num_steps)
         step = perturbed_step(law, num_directions, central)
         runs[f"perturbed {law_name}"] = scanned(step, x, num_steps)
-    torch_steps = max(3, num_steps // 20)
     runs |= others(
         rosenbrock,
         torch_rosenbrock,
@@ -113,11 +112,11 @@ def measure(
         SMOOTHING,
         LEARNING_RATE,
         num_steps,
-        torch_steps,
         central,
     )
     seconds = medians(runs, repeats)
-    scale = dict.fromkeys(runs, 1e6 / num_steps) | {"torchzero": 1e6 / torch_steps}
+    scale = dict.fromkeys(runs, 1e6 / num_steps)
+    scale["torchzero"] = 1e6 / torch_steps(num_steps)
     micro = {run: seconds[run] * scale[run] for run in runs}
     rows = []
     for law_name in LAWS:

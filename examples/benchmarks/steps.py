@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 import radazo_jax as zo
+from examples.benchmarks.programs import step_of
 from examples.benchmarks.timing import scanned
 
 Loss = Callable[[Any], jax.Array]
@@ -25,15 +26,8 @@ def ours(
     estimator: zo.GradientEstimator,
     optimizer: optax.GradientTransformationExtraArgs,
 ) -> Step:
-    value_and_grad = zo.value_and_grad(loss, estimator)
-
-    def step(carry: Any, i: jax.Array) -> Any:
-        params, state = carry
-        _, gradient = value_and_grad(key_of(i), params)
-        updates, state = optimizer.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state
-
-    return step
+    step = step_of(lambda params, batch: loss(params), estimator, optimizer)
+    return lambda carry, i: step(*carry, key_of(i), None)[:2]
 
 
 def naive(
@@ -77,6 +71,11 @@ def naive(
     return step
 
 
+def torch_steps(num_steps: int) -> int:
+    """Fewer: there is no dispatch of a whole run to hide."""
+    return max(5, num_steps // 20)
+
+
 def others(
     loss: Loss,
     torch_loss: Callable[[list[Any]], Any],
@@ -86,10 +85,9 @@ def others(
     smoothing: float,
     learning_rate: float,
     num_steps: int,
-    torch_steps: int,
     central: bool = False,
 ) -> dict[str, Callable[[], Any]]:
-    """Runs of ``num_steps`` and ``torch_steps`` steps, where these are installed.
+    """Runs of other libraries, where they are installed.
 
     Of evosax, Open_ES with antithetic pairs of Gaussian directions; of torchzero, RDSA
     with Gaussian directions; both with Adam.
@@ -130,7 +128,7 @@ def others(
 
         def run() -> None:
             with torch.no_grad():
-                for _ in range(torch_steps):
+                for _ in range(torch_steps(num_steps)):
                     optimizer.step(lambda backward=True: torch_loss(tensors))
 
         runs["torchzero"] = run
