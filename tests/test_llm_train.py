@@ -6,6 +6,7 @@ written out by hand are the authorities.
 
 import dataclasses
 import json
+import os
 import pathlib
 import shutil
 import signal
@@ -20,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from filelock import FileLock
 from flax import nnx
 
 from examples.llm import corpus, figure, main, pretrain, train, weights
@@ -190,8 +192,8 @@ def test_step_is_the_one_written_out(method, tune):
 def uncut(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, train.State]:
     """A run that nothing interrupted."""
     folder = tmp_path_factory.mktemp("uncut")
-    state, _ = train.run(_SMALL, _model(), _TRAIN, _DEV, folder=folder)
-    return folder, state
+    result = train.run(_SMALL, _model(), _TRAIN, _DEV, folder=folder)
+    return folder, result.state
 
 
 def _lines(folder: pathlib.Path) -> list[dict[str, float]]:
@@ -212,7 +214,7 @@ def test_metrics_have_each_step_once_and_in_order(uncut):
 
 def test_evaluations_are_returned_too(uncut):
     folder, _ = uncut
-    _, evaluations = train.run(_SMALL, _model(), _TRAIN, _DEV)
+    evaluations = train.run(_SMALL, _model(), _TRAIN, _DEV).evaluations
     assert evaluations == [line for line in _lines(folder) if "train_loss" in line]
 
 
@@ -240,14 +242,17 @@ def _resume(folder: pathlib.Path, settings=_SMALL, model: OPT | None = None):
     )
 
 
-@pytest.mark.parametrize("after", [5, 7, 10, 11])
+@pytest.mark.parametrize("after", [3, 5, 7, 10, 11])
 def test_resumed_run_ends_as_the_uncut_one(uncut, monkeypatch, tmp_path, after):
     _cut_run(monkeypatch, tmp_path, after)
-    state, _ = _resume(tmp_path)
+    result = _resume(tmp_path)
     folder, expected = uncut
-    _assert_same(state, expected)
+    _assert_same(result.state, expected)
     name = "metrics.jsonl"
     assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
+    # Of the whole run, and not only of what was left of it.
+    measured = [line for line in _lines(folder) if "train_loss" in line]
+    assert result.evaluations == measured
 
 
 def _assert_same(state: train.State, expected: train.State) -> None:
@@ -261,7 +266,7 @@ def test_a_longer_run_goes_on_from_a_shorter_one(uncut, tmp_path):
     _, expected = uncut
     shorter = dataclasses.replace(_SMALL, num_steps=8)
     train.run(shorter, _model(), _TRAIN, _DEV, folder=tmp_path)
-    state, _ = _resume(tmp_path)
+    state = _resume(tmp_path).state
     _assert_same(state, expected)
 
 
@@ -301,14 +306,12 @@ def _contents(folder: pathlib.Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def test_a_run_is_not_overwritten_and_not_resumed_from_nothing(uncut, tmp_path):
+def test_a_run_is_not_overwritten(uncut):
     folder, _ = uncut
     before = _contents(folder)
     with pytest.raises(CheckpointError, match="has a run of 12 steps: resume it"):
         train.run(_SMALL, _model(), _TRAIN, _DEV, folder=folder)
     assert _contents(folder) == before
-    with pytest.raises(CheckpointError, match="has no checkpoint to resume from"):
-        _resume(tmp_path)
 
 
 def _files(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -346,14 +349,25 @@ def test_damage_is_found_and_the_checkpoint_before_is_left(uncut, tmp_path, dama
         if damage == "removed":
             path.unlink()
         try:
-            state, _ = _resume(copy)
+            state = _resume(copy).state
         except CheckpointError as error:
             assert "cannot be read" in str(error) and "\n" not in str(error)
             found += 1
             shutil.rmtree(copy / "checkpoints" / "12")
-            state, _ = _resume(copy)
+            state = _resume(copy).state
         _assert_same(state, expected)  # Damage that does no harm, or the one before.
     assert found >= 1
+
+
+def test_where_the_metrics_ended_is_covered_by_the_checksum(uncut, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(uncut[0], folder)
+    (path,) = (folder / "checkpoints" / "12" / "run").glob("metadata")
+    content = json.loads(path.read_bytes())
+    content["metrics_position"] -= 1
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="its checksum is another"):
+        _resume(folder)
 
 
 def test_metrics_shorter_than_their_checkpoint_are_refused(uncut, tmp_path):
@@ -374,7 +388,7 @@ def test_the_loss_falls():
     settings = dataclasses.replace(
         _SMALL, learning_rate=1e-2, num_steps=300, eval_every=300
     )
-    _, (first, last) = train.run(settings, _model(), _TRAIN, _DEV)
+    first, last = train.run(settings, _model(), _TRAIN, _DEV).evaluations
     assert last["train_loss"] < 0.95 * first["train_loss"]
 
 
@@ -439,14 +453,68 @@ def _arguments(tiny: pathlib.Path, output: pathlib.Path, *others: str) -> list[s
 
 
 @pytest.mark.parametrize("task", ["sst2", pytest.param("copa", marks=pytest.mark.slow)])
-def test_one_run_and_its_resumption(tiny, tmp_path, capsys, task):
-    arguments = _arguments(tiny, tmp_path / "run", "--task", task)
+def test_one_command_starts_a_run_and_resumes_it(tiny, tmp_path, capsys, task):
+    arguments = _arguments(tiny, tmp_path / "run", "--task", task, "--resume")
     main.main([*arguments, "--steps", "20"])
-    main.main([*arguments, "--resume"])
+    capsys.readouterr()
+    main.main(arguments)
     table = capsys.readouterr().out
     assert "train_loss" in table and "dev_accuracy" in table
+    steps = [line.split()[0] for line in table.splitlines() if line.count("0.") >= 4]
+    assert steps == ["0", "10", "20", "30", "40"]
     lines = _lines(tmp_path / "run")
     assert [line["step"] for line in lines if "loss" in line] == list(range(40))
+
+
+def test_a_second_run_in_the_same_folder_is_refused(tiny, tmp_path, capsys):
+    arguments = _arguments(tiny, tmp_path)
+    with FileLock(tmp_path / ".lock"), pytest.raises(SystemExit) as error:
+        main.main(arguments)
+    assert error.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and f"{tmp_path} is in use by another run" in lines[0]
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_of_two_runs_started_together_one_is_refused(tiny, tmp_path):
+    arguments = _arguments(tiny, tmp_path, "--steps", "400")
+    processes = [_start(*arguments) for _ in range(2)]
+    errors = [process.communicate()[1] for process in processes]
+    codes = [process.returncode for process in processes]
+    assert sorted(codes) == [0, 2], errors
+    assert "is in use by another run" in errors[codes.index(2)]
+    steps = [line["step"] for line in _lines(tmp_path) if "loss" in line]
+    assert steps == list(range(400))
+
+
+def test_what_was_tuned_is_exported(tiny, tmp_path, monkeypatch):
+    """All files get the mode that the umask leaves; a merged model is a model."""
+    adapters, merged = tmp_path / "adapters", tmp_path / "merged"
+    exports = ("--export-adapters", str(adapters), "--export-merged", str(merged))
+    before = os.umask(0o027)
+    try:
+        main.main(_arguments(tiny, tmp_path / "run", "--steps", "10", *exports))
+    finally:
+        os.umask(before)
+    modes = {path: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    assert len(modes) > 10
+    for path, mode in modes.items():
+        assert mode == (0o750 if path.is_dir() else 0o640), path
+    config = json.loads((adapters / "adapter_config.json").read_text("utf-8"))
+    assert config["base_model_name_or_path"] == str(tiny)
+    arguments = _arguments(tiny, tmp_path / "next", "--steps", "10")
+    main.main([*arguments, "--model", str(merged)])
+    last, first = (_lines(tmp_path / name) for name in ("run", "next"))
+    assert first[0]["train_loss"] == pytest.approx(last[-1]["train_loss"], rel=1e-5)
+
+
+def test_an_export_does_not_replace_the_base_model(tiny, tmp_path, capsys):
+    before = _contents(tiny)
+    with pytest.raises(SystemExit):
+        main.main(_arguments(tiny, tmp_path, "--export-merged", str(tiny)))
+    assert "must be another folder than that of --model" in capsys.readouterr().err
+    assert _contents(tiny) == before
 
 
 @pytest.mark.parametrize(
@@ -459,7 +527,8 @@ def test_one_run_and_its_resumption(tiny, tmp_path, capsys, task):
         (["--learning-rate", "-1"], "learning_rate must be positive, got -1.0."),
         (["--batch-size", "21"], "batch_size must be at most 20"),
         (["--max-length", "0"], "must be an integer of at least 1, got 0"),
-        (["--resume"], "has no checkpoint to resume from"),
+        (["--tune", "full", "--export-adapters", "x"], "--export-adapters must not be"),
+        (["--tune", "prompt", "--export-merged", "x"], "--export-merged must not be"),
         (["--fast"], "--fast is for the comparison"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
@@ -535,9 +604,6 @@ def test_a_killed_run_ends_as_one_that_was_not(tiny, tmp_path, lines):
     assert uncut.communicate()[0] and uncut.returncode == 0
     resumed = _start(*_arguments(tiny, killed, *steps), "--resume")
     _, errors = resumed.communicate()
-    if "no checkpoint" in errors:  # It was killed before the first.
-        resumed = _start(*_arguments(tiny, killed, *steps))
-        resumed.communicate()
     assert resumed.returncode == 0, errors
     assert metrics.read_bytes() == (whole / "metrics.jsonl").read_bytes()
     assert _checksum(killed) == _checksum(whole)

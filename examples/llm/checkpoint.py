@@ -5,10 +5,11 @@ file of metrics ended, and a description of the run, which must be that of the r
 goes on from it.
 """
 
+import contextlib
 import json
 import logging
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,12 +17,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from filelock import FileLock, Timeout
 
 T = TypeVar("T")
 
 
 class CheckpointError(ValueError):
     """A checkpoint that is not there, not readable, or of another run."""
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keeps other runs out of a folder; the lock of a killed process is gone with it.
+
+    Raises:
+      CheckpointError: If another run is writing there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            yield
+    except Timeout:
+        raise CheckpointError(
+            f"{folder} is in use by another run: wait for it to end, or choose another "
+            "folder (--output)."
+        ) from None
 
 
 class Checkpoints:
@@ -72,36 +92,37 @@ class Checkpoints:
         run = {
             "description": self._description,
             "metrics_position": metrics_position,
-            "checksum": _checksum(leaves),
         }
+        run |= {"checksum": _checksum(leaves, run)}
         items = ocp.args.Composite(
             state=ocp.args.PyTreeSave(leaves), run=ocp.args.JsonSave(run)
         )
         self._manager.save(step, args=items)
 
-    def restore(self, like: T) -> tuple[T, int]:
-        """The last state, a tree like `like`, and where the file of metrics ended.
+    def restore(self, start: T) -> tuple[T, int]:
+        """The last state, and where the file of metrics ended.
+
+        Args:
+          start: A tree like the state; it is returned if there is no checkpoint yet,
+            so that a job that is killed early can be restarted by the same command.
 
         Raises:
-          CheckpointError: If there is none, it is damaged, or of another run.
+          CheckpointError: If the checkpoint is damaged or of another run.
         """
         step = self._manager.latest_step()
         if step is None:
-            raise CheckpointError(
-                f"{self._folder.parent} has no checkpoint to resume from: run without "
-                "--resume."
-            )
+            return start, 0
         run = self._read(step, run=ocp.args.JsonRestore())["run"]
         try:
+            checksum = run.pop("checksum")
             description, position = run["description"], int(run["metrics_position"])
-            checksum = run["checksum"]
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise self._damaged(step, repr(error)) from error
         self._compare(description)
-        leaves = self._read_leaves(step, _flat(like))
-        if _checksum(leaves) != checksum:
+        leaves = self._read_leaves(step, _flat(start))
+        if _checksum(leaves, run) != checksum:
             raise self._damaged(step, "its checksum is another one")
-        return _unflat(leaves, like), position
+        return _unflat(leaves, start), position
 
     def _read_leaves(
         self, step: int, like: Mapping[str, jax.Array]
@@ -167,8 +188,8 @@ def _is_key(leaf: jax.Array) -> bool:
     return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _checksum(leaves: Mapping[str, Any]) -> int:
-    crc = 0
+def _checksum(leaves: Mapping[str, Any], run: Mapping[str, Any]) -> int:
+    crc = zlib.crc32(json.dumps(run, sort_keys=True).encode())
     for name in sorted(leaves):
         # Through bytes, for NumPy's buffers know no bfloat16.
         crc = zlib.crc32(np.asarray(leaves[name]).reshape(-1).view(np.uint8), crc)

@@ -101,9 +101,9 @@ def _run(settings: train.Settings, problem: Problem) -> Run:
         "seed": settings.seed,
     }
     try:
-        _, evaluations = train.run(
+        evaluations = train.run(
             settings, problem.make_model(), problem.train, problem.dev, label=label
-        )
+        ).evaluations
     except FloatingPointError:  # Diverged: what it reached before is of no use.
         steps = range(0, settings.num_steps + 1, settings.eval_every)
         evaluations = [dict.fromkeys(CURVES, math.inf) | {"step": i} for i in steps]

@@ -15,6 +15,8 @@ class PromptParam(nnx.Variable):
 # "full" is for a model without adapters.
 FILTERS = {"lora": nnx.LoRAParam, "prompt": PromptParam, "full": nnx.Param}
 
+ADAPTED = ("q_proj", "v_proj")  # The projections of a layer that get adapters.
+
 
 class AdaptedLinear(nnx.Module):
     """A linear layer plus ``scale`` times a product of two low-rank matrices."""
@@ -56,9 +58,26 @@ def add_lora(model: OPT, *, rank: int = 8, alpha: float = 16.0, rngs: nnx.Rngs) 
         )
 
     layers = model.layers
-    for name in ("q_proj", "v_proj"):
+    for name in ADAPTED:
         lora = stacked(model.config.num_hidden_layers, adapter, rngs)
         setattr(layers, name, AdaptedLinear(getattr(layers, name), lora, alpha / rank))
+
+
+def merge(model: OPT) -> OPT:
+    """Adds the adapters' products to the matrices, in place, and removes them.
+
+    The sums are rounded to the dtype of the matrices.
+    """
+    for name in ADAPTED:
+        layer = getattr(model.layers, name)
+        if isinstance(layer, AdaptedLinear):
+            a, b = layer.lora.lora_a[...], layer.lora.lora_b[...]
+            product = jnp.einsum("lir,lro->lio", a, b, precision="highest")
+            kernel = layer.base.kernel
+            merged = kernel[...].astype(jnp.float32) + layer.scale * product
+            kernel[...] = merged.astype(kernel.dtype)
+            setattr(model.layers, name, layer.base)
+    return model
 
 
 def add_prompt(model: OPT, *, length: int = 5, rngs: nnx.Rngs) -> None:

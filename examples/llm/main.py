@@ -30,7 +30,8 @@ from huggingface_hub.errors import HFValidationError
 from tabulate import tabulate
 
 import radazo_jax as zo
-from examples.llm import corpus, data, figure, lora, pretrain, train, weights
+from examples.llm import corpus, data, export, figure, lora, pretrain, train, weights
+from examples.llm.checkpoint import locked
 from examples.llm.model import OPT
 from examples.paper import common
 
@@ -96,7 +97,19 @@ def make_parser() -> common.Parser:
     one.add_argument(
         "--resume",
         action="store_true",
-        help="go on from the last checkpoint in the output folder",
+        help="go on from the last checkpoint in the output folder, if there is one",
+    )
+    one.add_argument(
+        "--export-adapters",
+        type=Path,
+        metavar="FOLDER",
+        help="write the adapters or the soft prompt, in the format of peft",
+    )
+    one.add_argument(
+        "--export-merged",
+        type=Path,
+        metavar="FOLDER",
+        help="write the tuned model, in Hugging Face's format",
     )
     return parser
 
@@ -112,6 +125,7 @@ def run_one(args: argparse.Namespace) -> None:
     settings = train.Settings(
         objective=kind, **{k: v for k, v in given.items() if v is not None}
     )
+    check_exports(args, settings)
     folder = find_model(args.model)
     # What is wrong with the small files is said before the large ones are read.
     limits = {"train": args.train_examples or 1000, "dev": args.dev_examples or 500}
@@ -131,11 +145,32 @@ def run_one(args: argparse.Namespace) -> None:
         split: data.encode(tokenizer, some, max_length=length, truncate=cut)
         for split, some in examples.items()
     }
-    _, evaluations = train.run(
+    result = train.run(
         settings, model, **batches, folder=args.output, resume=args.resume
     )
-    print(tabulate(evaluations, headers="keys", floatfmt=".4f"))
+    print(tabulate(result.evaluations, headers="keys", floatfmt=".4f"))
     print(f"\nMetrics and checkpoints are in {args.output}.")
+    if args.export_adapters is not None:
+        export.save_adapters(result.model, args.export_adapters, base=args.model)
+        print(f"The adapters are in {args.export_adapters}.")
+    if args.export_merged is not None:
+        export.save_merged(result.model, args.export_merged, base=folder)
+        print(f"The tuned model is in {args.export_merged}.")
+
+
+def check_exports(args: argparse.Namespace, settings: train.Settings) -> None:
+    """Before anything is trained."""
+    for name, impossible in (("export_adapters", "full"), ("export_merged", "prompt")):
+        folder = getattr(args, name)
+        if folder is None:
+            continue
+        option = f"--{name.replace('_', '-')}"
+        if settings.tune == impossible:
+            raise ValueError(f"{option} must not be given with --tune {impossible}.")
+        if folder.resolve() == Path(args.model).resolve():
+            raise ValueError(
+                f"{option} must be another folder than that of --model, got {folder}."
+            )
 
 
 def sample(examples: Sequence[data.Example], limit: int) -> list[data.Example]:
@@ -231,7 +266,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args.given = sys.argv[1:] if argv is None else list(argv)
     try:
         check(args)
-        compare(args) if args.model is None else run_one(args)
+        with locked(args.output):
+            compare(args) if args.model is None else run_one(args)
     except (ValueError, OSError, FloatingPointError) as error:
         parser.error(str(error))
     except KeyboardInterrupt:
@@ -241,7 +277,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Whether the options go together."""
-    one_run = (*FIELDS, "task", "data", "train_examples", "dev_examples", "max_length")
+    one_run = (
+        *FIELDS,
+        *("task", "data", "train_examples", "dev_examples", "max_length"),
+        *("export_adapters", "export_merged"),
+    )
     given = [name for name in one_run if getattr(args, name) is not None]
     given += ["resume"] if args.resume else []
     if args.model is None and given:

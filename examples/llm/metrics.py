@@ -30,12 +30,13 @@ class Metrics:
     """
 
     def __init__(self, folder: Path | None, position: int = 0, step: int = 0) -> None:
-        self.evaluations: list[dict[str, Any]] = []
+        self.evaluations: list[dict[str, Any]] = []  # Of the whole run.
         self._pending: tuple[int, jax.Array] | None = None
         self._file, self._board = None, None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = _open_at(folder / FILE, position)
+            self.evaluations += _evaluations(folder / FILE)
             self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step)
 
     def __enter__(self) -> "Metrics":
@@ -99,6 +100,17 @@ def _open_at(path: Path, position: int) -> Any:
         )
     os.truncate(path, position)
     return path.open("ab")
+
+
+def _evaluations(path: Path) -> list[dict[str, Any]]:
+    try:
+        entries = [json.loads(line) for line in path.read_bytes().splitlines()]
+        return [entry for entry in entries if "loss" not in entry]
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} cannot be read ({error}): restore the file, or start anew in "
+            "another folder."
+        ) from None
 
 
 class Progress:

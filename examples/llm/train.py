@@ -243,6 +243,14 @@ def evaluate(
     return totals.sum() / counts.sum(), hits.mean()
 
 
+class Result(NamedTuple):
+    """What a run leaves."""
+
+    model: OPT
+    state: State
+    evaluations: list[dict[str, Any]]  # Of the whole run, also after a resumption.
+
+
 class Job(NamedTuple):
     """A model split in two, and what was made of the settings."""
 
@@ -290,8 +298,8 @@ def run(
     folder: Path | None = None,
     resume: bool = False,
     label: str = "",
-) -> tuple[State, list[dict[str, Any]]]:
-    """Trains, and returns the last state and the evaluations of this call.
+) -> Result:
+    """Trains a model.
 
     Args:
       settings: What to do.
@@ -299,12 +307,13 @@ def run(
       train: The examples to train on; the training loss is that of all of them.
       dev: The examples whose accuracy is measured.
       folder: Where checkpoints and metrics go; nothing is written without.
-      resume: Whether to go on from the last checkpoint in the folder.
+      resume: Whether to go on from the last checkpoint in the folder, if there is one.
       label: What the progress bar says.
 
     Raises:
       ValueError: If the batch is larger than the data.
-      CheckpointError: If the folder has a run, or not the one to resume.
+      CheckpointError: If the folder has a run and `resume` is False, or has another
+        run than the one to resume.
       FloatingPointError: If the loss is not finite.
     """
     if settings.batch_size > len(train.label):
@@ -321,7 +330,7 @@ def run(
     if folder is None:
         with Metrics(None) as metrics:
             state = _loop(settings, job, state, data, metrics, None, label)
-        return state, metrics.evaluations
+        return _result(job, state, metrics)
     with Checkpoints(folder, description, free=FREE) as checkpoints:
         position = 0
         if resume:
@@ -330,7 +339,12 @@ def run(
             checkpoints.refuse_if_any()
         with Metrics(folder, position, int(state.step)) as metrics:
             state = _loop(settings, job, state, data, metrics, checkpoints, label)
-    return state, metrics.evaluations
+    return _result(job, state, metrics)
+
+
+def _result(job: Job, state: State, metrics: Metrics) -> Result:
+    model = nnx.merge(job.graphdef, state.params, job.rest)
+    return Result(model, state, metrics.evaluations)
 
 
 def _loop(

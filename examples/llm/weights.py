@@ -117,19 +117,22 @@ def save(
                 f"{'.'.join(map(str, path))}."
             )
     folder = pathlib.Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     shards = _shards(model, max_shard_bytes)
-    with _replacing(folder) as temporary:
+    with replacing(folder) as temporary:
         for name, tensors in shards.items():
             arrays = {t.name: _written(t, parameters[t.path]) for t in tensors}
-            save_file(arrays, temporary(name), metadata={"format": "pt"})
+            write_tensors(arrays, temporary(name))
         if SINGLE not in shards:
             total = sum(p[...].nbytes for p in parameters.values())
             places = {t.name: name for name, ts in shards.items() for t in ts}
             index = {"metadata": {"total_size": total}, "weight_map": places}
-            _write_json(temporary(INDEX), index)
+            write_json(temporary(INDEX), index)
         kind = {"torch_dtype": str(jnp.dtype(model.dtype))}
-        _write_json(temporary(CONFIG), model.config.to_dict() | kind)
+        write_json(temporary(CONFIG), model.config.to_dict() | kind)
+    new = {*shards, *([] if SINGLE in shards else [INDEX])}
+    for path in (folder / SINGLE, folder / INDEX, *folder.glob(SHARDS)):
+        if path.name not in new:  # Of the checkpoint that was there.
+            path.unlink(missing_ok=True)
 
 
 # --- Names ------------------------------------------------------------------------
@@ -280,6 +283,14 @@ def _check_tied(
 # --- Writing ----------------------------------------------------------------------
 
 
+def write_tensors(arrays: dict[str, np.ndarray], path: pathlib.Path) -> None:
+    """Writes a safetensors file that PyTorch programs read, too."""
+    path.touch()
+    mode = path.stat().st_mode  # As the umask says; the library makes its files 0600.
+    save_file(arrays, path, metadata={"format": "pt"})
+    path.chmod(mode)
+
+
 def _shards(model: OPT, max_bytes: int) -> dict[str, list[Tensor]]:
     """Which tensors go into which file."""
     itemsize = jnp.dtype(model.dtype).itemsize
@@ -307,11 +318,9 @@ def _written(tensor: Tensor, variable: Any) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def _replacing(folder: pathlib.Path) -> Iterator[Any]:
-    """Gives files temporary names until all are written, then their own.
-
-    They become the folder's checkpoint: files of another one are removed.
-    """
+def replacing(folder: pathlib.Path) -> Iterator[Any]:
+    """Gives files temporary names until all are written, then their own."""
+    folder.mkdir(parents=True, exist_ok=True)
     written: dict[str, pathlib.Path] = {}
 
     def temporary(name: str) -> pathlib.Path:
@@ -324,10 +333,7 @@ def _replacing(folder: pathlib.Path) -> Iterator[Any]:
     finally:
         for path in written.values():
             path.unlink(missing_ok=True)
-    for path in (folder / SINGLE, folder / INDEX, *folder.glob(SHARDS)):
-        if path.name not in written:
-            path.unlink(missing_ok=True)
 
 
-def _write_json(path: pathlib.Path, values: dict[str, Any]) -> None:
+def write_json(path: pathlib.Path, values: dict[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
