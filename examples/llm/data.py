@@ -6,14 +6,13 @@ mean. Prompts, candidates and what counts as a candidate's tokens are as in MeZO
 (Malladi et al., 2023).
 
 The files are those that GLUE and SuperGLUE publish: `train.tsv` and `dev.tsv` of SST-2,
-`train.jsonl` and `val.jsonl` of COPA. What is wrong with one is said in one line with
-its name and the number of the line.
+`train.jsonl` and `val.jsonl` of COPA. An error names the file and the line.
 """
 
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -21,7 +20,7 @@ from tokenizers.processors import TemplateProcessing
 
 BOS = "</s>"  # With which every sequence starts, in OPT.
 PAD = "<pad>"
-_MULTIPLE = 8  # Of which sequences are as long as one, for the sake of tiles.
+_MULTIPLE = 8  # Sequences are padded to a multiple of it, which suits a TPU's tiles.
 _CONJUNCTIONS = {"cause": "because", "effect": "so"}
 
 
@@ -35,9 +34,9 @@ class Task(NamedTuple):
     read: Callable[[Path], list[Example]]
     train: str  # Names of files.
     dev: str
-    # As MeZO trains: by the cross-entropy over the scores of the candidates, or by the
-    # language model's loss of the right one.
-    train_as_classification: bool
+    # As MeZO trains: "classification" is the cross-entropy over the scores of the
+    # candidates, "language_model" the language model's loss of the right one.
+    objective: str
 
 
 class Batch(NamedTuple):
@@ -66,34 +65,22 @@ def sst2(path: Path) -> list[Example]:
 
 def sst2_rows(path: Path) -> list[tuple[str, int]]:
     """The sentences and labels of a file of SST-2."""
-    (_, header), *lines = _lines(path)
-    columns = header.split("\t")
-    if columns == ["index", "sentence"]:
-        raise ValueError(f"{path}:1: SST-2's test split has no labels; use dev.tsv")
-    if columns != ["sentence", "label"]:
+    (where, header), *lines = _lines(path)
+    if header != "sentence\tlabel" or not lines:
         raise ValueError(
-            f"{path}:1: the header must be 'sentence' and 'label', separated by a tab; "
-            f"got {header!r}"
+            f"{where}: must be the header sentence, a tab and label, with examples "
+            f"after it, as in train.tsv and dev.tsv; got {header!r:.80}"
         )
-    if not lines:
-        raise ValueError(f"{path}: has a header and no examples")
-    return [_sst2_row(where, line) for where, line in lines]
-
-
-def _sst2_row(where: str, line: str) -> tuple[str, int]:
-    columns = line.split("\t")
-    if len(columns) != 2:
-        raise ValueError(
-            f"{where}: must have 2 columns, separated by a tab; got {len(columns)}"
-        )
-    sentence, label = (column.strip() for column in columns)
-    if not sentence:
-        raise ValueError(f"{where}: the sentence is empty")
-    if label == "-1":
-        raise ValueError(f"{where}: the example has no label (-1); use a labeled split")
-    if label not in ("0", "1"):
-        raise ValueError(f"{where}: the label must be 0 or 1; got {label!r}")
-    return sentence, int(label)
+    rows = []
+    for where, line in lines:
+        sentence, *label = (column.strip() for column in line.split("\t"))
+        if not sentence or label not in (["0"], ["1"]):
+            raise ValueError(
+                f"{where}: must be a sentence, a tab, and the label 0 or 1; got "
+                f"{line!r:.80}"
+            )
+        rows.append((sentence, int(label[0])))
+    return rows
 
 
 def copa(path: Path) -> list[Example]:
@@ -104,37 +91,21 @@ def copa(path: Path) -> list[Example]:
 def _copa_example(where: str, line: str) -> Example:
     try:
         record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{where}: broken JSON: {error.msg}, column {error.colno}"
-        ) from None
-    if not isinstance(record, dict):
-        raise ValueError(f"{where}: must be a JSON object; got {line[:40]!r}")
-    premise = _field(where, record, "premise").removesuffix(".")
-    question = _field(where, record, "question")
-    if question not in _CONJUNCTIONS:
-        raise ValueError(
-            f"{where}: 'question' must be 'cause' or 'effect'; got {question!r}"
+        premise, *choices = (
+            record[name].strip() for name in ("premise", "choice1", "choice2")
         )
-    choices = [_field(where, record, name) for name in ("choice1", "choice2")]
-    label = record.get("label", -1)
-    if label == -1:
+        conjunction, label = _CONJUNCTIONS[record["question"]], record["label"]
+        valid = premise and all(choices) and type(label) is int and label in (0, 1)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        valid = False
+    if not valid:
         raise ValueError(
-            f"{where}: the example has no label, as in the test split; use val.jsonl"
+            f"{where}: must be a JSON object with the texts premise, choice1 and "
+            "choice2, the question cause or effect, and the label 0 or 1, as in "
+            f"train.jsonl and val.jsonl; got {line!r:.80}"
         )
-    if type(label) is not int or label not in (0, 1):
-        raise ValueError(f"{where}: 'label' must be 0 or 1; got {label!r}")
-    prompt = f"{premise} {_CONJUNCTIONS[question]}"
+    prompt = f"{premise.removesuffix('.')} {conjunction}"
     return Example(prompt, tuple(map(_continuation, choices)), label)
-
-
-def _field(where: str, record: dict[str, Any], name: str) -> str:
-    if name not in record:
-        raise ValueError(f"{where}: the field {name!r} is missing")
-    value = record[name]
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{where}: {name!r} must be a text; got {value!r}")
-    return value.strip()
 
 
 def _continuation(choice: str) -> str:
@@ -145,26 +116,21 @@ def _continuation(choice: str) -> str:
 
 def _lines(path: Path) -> list[tuple[str, str]]:
     """The lines of a text file, each with its place for messages."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path}: no such file") from None
-    if not content.strip():
-        raise ValueError(f"{path}: the file is empty")
-    result = []
     # Not `splitlines`, which breaks at characters that a sentence may hold.
-    for number, line in enumerate(content.removesuffix(b"\n").split(b"\n"), 1):
+    content = path.read_bytes().removesuffix(b"\n").split(b"\n")
+    result = []
+    for number, line in enumerate(content, 1):
         where = f"{path}:{number}"
         try:
             result.append((where, line.decode().removesuffix("\r")))
         except UnicodeDecodeError as error:
-            raise ValueError(f"{where}: not UTF-8: {error.reason}") from None
+            raise ValueError(f"{where}: must be UTF-8: {error.reason}") from None
     return result
 
 
 TASKS = {
-    "sst2": Task(sst2, "train.tsv", "dev.tsv", train_as_classification=True),
-    "copa": Task(copa, "train.jsonl", "val.jsonl", train_as_classification=False),
+    "sst2": Task(sst2, "train.tsv", "dev.tsv", "classification"),
+    "copa": Task(copa, "train.jsonl", "val.jsonl", "language_model"),
 }
 
 
@@ -174,28 +140,23 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     Args:
       folder: Holds `tokenizer.json`, or `vocab.json` and `merges.txt`.
     """
-    whole, vocab, merges = (
-        folder / name for name in ("tokenizer.json", "vocab.json", "merges.txt")
-    )
-    if whole.is_file():
-        tokenizer = _open(Tokenizer.from_file, whole)
-        tokenizer.no_truncation()  # The file may have either switched on.
-        tokenizer.no_padding()
-    elif vocab.is_file() and merges.is_file():
-        tokenizer = byte_level(_open(models.BPE.from_file, vocab, merges))
-    else:
+    whole = folder / "tokenizer.json"
+    parts = folder / "vocab.json", folder / "merges.txt"
+    if not whole.is_file() and not all(path.is_file() for path in parts):
         raise FileNotFoundError(
-            f"{folder}: has neither tokenizer.json nor vocab.json with merges.txt"
+            f"{folder} must have tokenizer.json, or vocab.json and merges.txt"
         )
-    return start_with_bos(tokenizer, folder)
-
-
-def _open(read: Callable[..., Any], *paths: Path) -> Any:
     try:
-        return read(*map(str, paths))
+        if whole.is_file():
+            tokenizer = Tokenizer.from_file(str(whole))
+            tokenizer.no_truncation()  # The file may have either switched on.
+            tokenizer.no_padding()
+        else:
+            tokenizer = byte_level(models.BPE.from_file(*map(str, parts)))
     except Exception as error:  # The library raises this very class.
-        names, reason = " and ".join(map(str, paths)), " ".join(str(error).split())
-        raise ValueError(f"{names}: not a tokenizer: {reason}") from None
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{folder}: its tokenizer cannot be read: {reason}") from None
+    return start_with_bos(tokenizer, folder)
 
 
 def byte_level(model: models.BPE) -> Tokenizer:
@@ -210,7 +171,7 @@ def start_with_bos(tokenizer: Tokenizer, source: Path | str) -> Tokenizer:
     """Makes `</s>` and padding special, and puts `</s>` first and nothing last."""
     for name in (BOS, PAD):
         if tokenizer.token_to_id(name) is None:
-            raise ValueError(f"{source}: lacks the token {name!r}, which OPT has")
+            raise ValueError(f"{source}: the tokenizer must have the token {name!r}")
     tokenizer.add_special_tokens([BOS, PAD])
     bos = (BOS, tokenizer.token_to_id(BOS))
     tokenizer.post_processor = TemplateProcessing(
@@ -229,7 +190,6 @@ def encode(
     examples: Sequence[Example],
     *,
     max_length: int,
-    length: int | None = None,
     truncate: bool = False,
 ) -> Batch:
     """Makes one batch of all examples.
@@ -242,56 +202,24 @@ def encode(
       tokenizer: From `load_tokenizer`.
       examples: With equally many candidates each.
       max_length: How many tokens the model can take: its context, less what a soft
-        prompt takes of it.
-      length: How long to make the sequences; by default, as long as the longest,
-        rounded up to a multiple of 8.
+        prompt takes of it. Sequences are as long as the longest, rounded up to a
+        multiple of 8 where that fits.
       truncate: Whether to cut what is too long, as MeZO does: it drops the start of
         the prompt, after `</s>`. By default, that is an error.
 
     Raises:
       ValueError: If an example is too long, or a candidate has no tokens.
     """
-    if not examples:
-        raise ValueError("there are no examples to encode")
-    limit = max_length if length is None else length
-    if limit > max_length:
-        raise ValueError(
-            f"length must be at most max_length={max_length}; got {length}"
-        )
     rows = [
-        _sequences(tokenizer, index, example, limit, truncate)
+        _sequences(tokenizer, index, example, max_length, truncate)
         for index, example in enumerate(examples)
     ]
-    longest = max(len(s.tokens) - 1 for row in rows for s in row)
-    padded = length or min(max_length, -(-longest // _MULTIPLE) * _MULTIPLE)
-    return _batch(rows, padded, tokenizer.token_to_id(PAD), examples)
-
-
-def _sequences(
-    tokenizer: Tokenizer, index: int, example: Example, limit: int, truncate: bool
-) -> list[_Sequence]:
-    prompt = len(tokenizer.encode(example.prompt).ids)
-    result = []
-    for candidate in example.candidates:
-        tokens = tokenizer.encode(example.prompt + candidate).ids
-        size = len(tokens) - prompt
-        name = f"example {index} ({example.prompt[:40]!r}...)"
-        if size < 1:
-            raise ValueError(f"{name}: the candidate {candidate!r} has no tokens")
-        excess = len(tokens) - 1 - limit
-        if excess > 0 and (not truncate or excess >= prompt):
-            raise ValueError(
-                f"{name}: has {len(tokens) - 1} tokens, where at most {limit} fit"
-            )
-        result.append(_Sequence(tokens[:1] + tokens[1 + max(excess, 0) :], size))
-    return result
-
-
-def _batch(
-    rows: list[list[_Sequence]], length: int, pad: int, examples: Sequence[Example]
-) -> Batch:
+    sequences = [sequence for row in rows for sequence in row]
+    longest = max(len(tokens) - 1 for tokens, _ in sequences)
+    length = min(max_length, -(-longest // _MULTIPLE) * _MULTIPLE)
     shared = all(s.tokens[:-1] == row[0].tokens[:-1] for row in rows for s in row)
-    shape = len(rows), len(rows[0]), max(s.size for row in rows for s in row)
+    shape = len(rows), len(rows[0]), max(size for _, size in sequences)
+    pad = tokenizer.token_to_id(PAD)
     tokens = np.full((shape[0], 1 if shared else shape[1], length), pad, np.int32)
     positions = np.zeros(shape, np.int32)
     targets = np.full(shape, pad, np.int32)
@@ -305,6 +233,25 @@ def _batch(
             mask[b, c, :size] = 1
     label = np.array([example.label for example in examples], np.int32)
     return Batch(tokens, positions, targets, mask, label)
+
+
+def _sequences(
+    tokenizer: Tokenizer, index: int, example: Example, limit: int, truncate: bool
+) -> list[_Sequence]:
+    prompt = len(tokenizer.encode(example.prompt).ids)
+    result = []
+    for candidate in example.candidates:
+        tokens = tokenizer.encode(example.prompt + candidate).ids
+        size, excess = len(tokens) - prompt, len(tokens) - 1 - limit
+        name = f"example {index} ({example.prompt[:40]!r}...)"
+        if size < 1:
+            raise ValueError(f"{name}: the candidate {candidate!r} has no tokens")
+        if excess > 0 and (not truncate or excess >= prompt):
+            raise ValueError(
+                f"{name}: must have at most {limit} tokens; got {len(tokens) - 1}"
+            )
+        result.append(_Sequence(tokens[:1] + tokens[1 + max(excess, 0) :], size))
+    return result
 
 
 def batch_at(data: Batch, seed: int, step: int, batch_size: int) -> Batch:

@@ -12,20 +12,26 @@ import matplotlib.pyplot as plt
 import numpy as np
 from tabulate import tabulate
 
-from examples.llm import train
-from examples.llm.data import Batch
-from examples.llm.model import OPT
+from examples.llm.train import Settings
 from examples.paper import common
 
 METHODS = {"radazo": "R-AdaZO", "zo_adamm": "ZO-AdaMM", "zo_rmsprop": "ZO-RMSProp"}
-BETA_COLORS = ("#56B4E9", "#E69F00", "#CC79A7", "#D55E00")
 TUNES = {"lora": "LoRA", "full": "all parameters"}
-BETAS = (0.0, 0.5, 0.7, 0.9)
+RATE = Settings.learning_rate  # The paper's η.
+# β₁ and its color.
+BETAS = {0.0: "#56B4E9", 0.5: "#E69F00", 0.7: "#CC79A7", 0.9: "#D55E00"}
 GRID_FACTOR = 4.0  # About what the steps of R-AdaZO and ZO-AdaMM differ by.
-
 CURVES = ("step", "train_loss", "train_accuracy", "dev_accuracy")
+CAPTIONS = {
+    "equal": "At the paper's η, the same for all methods",
+    "tuned": "Each method at its own η",
+    "b1": "R-AdaZO with adapters at the paper's η, by β₁ (to match: that of β₁ = 0)",
+    "grid": "How the η of each method was found: seed 0",
+}
 
 Run = dict[str, Any]  # Settings that tell runs apart, and the curves.
+# Makes a run of these settings, under a label, and returns its evaluations.
+Execute = Callable[[Settings, str], Sequence[dict[str, float]]]
 
 
 class Plan(NamedTuple):
@@ -41,36 +47,30 @@ FULL = Plan({"lora": 300, "full": 150}, points=10, seeds=3, max_rates=6)
 FAST = Plan({"lora": 6, "full": 6}, points=2, seeds=2, max_rates=2)
 
 
-class Problem(NamedTuple):
-    make_model: Callable[[], OPT]  # A new one for each run, which consumes it.
-    train: Batch
-    dev: Batch
+# --- Runs -------------------------------------------------------------------------
 
 
-def compare(plan: Plan, problem: Problem) -> list[Run]:
+def compare(plan: Plan, execute: Execute) -> list[Run]:
     """All runs of the figure, none of them twice."""
-    done: dict[train.Settings, Run] = {}
+    done: dict[Settings, Run] = {}
 
     def run(seed: int = 0, **options: Any) -> Run:
         steps = plan.steps[options["tune"]]
         every = max(1, steps // plan.points)
-        settings = train.Settings(
-            num_steps=steps, eval_every=every, seed=seed, **options
-        )
+        settings = Settings(num_steps=steps, eval_every=every, seed=seed, **options)
         if settings not in done:
-            done[settings] = _run(settings, problem)
+            done[settings] = _run(settings, execute)
         return done[settings]
 
-    seeds = range(plan.seeds)
     for tune in TUNES:
         for method in METHODS:
-            for seed in seeds:
+            for seed in range(plan.seeds):
                 run(seed, tune=tune, method=method)
             rate = best_rate(run, tune, method, plan.max_rates)
-            for seed in seeds:
+            for seed in range(plan.seeds):
                 run(seed, tune=tune, method=method, learning_rate=rate)
     for b1 in BETAS:
-        for seed in seeds:
+        for seed in range(plan.seeds):
             run(seed, tune="lora", method="radazo", b1=b1)
     return list(done.values())
 
@@ -79,7 +79,7 @@ def best_rate(run: Callable[..., Run], tune: str, method: str, max_rates: int) -
     """By the final training loss of seed 0: up from the paper's η while it falls."""
     best_rate, best_loss = math.nan, math.inf
     for i in range(max_rates):
-        rate = train.Settings.learning_rate * GRID_FACTOR**i
+        rate = RATE * GRID_FACTOR**i
         loss = run(tune=tune, method=method, learning_rate=rate)["train_loss"][-1]
         if not loss < best_loss:
             break
@@ -87,38 +87,22 @@ def best_rate(run: Callable[..., Run], tune: str, method: str, max_rates: int) -
     return best_rate
 
 
-def _run(settings: train.Settings, problem: Problem) -> Run:
-    name = METHODS[settings.method]
-    label = (
-        f"{TUNES[settings.tune]}, {name}, η={settings.learning_rate:.3g}, "
-        f"β₁={settings.b1:g}, seed {settings.seed}"
+def _run(settings: Settings, execute: Execute) -> Run:
+    names = ("tune", "b1", "learning_rate", "seed")
+    result = {name: getattr(settings, name) for name in names}
+    result["method"] = METHODS[settings.method]
+    label = ", ".join(
+        f"{v:g}" if isinstance(v, float) else f"{v}" for v in result.values()
     )
-    result: Run = {
-        "tune": settings.tune,
-        "method": name,
-        "b1": settings.b1,
-        "learning_rate": settings.learning_rate,
-        "seed": settings.seed,
-    }
     try:
-        evaluations = train.run(
-            settings, problem.make_model(), problem.train, problem.dev, label=label
-        ).evaluations
+        evaluations = execute(settings, label)
     except FloatingPointError:  # Diverged: what it reached before is of no use.
         steps = range(0, settings.num_steps + 1, settings.eval_every)
         evaluations = [dict.fromkeys(CURVES, math.inf) | {"step": i} for i in steps]
     return result | {name: [e[name] for e in evaluations] for name in CURVES}
 
 
-def select(runs: Sequence[Run], **wanted: Any) -> list[Run]:
-    return [
-        run
-        for run in runs
-        if all(
-            np.isclose(run[k], v) if isinstance(v, float) else run[k] == v
-            for k, v in wanted.items()
-        )
-    ]
+# --- Groups of runs ---------------------------------------------------------------
 
 
 class Group(NamedTuple):
@@ -129,6 +113,10 @@ class Group(NamedTuple):
     steps: np.ndarray  # [points]
     losses: np.ndarray  # [seeds, points]
     accuracies: np.ndarray  # [seeds], on the examples held back, in the end.
+
+
+def select(runs: Sequence[Run], **wanted: Any) -> list[Run]:
+    return [run for run in runs if wanted.items() <= run.items()]
 
 
 def group(runs: Sequence[Run], **wanted: Any) -> Group:
@@ -144,28 +132,31 @@ def group(runs: Sequence[Run], **wanted: Any) -> Group:
 
 def equal_rates(runs: Sequence[Run], tune: str) -> list[Group]:
     """Each method at the paper's η."""
-    rate = train.Settings.learning_rate
     return [
-        group(runs, tune=tune, method=name, b1=0.9, learning_rate=rate)
+        group(runs, tune=tune, method=name, b1=0.9, learning_rate=RATE)
         for name in METHODS.values()
     ]
+
+
+def grid(runs: Sequence[Run], tune: str, name: str) -> list[Run]:
+    """The runs by which the η of a method was found."""
+    return select(runs, tune=tune, method=name, b1=0.9, seed=0)
 
 
 def tuned_rates(runs: Sequence[Run], tune: str) -> list[Group]:
     """Each method at its best η, which is the one that all seeds were run at."""
     result = []
     for name in METHODS.values():
-        grid = select(runs, tune=tune, method=name, b1=0.9, seed=0)
-        best = grid[int(common.array([run["train_loss"][-1] for run in grid]).argmin())]
-        rate = best["learning_rate"]
+        tried = grid(runs, tune, name)
+        best = common.array([run["train_loss"][-1] for run in tried]).argmin()
+        rate = tried[best]["learning_rate"]
         result.append(group(runs, tune=tune, method=name, b1=0.9, learning_rate=rate))
     return result
 
 
 def betas(runs: Sequence[Run]) -> list[Group]:
-    rate = train.Settings.learning_rate
     return [
-        group(runs, tune="lora", method="R-AdaZO", b1=b1, learning_rate=rate)
+        group(runs, tune="lora", method="R-AdaZO", b1=b1, learning_rate=RATE)
         for b1 in BETAS
     ]
 
@@ -186,6 +177,9 @@ def steps_to(found: Group, losses: np.ndarray) -> np.ndarray:
     return result
 
 
+# --- Tables and picture -----------------------------------------------------------
+
+
 def rows(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
     """The tables of the docs, and those that are printed."""
     for kind, groups in (("equal", equal_rates), ("tuned", tuned_rates)):
@@ -199,13 +193,14 @@ def rows(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
         yield {"table": "b1", "β₁": f"{b1:g}"} | _row(one, slowest)
     for tune, title in TUNES.items():
         for name in METHODS.values():
-            for run in select(runs, tune=tune, method=name, b1=0.9, seed=0):
+            for run in grid(runs, tune, name):
+                loss = run["train_loss"][-1]
                 yield {
                     "table": "grid",
                     "tuned": title,
                     "method": name,
                     "η": _rate(run["learning_rate"]),
-                    "final_loss": _shown(run["train_loss"][-1]),
+                    "final_loss": "diverged" if loss is None else f"{loss:.4f}",
                 }
 
 
@@ -235,71 +230,52 @@ def _rate(value: float) -> str:
     return f"{float(mantissa):g}e{int(exponent)}"
 
 
-def _shown(value: float | None) -> str:
-    return "diverged" if value is None else f"{value:.4f}"
-
-
 def _mean_std(values: np.ndarray, digits: int) -> str:
     std = values.std(ddof=1) if len(values) > 1 else 0.0
     return f"{values.mean():.{digits}f} ± {std:.{digits}f}"
 
 
-CAPTIONS = {
-    "equal": "At the paper's η, the same for all methods",
-    "tuned": "Each method at its own η",
-    "b1": "R-AdaZO with adapters at the paper's η, by β₁ (to match: that of β₁ = 0)",
-    "grid": "How the η of each method was found: seed 0",
-}
-
-
 def printed(rows: Sequence[dict[str, Any]]) -> str:
     """The tables as texts, one below the other."""
-    parts: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        cells = {name: value for name, value in row.items() if name != "table"}
-        parts.setdefault(row["table"], []).append(cells)
-    return "\n\n".join(
-        f"{CAPTIONS[kind]}\n\n{tabulate(part, headers='keys', disable_numparse=True)}"
-        for kind, part in parts.items()
-    )
+    texts = []
+    for kind, caption in CAPTIONS.items():
+        cells = [
+            {name: value for name, value in row.items() if name != "table"}
+            for row in rows
+            if row["table"] == kind
+        ]
+        table = tabulate(cells, headers="keys", disable_numparse=True)
+        texts.append(f"{caption}\n\n{table}")
+    return "\n\n".join(texts)
 
 
 def plot(runs: Sequence[Run]) -> plt.Figure:
     figure, all_axes = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
-    rate = _rate(train.Settings.learning_rate)
-    panels = (
-        (f"(a) LoRA, η = {rate}", equal_rates(runs, "lora")),
-        (f"(b) all parameters, η = {rate}", equal_rates(runs, "full")),
-        ("(c) LoRA, η tuned for each method", tuned_rates(runs, "lora")),
-    )
-    for axes, (title, groups) in zip(all_axes.flat, panels, strict=False):
-        for one in groups:
-            label = f"{one.name}, η = {_rate(one.learning_rate)}"
-            _curve(
-                axes,
-                one,
-                label,
-                common.COLORS[one.name],
-                dashed=one.name == "ZO-RMSProp",
-            )
-        _finish(axes, title)
-    for b1, one, color in zip(BETAS, betas(runs), BETA_COLORS, strict=True):
-        _curve(all_axes[1, 1], one, f"β₁ = {b1:g}", color)
-    _finish(all_axes[1, 1], f"(d) R-AdaZO, LoRA, η = {rate}")
+    rate = _rate(RATE)
+    panels = {
+        f"(a) LoRA, η = {rate}": equal_rates(runs, "lora"),
+        f"(b) all parameters, η = {rate}": equal_rates(runs, "full"),
+        "(c) LoRA, η tuned for each method": tuned_rates(runs, "lora"),
+        f"(d) R-AdaZO, LoRA, η = {rate}": betas(runs),
+    }
+    for axes, (title, groups) in zip(all_axes.flat, panels.items(), strict=True):
+        names = [(f"β₁ = {b1:g}", color, "-") for b1, color in BETAS.items()]
+        if "(d)" not in title:
+            names = [
+                (
+                    f"{one.name}, η = {_rate(one.learning_rate)}",
+                    common.COLORS[one.name],
+                    "--" if one.name == "ZO-RMSProp" else "-",
+                )
+                for one in groups
+            ]
+        for one, (label, color, style) in zip(groups, names, strict=True):
+            low, high = one.losses.min(axis=0), one.losses.max(axis=0)
+            axes.fill_between(one.steps, low, high, color=color, alpha=0.2, lw=0)
+            mean = one.losses.mean(axis=0)
+            axes.plot(one.steps, mean, style, color=color, lw=1.8, label=label)
+        axes.set(title=title, xlabel="steps", ylabel="training loss")
+        axes.set_xlim(left=0)
+        axes.legend(frameon=False)
+        common.tidy(axes)
     return figure
-
-
-def _curve(
-    axes: plt.Axes, one: Group, label: str, color: str, dashed: bool = False
-) -> None:
-    mean, low, high = (f(one.losses, axis=0) for f in (np.mean, np.min, np.max))
-    axes.fill_between(one.steps, low, high, color=color, alpha=0.2, lw=0)
-    style = "--" if dashed else "-"
-    axes.plot(one.steps, mean, style, color=color, lw=1.8, label=label)
-
-
-def _finish(axes: plt.Axes, title: str) -> None:
-    axes.set(title=title, xlabel="steps", ylabel="training loss")
-    axes.set_xlim(left=0)
-    axes.legend(frameon=False)
-    common.tidy(axes)

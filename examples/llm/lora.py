@@ -1,4 +1,4 @@
-"""What of a model is tuned: all of it, low-rank adapters, or a soft prompt."""
+"""What is tuned of a model: all of it, low-rank adapters, or a soft prompt."""
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +14,11 @@ class PromptParam(nnx.Variable):
 # What is tuned, as the `wrt` of nnx. An adapter's parameters are `nnx.Param` too:
 # "full" is for a model without adapters.
 FILTERS = {"lora": nnx.LoRAParam, "prompt": PromptParam, "full": nnx.Param}
-
 ADAPTED = ("q_proj", "v_proj")  # The projections of a layer that get adapters.
 
 
 class AdaptedLinear(nnx.Module):
-    """A linear layer plus ``scale`` times a product of two low-rank matrices."""
+    """A linear layer plus `scale` times a product of two low-rank matrices."""
 
     def __init__(self, base: nnx.Linear, lora: nnx.LoRA, scale: float) -> None:
         self.base, self.lora, self.scale = base, lora, scale
@@ -39,23 +38,17 @@ def add_lora(model: OPT, *, rank: int = 8, alpha: float = 16.0, rngs: nnx.Rngs) 
       ValueError: If rank is not positive, or the model has adapters already.
     """
     if rank < 1:
-        raise ValueError(f"rank must be positive, got {rank}.")
+        raise ValueError(f"rank must be positive; got {rank}.")
     if isinstance(model.layers.q_proj, AdaptedLinear):
-        raise ValueError("model must not have adapters already, got one that has.")
+        raise ValueError("model must not have adapters already; got one that has.")
     width = model.config.hidden_size
+    # A as in Hu et al.'s code: uniform in ±1/√width.
+    uniform = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+    kinds = {"dtype": jnp.float32, "a_initializer": uniform}
+    kinds |= {"lora_param_type": nnx.LoRAParam}
 
     def adapter(rngs: nnx.Rngs) -> nnx.LoRA:
-        # A as in Hu et al.'s code: uniform in ±1/√width.
-        uniform = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
-        return nnx.LoRA(
-            width,
-            rank,
-            width,
-            dtype=jnp.float32,
-            a_initializer=uniform,
-            lora_param_type=nnx.LoRAParam,
-            rngs=rngs,
-        )
+        return nnx.LoRA(width, rank, width, rngs=rngs, **kinds)
 
     layers = model.layers
     for name in ADAPTED:
@@ -81,7 +74,7 @@ def merge(model: OPT) -> OPT:
 
 
 def add_prompt(model: OPT, *, length: int = 5, rngs: nnx.Rngs) -> None:
-    """Puts ``length`` virtual tokens before every sequence, in place.
+    """Puts `length` virtual tokens before every sequence, in place.
 
     Their embeddings, float32 [length, embedded], start as those of random tokens of
     the vocabulary.
@@ -89,10 +82,8 @@ def add_prompt(model: OPT, *, length: int = 5, rngs: nnx.Rngs) -> None:
     Raises:
       ValueError: If length is not positive, or leaves no position for a token.
     """
-    if not 0 < length < model.config.max_position_embeddings:
-        raise ValueError(
-            "length must be positive and less than max_position_embeddings "
-            f"({model.config.max_position_embeddings}), got {length}."
-        )
+    longest = model.config.max_position_embeddings
+    if not 0 < length < longest:
+        raise ValueError(f"length must be from 1 to {longest - 1}; got {length}.")
     tokens = jax.random.randint(rngs.params(), (length,), 0, model.config.vocab_size)
     model.prompt = PromptParam(model.embed_tokens(tokens).astype(jnp.float32))

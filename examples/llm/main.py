@@ -11,15 +11,12 @@ run of one method: the paper's job.
 
 import argparse
 import dataclasses
-import datetime
 import importlib.metadata
-import os
-import platform
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import huggingface_hub
 import jax
@@ -29,41 +26,30 @@ from flax import nnx
 from huggingface_hub.errors import HFValidationError
 from tabulate import tabulate
 
-import radazo_jax as zo
-from examples.llm import corpus, data, export, figure, lora, pretrain, train, weights
-from examples.llm.checkpoint import locked
-from examples.llm.model import OPT
+from examples.benchmarks.timing import record
+from examples.llm import corpus, data, figure, pretrain, weights
+from examples.llm.run import locked, run
+from examples.llm.train import Settings
 from examples.paper import common
 
 OUTPUT = Path(__file__).resolve().parents[1] / "out" / "llm"
-PACKAGES = ("jax", "jaxlib", "optax", "flax", "numpy", "tokenizers")
-# Options of a single run -> the fields of its settings.
-FIELDS = {
-    "tune": "tune",
-    "method": "method",
-    "law": "law",
-    "learning_rate": "learning_rate",
-    "b1": "b1",
-    "smoothing": "smoothing",
-    "directions": "num_directions",
-    "batch_size": "batch_size",
-    "steps": "num_steps",
-    "seed": "seed",
-    "eval_every": "eval_every",
-    "checkpoint_every": "checkpoint_every",
-}
+PACKAGES = ("flax", "numpy", "tokenizers", "radazo_jax")
+COMMON = {"output", "dtype", "fast"}  # Options that need no model.
 
 
 def make_parser() -> common.Parser:
+    """The options; those that are not given are not in what it returns."""
     parser = common.Parser(
         prog="examples.llm.main",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
     )
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder")
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16"),
+        default="float32" if jax.default_backend() == "cpu" else "bfloat16",
         help="of the model: float32 on a CPU by default, bfloat16 otherwise",
     )
     parser.add_argument(
@@ -73,104 +59,87 @@ def make_parser() -> common.Parser:
     one.add_argument("--model", help="a folder, or a name in the local cache")
     one.add_argument("--task", choices=tuple(data.TASKS))
     one.add_argument("--data", type=Path, help="folder of the task's files")
-    one.add_argument(
-        "--train-examples", type=common.at_least_one, help="at most; 1000, as in MeZO"
-    )
-    one.add_argument(
-        "--dev-examples", type=common.at_least_one, help="at most; 500, as in MeZO"
-    )
-    one.add_argument(
-        "--max-length", type=common.at_least_one, help="cut examples to as many tokens"
-    )
-    one.add_argument("--tune", choices=tuple(lora.FILTERS))
-    one.add_argument("--method", choices=train.METHODS)
-    one.add_argument("--law", choices=tuple(train.LAWS))
-    one.add_argument("--learning-rate", type=float)
-    one.add_argument("--b1", type=float)
-    one.add_argument("--smoothing", type=float)
-    one.add_argument("--directions", type=int, help="K")
-    one.add_argument("--batch-size", type=int)
-    one.add_argument("--steps", type=int)
-    one.add_argument("--seed", type=int)
-    one.add_argument("--eval-every", type=int)
-    one.add_argument("--checkpoint-every", type=int)
+    for name, text in (
+        ("--train-examples", "at most; 1000, as in MeZO"),
+        ("--dev-examples", "at most; 500, as in MeZO"),
+        ("--max-length", "cut examples to as many tokens"),
+    ):
+        one.add_argument(name, type=common.at_least_one, help=text)
+    for field in dataclasses.fields(Settings):
+        if field.name != "objective":  # The task decides it.
+            one.add_argument(
+                option(field.name),
+                dest=field.name,
+                type=type(field.default),
+                choices=get_args(field.type) or None,
+                help=f"default {field.default}",
+            )
     one.add_argument(
         "--resume",
         action="store_true",
         help="go on from the last checkpoint in the output folder, if there is one",
     )
-    one.add_argument(
-        "--export-adapters",
-        type=Path,
-        metavar="FOLDER",
-        help="write the adapters or the soft prompt, in the format of peft",
-    )
-    one.add_argument(
-        "--export-merged",
-        type=Path,
-        metavar="FOLDER",
-        help="write the tuned model, in Hugging Face's format",
-    )
+    for name, text in (
+        ("--export-adapters", "write the adapters or the soft prompt, for peft"),
+        ("--export-merged", "write the tuned model, in Hugging Face's format"),
+    ):
+        one.add_argument(name, type=Path, metavar="FOLDER", help=text)
     return parser
 
 
-def run_one(args: argparse.Namespace) -> None:
+def option(name: str) -> str:
+    """As the command line has the name of a setting."""
+    return "--" + name.removeprefix("num_").replace("_", "-")
+
+
+def run_one(options: dict[str, Any]) -> None:
     """One run of one method, on a model and data that are there."""
     for name in ("task", "data"):
-        if getattr(args, name) is None:
+        if name not in options:
             raise ValueError(f"--model needs --{name}.")
-    task = data.TASKS[args.task]
-    kind = "classification" if task.train_as_classification else "language_model"
-    given = {FIELDS[name]: getattr(args, name) for name in FIELDS}
-    settings = train.Settings(
-        objective=kind, **{k: v for k, v in given.items() if v is not None}
+    task, output = data.TASKS[options["task"]], options["output"]
+    names = {field.name for field in dataclasses.fields(Settings)} & options.keys()
+    settings = Settings(
+        objective=task.objective, **{name: options[name] for name in names}
     )
-    check_exports(args, settings)
-    folder = find_model(args.model)
-    # What is wrong with the small files is said before the large ones are read.
-    limits = {"train": args.train_examples or 1000, "dev": args.dev_examples or 500}
-    examples = {
-        split: sample(task.read(args.data / getattr(task, split)), limit)
-        for split, limit in limits.items()
-    }
-    tokenizer = data.load_tokenizer(folder)
-    model = weights.load(folder, dtype=args.dtype or default_dtype())
-    room = model.config.max_position_embeddings
-    if settings.tune == "prompt":
-        room -= settings.prompt_length
-    # Cut, as MeZO does, only where a length is asked for.
-    cut = args.max_length is not None
-    length = min(args.max_length, room) if cut else room
-    batches = {
-        split: data.encode(tokenizer, some, max_length=length, truncate=cut)
-        for split, some in examples.items()
-    }
-    result = train.run(
-        settings, model, **batches, folder=args.output, resume=args.resume
-    )
-    print(tabulate(result.evaluations, headers="keys", floatfmt=".4f"))
-    print(f"\nMetrics and checkpoints are in {args.output}.")
-    if args.export_adapters is not None:
-        export.save_adapters(result.model, args.export_adapters, base=args.model)
-        print(f"The adapters are in {args.export_adapters}.")
-    if args.export_merged is not None:
-        export.save_merged(result.model, args.export_merged, base=folder)
-        print(f"The tuned model is in {args.export_merged}.")
-
-
-def check_exports(args: argparse.Namespace, settings: train.Settings) -> None:
-    """Before anything is trained."""
-    for name, impossible in (("export_adapters", "full"), ("export_merged", "prompt")):
-        folder = getattr(args, name)
-        if folder is None:
-            continue
-        option = f"--{name.replace('_', '-')}"
-        if settings.tune == impossible:
-            raise ValueError(f"{option} must not be given with --tune {impossible}.")
-        if folder.resolve() == Path(args.model).resolve():
+    folder = find_model(options["model"])
+    for name, tune in (("export_adapters", "full"), ("export_merged", "prompt")):
+        to = options.get(name)
+        if to and (settings.tune == tune or to.resolve() == folder.resolve()):
             raise ValueError(
-                f"{option} must be another folder than that of --model, got {folder}."
+                f"{option(name)} must not be the folder of --model, and not be given "
+                f"with --tune {tune}; got {to}."
             )
+    # What is wrong with the small files is said before the large ones are read.
+    train, dev = (
+        sample(task.read(options["data"] / file), options.get(name, default))
+        for file, name, default in (
+            (task.train, "train_examples", 1000),
+            (task.dev, "dev_examples", 500),
+        )
+    )
+    tokenizer = data.load_tokenizer(folder)
+    model = weights.load(folder, dtype=options["dtype"])
+    positions = model.config.max_position_embeddings
+    if settings.tune == "prompt":
+        positions -= settings.prompt_length
+    # Cut, as MeZO does, only where a length is asked for.
+    cut = "max_length" in options
+    length = min(options.get("max_length", positions), positions)
+    batches = (
+        data.encode(tokenizer, examples, max_length=length, truncate=cut)
+        for examples in (train, dev)
+    )
+    resume = "resume" in options
+    result = run(settings, model, *batches, folder=output, resume=resume)
+    print(tabulate(result.evaluations, headers="keys", floatfmt=".4f"))
+    print(f"\nMetrics and checkpoints are in {output}.")
+    if to := options.get("export_adapters"):
+        weights.save_adapters(result.model, to, base=options["model"])
+        print(f"The adapters are in {to}.")
+    if to := options.get("export_merged"):
+        weights.save_merged(result.model, to, base=folder)
+        print(f"The tuned model is in {to}.")
 
 
 def sample(examples: Sequence[data.Example], limit: int) -> list[data.Example]:
@@ -190,104 +159,72 @@ def find_model(name: str) -> Path:
     if isinstance(cached, str):
         return Path(cached).parent
     raise FileNotFoundError(
-        f"--model must be a folder or a model in the local Hugging Face cache, got "
-        f"{name!r}; `hf download {name}` gets its files where there is a network."
+        f"--model must be a folder or a model in the local Hugging Face cache; got "
+        f"{name!r}. `hf download {name}` gets its files where there is a network."
     )
 
 
-def default_dtype() -> Any:
-    return jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
-
-
-def compare(args: argparse.Namespace) -> None:
+def compare(options: dict[str, Any]) -> None:
     """The paper's comparison, on a small model that is made here."""
-    start = time.perf_counter()
-    plan, settings, name = (
-        (figure.FAST, pretrain.FAST, "fast")
-        if args.fast
-        else (figure.FULL, pretrain.Settings(), "llm")
-    )
-    folder = pretrain.pretrained(args.output / f"{name}-model", settings)
+    begin = time.perf_counter()
+    name, plan, settings = "llm", figure.FULL, pretrain.Settings()
+    if "fast" in options:
+        name, plan, settings = "fast", figure.FAST, pretrain.FAST
+    output = options["output"]
+    folder = pretrain.pretrained(output / f"{name}-model", settings)
     tokenizer = data.load_tokenizer(folder)
-    batches = [
+    train, dev = (
         data.encode(
             tokenizer,
             data.sst2(corpus.SENTIMENT / file),
             max_length=settings.max_position_embeddings,
         )
         for file in ("train.tsv", "dev.tsv")
-    ]
-    dtype = args.dtype or default_dtype()
-    graphdef, weights_of_base = nnx.split(weights.load(folder, dtype=dtype))
+    )
+    graphdef, base = nnx.split(weights.load(folder, dtype=options["dtype"]))
 
-    def make_model() -> OPT:
-        return nnx.merge(graphdef, jax.tree.map(jnp.copy, weights_of_base))
+    def execute(settings: Settings, label: str) -> list[dict[str, float]]:
+        model = nnx.merge(graphdef, jax.tree.map(jnp.copy, base))
+        return run(settings, model, train, dev, label=label).evaluations
 
-    found = figure.compare(plan, figure.Problem(make_model, *batches))
+    found = figure.compare(plan, execute)
     runs = common.numbers(found)  # As the file has them, for tables and picture too.
-    content = provenance(args, start) | {
-        "settings": dataclasses.asdict(train.Settings()) | plan._asdict(),
+    rows = list(figure.rows(runs))
+    content = record(rows) | {
+        "command": " ".join(["python -m examples.llm.main", *options["given"]]),
+        "seconds": round(time.perf_counter() - begin),
+        "cpu_seconds": round(time.process_time()),
+        "settings": dataclasses.asdict(Settings()) | plan._asdict(),
         "pretraining": dataclasses.asdict(settings),
-        "num_parameters": sum(x.size for x in jax.tree.leaves(weights_of_base)),
-        "dtype": str(jnp.dtype(dtype)),
-        "train_examples": len(batches[0].label),
-        "dev_examples": len(batches[1].label),
-        "rows": list(figure.rows(runs)),
+        "num_parameters": sum(x.size for x in jax.tree.leaves(base)),
+        "dtype": options["dtype"],
+        "train_examples": len(train.label),
+        "dev_examples": len(dev.label),
         "runs": runs,
     }
-    common.write(args.output / f"{name}.json", content)
-    common.save(figure.plot(runs), args.output / f"{name}.png")
-    print(f"\n{figure.printed(content['rows'])}\n")
-    print(
-        f"Wrote {args.output / name}.json and .png after "
-        f"{content['seconds'] / 60:.1f} minutes."
-    )
-
-
-def provenance(args: argparse.Namespace, start: float) -> dict[str, Any]:
-    """How the file came about; `start` is when the script began."""
-    device = jax.devices()[0]
-    versions = {"python": platform.python_version()}
-    versions |= {name: importlib.metadata.version(name) for name in PACKAGES}
-    return {
-        "command": " ".join(["python -m examples.llm.main", *args.given]),
-        "date": datetime.date.today().isoformat(),
-        "device": f"{device.platform} ({device.device_kind})",
-        "cpu_count": os.cpu_count(),
-        "versions": versions | {"radazo_jax": zo.__version__},
-        "seconds": round(time.perf_counter() - start),
-        "cpu_seconds": round(time.process_time()),
-    }
+    content["versions"] |= {name: importlib.metadata.version(name) for name in PACKAGES}
+    common.write(output / f"{name}.json", content)
+    common.save(figure.plot(runs), output / f"{name}.png")
+    print(f"\n{figure.printed(rows)}\n\nWrote {output / name}.json and .png.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = make_parser()
-    args = parser.parse_args(argv)
-    args.given = sys.argv[1:] if argv is None else list(argv)
+    options = vars(parser.parse_args(argv))
+    needing = [name for name in options if name not in {*COMMON, "model"}]
     try:
-        check(args)
-        with locked(args.output):
-            compare(args) if args.model is None else run_one(args)
+        if "model" not in options and needing:
+            raise ValueError(f"{option(needing[0])} needs --model.")
+        if "model" in options and "fast" in options:
+            raise ValueError("--fast is for the comparison, which --model replaces.")
+        options["given"] = sys.argv[1:] if argv is None else argv
+        with locked(options["output"]):
+            run_one(options) if "model" in options else compare(options)
     except (ValueError, OSError, FloatingPointError) as error:
         parser.error(str(error))
     except KeyboardInterrupt:
-        rest = "" if args.model is None else "; --resume goes on from its checkpoint"
+        rest = "; --resume goes on from its checkpoint" if "model" in options else ""
         parser.exit(130, f"\n{parser.prog}: interrupted{rest}\n")
-
-
-def check(args: argparse.Namespace) -> None:
-    """Whether the options go together."""
-    one_run = (
-        *FIELDS,
-        *("task", "data", "train_examples", "dev_examples", "max_length"),
-        *("export_adapters", "export_merged"),
-    )
-    given = [name for name in one_run if getattr(args, name) is not None]
-    given += ["resume"] if args.resume else []
-    if args.model is None and given:
-        raise ValueError(f"--{given[0].replace('_', '-')} needs --model.")
-    if args.model is not None and args.fast:
-        raise ValueError("--fast is for the comparison, which --model replaces.")
 
 
 if __name__ == "__main__":

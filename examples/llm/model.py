@@ -20,6 +20,12 @@ T = TypeVar("T", bound=nnx.Module)
 
 # The first rows of OPT's table of positions are not used.
 POSITION_OFFSET = 2
+# What `config.json` says of every OPT model.
+FIXED = {
+    "model_type": "opt",
+    "activation_function": "relu",
+    "tie_word_embeddings": True,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,32 +41,22 @@ class Config:
     word_embed_proj_dim: int | None = None  # None: as wide as the hidden states.
     do_layer_norm_before: bool = True
     _remove_final_layer_norm: bool = False
-    activation_function: str = "relu"
     enable_bias: bool = True
     layer_norm_elementwise_affine: bool = True
-    tie_word_embeddings: bool = True
-    pad_token_id: int = 1
-    bos_token_id: int = 2
-    eos_token_id: int = 2
 
     def __post_init__(self) -> None:
         if self.word_embed_proj_dim is None:
             object.__setattr__(self, "word_embed_proj_dim", self.hidden_size)
         for field in dataclasses.fields(self):
-            _check_field(field.name, getattr(self, field.name), field.default)
-        if self.activation_function != "relu":
-            raise ValueError(
-                "activation_function must be 'relu', as in all OPT models, got "
-                f"{self.activation_function!r}."
-            )
-        if not self.tie_word_embeddings:
-            raise ValueError(
-                "tie_word_embeddings must be true, as in all OPT models, got False."
-            )
+            name, value = field.name, getattr(self, field.name)
+            kind = bool if isinstance(field.default, bool) else int
+            if type(value) is not kind or (kind is int and value < 1):
+                expected = "true or false" if kind is bool else "a positive integer"
+                raise ValueError(f"{name} must be {expected}; got {value!r}.")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
-                "num_attention_heads must divide hidden_size, got "
-                f"{self.num_attention_heads} and {self.hidden_size}."
+                f"num_attention_heads must divide hidden_size ({self.hidden_size}); "
+                f"got {self.num_attention_heads}."
             )
 
     @property
@@ -74,52 +70,42 @@ class Config:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Config":
-        """The configuration that a `config.json` holds; what is not OPT's is ignored.
+        """The configuration in a `config.json`; entries of other models are ignored.
 
         Raises:
-          ValueError: If it is of another architecture, or a value cannot be.
+          ValueError: If it is of another architecture, or a value is not possible.
         """
-        if values.get("model_type") != "opt":
-            raise ValueError(
-                f"model_type must be 'opt', got {values.get('model_type')!r}."
-            )
+        values = FIXED | {"model_type": None} | dict(values)
+        for name, expected in FIXED.items():
+            if values[name] != expected:
+                raise ValueError(f"{name} must be {expected!r}; got {values[name]!r}.")
         names = {field.name for field in dataclasses.fields(cls)}
         return cls(**{k: v for k, v in values.items() if k in names})
 
     def to_dict(self) -> dict[str, Any]:
-        """What `config.json` says of the model."""
-        head = {"architectures": ["OPTForCausalLM"], "model_type": "opt"}
+        """The entries of the model's `config.json`."""
+        head = {"architectures": ["OPTForCausalLM"]} | FIXED
         return head | dataclasses.asdict(self)
 
 
-def _check_field(name: str, value: Any, default: Any) -> None:
-    expected = int if default is None else type(default)
-    if type(value) is not expected:
-        raise ValueError(f"{name} must be of type {expected.__name__}, got {value!r}.")
-    if expected is int and not name.endswith("_token_id") and value < 1:
-        raise ValueError(f"{name} must be positive, got {value}.")
-
-
-def _of_size(width: int, layers: int, heads: int, **others: Any) -> Config:
-    return Config(
+CONFIGS = {
+    f"facebook/opt-{name}": Config(
         hidden_size=width,
         ffn_dim=4 * width,
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        **others,
+        word_embed_proj_dim=512 if name == "350m" else None,
+        do_layer_norm_before=name != "350m",
     )
-
-
-CONFIGS = {
-    "facebook/opt-125m": _of_size(768, 12, 12),
-    "facebook/opt-350m": _of_size(
-        1024, 24, 16, word_embed_proj_dim=512, do_layer_norm_before=False
-    ),
-    "facebook/opt-1.3b": _of_size(2048, 24, 32),
-    "facebook/opt-2.7b": _of_size(2560, 32, 32),
-    "facebook/opt-6.7b": _of_size(4096, 32, 32),
-    "facebook/opt-13b": _of_size(5120, 40, 40),
-    "facebook/opt-30b": _of_size(7168, 48, 56),
+    for name, width, layers, heads in (
+        ("125m", 768, 12, 12),
+        ("350m", 1024, 24, 16),
+        ("1.3b", 2048, 24, 32),
+        ("2.7b", 2560, 32, 32),
+        ("6.7b", 4096, 32, 32),
+        ("13b", 5120, 40, 40),
+        ("30b", 7168, 48, 56),
+    )
 }
 
 
@@ -254,7 +240,7 @@ class OPT(nnx.Module):
         if length > longest:
             raise ValueError(
                 f"tokens must be at most {longest} with the soft prompt "
-                f"(max_position_embeddings), got {length}."
+                f"(max_position_embeddings); got {length}."
             )
         return self.embed_positions(jnp.arange(length) + POSITION_OFFSET)
 
@@ -277,23 +263,12 @@ def stacked(num: int, make: Callable[[nnx.Rngs], T], rngs: nnx.Rngs) -> T:
 def _linear(
     inputs: int, outputs: int, use_bias: bool, dtype: Any, rngs: nnx.Rngs
 ) -> nnx.Linear:
-    return nnx.Linear(
-        inputs,
-        outputs,
-        use_bias=use_bias,
-        dtype=dtype,
-        param_dtype=dtype,
-        kernel_init=nnx.initializers.normal(0.02),
-        rngs=rngs,
-    )
+    kinds = {"dtype": dtype, "param_dtype": dtype, "rngs": rngs}
+    init = nnx.initializers.normal(0.02)
+    return nnx.Linear(inputs, outputs, use_bias=use_bias, kernel_init=init, **kinds)
 
 
 def _embedding(num: int, features: int, dtype: Any, rngs: nnx.Rngs) -> nnx.Embed:
-    return nnx.Embed(
-        num,
-        features,
-        dtype=dtype,
-        param_dtype=dtype,
-        embedding_init=nnx.initializers.normal(0.02),
-        rngs=rngs,
-    )
+    kinds = {"dtype": dtype, "param_dtype": dtype, "rngs": rngs}
+    init = nnx.initializers.normal(0.02)
+    return nnx.Embed(num, features, embedding_init=init, **kinds)

@@ -35,14 +35,9 @@ class Settings:
     seed: int = 0
 
     def config(self) -> Config:
-        return Config(
-            vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
-            ffn_dim=4 * self.hidden_size,
-            num_hidden_layers=self.num_hidden_layers,
-            num_attention_heads=self.num_attention_heads,
-            max_position_embeddings=self.max_position_embeddings,
-        )
+        names = {field.name for field in dataclasses.fields(Config)}
+        sizes = {k: v for k, v in dataclasses.asdict(self).items() if k in names}
+        return Config(**sizes, ffn_dim=4 * self.hidden_size)
 
 
 FAST = Settings(vocab_size=1024, hidden_size=64, num_hidden_layers=2, num_steps=20)
@@ -56,9 +51,10 @@ def pretrained(folder: Path, settings: Settings) -> Path:
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     record.unlink(missing_ok=True)
-    tokenizer, tokens = corpus.prepare(settings.vocab_size)
+    lines = corpus.text()
+    tokenizer = corpus.train_tokenizer(lines, settings.vocab_size)
     tokenizer.save(str(folder / "tokenizer.json"))
-    weights.save(_train(settings, tokens), folder)
+    weights.save(_train(settings, corpus.token_stream(tokenizer, lines)), folder)
     # Last, so that what is cut short is not taken for done.
     record.write_text(json.dumps(wanted, indent=1) + "\n")
     return folder
@@ -68,11 +64,9 @@ def _train(settings: Settings, tokens: np.ndarray) -> OPT:
     rngs = nnx.Rngs(settings.seed)
     model = OPT(settings.config(), dtype=jnp.float32, rngs=rngs)
     graphdef, params = nnx.split(model)
+    steps, rate = settings.num_steps, settings.learning_rate
     schedule = optax.warmup_cosine_decay_schedule(
-        0.0,
-        settings.learning_rate,
-        int(settings.warm_up * settings.num_steps),
-        settings.num_steps,
+        0.0, rate, int(settings.warm_up * steps), steps
     )
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
     opt_state = optimizer.init(params)
@@ -90,12 +84,10 @@ def _train(settings: Settings, tokens: np.ndarray) -> OPT:
             updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, loss
 
-    with tqdm(range(settings.num_steps), desc="Pretraining", unit="step") as bar:
-        for i in bar:
-            batch = corpus.windows(
-                tokens, settings.seed, i, settings.batch_size, settings.length + 1
-            )
-            params, opt_state, loss = step(params, opt_state, batch)
-            if i % 10 == 0:
-                bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+    shape = settings.batch_size, settings.length + 1
+    for i in (bar := tqdm(range(steps), desc="Pretraining", unit="step")):
+        batch = corpus.windows(tokens, settings.seed, i, *shape)
+        params, opt_state, loss = step(params, opt_state, batch)
+        if i % 10 == 0:
+            bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
     return nnx.merge(graphdef, params)

@@ -1,64 +1,52 @@
-"""Reads and writes OPT checkpoints in Hugging Face's format: safetensors, no PyTorch.
+"""Hugging Face's formats, read and written without PyTorch.
 
-model = load("opt-125m")
-save(model, "tuned")
+    model = load("opt-125m")
+    save(model, "copy")
+
+`transformers` and `load` read what `save` and `save_merged` write, and `peft` what
+`save_adapters` writes.
 """
 
 import contextlib
+import functools
 import json
 import os
-import pathlib
-from collections.abc import Iterator
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from examples.llm import lora
 from examples.llm.model import OPT, Config
+
+Folder = str | os.PathLike[str]
+ParamPath = tuple[str, ...]
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-SHARDS = "model-*-of-*.safetensors"
-
-ParamPath = tuple[str, ...]
+TOKENIZER = (
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+)
 
 _LEAVES = {"kernel": "weight", "embedding": "weight", "scale": "weight", "bias": "bias"}
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
-class Stored(NamedTuple):
-    """A tensor of an open file, under the name that it has there."""
-
-    file: Any
-    name: str
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.file.get_slice(self.name).get_shape())
-
-    def read(self) -> np.ndarray:
-        return self.file.get_tensor(self.name)
-
-
-class Tensor(NamedTuple):
-    """A tensor of a checkpoint, as a part of a parameter of the model."""
-
-    name: str
-    path: ParamPath
-    layer: int | None  # Its place in a stack.
-    shape: tuple[int, ...]
-
-    @property
-    def transposed(self) -> bool:
-        return self.path[-1] == "kernel"
-
-
-def load(folder: str | os.PathLike[str], *, dtype: Any = jnp.bfloat16) -> OPT:
+def load(folder: Folder, *, dtype: Any = jnp.bfloat16) -> OPT:
     """The model of a folder with `config.json` and safetensors, whole or in shards.
 
     Tensors are read one by one: beside the model there is one parameter (of all
@@ -69,35 +57,39 @@ def load(folder: str | os.PathLike[str], *, dtype: Any = jnp.bfloat16) -> OPT:
       dtype: Of the parameters and of what is computed with them.
 
     Raises:
-      FileNotFoundError: If a file, or a shard that the index lists, is not there.
-      ValueError: If the files do not hold an OPT model, exactly.
+      FileNotFoundError: If a file is not there.
+      ValueError: If the files are damaged, or hold anything but an OPT model.
     """
-    folder = pathlib.Path(folder)
+    folder = Path(folder)
     config = _read_config(folder / CONFIG)
     abstract = nnx.eval_shape(lambda: OPT(config, dtype=dtype, rngs=nnx.Rngs(0)))
     graphdef, state = nnx.split(abstract)
+    flat = dict(nnx.to_flat_state(state))
     with contextlib.ExitStack() as files:
         stored = _open(folder, files)
         head = stored.pop("lm_head.weight", None)
-        _check(folder, list(_tensors(abstract)), stored)
-        flat = {
-            path: variable.replace(_read(path, variable, stored))
-            for path, variable in nnx.to_flat_state(state)
-        }
-        _check_tied(folder, head, stored)
+        wanted = {name for path in flat for name in _names(path, config)}
+        for fault, names in (
+            ("lacks the", wanted - stored.keys()),
+            ("has the unexpected", stored.keys() - wanted),
+        ):
+            if names:
+                raise ValueError(f"{folder} {fault} tensor {min(names)}.")
+        for path, variable in flat.items():
+            found = _read(folder, path, variable, _names(path, config), stored)
+            flat[path] = variable.replace(found)
+        tied = stored["model.decoder.embed_tokens.weight"]
+        if head is not None and not np.array_equal(head(), tied()):
+            raise ValueError(
+                f"{folder}: lm_head.weight must equal embed_tokens.weight."
+            )
     return nnx.merge(graphdef, nnx.from_flat_state(flat))
 
 
-def save(
-    model: OPT,
-    folder: str | os.PathLike[str],
-    *,
-    max_shard_bytes: int = 5 * 2**30,
-) -> None:
+def save(model: OPT, folder: Folder, *, max_shard_bytes: int = 5 * 2**30) -> None:
     """Writes a checkpoint that `load` reads, and Hugging Face's `from_pretrained`.
 
-    Files get their names when all have been written; until then what the folder
-    already holds stays as it is. Then a checkpoint that was there is replaced.
+    A checkpoint that is in the folder stays until all new files are written.
 
     Args:
       model: The model, without adapters or a soft prompt.
@@ -107,91 +99,134 @@ def save(
     Raises:
       ValueError: If the model has parameters that the format has no place for.
     """
-    if max_shard_bytes < 1:
-        raise ValueError(f"max_shard_bytes must be positive, got {max_shard_bytes}.")
-    parameters = dict(nnx.to_flat_state(nnx.state(model)))
-    for path, variable in parameters.items():
+    tensors = {}
+    for path, variable in nnx.to_flat_state(nnx.state(model)):
         if type(variable) is not nnx.Param:
             raise ValueError(
-                "model must have no adapters and no soft prompt to be saved, got "
+                "model must have no adapters and no soft prompt to be saved; got "
                 f"{'.'.join(map(str, path))}."
             )
-    folder = pathlib.Path(folder)
-    shards = _shards(model, max_shard_bytes)
-    with replacing(folder) as temporary:
-        for name, tensors in shards.items():
-            arrays = {t.name: _written(t, parameters[t.path]) for t in tensors}
-            write_tensors(arrays, temporary(name))
-        if SINGLE not in shards:
-            total = sum(p[...].nbytes for p in parameters.values())
-            places = {t.name: name for name, ts in shards.items() for t in ts}
-            index = {"metadata": {"total_size": total}, "weight_map": places}
-            write_json(temporary(INDEX), index)
+        names = _names(path, model.config)
+        for layer, name in enumerate(names):
+            place = layer if path[0] == "layers" else ...
+            size = variable[...].nbytes // len(names)
+            tensors[name] = _Tensor(variable, place, path[-1] == "kernel", size)
+    shards = split_state_dict_into_shards_factory(
+        tensors,
+        get_storage_size=lambda tensor: tensor.nbytes,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_shard_bytes,
+    )
+    with _new_files(folder) as new:
+        for file, names in shards.filename_to_tensors.items():
+            _write_tensors({name: tensors[name].array() for name in names}, new / file)
+        if shards.is_sharded:
+            index = {"weight_map": shards.tensor_to_filename}
+            _write_json({"metadata": shards.metadata} | index, new / INDEX)
         kind = {"torch_dtype": str(jnp.dtype(model.dtype))}
-        write_json(temporary(CONFIG), model.config.to_dict() | kind)
-    new = {*shards, *([] if SINGLE in shards else [INDEX])}
-    for path in (folder / SINGLE, folder / INDEX, *folder.glob(SHARDS)):
-        if path.name not in new:  # Of the checkpoint that was there.
-            path.unlink(missing_ok=True)
+        _write_json(model.config.to_dict() | kind, new / CONFIG)
+        written = {path.name for path in new.iterdir()}
+    for path in Path(folder).glob("model*.safetensors*"):
+        if path.name not in written:  # Of the checkpoint that was there.
+            path.unlink()
 
 
-# --- Names ------------------------------------------------------------------------
+def save_merged(model: OPT, folder: Folder, *, base: Path) -> None:
+    """Writes a tuned model, its adapters merged into the weights, and its tokenizer.
+
+    Args:
+      model: The model, with adapters or tuned whole. It is consumed.
+      folder: Where to write; it is made if it is not there.
+      base: The folder that the model came from; its tokenizer is copied.
+
+    Raises:
+      ValueError: If the model has a soft prompt.
+    """
+    save(lora.merge(model), folder)
+    for name in TOKENIZER:
+        if (base / name).is_file():
+            shutil.copyfile(base / name, Path(folder, name))
 
 
-def _name(path: ParamPath) -> str:
-    """The name of a parameter in a checkpoint; `{}` stands for the layer."""
+def save_adapters(model: OPT, folder: Folder, *, base: str) -> None:
+    """Writes adapters or a soft prompt as `peft.PeftModel.from_pretrained` reads them.
+
+    Args:
+      model: A model with adapters or a soft prompt.
+      folder: Where to write; it is made if it is not there.
+      base: The name or folder of the model without them, for the configuration.
+
+    Raises:
+      ValueError: If the model has neither.
+    """
+    if model.prompt is not None:
+        tensors = {"prompt_embeddings": np.asarray(model.prompt[...])}
+        length, width = model.prompt.shape
+        config = {
+            "peft_type": "PROMPT_TUNING",
+            "num_virtual_tokens": length,
+            "token_dim": width,
+            "num_transformer_submodules": 1,
+            "num_attention_heads": model.config.num_attention_heads,
+            "num_layers": model.config.num_hidden_layers,
+        }
+    elif isinstance(model.layers.q_proj, lora.AdaptedLinear):
+        tensors = _adapters(model)
+        rank = model.layers.q_proj.lora.lora_a.shape[-1]
+        config = {
+            "peft_type": "LORA",
+            "r": rank,
+            "lora_alpha": model.layers.q_proj.scale * rank,
+            "target_modules": list(lora.ADAPTED),
+            "bias": "none",
+            "fan_in_fan_out": False,
+        }
+    else:
+        raise ValueError("model must have adapters or a soft prompt; got neither.")
+    config |= {"task_type": "CAUSAL_LM", "base_model_name_or_path": base}
+    with _new_files(folder) as new:
+        _write_tensors(tensors, new / "adapter_model.safetensors")
+        _write_json(config | {"inference_mode": True}, new / "adapter_config.json")
+
+
+def _names(path: ParamPath, config: Config) -> list[str]:
+    """Of a parameter's tensors in a checkpoint: one, or one for each layer."""
     *modules, leaf = path
+    prefixes = ["model.decoder"]
     if modules[0] == "layers":
-        attention = ["self_attn"] if modules[1] in _ATTENTION else []
-        modules = ["layers", "{}", *attention, modules[1]]
-    return ".".join(["model.decoder", *modules, _LEAVES[leaf]])
-
-
-def _tensors(model: OPT) -> Iterator[Tensor]:
-    """The tensors of the model's checkpoint; those of a layer stand together."""
-    stacks = []
-    for path, variable in nnx.to_flat_state(nnx.state(model)):
-        shape = variable.shape
-        if path[0] == "layers":
-            stacks.append((path, shape[1:]))
-        else:
-            yield _tensor(path, None, shape)
-    for layer in range(model.config.num_hidden_layers):
-        for path, shape in stacks:
-            yield _tensor(path, layer, shape)
-
-
-def _tensor(path: ParamPath, layer: int | None, shape: tuple[int, ...]) -> Tensor:
-    # Checkpoints have the axes of a linear layer's matrix the other way round.
-    shape = shape[::-1] if path[-1] == "kernel" else shape
-    return Tensor(_name(path).format(layer), path, layer, shape)
+        modules = modules[1:]
+        attention = ".self_attn" if modules[0] in _ATTENTION else ""
+        layers = range(config.num_hidden_layers)
+        prefixes = [f"model.decoder.layers.{layer}{attention}" for layer in layers]
+    return [".".join([prefix, *modules, _LEAVES[leaf]]) for prefix in prefixes]
 
 
 # --- Reading ----------------------------------------------------------------------
 
 
-def _read_json(path: pathlib.Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist.")
+def _read_json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_bytes())
     except ValueError as error:
         raise ValueError(f"{path} must be JSON: {error}.") from None
     if not isinstance(values, dict):
-        raise ValueError(f"{path} must be a JSON object, got {values!r:.40}.")
+        raise ValueError(f"{path} must be a JSON object; got {values!r:.40}.")
     return values
 
 
-def _read_config(path: pathlib.Path) -> Config:
+def _read_config(path: Path) -> Config:
+    values = _read_json(path)
     try:
-        return Config.from_dict(_read_json(path))
+        return Config.from_dict(values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _open(folder: pathlib.Path, files: contextlib.ExitStack) -> dict[str, Stored]:
-    """The tensors of a folder, by name with the prefix ``model.``, as yet unread."""
-    stored: dict[str, Stored] = {}
+def _open(
+    folder: Path, files: contextlib.ExitStack
+) -> dict[str, Callable[[], np.ndarray]]:
+    """What reads the tensors of a folder, by name with the prefix `model.`."""
+    stored: dict[str, Callable[[], np.ndarray]] = {}
     for path in _checkpoint_files(folder):
         try:
             file = files.enter_context(safe_open(path, framework="numpy"))
@@ -199,141 +234,98 @@ def _open(folder: pathlib.Path, files: contextlib.ExitStack) -> dict[str, Stored
             raise ValueError(
                 f"{path} must be a complete safetensors file: {error}."
             ) from None
-        for original in sorted(file.keys()):
+        for original in file.keys():  # noqa: SIM118  (It is no mapping.)
             bare = original.startswith("decoder.")
             name = f"model.{original}" if bare else original
             if name in stored:
-                raise ValueError(f"{folder} must have {name} once, got it twice.")
-            stored[name] = Stored(file, original)
+                raise ValueError(f"{folder} must have {name} once; got it twice.")
+            stored[name] = functools.partial(file.get_tensor, original)
     return stored
 
 
-def _checkpoint_files(folder: pathlib.Path) -> list[pathlib.Path]:
+def _checkpoint_files(folder: Path) -> list[Path]:
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if not (folder / INDEX).is_file():
         raise FileNotFoundError(
-            f"{folder} must have {SINGLE} or {INDEX}, got neither; transformers "
+            f"{folder} must have {SINGLE} or {INDEX}; got neither. transformers "
             "makes one of a PyTorch checkpoint by from_pretrained and save_pretrained."
         )
     weight_map = _read_json(folder / INDEX).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
+    if not isinstance(weight_map, dict):
         raise ValueError(
-            f"{folder / INDEX} must have a weight_map, got {weight_map!r}."
+            f"{folder / INDEX} must have a weight_map; got {weight_map!r:.40}."
         )
-    names = sorted(set(map(str, weight_map.values())))
-    for name in names:
-        if not (folder / name).is_file():
-            raise FileNotFoundError(
-                f"{folder / name}, listed in {INDEX}, is not there."
-            )
-    return [folder / name for name in names]
+    return sorted({folder / str(name) for name in weight_map.values()})
 
 
-def _check(
-    folder: pathlib.Path, wanted: list[Tensor], stored: dict[str, Stored]
-) -> None:
-    """Raises unless the files hold the tensors of the model and no others."""
-    names = {tensor.name for tensor in wanted}
-    for fault, found in (
-        ("lacks", names - stored.keys()),
-        ("has the unexpected", stored.keys() - names),
-    ):
-        if found:
-            others = f" and {len(found) - 1} more" if len(found) > 1 else ""
-            raise ValueError(f"{folder} {fault} tensor {min(found)}{others}.")
-    for tensor in wanted:
-        there = stored[tensor.name]
-        if there.shape != tensor.shape:
-            raise ValueError(
-                f"{folder}: tensor {tensor.name} must have the shape {tensor.shape}, "
-                f"got {there.shape}."
-            )
-        kind = there.file.get_slice(there.name).get_dtype()
-        if kind not in ("F16", "BF16", "F32", "F64"):
-            raise ValueError(
-                f"{folder}: tensor {tensor.name} must be of type F16, BF16, F32 or "
-                f"F64, got {kind}."
-            )
-
-
-def _read(path: ParamPath, variable: Any, stored: dict[str, Stored]) -> jax.Array:
+def _read(
+    folder: Path,
+    path: ParamPath,
+    variable: Any,
+    names: list[str],
+    stored: dict[str, Callable[[], np.ndarray]],
+) -> jax.Array:
     """A parameter, its layers read one after another."""
-    stacked = path[0] == "layers"
     host = np.empty(variable.shape, variable.dtype)
-    for layer, part in enumerate(host if stacked else [host]):
-        tensor = stored[_name(path).format(layer)].read()
-        part[...] = tensor.T if path[-1] == "kernel" else tensor
+    for name, part in zip(names, host if path[0] == "layers" else [host], strict=True):
+        # Checkpoints have the axes of a linear layer's matrix the other way round.
+        part = part.T if path[-1] == "kernel" else part
+        tensor = stored[name]()
+        if tensor.shape != part.shape or not jnp.issubdtype(tensor.dtype, jnp.floating):
+            raise ValueError(
+                f"{folder}: tensor {name} must be of shape {part.shape} and floating "
+                f"point; got {tensor.shape} and {tensor.dtype}."
+            )
+        part[...] = tensor
     # Waits, so that the next is not read before this one is let go.
     return jax.block_until_ready(jnp.array(host))
-
-
-def _check_tied(
-    folder: pathlib.Path, head: Stored | None, stored: dict[str, Stored]
-) -> None:
-    if head is None:
-        return
-    embedding = stored["model.decoder.embed_tokens.weight"].read()
-    if not np.array_equal(head.read(), embedding):
-        raise ValueError(
-            f"{folder}: lm_head.weight must be that of embed_tokens, got another."
-        )
 
 
 # --- Writing ----------------------------------------------------------------------
 
 
-def write_tensors(arrays: dict[str, np.ndarray], path: pathlib.Path) -> None:
-    """Writes a safetensors file that PyTorch programs read, too."""
+class _Tensor(NamedTuple):
+    """A tensor of a checkpoint: a parameter, or a layer of it."""
+
+    variable: Any
+    place: Any  # An index into the parameter.
+    transposed: bool
+    nbytes: int
+
+    def array(self) -> np.ndarray:
+        array = np.asarray(self.variable[...][self.place])
+        return np.ascontiguousarray(array.T if self.transposed else array)
+
+
+def _adapters(model: OPT) -> dict[str, np.ndarray]:
+    tensors = {}
+    for name in lora.ADAPTED:
+        adapter = getattr(model.layers, name).lora
+        for matrix, stack in (("A", adapter.lora_a), ("B", adapter.lora_b)):
+            for i, layer in enumerate(np.asarray(stack[...])):
+                module = f"model.decoder.layers.{i}.self_attn.{name}"
+                key = f"base_model.model.{module}.lora_{matrix}.weight"
+                tensors[key] = np.ascontiguousarray(layer.T)
+    return tensors
+
+
+@contextlib.contextmanager
+def _new_files(folder: Folder) -> Iterator[Path]:
+    """A folder for files that move to `folder` when all of them are written."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".") as new:
+        yield Path(new)
+        for path in Path(new).iterdir():
+            path.replace(Path(folder, path.name))
+
+
+def _write_tensors(arrays: dict[str, np.ndarray], path: Path) -> None:
     path.touch()
     mode = path.stat().st_mode  # As the umask says; the library makes its files 0600.
     save_file(arrays, path, metadata={"format": "pt"})
     path.chmod(mode)
 
 
-def _shards(model: OPT, max_bytes: int) -> dict[str, list[Tensor]]:
-    """Which tensors go into which file."""
-    itemsize = jnp.dtype(model.dtype).itemsize
-    groups: list[list[Tensor]] = [[]]
-    size = 0
-    for tensor in _tensors(model):
-        num_bytes = int(np.prod(tensor.shape)) * itemsize
-        if groups[-1] and size + num_bytes > max_bytes:
-            groups.append([])
-            size = 0
-        groups[-1].append(tensor)
-        size += num_bytes
-    if len(groups) == 1:
-        return {SINGLE: groups[0]}
-    return {
-        f"model-{i:05}-of-{len(groups):05}.safetensors": group
-        for i, group in enumerate(groups, 1)
-    }
-
-
-def _written(tensor: Tensor, variable: Any) -> np.ndarray:
-    part = variable[...] if tensor.layer is None else variable[...][tensor.layer]
-    array = np.asarray(part)
-    return np.ascontiguousarray(array.T if tensor.transposed else array)
-
-
-@contextlib.contextmanager
-def replacing(folder: pathlib.Path) -> Iterator[Any]:
-    """Gives files temporary names until all are written, then their own."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written: dict[str, pathlib.Path] = {}
-
-    def temporary(name: str) -> pathlib.Path:
-        return written.setdefault(name, folder / f".{name}.tmp")
-
-    try:
-        yield temporary
-        for name, path in written.items():
-            path.replace(folder / name)
-    finally:
-        for path in written.values():
-            path.unlink(missing_ok=True)
-
-
-def write_json(path: pathlib.Path, values: dict[str, Any]) -> None:
+def _write_json(values: dict[str, Any], path: Path) -> None:
     path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

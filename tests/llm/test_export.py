@@ -14,9 +14,11 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
-from examples.llm import export, lora, weights
+from examples.llm import lora, weights
 
-_GOLDEN = pathlib.Path(__file__).parent / "golden"
+from . import tiny
+
+_GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 _BASES = {"lora": "norm_before", "prompt": "projected"}
 
 
@@ -54,13 +56,13 @@ def _tuned(name):
 @pytest.mark.parametrize("name", _BASES)
 def test_tuned_logits_are_those_of_peft(name):
     expected = _logits(name)
-    logits = _tuned(name)(expected["tokens"])
+    logits = tiny.logits(_tuned(name), expected["tokens"])
     np.testing.assert_allclose(logits, expected["logits"], rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", _BASES)
 def test_files_are_those_that_peft_writes(name, tmp_path):
-    export.save_adapters(_tuned(name), tmp_path, base=_BASES[name])
+    weights.save_adapters(_tuned(name), tmp_path, base=_BASES[name])
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "adapter_config.json",
         "adapter_model.safetensors",
@@ -88,10 +90,10 @@ def test_files_are_those_that_peft_writes(name, tmp_path):
 def test_a_merged_model_is_the_adapted_one(tmp_path):
     base = _GOLDEN / "opt" / "norm_before"
     expected = _logits("lora")
-    export.save_merged(_tuned("lora"), tmp_path, base=base)
+    weights.save_merged(_tuned("lora"), tmp_path, base=base)
     merged = weights.load(tmp_path, dtype=jnp.float32)
     np.testing.assert_allclose(
-        merged(expected["tokens"]), expected["logits"], rtol=0, atol=1e-4
+        tiny.logits(merged, expected["tokens"]), expected["logits"], rtol=0, atol=1e-4
     )
     # Nothing but the adapted matrices is another than in the base.
     before, after = (
@@ -122,9 +124,9 @@ def test_merging_rounds_to_the_dtype_of_the_model():
 def test_a_model_that_has_no_adapters_cannot_leave_as_adapters(tmp_path):
     model = weights.load(_GOLDEN / "opt" / "norm_before")
     with pytest.raises(ValueError, match="model must have adapters or a soft prompt"):
-        export.save_adapters(model, tmp_path / "out", base="")
+        weights.save_adapters(model, tmp_path / "out", base="")
     with pytest.raises(ValueError, match="model must have no adapters and no soft pro"):
-        export.save_merged(_tuned("prompt"), tmp_path / "out", base=tmp_path)
+        weights.save_merged(_tuned("prompt"), tmp_path / "out", base=tmp_path)
     assert not (tmp_path / "out").exists()
 
 
@@ -137,7 +139,7 @@ def test_peft_and_transformers_load_what_is_written(name, tmp_path):
     transformers = pytest.importorskip("transformers")
     expected = _logits(name)
     tokens = torch.tensor(expected["tokens"], dtype=torch.long)
-    ours = np.asarray(_tuned(name)(expected["tokens"]))
+    ours = tiny.logits(_tuned(name), expected["tokens"])
 
     def logits(model):
         with torch.no_grad():
@@ -148,13 +150,13 @@ def test_peft_and_transformers_load_what_is_written(name, tmp_path):
         return kind.from_pretrained(folder, dtype=torch.float32)
 
     base = _GOLDEN / "opt" / _BASES[name]
-    export.save_adapters(_tuned(name), tmp_path / "adapters", base=str(base))
+    weights.save_adapters(_tuned(name), tmp_path / "adapters", base=str(base))
     adapted = peft.PeftModel.from_pretrained(load(base), tmp_path / "adapters")
     found = logits(adapted)
     print(f"{name}: largest difference to peft {np.abs(found - ours).max():.2g}")
     np.testing.assert_allclose(found, ours, rtol=0, atol=1e-4)
     if name == "lora":
-        export.save_merged(_tuned(name), tmp_path / "merged", base=base)
+        weights.save_merged(_tuned(name), tmp_path / "merged", base=base)
         found = logits(load(tmp_path / "merged"))
         print(f"merged: largest difference {np.abs(found - ours).max():.2g}")
         np.testing.assert_allclose(found, ours, rtol=0, atol=1e-4)

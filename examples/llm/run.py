@@ -1,0 +1,360 @@
+"""A run: the loop, and the files that it writes.
+
+A run is a function of its settings, its model and its data: step i draws its
+directions with `fold_in(key, i)` and reads the batch `batch_at(data, seed, i)`. So it
+can be cut at any step and go on from a checkpoint to the same end, bit for bit, the
+file of metrics included.
+"""
+
+import contextlib
+import dataclasses
+import json
+import logging
+import math
+import os
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from filelock import FileLock, Timeout
+from flax import nnx
+from tensorboardX import SummaryWriter
+from tqdm import tqdm
+
+from examples.llm.data import Batch, batch_at
+from examples.llm.model import OPT
+from examples.llm.train import Settings, State, evaluate, start, train_step
+
+METRICS = "metrics.jsonl"
+# What may differ when a run is resumed: it changes none of the steps.
+FREE = ("num_steps", "checkpoint_every")
+
+
+class RunError(ValueError):
+    """The files in the folder of a run do not allow what was asked for."""
+
+
+class Result(NamedTuple):
+    """What a run leaves."""
+
+    model: OPT
+    state: State
+    evaluations: list[dict[str, Any]]  # Of the whole run, also after a resumption.
+
+
+def run(
+    settings: Settings,
+    model: OPT,
+    train: Batch,
+    dev: Batch,
+    *,
+    folder: Path | None = None,
+    resume: bool = False,
+    label: str = "",
+) -> Result:
+    """Trains a model.
+
+    Args:
+      settings: What to do.
+      model: What to train. It is consumed.
+      train: The examples to train on; the training loss is that of all of them.
+      dev: The examples whose accuracy is measured.
+      folder: Where checkpoints and metrics go; nothing is written without.
+      resume: Whether to go on from the last checkpoint in the folder, if there is one.
+      label: What the progress bar says.
+
+    Raises:
+      ValueError: If the batch is larger than the data.
+      RunError: If the folder has a run and `resume` is False, or another run than the
+        one to resume, or damaged files.
+      FloatingPointError: If the loss is not finite.
+    """
+    if settings.batch_size > len(train.label):
+        raise ValueError(
+            f"batch_size must be at most {len(train.label)}, the number of examples; "
+            f"got {settings.batch_size}."
+        )
+    description = dataclasses.asdict(settings) | {
+        "base model": _fingerprint(nnx.state(model, nnx.Param)),
+        "data": _fingerprint((train, dev)),
+    }
+    job, state = start(settings, model)
+    data, end = jax.device_put((train, dev)), settings.num_steps
+    with contextlib.ExitStack() as stack:
+        checkpoints, progress = None, Progress()
+        if folder is not None:
+            checkpoints = stack.enter_context(Checkpoints(folder, description))
+            state, progress = checkpoints.restore(state, resume)
+        first = int(state.step)
+        metrics = stack.enter_context(Metrics(folder, progress, first))
+        bar = tqdm(desc=label, initial=first, total=end, unit="step")
+        stack.enter_context(bar)
+        for step in range(first, end + 1):
+            # What was done before a checkpoint is not done again after it.
+            at_end, resumed = step == end, step == first > 0
+            if not resumed and (step % settings.eval_every == 0 or at_end):
+                metrics.evaluated(step, _measure(settings, job, state, data))
+            due = step > first and (step % settings.checkpoint_every == 0 or at_end)
+            if checkpoints is not None and due:
+                checkpoints.save(step, state, metrics.progress())
+            if at_end:
+                break
+            batch = batch_at(train, settings.seed, step, settings.batch_size)
+            state, loss = train_step(job, state, batch)
+            metrics.stepped(step, loss)
+            evaluations = 2 * settings.num_directions
+            _show(bar, metrics.last, evaluations, evaluations * batch.tokens.size)
+        evaluations = metrics.progress().evaluations
+    model = nnx.merge(job.graphdef, state.params, job.rest)
+    return Result(model, state, evaluations)
+
+
+def _fingerprint(tree: Any) -> str:
+    """A checksum of the first numbers of every array: tells models and data apart."""
+    crc = 0
+    for leaf in jax.tree.leaves(tree):
+        head = np.asarray(jnp.ravel(leaf)[:4096])
+        crc = zlib.crc32(head.tobytes() + str((leaf.shape, leaf.dtype)).encode(), crc)
+    return f"crc32 {crc:08x}"
+
+
+def _measure(
+    settings: Settings, job: Any, state: State, data: tuple[Batch, Batch]
+) -> dict[str, float]:
+    """Loss and accuracy on the examples to train on, and on those held back."""
+    result = {}
+    for name, examples in zip(("train", "dev"), data, strict=True):
+        size = settings.eval_batch_size
+        loss, accuracy = evaluate(job, state.params, examples, batch_size=size)
+        result |= {f"{name}_loss": float(loss), f"{name}_accuracy": float(accuracy)}
+    return result
+
+
+def _show(bar: Any, shown: Mapping[str, float], evaluations: int, tokens: int) -> None:
+    rate = bar.format_dict["rate"] or 0.0  # Steps a second.
+    values = {name: f"{value:.4f}" for name, value in shown.items()}
+    values["tokens/s"] = f"{rate * tokens:,.0f}"
+    values["evaluations/s"] = f"{rate * evaluations:.3g}"
+    bar.set_postfix(values, refresh=False)
+    bar.update()
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keeps other runs out of a folder; the lock of a killed process is gone with it.
+
+    Raises:
+      RunError: If another run is writing there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            yield
+    except Timeout:
+        raise RunError(
+            f"{folder} is in use by another run: wait for it to end, or choose another "
+            "folder (--output)."
+        ) from None
+
+
+class Progress(NamedTuple):
+    """What a checkpoint holds of the metrics."""
+
+    position: int = 0  # The length of the file, all of which is on the disk.
+    evaluations: Sequence[dict[str, Any]] = ()
+
+
+class Metrics:
+    """Writes lines of JSON and TensorBoard's files, in the order of the steps.
+
+    A line holds nothing that depends on the clock.
+
+    Args:
+      folder: Where the files go; None writes nothing.
+      progress: Where to go on; what follows in the file is of a run that was cut.
+      step: The step to go on from.
+
+    Raises:
+      RunError: If the file ends before the position.
+    """
+
+    def __init__(self, folder: Path | None, progress: Progress, step: int) -> None:
+        self.last: dict[str, float] = {}  # The last losses, for a progress bar.
+        self._evaluations = list(progress.evaluations)
+        self._pending: tuple[int, jax.Array] | None = None
+        path = folder and folder / METRICS
+        size = path.stat().st_size if path and path.exists() else 0
+        if size < progress.position:
+            raise RunError(
+                f"{path} must have at least {progress.position} bytes, as when its "
+                f"checkpoint was made; got {size}."
+            )
+        self._file = path.open("ab") if path else tempfile.TemporaryFile()  # noqa: SIM115
+        self._file.truncate(progress.position)
+        self._board = SummaryWriter(
+            f"{folder}/tensorboard", purge_step=step, write_to_disk=folder is not None
+        )
+
+    def __enter__(self) -> "Metrics":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
+        self._board.close()
+
+    def stepped(self, step: int, loss: jax.Array) -> None:
+        """Takes the loss of a step that may still run, and writes the one before.
+
+        Waiting for it at once would leave the device idle until the next is sent.
+        """
+        self._flush()
+        self._pending = step, loss
+
+    def evaluated(self, step: int, values: dict[str, float]) -> None:
+        self._flush()
+        self._evaluations.append({"step": step} | values)
+        self._write(step, values)
+
+    def progress(self) -> Progress:
+        self._flush()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return Progress(self._file.tell(), self._evaluations)
+
+    def _flush(self) -> None:
+        """Writes the loss that is waited for, if any."""
+        if self._pending is not None:
+            (step, loss), self._pending = self._pending, None
+            if not math.isfinite(loss):
+                raise FloatingPointError(
+                    f"the loss must be finite; got {loss} at step {step}: a smaller "
+                    "learning rate may help."
+                )
+            self._write(step, {"loss": float(loss)})
+
+    def _write(self, step: int, values: dict[str, float]) -> None:
+        self.last |= {k: v for k, v in values.items() if k in ("loss", "train_loss")}
+        self._file.write(json.dumps({"step": step} | values).encode() + b"\n")
+        for name, value in values.items():
+            self._board.add_scalar(name, value, step)
+
+
+class Checkpoints:
+    """The checkpoints of a run, the last two of which are kept.
+
+    One holds the tuned parameters, the state of the optimizer, the key, the step, the
+    evaluations, where the file of metrics ended, and a description of the run. Saving
+    goes on in the background, and a checkpoint is there when it is whole: a run that is
+    killed leaves the one before.
+
+    Args:
+      folder: The folder of the run; the checkpoints go to `checkpoints` in it.
+      description: What the run is, as JSON has it.
+    """
+
+    def __init__(self, folder: Path, description: Mapping[str, Any]) -> None:
+        self._folder = folder.resolve() / "checkpoints"
+        self._description = dict(description)
+        # Orbax reports every save; what goes wrong is raised besides.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        options = ocp.CheckpointManagerOptions(max_to_keep=2)
+        self._manager = ocp.CheckpointManager(self._folder, options=options)
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._manager.close()
+
+    def save(self, step: int, state: State, progress: Progress) -> None:
+        leaves = _leaves(state)
+        record = {"description": self._description} | progress._asdict()
+        record["checksum"] = _checksum(leaves, record)
+        items = ocp.args.Composite(
+            state=ocp.args.PyTreeSave(leaves), run=ocp.args.JsonSave(record)
+        )
+        self._manager.save(step, args=items)
+
+    def restore(self, state: State, resume: bool) -> tuple[State, Progress]:
+        """The last state, and the metrics until then.
+
+        Args:
+          state: The start, which is returned if there is no checkpoint yet, so that a
+            job that is killed early can be restarted by the same command.
+          resume: Whether there may be a checkpoint.
+
+        Raises:
+          RunError: If the checkpoint is not wanted, damaged, or of another run.
+        """
+        step = self._manager.latest_step()
+        if step is None:
+            return state, Progress()
+        if not resume:
+            raise RunError(
+                f"{self._folder.parent} has a run of {step} steps: resume it "
+                "(--resume), or choose another folder (--output)."
+            )
+        record = self._read(step, run=ocp.args.JsonRestore())["run"] or {}
+        self._compare(record.get("description", {}))
+        found = {name: self._leaf(step, name, x) for name, x in _leaves(state).items()}
+        if _checksum(found, record) != record.get("checksum"):
+            raise self._damaged(step, "its checksum is another one")
+        leaves, treedef = jax.tree.flatten(state._replace(key=None))
+        leaves = [jnp.asarray(found[str(i)]) for i in range(len(leaves))]
+        key = jax.random.wrap_key_data(jnp.asarray(found["key"]))
+        restored = jax.tree.unflatten(treedef, leaves)._replace(key=key)
+        return restored, Progress(*(record[name] for name in Progress._fields))
+
+    def _leaf(self, step: int, name: str, like: jax.Array) -> np.ndarray:
+        # One after another, as NumPy's arrays: where one of many reads that Orbax does
+        # at the same time fails, the others end in noise on the terminal.
+        arguments = ocp.args.PyTreeRestore(
+            item={name: like},
+            restore_args={name: ocp.RestoreArgs(restore_type=np.ndarray)},
+            partial_restore=True,
+        )
+        return self._read(step, state=arguments)["state"][name]
+
+    def _read(self, step: int, **items: Any) -> Any:
+        try:
+            return self._manager.restore(step, args=ocp.args.Composite(**items))
+        except Exception as error:  # Whatever it is, the files cannot be read.
+            raise self._damaged(step, str(error)) from error
+
+    def _damaged(self, step: int, reason: str) -> RunError:
+        line = reason.splitlines()[0][:200] if reason else "for no reason given"
+        return RunError(
+            f"{self._folder / str(step)} cannot be read ({line}): delete it to resume "
+            "from the checkpoint before it."
+        )
+
+    def _compare(self, description: Mapping[str, Any]) -> None:
+        for name, now in self._description.items():
+            saved = description.get(name)
+            if saved != now and name not in FREE:
+                raise RunError(
+                    f"{name} must be {saved!r}, as in the run in "
+                    f"{self._folder.parent}; got {now!r}."
+                )
+
+
+def _leaves(state: State) -> dict[str, jax.Array]:
+    """The leaves by number, and the key as its data."""
+    leaves = enumerate(jax.tree.leaves(state._replace(key=None)))
+    return {str(i): x for i, x in leaves} | {"key": jax.random.key_data(state.key)}
+
+
+def _checksum(leaves: Mapping[str, Any], record: Mapping[str, Any]) -> int:
+    covered = {name: value for name, value in record.items() if name != "checksum"}
+    crc = zlib.crc32(json.dumps(covered, sort_keys=True).encode())
+    for name in sorted(leaves):
+        # Through bytes, for NumPy's buffers know no bfloat16.
+        crc = zlib.crc32(np.asarray(leaves[name]).reshape(-1).view(np.uint8), crc)
+    return crc

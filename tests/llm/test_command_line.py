@@ -1,0 +1,222 @@
+"""The command line of the language-model example."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import orbax.checkpoint as ocp
+import pytest
+from filelock import FileLock
+
+from examples.llm import figure, main
+from examples.llm.run import Result
+
+from . import tiny
+from .tiny import contents, metrics
+
+_ROOT = pathlib.Path(__file__).parents[2]
+
+
+def _arguments(job: pathlib.Path, output: pathlib.Path, *others: str) -> list[str]:
+    options = {
+        "--model": job,
+        "--data": job,
+        "--task": "sst2",
+        "--batch-size": 4,
+        "--eval-every": 10,
+        "--checkpoint-every": 10,
+        "--steps": 40,
+        "--output": output,
+    }
+    return [*(str(part) for pair in options.items() for part in pair), *others]
+
+
+@pytest.mark.parametrize("task", ["sst2", pytest.param("copa", marks=pytest.mark.slow)])
+def test_one_command_starts_a_run_and_resumes_it(job, tmp_path, capsys, task):
+    arguments = _arguments(job, tmp_path / "run", "--task", task, "--resume")
+    main.main([*arguments, "--steps", "20"])
+    capsys.readouterr()
+    main.main(arguments)
+    table = capsys.readouterr().out
+    assert "train_loss" in table and "dev_accuracy" in table
+    steps = [line.split()[0] for line in table.splitlines() if line.count("0.") >= 4]
+    assert steps == ["0", "10", "20", "30", "40"]
+    lines = metrics(tmp_path / "run")
+    assert [line["step"] for line in lines if "loss" in line] == list(range(40))
+
+
+def test_a_second_run_in_the_same_folder_is_refused(job, tmp_path, capsys):
+    arguments = _arguments(job, tmp_path)
+    with FileLock(tmp_path / ".lock"), pytest.raises(SystemExit) as error:
+        main.main(arguments)
+    assert error.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and f"{tmp_path} is in use by another run" in lines[0]
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_of_two_runs_started_together_one_is_refused(job, tmp_path):
+    arguments = _arguments(job, tmp_path, "--steps", "400")
+    processes = [_start(*arguments) for _ in range(2)]
+    errors = [process.communicate()[1] for process in processes]
+    codes = [process.returncode for process in processes]
+    assert sorted(codes) == [0, 2], errors
+    assert "is in use by another run" in errors[codes.index(2)]
+    steps = [line["step"] for line in metrics(tmp_path) if "loss" in line]
+    assert steps == list(range(400))
+
+
+def test_what_was_tuned_is_exported(job, tmp_path, monkeypatch):
+    """All files get the mode that the umask leaves; a merged model is a model."""
+    adapters, merged = tmp_path / "adapters", tmp_path / "merged"
+    exports = ("--export-adapters", str(adapters), "--export-merged", str(merged))
+    before = os.umask(0o027)
+    try:
+        main.main(_arguments(job, tmp_path / "run", "--steps", "10", *exports))
+    finally:
+        os.umask(before)
+    modes = {path: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    assert len(modes) > 10
+    for path, mode in modes.items():
+        assert mode == (0o750 if path.is_dir() else 0o640), path
+    config = json.loads((adapters / "adapter_config.json").read_text("utf-8"))
+    assert config["base_model_name_or_path"] == str(job)
+    arguments = _arguments(job, tmp_path / "next", "--steps", "10")
+    main.main([*arguments, "--model", str(merged)])
+    last, first = (metrics(tmp_path / name) for name in ("run", "next"))
+    assert first[0]["train_loss"] == pytest.approx(last[-1]["train_loss"], rel=1e-5)
+
+
+def test_an_export_does_not_replace_the_base_model(job, tmp_path, capsys):
+    before = contents(job)
+    with pytest.raises(SystemExit):
+        main.main(_arguments(job, tmp_path, "--export-merged", str(job)))
+    assert (
+        "--export-merged must not be the folder of --model" in capsys.readouterr().err
+    )
+    assert contents(job) == before
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--model", "no/model"], "--model must be a folder or a model in the local"),
+        (["--model", "a/b/c"], "--model must be a folder or a model in the local"),
+        (["--task", "mnli"], "argument --task: invalid choice: 'mnli'"),
+        (["--data", "nowhere"], "No such file"),
+        (["--learning-rate", "-1"], "learning_rate must be positive; got -1.0."),
+        (["--batch-size", "21"], "batch_size must be at most 20"),
+        (["--max-length", "0"], "must be an integer of at least 1, got 0"),
+        (["--tune", "full", "--export-adapters", "x"], "--export-adapters must not"),
+        (["--tune", "prompt", "--export-merged", "x"], "--export-merged must not"),
+        (["--fast"], "--fast is for the comparison"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line(job, tmp_path, capsys, given, message):
+    with pytest.raises(SystemExit) as error:
+        main.main(_arguments(job, tmp_path, *given))
+    assert error.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and message in lines[0], lines
+
+
+def test_a_prompt_longer_than_the_context_is_cut_only_if_asked_for(
+    job, tmp_path, capsys, monkeypatch
+):
+    lines = (job / "train.tsv").read_text(encoding="utf-8").splitlines()
+    lines.append(f"{'a good day. ' * 100}\t1")
+    for name in ("train.tsv", "dev.tsv"):
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    arguments = _arguments(job, tmp_path / "run", "--data", str(tmp_path))
+    with pytest.raises(SystemExit):
+        main.main(arguments)
+    error = capsys.readouterr().err.strip()
+    longest = tiny.CONFIG.max_position_embeddings
+    assert "\n" not in error and f"at most {longest} tokens" in error
+    given = []
+
+    def run(settings, model, *batches, **options):
+        given.extend(batches)
+        return Result(model, None, [])
+
+    monkeypatch.setattr(main, "run", run)
+    main.main([*arguments, "--max-length", "24"])
+    assert [batch.tokens.shape for batch in given] == [(21, 1, 24)] * 2
+
+
+@pytest.mark.parametrize("given", [["--resume"], ["--steps", "3"], ["--task", "sst2"]])
+def test_options_of_one_run_need_a_model(capsys, given):
+    with pytest.raises(SystemExit) as error:
+        main.main(given)
+    assert error.value.code == 2
+    assert capsys.readouterr().err.strip().endswith(f"{given[0]} needs --model.")
+
+
+def test_a_model_is_found_in_the_local_cache(tmp_path, monkeypatch):
+    cached = tmp_path / "models--facebook--opt-1.3b"
+    snapshot = cached / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}", encoding="utf-8")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("0123", encoding="utf-8")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert main.find_model("facebook/opt-1.3b") == snapshot
+
+
+def _start(*arguments: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "examples.llm.main", *arguments],
+        cwd=_ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lines", [13, 29])
+def test_a_killed_run_ends_as_one_that_was_not(job, tmp_path, lines):
+    """Killed when its file of metrics has so many lines, wherever it is by then."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    steps = ("--steps", "400", "--tune", "full", "--seed", str(lines))
+    uncut = _start(*_arguments(job, whole, *steps))
+    process = _start(*_arguments(job, killed, *steps))
+    metrics = killed / "metrics.jsonl"
+    while process.poll() is None and (
+        not metrics.exists() or metrics.read_bytes().count(b"\n") < lines
+    ):
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert uncut.communicate()[0] and uncut.returncode == 0
+    resumed = _start(*_arguments(job, killed, *steps), "--resume")
+    _, errors = resumed.communicate()
+    assert resumed.returncode == 0, errors
+    assert metrics.read_bytes() == (whole / "metrics.jsonl").read_bytes()
+    assert _checksum(killed) == _checksum(whole)
+
+
+def _checksum(folder: pathlib.Path) -> int:
+    """Of all that the last checkpoint holds."""
+    items = ocp.args.Composite(run=ocp.args.JsonRestore())
+    with ocp.CheckpointManager(folder / "checkpoints") as manager:
+        return manager.restore(400, args=items)["run"]["checksum"]
+
+
+@pytest.mark.slow
+def test_the_comparison_runs_on_a_bare_machine(tmp_path):
+    process = _start("--fast", "--output", str(tmp_path))
+    out, errors = process.communicate()
+    assert process.returncode == 0, errors
+    for caption in figure.CAPTIONS.values():
+        assert caption in out
+    content = json.loads((tmp_path / "fast.json").read_text(encoding="utf-8"))
+    assert {row["table"] for row in content["rows"]} == set(figure.CAPTIONS)
+    assert (tmp_path / "fast.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,222 @@
+"""Checkpoints in Hugging Face's format, by those that transformers wrote."""
+
+import pathlib
+import shutil
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+from examples.llm import lora, weights
+
+from . import tiny
+from .tiny import arrays, contents
+
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "opt"
+VARIANTS = ["norm_before", "norm_after", "projected", "plain_norms", "no_final_norm"]
+
+
+@pytest.mark.parametrize("max_shard_bytes", [2**30, 20_000, 1])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("name", [*VARIANTS, "norm_before_sharded"])
+def test_round_trip(name, dtype, max_shard_bytes, tmp_path):
+    first = weights.load(GOLDEN / name, dtype=dtype)
+    weights.save(first, tmp_path / "a", max_shard_bytes=max_shard_bytes)
+    second = weights.load(tmp_path / "a", dtype=dtype)
+    weights.save(second, tmp_path / "b", max_shard_bytes=max_shard_bytes)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert len(contents(tmp_path / "a")) == 2 or max_shard_bytes < 2**30
+    one, two = arrays(first), arrays(second)
+    assert one.keys() == two.keys()
+    assert all(one[path].tobytes() == two[path].tobytes() for path in one)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_saves_the_tensors_that_transformers_saved(name, tmp_path):
+    weights.save(weights.load(GOLDEN / name, dtype=jnp.float32), tmp_path)
+    expected = load_file(GOLDEN / name / "model.safetensors")
+    saved = load_file(tmp_path / "model.safetensors")
+    assert saved.keys() == expected.keys() - {"lm_head.weight"}
+    for key, tensor in saved.items():
+        np.testing.assert_array_equal(tensor, expected[key])
+
+
+def copied(name, to):
+    shutil.copytree(GOLDEN / name, to)
+    return to
+
+
+def rewritten(change, to, name="norm_before"):
+    """A copy of a golden checkpoint whose tensors ``change`` has changed in place."""
+    copied(name, to)
+    tensors = load_file(to / "model.safetensors")
+    change(tensors)
+    save_file(tensors, to / "model.safetensors")
+    return to
+
+
+EMBEDDING = "model.decoder.embed_tokens.weight"
+
+
+@pytest.mark.parametrize("prefixed", [True, False])
+@pytest.mark.parametrize("head", [True, False])
+def test_names_as_they_have_been_published(prefixed, head, tmp_path):
+    def change(tensors):
+        if head:
+            tensors["lm_head.weight"] = tensors[EMBEDDING].copy()
+        for name in list(tensors):
+            if not prefixed:
+                tensors[name.removeprefix("model.")] = tensors.pop(name)
+
+    folder = rewritten(change, tmp_path / "opt")
+    expected = arrays(weights.load(GOLDEN / "norm_before"))
+    found = arrays(weights.load(folder))
+    for path, value in expected.items():
+        np.testing.assert_array_equal(found[path], value)
+
+
+def missing(tensors):
+    del tensors["model.decoder.layers.1.fc1.weight"]
+
+
+def misshaped(tensors):
+    name = "model.decoder.layers.1.fc1.weight"
+    tensors[name] = np.ascontiguousarray(tensors[name].T)
+
+
+def unexpected(tensors):
+    tensors["model.decoder.layers.2.fc1.weight"] = np.zeros((64, 32), np.float32)
+
+
+def quantized(tensors):
+    tensors[EMBEDDING] = tensors[EMBEDDING].astype(np.int8)
+
+
+def untied(tensors):
+    tensors["lm_head.weight"] = tensors[EMBEDDING] + 1
+
+
+def twice(tensors):
+    tensors[EMBEDDING.removeprefix("model.")] = tensors[EMBEDDING].copy()
+
+
+BAD_TENSORS = {
+    missing: "lacks the tensor model.decoder.layers.1.fc1.weight.$",
+    misshaped: r"layers.1.fc1.weight must be of shape \(64, 32\) .*; got \(32, 64\)",
+    unexpected: "has the unexpected tensor model.decoder.layers.2.fc1.weight.$",
+    quantized: "embed_tokens.weight must be .* floating point; got .* int8",
+    untied: "lm_head.weight must equal embed_tokens.weight",
+    twice: "must have model.decoder.embed_tokens.weight once; got it twice",
+}
+
+
+@pytest.mark.parametrize("change", BAD_TENSORS, ids=lambda change: change.__name__)
+def test_bad_tensors(change, tmp_path):
+    folder = rewritten(change, tmp_path / "opt")
+    with pytest.raises(ValueError, match=BAD_TENSORS[change]) as error:
+        weights.load(folder)
+    assert "\n" not in str(error.value)
+
+
+def truncated(folder):
+    path = folder / "model-00002-of-00002.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def emptied(folder):
+    (folder / "model-00001-of-00002.safetensors").write_bytes(b"")
+
+
+def shard_gone(folder):
+    (folder / "model-00002-of-00002.safetensors").unlink()
+
+
+def index_gone(folder):
+    (folder / "model.safetensors.index.json").unlink()
+
+
+def index_broken(folder):
+    (folder / "model.safetensors.index.json").write_text("{", "utf-8")
+
+
+def index_without_map(folder):
+    (folder / "model.safetensors.index.json").write_text("{}", "utf-8")
+
+
+def config_gone(folder):
+    (folder / "config.json").unlink()
+
+
+def config_no_object(folder):
+    (folder / "config.json").write_text("[]", "utf-8")
+
+
+def config_not_text(folder):
+    (folder / "config.json").write_bytes(b"\xff")
+
+
+BAD_FILES = {
+    truncated: (ValueError, "00002.safetensors must be a complete safetensors file"),
+    emptied: (ValueError, "00001-of.* must be a complete safetensors file"),
+    shard_gone: (FileNotFoundError, "00002-of-00002.safetensors"),
+    index_gone: (FileNotFoundError, "must have .*index.json; got neither"),
+    index_broken: (ValueError, "index.json must be JSON: Expecting"),
+    index_without_map: (ValueError, "index.json must have a weight_map; got None"),
+    config_gone: (FileNotFoundError, "config.json"),
+    config_no_object: (ValueError, r"config.json must be a JSON object; got \[\]"),
+    config_not_text: (ValueError, "config.json must be JSON"),
+}
+
+
+@pytest.mark.parametrize("change", BAD_FILES, ids=lambda change: change.__name__)
+def test_bad_files(change, tmp_path):
+    kind, message = BAD_FILES[change]
+    folder = copied("norm_before_sharded", tmp_path / "opt")
+    change(folder)
+    with pytest.raises(kind, match=message) as error:
+        weights.load(folder)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("old, new", [(2**30, 20_000), (20_000, 2**30), (1, 20_000)])
+def test_saving_replaces_what_was_there(old, new, tmp_path):
+    weights.save(weights.load(GOLDEN / "norm_after"), tmp_path, max_shard_bytes=old)
+    (tmp_path / "tokenizer.json").write_text("{}", "utf-8")
+    weights.save(weights.load(GOLDEN / "norm_before"), tmp_path, max_shard_bytes=new)
+    weights.save(
+        weights.load(GOLDEN / "norm_before"), tmp_path / "new", max_shard_bytes=new
+    )
+    expected = contents(tmp_path / "new")
+    shutil.rmtree(tmp_path / "new")
+    assert contents(tmp_path) == expected | {"tokenizer.json": b"{}"}
+
+
+@pytest.mark.parametrize("old", [2**30, 20_000])
+def test_saving_that_fails_leaves_what_was_there(old, tmp_path, monkeypatch):
+    weights.save(weights.load(GOLDEN / "norm_after"), tmp_path, max_shard_bytes=old)
+    before = contents(tmp_path)
+    calls = []
+
+    def fails_later(tensors, path, metadata):
+        save_file(tensors, path, metadata)
+        calls.append(path)
+        if len(calls) == 3:
+            raise OSError("No space left on device")
+
+    monkeypatch.setattr(weights, "save_file", fails_later)
+    with pytest.raises(OSError, match="No space left"):
+        weights.save(
+            weights.load(GOLDEN / "norm_before"), tmp_path, max_shard_bytes=20_000
+        )
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("add", [lora.add_lora, lora.add_prompt])
+def test_adapters_have_no_place_in_a_checkpoint(add, tmp_path):
+    opt = tiny.model()
+    add(opt, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="model must have no adapters and no soft"):
+        weights.save(opt, tmp_path / "opt")
+    assert not (tmp_path / "opt").exists()
