@@ -119,28 +119,27 @@ def select(runs: Sequence[Run], **wanted: Any) -> list[Run]:
     return [run for run in runs if wanted.items() <= run.items()]
 
 
-def group(runs: Sequence[Run], **wanted: Any) -> Group:
-    found = select(runs, **wanted)
+def group(
+    runs: Sequence[Run], tune: str, name: str, b1: float = 0.9, rate: float = RATE
+) -> Group:
+    found = select(runs, tune=tune, method=name, b1=b1, learning_rate=rate)
     return Group(
-        found[0]["method"],
-        found[0]["learning_rate"],
+        name,
+        rate,
         np.asarray(found[0]["step"]),
         common.array([run["train_loss"] for run in found]),
         common.array([run["dev_accuracy"][-1] for run in found]),
     )
 
 
-def equal_rates(runs: Sequence[Run], tune: str) -> list[Group]:
-    """Each method at the paper's η."""
-    return [
-        group(runs, tune=tune, method=name, b1=0.9, learning_rate=RATE)
-        for name in METHODS.values()
-    ]
-
-
 def grid(runs: Sequence[Run], tune: str, name: str) -> list[Run]:
     """The runs by which the η of a method was found."""
     return select(runs, tune=tune, method=name, b1=0.9, seed=0)
+
+
+def equal_rates(runs: Sequence[Run], tune: str) -> list[Group]:
+    """Each method at the paper's η."""
+    return [group(runs, tune, name) for name in METHODS.values()]
 
 
 def tuned_rates(runs: Sequence[Run], tune: str) -> list[Group]:
@@ -150,15 +149,12 @@ def tuned_rates(runs: Sequence[Run], tune: str) -> list[Group]:
         tried = grid(runs, tune, name)
         best = common.array([run["train_loss"][-1] for run in tried]).argmin()
         rate = tried[best]["learning_rate"]
-        result.append(group(runs, tune=tune, method=name, b1=0.9, learning_rate=rate))
+        result.append(group(runs, tune, name, rate=rate))
     return result
 
 
 def betas(runs: Sequence[Run]) -> list[Group]:
-    return [
-        group(runs, tune="lora", method="R-AdaZO", b1=b1, learning_rate=RATE)
-        for b1 in BETAS
-    ]
+    return [group(runs, "lora", "R-AdaZO", b1) for b1 in BETAS]
 
 
 def steps_to(found: Group, losses: np.ndarray) -> np.ndarray:
@@ -256,26 +252,24 @@ def plot(runs: Sequence[Run]) -> plt.Figure:
         f"(a) LoRA, η = {rate}": equal_rates(runs, "lora"),
         f"(b) all parameters, η = {rate}": equal_rates(runs, "full"),
         "(c) LoRA, η tuned for each method": tuned_rates(runs, "lora"),
-        f"(d) R-AdaZO, LoRA, η = {rate}": betas(runs),
     }
-    for axes, (title, groups) in zip(all_axes.flat, panels.items(), strict=True):
-        names = [(f"β₁ = {b1:g}", color, "-") for b1, color in BETAS.items()]
-        if "(d)" not in title:
-            names = [
-                (
-                    f"{one.name}, η = {_rate(one.learning_rate)}",
-                    common.COLORS[one.name],
-                    "--" if one.name == "ZO-RMSProp" else "-",
-                )
-                for one in groups
-            ]
-        for one, (label, color, style) in zip(groups, names, strict=True):
-            low, high = one.losses.min(axis=0), one.losses.max(axis=0)
-            axes.fill_between(one.steps, low, high, color=color, alpha=0.2, lw=0)
-            mean = one.losses.mean(axis=0)
-            axes.plot(one.steps, mean, style, color=color, lw=1.8, label=label)
-        axes.set(title=title, xlabel="steps", ylabel="training loss")
-        axes.set_xlim(left=0)
+    for axes, (title, groups) in zip(all_axes.flat, panels.items(), strict=False):
+        for one in groups:
+            label = f"{one.name}, η = {_rate(one.learning_rate)}"
+            style = "--" if one.name == "ZO-RMSProp" else "-"
+            _curve(axes, one, label, common.COLORS[one.name], style)
+        axes.set_title(title)
+    for (b1, color), one in zip(BETAS.items(), betas(runs), strict=True):
+        _curve(all_axes[1, 1], one, f"β₁ = {b1:g}", color, "-")
+    all_axes[1, 1].set_title(f"(d) R-AdaZO, LoRA, η = {rate}")
+    for axes in all_axes.flat:
+        axes.set(xlabel="steps", ylabel="training loss", xlim=(0, None))
         axes.legend(frameon=False)
         common.tidy(axes)
     return figure
+
+
+def _curve(axes: plt.Axes, one: Group, label: str, color: str, style: str) -> None:
+    mean, low, high = (f(one.losses, axis=0) for f in (np.mean, np.min, np.max))
+    axes.fill_between(one.steps, low, high, color=color, alpha=0.2, lw=0)
+    axes.plot(one.steps, mean, style, color=color, lw=1.8, label=label)

@@ -56,15 +56,17 @@ def make_parser() -> common.Parser:
         "--fast", action="store_true", help="a small comparison: to see that it works"
     )
     one = parser.add_argument_group("one run")
-    one.add_argument("--model", help="a folder, or a name in the local cache")
     one.add_argument("--task", choices=tuple(data.TASKS))
-    one.add_argument("--data", type=Path, help="folder of the task's files")
-    for name, text in (
-        ("--train-examples", "at most; 1000, as in MeZO"),
-        ("--dev-examples", "at most; 500, as in MeZO"),
-        ("--max-length", "cut examples to as many tokens"),
+    for name, kind, text in (
+        ("--model", str, "a folder, or a name in the local cache"),
+        ("--data", Path, "folder of the task's files"),
+        ("--train-examples", common.at_least_one, "at most; 1000, as in MeZO"),
+        ("--dev-examples", common.at_least_one, "at most; 500, as in MeZO"),
+        ("--max-length", common.at_least_one, "cut examples to as many tokens"),
+        ("--export-adapters", Path, "folder for the adapters or the prompt, for peft"),
+        ("--export-merged", Path, "folder for the tuned model, for transformers"),
     ):
-        one.add_argument(name, type=common.at_least_one, help=text)
+        one.add_argument(name, type=kind, help=text)
     for field in dataclasses.fields(Settings):
         if field.name != "objective":  # The task decides it.
             one.add_argument(
@@ -79,11 +81,6 @@ def make_parser() -> common.Parser:
         action="store_true",
         help="go on from the last checkpoint in the output folder, if there is one",
     )
-    for name, text in (
-        ("--export-adapters", "write the adapters or the soft prompt, for peft"),
-        ("--export-merged", "write the tuned model, in Hugging Face's format"),
-    ):
-        one.add_argument(name, type=Path, metavar="FOLDER", help=text)
     return parser
 
 

@@ -89,12 +89,14 @@ def run(
     with contextlib.ExitStack() as stack:
         checkpoints, progress = None, Progress()
         if folder is not None:
-            checkpoints = stack.enter_context(Checkpoints(folder, description))
-            state, progress = checkpoints.restore(state, resume)
+            checkpoints = stack.enter_context(_checkpoints(folder))
+            state, progress = restore(checkpoints, state, description, resume)
         first = int(state.step)
-        metrics = stack.enter_context(Metrics(folder, progress, first))
-        bar = tqdm(desc=label, initial=first, total=end, unit="step")
-        stack.enter_context(bar)
+        bar = stack.enter_context(
+            tqdm(desc=label, initial=first, total=end, unit="step")
+        )
+        metrics = Metrics(folder, progress, first, bar)
+        stack.enter_context(contextlib.closing(metrics))
         for step in range(first, end + 1):
             # What was done before a checkpoint is not done again after it.
             at_end, resumed = step == end, step == first > 0
@@ -102,14 +104,13 @@ def run(
                 metrics.evaluated(step, _measure(settings, job, state, data))
             due = step > first and (step % settings.checkpoint_every == 0 or at_end)
             if checkpoints is not None and due:
-                checkpoints.save(step, state, metrics.progress())
+                save(checkpoints, step, state, description, metrics.progress())
             if at_end:
                 break
             batch = batch_at(train, settings.seed, step, settings.batch_size)
             state, loss = train_step(job, state, batch)
-            metrics.stepped(step, loss)
             evaluations = 2 * settings.num_directions
-            _show(bar, metrics.last, evaluations, evaluations * batch.tokens.size)
+            metrics.stepped(step, loss, evaluations, evaluations * batch.tokens.size)
         evaluations = metrics.progress().evaluations
     model = nnx.merge(job.graphdef, state.params, job.rest)
     return Result(model, state, evaluations)
@@ -134,15 +135,6 @@ def _measure(
         loss, accuracy = evaluate(job, state.params, examples, batch_size=size)
         result |= {f"{name}_loss": float(loss), f"{name}_accuracy": float(accuracy)}
     return result
-
-
-def _show(bar: Any, shown: Mapping[str, float], evaluations: int, tokens: int) -> None:
-    rate = bar.format_dict["rate"] or 0.0  # Steps a second.
-    values = {name: f"{value:.4f}" for name, value in shown.items()}
-    values["tokens/s"] = f"{rate * tokens:,.0f}"
-    values["evaluations/s"] = f"{rate * evaluations:.3g}"
-    bar.set_postfix(values, refresh=False)
-    bar.update()
 
 
 @contextlib.contextmanager
@@ -179,15 +171,18 @@ class Metrics:
       folder: Where the files go; None writes nothing.
       progress: Where to go on; what follows in the file is of a run that was cut.
       step: The step to go on from.
+      bar: A progress bar, in steps.
 
     Raises:
       RunError: If the file ends before the position.
     """
 
-    def __init__(self, folder: Path | None, progress: Progress, step: int) -> None:
-        self.last: dict[str, float] = {}  # The last losses, for a progress bar.
-        self._evaluations = list(progress.evaluations)
+    def __init__(
+        self, folder: Path | None, progress: Progress, step: int, bar: tqdm
+    ) -> None:
+        self._evaluations, self._bar = list(progress.evaluations), bar
         self._pending: tuple[int, jax.Array] | None = None
+        self._shown: dict[str, str] = {}
         path = folder and folder / METRICS
         size = path.stat().st_size if path and path.exists() else 0
         if size < progress.position:
@@ -201,20 +196,24 @@ class Metrics:
             f"{folder}/tensorboard", purge_step=step, write_to_disk=folder is not None
         )
 
-    def __enter__(self) -> "Metrics":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
         self._file.close()
         self._board.close()
 
-    def stepped(self, step: int, loss: jax.Array) -> None:
+    def stepped(
+        self, step: int, loss: jax.Array, evaluations: int, tokens: int
+    ) -> None:
         """Takes the loss of a step that may still run, and writes the one before.
 
         Waiting for it at once would leave the device idle until the next is sent.
         """
         self._flush()
         self._pending = step, loss
+        rate = self._bar.format_dict["rate"] or 0.0  # Steps a second.
+        self._shown["tokens/s"] = f"{rate * tokens:,.0f}"
+        self._shown["evaluations/s"] = f"{rate * evaluations:.3g}"
+        self._bar.set_postfix(self._shown, refresh=False)
+        self._bar.update()
 
     def evaluated(self, step: int, values: dict[str, float]) -> None:
         self._flush()
@@ -239,110 +238,107 @@ class Metrics:
             self._write(step, {"loss": float(loss)})
 
     def _write(self, step: int, values: dict[str, float]) -> None:
-        self.last |= {k: v for k, v in values.items() if k in ("loss", "train_loss")}
         self._file.write(json.dumps({"step": step} | values).encode() + b"\n")
         for name, value in values.items():
             self._board.add_scalar(name, value, step)
+            if name in ("loss", "train_loss"):
+                self._shown[name] = f"{value:.4f}"
 
 
-class Checkpoints:
-    """The checkpoints of a run, the last two of which are kept.
+# --- Checkpoints ------------------------------------------------------------------
+#
+# One holds the tuned parameters, the state of the optimizer, the key, the step, the
+# progress, and a description of the run. Saving goes on in the background, and a
+# checkpoint is there when it is whole: a run that is killed leaves the one before.
 
-    One holds the tuned parameters, the state of the optimizer, the key, the step, the
-    evaluations, where the file of metrics ended, and a description of the run. Saving
-    goes on in the background, and a checkpoint is there when it is whole: a run that is
-    killed leaves the one before.
+
+def _checkpoints(folder: Path) -> ocp.CheckpointManager:
+    # Orbax reports every save; what goes wrong is raised besides.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    options = ocp.CheckpointManagerOptions(max_to_keep=2, create=True)
+    return ocp.CheckpointManager(folder.resolve() / "checkpoints", options=options)
+
+
+def save(
+    checkpoints: ocp.CheckpointManager,
+    step: int,
+    state: State,
+    description: Mapping[str, Any],
+    progress: Progress,
+) -> None:
+    leaves = _leaves(state)
+    record = {"description": description} | progress._asdict()
+    record["checksum"] = _checksum(leaves, record)
+    items = {"state": ocp.args.PyTreeSave(leaves), "run": ocp.args.JsonSave(record)}
+    checkpoints.save(step, args=ocp.args.Composite(**items))
+
+
+def restore(
+    checkpoints: ocp.CheckpointManager,
+    state: State,
+    description: Mapping[str, Any],
+    resume: bool,
+) -> tuple[State, Progress]:
+    """The last state, and the progress until then.
 
     Args:
-      folder: The folder of the run; the checkpoints go to `checkpoints` in it.
+      checkpoints: Of the run.
+      state: The start, which is returned if there is no checkpoint yet, so that a job
+        that is killed early can be restarted by the same command.
       description: What the run is, as JSON has it.
+      resume: Whether there may be a checkpoint.
+
+    Raises:
+      RunError: If the checkpoint is not wanted, damaged, or of another run.
     """
-
-    def __init__(self, folder: Path, description: Mapping[str, Any]) -> None:
-        self._folder = folder.resolve() / "checkpoints"
-        self._description = dict(description)
-        # Orbax reports every save; what goes wrong is raised besides.
-        logging.getLogger("absl").setLevel(logging.CRITICAL)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        options = ocp.CheckpointManagerOptions(max_to_keep=2)
-        self._manager = ocp.CheckpointManager(self._folder, options=options)
-
-    def __enter__(self) -> "Checkpoints":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._manager.close()
-
-    def save(self, step: int, state: State, progress: Progress) -> None:
-        leaves = _leaves(state)
-        record = {"description": self._description} | progress._asdict()
-        record["checksum"] = _checksum(leaves, record)
-        items = ocp.args.Composite(
-            state=ocp.args.PyTreeSave(leaves), run=ocp.args.JsonSave(record)
+    step, folder = checkpoints.latest_step(), Path(checkpoints.directory)
+    if step is None:
+        return state, Progress()
+    if not resume:
+        raise RunError(
+            f"{folder.parent} has a run of {step} steps: resume it (--resume), or "
+            "choose another folder (--output)."
         )
-        self._manager.save(step, args=items)
-
-    def restore(self, state: State, resume: bool) -> tuple[State, Progress]:
-        """The last state, and the metrics until then.
-
-        Args:
-          state: The start, which is returned if there is no checkpoint yet, so that a
-            job that is killed early can be restarted by the same command.
-          resume: Whether there may be a checkpoint.
-
-        Raises:
-          RunError: If the checkpoint is not wanted, damaged, or of another run.
-        """
-        step = self._manager.latest_step()
-        if step is None:
-            return state, Progress()
-        if not resume:
+    record = _read(checkpoints, step, "run", ocp.args.JsonRestore())
+    for name, now in description.items():
+        saved = record.get("description", {}).get(name)
+        if saved != now and name not in FREE:
             raise RunError(
-                f"{self._folder.parent} has a run of {step} steps: resume it "
-                "(--resume), or choose another folder (--output)."
+                f"{name} must be {saved!r}, as in the run in {folder.parent}; got "
+                f"{now!r}."
             )
-        record = self._read(step, run=ocp.args.JsonRestore())["run"] or {}
-        self._compare(record.get("description", {}))
-        found = {name: self._leaf(step, name, x) for name, x in _leaves(state).items()}
-        if _checksum(found, record) != record.get("checksum"):
-            raise self._damaged(step, "its checksum is another one")
-        leaves, treedef = jax.tree.flatten(state._replace(key=None))
-        leaves = [jnp.asarray(found[str(i)]) for i in range(len(leaves))]
-        key = jax.random.wrap_key_data(jnp.asarray(found["key"]))
-        restored = jax.tree.unflatten(treedef, leaves)._replace(key=key)
-        return restored, Progress(*(record[name] for name in Progress._fields))
-
-    def _leaf(self, step: int, name: str, like: jax.Array) -> np.ndarray:
-        # One after another, as NumPy's arrays: where one of many reads that Orbax does
-        # at the same time fails, the others end in noise on the terminal.
+    # One after another, as NumPy's arrays: where one of many reads that Orbax does at
+    # the same time fails, the others end in noise on the terminal.
+    found = {}
+    for name, like in _leaves(state).items():
         arguments = ocp.args.PyTreeRestore(
             item={name: like},
             restore_args={name: ocp.RestoreArgs(restore_type=np.ndarray)},
             partial_restore=True,
         )
-        return self._read(step, state=arguments)["state"][name]
+        found[name] = _read(checkpoints, step, "state", arguments)[name]
+    if _checksum(found, record) != record.get("checksum"):
+        raise _damaged(checkpoints, step, "its checksum is another one")
+    key = jax.random.wrap_key_data(jnp.asarray(found.pop("key")))
+    treedef = jax.tree.structure(state._replace(key=None))
+    state = jax.tree.unflatten(treedef, map(jnp.asarray, found.values()))
+    progress = Progress(*(record[name] for name in Progress._fields))
+    return state._replace(key=key), progress
 
-    def _read(self, step: int, **items: Any) -> Any:
-        try:
-            return self._manager.restore(step, args=ocp.args.Composite(**items))
-        except Exception as error:  # Whatever it is, the files cannot be read.
-            raise self._damaged(step, str(error)) from error
 
-    def _damaged(self, step: int, reason: str) -> RunError:
-        line = reason.splitlines()[0][:200] if reason else "for no reason given"
-        return RunError(
-            f"{self._folder / str(step)} cannot be read ({line}): delete it to resume "
-            "from the checkpoint before it."
-        )
+def _read(checkpoints: ocp.CheckpointManager, step: int, item: str, how: Any) -> Any:
+    try:
+        return checkpoints.restore(step, args=ocp.args.Composite(**{item: how}))[item]
+    except Exception as error:  # Whatever it is, the files cannot be read.
+        raise _damaged(checkpoints, step, str(error)) from error
 
-    def _compare(self, description: Mapping[str, Any]) -> None:
-        for name, now in self._description.items():
-            saved = description.get(name)
-            if saved != now and name not in FREE:
-                raise RunError(
-                    f"{name} must be {saved!r}, as in the run in "
-                    f"{self._folder.parent}; got {now!r}."
-                )
+
+def _damaged(checkpoints: ocp.CheckpointManager, step: int, reason: str) -> RunError:
+    line = reason.splitlines()[0][:200] if reason else "for no reason given"
+    return RunError(
+        f"{Path(checkpoints.directory) / str(step)} cannot be read ({line}): delete it "
+        "to resume from the checkpoint before it."
+    )
 
 
 def _leaves(state: State) -> dict[str, jax.Array]:

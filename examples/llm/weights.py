@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -76,8 +76,18 @@ def load(folder: Folder, *, dtype: Any = jnp.bfloat16) -> OPT:
             if names:
                 raise ValueError(f"{folder} {fault} tensor {min(names)}.")
         for path, variable in flat.items():
-            found = _read(folder, path, variable, _names(path, config), stored)
-            flat[path] = variable.replace(found)
+            host = np.empty(variable.shape, variable.dtype)
+            for name, view in _views(path, host, config).items():
+                tensor = stored[name]()
+                real = jnp.issubdtype(tensor.dtype, jnp.floating)
+                if tensor.shape != view.shape or not real:
+                    raise ValueError(
+                        f"{folder}: tensor {name} must be of shape {view.shape} and "
+                        f"floating point; got {tensor.shape} and {tensor.dtype}."
+                    )
+                view[...] = tensor
+            # Waits, so that the next is not read before this one is let go.
+            flat[path] = variable.replace(jax.block_until_ready(jnp.array(host)))
         tied = stored["model.decoder.embed_tokens.weight"]
         if head is not None and not np.array_equal(head(), tied()):
             raise ValueError(
@@ -99,18 +109,14 @@ def save(model: OPT, folder: Folder, *, max_shard_bytes: int = 5 * 2**30) -> Non
     Raises:
       ValueError: If the model has parameters that the format has no place for.
     """
-    tensors = {}
+    tensors: dict[str, np.ndarray] = {}
     for path, variable in nnx.to_flat_state(nnx.state(model)):
         if type(variable) is not nnx.Param:
             raise ValueError(
                 "model must have no adapters and no soft prompt to be saved; got "
                 f"{'.'.join(map(str, path))}."
             )
-        names = _names(path, model.config)
-        for layer, name in enumerate(names):
-            place = layer if path[0] == "layers" else ...
-            size = variable[...].nbytes // len(names)
-            tensors[name] = _Tensor(variable, place, path[-1] == "kernel", size)
+        tensors |= _views(path, np.asarray(variable[...]), model.config)
     shards = split_state_dict_into_shards_factory(
         tensors,
         get_storage_size=lambda tensor: tensor.nbytes,
@@ -119,7 +125,7 @@ def save(model: OPT, folder: Folder, *, max_shard_bytes: int = 5 * 2**30) -> Non
     )
     with _new_files(folder) as new:
         for file, names in shards.filename_to_tensors.items():
-            _write_tensors({name: tensors[name].array() for name in names}, new / file)
+            _write_tensors({name: tensors[name] for name in names}, new / file)
         if shards.is_sharded:
             index = {"weight_map": shards.tensor_to_filename}
             _write_json({"metadata": shards.metadata} | index, new / INDEX)
@@ -201,6 +207,14 @@ def _names(path: ParamPath, config: Config) -> list[str]:
     return [".".join([prefix, *modules, _LEAVES[leaf]]) for prefix in prefixes]
 
 
+def _views(path: ParamPath, array: np.ndarray, config: Config) -> dict[str, np.ndarray]:
+    """A parameter's tensors in a checkpoint, by name, as views of the parameter."""
+    parts = array if path[0] == "layers" else [array]
+    # Checkpoints have the axes of a linear layer's matrix the other way round.
+    parts = [part.T for part in parts] if path[-1] == "kernel" else parts
+    return dict(zip(_names(path, config), parts, strict=True))
+
+
 # --- Reading ----------------------------------------------------------------------
 
 
@@ -259,43 +273,7 @@ def _checkpoint_files(folder: Path) -> list[Path]:
     return sorted({folder / str(name) for name in weight_map.values()})
 
 
-def _read(
-    folder: Path,
-    path: ParamPath,
-    variable: Any,
-    names: list[str],
-    stored: dict[str, Callable[[], np.ndarray]],
-) -> jax.Array:
-    """A parameter, its layers read one after another."""
-    host = np.empty(variable.shape, variable.dtype)
-    for name, part in zip(names, host if path[0] == "layers" else [host], strict=True):
-        # Checkpoints have the axes of a linear layer's matrix the other way round.
-        part = part.T if path[-1] == "kernel" else part
-        tensor = stored[name]()
-        if tensor.shape != part.shape or not jnp.issubdtype(tensor.dtype, jnp.floating):
-            raise ValueError(
-                f"{folder}: tensor {name} must be of shape {part.shape} and floating "
-                f"point; got {tensor.shape} and {tensor.dtype}."
-            )
-        part[...] = tensor
-    # Waits, so that the next is not read before this one is let go.
-    return jax.block_until_ready(jnp.array(host))
-
-
 # --- Writing ----------------------------------------------------------------------
-
-
-class _Tensor(NamedTuple):
-    """A tensor of a checkpoint: a parameter, or a layer of it."""
-
-    variable: Any
-    place: Any  # An index into the parameter.
-    transposed: bool
-    nbytes: int
-
-    def array(self) -> np.ndarray:
-        array = np.asarray(self.variable[...][self.place])
-        return np.ascontiguousarray(array.T if self.transposed else array)
 
 
 def _adapters(model: OPT) -> dict[str, np.ndarray]:
@@ -306,7 +284,7 @@ def _adapters(model: OPT) -> dict[str, np.ndarray]:
             for i, layer in enumerate(np.asarray(stack[...])):
                 module = f"model.decoder.layers.{i}.self_attn.{name}"
                 key = f"base_model.model.{module}.lora_{matrix}.weight"
-                tensors[key] = np.ascontiguousarray(layer.T)
+                tensors[key] = layer.T
     return tensors
 
 
@@ -323,6 +301,7 @@ def _new_files(folder: Folder) -> Iterator[Path]:
 def _write_tensors(arrays: dict[str, np.ndarray], path: Path) -> None:
     path.touch()
     mode = path.stat().st_mode  # As the umask says; the library makes its files 0600.
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     save_file(arrays, path, metadata={"format": "pt"})
     path.chmod(mode)
 

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -43,7 +44,7 @@ def test_one_command_starts_a_run_and_resumes_it(job, tmp_path, capsys, task):
     main.main(arguments)
     table = capsys.readouterr().out
     assert "train_loss" in table and "dev_accuracy" in table
-    steps = [line.split()[0] for line in table.splitlines() if line.count("0.") >= 4]
+    steps = re.findall(r"^ *(\d+) ", table, re.MULTILINE)
     assert steps == ["0", "10", "20", "30", "40"]
     lines = metrics(tmp_path / "run")
     assert [line["step"] for line in lines if "loss" in line] == list(range(40))

@@ -30,7 +30,7 @@ def test_steps_to_a_loss_are_interpolated_and_infinite_if_never():
         _run("R-AdaZO", [1.0, 0.5, 0.0]),
         _run("R-AdaZO", [1.0, 0.9, 0.8], seed=1),
     ]
-    found = figure.group(runs, method="R-AdaZO")
+    found = figure.group(runs, "lora", "R-AdaZO")
     steps = figure.steps_to(found, np.array([0.75, 0.7]))
     np.testing.assert_allclose(steps, [5.0, np.inf])
 
