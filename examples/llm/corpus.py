@@ -56,7 +56,7 @@ def _is_prose(line: str) -> bool:
 
 
 def _documentation() -> Iterator[str]:
-    """What there is: a Python without sources still has the reference, or nothing."""
+    """Blocks of text; where Python comes without sources, only its reference."""
     with contextlib.suppress(ImportError):  # Some systems package it apart.
         yield from importlib.import_module("pydoc_data.topics").topics.values()
     library = Path(sysconfig.get_path("stdlib"))

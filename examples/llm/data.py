@@ -18,7 +18,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
-BOS = "</s>"  # With which every sequence starts, in OPT.
+BOS = "</s>"  # The first token of every sequence, in OPT.
 PAD = "<pad>"
 _MULTIPLE = 8  # Sequences are padded to a multiple of it, which suits a TPU's tiles.
 _CONJUNCTIONS = {"cause": "because", "effect": "so"}

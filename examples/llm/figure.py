@@ -35,7 +35,7 @@ Execute = Callable[[Settings, str], Sequence[dict[str, float]]]
 
 
 class Plan(NamedTuple):
-    """How much of everything."""
+    """The size of the comparison."""
 
     steps: dict[str, int]  # By what is tuned.
     points: int  # Of a curve, the first left out.
@@ -201,7 +201,7 @@ def rows(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
 
 
 def _row(one: Group, other: Group) -> dict[str, Any]:
-    """`other` is whose final loss is to be reached."""
+    """A row of a table; steps are counted until the final loss of `other`."""
     reached, last = steps_to(one, other.losses[:, -1]), one.steps[-1]
     matched, fewer = "", ""
     if one.name != other.name or one.losses[0, -1] != other.losses[0, -1]:

@@ -4,9 +4,9 @@
     python -m examples.llm.main --fast  # a small run: to see that it works
     python -m examples.llm.main --model facebook/opt-1.3b --task sst2 --data FOLDER
 
-Without `--model`, a small OPT is pretrained and then tuned on the sentences that are
-here, by all methods; a table, a JSON file and a figure say how that went. With it, one
-run of one method: the paper's job.
+Without `--model`, a small OPT is pretrained and then tuned by all methods on the
+sentences in `sentiment`; the results are a table, a JSON file and a figure. With it,
+that model is tuned by one method: the paper's job.
 """
 
 import argparse
@@ -38,7 +38,7 @@ COMMON = {"output", "dtype", "fast"}  # Options that need no model.
 
 
 def make_parser() -> common.Parser:
-    """The options; those that are not given are not in what it returns."""
+    """The parser; options that are not given are missing from its result."""
     parser = common.Parser(
         prog="examples.llm.main",
         description=__doc__,
@@ -85,12 +85,12 @@ def make_parser() -> common.Parser:
 
 
 def option(name: str) -> str:
-    """As the command line has the name of a setting."""
+    """The option of the command line for a setting."""
     return "--" + name.removeprefix("num_").replace("_", "-")
 
 
 def run_one(options: dict[str, Any]) -> None:
-    """One run of one method, on a model and data that are there."""
+    """One run of one method, on a given model and given data."""
     for name in ("task", "data"):
         if name not in options:
             raise ValueError(f"--model needs --{name}.")
@@ -107,7 +107,7 @@ def run_one(options: dict[str, Any]) -> None:
                 f"{option(name)} must not be the folder of --model, and not be given "
                 f"with --tune {tune}; got {to}."
             )
-    # What is wrong with the small files is said before the large ones are read.
+    # Errors in the small files are reported before the large ones are read.
     train, dev = (
         sample(task.read(options["data"] / file), options.get(name, default))
         for file, name, default in (
@@ -140,13 +140,13 @@ def run_one(options: dict[str, Any]) -> None:
 
 
 def sample(examples: Sequence[data.Example], limit: int) -> list[data.Example]:
-    """As many at random, and the same for all runs: what differs is the method."""
+    """At most `limit` examples at random, the same ones for all runs."""
     order = np.random.default_rng(0).permutation(len(examples))
     return [examples[i] for i in order[:limit]]
 
 
 def find_model(name: str) -> Path:
-    """The folder of a model: itself, or where Hugging Face's cache has it."""
+    """The folder of a model: `name` itself, or its place in Hugging Face's cache."""
     if Path(name).is_dir():
         return Path(name)
     try:
@@ -162,7 +162,7 @@ def find_model(name: str) -> Path:
 
 
 def compare(options: dict[str, Any]) -> None:
-    """The paper's comparison, on a small model that is made here."""
+    """The paper's comparison, on a small model that is pretrained first."""
     begin = time.perf_counter()
     name, plan, settings = "llm", figure.FULL, pretrain.Settings()
     if "fast" in options:

@@ -32,16 +32,16 @@ from examples.llm.model import OPT
 from examples.llm.train import Settings, State, evaluate, start, train_step
 
 METRICS = "metrics.jsonl"
-# What may differ when a run is resumed: it changes none of the steps.
+# Settings that may change when a run is resumed: none of the steps depends on them.
 FREE = ("num_steps", "checkpoint_every")
 
 
 class RunError(ValueError):
-    """The files in the folder of a run do not allow what was asked for."""
+    """A run that cannot be started or resumed in its folder."""
 
 
 class Result(NamedTuple):
-    """What a run leaves."""
+    """What a run returns."""
 
     model: OPT
     state: State
