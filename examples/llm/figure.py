@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from tabulate import tabulate
 
+from examples.common.record import array
 from examples.llm.train import Settings
 from examples.paper import common
 
@@ -127,8 +128,8 @@ def group(
         name,
         rate,
         np.asarray(found[0]["step"]),
-        common.array([run["train_loss"] for run in found]),
-        common.array([run["dev_accuracy"][-1] for run in found]),
+        array([run["train_loss"] for run in found]),
+        array([run["dev_accuracy"][-1] for run in found]),
     )
 
 
@@ -147,7 +148,7 @@ def tuned_rates(runs: Sequence[Run], tune: str) -> list[Group]:
     result = []
     for name in METHODS.values():
         tried = grid(runs, tune, name)
-        best = common.array([run["train_loss"][-1] for run in tried]).argmin()
+        best = array([run["train_loss"][-1] for run in tried]).argmin()
         rate = tried[best]["learning_rate"]
         result.append(group(runs, tune, name, rate=rate))
     return result

@@ -11,7 +11,6 @@ that model is tuned by one method: the paper's job.
 
 import argparse
 import dataclasses
-import importlib.metadata
 import sys
 import time
 from collections.abc import Sequence
@@ -26,20 +25,20 @@ from flax import nnx
 from huggingface_hub.errors import HFValidationError
 from tabulate import tabulate
 
-from examples.benchmarks.timing import record
+from examples.common.cli import Parser, at_least_one
+from examples.common.record import numbers, record, write
 from examples.llm import corpus, data, figure, pretrain, weights
 from examples.llm.run import locked, run
 from examples.llm.train import Settings
 from examples.paper import common
 
 OUTPUT = Path(__file__).resolve().parents[1] / "out" / "llm"
-PACKAGES = ("flax", "numpy", "tokenizers", "radazo_jax")
 COMMON = {"output", "dtype", "fast"}  # Options that need no model.
 
 
-def make_parser() -> common.Parser:
+def make_parser() -> Parser:
     """The parser; options that are not given are missing from its result."""
-    parser = common.Parser(
+    parser = Parser(
         prog="examples.llm.main",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -60,9 +59,9 @@ def make_parser() -> common.Parser:
     for name, kind, text in (
         ("--model", str, "a folder, or a name in the local cache"),
         ("--data", Path, "folder of the task's files"),
-        ("--train-examples", common.at_least_one, "at most; 1000, as in MeZO"),
-        ("--dev-examples", common.at_least_one, "at most; 500, as in MeZO"),
-        ("--max-length", common.at_least_one, "cut examples to as many tokens"),
+        ("--train-examples", at_least_one, "at most; 1000, as in MeZO"),
+        ("--dev-examples", at_least_one, "at most; 500, as in MeZO"),
+        ("--max-length", at_least_one, "cut examples to as many tokens"),
         ("--export-adapters", Path, "folder for the adapters or the prompt, for peft"),
         ("--export-merged", Path, "folder for the tuned model, for transformers"),
     ):
@@ -163,7 +162,6 @@ def find_model(name: str) -> Path:
 
 def compare(options: dict[str, Any]) -> None:
     """The paper's comparison, on a small model that is pretrained first."""
-    begin = time.perf_counter()
     name, plan, settings = "llm", figure.FULL, pretrain.Settings()
     if "fast" in options:
         name, plan, settings = "fast", figure.FAST, pretrain.FAST
@@ -185,11 +183,10 @@ def compare(options: dict[str, Any]) -> None:
         return run(settings, model, train, dev, label=label).evaluations
 
     found = figure.compare(plan, execute)
-    runs = common.numbers(found)  # As the file has them, for tables and picture too.
+    runs = numbers(found)  # As the file has them, for tables and picture too.
     rows = list(figure.rows(runs))
     content = record(rows) | {
         "command": " ".join(["python -m examples.llm.main", *options["given"]]),
-        "seconds": round(time.perf_counter() - begin),
         "cpu_seconds": round(time.process_time()),
         "settings": dataclasses.asdict(Settings()) | plan._asdict(),
         "pretraining": dataclasses.asdict(settings),
@@ -199,8 +196,7 @@ def compare(options: dict[str, Any]) -> None:
         "dev_examples": len(dev.label),
         "runs": runs,
     }
-    content["versions"] |= {name: importlib.metadata.version(name) for name in PACKAGES}
-    common.write(output / f"{name}.json", content)
+    write(output / f"{name}.json", content)
     common.save(figure.plot(runs), output / f"{name}.png")
     print(f"\n{figure.printed(rows)}\n\nWrote {output / name}.json and .png.")
 

@@ -10,9 +10,6 @@ each; zeroth-order steps take a central difference along one direction.
 The file is written after every program; ``--resume`` goes on where a run was stopped.
 """
 
-import argparse
-import importlib.metadata
-import json
 import pathlib
 import re
 import sys
@@ -27,8 +24,9 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from examples.benchmarks.programs import compiled_on, tpu_topology, without_tpu
-from examples.common.record import record, write
+from examples.benchmarks.programs import compiled_on, tpu_topology
+from examples.common import cli
+from examples.common.record import record, resumed, write
 from examples.llm import train
 from examples.llm.data import Batch
 from examples.llm.lora import FILTERS, add_lora
@@ -225,17 +223,13 @@ def compared(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = cli.parser(__doc__)
     parser.add_argument("--output", type=pathlib.Path, required=True)
     parser.add_argument(
         "--resume", action="store_true", help="take the rows that --output has"
     )
     options = parser.parse_args()
-    without_tpu()
-    known: dict[Case, dict[str, Any]] = {}
-    if options.resume and options.output.exists():
-        for row in json.loads(options.output.read_text(encoding="utf-8"))["rows"]:
-            known[Case.of(row)] = row
+    known = resumed(options.output, options.resume, Case._fields)
     found: dict[Case, dict[str, Any]] = {}
     forward: dict[tuple[str, str], dict[str, Any]] = {}
     for case in CASES:
@@ -248,7 +242,6 @@ def main() -> None:
         content = record([rows[case] for case in CASES if case in rows])
         content["command"] = f"python -m examples.llm.memory {' '.join(sys.argv[1:])}"
         content["device"] = "compiled for TPUs"
-        content["versions"]["flax"] = importlib.metadata.version("flax")
         write(options.output, content)
 
 
