@@ -95,6 +95,7 @@ def test_step_is_the_one_written_out(method, tune):
     settings = dataclasses.replace(SETTINGS, method=method, tune=tune)
     job, state = train.start(settings, model())
     key, rate = jax.random.clone(state.key), settings.learning_rate  # It is donated.
+    mu = settings.smoothing
     theta, unravel = jax.flatten_util.ravel_pytree(state.params)
     theta, m, v = np.asarray(theta, np.float64), 0.0, 0.0
     loss_fn = jax.jit(
@@ -111,7 +112,7 @@ def test_step_is_the_one_written_out(method, tune):
         # The first direction of a step has the step's key folded once more.
         u_key = jax.random.fold_in(jax.random.fold_in(key, i), 0)
         u = np.asarray(jax.random.normal(u_key, theta.shape), np.float64)
-        g = (loss(theta + 1e-3 * u) - loss(theta - 1e-3 * u)) / 2e-3 * u
+        g = (loss(theta + mu * u) - loss(theta - mu * u)) / (2 * mu) * u
         m = 0.9 * m + 0.1 * g
         v = 0.99 * v + 0.01 * (m if method == "radazo" else g) ** 2
         step = {
