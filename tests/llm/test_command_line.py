@@ -112,7 +112,7 @@ def test_an_export_does_not_replace_the_base_model(job, tmp_path, capsys):
         (["--data", "nowhere"], "No such file"),
         (["--learning-rate", "-1"], "learning_rate must be positive; got -1.0."),
         (["--batch-size", "21"], "batch_size must be at most 20"),
-        (["--max-length", "0"], "must be an integer of at least 1, got 0"),
+        (["--max-length", "0"], "must be an integer of at least 1; got 0"),
         (["--tune", "full", "--export-adapters", "x"], "--export-adapters must not"),
         (["--tune", "prompt", "--export-merged", "x"], "--export-merged must not"),
         (["--fast"], "--fast is for the comparison"),
