@@ -13,7 +13,8 @@ from jax.extend import core
 from test_perturb_zoo import LAWS, computed_sizes
 
 from examples.llm import lora, model, weights
-from radazo_jax._src import axes
+from radazo_jax._src.directions.layout import layout_of
+from radazo_jax._src.perturb import axes
 
 from . import tiny
 from .tiny import TOKENS, logits
@@ -235,7 +236,7 @@ def test_a_perturbed_evaluation_builds_no_more_than_a_layer(law, what):
         opt = nnx.merge(graphdef, params)
         return opt(tokens) if what == "logits" else opt.hidden(tokens)
 
-    chosen = axes.specialize(LAWS[law], fun, params)
+    chosen = axes.specialize(LAWS[law], fun, params, layout_of(params))
     largest = max(computed_sizes(fun, chosen, params))
     table, matrix = 1000 * 16, 16 * 64
     # A dense draw makes two words for each number. The logits need the whole table,
