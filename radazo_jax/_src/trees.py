@@ -24,7 +24,7 @@ class Static:
     others: tuple[Any, ...]
     is_array: tuple[bool, ...]
 
-    def combine(self, arrays: list[Any]) -> Any:
+    def merge(self, arrays: list[Any]) -> Any:
         """The tree with these arrays."""
         found = iter(arrays)
         leaves = [

@@ -185,7 +185,7 @@ class Law(abc.ABC):
         del layout
         return tuple(Stored(of_leaf) for of_leaf in numbers)
 
-    def _scale(self, held: Sequence[Held]) -> jax.Array:
+    def _inverse_norm(self, held: Sequence[Held]) -> jax.Array:
         """One over the norm of all elements, of a law that is normalized."""
         raise NotImplementedError
 

@@ -49,24 +49,24 @@ class Sphere(Law):
         unscaled = super()._sample(key, number, layout)
 
         def at_once(direction: Direction) -> jax.Array:
-            return self._scale([Stored(u) for u in elements(direction, layout)])
+            return self._inverse_norm([Stored(u) for u in elements(direction, layout)])
 
         if layout.dimension <= _CHUNK:
             scale = at_once(unscaled)
         else:
             # XLA's CPU backend stores what it sums, so there it is drawn in pieces.
-            in_pieces = functools.partial(self._scale_in_pieces, layout.dimension)
+            in_pieces = functools.partial(self._in_pieces, layout.dimension)
             scale = lax.platform_dependent(unscaled, cpu=in_pieces, default=at_once)
         return Direction(key, number, scale, self)
 
-    def _scale(self, held: Sequence[Held]) -> jax.Array:
+    def _inverse_norm(self, held: Sequence[Held]) -> jax.Array:
         elements = [of_leaf.values() for of_leaf in held]
         fraction = exact.fraction_bits(sum(x.size for x in elements))
         squares = [exact.sum_of_squares(x, fraction) for x in elements]
         square = functools.reduce(counter.add, squares, counter.zero())
         return _inverse_root(square, fraction)
 
-    def _scale_in_pieces(self, dimension: int, direction: Direction) -> jax.Array:
+    def _in_pieces(self, dimension: int, direction: Direction) -> jax.Array:
         fraction = exact.fraction_bits(dimension)
         pieces, rest = divmod(dimension, _CHUNK)
 

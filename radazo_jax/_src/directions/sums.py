@@ -147,5 +147,5 @@ def _keep(directions: Direction, layout: Layout) -> Direction:
 
     drawn = fusion.compute_once(jax.vmap(numbers), directions.key, directions.number)
     held = jax.vmap(functools.partial(law._held, layout=layout))(drawn)
-    scale = jax.vmap(law._scale)(held) if law._normalized else directions.scale
+    scale = jax.vmap(law._inverse_norm)(held) if law._normalized else directions.scale
     return dataclasses.replace(directions, held=held, scale=scale)

@@ -126,7 +126,7 @@ def _values(
     values, found = batched_map(along, (points.directions, points.scales), batch_size)
     if base:
         return jnp.concatenate([base[0][None], values.reshape(-1)]), base[1]
-    aux = static[0].combine([x[0] for x in found]) if has_aux else None
+    aux = static[0].merge([x[0] for x in found]) if has_aux else None
     return values.reshape(-1), aux
 
 

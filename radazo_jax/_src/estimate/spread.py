@@ -97,7 +97,7 @@ def _values(
     _check_free(names, {"params": params, "the arguments of fun": arrays})
 
     def losses(mine: jax.Array, params: Any, points: Points, arrays: Any) -> jax.Array:
-        given = fun if static is None else static.combine(arrays)
+        given = fun if static is None else static.merge(arrays)
         loss = checks.checked_loss(given, has_aux)
         # θ is a point along the first direction, at scale 0.
         base = [0] * points.with_params

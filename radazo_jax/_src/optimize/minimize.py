@@ -203,7 +203,7 @@ def _run_chunk(
       optimizer: As in `minimize`.
       estimator: As in `minimize`.
     """
-    fun, sample = static.combine(arrays)
+    fun, sample = static.merge(arrays)
     tx = optax.with_extra_args_support(optimizer)
 
     def body(

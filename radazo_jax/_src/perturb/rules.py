@@ -262,7 +262,7 @@ def _scan(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
         # What a body starts from is there when it starts: a leaf need not wait for it,
         # and a slice that only its product reads is not copied out of its stack. But
         # a leaf is not to be built once for all steps, ahead of the loop.
-        inputs = [*(views.tie(value, i) for value in consts), *carry, *slices]
+        inputs = [*(views.drawn_after(value, i) for value in consts), *carry, *slices]
         ready = {id(value) for value in inputs if params["unroll"] == 1}
         outputs = _arrays(params["jaxpr"], inputs, ready)
         return outputs[:num_carry], outputs[num_carry:]

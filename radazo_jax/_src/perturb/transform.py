@@ -98,4 +98,4 @@ def _trace(
         return arrays
 
     jaxpr = jax.make_jaxpr(of_leaves)(*leaves)
-    return jaxpr, static[0].combine
+    return jaxpr, static[0].merge

@@ -138,7 +138,7 @@ def _unstored(direction: Direction, layout: Layout) -> list[Held]:
     ]
 
 
-def tie(value: Any, after: jax.Array) -> Any:
+def drawn_after(value: Any, after: jax.Array) -> Any:
     """`value`, which if it is a view to be drawn is drawn after `after`."""
     if not isinstance(value, View) or not isinstance(value.u, Drawn):
         return value
