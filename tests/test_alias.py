@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tables import every
 
 from radazo_jax._src.optimize import aliases, transforms
 
@@ -222,9 +223,7 @@ def test_inject_hyperparams_with_another_precision_than_the_moments(hyperparam_d
         )
 
 
-@pytest.mark.parametrize(
-    "name", ["radazo", *(pytest.param(n, marks=pytest.mark.slow) for n in NAMES[1:])]
-)
+@pytest.mark.parametrize("name", every(NAMES, "radazo"))
 def test_multi_steps_takes_one_step_with_the_mean(name):
     make = OPTIMIZERS[name][0]
     gs = gradients(8)

@@ -1,4 +1,4 @@
-"""The generator against ``jax.random`` and exact integer arithmetic."""
+"""The generator against `jax.random` and exact integer arithmetic."""
 
 import jax
 import jax.numpy as jnp

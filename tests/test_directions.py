@@ -1,21 +1,18 @@
 """The laws: their moments, and directions as small, position-addressed pytrees."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import BY_POSITION, LAWS, covariance, jit
 
 import radazo_jax as zo
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.layout import layout_of
 from radazo_jax._src.numbers import counter, generator
 
-LAWS = {
-    "sphere": zo.sphere(),
-    "gaussian": zo.gaussian(),
-    "rademacher": zo.rademacher(),
-    "coordinate": zo.coordinate(),
-}
 SHAPES = {"b": (2,), "s": (), "w": (2, 3)}
 PARAMS = {name: jnp.zeros(shape) for name, shape in SHAPES.items()}
 NUM_COORDINATES = 9
@@ -26,8 +23,11 @@ def law(request):
     return LAWS[request.param]
 
 
-def draw(law, key, params=PARAMS):
+def drawn(law, key, params=PARAMS):
     return law.materialize(law.sample(key, params), params)
+
+
+draw = jit(drawn, static_argnums=0)
 
 
 def flat(tree):
@@ -35,12 +35,13 @@ def flat(tree):
 
 
 def test_covariance_is_the_identity_over_the_factor(law):
-    num = 40_000
+    """Or what the law says that it is."""
+    params, num = {"b": jnp.zeros(2), "w": jnp.zeros((4, 3))}, 40_000
     keys = jax.random.split(jax.random.key(0), num)
-    u = np.asarray(jax.vmap(lambda k: flat(draw(law, k)))(keys), np.float64)
-    factor = law.factor(PARAMS)
+    draws = jit(jax.vmap(lambda key: flat(drawn(law, key, params))))
+    u = np.asarray(draws(keys), np.float64)
     products = u[:, :, None] * u[:, None, :]
-    error = products.mean(0) - np.eye(NUM_COORDINATES) / factor
+    error = products.mean(0) - covariance(law, params)
     standard_error = products.std(0) / np.sqrt(num)
     assert (abs(error) <= 4.5 * standard_error + 1e-7).all()
     assert (abs(u.mean(0)) <= 4.5 * u.std(0) / np.sqrt(num) + 1e-7).all()
@@ -85,13 +86,14 @@ def test_supports():
 
 def test_coordinate_reaches_every_coordinate_and_sign():
     keys = jax.random.split(jax.random.key(0), 2000)
-    u = np.asarray(jax.vmap(lambda k: flat(draw(zo.coordinate(), k)))(keys))
+    u = np.asarray(jit(jax.vmap(lambda k: flat(drawn(zo.coordinate(), k))))(keys))
     counts = np.concatenate([(u == 1).sum(0), (u == -1).sum(0)])
     assert counts.sum() == 2000
     # Binomial(2000, 1/18) has standard deviation 10.2.
     assert abs(counts - 2000 / 18).max() < 45
 
 
+@pytest.mark.parametrize("law", BY_POSITION.values(), ids=BY_POSITION)
 def test_how_the_coordinates_are_cut_into_leaves_does_not_matter(law):
     tree = {"a": jnp.zeros((2, 2)), "b": jnp.zeros(5)}
     for seed in range(4):
@@ -119,11 +121,16 @@ def test_a_direction_is_small_whatever_the_parameters(law):
 
 def test_directions_are_pytrees_that_vmap_and_scan(law):
     keys = jax.random.split(jax.random.key(1), 3)
-    batch = jax.vmap(lambda k: law.sample(k, PARAMS))(keys)
-    together = jax.vmap(lambda u: flat(law.materialize(u, PARAMS)))(batch)
-    _, scanned = jax.lax.scan(
-        lambda c, u: (c, flat(law.materialize(u, PARAMS))), 0, batch
-    )
+
+    def materialized(direction):
+        return flat(law.materialize(direction, PARAMS))
+
+    @jit
+    def both(keys):
+        batch = jax.vmap(lambda key: law.sample(key, PARAMS))(keys)
+        return jax.vmap(materialized)(batch), jax.lax.map(materialized, batch)
+
+    together, scanned = both(keys)
     single = jnp.stack([flat(draw(law, k)) for k in keys])
     np.testing.assert_allclose(together, single, rtol=1e-6)
     np.testing.assert_allclose(scanned, single, rtol=1e-6)
@@ -134,11 +141,12 @@ def test_kept_directions_are_the_sampled_ones(law):
     sampled = sums.sample(law, key, jnp.arange(3, dtype=jnp.uint32), layout)
     stored = sums.hold(sampled, layout, at_once=True)
     assert sampled.held is None and stored.held is not None
+    materialize = jit(law.materialize)
     for k in range(3):
         expected = flat(draw(law, jax.random.fold_in(key, k)))
         for directions in (sampled, stored):
             direction = jax.tree.map(lambda x, k=k: x[k], directions)
-            got = flat(law.materialize(direction, PARAMS))
+            got = flat(materialize(direction, PARAMS))
             np.testing.assert_array_equal(got, expected)
 
 
@@ -164,8 +172,9 @@ def test_materialize_has_the_dtypes_of_the_parameters(law):
 
 
 def test_laws_are_values(law):
-    assert law == type(law)()
-    assert hash(law) == hash(type(law)())
+    again = dataclasses.replace(law)
+    assert law == again and law is not again
+    assert hash(law) == hash(again)
 
 
 def test_positions_of_leaves():
@@ -184,7 +193,7 @@ def test_coordinates_past_two_to_the_32():
         return counter.positions((size,), offset=offset, dimension=total)
 
     for offset in (2**32 - 2, 2**33 - 2, total - 4):
-        for law in LAWS.values():
+        for law in BY_POSITION.values():
             block = law.draw(key, number, at(4, offset))
             again = [law.draw(key, number, at(1, offset + i))[0] for i in range(4)]
             np.testing.assert_array_equal(block, jnp.stack(again))

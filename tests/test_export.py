@@ -6,15 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tables import KINDS, LAWS, every
 
 import radazo_jax as zo
-
-LAWS = {
-    "sphere": zo.sphere(),
-    "gaussian": zo.gaussian(),
-    "rademacher": zo.rademacher(),
-    "low_rank": zo.low_rank(),
-}
 
 
 def loss(params, x):
@@ -25,7 +19,7 @@ def loss(params, x):
     return jnp.mean(hidden**2)
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", every(LAWS, *KINDS))
 def test_a_step_is_exported_for_every_platform(law):
     optimizer = zo.radazo(1e-2)
     value_and_grad = zo.value_and_grad(loss, zo.forward_difference(LAWS[law], 3))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from golden.engine import make_engine
+from tables import slow
 
 RECORD = np.load(make_engine.FILE)
 NAMES = list(make_engine.names())
@@ -19,10 +20,7 @@ def recorded(name):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name if name[0] == "directions" else pytest.param(name, marks=pytest.mark.slow)
-        for name in NAMES
-    ],
+    [name if name[0] == "directions" else slow(name) for name in NAMES],
     ids=lambda name: "-".join(map(str, name)),
 )
 def test_is_what_was_recorded(name):

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from tables import slow
 
 import radazo_jax as zo
 import radazo_jax.nnx as zo_nnx
@@ -67,9 +68,9 @@ def functional(estimator, model, key, wrt=nnx.Param):
     "name",
     [
         "central",
-        pytest.param("forward", marks=pytest.mark.slow),
-        pytest.param("forward low rank", marks=pytest.mark.slow),
-        pytest.param("forward in turn", marks=pytest.mark.slow),
+        slow("forward"),
+        slow("forward low rank"),
+        slow("forward in turn"),
     ],
 )
 def test_estimates_what_the_functional_interface_does(name):

@@ -7,8 +7,9 @@ import subprocess
 import sys
 
 import pytest
+from tables import slow
 
-SUITE = pathlib.Path(__file__).with_name("optax_suite.py")
+SUITE = pathlib.Path(__file__).with_name("optax_suite")
 
 
 def run(*arguments):
@@ -35,8 +36,8 @@ def run(*arguments):
 @pytest.mark.parametrize(
     ("module", "at_least"),
     [
-        pytest.param("alias", 100, marks=pytest.mark.slow),
-        pytest.param("common", 80, marks=pytest.mark.slow),
+        slow("alias", 100),
+        slow("common", 80),
         ("sharding", 24),
         ("float64", 11),
     ],
@@ -61,16 +62,8 @@ def assert_passes(at_least, *arguments):
     ("fault", "found_by"),
     [
         ("flipped_sign", "test_optimization"),
-        pytest.param(
-            "float_counter",
-            "test_state_shape_dtype_shard_stability",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "dropped_extra_args",
-            "test_optimizers_accept_extra_args",
-            marks=pytest.mark.slow,
-        ),
+        slow("float_counter", "test_state_shape_dtype_shard_stability"),
+        slow("dropped_extra_args", "test_optimizers_accept_extra_args"),
     ],
 )
 def test_optax_tests_find(fault, found_by):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tables import LAWS
 
 import radazo_jax as zo
 
@@ -197,18 +198,7 @@ def test_laws_that_would_compare_wrongly_are_refused():
                 return True
 
 
-@pytest.mark.parametrize(
-    "law",
-    [
-        zo.sphere(),
-        zo.gaussian(),
-        zo.rademacher(),
-        zo.coordinate(),
-        zo.low_rank(),
-        Scaled(2.0),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("law", [*LAWS.values(), Scaled(2.0)], ids=str)
 def test_the_scale_of_a_direction_scales_it(law):
     params, x = {"w": jnp.ones((5, 4)), "b": jnp.zeros(3)}, jnp.ones((2, 5))
     direction = law.sample(0, params)

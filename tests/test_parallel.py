@@ -1,10 +1,9 @@
 """Evaluations spread over devices: the same numbers, and only scalars sent."""
 
+import functools
+import itertools
 import math
 import re
-import socket
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,25 +12,11 @@ import optax
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
+from tables import ESTIMATORS, KINDS, LAWS, every, jit, mesh_of, slow
 
 import radazo_jax as zo
 
-LAWS = {
-    "sphere": zo.sphere(),
-    "gaussian": zo.gaussian(),
-    "rademacher": zo.rademacher(),
-    "low_rank": zo.low_rank(),
-}
-ESTIMATORS = {"forward": zo.forward_difference, "central": zo.central_difference}
-AXES = ("k", "data", "model")
 BYTES = {"f32": 4, "u32": 4, "s32": 4, "pred": 1}
-
-
-def mesh_of(*sizes, types=AxisType.Auto):
-    devices = jax.devices()[: math.prod(sizes)]
-    return jax.make_mesh(
-        sizes, AXES[: len(sizes)], axis_types=(types,) * len(sizes), devices=devices
-    )
 
 
 def loss(params, x):
@@ -55,8 +40,15 @@ def estimate_on(mesh, estimator, params, x, params_spec=None, batch_spec=None):
         x = jax.device_put(x, batch_spec or P())
         program = jax.jit(zo.value_and_grad(loss, estimator))
         compiled = program.lower(jax.random.key(3), params, x).compile()
-        value, gradient = program(jax.random.key(3), params, x)
+        value, gradient = compiled(jax.random.key(3), params, x)
     return jax.device_get((value, gradient)), collectives(compiled.as_text())
+
+
+@functools.cache
+def on_one_device(name, law, batch_size=None):
+    """What an estimator of five directions says of the problem."""
+    estimator = ESTIMATORS[name](LAWS[law], 5, 0.1, batch_size)
+    return jit(zo.value_and_grad(loss, estimator))(jax.random.key(3), *problem())
 
 
 def collectives(hlo):
@@ -75,26 +67,19 @@ def collectives(hlo):
     ]
 
 
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
 def assert_trees_equal(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
 @pytest.mark.parametrize("batch_size", [None, slow(1)])
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", every(LAWS, *KINDS))
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_estimates_what_one_device_does(name, law, batch_size):
     """K = 5, so that neither 6 points nor 10 divide by 4 devices."""
     params, x = problem()
     options = {"num_directions": 5, "batch_size": batch_size, "smoothing": 0.1}
-    make = ESTIMATORS[name]
-    value, gradient = jax.jit(zo.value_and_grad(loss, make(LAWS[law], **options)))(
-        jax.random.key(3), params, x
-    )
-    spread = make(LAWS[law], axis_name="k", **options)
+    value, gradient = on_one_device(name, law, batch_size)
+    spread = ESTIMATORS[name](LAWS[law], axis_name="k", **options)
     (spread_value, spread_gradient), sent = estimate_on(mesh_of(4), spread, params, x)
     np.testing.assert_allclose(spread_value, value, rtol=1e-6)
     for got, expected in zip(
@@ -108,13 +93,7 @@ def test_estimates_what_one_device_does(name, law, batch_size):
 
 @pytest.mark.parametrize(
     ("name", "law"),
-    [
-        ("forward", "sphere"),
-        slow("forward", "low_rank"),
-        slow("forward", "gaussian"),
-        slow("forward", "rademacher"),
-        *(slow("central", law) for law in LAWS),
-    ],
+    every(list(itertools.product(ESTIMATORS, LAWS)), ("forward", "sphere")),
 )
 def test_one_by_one_is_bit_equal_on_any_number_of_devices(name, law):
     params, x = problem()
@@ -128,7 +107,7 @@ def test_one_by_one_is_bit_equal_on_any_number_of_devices(name, law):
         assert_trees_equal(result, results[0])
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", every(LAWS, "sphere", "low_rank"))
 def test_equal_losses_make_bit_equal_gradients_whatever_is_together(law):
     """Sums of small integers have no rounding, in whatever order."""
 
@@ -156,7 +135,7 @@ def test_equal_losses_make_bit_equal_gradients_whatever_is_together(law):
         ("central", AxisType.Explicit),
     ],
 )
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", every(LAWS, *KINDS))
 def test_replicated_parameters_send_scalars_alone(name, law, types):
     params, x = problem(features=64, hidden=32)
     estimator = ESTIMATORS[name](LAWS[law], num_directions=7, axis_name="k")
@@ -170,7 +149,7 @@ def test_replicated_parameters_send_scalars_alone(name, law, types):
         assert sent and sum(sent) <= 4 * (num_values + 1) + 64
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", every(LAWS, *KINDS))
 def test_data_parallelism_alone_sends_scalars_alone(law):
     params, x = problem(features=64, hidden=32)
     estimator = zo.forward_difference(LAWS[law], num_directions=7)
@@ -180,7 +159,7 @@ def test_data_parallelism_alone_sends_scalars_alone(law):
 
 
 @pytest.mark.parametrize("types", [AxisType.Auto, AxisType.Explicit], ids=str)
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", every(LAWS, *KINDS))
 def test_all_three_in_one_mesh(law, types):
     params, x = problem()
     options = {"num_directions": 5, "smoothing": 0.1}
@@ -188,9 +167,7 @@ def test_all_three_in_one_mesh(law, types):
     (value, gradient), _ = estimate_on(
         mesh_of(2, 2, 2, types=types), estimator, params, x, P(None, "model"), P("data")
     )
-    expected_value, expected = jax.jit(
-        zo.value_and_grad(loss, zo.forward_difference(LAWS[law], **options))
-    )(jax.random.key(3), params, x)
+    expected_value, expected = on_one_device("forward", law)
     np.testing.assert_allclose(value, expected_value, rtol=1e-6)
     for name in params:
         scale = np.linalg.norm(expected[name])
@@ -200,7 +177,7 @@ def test_all_three_in_one_mesh(law, types):
 
 
 @pytest.mark.parametrize("types", [AxisType.Auto, AxisType.Explicit], ids=str)
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", every(LAWS, *KINDS))
 def test_directions_are_bit_equal_where_the_parameters_are_sharded(law, types):
     params, _ = problem()
     law = LAWS[law]
@@ -368,53 +345,10 @@ def test_an_axis_that_is_in_use_is_named(types):
             value_and_grad(0, params, batch)
 
 
-TWO_PROCESSES = """
-import sys
-import jax
-import numpy as np
-
-port, process = sys.argv[1], int(sys.argv[2])
-jax.config.update("jax_num_cpu_devices", 4)
-jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=process)
-import radazo_jax as zo
-
-zo.check_same_key(jax.random.key(7))
-zo.estimate_gradient(zo.forward_difference(), key=3)
-try:
-    zo.minimize(
-        lambda p: p @ p, np.ones(3, np.float32), zo.radazo(1e-2),
-        zo.forward_difference(), 1, process, progress=False,
-    )
-except ValueError as error:
-    print(error)
-"""
-
-
-def test_processes_with_different_keys_are_told_apart():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = str(listener.getsockname()[1])
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", TWO_PROCESSES, port, str(i)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for i in range(2)
-    ]
-    for process in processes:
-        output, errors = process.communicate(timeout=240)
-        assert output.endswith(
-            "key must be the same in all processes; process 1 has [0, 1], process 0 "
-            "has [0, 0].\n"
-        ), errors
-
-
 @pytest.mark.parametrize("batch_size", [None, 1])
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", every(LAWS, *KINDS))
 def test_estimates_of_their_own_inside_a_shard_map(law, batch_size):
-    """Parameters and keys of each device, with the checks of ``shard_map`` on."""
+    """Parameters and keys of each device, with the checks of `shard_map` on."""
     estimator = zo.forward_difference(LAWS[law], 3, batch_size=batch_size)
     value_and_grad = zo.value_and_grad(loss, estimator)
     keys = jax.random.split(jax.random.key(0), 4)

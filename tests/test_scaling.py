@@ -8,27 +8,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tables
 from jax import lax
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from tables import mesh_of
 
 import radazo_jax as zo
 from examples.benchmarks import hlo
 
-LAWS = {
-    "sphere": zo.sphere(),
-    "gaussian": zo.gaussian(),
-    "rademacher": zo.rademacher(),
-    "low_rank": zo.low_rank(),
-}
-AXES = ("k", "data", "model")
+# Those of the record.
+LAWS = {name: tables.LAWS[name] for name in tables.KINDS}
 ROOT = pathlib.Path(__file__).parents[1]
 RECORDS = ROOT / "docs" / "benchmarks"
 WIDTH, ROWS, DEPTH = 32, 16, 3
-
-
-def mesh_of(*sizes):
-    return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def abstract(mesh, spec, *shape, dtype=jnp.float32):

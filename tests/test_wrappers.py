@@ -1,4 +1,4 @@
-"""``estimate_gradient``: the zeroth-order step as an Optax chain."""
+"""`estimate_gradient`: the zeroth-order step as an Optax chain."""
 
 import pathlib
 import pickle
@@ -237,7 +237,7 @@ def msgpack(tree, like, folder):
 def documented():
     """The functions that the page on whole runs shows for checkpoints."""
     page = pathlib.Path(__file__).parents[1] / "docs" / "api" / "runs.md"
-    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
+    blocks = re.findall(r"^``python\n(.*?)^``", page.read_text("utf-8"), re.M | re.S)
     names = {}
     for block in blocks:
         exec(block, names)

@@ -1,0 +1,75 @@
+"""A perturbed function beside its definition, the function of the displaced leaves."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tables
+from tables import jit
+
+import radazo_jax as zo
+
+SCALE = 0.1
+
+
+class Hashed(zo.Law):
+    """Numbers that depend on key and position and cost nothing to compile.
+
+    What `perturb` does is the same for all laws that draw by position, and compiling
+    Threefry takes most of the time of a small program.
+    """
+
+    def factor(self, params):
+        del params
+        return 1.0
+
+    def draw(self, key, number, at):
+        del number
+        word = (at.lo + jax.random.key_data(key)[1]) * np.uint32(2654435761)
+        return (word >> np.uint32(8)).astype(jnp.float32) * np.float32(2**-23) - 1
+
+
+LAWS = tables.LAWS | {"hashed": Hashed()}
+
+
+def displaced(law, params, direction):
+    """The definition: a leaf at a time, from the materialized direction."""
+    u = law.materialize(direction, params)
+    return jax.tree.map(lambda p, v: p + SCALE * v, params, u)
+
+
+def arrays(tree):
+    """What of an output can leave a compiled function, and be compared."""
+    leaves = [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)]
+    return [
+        jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+        for x in leaves
+    ]
+
+
+def sample(law, params):
+    return jit(lambda key: law.sample(key, params))(jax.random.key(0))
+
+
+def samples(law, params, num=3):
+    keys = jax.random.split(jax.random.key(0), num)
+    return jit(jax.vmap(lambda key: law.sample(key, params)))(keys)
+
+
+def both(fun, law, params, *args):
+    """The perturbed function and its definition, of a direction."""
+    return (
+        lambda u: arrays(zo.perturb(fun)(params, u, SCALE, *args)),
+        lambda u: arrays(fun(displaced(law, params, u), *args)),
+    )
+
+
+def assert_equal(got, expected, tolerance):
+    assert len(got) == len(expected)
+    for a, b in zip(got, expected, strict=True):
+        assert a.dtype == b.dtype
+        assert a.shape == b.shape
+        wide = np.float64 if jnp.issubdtype(b.dtype, jnp.floating) else b.dtype
+        a, b = np.asarray(a).astype(wide), np.asarray(b).astype(wide)
+        finite = np.abs(b[np.isfinite(b)]) if b.size else np.ones(1)
+        largest = max(1.0, float(np.max(finite, initial=0)))
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * largest)

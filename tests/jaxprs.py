@@ -1,0 +1,84 @@
+"""What the equations of a perturbed function compute, and what its barriers tie."""
+
+import math
+from collections.abc import Iterator
+
+import jax
+from compare import SCALE
+from jax.extend import core
+
+import radazo_jax as zo
+
+# Primitives that move numbers and compute none.
+MOVES = {
+    "broadcast_in_dim",
+    "convert_element_type",
+    "copy",
+    "dynamic_slice",
+    "gather",
+    "optimization_barrier",
+    "reshape",
+    "rev",
+    "slice",
+    "squeeze",
+    "transpose",
+}
+
+
+def equations(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
+    """All equations that compute something, those of inner programs included."""
+    for eqn in jaxpr.eqns:
+        inner = [
+            x.jaxpr if isinstance(x, core.ClosedJaxpr) else x
+            for value in eqn.params.values()
+            for x in (value if isinstance(value, tuple | list) else [value])
+            if isinstance(x, core.ClosedJaxpr | core.Jaxpr)
+        ]
+        for sub in inner:
+            yield from equations(sub)
+        if not inner:
+            yield eqn
+
+
+def described(law, params):
+    """A direction without numbers, which is all that tracing needs."""
+    return jax.eval_shape(lambda key: law.sample(key, params), jax.random.key(0))
+
+
+def computed_sizes(fun, law, params, *args, num=None) -> list[tuple[int, str]]:
+    """The size of each value that the perturbed function computes, and by what.
+
+    Of `num` directions under `vmap`, or of one.
+    """
+
+    def perturbed(params, direction, *args):
+        return zo.perturb(fun)(params, direction, SCALE, *args)
+
+    direction = described(law, params)
+    if num:
+        direction = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((num, *x.shape), x.dtype), direction
+        )
+        perturbed = jax.vmap(perturbed, in_axes=(None, 0, *(None for _ in args)))
+    jaxpr = jax.make_jaxpr(perturbed)(params, direction, *args)
+    return [
+        (math.prod(v.aval.shape), eqn.primitive.name)
+        for eqn in equations(jaxpr.jaxpr)
+        if eqn.primitive.name not in MOVES
+        for v in eqn.outvars
+    ]
+
+
+def waits(fun, law, params, *args) -> list[list[tuple[int, ...]]]:
+    """The shapes of what each barrier of the perturbed function ties together."""
+
+    def perturbed(params, direction, *args):
+        return zo.perturb(fun)(params, direction, SCALE, *args)
+
+    direction = described(law, params)
+    jaxpr = jax.make_jaxpr(perturbed)(params, direction, *args)
+    return [
+        [atom.aval.shape for atom in eqn.invars]
+        for eqn in equations(jaxpr.jaxpr)
+        if eqn.primitive.name == "optimization_barrier"
+    ]

@@ -1,0 +1,161 @@
+"""Our optimizers, as rows of the tables that drive Optax's tests."""
+
+import functools
+import types
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from radazo_jax._src.estimate import differences, wrapper
+from radazo_jax._src.optimize import aliases, transforms
+
+CHAIN = "estimate_gradient_radazo"
+
+
+def estimate_gradient_radazo(
+    learning_rate: optax.ScalarOrSchedule, key: int = 0
+) -> optax.GradientTransformationExtraArgs:
+    """A whole zeroth-order optimizer, which needs `value_fn` and no gradient."""
+    # So many directions that its gradients in two dimensions are nearly those of a
+    # first-order method, whose number of steps the tests give.
+    estimator = differences.central_difference(num_directions=32, smoothing=1e-3)
+    return optax.chain(
+        wrapper.estimate_gradient(estimator, key), aliases.radazo(learning_rate)
+    )
+
+
+OURS = types.SimpleNamespace(
+    radazo=aliases.radazo,
+    zo_adamm=aliases.zo_adamm,
+    zo_rmsprop=aliases.zo_rmsprop,
+    zo_sgd=aliases.zo_sgd,
+    zo_signsgd=aliases.zo_signsgd,
+    estimate_gradient_radazo=estimate_gradient_radazo,
+)
+
+# Ours -> the optimizer of Optax that the tests treat alike. They look for its name
+# where they skip a case or pass a further argument.
+TREATED_AS = {
+    # Skipped for complex parameters, like all of Optax that takes real signs, and for
+    # Rosenbrock, where signs need a learning rate schedule.
+    "zo_signsgd": "sign_sgd",
+    # Skipped for complex parameters: its directions are real, like that one's noise.
+    CHAIN: "noisy_sgd",
+    # Not skipped. Passed the value of the objective, which `reduce_on_plateau` reads.
+    "zo_sgd": "sgd",
+}
+
+# What `TREATED_AS` skips in `alias_test` but not in `_common_test`, which knows no
+# optimizer of that kind.
+EXEMPT = {
+    ("zo_signsgd", "_setup_rosenbrock"): "signs need a learning rate schedule there",
+}
+
+
+def entry(name, **kwargs):
+    return {"opt_name": name, "opt_kwargs": kwargs}
+
+
+OPTIMIZERS = [
+    entry("radazo", learning_rate=3e-3),
+    entry("radazo", learning_rate=3e-3, bias_correction=True),
+    entry("zo_adamm", learning_rate=1e-2, mu_dtype="float32", bias_correction=True),
+    entry("zo_rmsprop", learning_rate=5e-3),
+    entry("zo_sgd", learning_rate=1e-3, momentum=0.9),
+    entry("zo_signsgd", learning_rate=1e-1),
+    entry(CHAIN, learning_rate=2e-3),
+]
+
+# `_common_test` has more objectives, schedules, and the wrappers of `optax.contrib`:
+# a few optimizers alone, then plain descent in each wrapper as Optax tests them, then
+# all that has moments in `mechanize`, which tunes the learning rate.
+OPTIMIZERS_ALONE = [
+    entry("radazo", learning_rate=3e-3),
+    entry("zo_signsgd", learning_rate=1e-1),
+    entry(CHAIN, learning_rate=2e-3),
+]
+WRAPPED = [
+    {**entry("zo_sgd", learning_rate=rate), "wrapper_name": name, "wrapper_kwargs": kw}
+    for name, rate, kw in (
+        ("mechanize", 1e-1, {"weight_decay": 0.0}),
+        ("schedule_free", 1e-2, {"learning_rate": 1e-2}),
+        ("reduce_on_plateau", 1e-3, {}),
+    )
+]
+TO_MECHANIZE = [
+    entry("radazo", learning_rate=1.0),
+    entry("zo_adamm", learning_rate=1.0),
+    entry("zo_rmsprop", learning_rate=1.0),
+    entry("zo_sgd", learning_rate=1.0, momentum=0.9),
+]
+
+
+def sum_of_squares(params):
+    """The objective where a test has none of its own."""
+    return sum(
+        jnp.sum(jnp.square(leaf.astype(jnp.float32)))
+        for leaf in jax.tree.leaves(params)
+    )
+
+
+def closed_over(optimizer):
+    """Closes the chain over an objective, for tests that know nothing of any."""
+    update = functools.partial(optimizer.update, value_fn=sum_of_squares)
+    return optax.GradientTransformationExtraArgs(optimizer.init, update)
+
+
+def chain_closed_over(**kwargs):
+    return closed_over(estimate_gradient_radazo(**kwargs))
+
+
+FLOAT64_MODULES = [
+    ("scale_by_radazo", transforms.scale_by_radazo, {}),
+    ("scale_by_radazo_debiased", transforms.scale_by_radazo, {"bias_correction": True}),
+    ("scale_by_radazo_bf16", transforms.scale_by_radazo, {"mu_dtype": "bfloat16"}),
+    ("scale_by_zo_adamm", transforms.scale_by_zo_adamm, {}),
+    ("radazo", aliases.radazo, {"learning_rate": 0.1}),
+    ("zo_adamm", aliases.zo_adamm, {"learning_rate": 0.1, "bias_correction": True}),
+    ("zo_rmsprop", aliases.zo_rmsprop, {"learning_rate": 0.1}),
+    ("zo_sgd", aliases.zo_sgd, {"learning_rate": 0.1}),
+    ("zo_sgd_momentum", aliases.zo_sgd, {"learning_rate": 0.1, "momentum": 0.9}),
+    ("zo_signsgd", aliases.zo_signsgd, {"learning_rate": 0.1}),
+    (CHAIN, chain_closed_over, {"learning_rate": 0.1}),
+]
+
+SHARDING_OPTIMIZERS = {
+    name: make(learning_rate=1.0)
+    for name, make in {
+        **vars(OURS),
+        "radazo_debiased": functools.partial(aliases.radazo, bias_correction=True),
+        "zo_sgd_momentum": functools.partial(aliases.zo_sgd, momentum=0.9),
+        CHAIN: chain_closed_over,
+    }.items()
+}
+
+
+# Module -> where it is, its tables with what replaces them, and the tests that the
+# tables do not drive. An assignment to a table is replaced, an addition too.
+MODULES = {
+    "alias": (
+        "optax._src.alias_test",
+        {"_OPTIMIZERS_UNDER_TEST": OPTIMIZERS},
+        {"test_explicit_dtype"},
+    ),
+    "common": (
+        "optax.contrib._common_test",
+        {
+            "_MAIN_OPTIMIZERS_UNDER_TEST": OPTIMIZERS_ALONE,
+            "_MAIN_OPTIMIZERS_UNDER_TEST +=": WRAPPED,
+            "_BASE_OPTIMIZERS": TO_MECHANIZE,
+        },
+        # It ignores the wrappers, and without them it is that of `alias_test`.
+        {"test_state_shape_dtype_shard_stability"},
+    ),
+    "sharding": (
+        "optax._src.sharding_test",
+        {"OPTIMIZERS": SHARDING_OPTIMIZERS},
+        {"test_microbatch_with_explicit_sharding"},
+    ),
+    "float64": ("optax._src.float64_test", {"ALL_MODULES": FLOAT64_MODULES}, set()),
+}

@@ -1,0 +1,101 @@
+"""`perturb(fun)` against its definition, on the programs of the zoo."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from compare import LAWS, SCALE, arrays, assert_equal, both, displaced, sample, samples
+from jax import lax
+from tables import every, jit, slow
+from zoo import PROGRAMS
+
+import radazo_jax as zo
+
+SELECTED = [name for name, program in PROGRAMS.items() if program.selected]
+
+
+@pytest.mark.parametrize("name", every(PROGRAMS, *SELECTED))
+@pytest.mark.parametrize(
+    ("law", "how"),
+    [
+        ("low_rank(2)", "jit"),
+        slow("hashed", "vmap"),
+        slow("hashed", "jit"),
+        slow("low_rank(2)", "vmap"),
+        slow("gaussian", "jit"),
+        slow("rademacher", "vmap"),
+    ],
+)
+def test_is_the_program_at_the_perturbed_point(law, how, name):
+    law, program = LAWS[law], PROGRAMS[name]
+    with program.context():
+        fun, params, *args = program.build()
+        perturbed, definition = both(fun, law, params, *args)
+        if how == "jit":
+            direction = sample(law, params)
+            got, expected = jit(perturbed)(direction), jit(definition)(direction)
+        else:
+            directions = samples(law, params)
+            got = jit(jax.vmap(perturbed))(directions)
+            expected = jit(lambda us: lax.map(definition, us))(directions)
+        assert_equal(got, expected, program.tolerance)
+
+
+@pytest.mark.parametrize(
+    ("law", "name"),
+    every(
+        list(itertools.product(LAWS, SELECTED)),
+        *itertools.product(["hashed"], SELECTED),
+        ("sphere", "mlp"),
+    ),
+)
+def test_every_law_under_scan_over_directions(law, name):
+    law, program = LAWS[law], PROGRAMS[name]
+    with program.context():
+        fun, params, *args = program.build()
+        perturbed, definition = both(fun, law, params, *args)
+        directions = samples(law, params)
+        expected = jit(lambda us: lax.map(definition, us))(directions)
+        got = jit(lambda us: lax.map(perturbed, us))(directions)
+        assert_equal(got, expected, program.tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SELECTED)
+@pytest.mark.parametrize("law", ["gaussian", "low_rank"])
+def test_eagerly(law, name):
+    law, program = LAWS[law], PROGRAMS[name]
+    with program.context():
+        fun, params, *args = program.build()
+        perturbed, definition = both(fun, law, params, *args)
+        direction = sample(law, params)
+        assert_equal(perturbed(direction), definition(direction), program.tolerance)
+
+
+@pytest.mark.parametrize(
+    "name",
+    every([n for n in PROGRAMS if PROGRAMS[n].differentiable], *SELECTED),
+)
+def test_gradient_with_respect_to_the_parameters(name):
+    law, program = LAWS["hashed"], PROGRAMS[name]
+    with program.context():
+        fun, params, *args = program.build()
+        params = jax.tree.map(jnp.asarray, params)
+
+        def loss(params, *args):
+            outputs = [
+                x
+                for x in arrays(fun(params, *args))
+                if jnp.issubdtype(x.dtype, jnp.floating)
+            ]
+            return sum(jnp.sum(jnp.sin(x.astype(jnp.float32))) for x in outputs)
+
+        direction = sample(law, params)
+        got = jit(jax.grad(lambda p: zo.perturb(loss)(p, direction, SCALE, *args)))(
+            params
+        )
+        moved = displaced(law, params, direction)
+        expected = jit(jax.grad(lambda p: loss(p, *args)))(moved)
+        # A gradient sums what the outputs hold, and its rounding too.
+        assert_equal(arrays(got), arrays(expected), 10 * program.tolerance)

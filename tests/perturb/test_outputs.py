@@ -1,0 +1,171 @@
+"""Outputs that are not arrays, arguments, effects, 64 bits and leaks."""
+
+import flax.nnx as nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compare import LAWS, SCALE, arrays, assert_equal, both, displaced, sample
+from jax import lax
+from zoo import PROGRAMS, normal
+
+import radazo_jax as zo
+
+
+@pytest.mark.parametrize("law", ["hashed", "low_rank"])
+def test_outputs_that_are_not_arrays(law):
+    law = LAWS[law]
+    fun, params, *args = PROGRAMS["outputs"].build()
+    direction = sample(law, params)
+    got = zo.perturb(fun)(params, direction, SCALE, *args)
+    expected = fun(displaced(law, params, direction), *args)
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    for name in ("string", "none", "number", "float", "flag", "empty"):
+        assert got[name] == expected[name]
+        assert type(got[name]) is type(expected[name])
+    assert isinstance(got["numpy"], np.ndarray)
+    assert_equal(arrays(got), arrays(expected), 1e-5)
+
+
+def test_keyword_arguments_and_static_ones():
+    """The names of `fun`'s arguments mean the same arguments in its perturbation."""
+
+    def fun(params, x, power=2, *, shift):
+        return (x @ params) ** power + shift
+
+    params, x = normal(4, 5), normal(2, 4)
+    law = zo.gaussian()
+    direction = sample(law, params)
+    expected = fun(displaced(law, params, direction), x, power=3, shift=1.0)
+    compiled = jax.jit(zo.perturb(fun), static_argnames="power")
+    for scale in (SCALE, jnp.float32(SCALE)):
+        for f in (zo.perturb(fun), compiled):
+            got = f(params, direction, scale, x, power=3, shift=1.0)
+            np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("law", ["hashed", "low_rank"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])
+def test_effects_happen_once(law, compiled, capsys):
+    seen = []
+
+    def fun(params, x):
+        jax.debug.callback(lambda w: seen.append(np.asarray(w)), params)
+        jax.debug.print("first row {}", params[0, 0] * 0)
+
+        def step(x, i):
+            jax.debug.callback(lambda i: seen.append(int(i)), i)
+            return x @ params, None
+
+        x, _ = lax.scan(step, x, jnp.arange(3))
+        jax.debug.print("done {}", jnp.sum(x) * 0, ordered=True)
+        return lax.cond(x[0, 0] == 7, lambda: jax.debug.print("never"), lambda: None)
+
+    law = LAWS[law]
+    params, x = normal(4, 4), normal(2, 4)
+    direction = sample(law, params)
+    perturbed = jax.jit(zo.perturb(fun)) if compiled else zo.perturb(fun)
+    perturbed(params, direction, SCALE, x)
+    jax.effects_barrier()
+    printed = capsys.readouterr().out
+    assert printed.count("first row") == 1
+    assert printed.count("done") == 1
+    assert "never" not in printed
+    [leaf] = [w for w in seen if isinstance(w, np.ndarray)]
+    expected = displaced(law, params, direction)
+    np.testing.assert_allclose(leaf, expected, rtol=1e-5, atol=1e-6)
+    assert sorted(i for i in seen if isinstance(i, int)) == [0, 1, 2]
+
+
+def test_flax_state_that_the_function_writes_into():
+    """Outside of any jit, where the definition accepts it."""
+    norm = nnx.BatchNorm(4, rngs=nnx.Rngs(0))
+    graph, params, rest = nnx.split(norm, nnx.Param, ...)
+    law = zo.gaussian()
+    direction = sample(law, params)
+
+    def fun(params, rest, x):
+        return nnx.merge(graph, params, rest)(x)
+
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        expected = fun(displaced(law, params, direction), rest, normal(3, 4))
+        _, _, rest = nnx.split(norm, nnx.Param, ...)
+        got = zo.perturb(fun)(params, direction, SCALE, rest, normal(3, 4))
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("law", ["gaussian", "low_rank"])
+def test_leaves_of_64_bits(law):
+    with jax.enable_x64(True):
+        law = LAWS[law]
+        params = jnp.linspace(-1.0, 1.0, 20, dtype=jnp.float64).reshape(4, 5)
+        x = jnp.full((2, 4), 1 / 3, jnp.float64)
+        perturbed, definition = both(lambda p, x: (x @ p, p), law, params, x)
+        direction = sample(law, params)
+        # The draws are float32 numbers; the products of low rank are of those.
+        scale = np.abs(SCALE * np.asarray(law.materialize(direction, params))).max()
+        got, expected = perturbed(direction), definition(direction)
+        assert got[0].dtype == jnp.float64
+        np.testing.assert_allclose(got[1], expected[1], atol=1e-7 * scale)
+        np.testing.assert_allclose(got[0], expected[0], atol=1e-7 * scale)
+        # Where nothing is perturbed, nothing is rounded.
+        got = zo.perturb(lambda p, x: x @ p)(params, direction, 0.0, x)
+        np.testing.assert_allclose(got, x @ params, rtol=1e-15, atol=1e-15)
+
+
+WIDE_PRODUCTS = {
+    "dot_general": (
+        lambda w, x: x @ w,
+        lambda *shape: jnp.ones(shape, jnp.float64),
+        (3, 4),
+        (2, 3),
+    ),
+    "convolution": (
+        lambda w, x: lax.conv_general_dilated(
+            x, w, (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC")
+        ),
+        lambda *shape: jnp.ones(shape, jnp.float64),
+        (1, 3, 4),
+        (1, 2, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WIDE_PRODUCTS)
+@pytest.mark.parametrize("size", [1e39, 1e-50])
+def test_products_of_64_bits_with_low_rank(name, size):
+    """Of inputs beyond the range of float32."""
+    with jax.enable_x64(True):
+        fun, ones, shape, x_shape = WIDE_PRODUCTS[name]
+        law = zo.low_rank()
+        params = ones(*shape)
+        x = size * ones(*x_shape)
+        perturbed, definition = both(fun, law, params, x)
+        direction = sample(law, params)
+        [got], [expected] = perturbed(direction), definition(direction)
+        # The elements of a materialized direction are float32 numbers.
+        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6 * size)
+
+
+def test_a_float_is_a_leaf_of_32_bits():
+    law, x = zo.gaussian(), jnp.ones(2, jnp.bfloat16)
+    params = {"a": 0.5, "b": jnp.asarray(0.5)}
+    direction = sample(law, params)
+
+    def fun(params, x):
+        return params["a"] * x, params["b"] * x
+
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        moved = displaced(law, jax.tree.map(jnp.float32, params), direction)
+        expected = fun(moved, x)
+        got = zo.perturb(fun)(params, direction, SCALE, x)
+    assert all(y.dtype == jnp.float32 for y in got)
+    assert_equal(got, expected, 1e-6)
+
+
+@pytest.mark.parametrize("law", ["gaussian", "low_rank"])
+def test_leaks_no_tracer(law):
+    params, x = normal(4, 5), normal(2, 4)
+    direction = sample(LAWS[law], params)
+    with jax.checking_leaks():
+        zo.perturb(lambda w, x: {"y": x @ w, "name": "y"})(params, direction, SCALE, x)

@@ -1,0 +1,139 @@
+"""What a perturbed function never forms, and never draws."""
+
+import flax.nnx as nnx
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jaxprs import computed_sizes
+from tables import LAWS
+from zoo import normal
+
+import radazo_jax as zo
+from radazo_jax._src.directions.layout import layout_of
+from radazo_jax._src.perturb import axes
+
+
+def nnx_program(module, *args):
+    graph, params = nnx.split(module)
+    return lambda params, *args: nnx.merge(graph, params)(*args), params, *args
+
+
+def attend(params, h):
+    return h @ params.T
+
+
+def scan_stack(params, x):
+    return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params)[0]
+
+
+# The largest leaf of each is the matrix; all else in it is much smaller.
+NEVER_FORMED = {
+    "dense": lambda: (lambda w, x: x @ w, normal(20, 30), normal(2, 20)),
+    "nnx.Linear": lambda: nnx_program(
+        nnx.Linear(20, 30, rngs=nnx.Rngs(0)), normal(2, 20)
+    ),
+    "nnx.LinearGeneral out": lambda: nnx_program(
+        nnx.LinearGeneral(20, (5, 6), rngs=nnx.Rngs(0)), normal(2, 20)
+    ),
+    "nnx.LinearGeneral in": lambda: nnx_program(
+        nnx.LinearGeneral((5, 6), 20, axis=(-2, -1), rngs=nnx.Rngs(0)), normal(2, 5, 6)
+    ),
+    "nnx.Embed": lambda: nnx_program(
+        nnx.Embed(30, 20, rngs=nnx.Rngs(0)), jnp.array([3, 4])
+    ),
+    "look-up": lambda: (lambda w, i: w[i], normal(30, 20), jnp.array([3, -1])),
+    "tied": lambda: (attend, normal(30, 20), normal(2, 20)),
+    "tied, looked up too": lambda: (
+        lambda w, i: w[i] @ w.T,
+        normal(30, 20),
+        jnp.array([3, 4]),
+    ),
+    "einsum, weight right": lambda: (
+        lambda w, x: jnp.einsum("bti,io->bto", x, w),
+        normal(20, 30),
+        normal(1, 2, 20),
+    ),
+    "einsum, weight left": lambda: (
+        lambda w, x: jnp.einsum("oi,bi->ob", w, x),
+        normal(30, 20),
+        normal(2, 20),
+    ),
+    "bfloat16": lambda: (
+        lambda w, x: x @ w.astype(jnp.float32),
+        normal(20, 30, dtype=jnp.bfloat16),
+        normal(2, 20),
+    ),
+    "narrow compute": lambda: (
+        lambda w, x: x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16),
+        normal(20, 30),
+        normal(2, 20),
+    ),
+    "remat": lambda: (
+        jax.checkpoint(lambda w, x: jnp.tanh(x @ w)),
+        normal(20, 30),
+        normal(2, 20),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NEVER_FORMED)
+@pytest.mark.parametrize("num", [None, 2], ids=["one", "vmap"])
+def test_low_rank_never_forms_the_matrix(name, num):
+    law = zo.low_rank(2)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        fun, params, *args = NEVER_FORMED[name]()
+        law = axes.specialize(law, lambda p: fun(p, *args), params, layout_of(params))
+        full = max(leaf.size for leaf in jax.tree.leaves(params))
+        sizes = computed_sizes(fun, law, params, *args, num=num)
+    assert max(sizes)[0] < full, max(sizes)
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_a_scanned_stack_is_perturbed_slice_by_slice(law):
+    params, x = normal(7, 6, 6), normal(2, 6)
+    sizes = computed_sizes(scan_stack, LAWS[law], params, x)
+    # Of the factors of low rank, all may be drawn ahead; of a dense draw, no more than
+    # the two words of each number of one matrix.
+    bound = 7 * 6 * 2 if law.startswith("low_rank") else 2 * 6 * 6
+    assert max(sizes)[0] <= bound, max(sizes)
+
+
+def test_a_scanned_stack_of_low_rank_forms_no_slice():
+    params, x = normal(3, 20, 20), normal(2, 20)
+    sizes = computed_sizes(scan_stack, zo.low_rank(2), params, x)
+    assert max(sizes)[0] < 400, max(sizes)
+
+
+@pytest.mark.parametrize(
+    "look_up",
+    [
+        lambda w, i: w[i],
+        lambda w, i: w.at[i].get(mode="clip"),
+        lambda w, i: w.at[i].get(mode="fill"),
+        lambda w, i: w.at[i].get(mode="fill", fill_value=0.0),
+        lambda w, i: jnp.take(w, i, axis=0),
+        lambda w, i: w.T[:, i],
+        lambda w, i: w.astype(jnp.bfloat16)[i],
+        lambda w, i: jax.vmap(lambda i: w[i])(i),
+        lambda w, i: lax.map(lambda i: w[i], i),
+        lambda w, i: lax.cond(i[0] > 0, lambda: w[i], lambda: w[i + 1]),
+    ],
+    ids=[
+        "default",
+        "clip",
+        "fill",
+        "fill with 0",
+        "take",
+        "transposed",
+        "cast",
+        "vmap",
+        "map",
+        "cond",
+    ],
+)
+@pytest.mark.parametrize("law", ["gaussian", "sphere", "rademacher", "low_rank"])
+def test_a_look_up_never_draws_the_table(law, look_up):
+    params, ids = normal(30, 20), jnp.array([3, -4])
+    sizes = computed_sizes(look_up, LAWS[law], params, ids)
+    assert max(sizes)[0] <= 2 * 2 * 20, max(sizes)

@@ -1,0 +1,73 @@
+"""What the tests of a kind run through: a new law is one line here."""
+
+import functools
+import math
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+import radazo_jax as zo
+from examples.custom_law import Smooth, Sparse
+
+LAWS = {
+    "sphere": zo.sphere(),
+    "gaussian": zo.gaussian(),
+    "rademacher": zo.rademacher(),
+    "coordinate": zo.coordinate(),
+    "low_rank": zo.low_rank(),
+    "low_rank(2)": zo.low_rank(2),
+    "sparse": Sparse(),
+    "smooth": Smooth(),
+}
+# Laws whose numbers depend on positions alone, and not on the shapes of leaves.
+BY_POSITION = {
+    name: law
+    for name, law in LAWS.items()
+    if not isinstance(law, type(LAWS["low_rank"]))
+}
+# A law that is normalized, drawn by element, packed in words, and made of factors.
+KINDS = ("sphere", "gaussian", "rademacher", "low_rank")
+ESTIMATORS = {"forward": zo.forward_difference, "central": zo.central_difference}
+
+# For programs that run once, on which optimization is wasted.
+jit = functools.partial(
+    jax.jit,
+    compiler_options={
+        "xla_backend_optimization_level": 0,
+        "xla_llvm_disable_expensive_passes": True,
+    },
+)
+
+
+def slow(*values):
+    """Values of a parametrized test that only the slow run takes."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def every(table, *fast):
+    """All entries of a table, of which the fast run takes the named ones."""
+    return [
+        entry
+        if entry in fast
+        else slow(*(entry if isinstance(entry, tuple) else [entry]))
+        for entry in table
+    ]
+
+
+def covariance(law, params):
+    """E[u uᵀ], an array [d, d]: the law's own, or the identity over its factor."""
+    dimension = sum(leaf.size for leaf in jax.tree.leaves(params))
+    if hasattr(law, "covariance"):
+        return law.covariance(dimension)
+    return np.eye(dimension) / law.factor(params)
+
+
+def mesh_of(*sizes, types=AxisType.Auto):
+    """A mesh of up to three axes, named `k`, `data` and `model`."""
+    devices = jax.devices()[: math.prod(sizes)]
+    names = ("k", "data", "model")[: len(sizes)]
+    return jax.make_mesh(
+        sizes, names, axis_types=(types,) * len(sizes), devices=devices
+    )
