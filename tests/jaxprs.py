@@ -19,6 +19,7 @@ MOVES = {
     "optimization_barrier",
     "reshape",
     "rev",
+    "row_major",
     "slice",
     "squeeze",
     "transpose",

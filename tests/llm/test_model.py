@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.extend import core
-from test_perturb_zoo import LAWS, computed_sizes
+from jaxprs import computed_sizes
+from tables import LAWS
 
 from examples.llm import lora, model, weights
 from radazo_jax._src.directions.layout import layout_of
