@@ -1,5 +1,7 @@
 """The generator against `jax.random` and exact integer arithmetic."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,19 +19,30 @@ def as_int(counts):
     return (hi.astype(object) << 32) + lo.astype(object)
 
 
+def drawn(key, shape):
+    at = counter.positions(shape)
+    return tuple(
+        f(key, at) for f in (generator.bits, generator.uniform, generator.normal)
+    )
+
+
+@functools.cache
+def compiled(shape):
+    return jax.jit(lambda key: drawn(key, shape))
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("seed", [0, 1, 2**31 + 5])
 def test_bits_and_normals_are_those_of_jax_random(seed, shape):
     key = jax.random.key(seed, impl="threefry2x32")
-    at = counter.positions(shape)
-    np.testing.assert_array_equal(generator.bits(key, at), jax.random.bits(key, shape))
-    uniform = jax.random.uniform(key, shape)
-    np.testing.assert_array_equal(generator.uniform(key, at), uniform)
+    bits, uniform, normal = compiled(shape)(key)
+    np.testing.assert_array_equal(bits, jax.random.bits(key, shape))
+    np.testing.assert_array_equal(uniform, jax.random.uniform(key, shape))
     expected = jax.random.normal(key, shape, jnp.float32)
-    np.testing.assert_array_equal(generator.normal(key, at), expected)
-    np.testing.assert_array_equal(
-        jax.jit(lambda k: generator.normal(k, counter.positions(shape)))(key), expected
-    )
+    np.testing.assert_array_equal(normal, expected)
+    if shape == (3, 4):
+        for got, eager in zip((bits, uniform, normal), drawn(key, shape), strict=True):
+            np.testing.assert_array_equal(eager, got)
 
 
 def test_fold_in_is_that_of_jax_random():

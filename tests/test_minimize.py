@@ -14,12 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from compare import Hashed
 
 import radazo_jax as zo
 
 START = jnp.zeros(20)
 OPTIMIZER = zo.radazo(1e-2)
-ESTIMATOR = zo.forward_difference(num_directions=4)
+ESTIMATOR = zo.forward_difference(Hashed(), num_directions=4)
 
 
 def loss(x):

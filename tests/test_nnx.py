@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from compare import Hashed
 from flax import nnx
 from tables import slow
 
@@ -14,10 +15,10 @@ import radazo_jax.nnx as zo_nnx
 X = jax.random.normal(jax.random.key(1), (16, 5))
 Y = X[:, :1]
 ESTIMATORS = {
-    "forward": zo.forward_difference(num_directions=3),
+    "forward": zo.forward_difference(Hashed(), num_directions=3),
     "forward low rank": zo.forward_difference(zo.low_rank(), num_directions=3),
-    "forward in turn": zo.forward_difference(num_directions=3, batch_size=1),
-    "central": zo.central_difference(num_directions=3),
+    "forward in turn": zo.forward_difference(Hashed(), 3, batch_size=1),
+    "central": zo.central_difference(Hashed(), num_directions=3),
 }
 
 
@@ -131,7 +132,7 @@ def test_all_evaluations_share_the_dropout_mask():
         )
 
     model = Net(nnx.Rngs(0))
-    value_and_grad = zo_nnx.value_and_grad(mask, zo.forward_difference())
+    value_and_grad = zo_nnx.value_and_grad(mask, ESTIMATORS["forward"])
     first, gradient = value_and_grad(jax.random.key(0), model, X)
     assert all(not np.any(g) for g in jax.tree.leaves(gradient))
     second, _ = value_and_grad(jax.random.key(0), model, X)
@@ -144,7 +145,7 @@ def test_only_what_the_filter_names_is_perturbed():
     optimizer = nnx.Optimizer(model, zo.radazo(1e-2), wrt=nnx.LoRAParam)
     frozen = pure(model.base_module)
     value_and_grad = zo_nnx.value_and_grad(
-        loss_fn, zo.forward_difference(), wrt=nnx.LoRAParam
+        loss_fn, ESTIMATORS["forward"], wrt=nnx.LoRAParam
     )
     _, gradient = value_and_grad(jax.random.key(0), model, X, Y)
     assert {path[-1] for path, _ in nnx.to_flat_state(gradient)} == {"lora_a", "lora_b"}
@@ -222,7 +223,7 @@ def test_a_variable_that_is_new_is_kept():
             return jnp.sum(self.weight[...] ** 2)
 
     model = Recorder()
-    zo_nnx.value_and_grad(lambda model: model(), zo.forward_difference())(0, model)
+    zo_nnx.value_and_grad(lambda model: model(), ESTIMATORS["forward"])(0, model)
     np.testing.assert_array_equal(model.seen[...], np.ones(3))
 
 
@@ -234,7 +235,7 @@ def test_has_aux_and_keyword_arguments():
         return jnp.mean((prediction - y) ** 2), prediction
 
     value_and_grad = zo_nnx.value_and_grad(
-        with_aux, zo.forward_difference(), has_aux=True
+        with_aux, ESTIMATORS["forward"], has_aux=True
     )
     (value, prediction), _ = value_and_grad(jax.random.key(0), model, X, y=Y)
     np.testing.assert_allclose(prediction, model(X), rtol=1e-6)

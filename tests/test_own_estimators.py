@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tables import LAWS
+from compare import sample
+from tables import LAWS, jit
 
 import radazo_jax as zo
 
@@ -201,10 +202,11 @@ def test_laws_that_would_compare_wrongly_are_refused():
 @pytest.mark.parametrize("law", [*LAWS.values(), Scaled(2.0)], ids=str)
 def test_the_scale_of_a_direction_scales_it(law):
     params, x = {"w": jnp.ones((5, 4)), "b": jnp.zeros(3)}, jnp.ones((2, 5))
-    direction = law.sample(0, params)
+    direction = sample(law, params)
     twice = dataclasses.replace(direction, scale=2 * direction.scale)
-    u, v = (law.materialize(d, params) for d in (direction, twice))
+    materialize = jit(lambda direction: law.materialize(direction, params))
+    u, v = materialize(direction), materialize(twice)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(2 * a, b, rtol=1e-6), u, v)
-    fun = zo.perturb(lambda p, x: x @ p["w"])
+    fun = jit(zo.perturb(lambda p, x: x @ p["w"]))
     moved = fun(params, twice, 0.1, x), fun(params, direction, 0.2, x)
     np.testing.assert_allclose(*moved, rtol=1e-5)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tables import LAWS
+from tables import KINDS, LAWS, every
 
 import radazo_jax as zo
 
@@ -70,7 +70,7 @@ def test_the_papers_algorithms_end_to_end(refined):
     assert quadratic64(theta) < 0.6 * quadratic64(np.ones(DIMENSION))
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", every(LAWS, *KINDS))
 @pytest.mark.parametrize("batch_size", [None, 1])
 def test_one_program(law, batch_size):
     """The step compiles once, and its program never calls the host."""

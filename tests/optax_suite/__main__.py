@@ -23,7 +23,8 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 # As sharding_test asks for, and before JAX is imported.
 if "sharding" in sys.argv:
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+    devices = "--xla_force_host_platform_device_count=8"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {devices}"
 
 import faults
 from editor import load
