@@ -136,17 +136,17 @@ def test_directions_are_pytrees_that_vmap_and_scan(law):
     np.testing.assert_allclose(scanned, single, rtol=1e-6)
 
 
+@pytest.mark.parametrize("law", BY_POSITION.values(), ids=BY_POSITION)
 def test_kept_directions_are_the_sampled_ones(law):
     key, layout = jax.random.key(1), layout_of(PARAMS)
     sampled = sums.sample(law, key, jnp.arange(3, dtype=jnp.uint32), layout)
     stored = sums.hold(sampled, layout, at_once=True)
     assert sampled.held is None and stored.held is not None
-    materialize = jit(law.materialize)
     for k in range(3):
-        expected = flat(draw(law, jax.random.fold_in(key, k)))
+        expected = flat(drawn(law, jax.random.fold_in(key, k)))
         for directions in (sampled, stored):
             direction = jax.tree.map(lambda x, k=k: x[k], directions)
-            got = flat(materialize(direction, PARAMS))
+            got = flat(law.materialize(direction, PARAMS))
             np.testing.assert_array_equal(got, expected)
 
 
