@@ -70,7 +70,7 @@ def starts_out_of_range():
                 lax.dynamic_update_slice(q, q[:2, :1] * 2, (i, j)) for i, j in pairs
             ],
             "vmap": jax.vmap(lambda i: exact(q, (i, i), (2, 2)))(jnp.stack(starts)),
-            "unsigned": exact(p, (starts[0].astype(jnp.uint8),), (2,)),
+            "unsigned": exact(p, (starts[-1].astype(jnp.uint8),), (2,)),
         }
 
     starts = [jnp.int32(i) for i in (-25, -15, -10, -5, -1, 0, 9, 10, 15)]
