@@ -47,6 +47,7 @@ class Smooth(zo.Law):
 
     def draw(self, key, number, at):
         del number
+        # Without a carry, for fewer than 2³² coordinates.
         following = dataclasses.replace(at, lo=at.lo + np.uint32(1))
         here, there = (zo.random.normal(key, p) for p in (at, following))
         return (here + self.weight * there) / (1 + self.weight**2) ** 0.5

@@ -196,6 +196,9 @@ def test_coordinates_past_two_to_the_32():
         for law in BY_POSITION.values():
             block = law.draw(key, number, at(4, offset))
             again = [law.draw(key, number, at(1, offset + i))[0] for i in range(4)]
-            np.testing.assert_array_equal(block, jnp.stack(again))
+            # The compiler may fuse a multiplication and an addition in one of the two.
+            np.testing.assert_array_max_ulp(
+                np.asarray(block), np.asarray(jnp.stack(again)), 1
+            )
     signs = zo.rademacher().draw(key, number, at(4096, 2**32 - 64))
     assert abs(float(signs.mean())) < 0.1
