@@ -61,7 +61,7 @@ class _Elementwise:
     """Forms whose sums are sums of their elements."""
 
     def weighted_sum(self, coefficients: jax.Array) -> jax.Array:
-        us = jax.vmap(type(self).values)(self)  # type: ignore[attr-defined]
+        us = jax.vmap(lambda held: held.values())(self)
         if len(coefficients) > _MAX_TERMS:
             return jnp.tensordot(coefficients, us, 1, precision=_EXACT)
         terms = [coefficients[k] * us[k] for k in range(len(coefficients))]

@@ -103,14 +103,9 @@ def at(view: View, i: jax.Array, base: jax.Array) -> View:
 
 def gather(
     view: View, starts: jax.Array, base: jax.Array, params: dict[str, Any]
-) -> View | None:
+) -> View:
     """A look-up that has read `base`: only the elements read are drawn."""
-    modes = lax.GatherScatterMode
-    numbers, sizes, mode = (
-        params[name] for name in ("dimension_numbers", "slice_sizes", "mode")
-    )
-    if mode == modes.ONE_HOT or numbers.operand_batching_dims:
-        return None
+    numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
     batch_axes = [a for a in range(base.ndim) if a not in numbers.offset_dims]
     window_axes = iter(numbers.offset_dims)
     coordinates = []
@@ -149,7 +144,8 @@ def gather(
     found = view.map(base, of_mark)
     fill = params["fill_value"]
     # To NaN, which no fill value stands for, anything may be added.
-    if mode == modes.FILL_OR_DROP and fill is not None and not math.isnan(fill):
+    fills = params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
+    if fills and fill is not None and not math.isnan(fill):
         return found.only_where(inside)
     return found
 

@@ -17,9 +17,10 @@ from jax import lax
 from jax.extend import core
 
 from radazo_jax._src.directions.held import Drawn, Factors
-from radazo_jax._src.perturb import layouts, products, rearrange, views
+from radazo_jax._src.perturb import products, rearrange, views
 from radazo_jax._src.perturb.equations import bind
 from radazo_jax._src.perturb.rearrange import OfMark
+from radazo_jax._src.perturb.row_major import row_major
 from radazo_jax._src.perturb.views import View
 
 Value = Any  # An array or a View.
@@ -174,12 +175,13 @@ def _convert(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
 
 
 def _gather(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
-    if not _is_only_view(inputs):
+    batched = eqn.params["dimension_numbers"].operand_batching_dims
+    one_hot = eqn.params["mode"] == lax.GatherScatterMode.ONE_HOT
+    if batched or one_hot or not _is_only_view(inputs):
         return None
     view, starts = inputs
     [base] = bind(eqn, [view.base, starts])
-    found = rearrange.gather(view, starts, base, eqn.params)
-    return None if found is None else [found]
+    return [rearrange.gather(view, starts, base, eqn.params)]
 
 
 def _constrained(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
@@ -254,9 +256,7 @@ def _scan(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
     def body(carry: list[jax.Array], xs: Any) -> tuple[Any, Any]:
         i, slices = xs
         slices = [
-            rearrange.at(stack, i, layouts.row_major(part))
-            if isinstance(stack, View)
-            else part
+            rearrange.at(stack, i, row_major(part)) if isinstance(stack, View) else part
             for stack, part in zip(stacks, slices, strict=True)
         ]
         # What a body starts from is there when it starts: a leaf need not wait for it,

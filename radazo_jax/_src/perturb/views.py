@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from radazo_jax._src import fusion
 from radazo_jax._src.directions.held import Drawn, Factors, Held
 from radazo_jax._src.directions.law import Direction
-from radazo_jax._src.directions.layout import Layout
+from radazo_jax._src.directions.layout import Layout, Leaf
 from radazo_jax._src.trees import at_least_float32
 
 
@@ -121,20 +121,20 @@ def views_of(
 def _unstored(direction: Direction, layout: Layout) -> list[Held]:
     """The elements of a direction that are drawn where they are read, or factors."""
 
-    def lazy(direction: Direction) -> list[Held]:
-        law = direction.law
-        return [law._lazy(direction, leaf, layout.dimension) for leaf in layout.leaves]
+    def lazy(direction: Direction, leaf: Leaf) -> Held:
+        return direction.law._lazy(direction, leaf, layout.dimension)
 
     def factors(direction: Direction) -> list[Held | None]:
-        return [u if isinstance(u, Factors) else None for u in lazy(direction)]
+        held = [lazy(direction, leaf) for leaf in layout.leaves]
+        return [u if isinstance(u, Factors) else None for u in held]
 
     # Stored: XLA's CPU backend would draw a factor in every product with it.
     drawn = jax.eval_shape(factors, direction)
     if jax.tree.leaves(drawn):
         drawn = fusion.compute_once(factors, direction)
     return [
-        u if stored is None else stored
-        for u, stored in zip(lazy(direction), drawn, strict=True)
+        lazy(direction, leaf) if stored is None else stored
+        for leaf, stored in zip(layout.leaves, drawn, strict=True)
     ]
 
 

@@ -9,7 +9,7 @@ from jax.interpreters import ad, batching, mlir
 
 
 def row_major(x: jax.Array) -> jax.Array:
-    """``x``, which XLA's TPU backend is to lay out as JAX lays out an argument.
+    """`x`, which XLA's TPU backend is to lay out as JAX lays out an argument.
 
     That backend chooses how a stack lies from the products with its slices. The layout
     of an argument reaches a loop over the stack, but not a loop in a loop, such as
