@@ -59,7 +59,7 @@ def value_and_grad(
                 "estimator has state, which value_and_grad would lose; call "
                 "estimator.estimate(fun, key, params, state) and keep what it returns."
             )
-        loss = Partial(_of_params, fun, args, kwargs)
+        loss = Partial(of_params, fun, args, kwargs)
         (value, gradient), _ = estimator.estimate(
             loss, key, params, state, has_aux=has_aux
         )
@@ -68,7 +68,8 @@ def value_and_grad(
     return estimated
 
 
-def _of_params(
+def of_params(
     fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], params: Any
 ) -> Any:
+    """`fun` as a function of its first argument, which a `Partial` makes of it."""
     return fun(params, *args, **kwargs)

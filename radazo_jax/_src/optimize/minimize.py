@@ -18,6 +18,7 @@ from jax.tree_util import Partial
 
 from radazo_jax._src import checks, trees
 from radazo_jax._src.estimate.estimator import GradientEstimator, check_estimator
+from radazo_jax._src.estimate.gradients import of_params
 from radazo_jax._src.numbers import keys
 
 # Without a given chunk size, chunks aim at this many seconds: long enough that what
@@ -229,7 +230,7 @@ def _step(
     estimate_key, sample_key = jax.random.split(key)
     xi = () if sample is None else (sample(sample_key),)
 
-    loss = Partial(_of_params, fun, xi)
+    loss = Partial(of_params, fun, xi, {})
     (value, gradient), estimator_state = estimator.estimate(
         loss, estimate_key, state.params, state.estimator_state
     )
@@ -245,10 +246,6 @@ def _step(
     step = optax.safe_increment(state.step)
     state = MinimizeState(params, optimizer_state, estimator_state, state.key, step)
     return state, value.astype(jnp.float32)
-
-
-def _of_params(fun: Callable[..., jax.Array], xi: tuple[Any, ...], params: Any) -> Any:
-    return fun(params, *xi)
 
 
 def _next_size(length: int, seconds: float) -> int:
