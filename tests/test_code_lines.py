@@ -1,9 +1,7 @@
 """The count of the lines of code."""
 
-import importlib.util
-import pathlib
+from code_lines import code_lines
 
-_SCRIPT = pathlib.Path(__file__).parents[1] / ".ci" / "code_lines.py"
 _MODULE = '''"""A module
 of two lines."""
 
@@ -27,10 +25,7 @@ def fun(
 
 
 def test_docstrings_comments_and_blank_lines_do_not_count(tmp_path):
-    spec = importlib.util.spec_from_file_location("code_lines", _SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     path = tmp_path / "module.py"
     path.write_text(_MODULE)
     # The import, the class, its string of two lines, three of a signature, a return.
-    assert module.code_lines(path) == 1 + 1 + 2 + 3 + 1
+    assert code_lines(path) == 1 + 1 + 2 + 3 + 1

@@ -2,7 +2,6 @@
 
 import ast
 import functools
-import importlib.util
 import inspect
 import pathlib
 import re
@@ -10,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from code_lines import code_lines
 
 import radazo_jax
 import radazo_jax.nnx
@@ -19,11 +19,6 @@ import radazo_jax.theory
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / "radazo_jax"
-_SPEC = importlib.util.spec_from_file_location(
-    "code_lines", ROOT / ".ci" / "code_lines.py"
-)
-code_lines = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(code_lines)
 MODULES = sorted(PACKAGE.rglob("*.py"))
 MAX_LINES = 300  # Of code: without docstrings, comments and blank lines.
 
@@ -185,7 +180,7 @@ def test_import_needs_the_runtime_dependencies_alone():
 
 @pytest.mark.parametrize("path", MODULES, ids=module_name)
 def test_module_is_short_enough_to_read(path):
-    lines = code_lines.code_lines(path)
+    lines = code_lines(path)
     assert lines <= MAX_LINES, f"{lines} lines of code: split it"
 
 
