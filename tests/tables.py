@@ -29,6 +29,9 @@ BY_POSITION = {
 }
 # A law that is normalized, drawn by element, packed in words, and made of factors.
 KINDS = ("sphere", "gaussian", "rademacher", "low_rank")
+# Laws whose elements are sums of products. A compiler rounds these in one way or
+# another: it may fuse a multiplication and an addition, or merge two constants.
+SUMS = ("low_rank(2)", "smooth")
 ESTIMATORS = {"forward": zo.forward_difference, "central": zo.central_difference}
 
 # For programs that run once, on which optimization is wasted.
@@ -54,6 +57,18 @@ def every(table, *fast):
         else slow(*(entry if isinstance(entry, tuple) else [entry]))
         for entry in table
     ]
+
+
+def assert_same_draws(law, got, expected):
+    """Trees of elements that two programs drew, by the name of the law."""
+
+    def compare(a, b):
+        ulps = 4 if law in SUMS else 0
+        largest = np.max(np.abs(b), initial=0).astype(np.float32)
+        atol = ulps * float(np.spacing(largest))
+        np.testing.assert_allclose(a, b, rtol=0, atol=atol)
+
+    jax.tree.map(compare, got, expected)
 
 
 def covariance(law, params):

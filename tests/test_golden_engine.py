@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 from golden.engine import make_engine
-from tables import slow
+from tables import assert_same_draws, slow
 
 RECORD = np.load(make_engine.FILE)
 NAMES = list(make_engine.names())
-# Directions are equal to the bit. Sums may be taken in another order, and a run
-# amplifies that.
+# Directions are equal to the bit, but for laws of sums. Sums may be taken in another
+# order, and a run amplifies that.
 TOLERANCES = {"gradient": 2e-5, "run": 2e-3}
 
 
@@ -28,7 +28,7 @@ def test_is_what_was_recorded(name):
     assert expected
     for a, b in zip(got, expected, strict=True):
         if name[0] == "directions":
-            np.testing.assert_array_equal(a, b)
+            assert_same_draws(name[1], a, b)
         else:
             largest = max(np.abs(b).max(initial=0), 1e-3)
             np.testing.assert_allclose(a, b, atol=TOLERANCES[name[0]] * largest)

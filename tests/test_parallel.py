@@ -12,9 +12,19 @@ import optax
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from tables import ESTIMATORS, KINDS, LAWS, every, jit, mesh_of, slow
+from tables import (
+    ESTIMATORS,
+    KINDS,
+    LAWS,
+    assert_same_draws,
+    every,
+    jit,
+    mesh_of,
+    slow,
+)
 
 import radazo_jax as zo
+from radazo_jax._src.directions.layout import layout_of
 
 BYTES = {"f32": 4, "u32": 4, "s32": 4, "pred": 1}
 
@@ -176,11 +186,14 @@ def test_all_three_in_one_mesh(law, types):
         )
 
 
+SPECS = (P("model"), P(None, ("data", "model")), P("k", "data"))
+
+
 @pytest.mark.parametrize("types", [AxisType.Auto, AxisType.Explicit], ids=str)
-@pytest.mark.parametrize("law", every(LAWS, *KINDS))
-def test_directions_are_bit_equal_where_the_parameters_are_sharded(law, types):
+@pytest.mark.parametrize("name", every(LAWS, *KINDS))
+def test_directions_are_the_same_where_the_parameters_are_sharded(name, types):
     params, _ = problem()
-    law = LAWS[law]
+    law = LAWS[name]
 
     def draw(key, params):
         return law.materialize(law.sample(key, params), params)
@@ -189,12 +202,39 @@ def test_directions_are_bit_equal_where_the_parameters_are_sharded(law, types):
     key = jax.random.key(5)
     expected = jax.device_get(jax.jit(draw)(key, params))
     with jax.set_mesh(mesh_of(2, 2, 2, types=types)):
-        for spec in (P("model"), P(None, ("data", "model")), P("k", "data")):
+        for spec in SPECS:
             specs = {"w": spec, "b": P("model")}
             placed = jax.tree.map(jax.device_put, params, specs)
             shardings = jax.tree.map(lambda p: p.sharding, placed)
             drawn = jax.jit(draw, out_shardings=shardings)(key, placed)
-            assert_trees_equal(jax.device_get(drawn), expected)
+            assert_same_draws(name, jax.device_get(drawn), expected)
+
+
+@pytest.mark.parametrize("types", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_factors_are_the_same_where_the_parameters_are_sharded(types):
+    """A Bᵀ / √2 and its factors: B as it is drawn, and A divided by √2."""
+    w, law, key = problem()[0]["w"], zo.low_rank(2), jax.random.key(5)
+
+    def draw(key, w):
+        direction, (leaf,) = law.sample(key, w), layout_of(w).leaves
+        a, b = law._lazy(direction, leaf, w.size).marks
+        return a, b, law.materialize(direction, w)
+
+    a, b, _ = jax.device_get(jax.jit(draw)(key, w))
+    products = a.astype(np.float64) * b
+    # Two units in the last place for a, half of one for a product, half for the sum.
+    tolerance = 3 * 2.0**-23 * np.sum(abs(products), -1)
+    with jax.set_mesh(mesh_of(2, 2, 2, types=types)):
+        for spec in SPECS:
+            placed = jax.device_put(w, spec)
+            rows, columns = *spec, *[None] * (2 - len(spec))
+            shardings = P(rows), P(None, columns), placed.sharding
+            drawn = jax.jit(draw, out_shardings=shardings)(key, placed)
+            of_rows, of_columns, u = jax.device_get(drawn)
+            np.testing.assert_array_equal(of_columns, b)
+            # The √2 of the normals and that of the factor may become one.
+            np.testing.assert_array_max_ulp(of_rows, a, 2)
+            assert (abs(u - np.sum(products, -1)) <= tolerance).all()
 
 
 def test_gradients_and_steps_have_the_sharding_of_explicit_parameters():
