@@ -14,6 +14,7 @@ References:
   3](https://doi.org/10.1145/2063384.2063405), SC 2011.
 """
 
+import functools
 import math
 
 import jax
@@ -42,6 +43,8 @@ _SINE = tuple(
 )
 
 
+# Inlined where it is traced, but traced once for all draws of a shape.
+@functools.partial(jax.jit, inline=True)
 def words(key: jax.Array, at: At) -> tuple[jax.Array, jax.Array]:
     """The two 32-bit words of Threefry-2x32 (20 rounds) at these positions."""
     k0, k1 = jnp.moveaxis(jax.random.key_data(key), -1, 0)
