@@ -1,6 +1,7 @@
 """What the tests of a kind run through: a new law is one line here."""
 
 import functools
+import itertools
 import math
 
 import jax
@@ -69,6 +70,23 @@ def assert_same_draws(law, got, expected):
         np.testing.assert_allclose(a, b, rtol=0, atol=atol)
 
     jax.tree.map(compare, got, expected)
+
+
+def each_law(*axes, twice=False, fast=KINDS):
+    """Each law with one combination of values, and all combinations among the laws.
+
+    What a law does does not depend on these values, so that all laws with all values
+    would find no more. `twice` adds the combination of the opposite values. The fast
+    run takes the named laws.
+    """
+    combinations = list(itertools.product(*axes))
+    cases = []
+    for i, law in enumerate((*fast, *(name for name in LAWS if name not in fast))):
+        at = i % len(combinations)
+        for values in combinations[at], *[combinations[-1 - at]] * twice:
+            case = (law, *values)
+            cases.append(case if law in fast else slow(*case))
+    return cases
 
 
 def covariance(law, params):
