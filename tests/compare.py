@@ -46,8 +46,9 @@ def arrays(tree):
     ]
 
 
-def sample(law, params):
-    return jit(lambda key: law.sample(key, params))(jax.random.key(0))
+def sample(law, params, key=None):
+    key = jax.random.key(0) if key is None else key
+    return jit(lambda key: law.sample(key, params))(key)
 
 
 def samples(law, params, num=3):

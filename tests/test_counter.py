@@ -1,7 +1,5 @@
 """The generator against `jax.random` and exact integer arithmetic."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +9,7 @@ from jax.extend import random
 
 from radazo_jax._src.numbers import counter, generator, keys
 
-SHAPES = [(), (0,), (5,), (3, 4), (2, 3, 4), (257, 1003)]
+SHAPES = [(), (0,), (5,), (3, 4), (257, 1003)]
 
 
 def as_int(counts):
@@ -26,20 +24,16 @@ def drawn(key, shape):
     )
 
 
-@functools.cache
-def compiled(shape):
-    return jax.jit(lambda key: drawn(key, shape))
-
-
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("seed", [0, 1, 2**31 + 5])
-def test_bits_and_normals_are_those_of_jax_random(seed, shape):
-    key = jax.random.key(seed, impl="threefry2x32")
-    bits, uniform, normal = compiled(shape)(key)
-    np.testing.assert_array_equal(bits, jax.random.bits(key, shape))
-    np.testing.assert_array_equal(uniform, jax.random.uniform(key, shape))
-    expected = jax.random.normal(key, shape, jnp.float32)
-    np.testing.assert_array_equal(normal, expected)
+def test_bits_and_normals_are_those_of_jax_random(shape):
+    compiled = jax.jit(lambda key: drawn(key, shape))
+    for seed in (0, 1, 2**31 + 5):
+        key = jax.random.key(seed, impl="threefry2x32")
+        bits, uniform, normal = compiled(key)
+        np.testing.assert_array_equal(bits, jax.random.bits(key, shape))
+        np.testing.assert_array_equal(uniform, jax.random.uniform(key, shape))
+        expected = jax.random.normal(key, shape, jnp.float32)
+        np.testing.assert_array_equal(normal, expected)
     if shape == (3, 4):
         for got, eager in zip((bits, uniform, normal), drawn(key, shape), strict=True):
             np.testing.assert_array_equal(eager, got)

@@ -139,30 +139,41 @@ def test_directions_are_pytrees_that_vmap_and_scan(law):
 @pytest.mark.parametrize("name", BY_POSITION)
 def test_kept_directions_are_the_sampled_ones(name):
     law, key, layout = LAWS[name], jax.random.key(1), layout_of(PARAMS)
-    sampled = sums.sample(law, key, jnp.arange(3, dtype=jnp.uint32), layout)
-    stored = sums.hold(sampled, layout, at_once=True)
-    assert sampled.held is None and stored.held is not None
-    for k in range(3):
-        expected = flat(drawn(law, jax.random.fold_in(key, k)))
-        for directions in (sampled, stored):
-            direction = jax.tree.map(lambda x, k=k: x[k], directions)
-            got = flat(law.materialize(direction, PARAMS))
-            assert_same_draws(name, got, expected)
+
+    @jax.jit
+    def both(key):
+        sampled = sums.sample(law, key, jnp.arange(3, dtype=jnp.uint32), layout)
+        stored = sums.hold(sampled, layout, at_once=True)
+        assert sampled.held is None and stored.held is not None
+        return [
+            jax.vmap(lambda u: flat(law.materialize(u, PARAMS)))(directions)
+            for directions in (sampled, stored)
+        ]
+
+    one = jax.jit(lambda key: flat(drawn(law, key)))
+    expected = np.stack([one(jax.random.fold_in(key, k)) for k in range(3)])
+    for got in both(key):
+        assert_same_draws(name, got, expected)
 
 
 @pytest.mark.parametrize("sizes", [(7, 1), (32, 64), (5, 3000, 40)])
 def test_signs_of_leaves_that_begin_within_a_word(sizes):
     key, law = jax.random.key(3), zo.rademacher()
     params = [jnp.zeros(size) for size in sizes]
-    total = sum(sizes)
-    one_by_one = law.draw(key, jnp.uint32(0), counter.positions((total,)))
-    direction = law.sample(key, params)
-    np.testing.assert_array_equal(flat(draw(law, key, params)), one_by_one)
-    layout = layout_of(params)
-    held = law._held(law._numbers(direction, layout), layout)
-    assert sum(x.size for x in jax.tree.leaves(held)) <= total / 32 + len(sizes)
-    us = [of_leaf.values() for of_leaf in held]
-    np.testing.assert_array_equal(jnp.concatenate(us), one_by_one)
+    total, layout = sum(sizes), layout_of(params)
+
+    @jit
+    def three_ways(key):
+        one_by_one = law.draw(key, jnp.uint32(0), counter.positions((total,)))
+        direction = law.sample(key, params)
+        held = law._held(law._numbers(direction, layout), layout)
+        assert sum(x.size for x in jax.tree.leaves(held)) <= total / 32 + len(sizes)
+        us = [of_leaf.values() for of_leaf in held]
+        return one_by_one, flat(law.materialize(direction, params)), flat(us)
+
+    one_by_one, *others = three_ways(key)
+    for got in others:
+        np.testing.assert_array_equal(got, one_by_one)
 
 
 def test_materialize_has_the_dtypes_of_the_parameters(law):

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tables import KINDS, LAWS, every
+from tables import KINDS, LAWS, every, jit
 
 import radazo_jax as zo
 
@@ -31,7 +31,6 @@ def test_a_step_is_exported_for_every_platform(law):
     }
     leaves, treedef = jax.tree.flatten((params, optimizer.init(params)))
 
-    @jax.jit
     def step(leaves, key, x):
         params, state = jax.tree.unflatten(treedef, leaves)
         value, gradient = value_and_grad(jax.random.wrap_key_data(key), params, x)
@@ -41,11 +40,12 @@ def test_a_step_is_exported_for_every_platform(law):
 
     x = jax.random.normal(jax.random.key(2), (4, 16))
     key = jax.random.key_data(jax.random.key(3))
-    exported = jax.export.export(step, platforms=["tpu", "cuda", "cpu"])(leaves, key, x)
+    exported = jax.export.export(jax.jit(step), platforms=["tpu", "cuda", "cpu"])
+    exported = exported(leaves, key, x)
     assert exported.platforms == ("tpu", "cuda", "cpu")
     loaded = jax.export.deserialize(exported.serialize())
     jax.tree.map(
         lambda got, expected: np.testing.assert_allclose(got, expected, rtol=1e-5),
-        loaded.call(leaves, key, x),
-        step(leaves, key, x),
+        jit(loaded.call)(leaves, key, x),
+        jit(step)(leaves, key, x),
     )

@@ -156,6 +156,9 @@ def test_only_what_the_filter_names_is_perturbed():
     assert not np.array_equal(after["lora_b"], before["lora_b"])
 
 
+TRAINING = zo.forward_difference(zo.rademacher())
+
+
 def train(step, num_steps=150):
     model = Net(nnx.Rngs(0))
     model.dropout.deterministic = True
@@ -167,7 +170,7 @@ def train(step, num_steps=150):
 
 
 def test_trains_under_nnx_jit_with_nnx_optimizer_compiled_once():
-    value_and_grad = zo_nnx.value_and_grad(loss_fn, zo.forward_difference())
+    value_and_grad = zo_nnx.value_and_grad(loss_fn, TRAINING)
     traces = []
 
     @nnx.jit
@@ -186,9 +189,7 @@ def test_trains_under_nnx_jit_with_nnx_optimizer_compiled_once():
 
 
 def test_trains_with_the_estimator_in_the_chain():
-    tx = optax.chain(
-        zo.estimate_gradient(zo.forward_difference(), key=0), zo.radazo(1e-2)
-    )
+    tx = optax.chain(zo.estimate_gradient(TRAINING, key=0), zo.radazo(1e-2))
 
     @nnx.jit
     def step(model, optimizer):
@@ -244,7 +245,7 @@ def test_has_aux_and_keyword_arguments():
 
 def test_bad_input_is_named():
     model = nnx.Linear(5, 1, rngs=nnx.Rngs(0))
-    estimator = zo.forward_difference()
+    estimator = ESTIMATORS["forward"]
     with pytest.raises(TypeError, match="loss_fn must be a function of the model"):
         zo_nnx.value_and_grad(None, estimator)
     with pytest.raises(TypeError, match="estimator must be a GradientEstimator"):

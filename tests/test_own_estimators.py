@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from compare import sample
+from compare import Hashed, sample
 from tables import LAWS, jit
 
 import radazo_jax as zo
@@ -40,9 +40,10 @@ def quadratic(x):
 def test_is_the_derivative_along_the_direction():
     """On a quadratic the central difference is exact: (u · ∇f) u."""
     key, x = jax.random.key(3), jnp.ones(6)
-    value, gradient = zo.value_and_grad(quadratic, SPSA)(key, x)
+    value, gradient = jit(zo.value_and_grad(quadratic, SPSA))(key, x)
     law = zo.rademacher()
-    u = law.materialize(law.sample(jax.random.fold_in(key, 0), x), x)
+    direction = sample(law, x, jax.random.fold_in(key, 0))
+    u = jit(lambda direction: law.materialize(direction, x))(direction)
     exact = np.asarray(CURVATURES * (x - CENTER), np.float64)
     np.testing.assert_allclose(gradient, (exact @ u) * u, rtol=1e-4)
     curvature = np.sum(np.asarray(CURVATURES, np.float64)) * 0.1**2 / 2
@@ -51,9 +52,9 @@ def test_is_the_derivative_along_the_direction():
 
 def test_spread_over_devices_is_the_same():
     spread = SPSA._replace(evaluator=zo.spread("k"))
-    expected = jax.jit(zo.value_and_grad(quadratic, SPSA))(0, jnp.ones(6))
+    expected = jit(zo.value_and_grad(quadratic, SPSA))(0, jnp.ones(6))
     with jax.set_mesh(jax.make_mesh((8,), ("k",))):
-        got = jax.jit(zo.value_and_grad(quadratic, spread))(0, jnp.ones(6))
+        got = jit(zo.value_and_grad(quadratic, spread))(0, jnp.ones(6))
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), got, expected
     )
@@ -89,7 +90,8 @@ def test_values_that_come_from_elsewhere():
             params["b"] ** 2, (-2, -1)
         )
 
-    for estimator in (zo.forward_difference(num_directions=3), SPSA):
+    forward = zo.forward_difference(Hashed(), num_directions=3)
+    for estimator in (forward, spsa(Hashed(), 0.1)):
         points = estimator.points(jax.random.key(0), params, ())
         at = jax.tree.map(np.asarray, zo.candidates(points, params))
         assert at["b"].shape == (points.num_points, 2, 3)
@@ -110,7 +112,7 @@ def test_values_that_come_from_elsewhere():
 
 @pytest.mark.parametrize("make", [zo.forward_difference, zo.central_difference])
 def test_the_slope_is_that_along_the_gradient(make):
-    estimator = make(zo.gaussian(), num_directions=4, smoothing=1e-3)
+    estimator = make(Hashed(), num_directions=4, smoothing=1e-3)
     points = estimator.points(jax.random.key(1), CENTER, ())
     at = zo.candidates(points, jnp.ones(6))
     # A linear function, of which differences are exact.
@@ -174,7 +176,7 @@ def test_all_coordinates_without_replacement_make_the_gradient():
     estimator = zo.central_difference(WithoutReplacement(), 6, smoothing=0.1)
     for batch_size in (None, 1):
         batched = estimator._replace(evaluator=zo.compiled(batch_size))
-        _, gradient = zo.value_and_grad(quadratic, batched)(0, jnp.ones(6))
+        _, gradient = jit(zo.value_and_grad(quadratic, batched))(0, jnp.ones(6))
         expected = CURVATURES * (1 - CENTER)
         np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-3)
 
@@ -202,11 +204,19 @@ def test_laws_that_would_compare_wrongly_are_refused():
 @pytest.mark.parametrize("law", [*LAWS.values(), Scaled(2.0)], ids=str)
 def test_the_scale_of_a_direction_scales_it(law):
     params, x = {"w": jnp.ones((5, 4)), "b": jnp.zeros(3)}, jnp.ones((2, 5))
-    direction = sample(law, params)
-    twice = dataclasses.replace(direction, scale=2 * direction.scale)
-    materialize = jit(lambda direction: law.materialize(direction, params))
-    u, v = materialize(direction), materialize(twice)
+
+    @jit
+    def both(key):
+        direction = law.sample(key, params)
+        twice = dataclasses.replace(direction, scale=2 * direction.scale)
+        fun = zo.perturb(lambda p, x: x @ p["w"])
+        return (
+            law.materialize(direction, params),
+            law.materialize(twice, params),
+            fun(params, direction, 0.2, x),
+            fun(params, twice, 0.1, x),
+        )
+
+    u, v, *moved = both(jax.random.key(0))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(2 * a, b, rtol=1e-6), u, v)
-    fun = jit(zo.perturb(lambda p, x: x @ p["w"]))
-    moved = fun(params, twice, 0.1, x), fun(params, direction, 0.2, x)
     np.testing.assert_allclose(*moved, rtol=1e-5)

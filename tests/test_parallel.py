@@ -259,7 +259,7 @@ def test_spread_over_two_axes():
 
 def test_inside_a_shard_map_of_the_user():
     params, x = problem()
-    options = {"num_directions": 7, "batch_size": 1}
+    options = {"num_directions": 7, "smoothing": 0.1, "batch_size": 1}
     estimator = zo.forward_difference(Hashed(), axis_name="k", **options)
     value_and_grad = zo.value_and_grad(loss, estimator)
     with jax.set_mesh(mesh_of(8)):
@@ -269,7 +269,7 @@ def test_inside_a_shard_map_of_the_user():
             out_specs=P(),
             check_vma=False,
         )
-        inside = jax.device_get(jax.jit(manual)(params, x))
+        inside = jax.device_get(jit(manual)(params, x))
     outside, _ = estimate_on(mesh_of(8), estimator, params, x)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),

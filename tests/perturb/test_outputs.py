@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from compare import LAWS, SCALE, arrays, assert_equal, both, displaced, sample
 from jax import lax
+from tables import jit
 from zoo import PROGRAMS, normal
 
 import radazo_jax as zo
@@ -104,7 +105,7 @@ def test_leaves_of_64_bits(law):
         direction = sample(law, params)
         # The draws are float32 numbers; the products of low rank are of those.
         scale = np.abs(SCALE * np.asarray(law.materialize(direction, params))).max()
-        got, expected = perturbed(direction), definition(direction)
+        got, expected = jit(perturbed)(direction), jit(definition)(direction)
         assert got[0].dtype == jnp.float64
         np.testing.assert_allclose(got[1], expected[1], atol=1e-7 * scale)
         np.testing.assert_allclose(got[0], expected[0], atol=1e-7 * scale)
@@ -142,7 +143,7 @@ def test_products_of_64_bits_with_low_rank(name, size):
         x = size * ones(*x_shape)
         perturbed, definition = both(fun, law, params, x)
         direction = sample(law, params)
-        [got], [expected] = perturbed(direction), definition(direction)
+        [got], [expected] = jit(perturbed)(direction), jit(definition)(direction)
         # The elements of a materialized direction are float32 numbers.
         np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6 * size)
 
