@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 
-class UserError(Exception):
+class UserError(ValueError):
     """What the user can mend; the message is one line."""
 
 

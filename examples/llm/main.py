@@ -25,10 +25,11 @@ from flax import nnx
 from huggingface_hub.errors import HFValidationError
 from tabulate import tabulate
 
+from examples.common.checkpoint import locked
 from examples.common.cli import Parser, at_least_one
 from examples.common.record import numbers, record, write
 from examples.llm import corpus, data, figure, pretrain, weights
-from examples.llm.run import locked, run
+from examples.llm.run import run
 from examples.llm.train import Settings
 from examples.paper import common
 
@@ -211,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if "model" in options and "fast" in options:
             raise ValueError("--fast is for the comparison, which --model replaces.")
         options["given"] = sys.argv[1:] if argv is None else argv
-        with locked(options["output"]):
+        with locked(str(options["output"])):
             run_one(options) if "model" in options else compare(options)
     except (ValueError, OSError, FloatingPointError) as error:
         parser.error(str(error))

@@ -17,6 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import jax
@@ -102,7 +103,8 @@ def train(args: argparse.Namespace) -> None:
     cluster.start(args)
     check_processes(args)
     mesh = cluster.make_mesh(args.mesh, args.axis_types == "explicit")
-    with jax.set_mesh(mesh):
+    folder = args.checkpoint
+    with jax.set_mesh(mesh), checkpoint.locked(folder) if folder else nullcontext():
         run(args, mesh)
 
 
@@ -130,7 +132,6 @@ def run(args: argparse.Namespace, mesh: jax.sharding.Mesh) -> None:
     # the program.
     seed = np.uint32(args.seed)
     settings = {name: vars(args)[name] for name in SETTINGS}
-    lock = checkpoint.lock(args.checkpoint) if args.checkpoint else None
     manager = checkpoint.manager(args.checkpoint) if args.checkpoint else None
     state = checkpoint.restore(manager, layout, settings) if manager else None
     state = init(seed) if state is None else state
@@ -150,7 +151,6 @@ def run(args: argparse.Namespace, mesh: jax.sharding.Mesh) -> None:
             checkpoint.save(manager, done, state, settings)
     if manager:
         manager.close()
-    del lock  # Until here the folder is this run's alone.
     say(f"took {time.perf_counter() - start:.1f} seconds, compilation included")
 
 

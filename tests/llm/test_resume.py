@@ -9,8 +9,9 @@ import jax
 import numpy as np
 import pytest
 
+from examples.common.cli import UserError
 from examples.llm import run as runs
-from examples.llm.run import RunError, run
+from examples.llm.run import run
 from examples.llm.train import State
 
 from .tiny import DEV, SETTINGS, TRAIN, contents, metrics, model
@@ -106,11 +107,11 @@ def test_another_run_is_not_resumed(uncut, change, saved, now):
     folder, _ = uncut
     before = contents(folder)
     name = next(iter(change))
-    with pytest.raises(RunError) as error:
+    with pytest.raises(UserError) as error:
         _resume(folder, dataclasses.replace(SETTINGS, **change))
     message = str(error.value)
     assert (
-        message.startswith(f"{name} must be {saved}, as") and f"; got {now}." in message
+        message.startswith(f"{name} must be {saved}, as") and f"; got {now}" in message
     )
     assert "\n" not in message
     assert contents(folder) == before
@@ -118,16 +119,16 @@ def test_another_run_is_not_resumed(uncut, change, saved, now):
 
 def test_another_model_or_other_data_are_not_resumed(uncut):
     folder, _ = uncut
-    with pytest.raises(RunError, match=r"^base model must be 'crc32"):
+    with pytest.raises(UserError, match=r"^base model must be 'crc32"):
         _resume(folder, seed=1)
-    with pytest.raises(RunError, match=r"^data must be 'crc32"):
+    with pytest.raises(UserError, match=r"^data must be 'crc32"):
         run(SETTINGS, model(), DEV, DEV, folder=folder, resume=True)
 
 
 def test_a_run_is_not_overwritten(uncut):
     folder, _ = uncut
     before = contents(folder)
-    with pytest.raises(RunError, match="has a run of 12 steps: resume it"):
+    with pytest.raises(UserError, match="has a run of 12 steps: resume it"):
         run(SETTINGS, model(), TRAIN, DEV, folder=folder)
     assert contents(folder) == before
 
@@ -168,7 +169,7 @@ def test_damage_is_found_and_the_checkpoint_before_is_left(uncut, tmp_path, dama
             path.unlink()
         try:
             state = _resume(copy).state
-        except RunError as error:
+        except UserError as error:
             assert "cannot be read" in str(error) and "\n" not in str(error)
             found += 1
             shutil.rmtree(copy / "checkpoints" / "12")
@@ -179,38 +180,12 @@ def test_damage_is_found_and_the_checkpoint_before_is_left(uncut, tmp_path, dama
     assert found >= 1
 
 
-def _edited(folder: pathlib.Path, to: pathlib.Path, change) -> pathlib.Path:
-    """A copy of a run whose last checkpoint's record `change` has changed."""
-    shutil.copytree(folder, to)
-    path = to / "checkpoints" / "12" / "run" / "metadata"
-    record = json.loads(path.read_bytes())
-    change(record)
-    path.write_text(json.dumps(record), encoding="utf-8")
-    return to
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda record: record.update(position=record["position"] - 1),
-        lambda record: record["evaluations"].pop(),
-        lambda record: record["evaluations"][0].update(train_loss=0.0),
-        lambda record: record["description"].update(num_steps=13),
-        lambda record: record.pop("position"),
-    ],
-)
-def test_the_record_is_covered_by_the_checksum(uncut, tmp_path, change):
-    folder = _edited(uncut[0], tmp_path / "copy", change)
-    with pytest.raises(RunError, match="its checksum is another"):
-        _resume(folder)
-
-
 def test_metrics_shorter_than_their_checkpoint_are_refused(uncut, tmp_path):
     folder = tmp_path / "copy"
     shutil.copytree(uncut[0], folder)
     (folder / "metrics.jsonl").write_bytes(b"")
     with pytest.raises(
-        ValueError, match=r"metrics\.jsonl must have .* bytes, .* got 0"
+        ValueError, match=r"metrics\.jsonl must have 12 losses, .* got 0"
     ):
         _resume(folder)
 
