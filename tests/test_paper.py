@@ -1,11 +1,9 @@
 """The paper's experiments run, and say in one line what is wrong."""
 
-import gzip
 import json
 import os
 import pathlib
 import re
-import struct
 import subprocess
 import sys
 
@@ -122,159 +120,46 @@ def refused(capsys):
     return refused
 
 
-def _idx(array):
-    array = np.asarray(array, np.uint8)
-    head = struct.pack(">BBBB", 0, 0, 8, array.ndim)
-    return head + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+@pytest.mark.parametrize("data_set", ["mnist", "digits"])
+def test_images_that_are_attacked(data_set, tmp_path):
+    """Those of a file with the arrays and dtypes of MNIST's, or scikit-learn's."""
+    path = tmp_path / "mnist.npz"
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 28, 28), np.uint8)
+    labels = np.arange(12, dtype=np.uint8) % 10
+    np.savez(path, x_train=pixels, y_train=labels, x_test=pixels, y_test=labels)
+    data = network.load(path if data_set == "mnist" else None)
+    for images, found in (
+        (data.train_images, data.train_labels),
+        (data.test_images, data.test_labels),
+    ):
+        assert images.shape == (len(found), 28, 28, 1) and images.dtype == np.float32
+        assert images.min() == 0 and images.max() == 1 and set(found) == set(range(10))
+    if data_set == "mnist":
+        np.testing.assert_allclose(255 * data.test_images[..., 0], pixels, rtol=1e-6)
+        np.testing.assert_array_equal(data.train_labels, labels)
 
 
-def _mnist(folder, images=12):
-    """Four IDX files of noise: enough to be read."""
-    folder.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(0)
-    for part in ("train", "t10k"):
-        pixels = rng.integers(0, 256, (images, 28, 28))
-        (folder / f"{part}-images-idx3-ubyte").write_bytes(_idx(pixels))
-        (folder / f"{part}-labels-idx1-ubyte").write_bytes(_idx(np.arange(images) % 10))
-    return folder
-
-
-def test_idx_files_are_read_gzipped_or_not(tmp_path):
-    plain = network.load(_mnist(tmp_path / "plain" / "MNIST" / "raw"))
-    folder = _mnist(tmp_path / "zipped")
-    for path in sorted(folder.iterdir()):
-        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
-        path.unlink()
-    zipped = network.load(folder)
-    assert plain.train_images.shape == (12, 28, 28, 1)
-    assert plain.train_images.dtype == np.float32 and plain.test_images.max() <= 1
-    np.testing.assert_array_equal(plain.test_labels, np.arange(12) % 10)
-    for name in plain._fields[1:]:
-        np.testing.assert_array_equal(getattr(plain, name), getattr(zipped, name))
-
-
-def test_missing_folder_is_named(tmp_path, refused):
-    missing = tmp_path / "nowhere"
-    refused(
-        attack,
-        "--data",
-        missing,
-        says=f"--data must be a folder with IDX files; got {missing}",
-    )
-
-
-def test_missing_file_is_named(tmp_path, refused):
-    folder = _mnist(tmp_path / "data")
-    (folder / "t10k-labels-idx1-ubyte").unlink()
-    refused(
-        attack,
-        "--data",
-        folder,
-        says=f"no t10k-labels-idx1-ubyte or t10k-labels-idx1-ubyte.gz under {folder}",
-    )
-
-
-_CORRUPT = {
-    "cut off": (lambda b: b[:-100], "is corrupt: 9,308 bytes"),
-    "too long": (lambda b: b + b"\0", "is corrupt: 9,409 bytes"),
-    "cut off in its head": (lambda b: b[:9], "is not an IDX file of rank 3"),
-    "of another type": (
-        lambda b: b"\0\0\x0d\3" + b[4:],
-        "is not an IDX file of rank 3",
-    ),
-    "empty": (lambda b: b"", "is not an IDX file of rank 3"),
-    "of other images": (
-        lambda b: _idx(np.zeros((12, 8, 8))),
-        "holds images of 8×8 pixels, not 28×28",
-    ),
-    "of fewer images": (lambda b: _idx(np.zeros((11, 28, 28))), "holds 11 images and"),
-}
-
-
-@pytest.mark.parametrize("how", _CORRUPT)
-def test_corrupt_file_is_named(how, tmp_path, refused):
-    change, says = _CORRUPT[how]
-    path = _mnist(tmp_path / "data") / "train-images-idx3-ubyte"
-    path.write_bytes(change(path.read_bytes()))
-    refused(attack, "--data", path.parent, says=f"{path} {says}")
+_MNIST = dict.fromkeys(("x_train", "y_train", "x_test", "y_test"), np.zeros(3))
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"no gzip at all", gzip.compress(b"x" * 99, mtime=0)[:-9]],
-    ids=["no gzip", "cut off"],
+    ("content", "says"),
+    [
+        (None, "--data must be mnist.npz, with x_train, y_train, x_test and y_test"),
+        ({"x_train": np.zeros(3)}, "y_train is not a file in the archive"),
+        (_MNIST, "--data must have 28×28 pixels; got ()"),
+        (b"no archive", "--data must be mnist.npz, with x_train"),
+        (b"PK\3\4 cut off", "--data must be mnist.npz, with x_train"),
+    ],
+    ids=["missing", "without labels", "of other sizes", "another", "cut off"],
 )
-def test_corrupt_gzip_file_is_named(content, tmp_path, refused):
-    folder = _mnist(tmp_path / "data")
-    path = folder / "train-images-idx3-ubyte"
-    path.unlink()
-    path.with_name(f"{path.name}.gz").write_bytes(content)
-    refused(attack, "--data", folder, says=f"{path}.gz cannot be read")
-
-
-def test_label_above_nine_is_named(tmp_path, refused):
-    folder = _mnist(tmp_path / "data")
-    path = folder / "t10k-labels-idx1-ubyte"
-    path.write_bytes(_idx([3] * 11 + [10]))
-    refused(attack, "--data", folder, says=f"{path} holds the label 10, above 9")
-
-
-@pytest.fixture
-def read_digits(monkeypatch):
-    """The digits, and what a network says they are: right but for test image 0."""
-    data = network.digits()
-    said = data.test_labels.copy()
-    said[0] = (said[0] + 1) % 10
-    monkeypatch.setattr(network, "train", lambda *arguments: None)
-    monkeypatch.setattr(network, "predict", lambda *arguments: said)
-    return data.test_labels
-
-
-def test_misclassified_image_is_refused(read_digits, refused):
-    label = read_digits[0]
-    refused(
-        attack,
-        "--image",
-        0,
-        says="argument --image: the network already takes image "
-        f"0, a {label}, for a {(label + 1) % 10}: choose another",
-    )
-
-
-def test_target_equal_to_the_label_is_refused(read_digits, refused):
-    label = int(read_digits[1])
-    refused(
-        attack,
-        "--image",
-        1,
-        "--target",
-        label,
-        says=f"argument --target: {label} is "
-        "already the label of image 1: choose another digit",
-    )
-
-
-@pytest.mark.parametrize("index", [-1, 360])
-def test_image_that_is_not_there_is_refused(index, read_digits, refused):
-    refused(
-        attack,
-        "--image",
-        index,
-        says=f"argument --image: must be from 0 to 359; got {index}",
-    )
-
-
-def test_more_images_than_there_are_is_refused(read_digits, refused):
-    refused(
-        attack,
-        "--images",
-        360,
-        says="argument --images: only 359 test images can be attacked; got 360",
-    )
-
-
-def test_target_that_is_no_digit_is_refused(refused):
-    refused(attack, "--target", 10, says="argument --target: invalid choice")
+def test_data_that_cannot_be_read_are_named(content, says, tmp_path, refused):
+    path = tmp_path / "mnist.npz"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        np.savez(path, **content)
+    refused(attack, "--data", path, says=says)
 
 
 @pytest.fixture(scope="module")

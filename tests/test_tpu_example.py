@@ -200,9 +200,9 @@ def test_what_a_parent_makes_of_the_end(capsys, code, expected, message):
 
 def test_a_folder_is_one_run_s(tmp_path):
     folder = str(tmp_path)
-    with checkpoint.locked(folder):
-        with pytest.raises(UserError, match=r"is in use by another run; wait"):
-            checkpoint.locked(folder).__enter__()
+    refused = pytest.raises(UserError, match=r"is in use by another run; wait")
+    with checkpoint.locked(folder), refused, checkpoint.locked(folder):
+        pass
     with checkpoint.locked(folder):
         pass
 

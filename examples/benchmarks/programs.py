@@ -71,6 +71,12 @@ def compiled_on(
     return compiled
 
 
+def held(memory: Any) -> int:
+    """The main memory of a program: arguments, other results, temporary buffers."""
+    held = memory.argument_size_in_bytes + memory.output_size_in_bytes
+    return held - memory.alias_size_in_bytes + memory.temp_size_in_bytes
+
+
 def step_of(
     loss: Callable[..., Any],
     estimator: zo.GradientEstimator,

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import pathlib
 import re
 from collections.abc import Callable
 from typing import NoReturn
@@ -23,6 +24,15 @@ def parser(doc: str) -> Parser:
     return Parser(
         description=doc.splitlines()[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+
+
+def add_record(parser: Parser) -> None:
+    """The options of a script that measures many programs, one after another."""
+    parser.add_argument("--output", type=pathlib.Path, help="a JSON file")
+    parser.add_argument("--plot", type=pathlib.Path, help="where to put a figure")
+    parser.add_argument(
+        "--resume", action="store_true", help="take the rows that --output has"
     )
 
 

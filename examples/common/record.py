@@ -8,7 +8,7 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -69,17 +69,41 @@ def read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def resumed(
-    path: Path | None, resume: bool, names: Sequence[str]
-) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """The rows of an earlier run, by the columns that tell them from one another."""
-    if not resume or path is None or not path.exists():
-        return {}
-    return {
-        tuple(row[name] for name in names): row
-        for row in read(path)["rows"]
-        if set(names) <= row.keys()
-    }
+def collect(
+    output: Path | None,
+    resume: bool,
+    cases: Iterable[tuple[dict[str, Any], Callable[[], dict[str, Any]]]],
+    derived: Callable[[list[dict[str, Any]]], list[dict[str, Any]]],
+    **about: Any,
+) -> list[dict[str, Any]]:
+    """Measures one case after another, and writes a record after each.
+
+    Args:
+      output: Where to.
+      resume: Whether to take the rows that are there.
+      cases: What tells a row from the others, and what measures the rest of it.
+      derived: Makes the record's rows of those measured so far.
+      about: What else the record says.
+
+    Returns:
+      The record's rows.
+    """
+    cases = list(cases)
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    if resume and output is not None and output.exists():
+        names = tuple(cases[0][0])
+        rows = {tuple(map(r.get, names)): r for r in read(output)["rows"]}
+    for case, measure in cases:
+        key, start = tuple(case.values()), time.perf_counter()
+        if key not in rows:
+            rows[key] = case | measure()
+            rows[key]["compile_s"] = time.perf_counter() - start
+        print(*rows[key].values(), flush=True)
+        keys = [tuple(other.values()) for other, _ in cases]
+        made = derived([rows[key] for key in keys if key in rows])
+        if output is not None:
+            write(output, record(made) | about)
+    return made
 
 
 def numbers(values: Any) -> Any:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from tabulate import tabulate
 
-from examples.common import cli
+from examples.common import cli, figures
 from examples.common.record import described, read
 
 MARK = re.compile(
@@ -66,8 +66,8 @@ def shown(value: Any) -> str:
 
 def script(content: dict[str, Any]) -> ModuleType:
     """The module that made a record."""
-    path = content["command"].split()[1].removesuffix(".py")
-    return importlib.import_module(path.replace("/", "."))
+    path = content["command"].removeprefix("python ").removeprefix("-m ").split()[0]
+    return importlib.import_module(path.removesuffix(".py").replace("/", "."))
 
 
 def filled(match: re.Match[str], folder: Path) -> str:
@@ -109,7 +109,7 @@ def records(page: Path) -> set[Path]:
 def draw(path: Path) -> None:
     content = read(path)
     if plot := getattr(script(content), "plot", None):
-        plot(content).savefig(path.with_suffix(".png"), dpi=130)
+        figures.save(plot(content), path.with_suffix(".png"))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from tabulate import tabulate
 
+from examples.common import figures
 from examples.common.record import array
 from examples.llm.train import Settings
 from examples.paper import common
@@ -247,30 +248,29 @@ def printed(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def plot(runs: Sequence[Run]) -> plt.Figure:
-    figure, all_axes = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
+    figure, all_axes = figures.panels(2, 2, (10, 7))
     rate = _rate(RATE)
-    panels = {
-        f"(a) LoRA, η = {rate}": equal_rates(runs, "lora"),
-        f"(b) all parameters, η = {rate}": equal_rates(runs, "full"),
-        "(c) LoRA, η tuned for each method": tuned_rates(runs, "lora"),
-    }
-    for axes, (title, groups) in zip(all_axes.flat, panels.items(), strict=False):
-        for one in groups:
+    titles = (
+        f"(a) LoRA, η = {rate}",
+        f"(b) all parameters, η = {rate}",
+        "(c) LoRA, η tuned for each method",
+        f"(d) R-AdaZO, LoRA, η = {rate}",
+    )
+    groups = (
+        equal_rates(runs, "lora"),
+        equal_rates(runs, "full"),
+        tuned_rates(runs, "lora"),
+        betas(runs),
+    )
+    for axes, title, found in zip(all_axes.flat, titles, groups, strict=True):
+        for one, b1 in zip(found, BETAS, strict=False):
             label = f"{one.name}, η = {_rate(one.learning_rate)}"
-            style = "--" if one.name == "ZO-RMSProp" else "-"
-            _curve(axes, one, label, common.COLORS[one.name], style)
-        axes.set_title(title)
-    for (b1, color), one in zip(BETAS.items(), betas(runs), strict=True):
-        _curve(all_axes[1, 1], one, f"β₁ = {b1:g}", color, "-")
-    all_axes[1, 1].set_title(f"(d) R-AdaZO, LoRA, η = {rate}")
-    for axes in all_axes.flat:
-        axes.set(xlabel="steps", ylabel="training loss", xlim=(0, None))
+            color = common.COLORS[one.name]
+            if found is groups[-1]:
+                label, color = f"β₁ = {b1:g}", BETAS[b1]
+            dash = "--" if one.name == "ZO-RMSProp" else "-"
+            style = {"ls": dash, "lw": 1.8, "label": label, "color": color}
+            figures.band(axes, one.steps, one.losses, **style)
+        axes.set(title=title, xlabel="steps", ylabel="training loss", xlim=(0, None))
         axes.legend(frameon=False)
-        common.tidy(axes)
     return figure
-
-
-def _curve(axes: plt.Axes, one: Group, label: str, color: str, style: str) -> None:
-    mean, low, high = (f(one.losses, axis=0) for f in (np.mean, np.min, np.max))
-    axes.fill_between(one.steps, low, high, color=color, alpha=0.2, lw=0)
-    axes.plot(one.steps, mean, style, color=color, lw=1.8, label=label)

@@ -25,13 +25,13 @@ from flax import nnx
 from huggingface_hub.errors import HFValidationError
 from tabulate import tabulate
 
+from examples.common import figures
 from examples.common.checkpoint import locked
 from examples.common.cli import Parser, at_least_one
 from examples.common.record import numbers, record, write
 from examples.llm import corpus, data, figure, pretrain, weights
 from examples.llm.run import run
 from examples.llm.train import Settings
-from examples.paper import common
 
 OUTPUT = Path(__file__).resolve().parents[1] / "out" / "llm"
 COMMON = {"output", "dtype", "fast"}  # Options that need no model.
@@ -198,7 +198,7 @@ def compare(options: dict[str, Any]) -> None:
         "runs": runs,
     }
     write(output / f"{name}.json", content)
-    common.save(figure.plot(runs), output / f"{name}.png")
+    figures.save(figure.plot(runs), output / f"{name}.png")
     print(f"\n{figure.printed(rows)}\n\nWrote {output / name}.json and .png.")
 
 

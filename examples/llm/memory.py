@@ -10,10 +10,9 @@ each; zeroth-order steps take a central difference along one direction.
 The file is written after every program; ``--resume`` goes on where a run was stopped.
 """
 
-import pathlib
+import functools
 import re
 import sys
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,9 +23,9 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from examples.benchmarks.programs import compiled_on, tpu_topology
+from examples.benchmarks.programs import compiled_on, held, tpu_topology
 from examples.common import cli
-from examples.common.record import record, resumed, write
+from examples.common.record import collect
 from examples.llm import train
 from examples.llm.data import Batch
 from examples.llm.lora import FILTERS, add_lora
@@ -189,7 +188,6 @@ _TOO_LARGE = re.compile(r"required for HLO temporaries \(([\d.]+)G\) exceeds ava
 
 def measured(case: Case) -> dict[str, Any]:
     """What a chip holds at most, and of what; all of it where it does not fit."""
-    start = time.perf_counter()
     try:
         memory = compiled(case).memory_analysis()
     except jax.errors.JaxRuntimeError as error:
@@ -197,52 +195,41 @@ def measured(case: Case) -> dict[str, Any]:
         if needed is None:
             raise
         return {"fits": False, "total_GiB": float(needed[1])}
-    held = memory.argument_size_in_bytes + memory.output_size_in_bytes
-    held -= memory.alias_size_in_bytes
     return {
         "fits": True,
-        "total_GiB": (held + memory.temp_size_in_bytes) / GIB,
+        "total_GiB": held(memory) / GIB,
         "arguments_GiB": memory.argument_size_in_bytes / GIB,
         "temporary_GiB": memory.temp_size_in_bytes / GIB,
         # The compiler's own peak counts what is fetched ahead into fast memory twice.
         "peak_GiB": memory.peak_memory_in_bytes / GIB,
-        "compile_s": time.perf_counter() - start,
     }
 
 
-def compared(
-    case: Case, row: dict[str, Any], forward: dict[str, Any]
-) -> dict[str, Any]:
-    """What a row takes as multiples of the forward pass."""
-    result = {"total/forward": row["total_GiB"] / forward["total_GiB"]}
-    if row["fits"] and forward["fits"]:
-        result["peak/forward"] = row["peak_GiB"] / forward["peak_GiB"]
-    if (case.size, case.method, case.tuned) in BARRED:
-        result["bar_met"] = row["fits"] and max(result.values()) <= BAR
-    return result
+def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows with what they take as multiples of the forward pass."""
+    forward, made = {}, []
+    for row in rows:
+        case = Case.of(row)
+        base = forward.setdefault((case.size, case.device), row)
+        ratios = {"total/forward": row["total_GiB"] / base["total_GiB"]}
+        if row["fits"] and base["fits"]:
+            ratios["peak/forward"] = row["peak_GiB"] / base["peak_GiB"]
+        if (case.size, case.method, case.tuned) in BARRED:
+            ratios["bar_met"] = row["fits"] and max(ratios.values()) <= BAR
+        made.append(row | ratios)
+    return made
 
 
 def main() -> None:
     parser = cli.parser(__doc__)
-    parser.add_argument("--output", type=pathlib.Path, required=True)
-    parser.add_argument(
-        "--resume", action="store_true", help="take the rows that --output has"
-    )
+    cli.add_record(parser)
     options = parser.parse_args()
-    known = resumed(options.output, options.resume, Case._fields)
-    found: dict[Case, dict[str, Any]] = {}
-    forward: dict[tuple[str, str], dict[str, Any]] = {}
-    for case in CASES:
-        row = known.get(case) or case._asdict() | measured(case)
-        base = forward.setdefault((case.size, case.device), row)
-        row |= compared(case, row, base)
-        print(*row.values(), flush=True)
-        found[case] = row
-        rows = known | found
-        content = record([rows[case] for case in CASES if case in rows])
-        content["command"] = f"python -m examples.llm.memory {' '.join(sys.argv[1:])}"
-        content["device"] = "compiled for TPUs"
-        write(options.output, content)
+    cases = [(case._asdict(), functools.partial(measured, case)) for case in CASES]
+    about = {
+        "command": f"python -m examples.llm.memory {' '.join(sys.argv[1:])}",
+        "device": "compiled for TPUs",
+    }
+    collect(options.output, options.resume, cases, derived, **about)
 
 
 if __name__ == "__main__":

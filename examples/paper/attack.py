@@ -1,7 +1,7 @@
 """Iterations to a successful black-box attack (the paper's table of that name).
 
     python examples/paper/attack.py
-    python examples/paper/attack.py --data folder/with/MNIST
+    python examples/paper/attack.py --data mnist.npz
 
 A convolutional network that reads digits is to see the digit y + 1 where it sees y
 (0 after 9), by a change of no pixel by more than 0.2. The loss is
@@ -12,7 +12,7 @@ Two settings. *Mapped*: the variable lies in [0, 10] and is mapped linearly to t
 of the perturbation, as in the public code of the set-up that the paper cites, so that a
 step of η in it moves a pixel by η/25. *Unmapped*: the variable is the perturbation.
 
-The images are those of scikit-learn, enlarged to 28×28, or MNIST's, from IDX files.
+The images are those of scikit-learn, enlarged to 28×28, or MNIST's, from Keras's file.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,19 +27,18 @@ import optax
 from tqdm import tqdm
 
 import radazo_jax as zo
-from examples.common import cli
-from examples.common.cli import at_least_one
+from examples.common import cli, figures
 from examples.common.record import array
 from examples.common.tables import Table
 from examples.paper import common, network
-from examples.paper.common import METHODS, STRETCH, STRETCHED
 
 BOX = 0.2  # How far a pixel may change.
 LEARNING_RATE = 1e-2  # η
 SMOOTHING = 5e-3  # μ
+COMPARED = ("ZO-RMSProp", "ZO-AdaMM", "R-AdaZO")
 NUM_DIRECTIONS = 2  # K
 CHUNK = 100
-PICTURED = 6  # How many images the picture shows at most.
+IMAGES = 6  # How many are attacked.
 # Setting -> what one unit of the variable is in pixels.
 SETTINGS = {"mapped": 2 * BOX / 10, "unmapped": 1.0}
 UNMAPPED = 4  # How many times fewer iterations this setting gets: its steps are longer.
@@ -56,14 +55,6 @@ class Case(NamedTuple):
     image: jax.Array  # [28, 28, 1]
     target: jax.Array  # (), int32.
     unit: jax.Array  # (), what one unit of the variable is in pixels.
-
-
-def optimizers() -> dict[str, optax.GradientTransformation]:
-    result = {
-        name: METHODS[name](LEARNING_RATE)
-        for name in ("ZO-RMSProp", "ZO-AdaMM", "R-AdaZO")
-    }
-    return result | {STRETCHED: METHODS["ZO-AdaMM"](STRETCH * LEARNING_RATE)}
 
 
 def adversarial(case: Case, variable: jax.Array) -> jax.Array:
@@ -176,10 +167,8 @@ def picture(
 
     Not drawn from the record, which has no images.
     """
-    count = min(PICTURED, len(before))
-    figure, all_axes = plt.subplots(
-        3, count, figsize=(1.9 * count + 0.6, 6), squeeze=False, layout="constrained"
-    )
+    count = len(before)
+    figure, all_axes = figures.panels(3, count, (1.9 * count + 0.6, 6))
     gray = {"cmap": "gray", "vmin": 0, "vmax": 1}
     signed = {"cmap": "RdBu", "vmin": -BOX, "vmax": BOX}
     for i in range(count):
@@ -197,62 +186,22 @@ def picture(
     return figure
 
 
-def choose(
-    image: Sequence[int] | None,
-    images: int,
-    target: int | None,
-    labels: np.ndarray,
-    predicted: np.ndarray,
-) -> list[int]:
-    """The indices of the test images to attack."""
-    if image is None:
-        right = np.flatnonzero((predicted == labels) & (labels != target))
-        if right.size < images:
-            raise cli.UserError(
-                f"argument --images: only {right.size} test images can be attacked; "
-                f"got {images}"
-            )
-        return right[:images].tolist()
-    for index in image:
-        if not 0 <= index < len(labels):
-            raise cli.UserError(
-                f"argument --image: must be from 0 to {len(labels) - 1}; got {index}"
-            )
-        if predicted[index] != labels[index]:
-            raise cli.UserError(
-                f"argument --image: the network already takes image {index}, a "
-                f"{labels[index]}, for a {predicted[index]}: choose another"
-            )
-        if target == labels[index]:
-            raise cli.UserError(
-                f"argument --target: {target} is already the label of image {index}: "
-                "choose another digit"
-            )
-    return list(image)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     parser = common.parser(__doc__, steps=14_000, seeds=5, fast=(40, 2))
-    add = parser.add_argument
-    add("--data", type=Path, help="folder with MNIST's IDX files")
-    add("--images", type=at_least_one, help="how many of the test images")
-    add("--image", type=int, nargs="+", help="which, by their indices")
-    add("--target", type=int, choices=range(10), help="the label after y by default")
-    add("--epochs", type=at_least_one, help="of the network's training")
+    parser.add_argument("--data", type=Path, help="mnist.npz, as Keras has it")
     args = common.parse(parser, argv)
-    count = args.images or (1 if args.fast else 6)
-    epochs = args.epochs or (1 if args.fast else 12 if args.data is None else 2)
+    epochs = 1 if args.fast else 12 if args.data is None else 2
     try:
         data = network.load(args.data)
-        params = network.train(data, epochs)
-        predicted = network.predict(params, data.test_images)
-        indices = choose(args.image, count, args.target, data.test_labels, predicted)
     except cli.UserError as error:
         parser.error(str(error))
-    accuracy = float((predicted == data.test_labels).mean())
-    print(f"The network reads {accuracy:.1%} of the {len(predicted):,} test images.")
+    params = network.train(data, epochs)
+    predicted = network.predict(params, data.test_images)
+    right = predicted == data.test_labels
+    print(f"The network reads {right.mean():.1%} of the {right.size:,} test images.")
+    indices = np.flatnonzero(right)[: 1 if args.fast else IMAGES]
     labels = data.test_labels[indices]
-    targets = (labels + 1) % 10 if args.target is None else 0 * labels + args.target
+    targets = (labels + 1) % 10
 
     def cases(unit: float) -> list[Case]:
         return [
@@ -264,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     keys, chunk = common.seed_keys(args.seeds), min(CHUNK, limits["unmapped"])
     iterations: dict[str, dict[str, np.ndarray]] = {name: {} for name in SETTINGS}
     variables: dict[tuple[str, str], np.ndarray] = {}
-    for method, optimizer in optimizers().items():
+    for method, optimizer in common.optimizers(LEARNING_RATE, COMPARED).items():
         run_chunk = common.compiled(attack_step(params, optimizer), chunk)
         for name, unit in SETTINGS.items():
             iterations[name][method], variables[name, method] = attack(
@@ -283,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "settings": {
             "data": data.name,
             "train_images": len(data.train_images),
-            "test_accuracy": accuracy,
+            "test_accuracy": right.mean(),
             "epochs": epochs,
             "box": BOX,
             "num_directions": NUM_DIRECTIONS,

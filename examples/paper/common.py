@@ -3,7 +3,7 @@
 import argparse
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import optax
 from tqdm import tqdm
 
 import radazo_jax as zo
+from examples.common import figures
 from examples.common.cli import Parser, at_least_one
 from examples.common.record import array, numbers, record, write
 from examples.common.tables import Table
@@ -42,6 +43,14 @@ COLORS = {
     STRETCHED: "#56B4E9",
 }
 OUTPUT = Path(__file__).resolve().parents[1] / "out" / "paper"
+
+
+def optimizers(
+    learning_rate: float, names: Iterable[str] = METHODS
+) -> dict[str, optax.GradientTransformation]:
+    """Methods at one learning rate, and ZO-AdaMM with steps as long as R-AdaZO's."""
+    result = {name: METHODS[name](learning_rate) for name in names}
+    return result | {STRETCHED: zo.zo_adamm(STRETCH * learning_rate)}
 
 
 def parser(doc: str, *, steps: int, seeds: int, fast: tuple[int, int]) -> Parser:
@@ -133,13 +142,8 @@ def finish(
     write(path.with_name(f"{path.name}.json"), content)
     for table in tables(content):
         print(f"\n{table.caption}\n\n{table.format()}")
-    save(plot(content), path.with_name(f"{path.name}.png"))
+    figures.save(plot(content), path.with_name(f"{path.name}.png"))
     print(f"\nWrote {path}.json and {path}.png")
-
-
-def save(figure: plt.Figure, path: Path) -> None:
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 def mean_std(values: Any, digits: int = 3) -> str:
@@ -158,16 +162,3 @@ def significant(value: float, digits: int) -> str:
         return "0"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     return f"{value:,.{decimals}f}" if abs(value) >= 1e-3 else f"{value:.{digits - 1}e}"
-
-
-def tidy(axes: plt.Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#dddddd", lw=0.7)
-
-
-def legend(figure: plt.Figure, axes: plt.Axes, columns: int) -> None:
-    """Names the curves of all axes, below them, by those of one."""
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=columns, frameon=False
-    )

@@ -20,6 +20,7 @@ from flax import nnx
 
 import radazo_jax as zo
 from examples import quickstart
+from examples.common import figures
 from examples.common.cli import positive
 from examples.common.record import array
 from examples.common.tables import Table
@@ -106,18 +107,14 @@ def tables(content: dict[str, Any]) -> list[Table]:
 
 
 def plot(content: dict[str, Any]) -> plt.Figure:
-    """The mean over the seeds as a line, their range as a band."""
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    figure, [[axes]] = figures.panels(1, 1, (8, 4.5))
     for name, run in content["runs"].items():
-        losses, x = array(run["losses"]), content["evaluations"]
         label = f"{name}, {array(run['accuracies']).mean():.1%}"
-        axes.fill_between(
-            x, losses.min(0), losses.max(0), color=COLORS[name], alpha=0.2
-        )
-        axes.plot(x, losses.mean(0), color=COLORS[name], label=label)
+        losses = array(run["losses"])
+        style = {"color": COLORS[name], "label": label}
+        figures.band(axes, content["evaluations"], losses, **style)
     axes.set(yscale="log", xlabel="evaluations of the loss", ylabel="training loss")
     axes.legend(title="test accuracy", frameon=False)
-    common.tidy(axes)
     return figure
 
 

@@ -31,6 +31,7 @@ import numpy as np
 import optax
 
 import radazo_jax as zo
+from examples.common import figures
 from examples.common.record import array
 from examples.common.tables import Table
 from examples.paper import common
@@ -193,7 +194,7 @@ def plot(content: dict[str, Any]) -> plt.Figure:
         "(c) second moment: cosine with true": ("cosine_v_ori", "cosine_v_ours"),
         "(d) update m/√v: cosine with ∇F": ("cosine_update_ori", "cosine_update_ours"),
     }
-    figure, all_axes = plt.subplots(1, 4, figsize=(16, 4), layout="constrained")
+    figure, [all_axes] = figures.panels(1, 4, (16, 4))
     colors = plt.get_cmap("viridis")(np.linspace(0, 0.9, len(content["betas"])))
     for axes, (title, (first, second)) in zip(all_axes, pairs.items(), strict=True):
         for name, line in ((first, ":"), (second, "-")):
@@ -204,7 +205,6 @@ def plot(content: dict[str, Any]) -> plt.Figure:
                     content["iterations"], curve, line, color=color, lw=1.6, label=label
                 )
         axes.set(title=title, xlabel="iterations")
-        common.tidy(axes)
     flat = array(content["measures"]["cosine_v_flat"]).mean(axis=1)
     for curve, color in zip(flat, colors, strict=True):
         all_axes[2].plot(content["iterations"], curve, "--", color=color, lw=1)
@@ -212,7 +212,7 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     all_axes[0].plot([], [], "-", color="#555555", label="m, or v (ours)")
     all_axes[0].plot([], [], "--", color="#555555", lw=1, label="the same v for all")
     all_axes[1].set_yscale("log")
-    common.legend(figure, all_axes[0], 8)
+    figures.legend(figure, all_axes[0], 8)
     return figure
 
 

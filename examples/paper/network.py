@@ -1,8 +1,6 @@
 """The images of the attack, and the network that is attacked."""
 
-import gzip
-import math
-import zlib
+import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,8 +23,6 @@ _SHAPES = {
     "hidden": (9216, 128),
     "output": (128, 10),
 }
-_MAGIC = {3: b"\x00\x00\x08\x03", 1: b"\x00\x00\x08\x01"}  # Unsigned bytes, rank 3, 1.
-
 Params = dict[str, dict[str, jax.Array]]
 
 
@@ -38,9 +34,25 @@ class Data(NamedTuple):
     test_labels: np.ndarray
 
 
-def load(folder: Path | None) -> Data:
-    """The IDX files under a folder, or the digits that ship with scikit-learn."""
-    return digits() if folder is None else idx(folder)
+def load(path: Path | None) -> Data:
+    """MNIST in one file, as Keras has it, or the digits of scikit-learn."""
+    if path is None:
+        return digits()
+    try:
+        with path.open("rb") as stream, np.load(stream) as file:
+            parts = [file[name] for name in ("x_train", "y_train", "x_test", "y_test")]
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise UserError(
+            "--data must be mnist.npz, with x_train, y_train, x_test and y_test; got "
+            f"{path}: {error}"
+        ) from error
+    train, train_labels, test, test_labels = parts
+    for images in (train, test):
+        if images.shape[1:] != (SIZE, SIZE):
+            raise UserError(f"--data must have 28×28 pixels; got {images.shape[1:]}")
+    train, test = (x[..., None].astype(np.float32) / 255 for x in (train, test))
+    labels = train_labels.astype(np.int32), test_labels.astype(np.int32)
+    return Data(path.name, train, labels[0], test, labels[1])
 
 
 def digits() -> Data:
@@ -53,60 +65,6 @@ def digits() -> Data:
         images, labels, test_size=0.2, stratify=labels, random_state=0
     )
     return Data("digits", train_images, train_labels, test_images, test_labels)
-
-
-def idx(folder: Path) -> Data:
-    """MNIST's four files, gzipped or not, anywhere under a folder."""
-    if not folder.is_dir():
-        raise UserError(f"--data must be a folder with IDX files; got {folder}")
-
-    def pair(part: str) -> tuple[np.ndarray, np.ndarray]:
-        images_path = _find(folder, f"{part}-images", 3)
-        labels_path = _find(folder, f"{part}-labels", 1)
-        images, labels = _read(images_path, 3), _read(labels_path, 1)
-        if len(images) != len(labels) or not len(images):
-            raise UserError(
-                f"{images_path} holds {len(images)} images and {labels_path} "
-                f"{len(labels)} labels: there must be as many, and some"
-            )
-        if labels.max() > 9:
-            raise UserError(f"{labels_path} holds the label {labels.max()}, above 9")
-        if images.shape[1:] != (SIZE, SIZE):
-            raise UserError(
-                f"{images_path} holds images of {images.shape[1]}×{images.shape[2]} "
-                f"pixels, not {SIZE}×{SIZE}"
-            )
-        return images[..., None].astype(np.float32) / 255, labels.astype(np.int32)
-
-    return Data(folder.name, *pair("train"), *pair("t10k"))
-
-
-def _find(folder: Path, stem: str, rank: int) -> Path:
-    names = [f"{stem}{dash}idx{rank}-ubyte" for dash in "-."]
-    for name in (*names, *(f"{name}.gz" for name in names)):
-        for path in sorted(folder.rglob(name)):
-            return path
-    raise UserError(f"no {names[0]} or {names[0]}.gz under {folder}")
-
-
-def _read(path: Path, rank: int) -> np.ndarray:
-    """The array in an IDX file of unsigned bytes."""
-    try:
-        content = path.read_bytes()
-        if path.suffix == ".gz":
-            content = gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
-    start = 4 + 4 * rank
-    if content[:4] != _MAGIC[rank] or len(content) < start:
-        raise UserError(f"{path} is not an IDX file of rank {rank}: its head is wrong")
-    shape = tuple(np.frombuffer(content[4:start], ">u4").tolist())
-    if len(content) - start != math.prod(shape):
-        raise UserError(
-            f"{path} is corrupt: {len(content) - start:,} bytes of pixels or labels, "
-            f"where its head says {math.prod(shape):,}"
-        )
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
 def log_probabilities(params: Params, images: jax.Array) -> jax.Array:

@@ -23,11 +23,12 @@ import numpy as np
 import optax
 
 import radazo_jax as zo
+from examples.common import figures
 from examples.common.cli import at_least_one
 from examples.common.record import array
 from examples.common.tables import Table
 from examples.paper import common
-from examples.paper.common import COLORS, METHODS, STRETCH, STRETCHED
+from examples.paper.common import COLORS, STRETCHED
 from radazo_jax import testing
 
 DIMENSION = 10_000
@@ -37,15 +38,10 @@ SMOOTHING = 5e-3  # μ
 POINTS = 200  # How many points a curve has, besides the start.
 
 
-def optimizers() -> dict[str, optax.GradientTransformation]:
-    result = {name: method(LEARNING_RATE) for name, method in METHODS.items()}
-    return result | {STRETCHED: METHODS["ZO-AdaMM"](STRETCH * LEARNING_RATE)}
-
-
 def compare(name: str, dimension: int, steps: int, seeds: int) -> np.ndarray:
     """The gaps of all methods on one function: [methods, seeds, 1 + points]."""
     fun = testing.PROBLEMS[name].fun
-    chosen = list(optimizers().values())
+    chosen = list(common.optimizers(LEARNING_RATE).values())
     estimator = zo.forward_difference(zo.sphere(), NUM_DIRECTIONS, SMOOTHING)
     # One key for all methods: the same directions, which are drawn only once.
     value_and_grad = jax.vmap(zo.value_and_grad(fun, estimator), in_axes=(None, 0))
@@ -130,28 +126,21 @@ def tables(content: dict[str, Any]) -> list[Table]:
 def plot(content: dict[str, Any]) -> plt.Figure:
     """Means over the seeds as lines, their ranges as bands."""
     count = len(content["gaps"])
-    figure, all_axes = plt.subplots(
-        1, count, figsize=(5.5 + 3.2 * (count - 1), 4.2), layout="constrained"
-    )
-    all_axes = np.reshape(all_axes, count)
+    figure, [all_axes] = figures.panels(1, count, (2.3 + 3.2 * count, 4.2))
     for axes, (function, gaps) in zip(all_axes, content["gaps"].items(), strict=True):
         limit = 3 * array(gaps["R-AdaZO"])[:, 0].max()
         for method, curves in gaps.items():
             values = array(curves)
             values = np.where(values < 10 * limit, values, np.nan)
-            with np.errstate(invalid="ignore"):
-                low, mean, high = values.min(0), values.mean(0), values.max(0)
             style = {"color": COLORS[method], "label": method}
-            dashes = {"ls": (0, (4, 2))} if method in (STRETCHED, "ZO-RMSProp") else {}
-            width = 2.8 if method == "R-AdaZO" else 1.6
-            x = content["iterations"]
-            axes.fill_between(x, low, high, color=COLORS[method], alpha=0.2, lw=0)
-            axes.plot(x, mean, lw=width, **style, **dashes)
+            dashed = method in (STRETCHED, "ZO-RMSProp")
+            style |= {"ls": (0, (4, 2)) if dashed else "-"}
+            style |= {"lw": 2.8 if method == "R-AdaZO" else 1.6}
+            figures.band(axes, content["iterations"], values, **style)
         axes.set(yscale="log", title=function, xlabel="iterations")
         axes.set_ylim(top=limit)
-        common.tidy(axes)
     all_axes[0].set_ylabel("F(θ) − min F")
-    common.legend(figure, all_axes[0], 6 if count > 2 else 3 if count > 1 else 2)
+    figures.legend(figure, all_axes[0], 6 if count > 2 else 3 if count > 1 else 2)
     return figure
 
 
@@ -165,16 +154,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.dimension < 2:
         parser.error("argument --dimension: must be at least 2; got 1")
     dimension = min(args.dimension, 200) if args.fast else args.dimension
-    gaps = {
-        name: dict(
-            zip(
-                optimizers(),
-                compare(name, dimension, args.steps, args.seeds),
-                strict=True,
-            )
-        )
-        for name in args.functions
-    }
+    methods, gaps = common.optimizers(LEARNING_RATE), {}
+    for name in args.functions:
+        found = compare(name, dimension, args.steps, args.seeds)
+        gaps[name] = dict(zip(methods, found, strict=True))
     points = gaps[args.functions[0]]["R-AdaZO"].shape[1]
     content = {
         "settings": {

@@ -26,6 +26,7 @@ import optax
 from sklearn.datasets import load_digits
 
 import radazo_jax as zo
+from examples.common import figures
 from examples.common.cli import at_least_one
 from examples.common.record import array
 from examples.common.tables import Table
@@ -286,16 +287,13 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     columns = min(3, len(content["problems"]))
     rows = -(-len(content["problems"]) // columns)
     size = (4.7 * columns, 3.6 * rows + 0.3)
-    figure, all_axes = plt.subplots(
-        rows, columns, figsize=size, squeeze=False, layout="constrained"
-    )
+    figure, all_axes = figures.panels(rows, columns, size)
     for axes in all_axes.flat[len(content["problems"]) :]:
         axes.set_visible(False)
     shown = content["problems"].items()
     for axes, (name, problem) in zip(all_axes.flat, shown, strict=False):
         axes.set(xlabel="η", title=name)
         axes.set_ylabel(f"evaluations to {problem['targets'][0]:.0%}")
-        common.tidy(axes)
         for config in CONFIGS:
             run = problem["runs"][config.name]
             counts = EVALUATIONS * array(run["steps"])[..., 0]
@@ -306,7 +304,7 @@ def plot(content: dict[str, Any]) -> plt.Figure:
             line = "o--" if config.b1 == 0.99 else "o-"
             style = {"color": COLORS[config.method], "label": config.name, "ms": 4}
             axes.plot(rates, means, line, lw=1.6, **style)
-    common.legend(figure, all_axes.flat[0], 7)
+    figures.legend(figure, all_axes.flat[0], 7)
     return figure
 
 

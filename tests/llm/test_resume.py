@@ -1,7 +1,6 @@
 """Runs that are cut and go on from their checkpoints."""
 
 import dataclasses
-import json
 import pathlib
 import shutil
 
