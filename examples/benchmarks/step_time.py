@@ -15,9 +15,8 @@ and these times are divided by that of the step:
 * ``evosax``: Open_ES with a population of 10, which are 5 pairs, where it is installed;
 * ``torchzero``: randomized finite differences with the same K, and Adam, where it is.
 
-All JAX runs are scans of many steps in one program, so that no dispatch is timed. Two
-further tables compare the generator with ``jax.random``, and ``minimize`` with its
-progress bar and without.
+All JAX runs are scans of many steps in one program, so that no dispatch is timed. A
+further table compares ``minimize`` with its progress bar and without.
 
     python examples/benchmarks/step_time.py --output docs/benchmarks/step_time.json
 """
@@ -138,39 +137,7 @@ def measure(
     return rows
 
 
-def measure_generator(size: int, repeats: int) -> list[dict[str, Any]]:
-    """Directions against ``jax.random``: whole programs that draw ``size`` numbers."""
-    key, like = jax.random.key(0), jax.ShapeDtypeStruct((size,), jnp.float32)
-    theirs = {
-        "gaussian": jax.random.normal,
-        "sphere": jax.random.normal,
-        "rademacher": jax.random.rademacher,
-    }
-    rows = []
-    for name, draw in theirs.items():
-        law = LAWS[name]
-        programs = {
-            "law": lambda key, law=law: law.materialize(law.sample(key, like), like),
-            "jax.random": lambda key, draw=draw: draw(key, (size,), jnp.float32),
-        }
-        runs = {
-            of: functools.partial(jax.jit(program), key)
-            for of, program in programs.items()
-        }
-        seconds = medians(runs, max(repeats, 20))
-        rows.append(
-            {
-                "draw": name,
-                "size": size,
-                "ns/number": seconds["law"] * 1e9 / size,
-                "jax.random_ns/number": seconds["jax.random"] * 1e9 / size,
-                "jax.random/law": seconds["jax.random"] / seconds["law"],
-            }
-        )
-    return rows
-
-
-def measure_progress(dimension: int, repeats: int) -> list[dict[str, Any]]:
+def measure_progress(dimension: int, repeats: int) -> dict[str, Any]:
     """``minimize`` with its progress bar against ``minimize`` without."""
     x = jnp.full((dimension,), 0.5)
     optimizer, estimator = zo.radazo(LEARNING_RATE), zo.forward_difference()
@@ -186,7 +153,7 @@ def measure_progress(dimension: int, repeats: int) -> list[dict[str, Any]]:
     }
     seconds = medians(runs, repeats)
     ratio = seconds["with"] / seconds["without"]
-    return [{"d": dimension, "num_steps": num_steps, "with/without": ratio}]
+    return {"d": dimension, "num_steps": num_steps, "with/without": ratio}
 
 
 def main() -> None:
@@ -198,24 +165,18 @@ def main() -> None:
     add("--output", type=pathlib.Path)
     args = parser.parse_args()
 
-    tables: dict[str, list[dict[str, Any]]] = {"steps": [], "generator": []}
+    rows = []
     for dimension in map(int, args.dimensions):
         for name in ESTIMATORS:
-            rows = measure(dimension, name, args.population, args.repeats)
-            tables["steps"] += rows
-            print(tabulate(rows, headers="keys", floatfmt=".2f"), end="\n\n")
-        tables["generator"] += measure_generator(dimension, args.repeats)
-    tables["progress"] = measure_progress(10_000, args.repeats)
-    for name in ("generator", "progress"):
-        print(tabulate(tables[name], headers="keys", floatfmt=".3f"), end="\n\n")
+            found = measure(dimension, name, args.population, args.repeats)
+            print(tabulate(found, headers="keys", floatfmt=".2f"), end="\n\n")
+            rows += [{"table": "steps", **row} for row in found]
+    named = {f"d = {r['d']:.0e}, {r['estimator']}, {r['law']}": r for r in rows}
+    progress = measure_progress(10_000, args.repeats)
+    print(tabulate([progress], headers="keys", floatfmt=".3f"))
     if args.output:
-        rows = [{"table": t, **row} for t, rows in tables.items() for row in rows]
-        write(args.output, record(rows))
+        write(args.output, record([*rows, {"table": "progress", **progress}]))
         columns = ("naive/step", "evosax/step", "torchzero/step")
-        named = {
-            f"d = {r['d']:.0e}, {r['estimator']}, {r['law']}": r
-            for r in tables["steps"]
-        }
         bars(args.output.with_suffix(".png"), named, columns)
 
 
