@@ -6,8 +6,7 @@ For every law, a whole R-AdaZO step (K + 1 evaluations, estimate, update) agains
   and its application on a gradient that lies ready;
 * ``naive``: the same step as one writes it by hand, with ``jax.random.normal`` and
   ``tree_map`` copies under ``vmap``;
-* ``evosax``: Open_ES with a population of K, where it is installed;
-* ``torchzero``: randomized finite differences with the same K, and Adam, where it is;
+* ``evosax``: Open_ES with a population of K, and Adam, where it is installed;
 
 and its compilation, with that of one forward pass and the chain for ``floor``.
 
@@ -22,15 +21,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+import matplotlib.pyplot as plt
 import optax
 from jax import lax
 from tabulate import tabulate
 
 import radazo_jax as zo
-from examples.benchmarks.steps import Step, naive, others, ours, torch_steps
+from examples.benchmarks.steps import Step, evosax, naive, ours
 from examples.benchmarks.timing import bars, medians, scanned
-from examples.common import cli
+from examples.common import cli, figures
 from examples.common.record import record, write
 
 NUM_DIRECTIONS = 8
@@ -52,14 +51,12 @@ class Work(NamedTuple):
       loss: ``loss(params, x)``, a scalar.
       x: The inputs, [rows, features].
       num_steps: How many steps a run has: so many that starting it does not count.
-      torch_loss: ``torch_loss(tensors)``, the same for the leaves as tensors.
     """
 
     params: Any
     loss: Callable[[Any, jax.Array], jax.Array]
     x: jax.Array
     num_steps: int
-    torch_loss: Callable[[list[Any]], Any] | None = None
 
 
 def mlp() -> Work:
@@ -77,16 +74,7 @@ def mlp() -> Work:
         return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - logits[:, 0])
 
     x = jax.random.normal(keys[2], (128, 784))
-    data = np.array(x)
-
-    def torch_loss(tensors: list[Any]) -> Any:
-        import torch
-
-        b1, b2, w1, w2 = tensors
-        logits = (torch.from_numpy(data) @ w1 + b1).relu() @ w2 + b2
-        return (logits.logsumexp(-1) - logits[:, 0]).mean()
-
-    return Work(params, loss, x, 100, torch_loss)
+    return Work(params, loss, x, 100)
 
 
 def layers() -> Work:
@@ -128,22 +116,6 @@ def our_step(work: Work, law: zo.Law) -> Step:
     return ours(lambda p: work.loss(p, work.x), estimator, zo.radazo(LEARNING_RATE))
 
 
-def other_runs(work: Work) -> dict[str, Callable[[], Any]]:
-    """Runs of the libraries that are installed, where they have the network."""
-    if work.torch_loss is None:
-        return {}
-    return others(
-        lambda p: work.loss(p, work.x),
-        work.torch_loss,
-        work.params,
-        NUM_DIRECTIONS,
-        NUM_DIRECTIONS,
-        SMOOTHING,
-        LEARNING_RATE,
-        work.num_steps,
-    )
-
-
 def compile_seconds(work: Work, repeats: int) -> dict[str, float]:
     """Median seconds to compile a traced step, and a forward pass with the chain."""
     tx = zo.radazo(LEARNING_RATE)
@@ -172,14 +144,19 @@ def compile_seconds(work: Work, repeats: int) -> dict[str, float]:
 def measure(name: str, repeats: int) -> list[dict[str, Any]]:
     """The rows of one network."""
     work, tx = WORKS[name](), zo.radazo(LEARNING_RATE)
-    by_hand = naive(lambda p: work.loss(p, work.x), tx, NUM_DIRECTIONS, SMOOTHING)
+
+    def loss(params: Any) -> jax.Array:
+        return work.loss(params, work.x)
+
+    by_hand = naive(loss, tx, NUM_DIRECTIONS, SMOOTHING)
     steps = {"floor": floor_step(work, tx), "naive": by_hand}
     steps |= {law: our_step(work, LAWS[law]) for law in LAWS}
     carry = (work.params, tx.init(work.params))
     runs = {key: scanned(step, carry, work.num_steps) for key, step in steps.items()}
-    seconds = medians(runs | other_runs(work), repeats)
-    if "torchzero" in seconds:
-        seconds["torchzero"] *= work.num_steps / torch_steps(work.num_steps)
+    adam = optax.adam(LEARNING_RATE)
+    if found := evosax(loss, adam, work.params, NUM_DIRECTIONS, SMOOTHING):
+        runs["evosax"] = scanned(*found, work.num_steps)
+    seconds = medians(runs, repeats)
     compilation = compile_seconds(work, repeats)
     return [
         {
@@ -189,7 +166,7 @@ def measure(name: str, repeats: int) -> list[dict[str, Any]]:
             "step/floor": seconds[law] / seconds["floor"],
             **{
                 f"{other}/step": seconds[other] / seconds[law]
-                for other in ("naive", "evosax", "torchzero")
+                for other in ("naive", "evosax")
                 if other in seconds
             },
             "compile_s": compilation[law],
@@ -197,6 +174,11 @@ def measure(name: str, repeats: int) -> list[dict[str, Any]]:
         }
         for law in LAWS
     ]
+
+
+def plot(content: dict[str, Any]) -> plt.Figure:
+    named = {f"{row['work']}, {row['law']}": row for row in content["rows"]}
+    return bars(named, ("step/floor", "naive/step", "evosax/step"))
 
 
 def main() -> None:
@@ -207,10 +189,9 @@ def main() -> None:
     rows = [row for name in WORKS for row in measure(name, args.repeats)]
     print(tabulate(rows, headers="keys", floatfmt=".2f"))
     if args.output:
-        write(args.output, record(rows))
-        columns = ("step/floor", "naive/step", "evosax/step", "torchzero/step")
-        named = {f"{row['work']}, {row['law']}": row for row in rows}
-        bars(args.output.with_suffix(".png"), named, columns)
+        content = record(rows)
+        write(args.output, content)
+        figures.save(plot(content), args.output.with_suffix(".png"))
 
 
 if __name__ == "__main__":

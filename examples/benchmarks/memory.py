@@ -198,7 +198,7 @@ def plot(content: dict[str, Any]) -> plt.Figure:
         axes.set(yticklabels=list(LAWS), xlabel="layers beyond forward (+ moments)")
         axes.xaxis.set_minor_formatter(NullFormatter())
     all_axes[0].invert_yaxis()
-    figures.legend(figure, all_axes[0], 6)
+    figures.legend(figure, all_axes[0], 3)
     return figure
 
 

@@ -302,12 +302,10 @@ def main() -> None:
     args = parser.parse_args()
     without_tpu()
     jax.config.update("jax_num_cpu_devices", 8)
-    programs: list[tuple[dict[str, Any], Callable[[], dict[str, Any]]]] = [
-        (
-            case.described(args.platform),
-            functools.partial(measured, args.platform, case),
-        )
-        for case in cases(args.platform)
+    platform = args.platform
+    programs = [
+        (case.described(platform), functools.partial(measured, platform, case))
+        for case in cases(platform)
     ]
     kind = mesh_for(platform, Spread()).devices.flat[0].device_kind
     target = f"compiled for {kind}"

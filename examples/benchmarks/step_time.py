@@ -12,8 +12,8 @@ and these times are divided by that of the step:
 
 * ``naive``: the same step as one writes it by hand, with ``jax.random.normal``,
   ``tree_map`` and ``vmap``;
-* ``evosax``: Open_ES with a population of 10, which are 5 pairs, where it is installed;
-* ``torchzero``: randomized finite differences with the same K, and Adam, where it is.
+* ``evosax``: Open_ES with a population of 10, which are 5 pairs, and Adam, where it is
+  installed.
 
 All JAX runs are scans of many steps in one program, so that no dispatch is timed. A
 further table compares ``minimize`` with its progress bar and without.
@@ -27,12 +27,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import optax
 from tabulate import tabulate
 
 import radazo_jax as zo
-from examples.benchmarks.steps import Step, key_of, naive, others, ours, torch_steps
+from examples.benchmarks.steps import Step, evosax, key_of, naive, ours
 from examples.benchmarks.timing import bars, medians, scanned
-from examples.common import cli
+from examples.common import cli, figures
 from examples.common.record import record, write
 from radazo_jax.testing import rosenbrock
 
@@ -72,12 +74,6 @@ def perturbed_step(law: zo.Law, num_directions: int, central: bool) -> Step:
     return step
 
 
-def torch_rosenbrock(tensors: list[Any]) -> Any:
-    [x] = tensors
-    a, b = x[:-1], x[1:]
-    return (100.0 * (b - a**2) ** 2 + (1.0 - a) ** 2).sum()
-
-
 def measure(
     dimension: int, name: str, population: int, repeats: int
 ) -> list[dict[str, Any]]:
@@ -102,21 +98,11 @@ def measure(
         runs[f"step {law_name}"] = scanned(step, start, num_steps)
         step = perturbed_step(law, num_directions, central)
         runs[f"perturbed {law_name}"] = scanned(step, x, num_steps)
-    runs |= others(
-        rosenbrock,
-        torch_rosenbrock,
-        x,
-        population,
-        num_directions,
-        SMOOTHING,
-        LEARNING_RATE,
-        num_steps,
-        central,
-    )
+    adam = optax.adam(LEARNING_RATE)
+    if found := evosax(rosenbrock, adam, x, population, SMOOTHING):
+        runs["evosax"] = scanned(*found, num_steps)
     seconds = medians(runs, repeats)
-    scale = dict.fromkeys(runs, 1e6 / num_steps)
-    scale["torchzero"] = 1e6 / torch_steps(num_steps)
-    micro = {run: seconds[run] * scale[run] for run in runs}
+    micro = {run: 1e6 * seconds[run] / num_steps for run in runs}
     rows = []
     for law_name in LAWS:
         step = micro[f"step {law_name}"]
@@ -130,9 +116,8 @@ def measure(
             "step/perturbed": step / micro[f"perturbed {law_name}"],
             "naive/step": micro["naive"] / step,
         }
-        for other in ("evosax", "torchzero"):
-            if other in micro:
-                row[f"{other}/step"] = micro[other] / step
+        if "evosax" in micro:
+            row["evosax/step"] = micro["evosax"] / step
         rows.append(row)
     return rows
 
@@ -156,6 +141,12 @@ def measure_progress(dimension: int, repeats: int) -> dict[str, Any]:
     return {"d": dimension, "num_steps": num_steps, "with/without": ratio}
 
 
+def plot(content: dict[str, Any]) -> plt.Figure:
+    rows = [row for row in content["rows"] if row["table"] == "steps"]
+    named = {f"d = {r['d']:.0e}, {r['estimator']}, {r['law']}": r for r in rows}
+    return bars(named, ("naive/step", "evosax/step"))
+
+
 def main() -> None:
     parser = cli.parser(__doc__)
     add = parser.add_argument
@@ -171,13 +162,12 @@ def main() -> None:
             found = measure(dimension, name, args.population, args.repeats)
             print(tabulate(found, headers="keys", floatfmt=".2f"), end="\n\n")
             rows += [{"table": "steps", **row} for row in found]
-    named = {f"d = {r['d']:.0e}, {r['estimator']}, {r['law']}": r for r in rows}
     progress = measure_progress(10_000, args.repeats)
     print(tabulate([progress], headers="keys", floatfmt=".3f"))
     if args.output:
-        write(args.output, record([*rows, {"table": "progress", **progress}]))
-        columns = ("naive/step", "evosax/step", "torchzero/step")
-        bars(args.output.with_suffix(".png"), named, columns)
+        content = record([*rows, {"table": "progress", **progress}])
+        write(args.output, content)
+        figures.save(plot(content), args.output.with_suffix(".png"))
 
 
 if __name__ == "__main__":

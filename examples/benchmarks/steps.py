@@ -1,4 +1,4 @@
-"""Steps to be timed: ours, one written by hand, and those of other libraries."""
+"""Steps to be timed: ours, one written by hand, and that of another library."""
 
 import importlib.util
 from collections.abc import Callable
@@ -6,12 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 import radazo_jax as zo
 from examples.benchmarks.programs import step_of
-from examples.benchmarks.timing import scanned
 
 Loss = Callable[[Any], jax.Array]
 Step = Callable[[Any, jax.Array], Any]  # (carry, number) -> carry
@@ -71,65 +69,22 @@ def naive(
     return step
 
 
-def torch_steps(num_steps: int) -> int:
-    """Fewer: there is no dispatch of a whole run to hide."""
-    return max(5, num_steps // 20)
+def evosax(
+    loss: Loss, optimizer: Any, params: Any, population: int, smoothing: float
+) -> tuple[Step, Any] | None:
+    """A step of Open_ES with antithetic pairs, and where it starts, if installed."""
+    if not importlib.util.find_spec("evosax"):
+        return None
+    from evosax.algorithms import Open_ES
 
+    schedule = optax.constant_schedule(smoothing)
+    strategy = Open_ES(population, params, optimizer=optimizer, std_schedule=schedule)
+    settings = strategy.default_params
 
-def others(
-    loss: Loss,
-    torch_loss: Callable[[list[Any]], Any],
-    params: Any,
-    population: int,
-    num_directions: int,
-    smoothing: float,
-    learning_rate: float,
-    num_steps: int,
-    central: bool = False,
-) -> dict[str, Callable[[], Any]]:
-    """Runs of other libraries, where they are installed.
+    def ask_and_tell(state: Any, i: jax.Array) -> Any:
+        ask_key, tell_key = jax.random.split(key_of(i))
+        points, state = strategy.ask(ask_key, state, settings)
+        values = jax.vmap(loss)(points)
+        return strategy.tell(tell_key, points, values, state, settings)[0]
 
-    Of evosax, Open_ES with antithetic pairs of Gaussian directions; of torchzero, RDSA
-    with Gaussian directions; both with Adam.
-    """
-    runs: dict[str, Callable[[], Any]] = {}
-    if importlib.util.find_spec("evosax"):
-        from evosax.algorithms import Open_ES
-
-        strategy = Open_ES(
-            population,
-            params,
-            optimizer=optax.adam(learning_rate),
-            std_schedule=optax.constant_schedule(smoothing),
-        )
-        settings = strategy.default_params
-
-        def ask_and_tell(state: Any, i: jax.Array) -> Any:
-            ask_key, tell_key = jax.random.split(key_of(i))
-            points, state = strategy.ask(ask_key, state, settings)
-            values = jax.vmap(loss)(points)
-            return strategy.tell(tell_key, points, values, state, settings)[0]
-
-        start = strategy.init(jax.random.key(0), params, settings)
-        runs["evosax"] = scanned(ask_and_tell, start, num_steps)
-    if importlib.util.find_spec("torchzero"):
-        import torch
-        import torchzero as tz
-
-        tensors = [
-            torch.tensor(np.asarray(leaf), requires_grad=True)
-            for leaf in jax.tree.leaves(params)
-        ]
-        formula = "central2" if central else "forward2"
-        directions = tz.m.RDSA(h=smoothing, n_samples=num_directions, formula=formula)
-        optimizer = tz.Optimizer(
-            tensors, directions, tz.m.Adam(), tz.m.LR(learning_rate)
-        )
-
-        def run() -> None:
-            with torch.no_grad():
-                for _ in range(torch_steps(num_steps)):
-                    optimizer.step(lambda backward=True: torch_loss(tensors))
-
-        runs["torchzero"] = run
-    return runs
+    return ask_and_tell, strategy.init(jax.random.key(0), params, settings)

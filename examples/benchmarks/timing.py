@@ -1,7 +1,6 @@
 """Timing by turns, and its picture."""
 
 import functools
-import pathlib
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
+import numpy as np
 from jax import lax
+
+from examples.common import figures
 
 
 def medians(
@@ -49,24 +51,17 @@ def scanned(
     return functools.partial(run, carry)
 
 
-def bars(
-    path: pathlib.Path, rows: Mapping[str, Mapping[str, Any]], columns: Sequence[str]
-) -> None:
-    """Draws ratios as bars on a logarithmic scale, a group of them for each row."""
-    shown = [c for c in columns if any(c in row for row in rows.values())]
-    height = 0.8 / len(shown)
-    figure, axes = plt.subplots(figsize=(8, 1 + 0.3 * len(rows)), layout="constrained")
-    for i, column in enumerate(shown):
-        found = [(k, r[column]) for k, r in enumerate(rows.values()) if column in r]
-        places = [k + i * height for k, _ in found]
-        lengths = [length for _, length in found]
+def bars(rows: Mapping[str, Mapping[str, Any]], columns: Sequence[str]) -> plt.Figure:
+    """Ratios as bars on a logarithmic scale, a group of them for each row."""
+    height = 0.8 / len(columns)
+    figure, [[axes]] = figures.panels(1, 1, (8, 1 + 0.3 * len(rows)))
+    for i, column in enumerate(columns):
+        places = np.arange(len(rows)) + i * height
+        lengths = [row.get(column, np.nan) for row in rows.values()]
         axes.barh(places, lengths, height, label=column, color=f"C{i}", left=0)
     axes.axvline(1, color="black", lw=0.8)
     axes.set(xscale="log", xlabel="ratio, logarithmic scale")
-    axes.set_yticks([k + 0.4 - height / 2 for k in range(len(rows))], list(rows))
+    axes.set_yticks(np.arange(len(rows)) + 0.4 - height / 2, list(rows))
     axes.invert_yaxis()
-    axes.grid(axis="x", alpha=0.3)
     axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    return figure

@@ -18,11 +18,8 @@ import numpy as np
 import radazo_jax as zo
 
 # Distributions by their modules: the versions of those that were imported are told.
-PACKAGES = {
-    **{name: name for name in ("jax", "jaxlib", "libtpu", "optax", "flax", "numpy")},
-    **{"sklearn": "scikit-learn", "tokenizers": "tokenizers"},
-    **{name: name for name in ("evosax", "torchzero", "torch")},
-}
+_NAMED = ("jax", "jaxlib", "libtpu", "optax", "flax", "numpy", "tokenizers", "evosax")
+PACKAGES = {name: name for name in _NAMED} | {"sklearn": "scikit-learn"}
 _BEGIN = time.perf_counter()
 
 
@@ -32,9 +29,10 @@ def record(rows: Iterable[dict[str, Any]] | None = None) -> dict[str, Any]:
     for module, package in PACKAGES.items():
         if module in sys.modules:
             versions[package] = importlib.metadata.version(package)
-    device = jax.devices()[0]
+    device, module = jax.devices()[0], sys.modules["__main__"].__spec__
+    script = f"-m {module.name}" if module else os.path.relpath(sys.argv[0])
     content = {
-        "command": " ".join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
+        "command": " ".join(["python", script, *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
         "device": f"{device.platform} ({device.device_kind})",
         "cpu_count": os.cpu_count(),

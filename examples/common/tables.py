@@ -107,8 +107,10 @@ def records(page: Path) -> set[Path]:
 
 
 def draw(path: Path) -> None:
+    """Draws a record's figure anew, where it lies beside it."""
     content = read(path)
-    if plot := getattr(script(content), "plot", None):
+    plot = getattr(script(content), "plot", None)
+    if plot is not None and path.with_suffix(".png").exists():
         figures.save(plot(content), path.with_suffix(".png"))
 
 

@@ -149,13 +149,13 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     try:
         if whole.is_file():
             tokenizer = Tokenizer.from_file(str(whole))
-            tokenizer.no_truncation()  # The file may have either switched on.
-            tokenizer.no_padding()
         else:
             tokenizer = byte_level(models.BPE.from_file(*map(str, parts)))
     except Exception as error:  # The library raises this very class.
         reason = " ".join(str(error).split())
         raise ValueError(f"{folder}: its tokenizer cannot be read: {reason}") from None
+    tokenizer.no_truncation()  # The file may have either switched on.
+    tokenizer.no_padding()
     return start_with_bos(tokenizer, folder)
 
 

@@ -235,16 +235,14 @@ def _mean_std(values: np.ndarray, digits: int) -> str:
 
 def printed(rows: Sequence[dict[str, Any]]) -> str:
     """The tables as texts, one below the other."""
-    texts = []
-    for kind, caption in CAPTIONS.items():
-        cells = [
-            {name: value for name, value in row.items() if name != "table"}
-            for row in rows
-            if row["table"] == kind
-        ]
-        table = tabulate(cells, headers="keys", disable_numparse=True)
-        texts.append(f"{caption}\n\n{table}")
-    return "\n\n".join(texts)
+
+    def table(kind: str) -> str:
+        columns = [k for k in first[kind] if k != "table"]
+        cells = [[row[k] for k in columns] for row in rows if row["table"] == kind]
+        return tabulate(cells, columns, disable_numparse=True)
+
+    first = {row["table"]: row for row in rows}
+    return "\n\n".join(f"{text}\n\n{table(k)}" for k, text in CAPTIONS.items())
 
 
 def plot(runs: Sequence[Run]) -> plt.Figure:

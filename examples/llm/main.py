@@ -11,7 +11,6 @@ that model is tuned by one method: the paper's job.
 
 import argparse
 import dataclasses
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +33,9 @@ from examples.llm.run import run
 from examples.llm.train import Settings
 
 OUTPUT = Path(__file__).resolve().parents[1] / "out" / "llm"
+DTYPES = ("bfloat16", "float32")  # Of the model, the default first.
+if jax.default_backend() == "cpu":
+    DTYPES = DTYPES[::-1]
 COMMON = {"output", "dtype", "fast"}  # Options that need no model.
 
 
@@ -45,42 +47,25 @@ def make_parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument("--output", type=Path, default=OUTPUT, help="folder")
-    parser.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16"),
-        default="float32" if jax.default_backend() == "cpu" else "bfloat16",
-        help="of the model: float32 on a CPU by default, bfloat16 otherwise",
-    )
-    parser.add_argument(
-        "--fast", action="store_true", help="a small comparison: to see that it works"
-    )
-    one = parser.add_argument_group("one run")
-    one.add_argument("--task", choices=tuple(data.TASKS))
-    for name, kind, text in (
-        ("--model", str, "a folder, or a name in the local cache"),
-        ("--data", Path, "folder of the task's files"),
-        ("--train-examples", at_least_one, "at most; 1000, as in MeZO"),
-        ("--dev-examples", at_least_one, "at most; 500, as in MeZO"),
-        ("--max-length", at_least_one, "cut examples to as many tokens"),
-        ("--export-adapters", Path, "folder for the adapters or the prompt, for peft"),
-        ("--export-merged", Path, "folder for the tuned model, for transformers"),
-    ):
-        one.add_argument(name, type=kind, help=text)
+    add = parser.add_argument
+    add("--output", type=Path, default=OUTPUT, help="folder")
+    add("--dtype", choices=DTYPES, help=f"{DTYPES[0]} by default on this machine")
+    add("--fast", action="store_true", help="a small comparison: to see that it works")
+    add = parser.add_argument_group("one run").add_argument
+    add("--model", help="a folder, or a name in the local cache")
+    add("--task", choices=tuple(data.TASKS))
+    add("--data", type=Path, help="folder of the task's files")
+    add("--train-examples", type=at_least_one, help="at most; 1000, as in MeZO")
+    add("--dev-examples", type=at_least_one, help="at most; 500, as in MeZO")
+    add("--max-length", type=at_least_one, help="cut examples to as many tokens")
+    add("--export-adapters", type=Path, help="folder for what was tuned, for peft")
+    add("--export-merged", type=Path, help="folder for the model, for transformers")
+    add("--resume", action="store_true", help="go on from the last checkpoint, if any")
     for field in dataclasses.fields(Settings):
         if field.name != "objective":  # The task decides it.
-            one.add_argument(
-                option(field.name),
-                dest=field.name,
-                type=type(field.default),
-                choices=get_args(field.type) or None,
-                help=f"default {field.default}",
-            )
-    one.add_argument(
-        "--resume",
-        action="store_true",
-        help="go on from the last checkpoint in the output folder, if there is one",
-    )
+            kind, choices = type(field.default), get_args(field.type) or None
+            name, text = option(field.name), f"default {field.default}"
+            add(name, dest=field.name, type=kind, choices=choices, help=text)
     return parser
 
 
@@ -108,27 +93,22 @@ def run_one(options: dict[str, Any]) -> None:
                 f"with --tune {tune}; got {to}."
             )
     # Errors in the small files are reported before the large ones are read.
-    train, dev = (
-        sample(task.read(options["data"] / file), options.get(name, default))
-        for file, name, default in (
-            (task.train, "train_examples", 1000),
-            (task.dev, "dev_examples", 500),
-        )
-    )
+    train = task.read(options["data"] / task.train)
+    dev = task.read(options["data"] / task.dev)
+    train = sample(train, options.get("train_examples", 1000))
+    dev = sample(dev, options.get("dev_examples", 500))
     tokenizer = data.load_tokenizer(folder)
-    model = weights.load(folder, dtype=options["dtype"])
+    model = weights.load(folder, dtype=options.get("dtype", DTYPES[0]))
     positions = model.config.max_position_embeddings
     if settings.tune == "prompt":
         positions -= settings.prompt_length
     # Cut, as MeZO does, only where a length is asked for.
     cut = "max_length" in options
     length = min(options.get("max_length", positions), positions)
-    batches = (
-        data.encode(tokenizer, examples, max_length=length, truncate=cut)
-        for examples in (train, dev)
-    )
+    train = data.encode(tokenizer, train, max_length=length, truncate=cut)
+    dev = data.encode(tokenizer, dev, max_length=length, truncate=cut)
     resume = "resume" in options
-    result = run(settings, model, *batches, folder=output, resume=resume)
+    result = run(settings, model, train, dev, folder=output, resume=resume)
     print(tabulate(result.evaluations, headers="keys", floatfmt=".4f"))
     print(f"\nMetrics and checkpoints are in {output}.")
     if to := options.get("export_adapters"):
@@ -169,15 +149,12 @@ def compare(options: dict[str, Any]) -> None:
     output = options["output"]
     folder = pretrain.pretrained(output / f"{name}-model", settings)
     tokenizer = data.load_tokenizer(folder)
+    length, dtype = settings.max_position_embeddings, options.get("dtype", DTYPES[0])
     train, dev = (
-        data.encode(
-            tokenizer,
-            data.sst2(corpus.SENTIMENT / file),
-            max_length=settings.max_position_embeddings,
-        )
+        data.encode(tokenizer, data.sst2(corpus.SENTIMENT / file), max_length=length)
         for file in ("train.tsv", "dev.tsv")
     )
-    graphdef, base = nnx.split(weights.load(folder, dtype=options["dtype"]))
+    graphdef, base = nnx.split(weights.load(folder, dtype=dtype))
 
     def execute(settings: Settings, label: str) -> list[dict[str, float]]:
         model = nnx.merge(graphdef, jax.tree.map(jnp.copy, base))
@@ -187,12 +164,11 @@ def compare(options: dict[str, Any]) -> None:
     runs = numbers(found)  # As the file has them, for tables and picture too.
     rows = list(figure.rows(runs))
     content = record(rows) | {
-        "command": " ".join(["python -m examples.llm.main", *options["given"]]),
         "cpu_seconds": round(time.process_time()),
         "settings": dataclasses.asdict(Settings()) | plan._asdict(),
         "pretraining": dataclasses.asdict(settings),
         "num_parameters": sum(x.size for x in jax.tree.leaves(base)),
-        "dtype": options["dtype"],
+        "dtype": dtype,
         "train_examples": len(train.label),
         "dev_examples": len(dev.label),
         "runs": runs,
@@ -211,7 +187,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise ValueError(f"{option(needing[0])} needs --model.")
         if "model" in options and "fast" in options:
             raise ValueError("--fast is for the comparison, which --model replaces.")
-        options["given"] = sys.argv[1:] if argv is None else argv
         with locked(str(options["output"])):
             run_one(options) if "model" in options else compare(options)
     except (ValueError, OSError, FloatingPointError) as error:

@@ -12,7 +12,6 @@ The file is written after every program; ``--resume`` goes on where a run was st
 
 import functools
 import re
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -225,11 +224,8 @@ def main() -> None:
     cli.add_record(parser)
     options = parser.parse_args()
     cases = [(case._asdict(), functools.partial(measured, case)) for case in CASES]
-    about = {
-        "command": f"python -m examples.llm.memory {' '.join(sys.argv[1:])}",
-        "device": "compiled for TPUs",
-    }
-    collect(options.output, options.resume, cases, derived, **about)
+    target = "compiled for TPUs"
+    collect(options.output, options.resume, cases, derived, device=target)
 
 
 if __name__ == "__main__":
