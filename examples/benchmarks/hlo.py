@@ -32,7 +32,8 @@ _HOST = ("infeed", "outfeed", "send", "recv")
 _BYTES = {"pred": 1, "token": 0, "opaque": 0}
 _SHAPE = re.compile(r"([a-z]+\d*[a-z\d]*)\[([\d,<=]*)\]")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?(\S+) \(.*\{$")
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?(\S+) = (.*)$")
+# Its name, the type of its result, its opcode, and what follows.
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?(\S+) = (.*?) ([a-z][\w\-]*)\((.*)$")
 _CALLED = re.compile(
     r"(?:calls|to_apply|body|condition|true_computation|false_computation"
     r"|branch_computations|called_computations)=(?:%?([\w.\-]+)|\{([^}]*)\})"
@@ -113,7 +114,7 @@ class Program:
             elif line.startswith("}"):
                 inside = None
             elif inside is not None and (found := _INSTRUCTION.match(line)):
-                instruction = _parsed(found[1], found[2])
+                instruction = _parsed(*found.groups())
                 inside[instruction.name] = instruction
 
     def walk(self) -> Iterator[tuple[dict[str, Instruction], Instruction, int]]:
@@ -220,17 +221,13 @@ class Program:
 
     def host_transfers(self) -> list[str]:
         """The instructions that take the host into the program."""
-        found = []
-        for _, instruction, _ in self.walk():
-            opcode = instruction.opcode.removesuffix("-done")
-            callback = opcode == "custom-call" and "callback" in instruction.text
-            if (
-                opcode in _HOST
-                or callback
-                or "is_host_transfer=true" in instruction.text
-            ):
-                found.append(instruction.name)
-        return found
+        return [
+            instruction.name
+            for _, instruction, _ in self.walk()
+            if instruction.opcode.removesuffix("-done") in _HOST
+            or (instruction.opcode == "custom-call" and "callback" in instruction.text)
+            or "is_host_transfer=true" in instruction.text
+        ]
 
     def num_aliased(self) -> int:
         """How many results take the place of an argument."""
@@ -265,9 +262,7 @@ def facts(compiled: Any) -> dict[str, Any]:
     }
 
 
-def _parsed(name: str, rest: str) -> Instruction:
-    result, rest = _split_type(rest)
-    opcode, _, text = rest.partition("(")
+def _parsed(name: str, result: str, opcode: str, text: str) -> Instruction:
     operands = re.findall(r"%([\w.\-]+)", _up_to_closing(text))
     called = []
     for one, several in _CALLED.findall(text):
@@ -279,16 +274,6 @@ def _parsed(name: str, rest: str) -> Instruction:
     return Instruction(
         name, opcode, tuple(arrays), tuple(operands), text, tuple(called)
     )
-
-
-def _split_type(text: str) -> tuple[str, str]:
-    """The type of a result, and what follows it."""
-    depth = 0
-    for i, char in enumerate(text):
-        depth += (char in "([{") - (char in ")]}")
-        if char == " " and depth == 0:
-            return text[:i], text[i + 1 :]
-    return text, ""
 
 
 def _up_to_closing(text: str) -> str:

@@ -38,17 +38,11 @@ from examples.benchmarks.programs import (
     tpu_topology,
 )
 from examples.common import cli, figures
+from examples.common.laws import LAWS
 from examples.common.record import collect
 
 SMOOTHING = 1e-3
 LEARNING_RATE = 1e-6
-LAWS = {
-    "sphere": zo.sphere(),
-    "gaussian": zo.gaussian(),
-    "rademacher": zo.rademacher(),
-    "coordinate": zo.coordinate(),
-    "low_rank": zo.low_rank(),
-}
 OPTIMIZERS = {"zo_sgd": zo.zo_sgd(LEARNING_RATE), "radazo": zo.radazo(LEARNING_RATE)}
 MODELS: dict[str, dict[str, Callable[[], models.Model]]] = {
     "tpu": {

@@ -38,17 +38,13 @@ from examples.benchmarks.programs import (
     without_tpu,
 )
 from examples.common import cli, figures
+from examples.common.laws import LAWS
 from examples.common.record import collect
 
 AXES = ("k", "data", "model")
 SMOOTHING = 1e-3
 LEARNING_RATE = 1e-6
-LAWS = {
-    "sphere": zo.sphere(),
-    "gaussian": zo.gaussian(),
-    "rademacher": zo.rademacher(),
-    "low_rank": zo.low_rank(),
-}
+MEASURED = ("sphere", "gaussian", "rademacher", "low_rank")
 TOPOLOGIES = {
     1: ("v5e:1x1", (1, 1, 1)),
     8: ("v5e:2x4", (2, 4, 1)),
@@ -202,7 +198,7 @@ def cases(platform: str) -> Iterator[Case]:
     # The last axis is that over which the parameters are sharded.
     sharded = [Spread(2, 2, 2), *([Spread(4, 8, 8)] if tpu else [])]
     minibatch = [Spread(data=n) for n in (8, *many)]
-    for law in LAWS:
+    for law in MEASURED:
         for n in some:
             # The same evaluations whatever the number of chips; then one a chip.
             yield Case("strong", Spread(k=n), law, max(some))
@@ -277,7 +273,7 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     draw(0, "sent_bytes", "minibatch, K + 1 = 8", data, marker="o")
     gradient = [r for r in rows if r["kind"] == "gradient" and r["replicated"]]
     draw(0, "sent_bytes", "backpropagation, minibatch", gradient, marker="o")
-    for law, marker in zip(LAWS, "osx^", strict=True):
+    for law, marker in zip(MEASURED, "osx^", strict=True):
         found = [r for r in rows if r["kind"] == "strong" and r["law"] == law]
         draw(1, "evaluation_flops", law, found, marker=marker, alpha=0.7)
         draw(2, "elementwise", law, found, marker=marker)

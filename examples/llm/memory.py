@@ -98,7 +98,7 @@ def abstract_model(case: Case) -> OPT:
 
 
 def program(case: Case) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """What to compile and its abstract arguments, the first of which a step donates."""
+    """What to compile, and its abstract arguments; a step donates the second."""
     method = case.method if case.law else "radazo"
     settings = train.Settings(method, case.tuned or "full", law=case.law or LAWS[0])
     split = nnx.split(abstract_model(case), FILTERS[settings.tune], ...)
@@ -111,27 +111,21 @@ def program(case: Case) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return train.State(params, optimizer.init(params), key, jnp.int32(0))
 
     if case.method == "forward":
-        return _loss, (params, job, abstract_batch())
+        return _loss, (job, params, abstract_batch())
     state = jax.eval_shape(start, job, params)
-    step = _step if case.law else _adam_step
-    return step, (state, job, abstract_batch())
+    step = train.train_step if case.law else _adam_step
+    return step, (job, state, abstract_batch())
 
 
-def _loss(params: nnx.State, job: train.Job, batch: Batch) -> jax.Array:
+def _loss(job: train.Job, params: nnx.State, batch: Batch) -> jax.Array:
     return train.loss_fn(nnx.merge(job.graphdef, params, job.rest), batch)
 
 
-def _step(
-    state: train.State, job: train.Job, batch: Batch
-) -> tuple[train.State, jax.Array]:
-    return train.train_step(job, state, batch)
-
-
 def _adam_step(
-    state: train.State, job: train.Job, batch: Batch
+    job: train.Job, state: train.State, batch: Batch
 ) -> tuple[train.State, jax.Array]:
     """As `train.train_step`, by backpropagation."""
-    value, gradient = jax.value_and_grad(_loss)(state.params, job, batch)
+    value, gradient = jax.value_and_grad(_loss, 1)(job, state.params, batch)
     optimizer = adam(job.learning_rate)
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
@@ -178,7 +172,7 @@ def compiled(case: Case) -> Any:
 
     fun, args = program(case)
     args = jax.tree_util.tree_map_with_path(placed, args)
-    return compiled_on(mesh, fun, args, () if case.method == "forward" else (0,))
+    return compiled_on(mesh, fun, args, () if case.method == "forward" else (1,))
 
 
 # What is called temporaries there are the arguments too.

@@ -7,7 +7,6 @@ state, loss = train_step(job, state, batch)
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
 import flax.struct
@@ -18,16 +17,10 @@ from flax import nnx
 
 import radazo_jax as zo
 import radazo_jax.nnx as zo_nnx
+from examples.common.laws import LAWS
 from examples.llm import lora
 from examples.llm.data import Batch
 from examples.llm.model import OPT
-
-LAWS: dict[str, Callable[[], zo.Law]] = {
-    "gaussian": zo.gaussian,
-    "sphere": zo.sphere,
-    "rademacher": zo.rademacher,
-    "low_rank": zo.low_rank,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +128,7 @@ def train_step(job: Job, state: State, batch: Batch) -> tuple[State, jax.Array]:
     settings = job.settings
     # One direction after the other, so that memory does not grow with K.
     estimator = zo.central_difference(
-        LAWS[settings.law](), settings.num_directions, settings.smoothing, batch_size=1
+        LAWS[settings.law], settings.num_directions, settings.smoothing, batch_size=1
     )
     value_and_grad = zo_nnx.value_and_grad(
         functools.partial(loss_fn, objective=settings.objective),

@@ -22,6 +22,7 @@ import radazo_jax as zo
 from examples import quickstart
 from examples.common import figures
 from examples.common.cli import positive
+from examples.common.laws import LAWS
 from examples.common.record import array
 from examples.common.tables import Table
 from examples.paper import common
@@ -30,12 +31,6 @@ from examples.paper.common import COLORS, METHODS
 NUM_DIRECTIONS = 10  # K
 SMOOTHING = 5e-3  # μ
 CHUNK = 60  # How many steps lie between two points of a curve.
-LAWS = {
-    "sphere": zo.sphere(),
-    "gaussian": zo.gaussian(),
-    "rademacher": zo.rademacher(),
-    "low_rank": zo.low_rank(),
-}
 GRAPHDEF, _ = nnx.split(quickstart.Classifier(nnx.Rngs(0)), nnx.Param)
 
 

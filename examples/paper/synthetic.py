@@ -24,7 +24,6 @@ import optax
 
 import radazo_jax as zo
 from examples.common import figures
-from examples.common.cli import at_least_one
 from examples.common.record import array
 from examples.common.tables import Table
 from examples.paper import common
@@ -147,13 +146,10 @@ def plot(content: dict[str, Any]) -> plt.Figure:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = common.parser(__doc__, steps=10_000, seeds=5, fast=(40, 2))
     names = tuple(testing.PROBLEMS)
-    parser.add_argument("--dimension", type=at_least_one, default=DIMENSION)
     parser.add_argument("--functions", nargs="+", choices=names, default=names)
     parser.add_argument("--name", default="synthetic", help="of the JSON and the PNG")
     args = common.parse(parser, argv)
-    if args.dimension < 2:
-        parser.error("argument --dimension: must be at least 2; got 1")
-    dimension = min(args.dimension, 200) if args.fast else args.dimension
+    dimension = 200 if args.fast else DIMENSION
     methods, gaps = common.optimizers(LEARNING_RATE), {}
     for name in args.functions:
         found = compare(name, dimension, args.steps, args.seeds)

@@ -27,7 +27,6 @@ from sklearn.datasets import load_digits
 
 import radazo_jax as zo
 from examples.common import figures
-from examples.common.cli import at_least_one
 from examples.common.record import array
 from examples.common.tables import Table
 from examples.paper import common
@@ -310,18 +309,10 @@ def plot(content: dict[str, Any]) -> plt.Figure:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = common.parser(__doc__, steps=1000, seeds=5, fast=(15, 2))
-    names = tuple(problems(DIMENSION))
-    parser.add_argument("--dimension", type=at_least_one, default=DIMENSION)
-    parser.add_argument("--problems", nargs="+", choices=names, help="all by default")
-    parser.add_argument("--name", default="tuned", help="of the JSON and the PNG")
     args = common.parse(parser, argv)
-    dimension = 100 if args.fast else args.dimension
-    if dimension < 2:
-        parser.error("argument --dimension: must be at least 2; got 1")
-    found = {}
-    some = ("Quadratic", "Ill-conditioned", "Digits") if args.fast else names
-    for name in args.problems or some:
-        problem = problems(dimension)[name]
+    found, every = {}, problems(100 if args.fast else DIMENSION)
+    for name in ("Quadratic", "Ill-conditioned", "Digits") if args.fast else every:
+        problem = every[name]
         steps = max(1, args.steps * problem.steps // 1000)
         reached, first = sweep(name, problem, steps, args.seeds)
         params = problem.init(jax.random.key(0))
@@ -348,7 +339,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         },
         "problems": found,
     }
-    common.finish(args.output / args.name, content, tables, plot)
+    common.finish(args.output / "tuned", content, tables, plot)
 
 
 if __name__ == "__main__":

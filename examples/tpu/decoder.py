@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from examples.common.cli import UserError
+
 # Of the tokens that follow their rule; the others are any.
 _RULED = 0.9
 # With `--shard-params tensor`, the axis of a leaf that lies over `model`: the outputs
@@ -106,7 +108,7 @@ def specs(params: Any, how: str, size: int) -> Any:
         if how == "no" or axis is None:
             return jax.P()
         if leaf.shape[axis] % size:
-            raise ValueError(
+            raise UserError(
                 f"--shard-params {how} cuts axis {axis} of {path[-1].key} "
                 f"{list(leaf.shape)} for {size} devices along model, which do not "
                 "divide it"

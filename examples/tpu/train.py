@@ -29,18 +29,13 @@ from jax.sharding import NamedSharding
 import radazo_jax as zo
 from examples.common import checkpoint, cli
 from examples.common.cli import UserError, at_least_one, integer, positive
+from examples.common.laws import LAWS
 from examples.tpu import cluster, decoder
 
 METHODS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "radazo": functools.partial(zo.radazo, bias_correction=True),
     "zo_adamm": functools.partial(zo.zo_adamm, bias_correction=True),
     "zo_sgd": zo.zo_sgd,
-}
-LAWS = {
-    "gaussian": zo.gaussian(),
-    "low_rank": zo.low_rank(),
-    "rademacher": zo.rademacher(),
-    "sphere": zo.sphere(),
 }
 # What makes a run, and must be the same where it goes on from a checkpoint.
 SETTINGS = (
@@ -186,10 +181,7 @@ def program(
         return State(params, moments, state.step + 1), value
 
     shapes = jax.eval_shape(init, np.uint32(0))
-    try:
-        specs = decoder.specs(shapes.params, args.shard_params, mesh.shape["model"])
-    except ValueError as error:
-        raise UserError(error) from None
+    specs = decoder.specs(shapes.params, args.shard_params, mesh.shape["model"])
     moments = optax.tree.map_params(
         optimizer,
         lambda _, spec: spec,

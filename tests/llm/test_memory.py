@@ -28,7 +28,7 @@ def test_the_programs_whose_memory_is_measured(name):
     state, value = out
     assert (value.shape, value.dtype) == ((), jnp.float32)
     kinds = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)]
-    assert kinds == [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(args[0])]
+    assert kinds == [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(args[1])]
     moments = [x for x in jax.tree.leaves(state.opt_state) if x.ndim]
     expected = 0 if name == "zo_sgd" else 2 * len(jax.tree.leaves(state.params))
     assert len(moments) == expected
