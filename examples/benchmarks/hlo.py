@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 COLLECTIVES = (
     "all-reduce",
@@ -348,9 +349,5 @@ def _valid_pairs(
     size: int, kernel: int, out: int, stride: int, pad: int, dilate: int, spread: int
 ) -> int:
     """How many positions of a window, over all outputs, meet the input."""
-    found = 0
-    for k in range(kernel):
-        for o in range(out):
-            at = o * stride + k * spread - pad
-            found += at % dilate == 0 and 0 <= at // dilate < size
-    return found
+    at = np.arange(out)[:, None] * stride + np.arange(kernel) * spread - pad
+    return int(np.sum((at % dilate == 0) & (at >= 0) & (at // dilate < size)))

@@ -8,6 +8,7 @@ evaluation (`radazo_jax.perturb`) builds no more than a layer at a time.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from flax import nnx
 from jax import lax
 
 T = TypeVar("T", bound=nnx.Module)
+INIT = nnx.initializers.normal(0.02)
 
 # The first rows of OPT's table of positions are not used.
 POSITION_OFFSET = 2
@@ -133,9 +135,12 @@ class Layer(nnx.Module):
     """Self-attention and a feed-forward network, each with a residual connection."""
 
     def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs) -> None:
-        def linear(inputs: int, outputs: int) -> nnx.Linear:
-            return _linear(inputs, outputs, config.enable_bias, dtype, rngs)
-
+        linear = functools.partial(
+            nnx.Linear,
+            use_bias=config.enable_bias,
+            kernel_init=INIT,
+            **_kinds(dtype, rngs),
+        )
         width = config.hidden_size
         self.norm_first = config.do_layer_norm_before
         self.num_heads = config.num_attention_heads
@@ -192,13 +197,16 @@ class OPT(nnx.Module):
     ) -> None:
         width, embedded = config.hidden_size, config.word_embed_proj_dim
         self.config, self.dtype, self.remat = config, dtype, remat
-        self.embed_tokens = _embedding(config.vocab_size, embedded, dtype, rngs)
-        self.embed_positions = _embedding(
-            config.max_position_embeddings + POSITION_OFFSET, width, dtype, rngs
-        )
+        kinds, longest = _kinds(dtype, rngs), config.max_position_embeddings
+        embedding = functools.partial(nnx.Embed, embedding_init=INIT, **kinds)
+        self.embed_tokens = embedding(config.vocab_size, embedded)
+        self.embed_positions = embedding(longest + POSITION_OFFSET, width)
         if config.projects:
-            self.project_in = _linear(embedded, width, False, dtype, rngs)
-            self.project_out = _linear(width, embedded, False, dtype, rngs)
+            linear = functools.partial(
+                nnx.Linear, use_bias=False, kernel_init=INIT, **kinds
+            )
+            self.project_in = linear(embedded, width)
+            self.project_out = linear(width, embedded)
         self.layers = stacked(
             config.num_hidden_layers, lambda rngs: Layer(config, dtype, rngs), rngs
         )
@@ -260,15 +268,5 @@ def stacked(num: int, make: Callable[[nnx.Rngs], T], rngs: nnx.Rngs) -> T:
     return nnx.split_rngs(splits=num)(nnx.vmap(make))(rngs)
 
 
-def _linear(
-    inputs: int, outputs: int, use_bias: bool, dtype: Any, rngs: nnx.Rngs
-) -> nnx.Linear:
-    kinds = {"dtype": dtype, "param_dtype": dtype, "rngs": rngs}
-    init = nnx.initializers.normal(0.02)
-    return nnx.Linear(inputs, outputs, use_bias=use_bias, kernel_init=init, **kinds)
-
-
-def _embedding(num: int, features: int, dtype: Any, rngs: nnx.Rngs) -> nnx.Embed:
-    kinds = {"dtype": dtype, "param_dtype": dtype, "rngs": rngs}
-    init = nnx.initializers.normal(0.02)
-    return nnx.Embed(num, features, embedding_init=init, **kinds)
+def _kinds(dtype: Any, rngs: nnx.Rngs) -> dict[str, Any]:
+    return {"dtype": dtype, "param_dtype": dtype, "rngs": rngs}
