@@ -40,12 +40,6 @@ def tpu_topology(name: str, bounds: tuple[int, ...] | None = None) -> list[Any]:
     ).devices
 
 
-def check_devices(compiled: Any, devices: set[Any]) -> None:
-    for output in jax.tree.leaves(compiled.output_shardings):
-        # Without every sharding given, JAX compiles for the CPU and does not say so.
-        assert output.device_set == devices, output
-
-
 def placed(tree: Any, mesh: Mesh, spec: Callable[[Any], P]) -> Any:
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(
@@ -67,7 +61,9 @@ def compiled_on(
         )
         jitted = jax.jit(fun, donate_argnums=donate, out_shardings=out)
         compiled = jitted.lower(*args).compile()
-    check_devices(compiled, set(mesh.devices.flat))
+    for output in jax.tree.leaves(compiled.output_shardings):
+        # Without every sharding given, JAX compiles for the CPU and does not say so.
+        assert output.device_set == set(mesh.devices.flat), output
     return compiled
 
 

@@ -13,14 +13,12 @@ came about. ``table: evidence/tuned.json 2`` is table number 2 of those that the
 makes of its record (``tables(record)``), ``source: evidence/tuned.json`` how it came
 about, and ``total: FILE …`` how long all took.
 
-With ``--check`` nothing is written, and the exit status says whether anything would
-change. With ``--figures``, scripts that can (``plot(record)``) draw theirs anew, too.
+With ``--figures``, scripts that can (``plot(record)``) draw theirs anew, too.
 """
 
 import functools
 import importlib
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -117,13 +115,9 @@ def draw(path: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = cli.parser(__doc__)
     parser.add_argument("pages", type=Path, nargs="+")
-    parser.add_argument("--check", action="store_true", help="write nothing")
     parser.add_argument("--figures", action="store_true", help="draw them anew")
     args = parser.parse_args(argv)
-    stale = [p for p in args.pages if rendered(p) != p.read_text(encoding="utf-8")]
-    if args.check and stale:
-        sys.exit(f"tables are not those of their records: {', '.join(map(str, stale))}")
-    for page in stale:
+    for page in args.pages:
         page.write_text(rendered(page), encoding="utf-8")
     for path in {path for page in args.pages for path in records(page)}:
         if args.figures:

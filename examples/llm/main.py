@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from tabulate import tabulate
 
 from examples.common import figures
@@ -130,15 +130,12 @@ def find_model(name: str) -> Path:
     if Path(name).is_dir():
         return Path(name)
     try:
-        cached = huggingface_hub.try_to_load_from_cache(name, weights.CONFIG)
-    except HFValidationError:
-        cached = None
-    if isinstance(cached, str):
-        return Path(cached).parent
-    raise FileNotFoundError(
-        f"--model must be a folder or a model in the local Hugging Face cache; got "
-        f"{name!r}. `hf download {name}` gets its files where there is a network."
-    )
+        return Path(huggingface_hub.snapshot_download(name, local_files_only=True))
+    except (HFValidationError, LocalEntryNotFoundError):
+        raise FileNotFoundError(
+            f"--model must be a folder or a model in the local Hugging Face cache; got "
+            f"{name!r}. `hf download {name}` gets its files where there is a network."
+        ) from None
 
 
 def compare(options: dict[str, Any]) -> None:
