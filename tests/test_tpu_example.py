@@ -102,10 +102,10 @@ def _digest(folder):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--mesh", "pipeline=2"], "perturbation, data, model; got 'pipeline'"),
-        (["--mesh", "data=2,data=4"], "each axis once; got 'data' twice"),
-        (["--mesh", "data"], "as data=2; got 'data'"),
-        (["--mesh", "data=0"], "as data=2; got 'data=0'"),
+        (["--mesh", "pipeline=2"], "as data=2,model=4; got pipeline=2"),
+        (["--mesh", "data=2,data=4"], "as data=2,model=4; got data=2,data=4"),
+        (["--mesh", "data"], "(perturbation, data, model) their numbers of devices"),
+        (["--mesh", "data=0"], "as data=2,model=4; got data=0"),
         (["--mesh", "data=3,model=5"], "data=3 × model=5 are 15, and there are"),
         (["--num-directions", "0"], "an integer of at least 1; got 0"),
         (["--num-directions", "two"], "an integer of at least 1; got two"),

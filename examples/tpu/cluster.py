@@ -38,29 +38,20 @@ _SHOWN = 1000  # Bytes of a value that are compared.
 
 def mesh_shape(text: str) -> dict[str, int]:
     """The argument of `--mesh`, as `data=2,model=4`; other axes have one device."""
-    shape: dict[str, int] = {}
-    for part in text.split(","):
-        name, _, size = part.partition("=")
-        if name not in AXES:
-            raise argparse.ArgumentTypeError(
-                f"has the axes {', '.join(AXES)}; got {name!r} in {text!r}"
-            )
-        if name in shape:
-            raise argparse.ArgumentTypeError(
-                f"must name each axis once; got {name!r} twice in {text!r}"
-            )
-        if not size.isascii() or not size.isdigit() or int(size) < 1:
-            raise argparse.ArgumentTypeError(
-                f"must give each axis a number of devices, as {name}=2; got {part!r}"
-            )
-        shape[name] = int(size)
+    found = re.findall(r"(\w+)=([1-9]\d*)", text)
+    shape = {name: int(size) for name, size in found}
+    valid = text == ",".join(f"{name}={size}" for name, size in found)
+    if not valid or not len(shape) == len(found) == len(shape.keys() & {*AXES}):
+        raise argparse.ArgumentTypeError(
+            f"must give axes ({', '.join(AXES)}) their numbers of devices, as "
+            f"data=2,model=4; got {text}"
+        )
     return {name: shape.get(name, 1) for name in AXES}
 
 
 def address(text: str) -> str:
     """The argument of `--coordinator`."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit():
+    if not re.fullmatch(r".+:\d+", text):
         raise argparse.ArgumentTypeError(
             f"must be address:port, as 10.0.0.1:1234; got {text!r}"
         )
