@@ -41,7 +41,15 @@ from radazo_jax._src.optimize.aliases import (
     zo_sgd,
     zo_signsgd,
 )
-from radazo_jax._src.optimize.minimize import MinimizeResult, MinimizeState, minimize
+from radazo_jax._src.optimize.ask_tell import AskTell, AskTellState, ask_tell
+from radazo_jax._src.optimize.black_box import (
+    Best,
+    BlackBoxResult,
+    minimize_black_box,
+)
+from radazo_jax._src.optimize.minimize import MinimizeResult, minimize
+from radazo_jax._src.optimize.replay import replay
+from radazo_jax._src.optimize.step import Failures, MinimizeState, RunError
 from radazo_jax._src.optimize.transforms import (
     ScaleByRadazoState,
     ScaleByZoAdammState,
@@ -53,18 +61,25 @@ from radazo_jax._src.perturb.transform import perturb
 __version__ = "0.1.0"
 
 __all__ = [
+    "AskTell",
+    "AskTellState",
+    "Best",
+    "BlackBoxResult",
     "Direction",
     "Estimate",
     "EstimateGradientState",
     "Evaluator",
+    "Failures",
     "GradientEstimator",
     "Law",
     "MatrixAxes",
     "MinimizeResult",
     "MinimizeState",
     "Points",
+    "RunError",
     "ScaleByRadazoState",
     "ScaleByZoAdammState",
+    "ask_tell",
     "candidates",
     "central_difference",
     "check_same_key",
@@ -75,10 +90,12 @@ __all__ = [
     "gaussian",
     "low_rank",
     "minimize",
+    "minimize_black_box",
     "perturb",
     "points_along",
     "radazo",
     "rademacher",
+    "replay",
     "scale_by_radazo",
     "scale_by_zo_adamm",
     "sphere",

@@ -54,6 +54,26 @@ def compute_once(
     return lax.platform_dependent(*args, cpu=on_cpu, default=fun)
 
 
+def rounded(values: jax.Array) -> jax.Array:
+    """The same values, rounded to their dtype before anything is computed of them.
+
+    XLA may fuse an operation that makes a value with one that reads it, and round
+    once: a multiplication and a subtraction become one instruction. What is computed
+    of the values then differs in the last bit from the same computation on values
+    that were stored. No such instruction reaches through an operation on bits.
+
+    Args:
+      values: Of a real floating-point dtype of at least 32 bits.
+
+    Returns:
+      The values.
+    """
+    words = lax.bitcast_convert_type(values, f"uint{8 * values.dtype.itemsize}")
+    # w² + w is even. Compilers do not know it.
+    zeros = (words * words + words) & words.dtype.type(1)
+    return lax.bitcast_convert_type(words ^ zeros, values.dtype)
+
+
 def _shards() -> bool:
     """Whether the compiler may shard arrays over axes of the mesh.
 

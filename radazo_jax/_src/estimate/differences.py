@@ -34,6 +34,11 @@ def forward_difference(
     with c the factor of the law, d for the sphere. It is an unbiased estimate of the
     gradient of the smoothed function, up to rounding. The value is f(θ; ξ).
 
+    Directions along which the difference is not finite are left out, and K is the
+    number of the others. Where values fail depends on the point, this is a bias: the
+    estimate is that of the function where it can be evaluated. Without any, the
+    gradient is NaN; `minimize` then skips the step.
+
     Args:
       law: The law of the directions u.
       num_directions: K, the number of directions per estimate.
@@ -100,7 +105,8 @@ def central_difference(
     with c the factor of the law, d for the sphere. Its expectation is that of the
     forward difference, and the curvature of f adds nothing to its variance. The value
     is the mean of the 2K evaluations, which differs from f(θ; ξ) by O(μ²); the
-    auxiliary output, where there is one, is that at θ + μu₁.
+    auxiliary output, where there is one, is that at θ + μu₁. What is not finite is
+    left out, as in `forward_difference`.
 
     Args:
       law: The law of the directions u.
@@ -146,7 +152,7 @@ def central_difference(
     ) -> tuple[Estimate, Any]:
         _, moved = points.split(values)
         above, below = moved.T
-        value = (jnp.mean(above) + jnp.mean(below)) / 2
+        value = jnp.nanmean(jnp.where(jnp.isfinite(moved), moved, jnp.nan))
         return _estimate(value, above - below, 2 * smoothing, points, params), state
 
     return GradientEstimator(_no_state, points, reduce, evaluator)
@@ -177,8 +183,20 @@ def _estimate(
     points: Points,
     params: Any,
 ) -> Estimate:
-    """c/K Σₖ (differenceₖ / distance) uₖ; along it the slope is c/K Σₖ (…)²."""
-    weight = points.directions.law.factor(params) / len(differences)
-    gradient = weighted_sum(differences * weight / distance, points, params)
-    slope = weight * jnp.sum((differences / distance) ** 2)
-    return Estimate(value, gradient, slope, jnp.int32(points.num_points))
+    """c/K Σₖ (differenceₖ / distance) uₖ over the K differences that are finite.
+
+    Along it the slope is c/K Σₖ (…)². Without any, gradient and slope are NaN.
+    """
+    finite = jnp.isfinite(differences)
+    count = jnp.sum(finite, dtype=jnp.int32)
+    slopes = jnp.where(finite, differences, 0) / distance
+    factor = jnp.asarray(points.directions.law.factor(params), slopes.dtype)
+    weight = factor / count.astype(slopes.dtype)
+    gradient = weighted_sum(slopes * weight, points, params)
+    used = count * points.scales.shape[1] + int(points.with_params)
+    return Estimate(
+        value,
+        gradient,
+        slope=weight * jnp.sum(slopes**2),
+        num_values=jnp.where(count > 0, used, 0),
+    )

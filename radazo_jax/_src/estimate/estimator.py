@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from radazo_jax._src import checks
+from radazo_jax._src import checks, fusion
 from radazo_jax._src.estimate.compiled import Evaluator, compiled
 from radazo_jax._src.estimate.points import Estimate, Points
 from radazo_jax._src.numbers import keys
@@ -87,11 +87,47 @@ def evaluated(
 ) -> tuple[Estimate, Any, Any]:
     """The estimate of a function, its aux at the first point, and the new state."""
     params = checks.as_params(params)
-    points = estimator.points(keys.as_key(key), params, state)
-    points = estimator.evaluator.hold(_specialized(points, fun, params, has_aux))
-    values, aux = estimator.evaluator.evaluate(fun, params, points, has_aux)
+    points = held_points(estimator, keys.as_key(key), params, state, fun, has_aux)
+    values, aux = evaluate(estimator, fun, params, points, has_aux)
     estimate, state = estimator.reduce(points, values, params, state)
     return estimate, aux, state
+
+
+def held_points(
+    estimator: GradientEstimator,
+    key: jax.Array,
+    params: Any,
+    state: Any,
+    fun: Callable[[Any], Any] | None = None,
+    has_aux: bool = False,
+) -> Points:
+    """The points of an estimate, stored where that pays.
+
+    Args:
+      estimator: The estimator.
+      key: A typed key; it is consumed.
+      params: θ, arrays.
+      state: The estimator's state.
+      fun: What will be evaluated, where it can be traced: from it, a law may learn
+        which matrices are multiplied. It is not evaluated here.
+      has_aux: Whether `fun` returns a pair.
+    """
+    points = estimator.points(key, params, state)
+    if fun is not None:
+        points = _specialized(points, fun, params, has_aux)
+    return estimator.evaluator.hold(points)
+
+
+def evaluate(
+    estimator: GradientEstimator,
+    fun: Callable[[Any], Any],
+    params: Any,
+    points: Points,
+    has_aux: bool = False,
+) -> tuple[jax.Array, Any]:
+    """The values at the points, rounded as values from elsewhere would be, and aux."""
+    values, aux = estimator.evaluator.evaluate(fun, params, points, has_aux)
+    return fusion.rounded(values), aux
 
 
 def check_estimator(estimator: Any) -> None:

@@ -1,12 +1,9 @@
 """A whole run, compiled in chunks of steps."""
 
 import functools
-import signal
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import jax
@@ -14,35 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from jax.tree_util import Partial
 
 from radazo_jax._src import checks, trees
-from radazo_jax._src.estimate.estimator import GradientEstimator, check_estimator
-from radazo_jax._src.estimate.gradients import of_params
-from radazo_jax._src.numbers import keys
+from radazo_jax._src.estimate.estimator import GradientEstimator, evaluate
+from radazo_jax._src.optimize import ask_tell, host, step
+from radazo_jax._src.optimize.console import interruptible, progress_bar
+from radazo_jax._src.optimize.host import Done, Path, Values
+from radazo_jax._src.optimize.step import MinimizeState, Policy
 
 # Without a given chunk size, chunks aim at this many seconds: long enough that what
 # is done between them does not count, short enough for a progress bar and Ctrl-C.
 _CHUNK_SECONDS = 0.5
 _MAX_CHUNK = 8192
-
-
-class MinimizeState(NamedTuple):
-    """The state of a run: everything that is needed to continue it.
-
-    Attributes:
-      params: The parameters.
-      optimizer_state: The state of the Optax transformation.
-      estimator_state: The state of the estimator.
-      key: The key of the run, typed, shape (); it does not change.
-      step: The number of steps done: int32, shape ().
-    """
-
-    params: Any
-    optimizer_state: Any
-    estimator_state: Any
-    key: jax.Array
-    step: jax.Array
 
 
 class MinimizeResult(NamedTuple):
@@ -72,6 +52,9 @@ def minimize(
     chunk_size: int | None = None,
     progress: bool = True,
     callback: Callable[[MinimizeState, np.ndarray], Any] | None = None,
+    on_failure: str = "drop",
+    max_failures: int = 10,
+    journal: Path | None = None,
 ) -> MinimizeResult:
     """Minimizes a function from its values alone.
 
@@ -85,9 +68,10 @@ def minimize(
         a real scalar.
       params: The starting point, a tree of floating-point arrays. Not modified.
       optimizer: An Optax transformation, such as `radazo(1e-3)`. It gets `value`,
-        `grad` and `value_fn` as extra arguments, where it takes any.
+        `grad`, `slope` (along `grad`) and `value_fn` as extra arguments, where it
+        takes any.
       estimator: An estimator, such as `forward_difference()`.
-      num_steps: The number of steps in this call.
+      num_steps: The number of steps in this call; with a journal, of the whole run.
       key: The key of the whole run; it is consumed.
       sample: `sample(key) -> xi` draws the random variable ξ of the loss, such as a
         minibatch, once a step: all evaluations of the step share it.
@@ -100,6 +84,12 @@ def minimize(
       callback: `callback(state, values)`, called after every chunk with the chunk's
         values, float32 [chunk]. A true return value ends the run. The next chunk reuses
         the arrays of `state`: copy what you keep.
+      on_failure: What becomes of values that are not finite. "drop": their directions
+        are left out of the estimate, and a step without any is skipped: neither
+        parameters nor optimizer state move. "raise": the run ends.
+      max_failures: The number of steps skipped in a row that ends the run.
+      journal: The path of a journal, as in `minimize_black_box`. Steps are then taken
+        one by one, and `optimizer` gets no `value_fn`.
 
     Returns:
       The result. Ctrl-C takes effect between chunks; the result then holds the steps
@@ -108,6 +98,7 @@ def minimize(
     Raises:
       TypeError, ValueError: If an argument is not as described, or processes hold
         different keys.
+      RunError: If the run cannot go on because of what failed; it has the state.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -128,38 +119,52 @@ def minimize(
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       algorithms 1 and 2.
     """
-    _check_arguments(fun, optimizer, estimator)
+    if not callable(fun):
+        raise TypeError(f"fun must be a function of params; got {fun!r}.")
+    step.check_run(optimizer, estimator)
     checks.check_int_at_least("num_steps", num_steps, 1)
     if chunk_size is not None:
         checks.check_int_at_least("chunk_size", chunk_size, 1)
-    if state is None:
-        params = checks.as_params(params)
-        state = MinimizeState(
-            params,
-            optimizer.init(params),
-            estimator.init(params),
-            keys.check_same_key(key),
-            jnp.zeros((), jnp.int32),
+    policy = Policy.of(on_failure, max_failures)
+    if on_failure == "retry":
+        raise ValueError(
+            "on_failure must be 'drop' or 'raise' where fun is compiled, for it gives "
+            "the same value again; got 'retry'."
         )
+    if journal is not None and not (state is None and chunk_size is None):
+        raise ValueError(
+            "state and chunk_size must be None with a journal, which says where to go "
+            f"on, and takes steps one by one; got chunk_size={chunk_size!r}."
+        )
+    if state is None:
+        state = step.start(params, optimizer, estimator, key)
+    state = step.resumed(state)
     # The chunks work in place on their state, so the caller keeps a copy of the first.
     state = jax.tree.map(jnp.copy, state)
 
     arrays, static = trees.partition((fun, sample))
-    run_chunk = functools.partial(
-        _run_chunk, static=static, optimizer=optimizer, estimator=estimator
-    )
+    programs = {"static": static, "optimizer": optimizer, "estimator": estimator}
+    if journal is not None:
+        return _one_by_one(
+            state, fun, num_steps, policy, journal, progress, callback, arrays, programs
+        )
+    run_chunk = functools.partial(_run_chunk, **programs)
     values = [np.zeros(0, np.float32)]
     done, size = 0, chunk_size or 1
-    with _interruptible() as interrupted, _progress_bar(progress, num_steps) as report:
+    with interruptible() as interrupted, progress_bar(progress, 0, num_steps) as report:
         while done < num_steps and not interrupted():
             length = min(size, num_steps - done)
             start = time.perf_counter()
             parts = []
             for first in range(0, length, _MAX_CHUNK):
-                part = min(_MAX_CHUNK, length - first)
-                state, buffer = run_chunk(state, np.int32(part), arrays)
-                parts.append(np.asarray(buffer)[:part])
-                report(part, float(parts[-1][-1]))
+                wanted = min(_MAX_CHUNK, length - first)
+                before = int(state.step)
+                limits = policy.limits(state)
+                state, buffer = run_chunk(state, np.int32(wanted), limits, arrays)
+                taken = int(state.step) - before
+                parts.append(np.asarray(buffer)[:taken])
+                report(taken, {"loss": f"{parts[-1][-1]:.6g}", **step.told(state)})
+                policy.check(state, limits)
             values.append(np.concatenate(parts))
             done += length
             if chunk_size is None:
@@ -167,17 +172,6 @@ def minimize(
             if callback is not None and callback(state, values[-1]):
                 break
     return MinimizeResult(state.params, np.concatenate(values), state)
-
-
-def _check_arguments(fun: Any, optimizer: Any, estimator: Any) -> None:
-    if not callable(fun):
-        raise TypeError(f"fun must be a function of params; got {fun!r}.")
-    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-        raise TypeError(
-            "optimizer must be an Optax transformation such as radazo(1e-3); got "
-            f"{optimizer!r}."
-        )
-    check_estimator(estimator)
 
 
 @functools.partial(
@@ -188,6 +182,7 @@ def _check_arguments(fun: Any, optimizer: Any, estimator: Any) -> None:
 def _run_chunk(
     state: MinimizeState,
     length: jax.Array,
+    limits: jax.Array,
     arrays: list[Any],
     *,
     static: trees.Static,
@@ -199,53 +194,34 @@ def _run_chunk(
     Args:
       state: Where to start.
       length: How many steps, at most `_MAX_CHUNK`.
+      limits: Of the policy: fewer steps are done if the failures reach one.
       arrays: The arrays that the loss and the sampling function hold.
       static: The two without their arrays.
       optimizer: As in `minimize`.
       estimator: As in `minimize`.
     """
     fun, sample = static.merge(arrays)
-    tx = optax.with_extra_args_support(optimizer)
+    first = state.step
+
+    def goes_on(carry: tuple[MinimizeState, jax.Array]) -> jax.Array:
+        state, _ = carry
+        return (state.step - first < length) & ~step.exceeds(state, limits)
 
     def body(
-        i: jax.Array, carry: tuple[MinimizeState, jax.Array]
+        carry: tuple[MinimizeState, jax.Array],
     ) -> tuple[MinimizeState, jax.Array]:
         state, buffer = carry
-        state, value = _step(state, fun, tx, estimator, sample)
+        i = state.step - first
+        loss = step.loss_at(state, fun, sample)
+        points = step.points_at(state, estimator, loss)
+        values, _ = evaluate(estimator, loss, state.params, points)
+        state, value = step.advance(
+            state, points, values, optimizer, estimator, value_fn=loss
+        )
         return state, buffer.at[i].set(value)
 
-    return lax.fori_loop(
-        0, length, body, (state, jnp.zeros((_MAX_CHUNK,), jnp.float32))
-    )
-
-
-def _step(
-    state: MinimizeState,
-    fun: Callable[..., jax.Array],
-    tx: optax.GradientTransformationExtraArgs,
-    estimator: GradientEstimator,
-    sample: Callable[[jax.Array], Any] | None,
-) -> tuple[MinimizeState, jax.Array]:
-    key = jax.random.fold_in(state.key, state.step)
-    estimate_key, sample_key = jax.random.split(key)
-    xi = () if sample is None else (sample(sample_key),)
-
-    loss = Partial(of_params, fun, xi, {})
-    (value, gradient), estimator_state = estimator.estimate(
-        loss, estimate_key, state.params, state.estimator_state
-    )
-    updates, optimizer_state = tx.update(
-        gradient,
-        state.optimizer_state,
-        state.params,
-        value=value,
-        grad=gradient,
-        value_fn=loss,
-    )
-    params = optax.apply_updates(state.params, updates)
-    step = optax.safe_increment(state.step)
-    state = MinimizeState(params, optimizer_state, estimator_state, state.key, step)
-    return state, value.astype(jnp.float32)
+    buffer = jnp.zeros((_MAX_CHUNK,), jnp.float32)
+    return lax.while_loop(goes_on, body, (state, buffer))
 
 
 def _next_size(length: int, seconds: float) -> int:
@@ -254,52 +230,58 @@ def _next_size(length: int, seconds: float) -> int:
     return max(1, min(wanted, _MAX_CHUNK))
 
 
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Makes the first Ctrl-C a flag to read, where signals can be handled."""
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    received: list[int] = []
-    previous = signal.getsignal(signal.SIGINT)
+def _one_by_one(
+    state: MinimizeState,
+    fun: Callable[..., Any],
+    num_steps: int,
+    policy: Policy,
+    path: Path,
+    progress: bool,
+    callback: Callable[[MinimizeState, np.ndarray], Any] | None,
+    arrays: list[Any],
+    programs: dict[str, Any],
+) -> MinimizeResult:
+    """Steps whose values are written to a journal.
 
-    def handle(signum: int, frame: Any) -> None:
-        del frame
-        if received:
-            raise KeyboardInterrupt
-        received.append(signum)
+    The program that takes a step of them is the one that `replay` runs.
+    """
+    tell = functools.partial(ask_tell.tell_in_place, arrays=arrays, **programs)
+    estimator = programs["estimator"]
+    journaled = host.journaled(path, fun, state, estimator, tell, num_steps)
+    with ExitStack() as stack:
+        interrupted = stack.enter_context(interruptible())
+        state, values, write = stack.enter_context(journaled)
+        report = stack.enter_context(progress_bar(progress, len(values), num_steps))
 
-    signal.signal(signal.SIGINT, handle)
-    try:
-        yield lambda: bool(received)
-    finally:
-        signal.signal(signal.SIGINT, previous)
+        def evaluate(state: MinimizeState) -> Values | None:
+            if interrupted():
+                return None
+            found = np.asarray(_values(state, arrays, **programs))
+            bad = found[~np.isfinite(found)]
+            return Values(found, [f"returned {value}" for value in bad])
+
+        def after(state: MinimizeState, done: Done) -> Any:
+            values.append(done.value)
+            report(1, {"loss": f"{done.value:.6g}", **step.told(state)})
+            last = np.array([done.value], np.float32)
+            return callback is not None and callback(state, last)
+
+        left = num_steps - len(values)
+        state = host.run(state, evaluate, tell, left, policy, write=write, after=after)
+    return MinimizeResult(state.params, np.array(values, np.float32), state)
 
 
-@contextmanager
-def _progress_bar(
-    progress: bool, num_steps: int
-) -> Iterator[Callable[[int, float], None]]:
-    """Yields `report(steps, value)`."""
-    if not progress:
-        yield lambda steps, value: None
-        return
-    try:
-        from tqdm.auto import tqdm
-    except ImportError:
-        done = 0
-
-        def line(steps: int, value: float) -> None:
-            nonlocal done
-            done += steps
-            print(f"step {done}/{num_steps}: loss {value:.6g}", file=sys.stderr)
-
-        yield line
-        return
-    with tqdm(total=num_steps, unit="step") as bar:
-
-        def show(steps: int, value: float) -> None:
-            bar.set_postfix(loss=f"{value:.6g}", refresh=False)
-            bar.update(steps)
-
-        yield show
+@functools.partial(jax.jit, static_argnames=("static", "optimizer", "estimator"))
+def _values(
+    state: MinimizeState,
+    arrays: list[Any],
+    *,
+    static: trees.Static,
+    optimizer: optax.GradientTransformation,
+    estimator: GradientEstimator,
+) -> jax.Array:
+    """The values at the points of a step, [n]."""
+    del optimizer
+    loss = step.loss_at(state, *static.merge(arrays))
+    points = step.points_at(state, estimator, loss)
+    return evaluate(estimator, loss, state.params, points)[0]

@@ -1,0 +1,288 @@
+"""Values of points evaluated outside of JAX: any Python function, on any executor."""
+
+import concurrent.futures as futures
+import multiprocessing
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+# How often a wait looks whether it was interrupted, in seconds.
+_POLL = 0.1
+
+# A function that makes executors makes this many for a step before its points are
+# submitted one at a time, so that only the one that breaks them fails.
+_TOGETHER = 2
+
+
+class Outcome(NamedTuple):
+    """What became of some points.
+
+    Attributes:
+      values: Float64, [n], NaN where there is none.
+      infos: What the function returned besides, or `None`: n of them.
+      failures: What is to be said of those that failed, by number.
+    """
+
+    values: np.ndarray
+    infos: list[Any]
+    failures: dict[int, str]
+
+
+Evaluate = Callable[[Any, int], Outcome | None]
+
+
+@contextmanager
+def outside(
+    fun: Callable[[Any], Any],
+    executor: Any,
+    *,
+    batched: bool = False,
+    timeout: float | None = None,
+    retries: int = 0,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> Iterator[Evaluate]:
+    """Evaluates trees of NumPy arrays by a function, on an executor.
+
+    Args:
+      fun: `fun(params)` returns a number, or a pair of a number and anything.
+      executor: A `concurrent.futures.Executor`, a function that makes one, or `None`.
+      batched: Whether `fun` takes all points at once.
+      timeout: Seconds. Points that run while none ends for this long have failed.
+      retries: How often a point that failed is evaluated again.
+      interrupted: Asked now and then whether to stop.
+
+    Yields:
+      `evaluate(candidates, n)`, with `None` for the outcome if it was interrupted.
+    """
+    pools: list[Any] = []
+    if executor is None:
+        run = _in_turn(fun)
+    elif callable(executor):
+        run = _submitting(fun, executor, pools, timeout)
+    else:
+        check_executor(executor, fun)
+        run = _submitting(fun, None, [executor], timeout)
+
+    def evaluate(candidates: Any, n: int) -> Outcome | None:
+        outcome = Outcome(np.full(n, np.nan), [None] * n, {})
+        pending = list(range(n))
+        for _ in range(1 + retries):
+            points = (
+                [candidates] if batched else [_point(candidates, i) for i in pending]
+            )
+            found = run(points, interrupted)
+            if found is None:
+                return None
+            if batched:
+                found = _split(found[0], n)
+            for i, result in zip(pending, found, strict=True):
+                outcome.failures.pop(i, None)
+                value, outcome.infos[i], problem = _parsed(result)
+                outcome.values[i] = value
+                if problem:
+                    outcome.failures[i] = problem
+            pending = list(range(n)) if batched else list(outcome.failures)
+            if not outcome.failures:
+                break
+        return outcome
+
+    try:
+        yield evaluate
+    finally:
+        for pool in pools:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+class _Failed(NamedTuple):
+    """A point that gave no result."""
+
+    problem: str
+
+
+_Run = Callable[[list[Any], Callable[[], bool]], list[Any] | None]
+
+
+def _in_turn(fun: Callable[[Any], Any]) -> _Run:
+    def run(points: list[Any], interrupted: Callable[[], bool]) -> list[Any] | None:
+        results: list[Any] = []
+        for point in points:
+            if interrupted():
+                return None
+            try:
+                results.append(fun(point))
+            except Exception as error:
+                results.append(_Failed(_told(error)))
+        return None if interrupted() else results
+
+    return run
+
+
+def _submitting(
+    fun: Callable[[Any], Any],
+    make: Callable[[], Any] | None,
+    pools: list[Any],
+    timeout: float | None,
+) -> _Run:
+    """Submits to the executor in `pools`, where there is one or it is made."""
+
+    def run(points: list[Any], interrupted: Callable[[], bool]) -> list[Any] | None:
+        results: list[Any] = [None] * len(points)
+        missing, broken = list(range(len(points))), 0
+        while missing:
+            if not pools and make is not None:
+                pools.append(make())
+                check_executor(pools[0], fun)
+            # The one that breaks an executor fails with it: alone, in the end.
+            batch = missing if broken < _TOGETHER else missing[:1]
+            found = _wait(
+                fun, pools[0], [points[i] for i in batch], timeout, interrupted
+            )
+            if found is None:
+                return None
+            lost = [
+                i for i, x in zip(batch, found, strict=True) if isinstance(x, _Broken)
+            ]
+            if lost and make is None:
+                raise RuntimeError(
+                    "executor is broken: a worker died "
+                    f"({found[batch.index(lost[0])].problem}). Give a function that "
+                    "makes an executor, and it is made again."
+                )
+            if lost:
+                pools.pop().shutdown(wait=False)
+                broken += 1
+            for i, result in zip(batch, found, strict=True):
+                results[i] = result
+            alone = lost and len(batch) == 1
+            again = [] if alone else lost
+            missing = again + missing[len(batch) :]
+        return [_Failed(x.problem) if isinstance(x, _Broken) else x for x in results]
+
+    return run
+
+
+class _Broken(NamedTuple):
+    """A point whose executor broke before it gave a result."""
+
+    problem: str
+
+
+def _wait(
+    fun: Callable[[Any], Any],
+    pool: futures.Executor,
+    points: list[Any],
+    timeout: float | None,
+    interrupted: Callable[[], bool],
+) -> list[Any] | None:
+    submitted: list[Any] = []
+    for point in points:
+        try:
+            submitted.append(pool.submit(fun, point))
+        except futures.BrokenExecutor as error:
+            submitted.append(_Broken(_told(error)))
+        except RuntimeError as error:
+            raise ValueError(
+                f"executor must be running; got {pool!r}: {error}."
+            ) from error
+    pending = {f for f in submitted if not isinstance(f, _Broken)}
+    late: set[Any] = set()
+    since = time.monotonic()
+    while pending:
+        poll = _POLL if timeout is None else min(_POLL, timeout)
+        done, pending = futures.wait(pending, poll, futures.FIRST_COMPLETED)
+        if done:
+            since = time.monotonic()
+        stop = interrupted()
+        if stop or (timeout is not None and time.monotonic() - since >= timeout):
+            late, pending = pending, set()
+            for future in late:
+                future.cancel()
+            if stop:
+                return None
+
+    def result(future: Any) -> Any:
+        if isinstance(future, _Broken):
+            return future
+        if future in late:
+            return _Failed(f"no result within {timeout} s")
+        try:
+            return future.result()
+        except futures.BrokenExecutor as error:
+            return _Broken(_told(error))
+        except Exception as error:
+            return _Failed(_told(error))
+
+    return [result(future) for future in submitted]
+
+
+def check_executor(executor: Any, fun: Callable[[Any], Any]) -> None:
+    """Raises where `fun` cannot be evaluated on the executor."""
+    if not hasattr(executor, "submit"):
+        raise TypeError(
+            "executor must be a concurrent.futures.Executor, or a function that makes "
+            f"one; got {executor!r}."
+        )
+    if not isinstance(executor, futures.ProcessPoolExecutor):
+        return
+    context = getattr(executor, "_mp_context", None) or multiprocessing
+    if context.get_start_method() == "fork":
+        raise ValueError(
+            "executor must not fork, for JAX has threads and a forked process may "
+            "hang; got a ProcessPoolExecutor that forks. Make it with "
+            'mp_context=multiprocessing.get_context("spawn").'
+        )
+    try:
+        pickle.dumps(fun)
+    except Exception as error:
+        raise TypeError(
+            f"fun must be picklable to run in processes; got {fun!r} ({error}). Define "
+            "it at the top level of a module, or use a ThreadPoolExecutor."
+        ) from error
+
+
+def _point(candidates: Any, i: int) -> Any:
+    return jax.tree.map(lambda x: x[i], candidates)
+
+
+def _split(result: Any, n: int) -> list[Any]:
+    """The result of a batch, point by point."""
+    if isinstance(result, (_Failed, _Broken)):
+        return [result] * n
+    values, infos = result if isinstance(result, tuple) else (result, [None] * n)
+    try:
+        listed = list(np.asarray(values))
+    except Exception:
+        listed = []
+    if len(listed) != n or len(infos) != n:
+        return [_Failed(f"returned {_described(values)} for {n} points")] * n
+    return list(zip(listed, infos, strict=True))
+
+
+def _parsed(result: Any) -> tuple[float, Any, str]:
+    """The value, what came with it, and what is wrong with it."""
+    if isinstance(result, (_Failed, _Broken)):
+        return np.nan, None, result.problem
+    pair = isinstance(result, tuple) and len(result) == 2
+    value, info = result if pair else (result, None)
+    # Numbers of all libraries have this method; so do arrays of one element.
+    if not hasattr(value, "__float__") or np.shape(value) != ():
+        return np.nan, info, f"returned {_described(value)}, not a number"
+    try:
+        number = float(value)
+    except Exception as error:
+        return np.nan, info, _told(error)
+    return number, info, "" if np.isfinite(number) else f"returned {number}"
+
+
+def _described(value: Any) -> str:
+    text = repr(value)
+    return f"{text[:40]}{'…' if len(text) > 40 else ''} of type {type(value).__name__}"
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

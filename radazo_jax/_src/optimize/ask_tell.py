@@ -1,0 +1,245 @@
+"""Steps of a run whose function is evaluated elsewhere."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from radazo_jax._src import trees
+from radazo_jax._src.estimate.estimator import GradientEstimator
+from radazo_jax._src.estimate.points import candidates
+from radazo_jax._src.optimize import step
+from radazo_jax._src.optimize.step import Bounds, MinimizeState
+
+
+class AskTellState(NamedTuple):
+    """The state of `ask_tell`, a checkpoint at any moment.
+
+    Attributes:
+      run: The state of the run.
+      asked: Whether the candidates of this step have been asked for: bool, shape ().
+    """
+
+    run: MinimizeState
+    asked: jax.Array
+
+    @property
+    def params(self) -> Any:
+        """The parameters."""
+        return self.run.params
+
+
+class AskTell(NamedTuple):
+    """Pure functions that take steps on values from elsewhere.
+
+    Attributes:
+      init: `init(params, key) -> state`. The key is that of the whole run.
+      ask: `ask(state) -> (candidates, state)`: a tree like the parameters of NumPy
+        arrays with one axis more, the first, of size n. Asked again before it is told,
+        it gives the same.
+      tell: `tell(state, values) -> state`; the values at the candidates, [n], NaN for
+        those that failed.
+    """
+
+    init: Callable[..., AskTellState]
+    ask: Callable[[AskTellState], tuple[Any, AskTellState]]
+    tell: Callable[[AskTellState, Any], AskTellState]
+
+
+def ask_tell(
+    optimizer: optax.GradientTransformation,
+    estimator: GradientEstimator,
+    *,
+    bounds: Bounds | None = None,
+) -> AskTell:
+    """Minimizes a function that is evaluated by hand, or by anything else.
+
+    Args:
+      optimizer: An Optax transformation, such as `radazo(1e-3)`. It gets `value`,
+        `grad` and `slope` as extra arguments, and no `value_fn`.
+      estimator: An estimator, such as `forward_difference()`.
+      bounds: A pair `(lower, upper)` of numbers, or of trees like the parameters: the
+        box in which the parameters and all candidates stay. A candidate that is moved
+        into it is no longer along its direction, which biases estimates at the border.
+
+    Returns:
+      `(init, ask, tell)`, as described in `AskTell`. `ask` and `tell` are compiled at
+      their first call. Values that are not finite are treated as by `minimize` with
+      `on_failure="drop"`; `state.run.failures` counts them.
+
+    Raises:
+      TypeError, ValueError: If an argument is not as described; from `init`, if
+        `params` do not lie within the bounds; from `tell`, if there are not n values,
+        or the candidates were not asked for, or have been told already.
+
+    Examples:
+      >>> import jax, numpy as np
+      >>> import radazo_jax as zo
+      >>> init, ask, tell = zo.ask_tell(zo.radazo(3e-2), zo.forward_difference())
+      >>> state = init(np.zeros(3, np.float32), jax.random.key(0))
+      >>> for _ in range(100):
+      ...     candidates, state = ask(state)
+      ...     values = [np.sum((x - 1.0) ** 2) for x in candidates]
+      ...     state = tell(state, values)
+      >>> candidates.shape, bool(np.abs(state.params - 1).max() < 0.1)
+      ((11, 3), True)
+    """
+    step.check_run(optimizer, estimator)
+
+    def init(params: Any, key: jax.typing.ArrayLike) -> AskTellState:
+        run = step.start(params, optimizer, estimator, key)
+        step.check_bounds(bounds, run.params)
+        return AskTellState(run, jnp.zeros((), bool))
+
+    def ask(state: AskTellState) -> tuple[Any, AskTellState]:
+        _check_state(state)
+        asked = candidates_of(
+            state.run, bounds, optimizer=optimizer, estimator=estimator
+        )
+        return as_numpy(asked), state._replace(asked=jnp.ones((), bool))
+
+    def tell(state: AskTellState, values: Any) -> AskTellState:
+        _check_state(state)
+        if not bool(state.asked):
+            raise ValueError(
+                "values must follow an ask, and be told once; got a state whose "
+                "candidates were not asked for, or were told already."
+            )
+        run, *_ = _kept_tell(
+            state.run,
+            as_values(values, state.run.params),
+            bounds,
+            optimizer=optimizer,
+            estimator=estimator,
+        )
+        return AskTellState(run, jnp.zeros((), bool))
+
+    return AskTell(init, ask, tell)
+
+
+@functools.partial(jax.jit, static_argnames=("optimizer", "estimator"))
+def candidates_of(
+    state: MinimizeState,
+    bounds: Bounds | None,
+    *,
+    optimizer: optax.GradientTransformation,
+    estimator: GradientEstimator,
+) -> Any:
+    """The candidates of a step, a tree like the parameters: [n, …]."""
+    _check_trees(state, optimizer, estimator)
+    asked = candidates(step.points_at(state, estimator), state.params)
+    return jax.vmap(lambda params: step.into(bounds, params))(asked)
+
+
+def _tell(
+    state: MinimizeState,
+    values: jax.Array,
+    bounds: Bounds | None = None,
+    arrays: Any = None,
+    *,
+    static: trees.Static | None = None,
+    optimizer: optax.GradientTransformation,
+    estimator: GradientEstimator,
+) -> tuple[MinimizeState, jax.Array, jax.Array]:
+    """Takes a step, given its values.
+
+    Args:
+      state: The state before.
+      values: The values, [n].
+      bounds: A box in which the parameters stay.
+      arrays: Those of the loss and the sampling function, where the loss is traced.
+      static: The two without their arrays.
+      optimizer: As in `minimize`.
+      estimator: As in `minimize`.
+
+    Returns:
+      The state after, the value of the estimate, and the checksum of the parameters.
+    """
+    _check_trees(state, optimizer, estimator)
+    loss = step.loss_at(state, *static.merge(arrays)) if static is not None else None
+    points = step.points_at(state, estimator, loss)
+    if values.shape != (points.num_points,):
+        raise ValueError(
+            f"values must have one value per candidate, shape ({points.num_points},); "
+            f"got shape {values.shape}."
+        )
+    state, value = step.advance(
+        state, points, values, optimizer, estimator, bounds=bounds
+    )
+    return state, value, checksum(state.params)
+
+
+_STATIC = ("static", "optimizer", "estimator")
+_kept_tell = jax.jit(_tell, static_argnames=_STATIC)
+tell_in_place = jax.jit(_tell, static_argnames=_STATIC, donate_argnames="state")
+
+
+def checksum(params: Any) -> jax.Array:
+    """A number that tells whether parameters are equal to the last bit: uint32.
+
+    A sum of integers, which does not depend on its order.
+    """
+    total = jnp.zeros((), jnp.uint32)
+    for leaf in jax.tree.leaves(params):
+        bits = jax.lax.bitcast_convert_type(leaf, f"uint{8 * leaf.dtype.itemsize}")
+        if leaf.dtype.itemsize == 8:
+            bits = bits ^ (bits >> 32)
+        bits = bits.astype(jnp.uint32)
+        # Odd multipliers, so that no change of a single element is lost.
+        weights = jnp.ones((), jnp.uint32)
+        for axis, size in enumerate(leaf.shape):
+            place = jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis)
+            weights = weights * np.uint32(max(size, 1)) + place
+        total = total * np.uint32(31) + jnp.sum(bits * (2 * weights + 1))
+    return total
+
+
+checksum_of = jax.jit(checksum)
+
+
+def as_values(values: Any, params: Any) -> np.ndarray:
+    """Values as an array of the dtype in which they are used."""
+    array = np.asarray(values)
+    if array.dtype.kind not in "fiub":
+        raise TypeError(
+            f"values must be real numbers, NaN for what failed; got {values!r}."
+        )
+    return array.astype(dtype_of_values(params))
+
+
+def dtype_of_values(params: Any) -> np.dtype[Any]:
+    """Float64 where the parameters are, else float32."""
+    widest = max(leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+    return np.dtype(np.float64 if widest > 4 else np.float32)
+
+
+def as_numpy(tree: Any) -> Any:
+    """The tree as NumPy arrays that may be written to."""
+    return jax.tree.map(np.array, tree)
+
+
+def _check_state(state: Any) -> None:
+    if not isinstance(state, AskTellState):
+        raise TypeError(f"state must be an AskTellState, of init; got {state!r}.")
+
+
+def _check_trees(
+    state: MinimizeState,
+    optimizer: optax.GradientTransformation,
+    estimator: GradientEstimator,
+) -> None:
+    """Raises, while a program is traced, if the state is not of this run."""
+    for name, init, got in (
+        ("optimizer", optimizer.init, state.optimizer_state),
+        ("estimator", estimator.init, state.estimator_state),
+    ):
+        expected: Any = jax.tree.structure(jax.eval_shape(init, state.params))
+        if jax.tree.structure(got) != expected:
+            raise ValueError(
+                f"state must be of this {name} and these params, a tree {expected}; "
+                f"got {jax.tree.structure(got)}."
+            )

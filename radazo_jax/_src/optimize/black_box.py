@@ -1,0 +1,244 @@
+"""Runs whose function JAX does not see."""
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from radazo_jax._src import checks
+from radazo_jax._src.estimate.estimator import GradientEstimator
+from radazo_jax._src.estimate.outside import Outcome, outside
+from radazo_jax._src.optimize import ask_tell, host, step
+from radazo_jax._src.optimize.console import interruptible, progress_bar
+from radazo_jax._src.optimize.host import Done, Path, Values
+from radazo_jax._src.optimize.journal import Record
+from radazo_jax._src.optimize.step import Bounds, MinimizeState, Policy
+
+
+class Best(NamedTuple):
+    """The best of all evaluated points.
+
+    Attributes:
+      params: The point, a tree of NumPy arrays; that of the start if none has a value.
+      value: Its value.
+      number: The number of its evaluation in the run, from 0; -1 if none has a value.
+      info: What the function returned besides; `None` if it was evaluated in a part of
+        the run that was read from a journal.
+    """
+
+    params: Any
+    value: float
+    number: int
+    info: Any
+
+
+class BlackBoxResult(NamedTuple):
+    """What `minimize_black_box` returns.
+
+    Attributes:
+      params: The parameters after the last step.
+      values: The value of each step's estimate: float32, [steps].
+      best: The best of all evaluated points.
+      num_evaluations: How many points were evaluated, with those that failed.
+      state: The state of the run, which counts what failed.
+    """
+
+    params: Any
+    values: np.ndarray
+    best: Best
+    num_evaluations: int
+    state: MinimizeState
+
+
+def minimize_black_box(
+    fun: Callable[[Any], Any],
+    params: Any,
+    optimizer: optax.GradientTransformation,
+    estimator: GradientEstimator,
+    num_steps: int,
+    key: jax.typing.ArrayLike,
+    *,
+    executor: Any = None,
+    batched: bool = False,
+    bounds: Bounds | None = None,
+    timeout: float | None = None,
+    on_failure: str = "drop",
+    max_retries: int = 2,
+    max_failures: int = 10,
+    journal: Path | None = None,
+    state: MinimizeState | None = None,
+    progress: bool = True,
+    callback: Callable[[MinimizeState, np.ndarray], Any] | None = None,
+) -> BlackBoxResult:
+    """Minimizes any Python function from its values alone.
+
+    Args:
+      fun: `fun(params)` gets a tree of NumPy arrays and returns a number, or a pair of
+        a number and anything else.
+      params: The starting point, a tree of floating-point arrays.
+      optimizer: As in `minimize`; it gets no `value_fn`.
+      estimator: An estimator, such as `forward_difference()`. It says where the
+        function is evaluated; its `batch_size` and `axis_name` have no effect.
+      num_steps: The number of steps in this call; with a journal, of the whole run.
+      key: The key of the whole run; it is consumed. The run is that of `minimize`.
+      executor: A `concurrent.futures.Executor` on which the points of a step are
+        evaluated, or a function without arguments that makes one, which is called
+        again where workers died. `None` evaluates them in turn.
+      batched: Whether `fun` takes all n points of a step at once, a tree of arrays
+        with one axis more, the first, and returns n values, or a pair of these and n
+        other objects.
+      bounds: As in `ask_tell`.
+      timeout: Seconds; needs an executor. If no point ends for this long, those that
+        are left have failed. A thread or process that hangs stays occupied.
+      on_failure: What becomes of a point where `fun` raises, or gives anything but a
+        finite number. "drop": its direction is left out of the estimate, and a step
+        without any, or without θ, is skipped: neither parameters nor optimizer state
+        move. "retry": it is evaluated again, up to `max_retries` times, then dropped.
+        "raise": the run ends.
+      max_retries: See `on_failure`.
+      max_failures: The number of steps skipped in a row that ends the run.
+      journal: The path of a file to which the values of each step are added. The same
+        call goes on where the file ends; `replay` rebuilds the run from it.
+      state: A state to continue from. Its parameters and key replace `params` and
+        `key`.
+      progress: Whether to show progress, as in `minimize`.
+      callback: `callback(state, values)`, called after every step with the values at
+        its points, [n]. A true return value ends the run. The next step reuses the
+        arrays of `state`: copy what you keep.
+
+    Returns:
+      The result. Ctrl-C ends the run before the step that is being evaluated; the
+      result then holds those before. A second Ctrl-C raises `KeyboardInterrupt`.
+
+    Raises:
+      TypeError, ValueError: If an argument is not as described, `fun` cannot be
+        evaluated on the executor, the journal is of another run, or it is damaged.
+      RunError: If the run cannot go on; it has the state so far.
+
+    Examples:
+      >>> import numpy as np
+      >>> import radazo_jax as zo
+      >>> def fun(x):
+      ...     return float(np.sum(np.abs(x - 1.0)))
+      >>> result = zo.minimize_black_box(
+      ...     fun,
+      ...     np.zeros(4, np.float32),
+      ...     zo.radazo(3e-2),
+      ...     zo.central_difference(),
+      ...     100,
+      ...     key=0,
+      ...     progress=False,
+      ... )
+      >>> result.values.shape, bool(result.best.value < 0.3)
+      ((100,), True)
+    """
+    path = journal
+    if not callable(fun):
+        raise TypeError(f"fun must be a function of params; got {fun!r}.")
+    step.check_run(optimizer, estimator)
+    checks.check_int_at_least("num_steps", num_steps, 1)
+    checks.check_int_at_least("max_retries", max_retries, 0)
+    policy = Policy.of(on_failure, max_failures)
+    if timeout is not None:
+        checks.check_positive("timeout", timeout)
+        if executor is None:
+            raise ValueError(
+                f"timeout must be None where executor is; got {timeout!r}. A thread "
+                "is enough: executor=ThreadPoolExecutor(1)."
+            )
+    if state is not None and path is not None:
+        raise ValueError(
+            "state must be None with a journal, which says where to go on; got a state."
+        )
+    if state is None:
+        state = step.start(params, optimizer, estimator, key)
+        step.check_bounds(bounds, state.params)
+    # Steps work in place on their state, so the caller keeps a copy of the first.
+    state = step.resumed(jax.tree.map(jax.numpy.copy, state))
+    programs = {"optimizer": optimizer, "estimator": estimator}
+    ask = functools.partial(ask_tell.candidates_of, bounds=bounds, **programs)
+    tell = functools.partial(ask_tell.tell_in_place, bounds=bounds, **programs)
+    seen = _Seen(state, ask)
+
+    with ExitStack() as stack:
+        interrupted = stack.enter_context(interruptible())
+        evaluate_points = stack.enter_context(
+            outside(
+                fun,
+                executor,
+                batched=batched,
+                timeout=timeout,
+                retries=max_retries if on_failure == "retry" else 0,
+                interrupted=interrupted,
+            )
+        )
+        state, values, write = stack.enter_context(
+            host.journaled(path, fun, state, estimator, tell, num_steps, seen.rebuild)
+        )
+        report = stack.enter_context(progress_bar(progress, len(values), num_steps))
+
+        def evaluate(state: MinimizeState) -> Values | None:
+            candidates = ask_tell.as_numpy(ask(state))
+            n = len(jax.tree.leaves(candidates)[0])
+            outcome = evaluate_points(candidates, n)
+            if outcome is None:
+                return None
+            seen.evaluated(int(state.step), candidates, outcome)
+            failures = [outcome.failures[i] for i in sorted(outcome.failures)]
+            return Values(ask_tell.as_values(outcome.values, state.params), failures)
+
+        def after(state: MinimizeState, done: Done) -> Any:
+            values.append(done.value)
+            rate = len(done.record.values) / max(done.record.seconds, 1e-9)
+            figures = {"best": f"{seen.best.value:.6g}", "evaluations/s": f"{rate:.3g}"}
+            report(1, figures | step.told(state))
+            return callback is not None and callback(state, done.record.values)
+
+        left = num_steps - len(values)
+        state = host.run(state, evaluate, tell, left, policy, write=write, after=after)
+    return BlackBoxResult(
+        state.params, np.array(values, np.float32), seen.best, seen.count, state
+    )
+
+
+class _Seen:
+    """The best of the points so far, and their number."""
+
+    def __init__(self, state: MinimizeState, ask: Callable[[MinimizeState], Any]):
+        self.best = Best(ask_tell.as_numpy(state.params), np.inf, -1, None)
+        self.count = 0
+        self._ask = ask
+
+    def evaluated(self, number: int, candidates: Any, outcome: Outcome) -> None:
+        """Looks at the points of a step."""
+        n = len(outcome.values)
+        self.count += n
+        values = np.where(np.isfinite(outcome.values), outcome.values, np.inf)
+        i = int(np.argmin(values))
+        if values[i] < self.best.value:
+            point = jax.tree.map(lambda x: x[i].copy(), candidates)
+            info = outcome.infos[i]
+            self.best = Best(point, float(values[i]), number * n + i, info)
+
+    def rebuild(self, records: Sequence[Record]) -> Callable[[MinimizeState], None]:
+        """Finds the best in a journal: its point is asked for at its step."""
+        lowest = [
+            np.min(r.values, initial=np.inf, where=np.isfinite(r.values))
+            for r in records
+        ]
+        best = records[int(np.argmin(lowest))].step
+
+        def before(state: MinimizeState) -> None:
+            record = records[int(state.step) - records[0].step]
+            if record.step == best:
+                infos = [None] * len(record.values)
+                outcome = Outcome(record.values.astype(np.float64), infos, {})
+                self.evaluated(best, ask_tell.as_numpy(self._ask(state)), outcome)
+            else:
+                self.count += len(record.values)
+
+        return before

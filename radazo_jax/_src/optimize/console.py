@@ -1,0 +1,59 @@
+"""What a run shows, and how it is stopped by hand."""
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Makes the first Ctrl-C a flag to read, where signals can be handled."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    received: list[int] = []
+    previous = signal.getsignal(signal.SIGINT)
+
+    def handle(signum: int, frame: Any) -> None:
+        del frame
+        if received:
+            raise KeyboardInterrupt
+        received.append(signum)
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield lambda: bool(received)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+@contextmanager
+def progress_bar(
+    progress: bool, done: int, total: int
+) -> Iterator[Callable[[int, dict[str, str]], None]]:
+    """Yields `report(steps, figures)`."""
+    if not progress:
+        yield lambda steps, figures: None
+        return
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+
+        def line(steps: int, figures: dict[str, str]) -> None:
+            nonlocal done
+            done += steps
+            listed = ", ".join(f"{name} {text}" for name, text in figures.items())
+            print(f"step {done}/{total}: {listed}", file=sys.stderr)
+
+        yield line
+        return
+    with tqdm(initial=done, total=total, unit="step") as bar:
+
+        def show(steps: int, figures: dict[str, str]) -> None:
+            bar.set_postfix(figures, refresh=False)
+            bar.update(steps)
+
+        yield show

@@ -1,0 +1,220 @@
+"""Runs of steps on the host, and how they are rebuilt from their journals."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from radazo_jax._src.estimate.estimator import GradientEstimator
+from radazo_jax._src.optimize import ask_tell, journal, step
+from radazo_jax._src.optimize.journal import Record
+from radazo_jax._src.optimize.step import MinimizeState, Policy, RunError
+
+Path = str | os.PathLike[str]
+
+_PACKAGES = ("radazo_jax", "jax", "jaxlib", "optax")
+
+
+class Tell(Protocol):
+    """`tell_in_place` of one run."""
+
+    def __call__(
+        self, state: MinimizeState, values: jax.typing.ArrayLike
+    ) -> tuple[MinimizeState, jax.Array, jax.Array]:
+        """Returns the state after, the value and the checksum of the parameters."""
+        ...
+
+
+class Values(NamedTuple):
+    """What was evaluated at a step.
+
+    Attributes:
+      values: [n], of the dtype in which they are used.
+      failures: What is said of those that failed.
+    """
+
+    values: np.ndarray
+    failures: Sequence[str] = ()
+
+
+class Done(NamedTuple):
+    """A step that was taken.
+
+    Attributes:
+      record: Its values.
+      value: The value of the estimate.
+    """
+
+    record: Record
+    value: float
+
+
+def run(
+    state: MinimizeState,
+    evaluate: Callable[[MinimizeState], Values | None],
+    tell: Tell,
+    num_steps: int,
+    policy: Policy,
+    *,
+    write: Callable[[Record], None] = lambda record: None,
+    after: Callable[[MinimizeState, Done], Any] = lambda state, done: None,
+) -> MinimizeState:
+    """Takes steps, one by one.
+
+    Args:
+      state: Where to start.
+      evaluate: Gives the values of a step, or `None` to stop before it.
+      tell: Takes the step.
+      num_steps: How many.
+      policy: What ends the run.
+      write: Gets the values of each step before it is taken.
+      after: Called after each step; a true value ends the run.
+
+    Returns:
+      The state after the last step.
+
+    Raises:
+      RunError: If the run cannot go on.
+    """
+    total = ask_tell.checksum_of(state.params)
+    last = ""
+    for _ in range(num_steps):
+        number, limits = int(state.step), policy.limits(state)
+        start = time.perf_counter()
+        try:
+            found = evaluate(state)
+            if found is None:
+                break
+            seconds = time.perf_counter() - start
+            last = found.failures[-1] if found.failures else last
+            record = Record(
+                number, found.values, int(total), seconds, tuple(found.failures)
+            )
+            write(record)
+        except (RuntimeError, OSError) as error:
+            raise RunError(
+                f"step {number} could not be taken: {error} The error's state is the "
+                "run up to it.",
+                state,
+            ) from error
+        state, value, total = tell(state, found.values)
+        policy.check(state, limits, last)
+        if after(state, Done(record, float(value))):
+            break
+    return state
+
+
+@contextmanager
+def journaled(
+    path: Path | None,
+    fun: Any,
+    state: MinimizeState,
+    estimator: GradientEstimator,
+    tell: Tell,
+    num_steps: int,
+    watch: Callable[[Sequence[Record]], Callable[[MinimizeState], None]] | None = None,
+) -> Iterator[tuple[MinimizeState, list[float], Callable[[Record], None]]]:
+    """Takes the steps that a journal holds, and opens it for those to come.
+
+    Args:
+      path: The journal; without one, nothing is read or written.
+      fun: The function, of which the journal keeps an identity.
+      state: The state before the first step.
+      estimator: The estimator.
+      tell: Takes a step.
+      num_steps: How many steps to read at most.
+      watch: Given the records, gives what to call before each of their steps.
+
+    Yields:
+      The state, the values of the steps, and what writes a record.
+    """
+    if path is None:
+        yield state, [], lambda record: None
+        return
+    run = line_of_run(fun, state, estimator)
+    found = journal.read(path)
+    values: list[float] = []
+    if found is not None:
+        journal.check_same_run(path, found.run, run)
+        records = found.records[:num_steps]
+        before = watch(records) if watch and records else None
+        state, values = rebuild(state, records, tell, before)
+    with journal.appending(path, run, found) as write:
+        yield state, values, write
+
+
+def rebuild(
+    state: MinimizeState,
+    records: Sequence[Record],
+    tell: Tell,
+    before: Callable[[MinimizeState], None] | None = None,
+    exact: bool = True,
+) -> tuple[MinimizeState, list[float]]:
+    """Takes the steps of records, without an evaluation.
+
+    Args:
+      state: The state before the first of them.
+      records: Their values.
+      tell: Takes a step.
+      before: Called with the state before each step.
+      exact: Whether to compare the parameters with those of the run.
+
+    Returns:
+      The state after the last, and the values.
+
+    Raises:
+      ValueError: If the parameters are not those of the run.
+    """
+    totals, values = [ask_tell.checksum_of(state.params)], []
+    for record in records:
+        if before is not None:
+            before(state)
+        state, value, total = tell(state, record.values)
+        totals.append(total)
+        values.append(value)
+    for total, record in zip(jax.device_get(totals), records, strict=False):
+        if exact and int(total) != record.params:
+            raise ValueError(
+                "journal must be rebuilt by the params, optimizer, estimator, versions "
+                "and kind of machine that it was written with; got other parameters "
+                f"before step {record.step}. With exact=False, replay rebuilds it up "
+                "to rounding."
+            )
+    return state, [float(value) for value in jax.device_get(values)]
+
+
+def line_of_run(
+    fun: Any, state: MinimizeState, estimator: GradientEstimator
+) -> dict[str, Any]:
+    """What a journal says of its run, before the first step."""
+    points = step.points_at(state, estimator)
+    leaves = jax.tree_util.tree_leaves_with_path(state.params)
+    shapes = {
+        jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
+        for path, leaf in leaves
+    }
+    device = jax.devices()[0]
+    return {
+        "fun": journal.identity(fun) if callable(fun) else None,
+        "key": np.asarray(jax.random.key_data(state.key)).tolist(),
+        "params": shapes,
+        "start": f"{int(ask_tell.checksum_of(state.params)):08x}",
+        "law": repr(points.directions.law),
+        "scales": np.asarray(points.scales[0]).tolist(),
+        "points": points.num_points,
+        "dtype": str(ask_tell.dtype_of_values(state.params)),
+        "versions": {name: _version(name) for name in _PACKAGES},
+        "device": f"{device.platform} {device.device_kind}",
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"

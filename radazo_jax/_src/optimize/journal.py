@@ -1,0 +1,191 @@
+"""The values of a run in a file, from which the run can be rebuilt.
+
+A line of JSON for the run, then one for each step. Each ends with a checksum of itself
+and of all lines before it, so that a line that was changed, lost or moved is found. A
+last line without its end was being written when the run was stopped: it is cut.
+"""
+
+import hashlib
+import json
+import os
+import types
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Record(NamedTuple):
+    """A step of a journal.
+
+    Attributes:
+      step: Its number.
+      values: The values at its points, [n]; those that failed are not finite.
+      params: The checksum of the parameters before it.
+      seconds: How long the evaluations took.
+      failures: What was said of those that failed.
+    """
+
+    step: int
+    values: np.ndarray
+    params: int
+    seconds: float
+    failures: tuple[str, ...] = ()
+
+
+class Journal(NamedTuple):
+    """What a file holds.
+
+    Attributes:
+      run: The line of the run.
+      records: The steps, complete and in order.
+      size: The bytes of all complete lines.
+      checksum: That of the last line.
+    """
+
+    run: dict[str, Any]
+    records: list[Record]
+    size: int
+    checksum: int
+
+
+def read(path: str | os.PathLike[str]) -> Journal | None:
+    """Reads a journal; `None` if there is none yet.
+
+    Raises:
+      ValueError: If a line is not what was written.
+    """
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+    except FileNotFoundError:
+        return None
+    *lines, torn = content.split(b"\n")
+    if torn:
+        warnings.warn(
+            f"journal {os.fspath(path)}: its last line was not complete, and is cut. "
+            "The step is evaluated again.",
+            stacklevel=2,
+        )
+    if not lines:
+        return None
+    run, records, checksum = {}, [], 0
+    for number, line in enumerate(lines):
+        body, _, end = line.rpartition(b',"crc":"')
+        checksum = zlib.crc32(body, checksum)
+        if end != b'%08x"}' % checksum:
+            raise _damaged(path, number, "its checksum is wrong")
+        fields = json.loads(body + b"}")
+        if number == 0:
+            run = fields
+            continue
+        values = np.array([float(x) for x in fields["values"]], run["dtype"])
+        fields |= {"values": values, "params": int(fields["params"], 16)}
+        records.append(Record(**fields))
+        if records[-1].step != number - 1:
+            raise _damaged(path, number, f"it is of step {records[-1].step}")
+    return Journal(run, records, len(content) - len(torn), checksum)
+
+
+@contextmanager
+def appending(
+    path: str | os.PathLike[str], run: dict[str, Any], found: Journal | None
+) -> Iterator[Callable[[Record], None]]:
+    """Opens a journal to append records, each of which is on disk at once.
+
+    Args:
+      path: The file.
+      run: The line of the run, for a new file.
+      found: What the file holds already.
+    """
+    checksum, size = (found.checksum, found.size) if found else (0, 0)
+    with open(path, "ab", buffering=0) as file:
+
+        def write(fields: dict[str, Any]) -> None:
+            nonlocal checksum, size
+            body = json.dumps(fields, separators=(",", ":")).encode()[:-1]
+            checksum = zlib.crc32(body, checksum)
+            line = body + b',"crc":"%08x"}\n' % checksum
+            written = 0
+            try:
+                while written < len(line):
+                    written += file.write(line[written:]) or 0
+            except OSError:
+                file.truncate(size)
+                raise
+            size += len(line)
+
+        file.truncate(size)
+        if found is None:
+            write(run)
+
+        def append(record: Record) -> None:
+            values = [_number(x) for x in record.values]
+            fields = record._asdict() | {
+                "values": values,
+                "params": f"{record.params:08x}",
+                "seconds": float(f"{record.seconds:.3g}"),
+            }
+            if not record.failures:
+                del fields["failures"]
+            write(fields)
+
+        yield append
+
+
+def check_same_run(
+    path: str | os.PathLike[str], found: dict[str, Any], run: dict[str, Any]
+) -> None:
+    """Raises if a journal is that of another run."""
+    for name, value in run.items():
+        # What a device computes is compared by the checksums of the parameters.
+        if name != "device" and found.get(name) != value:
+            raise ValueError(
+                f"journal {os.fspath(path)} must be of this run; its {name} is "
+                f"{found.get(name)!r}, that of the call is {value!r}. Give another "
+                "path, or the arguments that it was written with."
+            )
+
+
+def identity(fun: Any) -> str:
+    """A name for a function that changes when its code does."""
+    while hasattr(fun, "__wrapped__"):
+        fun = fun.__wrapped__
+    owner = fun if hasattr(fun, "__qualname__") else type(fun)
+    name = f"{owner.__module__}.{owner.__qualname__}"
+    code = getattr(fun, "__code__", None)
+    if code is None:
+        code = getattr(fun.__call__, "__code__", None)
+    if code is None:
+        return name
+    digest = hashlib.sha256()
+    for part in _parts(code):
+        digest.update(repr(part).encode())
+    return f"{name} {digest.hexdigest()[:8]}"
+
+
+def _parts(code: types.CodeType) -> Iterator[Any]:
+    """What a function computes: its instructions, names and constants."""
+    yield from (code.co_code, code.co_names, code.co_varnames)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _parts(constant)
+        elif isinstance(constant, frozenset):
+            yield sorted(map(repr, constant))
+        else:
+            yield constant
+
+
+def _number(x: np.floating[Any]) -> float | str:
+    """The shortest number that is read as `x`."""
+    return float(str(x)) if np.isfinite(x) else str(x)
+
+
+def _damaged(path: str | os.PathLike[str], number: int, problem: str) -> ValueError:
+    return ValueError(
+        f"journal {os.fspath(path)} is damaged in line {number + 1}: {problem}. Cut "
+        "this line and those after it to continue from the step before."
+    )

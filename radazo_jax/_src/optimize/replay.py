@@ -1,0 +1,94 @@
+"""Rebuilds a run from its journal."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from radazo_jax._src import trees
+from radazo_jax._src.estimate.estimator import GradientEstimator
+from radazo_jax._src.optimize import ask_tell, host, step
+from radazo_jax._src.optimize.host import Path
+from radazo_jax._src.optimize.journal import check_same_run, read
+from radazo_jax._src.optimize.step import Bounds, MinimizeState
+
+
+def replay(
+    journal: Path,
+    params: Any,
+    optimizer: optax.GradientTransformation,
+    estimator: GradientEstimator,
+    *,
+    fun: Callable[..., Any] | None = None,
+    sample: Callable[[jax.Array], Any] | None = None,
+    bounds: Bounds | None = None,
+    exact: bool = True,
+) -> MinimizeState:
+    """Rebuilds a run from the values in its journal, without an evaluation.
+
+    Args:
+      journal: The file that `minimize` or `minimize_black_box` wrote.
+      params: The starting point of the run.
+      optimizer: That of the run.
+      estimator: That of the run.
+      fun: The function, where `minimize` wrote the journal: it is traced, not
+        evaluated, for `low_rank` perturbs the matrices that it multiplies.
+      sample: As in `minimize`, with `fun`.
+      bounds: As in `minimize_black_box`.
+      exact: Whether parameters must be those of the run to the last bit, before each
+        step. They are with the same versions on the same kind of machine. With others,
+        sums are rounded in other ways, and an adaptive run amplifies it.
+
+    Returns:
+      The state after the last complete step of the journal.
+
+    Raises:
+      ValueError: If there is no journal, it is damaged, or it is that of a run with
+        other arguments.
+
+    Examples:
+      >>> import os, tempfile
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> run = dict(optimizer=zo.radazo(1e-2), estimator=zo.forward_difference())
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     path = os.path.join(folder, "run.jsonl")
+      ...     result = zo.minimize(
+      ...         lambda x: jnp.sum(x**2),
+      ...         jnp.ones(3),
+      ...         **run,
+      ...         num_steps=20,
+      ...         key=0,
+      ...         progress=False,
+      ...         journal=path,
+      ...     )
+      ...     state = zo.replay(path, jnp.ones(3), **run)
+      >>> bool(jnp.all(state.params == result.params))
+      True
+    """
+    found = read(journal)
+    if found is None:
+        raise ValueError(f"journal must be a file with a run; got {journal!r}.")
+    step.check_run(optimizer, estimator)
+    key = jax.random.wrap_key_data(jnp.array(found.run["key"], jnp.uint32))
+    state = step.start(params, optimizer, estimator, key)
+    if exact:
+        line = host.line_of_run(fun, state, estimator)
+        if fun is None:
+            line["fun"] = found.run["fun"]
+        check_same_run(journal, found.run, line)
+    arrays, static = trees.partition((fun, sample))
+    tell = functools.partial(
+        ask_tell.tell_in_place,
+        bounds=bounds,
+        arrays=arrays,
+        static=None if fun is None else static,
+        optimizer=optimizer,
+        estimator=estimator,
+    )
+    state = jax.tree.map(jnp.copy, state)
+    state, _ = host.rebuild(state, found.records, tell, exact=exact)
+    return state

@@ -1,0 +1,302 @@
+"""One step of a run: points, their values, the update.
+
+What evaluates the points is between the two functions here, so that a compiled run, one
+whose function is evaluated elsewhere, and one that is rebuilt from its journal take the
+same steps.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.tree_util import Partial
+
+from radazo_jax._src import checks
+from radazo_jax._src.estimate.estimator import (
+    GradientEstimator,
+    check_estimator,
+    held_points,
+)
+from radazo_jax._src.estimate.gradients import of_params
+from radazo_jax._src.estimate.points import Points
+from radazo_jax._src.numbers import keys
+
+# A lower and an upper bound: trees like the parameters, or scalars.
+Bounds = tuple[Any, Any]
+
+
+class Failures(NamedTuple):
+    """What of a run could not be used.
+
+    Attributes:
+      evaluations: The number of values that were not finite: int32, shape ().
+      skipped: The number of steps that had no value to use: int32, shape ().
+      in_a_row: The number of those that were the latest: int32, shape ().
+    """
+
+    evaluations: jax.Array
+    skipped: jax.Array
+    in_a_row: jax.Array
+
+
+class MinimizeState(NamedTuple):
+    """The state of a run: everything that is needed to continue it.
+
+    Attributes:
+      params: The parameters.
+      optimizer_state: The state of the Optax transformation.
+      estimator_state: The state of the estimator.
+      key: The key of the run, typed, shape (); it does not change.
+      step: The number of steps done: int32, shape ().
+      failures: The evaluations that failed.
+    """
+
+    params: Any
+    optimizer_state: Any
+    estimator_state: Any
+    key: jax.Array
+    step: jax.Array
+    failures: Failures
+
+
+class RunError(RuntimeError):
+    """A run that cannot go on, with all that it has done.
+
+    Attributes:
+      state: The state after the last step that was done: pass it as `state` to
+        continue.
+    """
+
+    def __init__(self, message: str, state: MinimizeState):
+        super().__init__(message)
+        self.state = state
+
+
+class Policy(NamedTuple):
+    """What ends a run.
+
+    Attributes:
+      on_failure: "drop", "raise" or "retry".
+      max_failures: The number of steps skipped in a row.
+    """
+
+    on_failure: str
+    max_failures: int
+
+    @classmethod
+    def of(cls, on_failure: Any, max_failures: Any) -> "Policy":
+        """The policy; raises if an argument is not as described."""
+        if on_failure not in ("drop", "raise", "retry"):
+            raise ValueError(
+                f"on_failure must be 'drop', 'raise' or 'retry'; got {on_failure!r}."
+            )
+        checks.check_int_at_least("max_failures", max_failures, 1)
+        return cls(on_failure, max_failures)
+
+    def limits(self, state: MinimizeState) -> jax.Array:
+        """The failures that end a run: of evaluations, and in a row; int32, [2]."""
+        so_far = int(state.failures.evaluations)
+        most = so_far if self.on_failure == "raise" else np.iinfo(np.int32).max - 1
+        return jnp.asarray([most + 1, self.max_failures], jnp.int32)
+
+    def check(self, state: MinimizeState, limits: jax.Array, last: str = "") -> None:
+        """Raises a RunError if the failures have reached the limits."""
+        if not bool(exceeds(state, limits)):
+            return
+        told = f" The last failure: {last}." if last else ""
+        if self.on_failure == "raise":
+            raise RunError(
+                f"fun failed at step {int(state.step) - 1}, and on_failure is 'raise'."
+                f"{told} The error's state is the run without what failed.",
+                state,
+            )
+        raise RunError(
+            f"fun had no finite value to use in {int(state.failures.in_a_row)} steps "
+            f"in a row (max_failures), up to step {int(state.step) - 1}.{told} The "
+            "error's state continues the run.",
+            state,
+        )
+
+
+def exceeds(state: MinimizeState, limits: jax.Array) -> jax.Array:
+    """Whether the failures have reached the limits of a policy."""
+    reached = jnp.stack([state.failures.evaluations, state.failures.in_a_row])
+    return jnp.any(reached >= limits)
+
+
+def resumed(state: MinimizeState) -> MinimizeState:
+    """The state to start a call with: what failed in a row before does not count."""
+    none = jnp.zeros((), jnp.int32)
+    return state._replace(failures=state.failures._replace(in_a_row=none))
+
+
+def told(state: MinimizeState) -> dict[str, str]:
+    """The failures so far, for a progress bar."""
+    evaluations, skipped, _ = (int(count) for count in state.failures)
+    shown = {"failed": evaluations, "skipped": skipped}
+    return {name: str(count) for name, count in shown.items() if count}
+
+
+def check_run(optimizer: Any, estimator: Any) -> None:
+    """Raises unless these are an Optax transformation and an estimator."""
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise TypeError(
+            "optimizer must be an Optax transformation such as radazo(1e-3); got "
+            f"{optimizer!r}."
+        )
+    check_estimator(estimator)
+
+
+def start(
+    params: Any,
+    optimizer: optax.GradientTransformation,
+    estimator: GradientEstimator,
+    key: jax.typing.ArrayLike,
+) -> MinimizeState:
+    """The state before the first step."""
+    params = checks.as_params(params)
+    count = jnp.zeros((), jnp.int32)
+    return MinimizeState(
+        params,
+        optimizer.init(params),
+        estimator.init(params),
+        keys.check_same_key(key),
+        count,
+        Failures(count, count, count),
+    )
+
+
+def loss_at(
+    state: MinimizeState,
+    fun: Callable[..., Any],
+    sample: Callable[[jax.Array], Any] | None,
+) -> Callable[[Any], Any]:
+    """The loss of a step as a function of the parameters."""
+    _, key = _keys(state)
+    xi = () if sample is None else (sample(key),)
+    return Partial(of_params, fun, xi, {})
+
+
+def points_at(
+    state: MinimizeState,
+    estimator: GradientEstimator,
+    loss: Callable[[Any], Any] | None = None,
+) -> Points:
+    """The points of a step; `loss` as `fun` in `held_points`."""
+    key, _ = _keys(state)
+    return held_points(estimator, key, state.params, state.estimator_state, loss)
+
+
+def advance(
+    state: MinimizeState,
+    points: Points,
+    values: jax.Array,
+    optimizer: optax.GradientTransformation,
+    estimator: GradientEstimator,
+    *,
+    bounds: Bounds | None = None,
+    value_fn: Callable[[Any], Any] | None = None,
+) -> tuple[MinimizeState, jax.Array]:
+    """Takes a step, or skips it where no value can be used.
+
+    Args:
+      state: The state before.
+      points: The points of this step.
+      values: The values at them, [n]; those that are not finite have failed.
+      optimizer: An Optax transformation.
+      estimator: The estimator of the points.
+      bounds: A box in which the parameters stay.
+      value_fn: The loss, for transformations that evaluate it.
+
+    Returns:
+      The state after, and the value of the estimate, float32.
+    """
+    estimate, estimator_state = estimator.reduce(
+        points, values, state.params, state.estimator_state
+    )
+    updates, optimizer_state = optax.with_extra_args_support(optimizer).update(
+        estimate.gradient,
+        state.optimizer_state,
+        state.params,
+        value=estimate.value,
+        grad=estimate.gradient,
+        slope=estimate.slope,
+        value_fn=value_fn,
+    )
+    params = into(bounds, optax.apply_updates(state.params, updates))
+
+    failed = jnp.sum(~jnp.isfinite(values), dtype=jnp.int32)
+    unusable = (failed > 0) & ~jnp.isfinite(estimate.slope)
+    skipped = (estimate.num_values == 0) | unusable
+    # Nothing moves but the number of the step, and what the estimator remembers.
+    params, optimizer_state = jax.tree.map(
+        lambda before, after: jnp.where(skipped, before, after),
+        (state.params, state.optimizer_state),
+        (params, optimizer_state),
+    )
+    one = skipped.astype(jnp.int32)
+    failures = Failures(
+        state.failures.evaluations + failed,
+        state.failures.skipped + one,
+        one * (state.failures.in_a_row + 1),
+    )
+    step = optax.safe_increment(state.step)
+    state = MinimizeState(
+        params, optimizer_state, estimator_state, state.key, step, failures
+    )
+    return state, estimate.value.astype(jnp.float32)
+
+
+def into(bounds: Bounds | None, params: Any) -> Any:
+    """The closest parameters within the bounds."""
+    if bounds is None:
+        return params
+    lower, upper = (_like(bound, params) for bound in bounds)
+    return optax.projections.projection_box(params, lower, upper)
+
+
+def check_bounds(bounds: Any, params: Any) -> None:
+    """Raises unless these are bounds, and `params` lie between them."""
+    if bounds is None:
+        return
+    try:
+        lower, upper = (_like(bound, params) for bound in bounds)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "bounds must be a pair (lower, upper) of numbers, or of trees like params; "
+            f"got {bounds!r}."
+        ) from error
+    leaves = zip(
+        jax.tree_util.tree_leaves_with_path(params),
+        jax.tree.leaves(lower),
+        jax.tree.leaves(upper),
+        strict=True,
+    )
+    for (path, p), low, high in leaves:
+        if not bool(jnp.all((low <= p) & (p <= high))):
+            raise ValueError(
+                "params must lie within bounds; got values outside of them at "
+                f"params{jax.tree_util.keystr(path)}."
+            )
+
+
+def _like(bound: Any, params: Any) -> Any:
+    """A bound as a tree of arrays that broadcast against those of `params`."""
+    if np.ndim(bound) == 0 and jax.tree_util.all_leaves([bound]):
+        bound = jax.tree.map(lambda _: bound, params)
+
+    def check(p: jax.Array, b: Any) -> jax.Array:
+        return jnp.broadcast_to(jnp.asarray(b, p.dtype), p.shape)
+
+    return jax.tree.map(check, params, bound)
+
+
+def _keys(state: MinimizeState) -> tuple[jax.Array, jax.Array]:
+    """The keys of a step: that of its directions, and that of its sample."""
+    estimate_key, sample_key = jax.random.split(
+        jax.random.fold_in(state.key, state.step)
+    )
+    return estimate_key, sample_key
