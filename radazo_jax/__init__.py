@@ -47,6 +47,7 @@ from radazo_jax._src.optimize.black_box import (
     BlackBoxResult,
     minimize_black_box,
 )
+from radazo_jax._src.optimize.check_up import CheckUp, check_up
 from radazo_jax._src.optimize.minimize import MinimizeResult, minimize
 from radazo_jax._src.optimize.replay import replay
 from radazo_jax._src.optimize.step import Failures, MinimizeState, RunError
@@ -65,6 +66,7 @@ __all__ = [
     "AskTellState",
     "Best",
     "BlackBoxResult",
+    "CheckUp",
     "Direction",
     "Estimate",
     "EstimateGradientState",
@@ -83,6 +85,7 @@ __all__ = [
     "candidates",
     "central_difference",
     "check_same_key",
+    "check_up",
     "compiled",
     "coordinate",
     "estimate_gradient",

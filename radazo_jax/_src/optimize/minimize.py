@@ -15,6 +15,7 @@ from jax import lax
 from radazo_jax._src import checks, trees
 from radazo_jax._src.estimate.estimator import GradientEstimator, evaluate
 from radazo_jax._src.optimize import ask_tell, host, step
+from radazo_jax._src.optimize.check_up import warn_of_rounding
 from radazo_jax._src.optimize.console import interruptible, progress_bar
 from radazo_jax._src.optimize.host import Done, Path, Values
 from radazo_jax._src.optimize.step import MinimizeState, Policy
@@ -139,6 +140,9 @@ def minimize(
     if state is None:
         state = step.start(params, optimizer, estimator, key)
     state = step.resumed(state)
+    if any(leaf.dtype.itemsize < 4 for leaf in jax.tree.leaves(state.params)):
+        loss = step.loss_at(state, fun, sample)
+        warn_of_rounding(step.points_at(state, estimator, loss), state.params)
     # The chunks work in place on their state, so the caller keeps a copy of the first.
     state = jax.tree.map(jnp.copy, state)
 
