@@ -1,31 +1,28 @@
 """Functions that JAX does not see: executors, ask/tell, failures."""
 
+import itertools
 import multiprocessing
 import os
 import pickle
 import signal
 import threading
-import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import workers
 from tables import slow
+from workers import CENTER
 
 import radazo_jax as zo
 
-CENTER = np.linspace(-1, 1, 6, dtype=np.float32)
 START = np.zeros(6, np.float32)
 OPTIMIZER = zo.radazo(3e-2)
 ESTIMATOR = zo.forward_difference(num_directions=3, smoothing=0.5)
 STEPS = 12
-
-
-# Sums of few multiples of 1/64 are exact, in NumPy's order and in XLA's.
-def fun(x):
-    return float(np.sum(np.abs(np.round((x - CENTER) * 64))) / 64)
+fun = workers.distance
 
 
 def traced(x):
@@ -161,12 +158,10 @@ NONE = [float("nan"), float("inf"), "text", np.ones(2), None, {}]
 @pytest.mark.parametrize("bad", NONE, ids=str)
 def test_what_is_not_a_number_is_dropped(bad):
     """As if the direction had not been drawn: the mean of the others."""
-    calls = 0
+    calls = itertools.count()
 
     def sometimes(x):
-        nonlocal calls
-        calls += 1
-        return bad if calls == 3 else fun(x)
+        return bad if next(calls) == 2 else fun(x)
 
     result = run(sometimes, steps=1)
     assert result.state.failures.evaluations == 1
@@ -184,19 +179,25 @@ def test_what_is_not_a_number_is_dropped(bad):
     assert estimate.num_values == 3
 
 
+def states_of_steps(failing):
+    """The states after three steps, in which these evaluations fail."""
+    calls, states = itertools.count(), []
+
+    def sometimes(x):
+        if next(calls) in failing:
+            raise OSError("no answer")
+        return fun(x)
+
+    def keep(state, values):
+        states.append(jax.device_get(state))
+
+    run(sometimes, steps=3, callback=keep)
+    return states
+
+
 def test_a_step_without_values_is_skipped():
-    for failing in (lambda i: i == 0, lambda i: i > 0):
-
-        def sometimes(x):
-            nonlocal calls
-            calls += 1
-            if 4 <= calls - 1 < 8 and failing((calls - 1) % 4):
-                raise OSError("no answer")
-            return fun(x)
-
-        calls, states = 0, []
-        run(sometimes, steps=3, callback=lambda s, v: states.append(jax.device_get(s)))
-        before, after, last = states
+    for failing in ([4], [5, 6, 7]):
+        before, after, last = states_of_steps(failing)
         assert after.failures.skipped == last.failures.skipped == 1
         assert after.failures.in_a_row == 1
         assert last.failures.in_a_row == 0
@@ -304,19 +305,12 @@ def test_a_point_that_hangs_has_failed():
     assert result.state.failures.evaluations == 1
 
 
-def kill_one(x):
-    """Kills its process at points on one side."""
-    if x[1] > 0.2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return fun(x)
-
-
 @pytest.mark.parametrize("make", [spawning, slow("loky")])
 def test_points_that_kill_their_worker_fail_alone(make):
     if make == "loky":
         make = pytest.importorskip("loky").get_reusable_executor
-    result = run(kill_one, executor=make, steps=2)
-    expected = run(lambda x: np.nan if x[1] > 0.2 else fun(x), steps=2)
+    result = run(workers.kill_some, executor=make, steps=2)
+    expected = run(lambda x: np.nan if workers.kills(x) else fun(x), steps=2)
     assert expected.state.failures.evaluations > 0
     assert_same(result.state, expected.state)
 
@@ -326,7 +320,7 @@ def test_a_broken_executor_ends_the_run_with_its_state():
         spawning() as processes,
         pytest.raises(zo.RunError, match="executor is broken") as caught,
     ):
-        run(kill_one, executor=processes, steps=2)
+        run(workers.kill_some, executor=processes, steps=2)
     assert caught.value.state.step in (0, 1)
 
 
@@ -354,7 +348,8 @@ def test_a_few_failures_at_random_change_little():
         result = zo.minimize_black_box(
             sometimes, START, OPTIMIZER, ESTIMATOR, 150, key, progress=False
         )
-        return smooth(np.asarray(result.params)), result.state.failures.evaluations
+        failed = int(result.state.failures.evaluations)
+        return smooth(np.asarray(result.params)), failed
 
     def smooth(x):
         return float(np.sum((x - CENTER) ** 2))
@@ -409,7 +404,11 @@ def not_picklable():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: bad_values(np.zeros(5)), ValueError, r"shape \(4,\); got shape \(5,\)"),
+        (
+            lambda: bad_values(np.zeros(5)),
+            ValueError,
+            r"shape \(4,\); got shape \(5,\)",
+        ),
         (lambda: bad_values(["a"] * 4), TypeError, "values must be real numbers"),
         (told_twice, ValueError, "told already"),
         (not_told, ValueError, "must follow an ask"),
@@ -440,6 +439,8 @@ def test_bad_input_is_named(call, error, message):
         call()
 
 
-def test_a_function_that_sleeps_is_not_slowed_by_progress(capsys):
-    run(lambda x: time.sleep(0) or fun(x), steps=2, progress=True)
-    assert "best=" in capsys.readouterr().err
+def test_the_bar_tells_the_best_the_rate_and_failures(capsys):
+    calls = itertools.count()
+    run(lambda x: fun(x) if next(calls) != 2 else np.nan, steps=2, progress=True)
+    shown = capsys.readouterr().err
+    assert all(f"{name}=" in shown for name in ("best", "evaluations/s", "failed"))

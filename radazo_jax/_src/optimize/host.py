@@ -1,5 +1,6 @@
 """Runs of steps on the host, and how they are rebuilt from their journals."""
 
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 
 from radazo_jax._src.estimate.estimator import GradientEstimator
+from radazo_jax._src.estimate.points import Points
 from radazo_jax._src.optimize import ask_tell, journal, step
 from radazo_jax._src.optimize.journal import Record
 from radazo_jax._src.optimize.step import MinimizeState, Policy, RunError
@@ -192,7 +194,7 @@ def line_of_run(
     fun: Any, state: MinimizeState, estimator: GradientEstimator
 ) -> dict[str, Any]:
     """What a journal says of its run, before the first step."""
-    points = step.points_at(state, estimator)
+    points = _points(state, estimator)
     leaves = jax.tree_util.tree_leaves_with_path(state.params)
     shapes = {
         jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
@@ -211,6 +213,11 @@ def line_of_run(
         "versions": {name: _version(name) for name in _PACKAGES},
         "device": f"{device.platform} {device.device_kind}",
     }
+
+
+@functools.partial(jax.jit, static_argnames="estimator")
+def _points(state: MinimizeState, estimator: GradientEstimator) -> Points:
+    return step.points_at(state, estimator)
 
 
 def _version(package: str) -> str:
