@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import lax
 from jax.tree_util import Partial
 
 from radazo_jax._src import checks
@@ -217,27 +218,34 @@ def advance(
     estimate, estimator_state = estimator.reduce(
         points, values, state.params, state.estimator_state
     )
-    updates, optimizer_state = optax.with_extra_args_support(optimizer).update(
-        estimate.gradient,
-        state.optimizer_state,
-        state.params,
-        value=estimate.value,
-        grad=estimate.gradient,
-        slope=estimate.slope,
-        value_fn=value_fn,
-    )
-    params = into(bounds, optax.apply_updates(state.params, updates))
-
     failed = jnp.sum(~jnp.isfinite(values), dtype=jnp.int32)
     unusable = (failed > 0) & ~jnp.isfinite(estimate.slope)
     skipped = (estimate.num_values == 0) | unusable
-    # Nothing moves but the number of the step, and what the estimator remembers.
-    params, optimizer_state = jax.tree.map(
-        lambda before, after: jnp.where(skipped, before, after),
-        (state.params, state.optimizer_state),
-        (params, optimizer_state),
+    taken = 1 - skipped.astype(jnp.int32)
+
+    def update(carry: tuple[jax.Array, Any, Any]) -> tuple[jax.Array, Any, Any]:
+        i, params, optimizer_state = carry
+        estimate, _ = estimator.reduce(points, values, params, state.estimator_state)
+        updates, optimizer_state = optax.with_extra_args_support(optimizer).update(
+            estimate.gradient,
+            optimizer_state,
+            params,
+            value=estimate.value,
+            grad=estimate.gradient,
+            slope=estimate.slope,
+            value_fn=value_fn,
+        )
+        params = into(bounds, optax.apply_updates(params, updates))
+        return i + 1, params, optimizer_state
+
+    # A loop of one turn or none. It works in place, which a conditional, or a choice
+    # between before and after, does not: two copies of the parameters more.
+    _, params, optimizer_state = lax.while_loop(
+        lambda carry: carry[0] < taken,
+        update,
+        (jnp.zeros((), jnp.int32), state.params, state.optimizer_state),
     )
-    one = skipped.astype(jnp.int32)
+    one = 1 - taken
     failures = Failures(
         state.failures.evaluations + failed,
         state.failures.skipped + one,
