@@ -18,8 +18,9 @@ Examples:
 
 from radazo_jax import random as random
 from radazo_jax._src.directions.law import Direction, Law
-from radazo_jax._src.directions.laws import coordinate, gaussian, rademacher, sphere
+from radazo_jax._src.directions.laws import coordinate, gaussian, sphere
 from radazo_jax._src.directions.low_rank import MatrixAxes, low_rank
+from radazo_jax._src.directions.signs import orthonormal, rademacher
 from radazo_jax._src.estimate.compiled import Evaluator, compiled
 from radazo_jax._src.estimate.differences import central_difference, forward_difference
 from radazo_jax._src.estimate.estimator import GradientEstimator
@@ -94,6 +95,7 @@ __all__ = [
     "low_rank",
     "minimize",
     "minimize_black_box",
+    "orthonormal",
     "perturb",
     "points_along",
     "radazo",

@@ -49,7 +49,13 @@ def test_covariance_is_the_identity_over_the_factor(law):
 
 @pytest.mark.parametrize(
     ("name", "factor"),
-    [("sphere", 9.0), ("coordinate", 9.0), ("gaussian", 1.0), ("rademacher", 1.0)],
+    [
+        ("sphere", 9.0),
+        ("coordinate", 9.0),
+        ("orthonormal", 9.0),
+        ("gaussian", 1.0),
+        ("rademacher", 1.0),
+    ],
 )
 def test_factor(name, factor):
     assert LAWS[name].factor(PARAMS) == factor
@@ -150,8 +156,15 @@ def test_kept_directions_are_the_sampled_ones(name):
             for directions in (sampled, stored)
         ]
 
-    one = jax.jit(lambda key: flat(drawn(law, key)))
-    expected = np.stack([one(jax.random.fold_in(key, k)) for k in range(3)])
+    @jax.jit
+    def one(k):
+        own = key if law.numbered else jax.random.fold_in(key, k)
+        alone = law.sample(own, PARAMS)
+        if law.numbered:
+            alone = dataclasses.replace(alone, number=k)
+        return flat(law.materialize(alone, PARAMS))
+
+    expected = np.stack([one(jnp.uint32(k)) for k in range(3)])
     for got in both(key):
         assert_same_draws(name, got, expected)
 

@@ -1,5 +1,6 @@
 """Estimators against eq. (2) in float64 NumPy, closed forms, and their contracts."""
 
+import dataclasses
 import functools
 
 import jax
@@ -56,12 +57,18 @@ def estimate(fun, estimator, key=0, params=PARAMS, **kwargs):
 
 @functools.cache
 def numpy_directions(law, key, num):
-    """The directions the estimators take: the k-th from `fold_in(key, k)`."""
+    """The directions the estimators take: the k-th from `fold_in(key, k)`.
+
+    Or the k-th under the key itself, of those that depend on one another.
+    """
 
     @jit
     @jax.vmap
     def draw(k):
-        direction = law.sample(jax.random.fold_in(jax.random.key(key), k), PARAMS)
+        own = jax.random.fold_in(jax.random.key(key), k)
+        direction = law.sample(jax.random.key(key) if law.numbered else own, PARAMS)
+        if law.numbered:
+            direction = dataclasses.replace(direction, number=k.astype(jnp.uint32))
         return flat(law.materialize(direction, PARAMS))
 
     return np.asarray(draw(jnp.arange(num)), np.float64)

@@ -118,18 +118,20 @@ class Stored(_Elementwise):
         return self.elements
 
 
-@_pytree("shape")
+@_pytree("shape", "magnitude")
 class Signs(_Elementwise):
     """Random signs of a leaf, 32 to a word.
 
     Attributes:
       words: uint32, [⌈size / 32⌉]: element i, in row-major order, is -1 where bit
-        i mod 32 of word ⌊i / 32⌋ is set, else 1.
+        i mod 32 of word ⌊i / 32⌋ is set, else 1, times the magnitude.
       shape: The leaf's shape.
+      magnitude: The absolute value of the elements: a positive number.
     """
 
     words: jax.Array
     shape: tuple[int, ...]
+    magnitude: float = 1.0
 
     @property
     def marks(self) -> Marks:
@@ -140,14 +142,14 @@ class Signs(_Elementwise):
 
     def values(self) -> jax.Array:
         bits = self.words[:, None] >> jnp.arange(32, dtype=jnp.uint32)[None, :]
-        return sign(bits).reshape(-1)[: math.prod(self.shape)].reshape(self.shape)
+        signed = sign(bits, self.magnitude).reshape(-1)
+        return signed[: math.prod(self.shape)].reshape(self.shape)
 
 
-def sign(word: jax.Array) -> jax.Array:
-    """-1 where the lowest bit is set, else 1: the bit becomes the sign bit of 1."""
-    return lax.bitcast_convert_type(
-        (word << np.uint32(31)) | np.uint32(0x3F800000), jnp.float32
-    )
+def sign(word: jax.Array, magnitude: float = 1.0) -> jax.Array:
+    """-magnitude where the lowest bit is set, else magnitude: it is the sign bit."""
+    bits = np.float32(magnitude).view(np.uint32)
+    return lax.bitcast_convert_type((word << np.uint32(31)) | bits, jnp.float32)
 
 
 @_pytree()

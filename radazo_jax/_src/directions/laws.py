@@ -1,7 +1,6 @@
 """The laws of random directions whose elements are drawn one by one."""
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from radazo_jax._src import fusion
-from radazo_jax._src.directions.held import Held, Signs, Stored, sign
+from radazo_jax._src.directions.held import Held, Stored
 from radazo_jax._src.directions.law import Direction, Law, elements
-from radazo_jax._src.directions.layout import Layout, Leaf, layout_of
+from radazo_jax._src.directions.layout import Layout, layout_of
 from radazo_jax._src.numbers import counter, exact, generator
 from radazo_jax._src.numbers.counter import Counter, Positions
 
@@ -87,52 +85,6 @@ def _inverse_root(square: Counter, fraction: int) -> jax.Array:
     return lax.rsqrt(exact.as_float(square, fraction))
 
 
-class Rademacher(Law):
-    """See `rademacher`."""
-
-    def factor(self, params: Any) -> float:
-        del params
-        return 1.0
-
-    def draw(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
-        del number
-        # A random word serves 32 elements, a bit each.
-        word = Counter(
-            at.hi >> np.uint32(5),
-            (at.lo >> np.uint32(5)) | (at.hi << np.uint32(27)),
-        )
-        return sign(generator.bits(key, word) >> (at.lo & np.uint32(31)))
-
-    def _whole(self, direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
-        def from_words(direction: Direction) -> jax.Array:
-            words = functools.partial(_words, leaf=leaf)
-            stored = fusion.compute_once(words, direction.key)
-            return Signs(stored, leaf.shape).values()
-
-        one_by_one = functools.partial(super()._whole, leaf=leaf, dimension=dimension)
-        return lax.platform_dependent(direction, cpu=from_words, default=one_by_one)
-
-    def _numbers(self, direction: Direction, layout: Layout) -> list[jax.Array]:
-        return [_words(direction.key, leaf) for leaf in layout.leaves]
-
-    def _held(self, numbers: list[jax.Array], layout: Layout) -> tuple[Held, ...]:
-        return tuple(
-            Signs(words, leaf.shape)
-            for words, leaf in zip(numbers, layout.leaves, strict=True)
-        )
-
-
-def _words(key: jax.Array, leaf: Leaf) -> jax.Array:
-    """The words of `Signs` for a leaf, which need not begin with a drawn one."""
-    first, start = divmod(leaf.offset, 32)
-    num_words = -(-math.prod(leaf.shape) // 32)
-    at = counter.positions((num_words + (start > 0),), offset=first)
-    words = generator.bits(key, at)
-    if start == 0:
-        return words
-    return (words[:-1] >> np.uint32(start)) | (words[1:] << np.uint32(32 - start))
-
-
 class Coordinate(Law):
     """See `coordinate`."""
 
@@ -194,32 +146,6 @@ def gaussian() -> Law:
       <https://doi.org/10.1007/s10208-015-9296-2>.
     """
     return Gaussian()
-
-
-def rademacher() -> Law:
-    """Independent random signs: E[u uᵀ] = I, the factor is c = 1.
-
-    The cheapest dense law: one random bit per element. Of all laws with independent
-    centered elements it has the smallest variance. Its directions have norm √d, where
-    those of `sphere` have norm 1: the same `smoothing` moves the parameters √d times as
-    far.
-
-    Returns:
-      The law.
-
-    Examples:
-      >>> import jax, jax.numpy as jnp
-      >>> import radazo_jax as zo
-      >>> params, law = jnp.zeros(4), zo.rademacher()
-      >>> u = law.materialize(law.sample(jax.random.key(0), params), params)
-      >>> bool((abs(u) == 1).all())
-      True
-
-    References:
-      Spall, Multivariate Stochastic Approximation Using a Simultaneous Perturbation
-      Gradient Approximation, 1992, <https://doi.org/10.1109/9.119632>.
-    """
-    return Rademacher()
 
 
 def coordinate() -> Law:

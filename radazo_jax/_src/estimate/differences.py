@@ -4,11 +4,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from radazo_jax._src import checks
 from radazo_jax._src.directions.law import Law
 from radazo_jax._src.directions.laws import sphere
+from radazo_jax._src.estimate import numbering
 from radazo_jax._src.estimate.compiled import Evaluator, compiled
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.points import (
@@ -53,7 +53,8 @@ def forward_difference(
         from them. Parameters and minibatch may be sharded over other axes.
 
     Returns:
-      The estimator. It has no state.
+      The estimator. It has no state, unless the law is `numbered`: then that is a key
+      and the number of the next direction.
 
     Raises:
       TypeError, ValueError: If an argument is not as described.
@@ -78,17 +79,17 @@ def forward_difference(
     evaluator = _checked(law, num_directions, smoothing, batch_size, axis_name)
 
     def points(key: jax.Array, params: Any, state: Any) -> Points:
-        del state
-        numbers = np.arange(num_directions)
+        key, numbers = numbering.following(state, key, num_directions)
         return points_along(law, key, numbers, [smoothing], params, with_params=True)
 
     def reduce(
         points: Points, values: jax.Array, params: Any, state: Any
     ) -> tuple[Estimate, Any]:
         base, moved = points.split(values)
-        return _estimate(base, moved[:, 0] - base, smoothing, points, params), state
+        estimate = _estimate(base, moved[:, 0] - base, smoothing, points, params)
+        return estimate, numbering.advanced(state, points)
 
-    return GradientEstimator(_no_state, points, reduce, evaluator)
+    return GradientEstimator(numbering.init_for(law), points, reduce, evaluator)
 
 
 def central_difference(
@@ -120,7 +121,8 @@ def central_difference(
         in `forward_difference`.
 
     Returns:
-      The estimator. It has no state.
+      The estimator. It has no state, unless the law is `numbered`: then that is a key
+      and the number of the next direction.
 
     Raises:
       TypeError, ValueError: If an argument is not as described.
@@ -143,8 +145,7 @@ def central_difference(
     evaluator = _checked(law, num_directions, smoothing, batch_size, axis_name)
 
     def points(key: jax.Array, params: Any, state: Any) -> Points:
-        del state
-        numbers = np.arange(num_directions)
+        key, numbers = numbering.following(state, key, num_directions)
         return points_along(law, key, numbers, [smoothing, -smoothing], params)
 
     def reduce(
@@ -153,9 +154,10 @@ def central_difference(
         _, moved = points.split(values)
         above, below = moved.T
         value = jnp.nanmean(jnp.where(jnp.isfinite(moved), moved, jnp.nan))
-        return _estimate(value, above - below, 2 * smoothing, points, params), state
+        estimate = _estimate(value, above - below, 2 * smoothing, points, params)
+        return estimate, numbering.advanced(state, points)
 
-    return GradientEstimator(_no_state, points, reduce, evaluator)
+    return GradientEstimator(numbering.init_for(law), points, reduce, evaluator)
 
 
 def _checked(
@@ -169,11 +171,6 @@ def _checked(
     if axis_name is None:
         return compiled(batch_size)
     return spread(axis_name, batch_size)
-
-
-def _no_state(params: Any) -> tuple[()]:
-    del params
-    return ()
 
 
 def _estimate(

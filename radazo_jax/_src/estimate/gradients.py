@@ -7,6 +7,7 @@ import jax
 from jax.tree_util import Partial
 
 from radazo_jax._src.estimate.estimator import GradientEstimator, check_estimator
+from radazo_jax._src.estimate.numbering import NumberedState
 
 
 def value_and_grad(
@@ -18,7 +19,8 @@ def value_and_grad(
       fun: A function of the parameters, a tree of floating-point arrays, and of any
         other arguments; it returns a real scalar, or `(scalar, aux)` with
         `has_aux`. It need not be differentiable.
-      estimator: An estimator without state, such as `forward_difference()`.
+      estimator: An estimator without state, such as `forward_difference()`. Under a
+        law that is `numbered`, the directions of each call are numbered from 0.
       has_aux: Whether `fun` returns a pair whose second element is auxiliary.
 
     Returns:
@@ -54,7 +56,8 @@ def value_and_grad(
         key: jax.typing.ArrayLike, params: Any, *args: Any, **kwargs: Any
     ) -> tuple[Any, Any]:
         state = estimator.init(params)
-        if jax.tree.leaves(state):
+        # A law without replacement then has a basis, or an order, for each call.
+        if jax.tree.leaves(state) and not isinstance(state, NumberedState):
             raise ValueError(
                 "estimator has state, which value_and_grad would lose; call "
                 "estimator.estimate(fun, key, params, state) and keep what it returns."

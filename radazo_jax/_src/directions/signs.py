@@ -1,0 +1,217 @@
+"""The laws whose elements are signs, of which 32 share a word."""
+
+import abc
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from radazo_jax._src import fusion
+from radazo_jax._src.directions.held import Held, Signs, sign
+from radazo_jax._src.directions.law import Direction, Law
+from radazo_jax._src.directions.layout import Layout, Leaf, layout_of
+from radazo_jax._src.numbers import counter, generator
+from radazo_jax._src.numbers.counter import Counter, Positions
+
+# Where each of the five low bits of a position is set, in a word of 32 positions.
+_BITS = (0xAAAAAAAA, 0xCCCCCCCC, 0xF0F0F0F0, 0xFF00FF00, 0xFFFF0000)
+
+# How often the number of a row is mixed.
+_ROUNDS = 4
+
+
+class _Signed(Law):
+    """Laws that draw the signs of 32 neighbors together."""
+
+    @abc.abstractmethod
+    def _word(
+        self, key: jax.Array, number: jax.Array, at: Counter, dimension: int
+    ) -> jax.Array:
+        """uint32: bit b of word w says whether element 32 w + b is negative."""
+
+    def _magnitude(self, dimension: int) -> float:
+        """The absolute value of all elements."""
+        del dimension
+        return 1.0
+
+    def draw(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
+        shifted = Counter(
+            at.hi >> np.uint32(5),
+            (at.lo >> np.uint32(5)) | (at.hi << np.uint32(27)),
+        )
+        word = self._word(key, number, shifted, at.dimension)
+        bit = word >> (at.lo & np.uint32(31))
+        return sign(bit, self._magnitude(at.dimension))
+
+    def _whole(self, direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
+        def from_words(direction: Direction) -> jax.Array:
+            words = functools.partial(self._words, leaf=leaf, dimension=dimension)
+            stored = fusion.compute_once(words, direction.key, direction.number)
+            return Signs(stored, leaf.shape, self._magnitude(dimension)).values()
+
+        one_by_one = functools.partial(super()._whole, leaf=leaf, dimension=dimension)
+        return lax.platform_dependent(direction, cpu=from_words, default=one_by_one)
+
+    def _numbers(self, direction: Direction, layout: Layout) -> list[jax.Array]:
+        key, number = direction.key, direction.number
+        return [
+            self._words(key, number, leaf, layout.dimension) for leaf in layout.leaves
+        ]
+
+    def _held(self, numbers: list[jax.Array], layout: Layout) -> tuple[Held, ...]:
+        magnitude = self._magnitude(layout.dimension)
+        return tuple(
+            Signs(words, leaf.shape, magnitude)
+            for words, leaf in zip(numbers, layout.leaves, strict=True)
+        )
+
+    def _words(
+        self, key: jax.Array, number: jax.Array, leaf: Leaf, dimension: int
+    ) -> jax.Array:
+        """The words of `Signs` for a leaf, which need not begin with a drawn one."""
+        first, start = divmod(leaf.offset, 32)
+        num_words = -(-math.prod(leaf.shape) // 32)
+        at = counter.positions((num_words + (start > 0),), offset=first)
+        words = self._word(key, number, Counter(at.hi, at.lo), dimension)
+        if start == 0:
+            return words
+        return (words[:-1] >> np.uint32(start)) | (words[1:] << np.uint32(32 - start))
+
+
+class Rademacher(_Signed):
+    """See `rademacher`."""
+
+    def factor(self, params: Any) -> float:
+        del params
+        return 1.0
+
+    def _word(
+        self, key: jax.Array, number: jax.Array, at: Counter, dimension: int
+    ) -> jax.Array:
+        del number, dimension
+        return generator.bits(key, at)
+
+
+class Orthonormal(_Signed):
+    """See `orthonormal`."""
+
+    numbered = True
+
+    def factor(self, params: Any) -> float:
+        return float(layout_of(params).dimension)
+
+    def _magnitude(self, dimension: int) -> float:
+        return 1 / math.sqrt(max(dimension, 1))
+
+    def _word(
+        self, key: jax.Array, number: jax.Array, at: Counter, dimension: int
+    ) -> jax.Array:
+        num_bits = _num_bits(dimension)
+        cycle = number >> np.uint32(num_bits) if num_bits < 32 else number * 0
+        key = generator.fold_in(key, cycle)
+        row = _row(key, number, num_bits)
+        # Of the bits of a position, the low five lie in its word, the others in the
+        # number of the word.
+        above = Counter(
+            row.hi >> np.uint32(5), (row.lo >> np.uint32(5)) | (row.hi << np.uint32(27))
+        )
+        common = lax.population_count(above.lo & at.lo)
+        if num_bits > 37:
+            common = common + lax.population_count(above.hi & at.hi)
+        word = generator.bits(key, at) ^ -(common & np.uint32(1))
+        for bit, pattern in enumerate(_BITS[:num_bits]):
+            is_set = (row.lo >> np.uint32(bit)) & np.uint32(1)
+            word = word ^ (np.uint32(pattern) & -is_set)
+        return word
+
+
+def _num_bits(dimension: int) -> int:
+    """How many bits number the coordinates: the log₂ of the size of the basis."""
+    return max(dimension - 1, 0).bit_length()
+
+
+def _row(key: jax.Array, number: jax.Array, num_bits: int) -> Counter:
+    """Which row the direction of this number is, by a random bijection."""
+    # The words of signs are drawn at positions below 2^59.
+    here = jnp.full((2 * _ROUNDS,), 0xFFFFFFFF, jnp.uint32)
+    drawn = generator.bits(key, Counter(here, jnp.arange(2 * _ROUNDS, dtype="uint32")))
+    low_bits = min(num_bits, 32)
+    mask = np.uint32(2**low_bits - 1)
+    row = number & mask
+    # Each of the two mixes is a bijection: a product with an odd number, and a shift.
+    for factor, term in drawn.reshape(_ROUNDS, 2):
+        row = (row * (factor | np.uint32(1)) + term) & mask
+        row = row ^ (row >> np.uint32(max(1, low_bits - low_bits // 2)))
+    high = jnp.zeros_like(row)
+    if num_bits > 32:
+        # There are 2^32 numbers, whose low words differ.
+        at = Counter(jnp.full_like(row, 0xFFFFFFFE), row)
+        high = generator.bits(key, at) & np.uint32(2 ** (num_bits - 32) - 1)
+    return Counter(high, row)
+
+
+def rademacher() -> Law:
+    """Independent random signs: E[u uᵀ] = I, the factor is c = 1.
+
+    The cheapest dense law: one random bit per element. Of all laws with independent
+    centered elements it has the smallest variance. Its directions have norm √d, where
+    those of `sphere` have norm 1: the same `smoothing` moves the parameters √d times as
+    far.
+
+    Returns:
+      The law.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> params, law = jnp.zeros(4), zo.rademacher()
+      >>> u = law.materialize(law.sample(jax.random.key(0), params), params)
+      >>> bool((abs(u) == 1).all())
+      True
+
+    References:
+      Spall, Multivariate Stochastic Approximation Using a Simultaneous Perturbation
+      Gradient Approximation, 1992, <https://doi.org/10.1109/9.119632>.
+    """
+    return Rademacher()
+
+
+def orthonormal() -> Law:
+    """Rows of a random orthonormal basis, without replacement.
+
+    Independent directions see again and again what others have seen. Here direction i
+    of a run is row i mod n of a randomized Walsh-Hadamard basis, in a random order, and
+    every n directions there is a new basis; n is the least power of two that is not
+    below d, the number of all coordinates. An element is ±1/√d, so that all directions
+    have norm 1, and E[u uᵀ] = I/d: the factor is c = d. Over each basis the mean of
+    u uᵀ is I/d exactly. Where d is a power of two, its directions are orthogonal;
+    otherwise there are n > d of them, which cannot all be, and d evaluations do not
+    see everything.
+
+    `forward_difference` and `central_difference` number their directions through the
+    run, and keep the number and the key of the run in their state. `value_and_grad`
+    keeps no state: each call has directions of a basis of its own, and only those of
+    the same call are without replacement. After 2³² directions a run repeats them.
+
+    Returns:
+      The law.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> params, estimator = jnp.zeros(4), zo.forward_difference(zo.orthonormal(), 4)
+      >>> points = estimator.points(jax.random.key(0), params, estimator.init(params))
+      >>> u = zo.candidates(points, params)[1:] / points.scales
+      >>> bool(jnp.allclose(u @ u.T, jnp.eye(4)))
+      True
+
+    References:
+      Choromanski et al., Structured Evolution with Compact Architectures for Scalable
+      Policy Optimization, ICML 2018, <https://arxiv.org/abs/1804.02395>, with one
+      basis a step.
+    """
+    return Orthonormal()
