@@ -36,6 +36,7 @@ from radazo_jax._src.estimate.spread import spread
 from radazo_jax._src.estimate.wrapper import EstimateGradientState, estimate_gradient
 from radazo_jax._src.numbers.keys import check_same_key
 from radazo_jax._src.optimize.aliases import (
+    parabolic_sgd,
     radazo,
     zo_adamm,
     zo_rmsprop,
@@ -50,6 +51,10 @@ from radazo_jax._src.optimize.black_box import (
 )
 from radazo_jax._src.optimize.check_up import CheckUp, check_up
 from radazo_jax._src.optimize.minimize import MinimizeResult, minimize
+from radazo_jax._src.optimize.parabola import (
+    ScaleByParabolicStepState,
+    scale_by_parabolic_step,
+)
 from radazo_jax._src.optimize.replay import replay
 from radazo_jax._src.optimize.step import Failures, MinimizeState, RunError
 from radazo_jax._src.optimize.transforms import (
@@ -80,6 +85,7 @@ __all__ = [
     "MinimizeState",
     "Points",
     "RunError",
+    "ScaleByParabolicStepState",
     "ScaleByRadazoState",
     "ScaleByZoAdammState",
     "ask_tell",
@@ -96,11 +102,13 @@ __all__ = [
     "minimize",
     "minimize_black_box",
     "orthonormal",
+    "parabolic_sgd",
     "perturb",
     "points_along",
     "radazo",
     "rademacher",
     "replay",
+    "scale_by_parabolic_step",
     "scale_by_radazo",
     "scale_by_zo_adamm",
     "sphere",

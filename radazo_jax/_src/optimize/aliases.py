@@ -12,6 +12,7 @@ import optax
 
 from radazo_jax._src import checks
 from radazo_jax._src.optimize import transforms
+from radazo_jax._src.optimize.parabola import scale_by_parabolic_step
 
 
 def radazo(
@@ -307,3 +308,51 @@ def zo_signsgd(
       Liu et al., signSGD via Zeroth-Order Oracle, ICLR 2019.
     """
     return optax.with_extra_args_support(optax.sign_sgd(learning_rate))
+
+
+def parabolic_sgd(
+    decay: jax.typing.ArrayLike = 0.8,
+    num_evaluations: int = 0,
+    initial_step_size: jax.typing.ArrayLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Stochastic gradient descent without a learning rate.
+
+    The step is -η g_t with η where the parabolas through the loss along the latest
+    steps have their minimum; see `scale_by_parabolic_step`. It takes no evaluation more
+    than `zo_sgd`. With the law `orthonormal` it needs the fewest evaluations of all
+    optimizers here on deterministic losses that are not badly conditioned.
+
+    Args:
+      decay: The decay rate of the averages, in [0, 1).
+      num_evaluations: How many more evaluations a step takes: 0, or 2 for losses that
+        are another in each step, as of minibatches.
+      initial_step_size: η of the first step; by default, one that lowers the loss by a
+        thousandth, by its slope.
+
+    Returns:
+      The optimizer, an `optax.GradientTransformationExtraArgs`. Its update needs the
+      extra arguments of `scale_by_parabolic_step`, which `minimize` passes.
+
+    Raises:
+      TypeError, ValueError: If an argument is not as described.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> from radazo_jax import testing
+      >>> result = zo.minimize(
+      ...     testing.rosenbrock,
+      ...     testing.uniform_start(0, 64),
+      ...     zo.parabolic_sgd(),
+      ...     zo.forward_difference(zo.orthonormal()),
+      ...     200,
+      ...     key=0,
+      ...     progress=False,
+      ... )
+      >>> bool(result.values[-1] < 0.03 * result.values[0])
+      True
+    """
+    return optax.chain(
+        optax.scale(-1.0),
+        scale_by_parabolic_step(decay, num_evaluations, initial_step_size),
+    )

@@ -1,0 +1,333 @@
+"""A step size from values: the minimum of the parabola through the steps taken."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from radazo_jax._src import checks
+from radazo_jax._src.trees import at_least_float32
+
+# The first step is to lower the loss by this share of itself, by its slope.
+_FIRST = 1e-3
+
+# What is below this many units of rounding of the loss is not measured, but rounding.
+_ROUNDING = 32
+
+# A step that goes up is taken back where its curvature is so many times the known one;
+# the second, where that is measured by minibatches, and varies.
+_SURPRISE, _SURPRISE_BETWEEN = 4.0, 100.0
+
+# How far the step size changes at once: while its scale is being searched for, by
+# what was measured or blindly, and thereafter, by what was measured or blindly.
+_SEARCH, _SEARCH_BLIND, _AVERAGED, _BLIND = 100.0, 10.0, 2.0, 1.25
+
+
+class ScaleByParabolicStepState(NamedTuple):
+    """State of `scale_by_parabolic_step`.
+
+    Scalars have the dtype of the parameters, float32 if that is narrower.
+
+    Attributes:
+      step_size: η of the latest step, 0 before the first: shape ().
+      slope: The average of the slope along a step, per squared length: shape ().
+      curvature: The average of the curvature along it, likewise: shape ().
+      averaged: How many measurements are in these averages: int32, shape ().
+      alignment: The average cosine of a step with the one before: shape ().
+      searching: Whether the scale of the step is still being searched for: bool,
+        shape ().
+      pending: Whether the latest update is a step to be measured: bool, shape ().
+      value: The loss before it, infinite before the first: shape ().
+      noise: How far two values at the same parameters were apart: shape ().
+      fall: How far the loss would fall in it by its slope alone; with
+        `num_evaluations=1`, the loss as far on the other side: shape ().
+      update: The latest update, a tree like the parameters.
+    """
+
+    step_size: jax.Array
+    slope: jax.Array
+    curvature: jax.Array
+    averaged: jax.Array
+    alignment: jax.Array
+    searching: jax.Array
+    pending: jax.Array
+    value: jax.Array
+    noise: jax.Array
+    fall: jax.Array
+    update: optax.Updates
+
+
+class _Parabola(NamedTuple):
+    """The loss along the latest step, f(θ + t u) ≈ f₀ − t·fall + t²·rise / 2."""
+
+    fall: jax.Array
+    rise: jax.Array
+
+
+def scale_by_parabolic_step(
+    decay: jax.typing.ArrayLike = 0.8,
+    num_evaluations: int = 0,
+    initial_step_size: jax.typing.ArrayLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Scales descent directions by a step size that is found from values.
+
+    The loss along a step is taken for a parabola, and the next step size is where the
+    latest parabolas have their minimum. For the negative of a gradient estimate ĝ
+    everything is known: the slope s along it from the differences of which it is made,
+    and the curvature h from the loss f before the step and f′ after it, which is
+    evaluated in the next step anyway:
+
+        h = 2 (f′ − f + η s) / η²,    η = average(s / |ĝ|²) / average(h / |ĝ|²)
+
+    Until a step of the right scale is found, its size is multiplied by up to 10 at a
+    time. A step that goes up, by a curvature four times the known one, is taken back by
+    the next update, and so is one after which the loss is not finite. Where value or
+    slope are not finite the update is 0. Differences of the loss that rounding could
+    make are not believed.
+
+    Like Optax's line searches it is the last of a chain and takes directions of
+    descent: put `optax.scale(-1.0)` before it.
+
+    Args:
+      decay: The decay rate of both averages, in [0, 1).
+      num_evaluations: How many more evaluations a step takes, by `value_fn`. 0: none,
+        for the direction -ĝ alone. 1: along any direction, such as that of
+        `scale_by_radazo`, the loss as far on the other side of θ is evaluated. 2: the
+        step is measured by the loss of the next step, at three points. That is for
+        minibatches: on those that made it, a step looks better than it is.
+      initial_step_size: η of the first step, a positive number; by default, one that
+        lowers the loss by a thousandth, by its slope. It may be wrong by any factor.
+
+    Returns:
+      A transformation whose `update(updates, state, params, value=..., slope=...,
+      value_fn=...)` needs the loss at `params` as value, and the derivative along ĝ as
+      slope, or `params` and `value_fn` with `num_evaluations`. `minimize` passes them.
+      Its state is a `ScaleByParabolicStepState`; it has a copy of the latest update,
+      of the size of the parameters.
+
+    Raises:
+      TypeError, ValueError: If an argument is not as described; by the update, if what
+        it needs is missing.
+
+    Examples:
+      R-AdaZO without a learning rate:
+
+      >>> import jax, jax.numpy as jnp, optax
+      >>> import radazo_jax as zo
+      >>> optimizer = optax.chain(
+      ...     zo.scale_by_radazo(),
+      ...     optax.scale(-1.0),
+      ...     zo.scale_by_parabolic_step(num_evaluations=1),
+      ... )
+      >>> result = zo.minimize(
+      ...     lambda x: jnp.sum((x - 1.0) ** 2),
+      ...     jnp.zeros(20),
+      ...     optimizer,
+      ...     zo.forward_difference(),
+      ...     200,
+      ...     key=0,
+      ...     progress=False,
+      ... )
+      >>> bool(result.values[-1] < 0.01)
+      True
+
+    References:
+      Mutschler & Zell, Parabolic Approximation Line Search for DNNs, NeurIPS 2020,
+      <https://arxiv.org/abs/1903.11991>, with another slope and other averages.
+    """
+    checks.check_unit_interval("decay", decay)
+    if num_evaluations not in (0, 1, 2):
+        raise ValueError(f"num_evaluations must be 0, 1 or 2; got {num_evaluations!r}.")
+    if initial_step_size is not None:
+        checks.check_positive("initial_step_size", initial_step_size)
+
+    def init_fn(params: optax.Params) -> ScaleByParabolicStepState:
+        dtypes = [
+            jnp.finfo(jnp.asarray(p).dtype).dtype for p in jax.tree.leaves(params)
+        ]
+        wide = any(dtype == jnp.float64 for dtype in dtypes)
+        zero = jnp.zeros((), jnp.float64 if wide else jnp.float32)
+        first = zero if initial_step_size is None else initial_step_size
+        return ScaleByParabolicStepState(
+            step_size=jnp.asarray(first).astype(zero.dtype),
+            slope=zero,
+            curvature=zero,
+            averaged=jnp.zeros((), jnp.int32),
+            alignment=zero,
+            searching=jnp.ones((), jnp.bool_),
+            pending=jnp.zeros((), jnp.bool_),
+            value=zero + jnp.inf,
+            noise=zero,
+            fall=zero,
+            update=jax.tree.map(jnp.zeros_like, params),
+        )
+
+    def measure(
+        state: ScaleByParabolicStepState, value: jax.Array, at: Callable[[float], Any]
+    ) -> _Parabola:
+        """The parabola along the latest step; `at(t)` is the loss t steps from here."""
+        if num_evaluations == 0:
+            return _Parabola(state.fall, 2 * (value - state.value + state.fall))
+        if num_evaluations == 1:
+            before, behind = state.value, state.fall
+        else:
+            before, behind = at(-1.0), at(-2.0)
+        return _Parabola((behind - value) / 2, behind + value - 2 * before)
+
+    def update_fn(
+        updates: optax.Updates,
+        state: ScaleByParabolicStepState,
+        params: optax.Params | None = None,
+        *,
+        value: jax.typing.ArrayLike | None = None,
+        slope: jax.typing.ArrayLike | None = None,
+        value_fn: Any = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, ScaleByParabolicStepState]:
+        del extra_args
+        needed: dict[str, Any] = {"value": value}
+        if num_evaluations == 0:
+            needed |= {"slope": slope}
+        else:
+            needed |= {"params": params, "value_fn": value_fn}
+        for name, given in needed.items():
+            if given is None:
+                raise ValueError(
+                    f"{name} must be passed to update, as minimize does; got None."
+                )
+        dtype = state.step_size.dtype
+        resolution = _ROUNDING * float(jnp.finfo(jnp.result_type(value)).eps)
+        value, rate = (jnp.asarray(x).astype(dtype) for x in (value, decay))
+
+        def at(step: optax.Updates, distance: float) -> jax.Array:
+            moved = _scaled(jnp.asarray(distance, dtype), step)
+            return jnp.asarray(value_fn(optax.apply_updates(params, moved)), dtype)
+
+        parabola = measure(state, value, functools.partial(at, state.update))
+        if num_evaluations < 2:
+            # The parameters are those of the latest value, unless a step was taken.
+            apart = abs(value - state.value)
+            again = ~state.pending & jnp.isfinite(apart)
+            noise = jnp.maximum(apart, rate * state.noise)
+            state = state._replace(noise=jnp.where(again, noise, state.noise))
+        surprise = _SURPRISE if num_evaluations < 2 else _SURPRISE_BETWEEN
+        new, back = _adapted(state, parabola, value, resolution, surprise, rate)
+        if num_evaluations == 0:
+            along = jnp.asarray(slope).astype(dtype)
+        else:
+            along = _product(updates, updates, dtype)
+            cosine = _cosine(updates, state.update, dtype)
+            aligned = rate * state.alignment + (1 - rate) * cosine
+            new = new._replace(alignment=jnp.where(new.searching, 0, aligned))
+        # By its slope, the first step does not lower the loss by more than itself.
+        most = jnp.where(value == 0, 1, abs(value)) / along
+        first = _FIRST * most if initial_step_size is None else new.step_size
+        size = jnp.where(
+            jnp.isinf(state.value), jnp.minimum(first, most), new.step_size
+        )
+        usable = jnp.isfinite(value) & (along > 0) & jnp.isfinite(size * along)
+        goes = usable & ~back
+        step = jax.tree.map(
+            lambda new, old: jnp.where(back, -old, jnp.where(goes, new, 0)),
+            _scaled(size, updates),
+            state.update,
+        )
+        fall = at(step, -1.0) if num_evaluations == 1 else size * along
+        return step, new._replace(
+            step_size=jnp.where(goes, size, new.step_size),
+            pending=goes,
+            value=jnp.where(goes, value, state.value),
+            fall=jnp.where(goes, fall, state.fall),
+            update=step,
+        )
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _adapted(
+    state: ScaleByParabolicStepState,
+    parabola: _Parabola,
+    value: jax.Array,
+    resolution: float,
+    surprise: float,
+    decay: jax.Array,
+) -> tuple[ScaleByParabolicStepState, jax.Array]:
+    """The step size after a measurement, and whether the step is to be taken back."""
+    fall, rise = parabola
+    square = _product(state.update, state.update, value.dtype)
+    finite = jnp.isfinite(value) & jnp.isfinite(fall) & jnp.isfinite(rise / square)
+    rounding = resolution * jnp.maximum(abs(value), abs(state.value))
+    seen = finite & (jnp.maximum(abs(fall), abs(rise)) > rounding)
+    # A step that parameters of low precision rounded away changes nothing.
+    seen &= value != state.value
+    known = jnp.where(
+        state.searching, _SURPRISE * abs(fall), surprise * state.curvature * square
+    )
+    upward = seen & (rise > 2 * fall) & (rise > known + _SURPRISE * state.noise)
+    back = state.pending & (upward | ~finite)
+
+    # Where the scale was wrong, what was averaged says nothing.
+    count = jnp.where(state.searching | back, 0, state.averaged).astype(decay.dtype)
+    weight = jnp.minimum(decay, count / (count + 1))
+
+    def averaged(old: jax.Array, measured: jax.Array) -> jax.Array:
+        new = weight * old + (1 - weight) * measured
+        return jnp.where(state.pending & seen, new, old)
+
+    slope = averaged(state.slope, state.step_size * fall / square)
+    curvature = averaged(state.curvature, rise / square)
+    # Directions with a memory: a part of this step is taken again in the next ones.
+    memory = jnp.clip(state.alignment, 0, 0.99)
+    wanted = slope * (1 - memory) + state.step_size * curvature * memory
+    there = state.step_size * curvature * (1 + memory)
+    ratio = jnp.where(there > 0, wanted / there, jnp.inf)
+    clear = seen & (abs(rise) > jnp.maximum(rounding, _SURPRISE * state.noise))
+    factor = jnp.where(
+        state.searching,
+        jnp.where(clear, jnp.clip(ratio, 1 / _SEARCH, _SEARCH), _SEARCH_BLIND),
+        jnp.where(seen, jnp.clip(ratio, 1 / _AVERAGED, _AVERAGED), _BLIND),
+    )
+    shorter = jnp.where(finite & (ratio > 0), ratio, 1 / _SEARCH_BLIND)
+    factor = jnp.where(back, jnp.minimum(shorter, 1 / _AVERAGED), factor)
+    lost = back & (~finite | (factor < 1 / _SEARCH_BLIND))
+    found = clear & (ratio > 1 / 3) & (ratio < 3)
+    searching = lost | (state.searching & (back | ~found))
+    state = state._replace(
+        step_size=jnp.where(state.pending, state.step_size * factor, state.step_size),
+        slope=slope,
+        curvature=curvature,
+        averaged=jnp.where(searching, 0, optax.safe_increment(state.averaged)),
+        searching=jnp.where(state.pending, searching, state.searching),
+    )
+    return state, back
+
+
+def _scaled(factor: jax.Array, tree: optax.Updates) -> optax.Updates:
+    """The tree times a number, in its dtypes."""
+
+    def scaled(x: Any) -> jax.Array:
+        x = jnp.asarray(x)
+        wide = at_least_float32(x.dtype)
+        return (factor.astype(wide) * x.astype(wide)).astype(x.dtype)
+
+    return jax.tree.map(scaled, tree)
+
+
+def _product(a: optax.Updates, b: optax.Updates, dtype: Any) -> jax.Array:
+    """The inner product of two trees, as real vectors."""
+
+    def of_leaf(x: Any, y: Any) -> jax.Array:
+        x, y = (jnp.asarray(z).astype(at_least_float32(z.dtype)) for z in (x, y))
+        return jnp.sum((x.conj() * y).real).astype(dtype)
+
+    return sum(jax.tree.leaves(jax.tree.map(of_leaf, a, b)), jnp.zeros((), dtype))
+
+
+def _cosine(a: optax.Updates, b: optax.Updates, dtype: Any) -> jax.Array:
+    """That of the angle between two trees; 0 where one of them is."""
+    norms = jnp.sqrt(_product(a, a, dtype)) * jnp.sqrt(_product(b, b, dtype))
+    cosine = _product(a, b, dtype) / norms
+    return jnp.where(jnp.isfinite(cosine), cosine, 0)
