@@ -281,3 +281,30 @@ def test_other_serializers_need_the_data_of_keys(store, documented, stopped, tmp
     jax.tree.map(
         np.testing.assert_array_equal, run(tx, params, restored, 3)[0], expected
     )
+
+
+def test_an_inner_transformation_gets_what_the_estimate_knows():
+    """The same steps as in `minimize`, which passes it too."""
+    inner, key = zo.parabolic_sgd(), jax.random.key(2)
+    tx = zo.estimate_gradient(ESTIMATOR, key, inner)
+    params, state = PARAMS, tx.init(PARAMS)
+    expected, inner_state = PARAMS, inner.init(PARAMS)
+
+    @jax.jit
+    def by_hand(key, params, state):
+        points = ESTIMATOR.points(key, params, ())
+        values = jax.vmap(loss)(zo.candidates(points, params))
+        estimate, _ = ESTIMATOR.reduce(points, values, params, ())
+        updates, state = inner.update(
+            estimate.gradient, state, params, value=estimate.value, slope=estimate.slope
+        )
+        return optax.apply_updates(params, updates), state
+
+    for _ in range(3):
+        _, subkey = jax.random.split(state.key)
+        expected, inner_state = by_hand(subkey, expected, inner_state)
+        params, state = run(tx, params, state, 1)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2), params, expected
+    )
+    assert float(state.inner_state[-1].step_size) > 0

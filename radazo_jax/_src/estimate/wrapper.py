@@ -7,7 +7,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src.estimate.estimator import GradientEstimator, check_estimator
+from radazo_jax._src.estimate.estimator import (
+    GradientEstimator,
+    check_estimator,
+    evaluated,
+)
 from radazo_jax._src.numbers import keys
 
 
@@ -18,15 +22,19 @@ class EstimateGradientState(NamedTuple):
       key: The key of the updates to come: a typed key, shape ().
       value: The value at the latest update, infinite before: float32, shape ().
       estimator_state: The state of the estimator.
+      inner_state: The state of the inner transformation, `()` without one.
     """
 
     key: jax.Array
     value: jax.Array
     estimator_state: Any
+    inner_state: Any = ()
 
 
 def estimate_gradient(
-    estimator: GradientEstimator, key: jax.typing.ArrayLike
+    estimator: GradientEstimator,
+    key: jax.typing.ArrayLike,
+    inner: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Emits an estimate of the gradient in place of the updates that come in.
 
@@ -45,6 +53,10 @@ def estimate_gradient(
     Args:
       estimator: An estimator, such as `forward_difference()`.
       key: The key of the whole run; it is consumed.
+      inner: A transformation that gets the estimate as its updates, and `value`,
+        `grad`, `slope` and `value_fn` as extra arguments, where it takes any. A chain
+        passes the same extra arguments to all of its members, so what needs those of
+        the estimate, as `parabolic_sgd` does, goes here.
 
     Returns:
       A transformation whose `update(updates, state, params, value_fn=fn)` ignores
@@ -77,12 +89,17 @@ def estimate_gradient(
       >>> bool(loss(params) < 0.01)
       True
 
+      Without a learning rate:
+
+      >>> tx = zo.estimate_gradient(estimator, 0, zo.parabolic_sgd())
+
     References:
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       algorithm 2, first line of the loop.
     """
     check_estimator(estimator)
     key = keys.check_same_key(key)
+    tx = optax.with_extra_args_support(optax.identity() if inner is None else inner)
 
     def init(params: Any) -> EstimateGradientState:
         _check_not_masked(params)
@@ -92,6 +109,7 @@ def estimate_gradient(
             key=jax.random.clone(key),
             value=jnp.full((), jnp.inf, jnp.float32),
             estimator_state=estimator.init(params),
+            inner_state=() if inner is None else tx.init(params),
         )
 
     def update(
@@ -102,7 +120,7 @@ def estimate_gradient(
         value_fn: Callable[[Any], jax.Array] | None = None,
         **extra_args: Any,
     ) -> tuple[Any, EstimateGradientState]:
-        del updates, extra_args
+        del updates
         if params is None:
             raise ValueError(
                 "params must be passed to update, as update(updates, state, params, "
@@ -115,12 +133,20 @@ def estimate_gradient(
                 f"gradient is estimated; got {value_fn!r}."
             )
         next_key, subkey = jax.random.split(state.key)
-        (value, gradient), estimator_state = estimator.estimate(
-            value_fn, subkey, params, state.estimator_state
+        estimate, _, estimator_state = evaluated(
+            estimator, value_fn, subkey, params, state.estimator_state
         )
-        return gradient, EstimateGradientState(
-            next_key, value.astype(jnp.float32), estimator_state
-        )
+        extra_args |= {
+            "value": estimate.value,
+            "grad": estimate.gradient,
+            "slope": estimate.slope,
+            "value_fn": value_fn,
+        }
+        new, inner_state = estimate.gradient, state.inner_state
+        if inner is not None:
+            new, inner_state = tx.update(new, inner_state, params, **extra_args)
+        value = estimate.value.astype(jnp.float32)
+        return new, EstimateGradientState(next_key, value, estimator_state, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
