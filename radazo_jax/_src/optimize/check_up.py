@@ -20,6 +20,7 @@ from radazo_jax._src.estimate.estimator import (
 from radazo_jax._src.estimate.outside import outside
 from radazo_jax._src.estimate.points import Points, candidates
 from radazo_jax._src.numbers import keys
+from radazo_jax._src.trees import at_least_float32
 
 _DIRECTIONS = 4
 _REPEATS = 4
@@ -160,7 +161,7 @@ def _lost(points: Points, params: Any) -> list[jax.Array]:
     def share(p: jax.Array, u: jax.Array, kept: bool) -> jax.Array:
         if kept:
             return jnp.zeros(())
-        wide = p.astype(jnp.promote_types(p.dtype, jnp.float32))
+        wide = p.astype(at_least_float32(p.dtype))
         wanted = scale.astype(wide.dtype) * u.astype(wide.dtype)
         moved = (wide + wanted).astype(p.dtype).astype(wide.dtype) - wide
         norm = jnp.sqrt(jnp.sum(wanted**2))
@@ -188,11 +189,19 @@ def _both_ways(points: Points) -> Points:
 
 
 def _traceable(fun: Callable[[Any], Any], params: Any) -> bool:
+    traced = []
+
+    def watched(params: Any) -> Any:
+        value = fun(params)
+        # A number that is known already was not computed by JAX.
+        traced.append(isinstance(value, jax.core.Tracer))
+        return value
+
     try:
-        jax.eval_shape(fun, params)
+        jax.eval_shape(watched, params)
     except Exception:
         return False
-    return True
+    return traced[0]
 
 
 def _by_jax(
@@ -230,11 +239,11 @@ def _judged(
     failures: tuple[str, ...],
 ) -> CheckUp:
     base, moved = values[:_REPEATS], values[_REPEATS:].reshape(-1, 2)
-    value, noise = np.mean(base), np.std(base, ddof=1)
+    value, noise = _mean(base), np.std(base, ddof=1)
     above, below = moved.T - value
-    difference = np.sqrt(np.nanmean(above**2))
+    difference = np.sqrt(_mean(above**2))
     slope, curve = (above - below) / 2, (above + below) / 2
-    curvature = _ratio(np.sqrt(np.nanmean(curve**2)), np.sqrt(np.nanmean(slope**2)))
+    curvature = _ratio(np.sqrt(_mean(curve**2)), np.sqrt(_mean(slope**2)))
     ulp = float(np.spacing(np.abs(np.asarray(value, dtype))))
 
     # Noise alone makes a difference, for it is in both values.
@@ -284,6 +293,12 @@ def _judged(
         failures,
         tuple(advice),
     )
+
+
+def _mean(values: np.ndarray) -> Any:
+    """The mean of those that are finite."""
+    finite = values[np.isfinite(values)]
+    return np.mean(finite) if finite.size else np.nan
 
 
 def _ratio(a: Any, b: Any) -> float:
