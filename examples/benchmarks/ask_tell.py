@@ -1,0 +1,121 @@
+"""Times our side of a step on a black box: ask and tell, beside pycma's.
+
+    python examples/benchmarks/ask_tell.py --output docs/benchmarks/ask_tell.json
+
+All take turns. pycma (the `black-box` extra) has the same population; above 10³
+dimensions its covariance is diagonal, for a full one takes minutes to factor. Then a
+function that sleeps for 10 ms, on eight threads: how much longer a step takes than
+the sleep of its 16 points.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import cma
+import jax
+import numpy as np
+
+import radazo_jax as zo
+from examples.common import cli
+from examples.common.record import record, write
+
+DIMENSIONS = (10**2, 10**3, 10**4, 10**5)
+FULL_COVARIANCE = 10**3
+SLEEP, THREADS = 0.01, 8
+
+
+def values(points: Any) -> list[float]:
+    return [float(np.sum(x[:5] ** 2)) for x in points]
+
+
+def ours(dimension: int) -> Iterator[float]:
+    """The seconds of ask and tell, step by step."""
+    init, ask, tell = zo.ask_tell(zo.radazo(1e-3), zo.forward_difference())
+    state = init(np.ones(dimension, np.float32), 0)
+    while True:
+        begin = time.perf_counter()
+        points, state = ask(state)
+        asked = time.perf_counter()
+        found = values(points)
+        told = time.perf_counter()
+        state = jax.block_until_ready(tell(state, found))
+        yield asked - begin + time.perf_counter() - told
+
+
+def pycma(dimension: int) -> Iterator[float]:
+    options = {"popsize": 11, "verbose": -9}
+    options["CMA_diagonal"] = dimension > FULL_COVARIANCE
+    search = cma.CMAEvolutionStrategy(np.ones(dimension), 0.1, options)
+    while True:
+        begin = time.perf_counter()
+        points = search.ask()
+        asked = time.perf_counter()
+        found = values(points)
+        told = time.perf_counter()
+        search.tell(points, found)
+        yield asked - begin + time.perf_counter() - told
+
+
+def by_turns(steps: dict[str, Iterator[float]], repeats: int) -> dict[str, float]:
+    """Milliseconds, medians."""
+    for step in steps.values():
+        next(step)
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(repeats):
+        for name, step in steps.items():
+            times[name].append(next(step))
+    return {name: 1e3 * statistics.median(taken) for name, taken in times.items()}
+
+
+def sleeping(num_steps: int) -> float:
+    """How much longer than its sleep a step takes, a share of it."""
+
+    def fun(x: np.ndarray) -> float:
+        time.sleep(SLEEP)
+        return float(np.sum(x**2))
+
+    steps: list[float] = []
+
+    def note(state: Any, values: np.ndarray) -> None:
+        steps.append(time.perf_counter())
+
+    estimator = zo.forward_difference(num_directions=15)
+    with ThreadPoolExecutor(THREADS) as executor:
+        zo.minimize_black_box(
+            fun,
+            np.ones(10**4, np.float32),
+            zo.radazo(1e-3),
+            estimator,
+            num_steps,
+            0,
+            executor=executor,
+            progress=False,
+            callback=note,
+        )
+    return statistics.median(np.diff(steps)) / (16 / THREADS * SLEEP) - 1
+
+
+def main() -> None:
+    parser = cli.parser(__doc__)
+    cli.add_record(parser)
+    parser.add_argument("--repeats", type=cli.at_least_one, default=30)
+    args = parser.parse_args()
+    makers: dict[str, Callable[[int], Iterator[float]]] = {"ours": ours, "pycma": pycma}
+    rows: list[dict[str, Any]] = []
+    for d in DIMENSIONS:
+        times = by_turns({name: make(d) for name, make in makers.items()}, args.repeats)
+        row = {"table": "ask_tell", "d": d, "ask_tell_ms": times["ours"]}
+        rows.append(row | {"pycma/ours": times["pycma"] / times["ours"]})
+        print(rows[-1])
+    overhead = sleeping(args.repeats)
+    rows.append({"table": "threads", "points": 16, "overhead": overhead})
+    print(rows[-1])
+    if args.output:
+        write(args.output, record(rows) | {"pycma": cma.__version__})
+
+
+if __name__ == "__main__":
+    main()
