@@ -95,7 +95,7 @@ def outside(
         yield evaluate
     finally:
         for pool in pools:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(wait=False)
 
 
 class _Failed(NamedTuple):
