@@ -227,8 +227,10 @@ def test_inject_hyperparams_with_another_precision_than_the_moments(hyperparam_d
 def test_multi_steps_takes_one_step_with_the_mean(name):
     make = OPTIMIZERS[name][0]
     gs = gradients(8)
+    several = optax.MultiSteps(make(0.1), every_k_schedule=4)
+    compiled = optax.GradientTransformation(several.init, jax.jit(several.update))
     with lax_promotion():
-        updates = run(optax.MultiSteps(make(0.1), every_k_schedule=4), PARAMS, gs)
+        updates = run(compiled, PARAMS, gs)
     means = [
         jax.tree.map(lambda *g: sum(g) / 4, *gs[start : start + 4]) for start in (0, 4)
     ]
