@@ -7,7 +7,7 @@ import optax
 import pytest
 from compare import Hashed
 from flax import nnx
-from tables import slow
+from tables import jit, slow
 
 import radazo_jax as zo
 import radazo_jax.nnx as zo_nnx
@@ -62,7 +62,7 @@ def functional(estimator, model, key, wrt=nnx.Param):
         rest_again = jax.tree.map(lambda x: x, rest)
         return loss_fn(nnx.merge(graphdef, params, rest_again), X, Y)
 
-    return zo.value_and_grad(loss, estimator)(key, params)
+    return jit(zo.value_and_grad(loss, estimator))(key, params)
 
 
 @pytest.mark.parametrize(

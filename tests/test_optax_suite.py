@@ -65,9 +65,9 @@ def assert_passes(at_least, *arguments):
 @pytest.mark.parametrize(
     ("fault", "found_by"),
     [
-        ("flipped_sign", "test_optimization"),
+        slow("flipped_sign", "test_optimization"),
         slow("float_counter", "test_state_shape_dtype_shard_stability"),
-        slow("dropped_extra_args", "test_optimizers_accept_extra_args"),
+        ("dropped_extra_args", "test_optimizers_accept_extra_args"),
     ],
 )
 def test_optax_tests_find(fault, found_by):
