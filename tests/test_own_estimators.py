@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from compare import Hashed, sample
-from tables import LAWS, jit
+from tables import KINDS, LAWS, every, jit
 
 import radazo_jax as zo
 
@@ -201,8 +201,12 @@ def test_laws_that_would_compare_wrongly_are_refused():
                 return True
 
 
-@pytest.mark.parametrize("law", [*LAWS.values(), Scaled(2.0)], ids=str)
+SCALED = LAWS | {"scaled": Scaled(2.0)}
+
+
+@pytest.mark.parametrize("law", every(SCALED, *KINDS, "scaled"))
 def test_the_scale_of_a_direction_scales_it(law):
+    law = SCALED[law]
     params, x = {"w": jnp.ones((5, 4)), "b": jnp.zeros(3)}, jnp.ones((2, 5))
 
     @jit
