@@ -103,12 +103,13 @@ def program(case: Case) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     settings = train.Settings(method, case.tuned or "full", law=case.law or LAWS[0])
     split = nnx.split(abstract_model(case), FILTERS[settings.tune], ...)
     graphdef, params, rest = split
-    scalar, key = jax.ShapeDtypeStruct((), jnp.float32), jax.random.key(0)
-    job = train.Job(graphdef, rest, scalar, scalar, settings.compiled())
+    scalar = jax.ShapeDtypeStruct((), jnp.float32)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    job = train.Job(graphdef, rest, scalar, scalar, key, settings.compiled())
 
     def start(job: train.Job, params: nnx.State) -> train.State:
         optimizer = job.optimizer() if case.law else adam(0.0)
-        return train.State(params, optimizer.init(params), key, jnp.int32(0))
+        return train.State(params, optimizer.init(params), jnp.int32(0))
 
     if case.method == "forward":
         return _loss, (job, params, abstract_batch())
@@ -129,7 +130,7 @@ def _adam_step(
     optimizer = adam(job.learning_rate)
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    return train.State(params, opt_state, state.key, state.step + 1), value
+    return train.State(params, opt_state, state.step + 1), value
 
 
 def adam(learning_rate: Any) -> optax.GradientTransformation:

@@ -78,7 +78,7 @@ def run(
         "data": _fingerprint((train, dev)),
     }
     job, state = start(settings, model)
-    key, data, end = state.key, jax.device_put((train, dev)), settings.num_steps
+    data, end = jax.device_put((train, dev)), settings.num_steps
     with contextlib.ExitStack() as stack:
         checkpoints = None
         if folder is not None:
@@ -89,9 +89,8 @@ def run(
                     f"{folder} has a run of {last} steps: resume it (--resume), or "
                     "choose another folder (--output)."
                 )
-            saved = state._replace(key=None)  # It is a function of the seed.
-            saved = checkpoint.restore(checkpoints, saved, description, FREE)
-            state = state if saved is None else saved._replace(key=key)
+            saved = checkpoint.restore(checkpoints, state, description, FREE)
+            state = state if saved is None else saved
         first = int(state.step)
         bar = stack.enter_context(
             tqdm(desc=label, initial=first, total=end, unit="step")
@@ -105,8 +104,7 @@ def run(
             due = step > first and (step % settings.checkpoint_every == 0 or at_end)
             if checkpoints is not None and due:
                 metrics.sync()
-                saved = state._replace(key=None)
-                checkpoint.save(checkpoints, step, saved, description)
+                checkpoint.save(checkpoints, step, state, description)
             if at_end:
                 break
             batch = batch_at(train, settings.seed, step, settings.batch_size)

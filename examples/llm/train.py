@@ -78,7 +78,6 @@ class State(NamedTuple):
 
     params: nnx.State  # What is tuned, and nothing else.
     opt_state: optax.OptState
-    key: jax.Array  # Of the run, typed; it does not change.
     step: jax.Array  # (), int32: steps done, and so the position in the data.
 
 
@@ -90,6 +89,7 @@ class Job:
     rest: nnx.State  # What is not tuned.
     learning_rate: jax.Array  # (), float32.
     b1: jax.Array  # (), float32.
+    key: jax.Array  # Of the run, typed.
     settings: Settings = flax.struct.field(pytree_node=False)  # Its `compiled()`.
 
     def optimizer(self) -> optax.GradientTransformation:
@@ -115,8 +115,8 @@ def start(settings: Settings, model: OPT) -> tuple[Job, State]:
         lora.add_prompt(model, length=settings.prompt_length, rngs=rngs)
     graphdef, params, rest = nnx.split(model, lora.FILTERS[settings.tune], ...)
     rates = jnp.float32(settings.learning_rate), jnp.float32(settings.b1)
-    job = Job(graphdef, rest, *rates, settings.compiled())
-    return job, State(params, job.optimizer().init(params), run_key, jnp.int32(0))
+    job = Job(graphdef, rest, *rates, run_key, settings.compiled())
+    return job, State(params, job.optimizer().init(params), jnp.int32(0))
 
 
 @functools.partial(jax.jit, donate_argnames="state")
@@ -136,11 +136,11 @@ def train_step(job: Job, state: State, batch: Batch) -> tuple[State, jax.Array]:
         wrt=lora.FILTERS[settings.tune],
     )
     model = nnx.merge(job.graphdef, state.params, job.rest)
-    key = jax.random.fold_in(state.key, state.step)
+    key = jax.random.fold_in(job.key, state.step)
     loss, grads = value_and_grad(key, model, batch)
     updates, opt_state = job.optimizer().update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    return State(params, opt_state, state.key, state.step + 1), loss
+    return State(params, opt_state, state.step + 1), loss
 
 
 # --- The loss ---------------------------------------------------------------------

@@ -96,7 +96,7 @@ def test_step_is_the_one_written_out(method, tune):
     """Central difference along Gaussian u, then the recursions of the paper, twice."""
     settings = dataclasses.replace(SETTINGS, method=method, tune=tune)
     job, state = train.start(settings, model())
-    key, rate = jax.random.clone(state.key), settings.learning_rate  # It is donated.
+    key, rate = job.key, settings.learning_rate
     mu = settings.smoothing
     theta, unravel = jax.flatten_util.ravel_pytree(state.params)
     theta, m, v = np.asarray(theta, np.float64), 0.0, 0.0
