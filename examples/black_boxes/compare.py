@@ -1,0 +1,229 @@
+"""R-AdaZO, pycma and Nevergrad on one function, with as many evaluations each.
+
+Each tool has one scale to choose: the learning rate, or the standard deviation at the
+start. It takes the best of the same number of scales, by the loss, on a seed that
+the tables do not use; everything else is the tool's default, or stands in the script. The
+result of a run is the best of all points that it has evaluated.
+"""
+
+import argparse
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cma
+import jax
+import matplotlib.pyplot as plt
+import nevergrad as ng
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from tqdm import tqdm
+
+import radazo_jax as zo
+from examples.common import cli
+from examples.common.record import numbers, record, write
+from examples.common.tables import Table
+from examples.paper.common import mean_std, significant, tidy
+
+OUTPUT = Path(__file__).resolve().parents[1] / "out" / "black_boxes"
+COLORS = {"R-AdaZO": "#D55E00", "pycma": "#0072B2", "Nevergrad": "#009E73"}
+TUNING_SEED = 1000  # The scale is chosen on it; the seeds of the tables are 0, 1, …
+
+
+class Problem(NamedTuple):
+    """What is minimized, and from where.
+
+    Attributes:
+      loss: The function, at the top level of its module, for processes import it.
+      params: The starting point.
+      minimize: `minimize(learning_rate, evaluations, **options)`, a call of
+        `minimize_black_box` with these options.
+      rates: The learning rates to choose from.
+      sigmas: As many standard deviations for the other tools.
+    """
+
+    loss: Callable[[Any], float]
+    params: Any
+    minimize: Callable[..., zo.BlackBoxResult]
+    rates: Sequence[float]
+    sigmas: Sequence[float]
+
+
+class Run(NamedTuple):
+    values: np.ndarray  # Of all evaluations, in their order.
+    params: Any  # The best point.
+
+
+def radazo(problem: Problem, rate: float, budget: int, seed: int, pool: Any) -> Run:
+    values: list[float] = []
+    result = problem.minimize(
+        rate,
+        budget,
+        key=seed,
+        executor=pool,
+        progress=False,
+        callback=lambda state, found: values.extend(found),
+    )
+    return Run(np.array(values), result.best.params)
+
+
+def pycma(problem: Problem, sigma: float, budget: int, seed: int, pool: Any) -> Run:
+    start, unravel = _flat(problem.params)
+    options = {"seed": seed + 1, "verbose": -9, "maxfevals": np.inf}
+    search, values = cma.CMAEvolutionStrategy(start, sigma, options), []
+    while len(values) < budget:
+        points = search.ask()
+        found = list(pool.map(problem.loss, map(unravel, points)))
+        search.tell(points, found)
+        values += found
+    return Run(np.array(values), unravel(search.result.xbest))
+
+
+def nevergrad(problem: Problem, sigma: float, budget: int, seed: int, pool: Any) -> Run:
+    start, unravel = _flat(problem.params)
+    space = ng.p.Array(init=start).set_mutation(sigma=sigma)
+    space.random_state = np.random.RandomState(seed)
+    workers = os.cpu_count() or 1
+    search, values = ng.optimizers.NGOpt(space, budget, num_workers=workers), []
+    best, least = problem.params, np.inf
+    while len(values) < budget:
+        points = [search.ask() for _ in range(workers)]
+        trees = [unravel(point.value) for point in points]
+        for point, tree, value in zip(
+            points, trees, pool.map(problem.loss, trees), strict=True
+        ):
+            search.tell(point, value)
+            values.append(value)
+            if value < least:
+                best, least = tree, value
+    return Run(np.array(values), best)
+
+
+METHODS = {"R-AdaZO": radazo, "pycma": pycma, "Nevergrad": nevergrad}
+
+
+def _flat(params: Any) -> tuple[np.ndarray, Callable[[np.ndarray], Any]]:
+    """The parameters as one vector, and what makes a tree of such a vector."""
+    start, unravel = ravel_pytree(params)
+    return np.asarray(start, np.float64), lambda x: jax.tree.map(
+        np.asarray, unravel(np.asarray(x, np.float32))
+    )
+
+
+@contextmanager
+def processes() -> Iterator[Executor]:
+    """Processes that do not compete for cores with threads of their own."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        yield pool
+
+
+def parser(doc: str, *, evaluations: int, seeds: int) -> cli.Parser:
+    result = cli.parser(doc)
+    add = result.add_argument
+    add("--evaluations", type=cli.at_least_one, default=evaluations)
+    add("--seeds", type=cli.at_least_one, default=seeds)
+    add("--fast", action="store_true", help="two seeds, few evaluations")
+    add("--output", type=Path, default=OUTPUT, help="folder of the JSON and the PNG")
+    return result
+
+
+def parse(result: cli.Parser, argv: Sequence[str] | None) -> argparse.Namespace:
+    args = result.parse_args(argv)
+    if args.fast:
+        args.evaluations, args.seeds = 60, 2
+    return args
+
+
+def compare(
+    problem: Problem,
+    measure: Callable[[Any], dict[str, float]],
+    args: argparse.Namespace,
+    pool: Executor,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Runs all tools; returns the record, and the best params of each on seed 0.
+
+    Args:
+      problem: What is minimized.
+      measure: What is told of a point, such as its accuracy on held-out data.
+      args: Of `parse`.
+      pool: What evaluates.
+    """
+    start = {"loss": problem.loss(problem.params)} | measure(problem.params)
+    runs, found = {}, {}
+    scales = dict(zip(METHODS, (problem.rates, problem.sigmas, problem.sigmas)))
+    total = len(METHODS) * (len(problem.rates) + args.seeds)
+    with tqdm(total=total, unit="run") as bar:
+        for name, method in METHODS.items():
+
+            def run(scale: float, seed: int, name=name, method=method) -> Run:
+                bar.set_postfix_str(f"{name}, scale {scale}, seed {seed}")
+                result = method(problem, scale, args.evaluations, seed, pool)
+                bar.update()
+                return result
+
+            tried = [run(s, TUNING_SEED).values.min() for s in scales[name]]
+            scale = scales[name][int(np.argmin(tried))]
+            seeds = [run(scale, seed) for seed in range(args.seeds)]
+            found[name] = seeds[0].params
+            least = [np.minimum.accumulate(one.values) for one in seeds]
+            runs[name] = {
+                "scales": scales[name],
+                "tried": tried,
+                "scale": scale,
+                "evaluations": [len(one.values) for one in seeds],
+                "loss": [x[-1] for x in least],
+                "curves": [x[_at(args.evaluations)] for x in least],
+                "measures": [measure(one.params) for one in seeds],
+            }
+    settings = {"evaluations": args.evaluations, "seeds": args.seeds}
+    size = sum(np.size(leaf) for leaf in jax.tree.leaves(problem.params))
+    content = {"settings": settings, "dimension": size, "start": start, "runs": runs}
+    return record() | numbers(content), found
+
+
+def _at(evaluations: int) -> np.ndarray:
+    """Where curves are kept."""
+    return np.unique(np.linspace(0, evaluations - 1, min(evaluations, 60)).astype(int))
+
+
+def table(content: dict[str, Any], caption: str, names: dict[str, str]) -> Table:
+    """A row a tool, and one of the start; `names` are measures and their headers."""
+    first = content["start"]
+    rows = [("at the start", "", *(significant(first[name], 3) for name in names))]
+    for method, run in content["runs"].items():
+        columns = [
+            run["loss"] if name == "loss" else [m[name] for m in run["measures"]]
+            for name in names
+        ]
+        rows.append((method, f"{run['scale']:g}", *map(mean_std, columns)))
+    settings = content["settings"]
+    caption = (
+        f"{caption}: {content['dimension']} parameters, {settings['evaluations']:,} "
+        f"evaluations, {settings['seeds']} seeds"
+    )
+    return Table(caption, ("tool", "scale", *names.values()), rows)
+
+
+def draw(axes: plt.Axes, content: dict[str, Any], sign: float = 1.0) -> None:
+    """The best value so far over evaluations; all seeds, and their mean in bold."""
+    at = _at(content["settings"]["evaluations"]) + 1
+    for name, run in content["runs"].items():
+        curves = sign * np.array(run["curves"])
+        axes.plot(at, curves.T, lw=0.7, alpha=0.5, color=COLORS[name])
+        axes.plot(at, curves.mean(axis=0), lw=2, color=COLORS[name], label=name)
+    axes.set_xlabel("evaluations")
+    axes.legend(frameon=False)
+    tidy(axes)
+
+
+def finish(path: Path, content: dict[str, Any], tables: Sequence[Table]) -> None:
+    """Writes the record, and prints its tables."""
+    write(path, content)
+    for shown in tables:
+        print(f"\n{shown.caption}\n\n{shown.format()}")
+    print(f"\nWrote {path}")

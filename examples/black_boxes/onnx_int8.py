@@ -1,0 +1,125 @@
+"""Adapts an int8 classifier of ONNX Runtime to another camera, by its errors alone.
+
+    python examples/black_boxes/onnx_int8.py
+
+A classifier of handwritten digits is quantized to int8 by ONNX Runtime. Then the camera
+changes: its pictures are darker, shaded and noisy. Only the int8 file is at hand, and
+integers have no derivative. Its biases and scales are tuned by what it answers.
+"""
+
+import logging
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import onnx
+import onnxruntime
+import optax
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime import quantization
+from sklearn.datasets import load_digits
+from sklearn.metrics import log_loss
+from sklearn.model_selection import train_test_split
+from sklearn.neural_network import MLPClassifier
+
+import radazo_jax as zo
+from examples.black_boxes import compare
+
+HIDDEN = 32
+
+
+def split(images: np.ndarray) -> list[np.ndarray]:
+    """1000 images to train or tune on, and 797 to test; and the labels of both."""
+    labels = load_digits().target
+    return train_test_split(images, labels, train_size=1000, random_state=0)
+
+
+IMAGES = np.float32(load_digits().data / 16)
+SHADE = np.tile(np.linspace(0.1, 0.7, 8), 8)
+NOISE = np.random.default_rng(0).normal(0, 0.05, IMAGES.shape)
+CLEAN, DARK = split(IMAGES), split(np.float32(IMAGES * SHADE + NOISE))
+
+
+def trained() -> onnx.ModelProto:
+    """A network of two layers, in float32."""
+    images, _, labels, _ = CLEAN
+    network = MLPClassifier(HIDDEN, max_iter=1000, tol=1e-3, random_state=0).fit(images, labels)
+    nodes = [
+        helper.make_node("Gemm", ["x", "w0", "b0"], ["h"]),
+        helper.make_node("Relu", ["h"], ["a"]),
+        helper.make_node("Gemm", ["a", "w1", "b1"], ["logits"]),
+    ]
+    arrays = {f"w{i}": w for i, w in enumerate(network.coefs_)}
+    arrays |= {f"b{i}": b for i, b in enumerate(network.intercepts_)}
+    graph = helper.make_graph(
+        nodes,
+        "digits",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 10])],
+        [numpy_helper.from_array(np.float32(x), name) for name, x in arrays.items()],
+    )
+    opset = helper.make_opsetid("", 21)
+    return helper.make_model(graph, opset_imports=[opset], ir_version=10)
+
+
+class Calibration(quantization.CalibrationDataReader):
+    """Images that show how large activations are."""
+
+    def __init__(self) -> None:
+        self.images: Iterator[np.ndarray] = iter(CLEAN[0][:100])
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        image = next(self.images, None)
+        return None if image is None else {"x": image[None]}
+
+
+def quantized(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with int8 weights and activations, as ONNX Runtime makes it."""
+    logging.disable(logging.WARNING)  # It advises to do what such a model needs not.
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / name for name in ("float.onnx", "int8.onnx")]
+        onnx.save(model, files[0])
+        quantization.quantize_static(*files, Calibration(), per_channel=True)
+        return onnx.load(files[1])
+
+
+def tuned(arrays: dict[str, np.ndarray], params: dict[str, Any]) -> dict[str, Any]:
+    """The arrays of the model with other scales and biases."""
+    scales = {name: arrays[name] * np.exp(x) for name, x in params["scales"].items()}
+    inputs = {"w0": scales["x_scale"], "w1": scales["a_scale"]}
+    result = dict(scales)
+    for bias, offset in params["biases"].items():
+        # The int32 of a bias count in units of the two scales of the product.
+        before = arrays[f"{bias}_quantized"] * arrays[f"{bias}_quantized_scale"]
+        weight = bias.replace("b", "w")
+        scale = inputs[weight] * scales[f"{weight}_scale"]
+        result[f"{bias}_quantized_scale"] = scale
+        result[f"{bias}_quantized"] = np.round((before + offset) / scale)
+    return {name: np.asarray(x, arrays[name].dtype) for name, x in result.items()}
+
+
+def logits(model: bytes, images: np.ndarray, params: Any = None) -> np.ndarray:
+    """What ONNX Runtime answers, with the scales and biases that `params` give."""
+    changed = onnx.ModelProto.FromString(model)
+    if params is not None:
+        arrays = {x.name: numpy_helper.to_array(x) for x in changed.graph.initializer}
+        replaced = tuned(arrays, params)
+        for held in changed.graph.initializer:
+            if held.name in replaced:
+                held.CopyFrom(numpy_helper.from_array(replaced[held.name], held.name))
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(changed.SerializeToString(), options)
+    return session.run(None, {"x": images})[0]
+
+
+def loss(model: bytes, params: Any) -> float:
+    """The share of errors on the images to tune on."""
+    images, _, labels, _ = DARK
+    return np.mean(logits(model, images, params).argmax(axis=1) != labels)
+
+

@@ -1,0 +1,90 @@
+"""Tunes the preprocessing of a scikit-learn pipeline by its cross-validated score.
+
+    python examples/black_boxes/pipeline.py
+
+Nearest neighbors predict Friedman's first function, of 20 features of which 15 are
+noise. The pipeline gives each feature a weight. Which neighbors are the nearest changes
+in jumps with the weights, and so does the score.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import optax
+from sklearn.datasets import make_friedman1
+from sklearn.model_selection import cross_val_score, train_test_split
+from sklearn.neighbors import KNeighborsRegressor
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
+
+import radazo_jax as zo
+from examples.black_boxes import compare
+
+# 400 points to tune on, and 1600 to test.
+X, X_TEST, Y, Y_TEST = train_test_split(
+    *make_friedman1(2000, n_features=20, noise=1.0, random_state=0),
+    train_size=400,
+    random_state=0,
+)
+START = np.zeros(20, np.float32)  # The logarithms of the weights.
+DIRECTIONS = 4  # K
+
+
+def scaled(x: np.ndarray, log_weights: np.ndarray) -> np.ndarray:
+    return x * np.exp(log_weights)
+
+
+def pipeline(log_weights: np.ndarray) -> Pipeline:
+    weigh = FunctionTransformer(scaled, kw_args={"log_weights": log_weights})
+    return make_pipeline(StandardScaler(), weigh, KNeighborsRegressor(5))
+
+
+def loss(log_weights: np.ndarray) -> float:
+    """One minus the R² of a five-fold cross-validation."""
+    return 1 - np.mean(cross_val_score(pipeline(log_weights), X, Y, cv=5))
+
+
+def minimize(rate: float, evaluations: int, **options: Any) -> zo.BlackBoxResult:
+    steps = max(1, evaluations // (2 * DIRECTIONS))
+    return zo.minimize_black_box(
+        loss,
+        START,
+        zo.radazo(optax.linear_schedule(rate, 0.0, steps), bias_correction=True),
+        zo.central_difference(zo.rademacher(), DIRECTIONS, smoothing=0.2),
+        steps,
+        **options,
+    )
+
+
+def measure(log_weights: np.ndarray) -> dict[str, float]:
+    """R² in cross-validation, and on points that no run has seen."""
+    tuned = pipeline(log_weights).fit(X, Y)
+    return {"score": 1 - loss(log_weights), "test": tuned.score(X_TEST, Y_TEST)}
+
+
+def tables(content: dict[str, Any]) -> list[compare.Table]:
+    names = {"score": "R², cross-validated", "test": "R², held out"}
+    return [compare.table(content, "Feature weights of a k-NN pipeline", names)]
+
+
+def plot(content: dict[str, Any]) -> plt.Figure:
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    compare.draw(axes, content)
+    axes.set(ylabel="1 − R², cross-validated", yscale="log")
+    return figure
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = compare.parse(compare.parser(__doc__, evaluations=480, seeds=3), argv)
+    problem = compare.Problem(
+        loss, START, minimize, rates=(0.05, 0.1, 0.2), sigmas=(0.2, 0.5, 1.0)
+    )
+    with compare.processes() as pool:
+        content, _ = compare.compare(problem, measure, args, pool)
+    compare.finish(args.output / "pipeline", content, tables, plot)
+
+
+if __name__ == "__main__":
+    main()
