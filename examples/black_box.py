@@ -1,6 +1,6 @@
 """Fits a NumPy simulator to what was observed, in processes.
 
-    python examples/black_box.py
+python examples/black_box.py
 """
 
 from concurrent.futures import ProcessPoolExecutor

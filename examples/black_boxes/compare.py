@@ -1,9 +1,9 @@
 """R-AdaZO, pycma and Nevergrad on one function, with as many evaluations each.
 
 Each tool has one scale to choose: the learning rate, or the standard deviation at the
-start. It takes the best of the same number of scales, by the loss, on a seed that
-the tables do not use; everything else is the tool's default, or stands in the script. The
-result of a run is the best of all points that it has evaluated.
+start. It gets the better one of two, by the loss, on a seed that the tables do not use;
+everything else is the tool's default, or stands in the script. The result of a run is
+the best of all points that it has evaluated.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import radazo_jax as zo
 from examples.common import cli
 from examples.common.record import numbers, record, write
 from examples.common.tables import Table
-from examples.paper.common import mean_std, significant, tidy
+from examples.paper.common import mean_std, save, significant, tidy
 
 OUTPUT = Path(__file__).resolve().parents[1] / "out" / "black_boxes"
 COLORS = {"R-AdaZO": "#D55E00", "pycma": "#0072B2", "Nevergrad": "#009E73"}
@@ -60,13 +60,13 @@ class Run(NamedTuple):
 
 def radazo(problem: Problem, rate: float, budget: int, seed: int, pool: Any) -> Run:
     values: list[float] = []
+
+    def keep(state: zo.MinimizeState, found: np.ndarray) -> None:
+        del state
+        values.extend(found)
+
     result = problem.minimize(
-        rate,
-        budget,
-        key=seed,
-        executor=pool,
-        progress=False,
-        callback=lambda state, found: values.extend(found),
+        rate, budget, key=seed, executor=pool, progress=False, callback=keep
     )
     return Run(np.array(values), result.best.params)
 
@@ -155,7 +155,9 @@ def compare(
     """
     start = {"loss": problem.loss(problem.params)} | measure(problem.params)
     runs, found = {}, {}
-    scales = dict(zip(METHODS, (problem.rates, problem.sigmas, problem.sigmas)))
+    scales = dict(
+        zip(METHODS, (problem.rates, problem.sigmas, problem.sigmas), strict=True)
+    )
     total = len(METHODS) * (len(problem.rates) + args.seeds)
     with tqdm(total=total, unit="run") as bar:
         for name, method in METHODS.items():
@@ -221,9 +223,15 @@ def draw(axes: plt.Axes, content: dict[str, Any], sign: float = 1.0) -> None:
     tidy(axes)
 
 
-def finish(path: Path, content: dict[str, Any], tables: Sequence[Table]) -> None:
-    """Writes the record, and prints its tables."""
-    write(path, content)
-    for shown in tables:
+def finish(
+    path: Path,
+    content: dict[str, Any],
+    tables: Callable[[dict[str, Any]], Sequence[Table]],
+    plot: Callable[[dict[str, Any]], plt.Figure],
+) -> None:
+    """Writes the record and its picture, and prints the tables."""
+    write(path.with_suffix(".json"), content)
+    for shown in tables(content):
         print(f"\n{shown.caption}\n\n{shown.format()}")
-    print(f"\nWrote {path}")
+    save(plot(content), path.with_suffix(".png"))
+    print(f"\nWrote {path}.json and {path}.png")

@@ -7,10 +7,10 @@ changes: its pictures are darker, shaded and noisy. Only the int8 file is at han
 integers have no derivative. Its biases and scales are tuned by what it answers.
 """
 
+import functools
 import logging
 import tempfile
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,26 @@ import optax
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime import quantization
 from sklearn.datasets import load_digits
-from sklearn.metrics import log_loss
 from sklearn.model_selection import train_test_split
 from sklearn.neural_network import MLPClassifier
 
 import radazo_jax as zo
 from examples.black_boxes import compare
+from examples.common.tables import Table
 
 HIDDEN = 32
+# Logarithms of factors for the scales, and terms for the biases.
+START = {
+    "scales": {
+        "w0_scale": np.zeros(HIDDEN, np.float32),
+        "w1_scale": np.zeros(10, np.float32),
+        **{f"{name}_scale": np.float32(0) for name in ("x", "a", "logits")},
+    },
+    "biases": {"b0": np.zeros(HIDDEN, np.float32), "b1": np.zeros(10, np.float32)},
+}
+DIRECTIONS = 5  # K
+# One object for all runs: what is compiled for it is used again.
+ESTIMATOR = zo.central_difference(zo.rademacher(), DIRECTIONS, smoothing=0.1)
 
 
 def split(images: np.ndarray) -> list[np.ndarray]:
@@ -42,12 +54,14 @@ IMAGES = np.float32(load_digits().data / 16)
 SHADE = np.tile(np.linspace(0.1, 0.7, 8), 8)
 NOISE = np.random.default_rng(0).normal(0, 0.05, IMAGES.shape)
 CLEAN, DARK = split(IMAGES), split(np.float32(IMAGES * SHADE + NOISE))
+CAMERAS = {"old camera": CLEAN, "new camera": DARK}
 
 
 def trained() -> onnx.ModelProto:
     """A network of two layers, in float32."""
     images, _, labels, _ = CLEAN
-    network = MLPClassifier(HIDDEN, max_iter=1000, tol=1e-3, random_state=0).fit(images, labels)
+    network = MLPClassifier(HIDDEN, max_iter=1000, tol=1e-3, random_state=0)
+    network.fit(images, labels)
     nodes = [
         helper.make_node("Gemm", ["x", "w0", "b0"], ["h"]),
         helper.make_node("Relu", ["h"], ["a"]),
@@ -117,9 +131,88 @@ def logits(model: bytes, images: np.ndarray, params: Any = None) -> np.ndarray:
     return session.run(None, {"x": images})[0]
 
 
+def accuracy(model: bytes, data: list[np.ndarray], params: Any = None) -> float:
+    """On the images to test, which no run sees."""
+    _, images, _, labels = data
+    return float(np.mean(logits(model, images, params).argmax(axis=1) == labels))
+
+
 def loss(model: bytes, params: Any) -> float:
-    """The share of errors on the images to tune on."""
+    """The share of errors on the images to tune on, of the new camera."""
     images, _, labels, _ = DARK
-    return np.mean(logits(model, images, params).argmax(axis=1) != labels)
+    return float(np.mean(logits(model, images, params).argmax(axis=1) != labels))
 
 
+@functools.cache
+def optimizer(rate: float, steps: int) -> optax.GradientTransformation:
+    schedule = optax.linear_schedule(rate, 0.0, steps)
+    return zo.radazo(schedule, bias_correction=True)
+
+
+def minimize(
+    model: bytes, rate: float, evaluations: int, **options: Any
+) -> zo.BlackBoxResult:
+    steps = max(1, evaluations // (2 * DIRECTIONS))
+    return zo.minimize_black_box(
+        functools.partial(loss, model),
+        START,
+        optimizer(rate, steps),
+        ESTIMATOR,
+        steps,
+        **options,
+    )
+
+
+def tables(content: dict[str, Any]) -> list[Table]:
+    names = {"loss": "errors, tuned on", "test": "accuracy, held out"}
+    shown = [
+        (name, *(f"{value:.1%}" for value in found.values()))
+        for name, found in content["accuracies"].items()
+    ]
+    return [
+        Table("Accuracy on 797 held-out digits", ("model", *CAMERAS), shown),
+        compare.table(content, "Scales and biases of an int8 classifier", names),
+    ]
+
+
+def plot(content: dict[str, Any]) -> plt.Figure:
+    figure, (pictures, axes) = plt.subplots(
+        1, 2, figsize=(11, 4), layout="constrained", width_ratios=(1, 1.6)
+    )
+    rows = [np.hstack(data[1][:5].reshape(-1, 8, 8)) for data in CAMERAS.values()]
+    pictures.imshow(np.vstack(rows), cmap="gray", vmin=0, vmax=1)
+    pictures.set(yticks=(3.5, 11.5), yticklabels=CAMERAS, xticks=())
+    compare.draw(axes, content)
+    axes.set(ylabel="share of errors", title="On the images of the new camera")
+    return figure
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = compare.parse(compare.parser(__doc__, evaluations=1000, seeds=3), argv)
+    network = trained()
+    before, model = (x.SerializeToString() for x in (network, quantized(network)))
+    problem = compare.Problem(
+        functools.partial(loss, model),
+        START,
+        functools.partial(minimize, model),
+        rates=(0.02, 0.05),
+        sigmas=(0.1, 0.3),
+    )
+    with compare.processes() as pool:
+        content, best = compare.compare(
+            problem, lambda params: {"test": accuracy(model, DARK, params)}, args, pool
+        )
+    models = {
+        "float32": (before, None),
+        "int8": (model, None),
+        "int8, tuned by R-AdaZO": (model, best["R-AdaZO"]),
+    }
+    content["accuracies"] = {
+        name: {camera: accuracy(m, data, p) for camera, data in CAMERAS.items()}
+        for name, (m, p) in models.items()
+    }
+    compare.finish(args.output / "onnx_int8", content, tables, plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -18,7 +18,10 @@ import numpy as np
 import radazo_jax as zo
 
 # Distributions by their modules: the versions of those that were imported are told.
-_NAMED = ("jax", "jaxlib", "libtpu", "optax", "flax", "numpy", "tokenizers", "evosax")
+_NAMED = (
+    *("jax", "jaxlib", "libtpu", "optax", "flax", "numpy", "tokenizers", "evosax"),
+    *("cma", "nevergrad", "gymnasium", "mujoco", "onnx", "onnxruntime"),
+)
 PACKAGES = {name: name for name in _NAMED} | {"sklearn": "scikit-learn"}
 _BEGIN = time.perf_counter()
 

@@ -1,0 +1,122 @@
+"""Teaches a MuJoCo robot to run, from nothing but the returns of its episodes.
+
+    python examples/black_boxes/mujoco_policy.py
+
+The policy of Gymnasium's HalfCheetah is one matrix, from what it observes to its six
+motors. Episodes are simulated in processes; nothing is differentiated.
+"""
+
+import functools
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+if sys.platform == "linux":
+    os.environ.setdefault("MUJOCO_GL", "egl")  # Pictures without a screen.
+
+import gymnasium
+import matplotlib.pyplot as plt
+import mujoco
+import numpy as np
+import optax
+
+import radazo_jax as zo
+from examples.black_boxes import compare
+from examples.common.record import numbers
+from examples.common.tables import Table
+from examples.paper.common import save
+
+# MuJoCo would write to a file, where it is started, that the robot's model is old.
+mujoco.set_mju_user_warning(lambda message: None)
+
+TASK, STEPS = "HalfCheetah-v5", 200  # An episode has 200 steps of 0.05 s.
+START = np.zeros((6, 17), np.float32)
+DIRECTIONS = 8  # K
+# One object for all runs: what is compiled for it is used again.
+ESTIMATOR = zo.central_difference(zo.rademacher(), DIRECTIONS, smoothing=0.05)
+
+
+@functools.cache
+def environment(**options: Any) -> gymnasium.Env:
+    """One a process."""
+    return gymnasium.make(TASK, max_episode_steps=STEPS, **options)
+
+
+def episode(weights: np.ndarray, seed: int, pictures: Sequence[int] = ()) -> Any:
+    """The sum of rewards, and pictures at some of the steps."""
+    robot = environment(**({"render_mode": "rgb_array"} if pictures else {}))
+    observation, _ = robot.reset(seed=seed)
+    total, taken = 0.0, []
+    for step in range(STEPS):
+        action = np.tanh(weights @ observation)
+        observation, reward, ended, _, _ = robot.step(action)
+        total += reward
+        if step in pictures:
+            taken.append(robot.render())
+        if ended:
+            break
+    return total, taken
+
+
+def loss(weights: np.ndarray) -> float:
+    """Minus the mean return of two episodes, which always start alike."""
+    return -np.mean([episode(weights, seed)[0] for seed in range(2)])
+
+
+@functools.cache
+def optimizer(rate: float, steps: int) -> optax.GradientTransformation:
+    schedule = optax.linear_schedule(rate, 0.0, steps)
+    return zo.radazo(schedule, bias_correction=True)
+
+
+def minimize(rate: float, evaluations: int, **options: Any) -> zo.BlackBoxResult:
+    steps = max(1, evaluations // (2 * DIRECTIONS))
+    return zo.minimize_black_box(
+        loss, START, optimizer(rate, steps), ESTIMATOR, steps, **options
+    )
+
+
+def measure(weights: np.ndarray) -> dict[str, float]:
+    """The mean return of the episodes it was trained on, and of 20 others."""
+    others = [episode(weights, seed)[0] for seed in range(2, 22)]
+    return {"trained": -loss(weights), "test": np.mean(others)}
+
+
+def tables(content: dict[str, Any]) -> list[Table]:
+    names = {"trained": "return, trained on", "test": "return of 20 other episodes"}
+    return [compare.table(content, f"A linear policy for {TASK}", names)]
+
+
+def plot(content: dict[str, Any]) -> plt.Figure:
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    compare.draw(axes, content, sign=-1.0)
+    axes.set(ylabel=f"return of {STEPS} steps", title=f"{TASK}: best so far")
+    return figure
+
+
+def rollout(weights: np.ndarray) -> plt.Figure:
+    """Six pictures of an episode that it was not trained on."""
+    _, pictures = episode(weights, 2, range(STEPS // 2, STEPS // 2 + 12, 2))
+    figure, axes = plt.subplots(1, 6, figsize=(12, 2.1), layout="constrained")
+    for i, (one, picture) in enumerate(zip(axes, pictures, strict=True)):
+        one.imshow(picture)
+        one.set_axis_off()
+        one.set_title(f"{(STEPS // 2 + 2 * i) * 0.05:.1f} s", fontsize=9)
+    return figure
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = compare.parse(compare.parser(__doc__, evaluations=640, seeds=3), argv)
+    problem = compare.Problem(
+        loss, START, minimize, rates=(0.03, 0.06), sigmas=(0.1, 0.3)
+    )
+    with compare.processes() as pool:
+        content, best = compare.compare(problem, measure, args, pool)
+    content["weights"] = {name: numbers(found) for name, found in best.items()}
+    compare.finish(args.output / "mujoco_policy", content, tables, plot)
+    save(rollout(best["R-AdaZO"]), args.output / "mujoco_rollout.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""The examples of black boxes run, and say what the other tools reach."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+_ROOT = pathlib.Path(__file__).parents[1]
+_NEEDS = {
+    "mujoco_policy": ["mujoco", "gymnasium"],
+    "onnx_int8": ["onnx", "onnxruntime"],
+    "pipeline": [],
+}
+
+
+def _run(script, *arguments):
+    path = [str(_ROOT), os.environ.get("PYTHONPATH", "")]
+    return subprocess.run(
+        [sys.executable, "-W", "error", f"{_ROOT}/examples/{script}", *arguments],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))},
+        capture_output=True,
+        encoding="utf-8",
+    )
+
+
+def test_a_simulator_in_processes():
+    assert len((_ROOT / "examples/black_box.py").read_text().splitlines()) <= 40
+    done = _run("black_box.py")
+    assert done.returncode == 0, done.stderr
+    assert "200/200" in done.stderr  # A progress bar.
+    rates, loss = re.findall(r"\[(.*)\] loss: (.*)", done.stdout)[0]
+    # The rates of the simulation that it observed.
+    np.testing.assert_allclose(
+        np.fromstring(rates, sep=" "), [1.1, 0.8, 0.6, 0.9], rtol=0.1
+    )
+    assert 0 <= float(loss) < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _NEEDS)
+def test_fast_run(name, tmp_path):
+    for module in ("cma", "nevergrad", *_NEEDS[name]):
+        pytest.importorskip(module)
+    done = _run(f"black_boxes/{name}.py", "--fast", "--output", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "100%" in done.stderr
+    content = json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))
+    assert {"cma", "nevergrad"} <= set(content["versions"])
+    for tool, run in content["runs"].items():
+        assert tool in done.stdout
+        # All tools had as many evaluations, up to a step of each.
+        for evaluations in run["evaluations"]:
+            assert abs(evaluations - content["settings"]["evaluations"]) < 20
+        for curve, loss in zip(run["curves"], run["loss"], strict=True):
+            assert np.all(np.diff(curve) <= 0) and curve[-1] == loss
+            assert loss < content["start"]["loss"]
+    for picture in tmp_path.glob("*.png"):
+        assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert (tmp_path / f"{name}.png").is_file()
+
+
+@pytest.mark.slow
+def test_scales_of_the_quantized_model_leave_its_biases_in_place():
+    """They count in units of the scales, which are all different here."""
+    for module in ("cma", "nevergrad", "onnx", "onnxruntime"):
+        pytest.importorskip(module)
+    from onnx import numpy_helper
+
+    from examples.black_boxes import onnx_int8
+
+    model = onnx_int8.quantized(onnx_int8.trained())
+    held = model.graph.initializer
+    arrays = {x.name: numpy_helper.to_array(x) for x in held}
+    draw = np.random.default_rng(0).normal
+    params = {
+        "scales": {n: draw(size=arrays[n].shape) for n in onnx_int8.START["scales"]},
+        "biases": {"b0": draw(size=32), "b1": draw(size=10)},
+    }
+    changed = onnx_int8.tuned(arrays, params)
+    for layer, scale in (("0", "x_scale"), ("1", "a_scale")):
+        quantized, unit = (f"b{layer}_quantized{end}" for end in ("", "_scale"))
+        product = changed[scale] * changed[f"w{layer}_scale"]
+        np.testing.assert_allclose(changed[unit], product, rtol=1e-6)
+        before = arrays[quantized] * arrays[unit]
+        after = changed[quantized] * changed[unit]
+        wanted = before + params["biases"][f"b{layer}"]
+        assert np.all(np.abs(after - wanted) <= changed[unit])  # Rounded once.
+    data, images = model.SerializeToString(), onnx_int8.CLEAN[1]
+    np.testing.assert_array_equal(
+        onnx_int8.logits(data, images, onnx_int8.START),
+        onnx_int8.logits(data, images),
+    )
