@@ -16,7 +16,9 @@ def test_tables_are_those_of_their_records(page):
     assert tables.rendered(page) == page.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", ["benchmarks", "evidence", "llm", "scaling"])
+@pytest.mark.parametrize(
+    "name", ["benchmarks", "black_boxes", "evidence", "llm", "scaling"]
+)
 def test_pages_have_tables(name):
     records = tables.records(ROOT / "docs" / f"{name}.md")
     assert records and all(path.is_file() for path in records)

@@ -211,6 +211,15 @@ def table(content: dict[str, Any], caption: str, names: dict[str, str]) -> Table
     return Table(caption, ("tool", "scale", *names.values()), rows)
 
 
+def rows(tables: Sequence[Table]) -> list[dict[str, str]]:
+    """The rows of tables, with the number of the table."""
+    return [
+        {"table": str(i), **dict(zip(shown.headers, row, strict=True))}
+        for i, shown in enumerate(tables)
+        for row in shown.rows
+    ]
+
+
 def draw(axes: plt.Axes, content: dict[str, Any], sign: float = 1.0) -> None:
     """The best value so far over evaluations; all seeds, and their mean in bold."""
     at = _at(content["settings"]["evaluations"]) + 1
@@ -229,9 +238,14 @@ def finish(
     tables: Callable[[dict[str, Any]], Sequence[Table]],
     plot: Callable[[dict[str, Any]], plt.Figure],
 ) -> None:
-    """Writes the record and its picture, and prints the tables."""
-    write(path.with_suffix(".json"), content)
-    for shown in tables(content):
+    """Writes the record and its picture, and prints the tables.
+
+    The record has the tables' rows, so that a page can show them where the tools are
+    not installed.
+    """
+    made = tables(content)
+    write(path.with_suffix(".json"), content | {"rows": rows(made)})
+    for shown in made:
         print(f"\n{shown.caption}\n\n{shown.format()}")
     save(plot(content), path.with_suffix(".png"))
     print(f"\nWrote {path}.json and {path}.png")

@@ -84,7 +84,7 @@ def measure(weights: np.ndarray) -> dict[str, float]:
 
 
 def tables(content: dict[str, Any]) -> list[Table]:
-    names = {"trained": "return, trained on", "test": "return of 20 other episodes"}
+    names = {"trained": "training_return", "test": "test_return"}
     return [compare.table(content, f"A linear policy for {TASK}", names)]
 
 

@@ -54,7 +54,7 @@ IMAGES = np.float32(load_digits().data / 16)
 SHADE = np.tile(np.linspace(0.1, 0.7, 8), 8)
 NOISE = np.random.default_rng(0).normal(0, 0.05, IMAGES.shape)
 CLEAN, DARK = split(IMAGES), split(np.float32(IMAGES * SHADE + NOISE))
-CAMERAS = {"old camera": CLEAN, "new camera": DARK}
+CAMERAS = {"old_camera": CLEAN, "new_camera": DARK}
 
 
 def trained() -> onnx.ModelProto:
@@ -164,7 +164,7 @@ def minimize(
 
 
 def tables(content: dict[str, Any]) -> list[Table]:
-    names = {"loss": "errors, tuned on", "test": "accuracy, held out"}
+    names = {"loss": "tuning_errors", "test": "test_accuracy"}
     shown = [
         (name, *(f"{value:.1%}" for value in found.values()))
         for name, found in content["accuracies"].items()
@@ -181,7 +181,9 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     )
     rows = [np.hstack(data[1][:5].reshape(-1, 8, 8)) for data in CAMERAS.values()]
     pictures.imshow(np.vstack(rows), cmap="gray", vmin=0, vmax=1)
-    pictures.set(yticks=(3.5, 11.5), yticklabels=CAMERAS, xticks=())
+    pictures.set(
+        yticks=(3.5, 11.5), yticklabels=("old camera", "new camera"), xticks=()
+    )
     compare.draw(axes, content)
     axes.set(ylabel="share of errors", title="On the images of the new camera")
     return figure
