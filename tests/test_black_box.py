@@ -315,6 +315,11 @@ def test_points_that_kill_their_worker_fail_alone(make):
     assert_same(result.state, expected.state)
 
 
+def test_an_executor_that_never_works_is_not_made_again_and_again():
+    with pytest.raises(zo.RunError, match='if __name__ == "__main__"'):
+        run(workers.kill_all, executor=spawning)
+
+
 def test_a_broken_executor_ends_the_run_with_its_state():
     with (
         spawning() as processes,

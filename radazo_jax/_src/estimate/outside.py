@@ -129,8 +129,10 @@ def _submitting(
     timeout: float | None,
 ) -> _Run:
     """Submits to the executor in `pools`, where there is one or it is made."""
+    works = False
 
     def run(points: list[Any], interrupted: Callable[[], bool]) -> list[Any] | None:
+        nonlocal works
         results: list[Any] = [None] * len(points)
         missing, broken = list(range(len(points))), 0
         while missing:
@@ -153,9 +155,16 @@ def _submitting(
                     f"({found[batch.index(lost[0])].problem}). Give a function that "
                     "makes an executor, and it is made again."
                 )
+            works = works or len(lost) < len(batch)
             if lost:
                 pools.pop().shutdown(wait=False)
                 broken += 1
+            if broken == _TOGETHER and not works:
+                raise RuntimeError(
+                    f"executor broke {broken} times before fun returned once "
+                    f"({found[0].problem}). A script that starts processes must stand "
+                    'below if __name__ == "__main__":.'
+                )
             for i, result in zip(batch, found, strict=True):
                 results[i] = result
             alone = lost and len(batch) == 1

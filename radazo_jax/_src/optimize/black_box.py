@@ -79,8 +79,10 @@ def minimize_black_box(
     Args:
       fun: `fun(params)` gets a tree of NumPy arrays and returns a number, or a pair of
         a number and anything else.
-      params: The starting point, a tree of floating-point arrays.
-      optimizer: As in `minimize`; it gets no `value_fn`.
+      params: The starting point, a tree of floating-point arrays. Those of float64
+        become float32, unless JAX has 64 bits enabled.
+      optimizer: As in `minimize`; it gets no `value_fn`. Calls with the same
+        `optimizer` and `estimator` objects compile once.
       estimator: An estimator, such as `forward_difference()`. It says where the
         function is evaluated; its `batch_size` and `axis_name` have no effect.
       num_steps: The number of steps in this call; with a journal, of the whole run.
