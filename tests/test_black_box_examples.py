@@ -111,7 +111,8 @@ def test_fast_run(name, tmp_path):
         for evaluations in run["evaluations"]:
             assert abs(evaluations - content["settings"]["evaluations"]) < 20
         for curve, loss in zip(run["curves"], run["loss"], strict=True):
-            assert np.all(np.diff(curve) <= 0) and curve[-1] == loss
+            # pycma completes its last population.
+            assert np.all(np.diff(curve) <= 0) and curve[-1] >= loss
             assert loss < content["start"]["loss"]
     for picture in tmp_path.glob("*.png"):
         assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")

@@ -179,7 +179,10 @@ def compare(
                 "scale": scale,
                 "evaluations": [len(one.values) for one in seeds],
                 "loss": [x[-1] for x in least],
-                "curves": [x[_at(args.evaluations)] for x in least],
+                # A run may end up to a step before the others.
+                "curves": [
+                    x[np.minimum(_at(args.evaluations), len(x) - 1)] for x in least
+                ],
                 "measures": [measure(one.params) for one in seeds],
             }
     settings = {"evaluations": args.evaluations, "seeds": args.seeds}
