@@ -50,6 +50,10 @@ from radazo_jax._src.optimize.black_box import (
     minimize_black_box,
 )
 from radazo_jax._src.optimize.check_up import CheckUp, check_up
+from radazo_jax._src.optimize.minibatch import (
+    ScaleByMinibatchStepState,
+    scale_by_minibatch_step,
+)
 from radazo_jax._src.optimize.minimize import MinimizeResult, minimize
 from radazo_jax._src.optimize.parabola import (
     ScaleByParabolicStepState,
@@ -85,6 +89,7 @@ __all__ = [
     "MinimizeState",
     "Points",
     "RunError",
+    "ScaleByMinibatchStepState",
     "ScaleByParabolicStepState",
     "ScaleByRadazoState",
     "ScaleByZoAdammState",
@@ -108,6 +113,7 @@ __all__ = [
     "radazo",
     "rademacher",
     "replay",
+    "scale_by_minibatch_step",
     "scale_by_parabolic_step",
     "scale_by_radazo",
     "scale_by_zo_adamm",

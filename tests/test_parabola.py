@@ -43,7 +43,7 @@ def descend(fun, x, tx, num_steps, direction=None):
     return x, state, np.asarray(values), np.asarray(updates)
 
 
-@pytest.mark.parametrize("num_evaluations", [0, 1, 2])
+@pytest.mark.parametrize("num_evaluations", [0, 1])
 def test_on_a_sphere_the_second_step_is_newtons(num_evaluations):
     tx = zo.scale_by_parabolic_step(0.0, num_evaluations, initial_step_size=0.1)
     x, state, _, updates = descend(
@@ -54,10 +54,9 @@ def test_on_a_sphere_the_second_step_is_newtons(num_evaluations):
     np.testing.assert_allclose(x, 0, atol=2e-3)
 
 
-@pytest.mark.parametrize("num_evaluations", [1, 2])
-def test_measures_the_parabola_along_any_direction(num_evaluations):
+def test_measures_the_parabola_along_any_direction():
     along = np.array([-1.0, 1.0, 0.25, 0.0])
-    tx = zo.scale_by_parabolic_step(0.0, num_evaluations, initial_step_size=0.125)
+    tx = zo.scale_by_parabolic_step(0.0, 1, initial_step_size=0.125)
     _, state, _, updates = descend(
         loss, START.astype(np.float32), tx, 2, lambda x, t: jnp.float32(along)
     )
@@ -87,7 +86,7 @@ def test_averages_are_those_of_the_formula():
     np.testing.assert_allclose(state.step_size, size, rtol=1e-2)
 
 
-@pytest.mark.parametrize("num_evaluations", [0, 1, 2])
+@pytest.mark.parametrize("num_evaluations", [0, 1])
 @pytest.mark.parametrize("size", [1e-6, 1e6, 1e12])
 def test_the_first_step_size_may_be_wrong(size, num_evaluations):
     tx = zo.scale_by_parabolic_step(0.8, num_evaluations, initial_step_size=size)
@@ -167,7 +166,7 @@ def test_curvature_that_changes_by_ten_thousand():
         assert np.isfinite(values[-1]) and values[-1] < 1e-4 * values[0]
 
 
-@pytest.mark.parametrize("num_evaluations", [0, 1, 2])
+@pytest.mark.parametrize("num_evaluations", [0, 1])
 @pytest.mark.parametrize("smoothing", [5e-3, 1.0])
 def test_noise_does_not_make_it_diverge(num_evaluations, smoothing):
     """1 % of the loss; with the smaller μ, estimates are nothing but noise."""
@@ -182,7 +181,9 @@ def test_noise_does_not_make_it_diverge(num_evaluations, smoothing):
     result = zo.minimize(
         noisy,
         testing.uniform_start(0, 100),
-        zo.parabolic_sgd(num_evaluations=num_evaluations),
+        optax.chain(
+            optax.scale(-1.0), zo.scale_by_parabolic_step(0.8, num_evaluations)
+        ),
         zo.central_difference(zo.orthonormal(), smoothing=smoothing),
         400,
         0,
@@ -190,10 +191,7 @@ def test_noise_does_not_make_it_diverge(num_evaluations, smoothing):
         progress=False,
     )
     end = testing.quadratic(result.params)
-    # Three values of the same step of two more evaluations are of one minibatch, and
-    # may not have noise of their own.
-    lower = smoothing == 1 and num_evaluations < 2
-    assert end < (0.33 if lower else 2) * result.values[0]
+    assert end < (0.33 if smoothing == 1 else 2) * result.values[0]
 
 
 @functools.cache
@@ -243,7 +241,7 @@ def test_what_is_missing_is_named():
         tx = zo.scale_by_parabolic_step(num_evaluations=num)
         with pytest.raises(ValueError, match=f"^{name} must be passed to update"):
             tx.update(x, tx.init(x), x, **given)
-    with pytest.raises(ValueError, match=r"num_evaluations must be 0, 1 or 2; got 3\."):
+    with pytest.raises(ValueError, match=r"num_evaluations must be 0 or 1; got 3\."):
         zo.scale_by_parabolic_step(num_evaluations=3)
     with pytest.raises(ValueError, match="initial_step_size must be"):
         zo.scale_by_parabolic_step(initial_step_size=-1.0)

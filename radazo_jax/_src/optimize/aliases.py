@@ -312,7 +312,6 @@ def zo_signsgd(
 
 def parabolic_sgd(
     decay: jax.typing.ArrayLike = 0.8,
-    num_evaluations: int = 0,
     initial_step_size: jax.typing.ArrayLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Stochastic gradient descent without a learning rate.
@@ -320,12 +319,11 @@ def parabolic_sgd(
     The step is -η g_t with η where the parabolas through the loss along the latest
     steps have their minimum; see `scale_by_parabolic_step`. It takes no evaluation more
     than `zo_sgd`. With the law `orthonormal` it needs the fewest evaluations of all
-    optimizers here on deterministic losses that are not badly conditioned.
+    optimizers here on deterministic losses that are not badly conditioned. For
+    minibatches there is `scale_by_minibatch_step`.
 
     Args:
       decay: The decay rate of the averages, in [0, 1).
-      num_evaluations: How many more evaluations a step takes: 0, or 2 for losses that
-        are another in each step, as of minibatches.
       initial_step_size: η of the first step; by default, one that lowers the loss by a
         thousandth, by its slope.
 
@@ -354,5 +352,5 @@ def parabolic_sgd(
     """
     return optax.chain(
         optax.scale(-1.0),
-        scale_by_parabolic_step(decay, num_evaluations, initial_step_size),
+        scale_by_parabolic_step(decay, initial_step_size=initial_step_size),
     )

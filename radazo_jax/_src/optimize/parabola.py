@@ -1,7 +1,5 @@
 """A step size from values: the minimum of the parabola through the steps taken."""
 
-import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,14 +10,13 @@ from radazo_jax._src import checks
 from radazo_jax._src.trees import at_least_float32
 
 # The first step is to lower the loss by this share of itself, by its slope.
-_FIRST = 1e-3
+FIRST = 1e-3
 
 # What is below this many units of rounding of the loss is not measured, but rounding.
 _ROUNDING = 32
 
-# A step that goes up is taken back where its curvature is so many times the known one;
-# the second, where that is measured by minibatches, and varies.
-_SURPRISE, _SURPRISE_BETWEEN = 4.0, 100.0
+# A step that goes up is taken back where its curvature is so many times the known one.
+_SURPRISE = 4.0
 
 # How far the step size changes at once: while its scale is being searched for, by
 # what was measured or blindly, and thereafter, by what was measured or blindly.
@@ -88,16 +85,15 @@ def scale_by_parabolic_step(
     slope are not finite the update is 0. Differences of the loss that rounding could
     make are not believed.
 
-    Like Optax's line searches it is the last of a chain and takes directions of
-    descent: put `optax.scale(-1.0)` before it.
+    The loss must be the same function in each step; for minibatches there is
+    `scale_by_minibatch_step`. Like Optax's line searches it is the last of a chain and
+    takes directions of descent: put `optax.scale(-1.0)` before it.
 
     Args:
       decay: The decay rate of both averages, in [0, 1).
       num_evaluations: How many more evaluations a step takes, by `value_fn`. 0: none,
         for the direction -ĝ alone. 1: along any direction, such as that of
-        `scale_by_radazo`, the loss as far on the other side of θ is evaluated. 2: the
-        step is measured by the loss of the next step, at three points. That is for
-        minibatches: on those that made it, a step looks better than it is.
+        `scale_by_radazo`, the loss as far on the other side of θ is evaluated.
       initial_step_size: η of the first step, a positive number; by default, one that
         lowers the loss by a thousandth, by its slope. It may be wrong by any factor.
 
@@ -139,17 +135,13 @@ def scale_by_parabolic_step(
       <https://arxiv.org/abs/1903.11991>, with another slope and other averages.
     """
     checks.check_unit_interval("decay", decay)
-    if num_evaluations not in (0, 1, 2):
-        raise ValueError(f"num_evaluations must be 0, 1 or 2; got {num_evaluations!r}.")
+    if num_evaluations not in (0, 1):
+        raise ValueError(f"num_evaluations must be 0 or 1; got {num_evaluations!r}.")
     if initial_step_size is not None:
         checks.check_positive("initial_step_size", initial_step_size)
 
     def init_fn(params: optax.Params) -> ScaleByParabolicStepState:
-        dtypes = [
-            jnp.finfo(jnp.asarray(p).dtype).dtype for p in jax.tree.leaves(params)
-        ]
-        wide = any(dtype == jnp.float64 for dtype in dtypes)
-        zero = jnp.zeros((), jnp.float64 if wide else jnp.float32)
+        zero = init_scalar(params)
         first = zero if initial_step_size is None else initial_step_size
         return ScaleByParabolicStepState(
             step_size=jnp.asarray(first).astype(zero.dtype),
@@ -165,17 +157,12 @@ def scale_by_parabolic_step(
             update=jax.tree.map(jnp.zeros_like, params),
         )
 
-    def measure(
-        state: ScaleByParabolicStepState, value: jax.Array, at: Callable[[float], Any]
-    ) -> _Parabola:
-        """The parabola along the latest step; `at(t)` is the loss t steps from here."""
+    def measure(state: ScaleByParabolicStepState, value: jax.Array) -> _Parabola:
+        """The parabola along the latest step."""
         if num_evaluations == 0:
             return _Parabola(state.fall, 2 * (value - state.value + state.fall))
-        if num_evaluations == 1:
-            before, behind = state.value, state.fall
-        else:
-            before, behind = at(-1.0), at(-2.0)
-        return _Parabola((behind - value) / 2, behind + value - 2 * before)
+        behind = state.fall
+        return _Parabola((behind - value) / 2, behind + value - 2 * state.value)
 
     def update_fn(
         updates: optax.Updates,
@@ -202,29 +189,22 @@ def scale_by_parabolic_step(
         resolution = _ROUNDING * float(jnp.finfo(jnp.result_type(value)).eps)
         value, rate = (jnp.asarray(x).astype(dtype) for x in (value, decay))
 
-        def at(step: optax.Updates, distance: float) -> jax.Array:
-            moved = _scaled(jnp.asarray(distance, dtype), step)
-            return jnp.asarray(value_fn(optax.apply_updates(params, moved)), dtype)
-
-        parabola = measure(state, value, functools.partial(at, state.update))
-        if num_evaluations < 2:
-            # The parameters are those of the latest value, unless a step was taken.
-            apart = abs(value - state.value)
-            again = ~state.pending & jnp.isfinite(apart)
-            noise = jnp.maximum(apart, rate * state.noise)
-            state = state._replace(noise=jnp.where(again, noise, state.noise))
-        surprise = _SURPRISE if num_evaluations < 2 else _SURPRISE_BETWEEN
-        new, back = _adapted(state, parabola, value, resolution, surprise, rate)
+        # The parameters are those of the latest value, unless a step was taken.
+        apart = abs(value - state.value)
+        again = ~state.pending & jnp.isfinite(apart)
+        noise = jnp.maximum(apart, rate * state.noise)
+        state = state._replace(noise=jnp.where(again, noise, state.noise))
+        new, back = _adapted(state, measure(state, value), value, resolution, rate)
         if num_evaluations == 0:
             along = jnp.asarray(slope).astype(dtype)
         else:
-            along = _product(updates, updates, dtype)
-            cosine = _cosine(updates, state.update, dtype)
-            aligned = rate * state.alignment + (1 - rate) * cosine
+            along = product(updates, updates, dtype)
+            between = cosine(updates, state.update, dtype)
+            aligned = rate * state.alignment + (1 - rate) * between
             new = new._replace(alignment=jnp.where(new.searching, 0, aligned))
         # By its slope, the first step does not lower the loss by more than itself.
         most = jnp.where(value == 0, 1, abs(value)) / along
-        first = _FIRST * most if initial_step_size is None else new.step_size
+        first = FIRST * most if initial_step_size is None else new.step_size
         size = jnp.where(
             jnp.isinf(state.value), jnp.minimum(first, most), new.step_size
         )
@@ -232,10 +212,13 @@ def scale_by_parabolic_step(
         goes = usable & ~back
         step = jax.tree.map(
             lambda new, old: jnp.where(back, -old, jnp.where(goes, new, 0)),
-            _scaled(size, updates),
+            scaled(size, updates),
             state.update,
         )
-        fall = at(step, -1.0) if num_evaluations == 1 else size * along
+        fall = size * along
+        if num_evaluations == 1:
+            behind = optax.apply_updates(params, scaled(-jnp.ones((), dtype), step))
+            fall = jnp.asarray(value_fn(behind), dtype)
         return step, new._replace(
             step_size=jnp.where(goes, size, new.step_size),
             pending=goes,
@@ -252,21 +235,18 @@ def _adapted(
     parabola: _Parabola,
     value: jax.Array,
     resolution: float,
-    surprise: float,
     decay: jax.Array,
 ) -> tuple[ScaleByParabolicStepState, jax.Array]:
     """The step size after a measurement, and whether the step is to be taken back."""
     fall, rise = parabola
-    square = _product(state.update, state.update, value.dtype)
+    square = product(state.update, state.update, value.dtype)
     finite = jnp.isfinite(value) & jnp.isfinite(fall) & jnp.isfinite(rise / square)
     rounding = resolution * jnp.maximum(abs(value), abs(state.value))
     seen = finite & (jnp.maximum(abs(fall), abs(rise)) > rounding)
     # A step that parameters of low precision rounded away changes nothing.
     seen &= value != state.value
-    known = jnp.where(
-        state.searching, _SURPRISE * abs(fall), surprise * state.curvature * square
-    )
-    upward = seen & (rise > 2 * fall) & (rise > known + _SURPRISE * state.noise)
+    known = jnp.where(state.searching, abs(fall), state.curvature * square)
+    upward = seen & (rise > 2 * fall) & (rise > _SURPRISE * (known + state.noise))
     back = state.pending & (upward | ~finite)
 
     # Where the scale was wrong, what was averaged says nothing.
@@ -279,10 +259,7 @@ def _adapted(
 
     slope = averaged(state.slope, state.step_size * fall / square)
     curvature = averaged(state.curvature, rise / square)
-    # Directions with a memory: a part of this step is taken again in the next ones.
-    memory = jnp.clip(state.alignment, 0, 0.99)
-    wanted = slope * (1 - memory) + state.step_size * curvature * memory
-    there = state.step_size * curvature * (1 + memory)
+    wanted, there = memory_of(state.alignment, slope, state.step_size * curvature)
     ratio = jnp.where(there > 0, wanted / there, jnp.inf)
     clear = seen & (abs(rise) > jnp.maximum(rounding, _SURPRISE * state.noise))
     factor = jnp.where(
@@ -305,18 +282,41 @@ def _adapted(
     return state, back
 
 
-def _scaled(factor: jax.Array, tree: optax.Updates) -> optax.Updates:
+def memory_of(
+    alignment: jax.Array, fall: jax.Array, rise: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The two sides of the equation that the best step solves.
+
+    Along directions with a memory, a part of a step is taken again in the next ones.
+
+    Args:
+      alignment: The cosine of a direction with the one before.
+      fall: The slope along a step.
+      rise: The curvature along it.
+    """
+    memory = jnp.clip(alignment, 0, 0.99)
+    return fall * (1 - memory) + rise * memory, rise * (1 + memory)
+
+
+def init_scalar(params: optax.Params) -> jax.Array:
+    """0 in the dtype of the parameters, or in float32 if that is wider."""
+    dtypes = [jnp.finfo(jnp.asarray(p).dtype).dtype for p in jax.tree.leaves(params)]
+    wide = any(dtype == jnp.float64 for dtype in dtypes)
+    return jnp.zeros((), jnp.float64 if wide else jnp.float32)
+
+
+def scaled(factor: jax.Array, tree: optax.Updates) -> optax.Updates:
     """The tree times a number, in its dtypes."""
 
-    def scaled(x: Any) -> jax.Array:
+    def of_leaf(x: Any) -> jax.Array:
         x = jnp.asarray(x)
         wide = at_least_float32(x.dtype)
         return (factor.astype(wide) * x.astype(wide)).astype(x.dtype)
 
-    return jax.tree.map(scaled, tree)
+    return jax.tree.map(of_leaf, tree)
 
 
-def _product(a: optax.Updates, b: optax.Updates, dtype: Any) -> jax.Array:
+def product(a: optax.Updates, b: optax.Updates, dtype: Any) -> jax.Array:
     """The inner product of two trees, as real vectors."""
 
     def of_leaf(x: Any, y: Any) -> jax.Array:
@@ -326,8 +326,8 @@ def _product(a: optax.Updates, b: optax.Updates, dtype: Any) -> jax.Array:
     return sum(jax.tree.leaves(jax.tree.map(of_leaf, a, b)), jnp.zeros((), dtype))
 
 
-def _cosine(a: optax.Updates, b: optax.Updates, dtype: Any) -> jax.Array:
+def cosine(a: optax.Updates, b: optax.Updates, dtype: Any) -> jax.Array:
     """That of the angle between two trees; 0 where one of them is."""
-    norms = jnp.sqrt(_product(a, a, dtype)) * jnp.sqrt(_product(b, b, dtype))
-    cosine = _product(a, b, dtype) / norms
-    return jnp.where(jnp.isfinite(cosine), cosine, 0)
+    norms = jnp.sqrt(product(a, a, dtype)) * jnp.sqrt(product(b, b, dtype))
+    quotient = product(a, b, dtype) / norms
+    return jnp.where(jnp.isfinite(quotient), quotient, 0)

@@ -1,0 +1,185 @@
+"""A step size for losses that are another in each step, as of minibatches."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from radazo_jax._src import checks
+from radazo_jax._src.optimize.parabola import (
+    FIRST,
+    cosine,
+    init_scalar,
+    memory_of,
+    product,
+    scaled,
+)
+
+# The first so many steps are measured all, and thereafter one in so many.
+_FIRST_STEPS, _EVERY = 20, 4
+
+# By how much, at most, a measurement changes log η.
+_FIRST_GAIN, _GAIN = 1.0, 0.2
+
+_DECAY = 0.9
+
+
+class ScaleByMinibatchStepState(NamedTuple):
+    """State of `scale_by_minibatch_step`.
+
+    Scalars have the dtype of the parameters, float32 if that is narrower.
+
+    Attributes:
+      count: The number of updates so far: int32, shape ().
+      step_size: η of the latest step, 0 before the first: shape ().
+      power: The average square of what is measured: shape ().
+      alignment: The average cosine of a step with the one before: shape ().
+      pending: Whether the latest update is a step: bool, shape ().
+      update: The latest update, a tree like the parameters.
+    """
+
+    # `count` is the name that Optax's states have; it hides a method of tuple.
+    count: jax.Array  # type: ignore[assignment]
+    step_size: jax.Array
+    power: jax.Array
+    alignment: jax.Array
+    pending: jax.Array
+    update: optax.Updates
+
+
+def scale_by_minibatch_step(
+    initial_step_size: jax.typing.ArrayLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Scales descent directions by a step size that is measured on other minibatches.
+
+    On the minibatch that made it, a step looks better than it is: a step size from the
+    values of one step, as that of `scale_by_parabolic_step`, diverges. Here the loss of
+    the next step, of another minibatch, is evaluated before the step and as far behind
+    it. With the value after the step that makes a parabola, of slope s and curvature h
+    along the step u. At the best η both are equal on average, where h is that of u and
+    not of a unit step, and
+
+        log η ← log η + γ (s − h) / √average(s² + h²)
+
+    goes there. That takes two more evaluations in each of the first 20 steps, and in
+    one of four later. A step that raises the loss of the next minibatch by half, or
+    makes it infinite, is taken back.
+
+    The η is best for the next step. A larger one, which gains less at first, may be
+    better in the end.
+
+    Like Optax's line searches it is the last of a chain and takes directions of
+    descent: put `optax.scale(-1.0)` before it.
+
+    Args:
+      initial_step_size: η of the first step, a positive number; by default, one that
+        would lower the loss by a thousandth if the direction were its gradient.
+
+    Returns:
+      A transformation whose `update(updates, state, params, value=..., value_fn=...)`
+      needs the loss at `params`, and the loss as a function; `minimize` passes both.
+      Its state is a `ScaleByMinibatchStepState`; it has a copy of the latest update,
+      of the size of the parameters.
+
+    Raises:
+      TypeError, ValueError: If an argument is not as described; by the update, if what
+        it needs is missing.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> import radazo_jax as zo
+      >>> optimizer = optax.chain(optax.scale(-1.0), zo.scale_by_minibatch_step())
+      >>> result = zo.minimize(
+      ...     lambda x, noise: jnp.sum((x - 1.0 - noise) ** 2),
+      ...     jnp.zeros(20),
+      ...     optimizer,
+      ...     zo.forward_difference(),
+      ...     200,
+      ...     key=0,
+      ...     sample=lambda key: jax.random.normal(key, (20,)) / 4,
+      ...     progress=False,
+      ... )
+      >>> bool(jnp.sum((result.params - 1) ** 2) < 1.0)
+      True
+    """
+    if initial_step_size is not None:
+        checks.check_positive("initial_step_size", initial_step_size)
+
+    def init_fn(params: optax.Params) -> ScaleByMinibatchStepState:
+        zero = init_scalar(params)
+        return ScaleByMinibatchStepState(
+            count=jnp.zeros((), jnp.int32),
+            step_size=zero,
+            power=zero,
+            alignment=zero,
+            pending=jnp.zeros((), jnp.bool_),
+            update=jax.tree.map(jnp.zeros_like, params),
+        )
+
+    def update_fn(
+        updates: optax.Updates,
+        state: ScaleByMinibatchStepState,
+        params: optax.Params | None = None,
+        *,
+        value: jax.typing.ArrayLike | None = None,
+        value_fn: Callable[[Any], jax.Array] | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, ScaleByMinibatchStepState]:
+        del extra_args
+        if params is None or value is None or value_fn is None:
+            raise ValueError(
+                "params, value and value_fn must be passed to update, as minimize "
+                f"does; got {params!r}, {value!r} and {value_fn!r}."
+            )
+        dtype = state.step_size.dtype
+        value = jnp.asarray(value).astype(dtype)
+        early = state.count < _FIRST_STEPS
+        measured = state.pending & (early | (state.count % _EVERY == 0))
+
+        def at(distance: float) -> jax.Array:
+            moved = scaled(jnp.asarray(distance, dtype), state.update)
+            return jnp.asarray(value_fn(optax.apply_updates(params, moved)), dtype)
+
+        before, behind = lax.cond(
+            measured, lambda: (at(-1.0), at(-2.0)), lambda: (value, value)
+        )
+        fall, rise = (behind - value) / 2, behind + value - 2 * before
+        wanted, there = memory_of(state.alignment, fall, rise)
+        now = wanted**2 + there**2
+        average = _DECAY * state.power + (1 - _DECAY) * now
+        power = jnp.where(measured & jnp.isfinite(now), average, state.power)
+        error = (wanted - there) / jnp.sqrt(jnp.maximum(power, now))
+        error = jnp.where(jnp.isfinite(error), error, -1)
+        factor = jnp.exp(jnp.where(early, _FIRST_GAIN, _GAIN) * error)
+        up = ~jnp.isfinite(value) | (measured & (value - before > abs(before) / 2))
+        back = state.pending & up
+        factor = jnp.where(back, 0.25, jnp.where(measured, factor, 1))
+
+        square = product(updates, updates, dtype)
+        if initial_step_size is None:
+            first = FIRST * jnp.where(value == 0, 1, abs(value)) / square
+        else:
+            first = jnp.asarray(initial_step_size).astype(dtype)
+        size = jnp.where(state.step_size > 0, state.step_size * factor, first)
+        goes = jnp.isfinite(value) & jnp.isfinite(size * square) & (square > 0) & ~back
+        step = jax.tree.map(
+            lambda new, old: jnp.where(back, -old, jnp.where(goes, new, 0)),
+            scaled(size, updates),
+            state.update,
+        )
+        between = cosine(updates, state.update, dtype)
+        aligned = _DECAY * state.alignment + (1 - _DECAY) * between
+        new_state = ScaleByMinibatchStepState(
+            count=optax.safe_increment(state.count),
+            step_size=jnp.where(goes | back, size, state.step_size),
+            power=power,
+            alignment=jnp.where(state.pending & ~back, aligned, state.alignment),
+            pending=goes,
+            update=step,
+        )
+        return step, new_state
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -1,0 +1,110 @@
+"""The step size that is measured on the minibatches of the steps that follow."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from tables import jit
+
+import radazo_jax as zo
+
+DIMENSION = 40
+CURVATURES = np.linspace(0.5, 3, DIMENSION).astype(np.float32)
+
+
+def loss(x, center):
+    return jnp.sum(CURVATURES * (x - 1 - center) ** 2) / 2
+
+
+def sample(key):
+    return jax.random.normal(key, (DIMENSION,)) / 4
+
+
+def minimized(tx, num_steps=300, fun=loss, **options):
+    estimator = zo.forward_difference(zo.orthonormal(), 8, smoothing=1e-2)
+    start = 5 * jnp.ones(DIMENSION)
+    return zo.minimize(
+        fun, start, tx, estimator, num_steps, 0, sample=sample, progress=False
+    )
+
+
+def chain(*directions, **options):
+    step = zo.scale_by_minibatch_step(**options)
+    return optax.chain(*directions, optax.scale(-1.0), step)
+
+
+@pytest.mark.parametrize("size", [None, 1e-6, 1e6])
+def test_descends_from_a_first_step_of_any_size(size):
+    result = minimized(chain(initial_step_size=size))
+    gap = np.sum(CURVATURES * (np.asarray(result.params) - 1) ** 2) / 2
+    assert gap < 0.02 * np.sum(CURVATURES * 16) / 2
+    # ĝ = (d/K) Σ (g·u) u has E|ĝ|² = d/K |g|²: η is about K/d over the curvature.
+    size = float(result.state.optimizer_state[-1].step_size)
+    assert 0.02 < size < 0.8
+
+
+def test_directions_with_a_memory_descend():
+    result = minimized(chain(zo.scale_by_radazo()), 600)
+    assert np.mean(result.values[-50:]) < 0.1 * result.values[0]
+
+
+def test_a_loss_that_becomes_infinite_is_left():
+    def fun(x, center):
+        return jnp.where(jnp.max(abs(x)) > 6, jnp.inf, loss(x, center))
+
+    result = minimized(chain(initial_step_size=10.0), fun=fun)
+    assert np.isinf(result.values).any()
+    assert np.isfinite(result.params).all()
+    assert np.mean(result.values[-50:]) < 0.2 * result.values[0]
+
+
+def test_measures_on_the_loss_of_the_next_step():
+    """One step along -x, measured by another curvature: log η moves as it should."""
+    tx = zo.scale_by_minibatch_step(initial_step_size=0.5)
+    x = jnp.ones(4)
+    state = tx.init(x)
+    first, state = tx.update(-x, state, x, value=2.0, value_fn=jnp.sum)
+    np.testing.assert_allclose(first, -0.5)
+
+    def following(x):
+        return 3 * jnp.sum(x**2)
+
+    x = x + first
+    _, state = tx.update(-x, state, x, value=following(x), value_fn=following)
+    # Along -½ from 1, of 3 |x|² in four dimensions: slope 12, curvature 6.
+    fall, rise = 12.0, 6.0
+    np.testing.assert_allclose(
+        state.step_size, 0.5 * np.exp((fall - rise) / np.hypot(fall, rise)), rtol=1e-5
+    )
+    np.testing.assert_allclose(state.power, 0.1 * (fall**2 + rise**2), rtol=1e-5)
+
+
+def test_evaluates_twice_at_first_and_every_fourth_step_then():
+    tx, calls = zo.scale_by_minibatch_step(), []
+
+    def fun(x):
+        jax.debug.callback(lambda: calls.append(None))
+        return jnp.sum(x**2)
+
+    @jit
+    def step(x, state):
+        updates, state = tx.update(-x, state, x, value=jnp.sum(x**2), value_fn=fun)
+        return optax.apply_updates(x, updates), state
+
+    x, counts = jnp.ones(3), []
+    state = tx.init(x)
+    for _ in range(28):
+        x, state = step(x, state)
+        jax.effects_barrier()
+        counts.append(len(calls))
+    # Nothing is there to be measured in the first.
+    assert counts == [0, *range(2, 40, 2), *[40] * 4, *[42] * 4]
+
+
+def test_what_is_missing_is_named():
+    tx, x = zo.scale_by_minibatch_step(), jnp.ones(2)
+    with pytest.raises(ValueError, match=r"^params, value and value_fn must be passed"):
+        tx.update(x, tx.init(x), x, value=1.0)
+    with pytest.raises(ValueError, match="initial_step_size must be"):
+        zo.scale_by_minibatch_step(0.0)
