@@ -94,12 +94,12 @@ def test_evaluates_twice_at_first_and_every_fourth_step_then():
 
     x, counts = jnp.ones(3), []
     state = tx.init(x)
-    for _ in range(28):
+    for _ in range(48):
         x, state = step(x, state)
         jax.effects_barrier()
         counts.append(len(calls))
     # Nothing is there to be measured in the first.
-    assert counts == [0, *range(2, 40, 2), *[40] * 4, *[42] * 4]
+    assert counts == [0, *range(2, 80, 2), *[80] * 4, *[82] * 4]
 
 
 def test_what_is_missing_is_named():

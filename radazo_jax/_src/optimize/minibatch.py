@@ -19,10 +19,14 @@ from radazo_jax._src.optimize.parabola import (
 )
 
 # The first so many steps are measured all, and thereafter one in so many.
-_FIRST_STEPS, _EVERY = 20, 4
+_FIRST_STEPS, _EVERY = 40, 4
 
-# By how much, at most, a measurement changes log η.
+# How much a measurement changes log η, until one says that η is too large, and later.
 _FIRST_GAIN, _GAIN = 1.0, 0.2
+
+# A step is taken back that raises the loss of the next minibatch by more than this
+# share, in the first steps and later.
+_FIRST_RAISED, _RAISED = 0.1, 0.5
 
 _DECAY = 0.9
 
@@ -37,6 +41,8 @@ class ScaleByMinibatchStepState(NamedTuple):
       step_size: η of the latest step, 0 before the first: shape ().
       power: The average square of what is measured: shape ().
       alignment: The average cosine of a step with the one before: shape ().
+      searching: Whether no measurement has said yet that η is too large: bool,
+        shape ().
       pending: Whether the latest update is a step: bool, shape ().
       update: The latest update, a tree like the parameters.
     """
@@ -46,6 +52,7 @@ class ScaleByMinibatchStepState(NamedTuple):
     step_size: jax.Array
     power: jax.Array
     alignment: jax.Array
+    searching: jax.Array
     pending: jax.Array
     update: optax.Updates
 
@@ -64,9 +71,10 @@ def scale_by_minibatch_step(
 
         log η ← log η + γ (s − h) / √average(s² + h²)
 
-    goes there. That takes two more evaluations in each of the first 20 steps, and in
-    one of four later. A step that raises the loss of the next minibatch by half, or
-    makes it infinite, is taken back.
+    goes there. That takes two more evaluations in each of the first 40 steps, and in
+    one of four later; γ is 1 until h exceeds s, and then 0.2. A step that raises the
+    loss of the next minibatch by a tenth, by half after the first 40, or makes it
+    infinite, is taken back.
 
     The η is best for the next step. A larger one, which gains less at first, may be
     better in the end.
@@ -115,6 +123,7 @@ def scale_by_minibatch_step(
             step_size=zero,
             power=zero,
             alignment=zero,
+            searching=jnp.ones((), jnp.bool_),
             pending=jnp.zeros((), jnp.bool_),
             update=jax.tree.map(jnp.zeros_like, params),
         )
@@ -153,8 +162,10 @@ def scale_by_minibatch_step(
         power = jnp.where(measured & jnp.isfinite(now), average, state.power)
         error = (wanted - there) / jnp.sqrt(jnp.maximum(power, now))
         error = jnp.where(jnp.isfinite(error), error, -1)
-        factor = jnp.exp(jnp.where(early, _FIRST_GAIN, _GAIN) * error)
-        up = ~jnp.isfinite(value) | (measured & (value - before > abs(before) / 2))
+        factor = jnp.exp(jnp.where(state.searching, _FIRST_GAIN, _GAIN) * error)
+        share = jnp.where(early, _FIRST_RAISED, _RAISED)
+        raised = measured & (value - before > share * abs(before))
+        up = ~jnp.isfinite(value) | raised
         back = state.pending & up
         factor = jnp.where(back, 0.25, jnp.where(measured, factor, 1))
 
@@ -177,6 +188,7 @@ def scale_by_minibatch_step(
             step_size=jnp.where(goes | back, size, state.step_size),
             power=power,
             alignment=jnp.where(state.pending & ~back, aligned, state.alignment),
+            searching=state.searching & ~(measured & (error < 0)) & ~back,
             pending=goes,
             update=step,
         )
