@@ -10,10 +10,18 @@ import sys
 import numpy as np
 import pytest
 
-from examples.paper import attack, digits, moments, network, synthetic, tuned
+from examples.paper import (
+    attack,
+    digits,
+    moments,
+    network,
+    parameter_free,
+    synthetic,
+    tuned,
+)
 
 _ROOT = pathlib.Path(__file__).parents[1]
-_SCRIPTS = (synthetic, digits, moments, attack, tuned)
+_SCRIPTS = (synthetic, digits, moments, attack, tuned, parameter_free)
 
 
 def _run(script, *arguments):
@@ -46,6 +54,7 @@ def _run(script, *arguments):
         pytest.param("moments", marks=pytest.mark.slow),
         pytest.param("attack", marks=pytest.mark.slow),
         pytest.param("tuned", marks=pytest.mark.slow),
+        pytest.param("parameter_free", marks=pytest.mark.slow),
     ],
 )
 def test_fast_run(name, tmp_path):
