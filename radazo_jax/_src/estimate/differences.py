@@ -53,7 +53,7 @@ def forward_difference(
         from them. Parameters and minibatch may be sharded over other axes.
 
     Returns:
-      The estimator. It has no state, unless the law is `numbered`: then that is a key
+      The estimator. It has no state, unless the law is `numbered`; then that is a key
       and the number of the next direction.
 
     Raises:
@@ -121,7 +121,7 @@ def central_difference(
         in `forward_difference`.
 
     Returns:
-      The estimator. It has no state, unless the law is `numbered`: then that is a key
+      The estimator. It has no state, unless the law is `numbered`; then that is a key
       and the number of the next direction.
 
     Raises:
