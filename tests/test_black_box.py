@@ -59,6 +59,17 @@ def test_is_the_run_of_minimize(reference):
     np.testing.assert_array_equal(reference.values, compiled.values)
 
 
+def test_tunes_nothing_where_nothing_is_named():
+    target = np.linspace(-1, 1, 50, dtype=np.float32)
+
+    def far(x):
+        return float(1e3 * np.sum((x - target) ** 2))
+
+    start = np.zeros(50, np.float32)
+    result = zo.minimize_black_box(far, start, num_steps=30, progress=False)
+    assert far(result.params) < 0.01 * far(start)
+
+
 def test_threads_give_the_same_run(reference):
     with ThreadPoolExecutor(4) as threads:
         assert_same(run(executor=threads).state, reference.state)

@@ -43,6 +43,39 @@ def assert_same(a, b):
         np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.parametrize("scale", [1e-4, 1e4])
+def test_tunes_nothing_where_nothing_is_named(scale):
+    """Whatever the units of the loss."""
+
+    def scaled(x):
+        return scale * loss(x)
+
+    start = jnp.zeros(200)
+    result = zo.minimize(scaled, start, num_steps=60, progress=False)
+    assert result.values[-1] < 0.01 * result.values[0]
+    again = zo.minimize(
+        scaled,
+        start,
+        zo.parabolic_sgd(),
+        zo.forward_difference(zo.orthonormal()),
+        60,
+        0,
+        progress=False,
+    )
+    assert_same(result.params, again.params)
+
+
+def test_tunes_nothing_on_minibatches():
+    result = zo.minimize(
+        noisy_loss,
+        START,
+        num_steps=60,
+        sample=lambda key: 1 + 0.01 * jax.random.normal(key, (20,)),
+        progress=False,
+    )
+    assert result.values[-1] < 0.05 * result.values[0]
+
+
 def test_is_the_loop_written_by_hand():
     value_and_grad = zo.value_and_grad(loss, ESTIMATOR)
 

@@ -14,6 +14,7 @@ from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.outside import Outcome, outside
 from radazo_jax._src.optimize import ask_tell, host, step
 from radazo_jax._src.optimize.console import interruptible, progress_bar
+from radazo_jax._src.optimize.defaults import defaults
 from radazo_jax._src.optimize.host import Done, Path, Values
 from radazo_jax._src.optimize.journal import Record
 from radazo_jax._src.optimize.step import Bounds, MinimizeState, Policy
@@ -57,10 +58,10 @@ class BlackBoxResult(NamedTuple):
 def minimize_black_box(
     fun: Callable[[Any], Any],
     params: Any,
-    optimizer: optax.GradientTransformation,
-    estimator: GradientEstimator,
-    num_steps: int,
-    key: jax.typing.ArrayLike,
+    optimizer: optax.GradientTransformation | None = None,
+    estimator: GradientEstimator | None = None,
+    num_steps: int = 1000,
+    key: jax.typing.ArrayLike = 0,
     *,
     executor: Any = None,
     batched: bool = False,
@@ -83,7 +84,7 @@ def minimize_black_box(
         become float32, unless JAX has 64 bits enabled.
       optimizer: As in `minimize`; it gets no `value_fn`. Calls with the same
         `optimizer` and `estimator` objects compile once.
-      estimator: An estimator, such as `forward_difference()`. It says where the
+      estimator: As in `minimize`. It says where the
         function is evaluated; its `batch_size` and `axis_name` have no effect.
       num_steps: The number of steps in this call; with a journal, of the whole run.
       key: The key of the whole run; it is consumed. The run is that of `minimize`.
@@ -141,6 +142,9 @@ def minimize_black_box(
     path = journal
     if not callable(fun):
         raise TypeError(f"fun must be a function of params; got {fun!r}.")
+    untuned = defaults(minibatches=False)
+    optimizer = untuned.optimizer if optimizer is None else optimizer
+    estimator = untuned.estimator if estimator is None else estimator
     step.check_run(optimizer, estimator)
     checks.check_int_at_least("num_steps", num_steps, 1)
     checks.check_int_at_least("max_retries", max_retries, 0)

@@ -17,6 +17,7 @@ from radazo_jax._src.estimate.estimator import GradientEstimator, evaluate
 from radazo_jax._src.optimize import ask_tell, host, step
 from radazo_jax._src.optimize.check_up import warn_of_rounding
 from radazo_jax._src.optimize.console import interruptible, progress_bar
+from radazo_jax._src.optimize.defaults import defaults
 from radazo_jax._src.optimize.host import Done, Path, Values
 from radazo_jax._src.optimize.step import MinimizeState, Policy
 
@@ -43,10 +44,10 @@ class MinimizeResult(NamedTuple):
 def minimize(
     fun: Callable[..., jax.Array],
     params: Any,
-    optimizer: optax.GradientTransformation,
-    estimator: GradientEstimator,
-    num_steps: int,
-    key: jax.typing.ArrayLike,
+    optimizer: optax.GradientTransformation | None = None,
+    estimator: GradientEstimator | None = None,
+    num_steps: int = 1000,
+    key: jax.typing.ArrayLike = 0,
     *,
     sample: Callable[[jax.Array], Any] | None = None,
     state: MinimizeState | None = None,
@@ -70,8 +71,9 @@ def minimize(
       params: The starting point, a tree of floating-point arrays. Not modified.
       optimizer: An Optax transformation, such as `radazo(1e-3)`. It gets `value`,
         `grad`, `slope` (along `grad`) and `value_fn` as extra arguments, where it
-        takes any.
-      estimator: An estimator, such as `forward_difference()`.
+        takes any. By default nothing is tuned: `parabolic_sgd()`, or descent by
+        `scale_by_minibatch_step()` where `sample` is given.
+      estimator: An estimator; by default `forward_difference(orthonormal())`.
       num_steps: The number of steps in this call; with a journal, of the whole run.
       key: The key of the whole run; it is consumed.
       sample: `sample(key) -> xi` draws the random variable ξ of the loss, such as a
@@ -122,6 +124,9 @@ def minimize(
     """
     if not callable(fun):
         raise TypeError(f"fun must be a function of params; got {fun!r}.")
+    untuned = defaults(sample is not None)
+    optimizer = untuned.optimizer if optimizer is None else optimizer
+    estimator = untuned.estimator if estimator is None else estimator
     step.check_run(optimizer, estimator)
     checks.check_int_at_least("num_steps", num_steps, 1)
     if chunk_size is not None:
