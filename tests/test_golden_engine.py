@@ -30,6 +30,8 @@ def chosen(kind, law, estimator, batch):
     return kind == "directions" or batch == batches[second % 4]
 
 
+# Of the leaf in bfloat16 most of a perturbation is lost, and was when recorded.
+@pytest.mark.filterwarnings("ignore:.*round most of their perturbation")
 @pytest.mark.parametrize(
     "name",
     [

@@ -56,6 +56,11 @@ class ScaleByMinibatchStepState(NamedTuple):
     pending: jax.Array
     update: optax.Updates
 
+    @property
+    def takes_back(self) -> bool:
+        """A step to where the loss is not finite is taken back by the next update."""
+        return True
+
 
 def scale_by_minibatch_step(
     initial_step_size: jax.typing.ArrayLike | None = None,

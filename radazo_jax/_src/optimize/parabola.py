@@ -56,6 +56,11 @@ class ScaleByParabolicStepState(NamedTuple):
     fall: jax.Array
     update: optax.Updates
 
+    @property
+    def takes_back(self) -> bool:
+        """A step to where the loss is not finite is taken back by the next update."""
+        return True
+
 
 class _Parabola(NamedTuple):
     """The loss along the latest step, f(θ + t u) ≈ f₀ − t·fall + t²·rise / 2."""

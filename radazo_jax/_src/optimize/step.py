@@ -223,28 +223,32 @@ def advance(
     skipped = (estimate.num_values == 0) | unusable
     taken = 1 - skipped.astype(jnp.int32)
 
-    def update(carry: tuple[jax.Array, Any, Any]) -> tuple[jax.Array, Any, Any]:
-        i, params, optimizer_state = carry
+    def update(params: Any, optimizer_state: Any) -> tuple[Any, Any]:
         estimate, _ = estimator.reduce(points, values, params, state.estimator_state)
+        gradient = estimate.gradient
+        if takes_back(optimizer_state):
+            # Its own members of the chain see a skipped step, without NaN.
+            gradient = jax.tree.map(
+                lambda g: jnp.where(skipped, jnp.zeros_like(g), g), gradient
+            )
         updates, optimizer_state = optax.with_extra_args_support(optimizer).update(
-            estimate.gradient,
+            gradient,
             optimizer_state,
             params,
             value=estimate.value,
-            grad=estimate.gradient,
+            grad=gradient,
             slope=estimate.slope,
             value_fn=value_fn,
         )
-        params = into(bounds, optax.apply_updates(params, updates))
-        return i + 1, params, optimizer_state
+        return into(bounds, optax.apply_updates(params, updates)), optimizer_state
 
-    # A loop of one turn or none. It works in place, which a conditional, or a choice
-    # between before and after, does not: two copies of the parameters more.
-    _, params, optimizer_state = lax.while_loop(
-        lambda carry: carry[0] < taken,
-        update,
-        (jnp.zeros((), jnp.int32), state.params, state.optimizer_state),
-    )
+    if takes_back(state.optimizer_state):
+        params, after = update(state.params, state.optimizer_state)
+        optimizer_state = _unless(skipped, state.optimizer_state, after)
+    else:
+        params, optimizer_state = _times(
+            taken, update, state.params, state.optimizer_state
+        )
     one = 1 - taken
     failures = Failures(
         state.failures.evaluations + failed,
@@ -256,6 +260,51 @@ def advance(
         params, optimizer_state, estimator_state, state.key, step, failures
     )
     return state, estimate.value.astype(jnp.float32)
+
+
+def takes_back(optimizer_state: Any) -> bool:
+    """Whether a member of the chain is to see steps that have no value.
+
+    It says so by the property `takes_back` of its state: after a step to where the loss
+    is not finite, it alone can return.
+    """
+    return any(map(_takes_back, jax.tree.leaves(optimizer_state, is_leaf=_takes_back)))
+
+
+def _takes_back(node: Any) -> bool:
+    return getattr(node, "takes_back", False) is True
+
+
+def _unless(skipped: jax.Array, before: Any, after: Any) -> Any:
+    """The state after; where the step was skipped, that of the others is as before."""
+    return jax.tree.map(
+        lambda old, new: (
+            new
+            if _takes_back(old)
+            else jax.tree.map(lambda x, y: jnp.where(skipped, x, y), old, new)
+        ),
+        before,
+        after,
+        is_leaf=_takes_back,
+    )
+
+
+def _times(
+    count: jax.Array, update: Callable[..., tuple[Any, Any]], params: Any, state: Any
+) -> tuple[Any, Any]:
+    """Calls `update` once or not at all.
+
+    By a loop, which works in place. A conditional, or a choice between before and
+    after, holds two copies of the parameters more.
+    """
+
+    def body(carry: tuple[jax.Array, Any, Any]) -> tuple[jax.Array, Any, Any]:
+        i, *rest = carry
+        return i + 1, *update(*rest)
+
+    start = (jnp.zeros((), jnp.int32), params, state)
+    _, params, state = lax.while_loop(lambda carry: carry[0] < count, body, start)
+    return params, state
 
 
 def into(bounds: Bounds | None, params: Any) -> Any:
