@@ -9,9 +9,10 @@ from tables import assert_same_draws, slow
 
 RECORD = np.load(make_engine.FILE)
 # Directions are equal to the bit, but for laws of sums. Sums may be taken in another
-# order, and a run amplifies that.
+# order, and a run amplifies that: 1e-6 after three steps of these is ten times as much
+# every ten steps.
 RUNS = list(itertools.product(make_engine.ESTIMATORS, (None, 1, "axis")))
-TOLERANCES = {"gradient": 2e-5, "run": 2e-3}
+TOLERANCES = {"gradient": 2e-5, "run": 2e-2}
 
 
 def recorded(name):
