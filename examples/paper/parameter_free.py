@@ -21,6 +21,7 @@ import numpy as np
 import optax
 
 import radazo_jax as zo
+from examples.common import figures
 from examples.common.record import array, read
 from examples.common.tables import Table
 from examples.paper import common, synthetic, tuned
@@ -243,8 +244,8 @@ def _long_table(runs: dict[str, Any]) -> Table:
 
 def plot(content: dict[str, Any]) -> plt.Figure:
     """The ratios of the first table; below 1, nothing to tune needs fewer."""
-    figure, axes = plt.subplots(figsize=(9, 4.2), layout="constrained")
-    common.tidy(axes)
+    figure, all_axes = figures.panels(1, 1, (9, 4.2))
+    axes = all_axes[0, 0]
     if "long" in content:
         for i, run in enumerate(content["long"].values()):
             axes.plot([i] * len(run["iterations"]), run["iterations"], "o")
