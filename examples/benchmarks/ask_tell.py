@@ -86,7 +86,7 @@ def sleeping(num_steps: int) -> float:
     with ThreadPoolExecutor(THREADS) as executor:
         zo.minimize_black_box(
             fun,
-            np.ones(10**4, np.float32),
+            np.ones(10**3, np.float32),
             zo.radazo(1e-3),
             estimator,
             num_steps,

@@ -97,15 +97,16 @@ class Policy(NamedTuple):
         checks.check_int_at_least("max_failures", max_failures, 1)
         return cls(on_failure, max_failures)
 
-    def limits(self, state: MinimizeState) -> jax.Array:
+    def limits(self, state: MinimizeState) -> np.ndarray:
         """The failures that end a run: of evaluations, and in a row; int32, [2]."""
         so_far = int(state.failures.evaluations)
         most = so_far if self.on_failure == "raise" else np.iinfo(np.int32).max - 1
-        return jnp.asarray([most + 1, self.max_failures], jnp.int32)
+        return np.array([most + 1, self.max_failures], np.int32)
 
-    def check(self, state: MinimizeState, limits: jax.Array, last: str = "") -> None:
+    def check(self, state: MinimizeState, limits: np.ndarray, last: str = "") -> None:
         """Raises a RunError if the failures have reached the limits."""
-        if not bool(exceeds(state, limits)):
+        failures = jax.device_get(state.failures)
+        if failures.evaluations < limits[0] and failures.in_a_row < limits[1]:
             return
         told = f" The last failure: {last}." if last else ""
         if self.on_failure == "raise":
