@@ -7,6 +7,7 @@ the best of all points that it has evaluated.
 """
 
 import argparse
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -20,14 +21,16 @@ import jax
 import matplotlib.pyplot as plt
 import nevergrad as ng
 import numpy as np
+import optax
 from jax.flatten_util import ravel_pytree
 from tqdm import tqdm
 
 import radazo_jax as zo
-from examples.common import cli
-from examples.common.record import numbers, record, write
+from examples.common import cli, figures
+from examples.common.record import numbers
 from examples.common.tables import Table
-from examples.paper.common import mean_std, save, significant, tidy
+from examples.paper import common
+from examples.paper.common import mean_std, significant
 
 OUTPUT = Path(__file__).resolve().parents[1] / "out" / "black_boxes"
 COLORS = {"R-AdaZO": "#D55E00", "pycma": "#0072B2", "Nevergrad": "#009E73"}
@@ -40,15 +43,15 @@ class Problem(NamedTuple):
     Attributes:
       loss: The function, at the top level of its module, for processes import it.
       params: The starting point.
-      minimize: `minimize(learning_rate, evaluations, **options)`, a call of
-        `minimize_black_box` with these options.
+      estimator: The estimator of R-AdaZO. One object for all runs: what is compiled
+        for it is used again.
       rates: The learning rates to choose from.
       sigmas: As many standard deviations for the other tools.
     """
 
     loss: Callable[[Any], float]
     params: Any
-    minimize: Callable[..., zo.BlackBoxResult]
+    estimator: zo.GradientEstimator
     rates: Sequence[float]
     sigmas: Sequence[float]
 
@@ -58,6 +61,12 @@ class Run(NamedTuple):
     params: Any  # The best point.
 
 
+@functools.cache
+def decaying(rate: float, steps: int) -> optax.GradientTransformation:
+    schedule = optax.linear_schedule(rate, 0.0, steps)
+    return zo.radazo(schedule, bias_correction=True)
+
+
 def radazo(problem: Problem, rate: float, budget: int, seed: int, pool: Any) -> Run:
     values: list[float] = []
 
@@ -65,8 +74,20 @@ def radazo(problem: Problem, rate: float, budget: int, seed: int, pool: Any) -> 
         del state
         values.extend(found)
 
-    result = problem.minimize(
-        rate, budget, key=seed, executor=pool, progress=False, callback=keep
+    points = jax.eval_shape(
+        problem.estimator.points, jax.random.key(0), problem.params, ()
+    )
+    steps = max(1, budget // points.num_points)
+    result = zo.minimize_black_box(
+        problem.loss,
+        problem.params,
+        decaying(rate, steps),
+        problem.estimator,
+        steps,
+        key=seed,
+        executor=pool,
+        progress=False,
+        callback=keep,
     )
     return Run(np.array(values), result.best.params)
 
@@ -188,7 +209,7 @@ def compare(
     settings = {"evaluations": args.evaluations, "seeds": args.seeds}
     size = sum(np.size(leaf) for leaf in jax.tree.leaves(problem.params))
     content = {"settings": settings, "dimension": size, "start": start, "runs": runs}
-    return record() | numbers(content), found
+    return numbers(content), found
 
 
 def _at(evaluations: int) -> np.ndarray:
@@ -232,7 +253,7 @@ def draw(axes: plt.Axes, content: dict[str, Any], sign: float = 1.0) -> None:
         axes.plot(at, curves.mean(axis=0), lw=2, color=COLORS[name], label=name)
     axes.set_xlabel("evaluations")
     axes.legend(frameon=False)
-    tidy(axes)
+    figures.tidy(axes)
 
 
 def finish(
@@ -246,9 +267,4 @@ def finish(
     The record has the tables' rows, so that a page can show them where the tools are
     not installed.
     """
-    made = tables(content)
-    write(path.with_suffix(".json"), content | {"rows": rows(made)})
-    for shown in made:
-        print(f"\n{shown.caption}\n\n{shown.format()}")
-    save(plot(content), path.with_suffix(".png"))
-    print(f"\nWrote {path}.json and {path}.png")
+    common.finish(path, content | {"rows": rows(tables(content))}, tables, plot)

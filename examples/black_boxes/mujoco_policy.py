@@ -19,22 +19,19 @@ import gymnasium
 import matplotlib.pyplot as plt
 import mujoco
 import numpy as np
-import optax
 
 import radazo_jax as zo
 from examples.black_boxes import compare
+from examples.common import figures
 from examples.common.record import numbers
 from examples.common.tables import Table
-from examples.paper.common import save
 
 # MuJoCo would write to a file, where it is started, that the robot's model is old.
 mujoco.set_mju_user_warning(lambda message: None)
 
 TASK, STEPS = "HalfCheetah-v5", 200  # An episode has 200 steps of 0.05 s.
 START = np.zeros((6, 17), np.float32)
-DIRECTIONS = 8  # K
-# One object for all runs: what is compiled for it is used again.
-ESTIMATOR = zo.central_difference(zo.rademacher(), DIRECTIONS, smoothing=0.05)
+ESTIMATOR = zo.central_difference(zo.rademacher(), num_directions=8, smoothing=0.05)
 
 
 @functools.cache
@@ -62,19 +59,6 @@ def episode(weights: np.ndarray, seed: int, pictures: Sequence[int] = ()) -> Any
 def loss(weights: np.ndarray) -> float:
     """Minus the mean return of two episodes, which always start alike."""
     return -np.mean([episode(weights, seed)[0] for seed in range(2)])
-
-
-@functools.cache
-def optimizer(rate: float, steps: int) -> optax.GradientTransformation:
-    schedule = optax.linear_schedule(rate, 0.0, steps)
-    return zo.radazo(schedule, bias_correction=True)
-
-
-def minimize(rate: float, evaluations: int, **options: Any) -> zo.BlackBoxResult:
-    steps = max(1, evaluations // (2 * DIRECTIONS))
-    return zo.minimize_black_box(
-        loss, START, optimizer(rate, steps), ESTIMATOR, steps, **options
-    )
 
 
 def measure(weights: np.ndarray) -> dict[str, float]:
@@ -109,13 +93,13 @@ def rollout(weights: np.ndarray) -> plt.Figure:
 def main(argv: Sequence[str] | None = None) -> None:
     args = compare.parse(compare.parser(__doc__, evaluations=640, seeds=3), argv)
     problem = compare.Problem(
-        loss, START, minimize, rates=(0.03, 0.06), sigmas=(0.1, 0.3)
+        loss, START, ESTIMATOR, rates=(0.03, 0.06), sigmas=(0.1, 0.3)
     )
     with compare.processes() as pool:
         content, best = compare.compare(problem, measure, args, pool)
     content["weights"] = {name: numbers(found) for name, found in best.items()}
     compare.finish(args.output / "mujoco_policy", content, tables, plot)
-    save(rollout(best["R-AdaZO"]), args.output / "mujoco_rollout.png")
+    figures.save(rollout(best["R-AdaZO"]), args.output / "mujoco_rollout.png")
 
 
 if __name__ == "__main__":

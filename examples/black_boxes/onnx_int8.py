@@ -18,7 +18,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import onnx
 import onnxruntime
-import optax
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime import quantization
 from sklearn.datasets import load_digits
@@ -39,9 +38,7 @@ START = {
     },
     "biases": {"b0": np.zeros(HIDDEN, np.float32), "b1": np.zeros(10, np.float32)},
 }
-DIRECTIONS = 5  # K
-# One object for all runs: what is compiled for it is used again.
-ESTIMATOR = zo.central_difference(zo.rademacher(), DIRECTIONS, smoothing=0.1)
+ESTIMATOR = zo.central_difference(zo.rademacher(), num_directions=5, smoothing=0.1)
 
 
 def split(images: np.ndarray) -> list[np.ndarray]:
@@ -143,26 +140,6 @@ def loss(model: bytes, params: Any) -> float:
     return float(np.mean(logits(model, images, params).argmax(axis=1) != labels))
 
 
-@functools.cache
-def optimizer(rate: float, steps: int) -> optax.GradientTransformation:
-    schedule = optax.linear_schedule(rate, 0.0, steps)
-    return zo.radazo(schedule, bias_correction=True)
-
-
-def minimize(
-    model: bytes, rate: float, evaluations: int, **options: Any
-) -> zo.BlackBoxResult:
-    steps = max(1, evaluations // (2 * DIRECTIONS))
-    return zo.minimize_black_box(
-        functools.partial(loss, model),
-        START,
-        optimizer(rate, steps),
-        ESTIMATOR,
-        steps,
-        **options,
-    )
-
-
 def tables(content: dict[str, Any]) -> list[Table]:
     names = {"loss": "tuning_errors", "test": "test_accuracy"}
     shown = [
@@ -196,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     problem = compare.Problem(
         functools.partial(loss, model),
         START,
-        functools.partial(minimize, model),
+        ESTIMATOR,
         rates=(0.02, 0.05),
         sigmas=(0.1, 0.3),
     )

@@ -7,13 +7,11 @@ noise. The pipeline gives each feature a weight. Which neighbors are the nearest
 in jumps with the weights, and so does the score.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-import optax
 from sklearn.datasets import make_friedman1
 from sklearn.model_selection import cross_val_score, train_test_split
 from sklearn.neighbors import KNeighborsRegressor
@@ -31,9 +29,7 @@ X, X_TEST, Y, Y_TEST = train_test_split(
     random_state=0,
 )
 START = np.zeros(20, np.float32)  # The logarithms of the weights.
-DIRECTIONS = 4  # K
-# One object for all runs: what is compiled for it is used again.
-ESTIMATOR = zo.central_difference(zo.rademacher(), DIRECTIONS, smoothing=0.1)
+ESTIMATOR = zo.central_difference(zo.rademacher(), num_directions=4, smoothing=0.1)
 
 
 def scaled(x: np.ndarray, log_weights: np.ndarray) -> np.ndarray:
@@ -48,19 +44,6 @@ def pipeline(log_weights: np.ndarray) -> Pipeline:
 def loss(log_weights: np.ndarray) -> float:
     """One minus the R² of a three-fold cross-validation."""
     return 1 - np.mean(cross_val_score(pipeline(log_weights), X, Y, cv=3))
-
-
-@functools.cache
-def optimizer(rate: float, steps: int) -> optax.GradientTransformation:
-    schedule = optax.linear_schedule(rate, 0.0, steps)
-    return zo.radazo(schedule, bias_correction=True)
-
-
-def minimize(rate: float, evaluations: int, **options: Any) -> zo.BlackBoxResult:
-    steps = max(1, evaluations // (2 * DIRECTIONS))
-    return zo.minimize_black_box(
-        loss, START, optimizer(rate, steps), ESTIMATOR, steps, **options
-    )
 
 
 def measure(log_weights: np.ndarray) -> dict[str, float]:
@@ -84,7 +67,7 @@ def plot(content: dict[str, Any]) -> plt.Figure:
 def main(argv: Sequence[str] | None = None) -> None:
     args = compare.parse(compare.parser(__doc__, evaluations=200, seeds=3), argv)
     problem = compare.Problem(
-        loss, START, minimize, rates=(0.1, 0.2), sigmas=(0.3, 1.0)
+        loss, START, ESTIMATOR, rates=(0.1, 0.2), sigmas=(0.3, 1.0)
     )
     with compare.processes() as pool:
         content, _ = compare.compare(problem, measure, args, pool)

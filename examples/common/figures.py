@@ -15,9 +15,13 @@ def panels(
         rows, columns, figsize=size, squeeze=False, layout="constrained", **options
     )
     for axes in all_axes.flat:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color="#dddddd", lw=0.7)
+        tidy(axes)
     return figure, all_axes
+
+
+def tidy(axes: plt.Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#dddddd", lw=0.7)
 
 
 def band(axes: plt.Axes, x: Any, curves: np.ndarray, **style: Any) -> None:
