@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import workers
+from compare import assert_same
 from tables import slow
 from workers import CENTER
 
@@ -32,13 +33,6 @@ def traced(x):
 def run(fun=fun, start=START, steps=STEPS, **options):
     options = {"progress": False, **options}
     return zo.minimize_black_box(fun, start, OPTIMIZER, ESTIMATOR, steps, 0, **options)
-
-
-def assert_same(a, b):
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            x, y = jax.random.key_data(x), jax.random.key_data(y)
-        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
 
 
 @pytest.fixture(scope="module")
@@ -253,6 +247,13 @@ def test_retries_evaluate_the_same_point_again(reference):
     assert_same(result.state, reference.state)
 
 
+def compiled_without_values(**options):
+    def fun(x):
+        return jnp.sum(x) * jnp.nan
+
+    zo.minimize(fun, START, OPTIMIZER, ESTIMATOR, 9, 0, progress=False, **options)
+
+
 def test_too_many_failures_end_the_run_with_its_state():
     def broken(x):
         raise OSError("no answer")
@@ -261,16 +262,7 @@ def test_too_many_failures_end_the_run_with_its_state():
         run(broken, max_failures=3)
     assert caught.value.state.step == 3
     with pytest.raises(zo.RunError, match=r"in 3 steps in a row") as caught:
-        zo.minimize(
-            lambda x: jnp.sum(x) * jnp.nan,
-            START,
-            OPTIMIZER,
-            ESTIMATOR,
-            9,
-            0,
-            progress=False,
-            max_failures=3,
-        )
+        compiled_without_values(max_failures=3)
     assert caught.value.state.step == 3
     result = run(state=caught.value.state)
     assert result.state.step == 3 + STEPS
@@ -287,16 +279,7 @@ def test_raise_ends_the_run_at_the_first_failure():
         run(broken, on_failure="raise")
     assert len(calls) == 8
     with pytest.raises(zo.RunError, match="at step 0"):
-        zo.minimize(
-            lambda x: jnp.sum(x) * jnp.nan,
-            START,
-            OPTIMIZER,
-            ESTIMATOR,
-            9,
-            0,
-            progress=False,
-            on_failure="raise",
-        )
+        compiled_without_values(on_failure="raise")
 
 
 def test_a_point_that_hangs_has_failed():

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from compare import Hashed
+from compare import Hashed, assert_same
 
 import radazo_jax as zo
 
@@ -34,13 +34,6 @@ def noisy_loss(x, xi):
 def run(num_steps, fun=loss, **kwargs):
     kwargs = {"progress": False, **kwargs}
     return zo.minimize(fun, START, OPTIMIZER, ESTIMATOR, num_steps, 0, **kwargs)
-
-
-def assert_same(a, b):
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            x, y = jax.random.key_data(x), jax.random.key_data(y)
-        np.testing.assert_array_equal(x, y)
 
 
 @pytest.mark.parametrize("scale", [1e-4, 1e4])

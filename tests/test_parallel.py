@@ -395,9 +395,11 @@ def test_estimates_of_their_own_inside_a_shard_map(law, batch_size):
     got, alone = jit(split)(keys, params), jit(of_device)
     for i in range(4):
         mine = slice(i, i + 1)
-        expected = alone(keys[mine], jax.tree.map(lambda p: p[mine], params))  # noqa: B023
+        expected = alone(keys[mine], jax.tree.map(lambda p, mine=mine: p[mine], params))
         jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a[mine], b, rtol=2e-4, atol=2e-4),  # noqa: B023
+            lambda a, b, mine=mine: np.testing.assert_allclose(
+                a[mine], b, rtol=2e-4, atol=2e-4
+            ),
             got,
             expected,
         )

@@ -49,7 +49,7 @@ def test_under_vmap_over_directions():
     got = jit(jax.vmap(lambda u: zo.perturb(loss)(PARAMS, u, 0.1, x)))(batch)
     definition = jit(lambda u: by_definition(law, PARAMS, u, 0.1, x))
     for k in range(3):
-        expected = definition(jax.tree.map(lambda x: x[k], batch))  # noqa: B023
+        expected = definition(jax.tree.map(lambda x, k=k: x[k], batch))
         np.testing.assert_allclose(got[k], expected, rtol=1e-5)
 
 

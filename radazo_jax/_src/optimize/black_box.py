@@ -14,7 +14,7 @@ from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.outside import Outcome, outside
 from radazo_jax._src.optimize import ask_tell, host, step
 from radazo_jax._src.optimize.console import interruptible, progress_bar
-from radazo_jax._src.optimize.defaults import defaults
+from radazo_jax._src.optimize.defaults import method
 from radazo_jax._src.optimize.host import Done, Path, Values
 from radazo_jax._src.optimize.journal import Record
 from radazo_jax._src.optimize.step import Bounds, MinimizeState, Policy
@@ -142,10 +142,7 @@ def minimize_black_box(
     path = journal
     if not callable(fun):
         raise TypeError(f"fun must be a function of params; got {fun!r}.")
-    untuned = defaults(minibatches=False)
-    optimizer = untuned.optimizer if optimizer is None else optimizer
-    estimator = untuned.estimator if estimator is None else estimator
-    step.check_run(optimizer, estimator)
+    optimizer, estimator = method(optimizer, estimator, minibatches=False)
     checks.check_int_at_least("num_steps", num_steps, 1)
     checks.check_int_at_least("max_retries", max_retries, 0)
     policy = Policy.of(on_failure, max_failures)

@@ -20,6 +20,7 @@ from radazo_jax._src.estimate.estimator import (
 from radazo_jax._src.estimate.outside import outside
 from radazo_jax._src.estimate.points import Points, candidates
 from radazo_jax._src.numbers import keys
+from radazo_jax._src.optimize.ask_tell import dtype_of_values
 from radazo_jax._src.trees import at_least_float32
 
 _DIRECTIONS = 4
@@ -228,8 +229,7 @@ def _by_hand(
         outcome = evaluate_points(asked, len(order))
     assert outcome is not None
     failures = tuple(sorted(set(outcome.failures.values())))
-    widest = max(leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
-    return outcome.values, failures, np.float64 if widest > 4 else np.float32
+    return outcome.values, failures, dtype_of_values(params)
 
 
 def _judged(

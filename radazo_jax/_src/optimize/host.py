@@ -84,9 +84,10 @@ def run(
       RunError: If the run cannot go on.
     """
     total = ask_tell.checksum_of(state.params)
+    limits = policy.limits(state)
     last = ""
     for _ in range(num_steps):
-        number, limits = int(state.step), policy.limits(state)
+        number = int(state.step)
         start = time.perf_counter()
         try:
             found = evaluate(state)

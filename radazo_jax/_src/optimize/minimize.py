@@ -17,7 +17,7 @@ from radazo_jax._src.estimate.estimator import GradientEstimator, evaluate
 from radazo_jax._src.optimize import ask_tell, host, step
 from radazo_jax._src.optimize.check_up import warn_of_rounding
 from radazo_jax._src.optimize.console import interruptible, progress_bar
-from radazo_jax._src.optimize.defaults import defaults
+from radazo_jax._src.optimize.defaults import method
 from radazo_jax._src.optimize.host import Done, Path, Values
 from radazo_jax._src.optimize.step import MinimizeState, Policy
 
@@ -124,10 +124,7 @@ def minimize(
     """
     if not callable(fun):
         raise TypeError(f"fun must be a function of params; got {fun!r}.")
-    untuned = defaults(sample is not None)
-    optimizer = untuned.optimizer if optimizer is None else optimizer
-    estimator = untuned.estimator if estimator is None else estimator
-    step.check_run(optimizer, estimator)
+    optimizer, estimator = method(optimizer, estimator, sample is not None)
     checks.check_int_at_least("num_steps", num_steps, 1)
     if chunk_size is not None:
         checks.check_int_at_least("chunk_size", chunk_size, 1)
@@ -159,6 +156,7 @@ def minimize(
         )
     run_chunk = functools.partial(_run_chunk, **programs)
     values = [np.zeros(0, np.float32)]
+    limits = policy.limits(state)
     done, size = 0, chunk_size or 1
     with interruptible() as interrupted, progress_bar(progress, 0, num_steps) as report:
         while done < num_steps and not interrupted():
@@ -168,7 +166,6 @@ def minimize(
             for first in range(0, length, _MAX_CHUNK):
                 wanted = min(_MAX_CHUNK, length - first)
                 before = int(state.step)
-                limits = policy.limits(state)
                 state, buffer = run_chunk(state, np.int32(wanted), limits, arrays)
                 taken = int(state.step) - before
                 parts.append(np.asarray(buffer)[:taken])

@@ -98,7 +98,7 @@ class Policy(NamedTuple):
         return cls(on_failure, max_failures)
 
     def limits(self, state: MinimizeState) -> np.ndarray:
-        """The failures that end a run: of evaluations, and in a row; int32, [2]."""
+        """The failures that end a run from here: in all, and in a row; int32, [2]."""
         so_far = int(state.failures.evaluations)
         most = so_far if self.on_failure == "raise" else np.iinfo(np.int32).max - 1
         return np.array([most + 1, self.max_failures], np.int32)
@@ -222,7 +222,7 @@ def advance(
     failed = jnp.sum(~jnp.isfinite(values), dtype=jnp.int32)
     unusable = (failed > 0) & ~jnp.isfinite(estimate.slope)
     skipped = (estimate.num_values == 0) | unusable
-    taken = 1 - skipped.astype(jnp.int32)
+    one = skipped.astype(jnp.int32)
 
     def update(params: Any, optimizer_state: Any) -> tuple[Any, Any]:
         estimate, _ = estimator.reduce(points, values, params, state.estimator_state)
@@ -248,9 +248,8 @@ def advance(
         optimizer_state = _unless(skipped, state.optimizer_state, after)
     else:
         params, optimizer_state = _times(
-            taken, update, state.params, state.optimizer_state
+            1 - one, update, state.params, state.optimizer_state
         )
-    one = 1 - taken
     failures = Failures(
         state.failures.evaluations + failed,
         state.failures.skipped + one,
