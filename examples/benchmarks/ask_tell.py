@@ -5,13 +5,13 @@
 All take turns. pycma (the `black-box` extra) has the same population; above 10³
 dimensions its covariance is diagonal, for a full one takes minutes to factor. Then a
 function that sleeps for 10 ms, on eight threads: how much longer a step takes than
-the sleep of its 16 points.
+the sleep of its points, and how much longer the executor takes for them by itself.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from typing import Any
 
 import cma
@@ -24,7 +24,8 @@ from examples.common.record import record, write
 
 DIMENSIONS = (10**2, 10**3, 10**4, 10**5)
 FULL_COVARIANCE = 10**3
-SLEEP, THREADS = 0.01, 8
+SLEEP, THREADS, SLEEPERS = 0.01, 8, 10**3  # Seconds; threads; dimensions.
+POINTS = (16, 32, 64)
 
 
 def values(points: Any) -> list[float]:
@@ -70,32 +71,35 @@ def by_turns(steps: dict[str, Iterator[float]], repeats: int) -> dict[str, float
     return {name: 1e3 * statistics.median(taken) for name, taken in times.items()}
 
 
-def sleeping(num_steps: int) -> float:
-    """How much longer than its sleep a step takes, a share of it."""
+def sleeping(x: np.ndarray) -> float:
+    time.sleep(SLEEP)
+    return float(np.sum(x**2))
 
-    def fun(x: np.ndarray) -> float:
-        time.sleep(SLEEP)
-        return float(np.sum(x**2))
 
-    steps: list[float] = []
+def with_steps(executor: Executor, points: int, repeats: int) -> float:
+    """The seconds of a step of `minimize_black_box`, median."""
+    ends: list[float] = []
+    zo.minimize_black_box(
+        sleeping,
+        np.ones(SLEEPERS, np.float32),
+        zo.radazo(1e-3),
+        zo.forward_difference(num_directions=points - 1),
+        repeats,
+        executor=executor,
+        progress=False,
+        callback=lambda state, values: ends.append(time.perf_counter()),
+    )
+    return statistics.median(np.diff(ends))
 
-    def note(state: Any, values: np.ndarray) -> None:
-        steps.append(time.perf_counter())
 
-    estimator = zo.forward_difference(num_directions=15)
-    with ThreadPoolExecutor(THREADS) as executor:
-        zo.minimize_black_box(
-            fun,
-            np.ones(10**3, np.float32),
-            zo.radazo(1e-3),
-            estimator,
-            num_steps,
-            0,
-            executor=executor,
-            progress=False,
-            callback=note,
-        )
-    return statistics.median(np.diff(steps)) / (16 / THREADS * SLEEP) - 1
+def without_steps(executor: Executor, points: int, repeats: int) -> float:
+    """The seconds that the executor takes for as many points, median."""
+    ends = [time.perf_counter()]
+    for _ in range(repeats):
+        candidates = np.ones((points, SLEEPERS), np.float32)
+        wait([executor.submit(sleeping, x) for x in candidates])
+        ends.append(time.perf_counter())
+    return statistics.median(np.diff(ends))
 
 
 def main() -> None:
@@ -110,9 +114,14 @@ def main() -> None:
         row = {"table": "ask_tell", "d": d, "ask_tell_ms": times["ours"]}
         rows.append(row | {"pycma/ours": times["pycma"] / times["ours"]})
         print(rows[-1])
-    overhead = sleeping(args.repeats)
-    rows.append({"table": "threads", "points": 16, "overhead": overhead})
-    print(rows[-1])
+    with ThreadPoolExecutor(THREADS) as executor:
+        for points in POINTS:
+            sleep = points / THREADS * SLEEP
+            steps = with_steps(executor, points, args.repeats) / sleep
+            alone = without_steps(executor, points, args.repeats) / sleep
+            row = {"table": "threads", "points": points, "overhead": steps - 1}
+            rows.append(row | {"executor_alone": alone - 1})
+            print(rows[-1])
     if args.output:
         write(args.output, record(rows) | {"pycma": cma.__version__})
 

@@ -201,10 +201,12 @@ def _wait(
     pending = {f for f in submitted if not isinstance(f, _Broken)}
     late: set[Any] = set()
     since = time.monotonic()
+    # Woken by the last alone: each time costs the workers a turn of the interpreter.
+    poll = _POLL if timeout is None else min(_POLL, timeout)
     while pending:
-        poll = _POLL if timeout is None else min(_POLL, timeout)
-        done, pending = futures.wait(pending, poll, futures.FIRST_COMPLETED)
-        if done:
+        left = len(pending)
+        pending = futures.wait(pending, poll).not_done
+        if len(pending) < left:
             since = time.monotonic()
         stop = interrupted()
         if stop or (timeout is not None and time.monotonic() - since >= timeout):

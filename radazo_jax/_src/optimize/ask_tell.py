@@ -21,11 +21,12 @@ class AskTellState(NamedTuple):
 
     Attributes:
       run: The state of the run.
-      asked: Whether the candidates of this step have been asked for: bool, shape ().
+      asked: Whether the candidates of this step have been asked for: a NumPy bool,
+        shape (), for it stays on the host.
     """
 
     run: MinimizeState
-    asked: jax.Array
+    asked: np.ndarray
 
     @property
     def params(self) -> Any:
@@ -93,14 +94,14 @@ def ask_tell(
     def init(params: Any, key: jax.typing.ArrayLike) -> AskTellState:
         run = step.start(params, optimizer, estimator, key)
         step.check_bounds(bounds, run.params)
-        return AskTellState(run, jnp.zeros((), bool))
+        return AskTellState(run, np.zeros((), bool))
 
     def ask(state: AskTellState) -> tuple[Any, AskTellState]:
         _check_state(state)
         asked = candidates_of(
             state.run, bounds, optimizer=optimizer, estimator=estimator
         )
-        return as_numpy(asked), state._replace(asked=jnp.ones((), bool))
+        return as_numpy(asked), state._replace(asked=np.ones((), bool))
 
     def tell(state: AskTellState, values: Any) -> AskTellState:
         _check_state(state)
@@ -116,7 +117,7 @@ def ask_tell(
             optimizer=optimizer,
             estimator=estimator,
         )
-        return AskTellState(run, jnp.zeros((), bool))
+        return AskTellState(run, np.zeros((), bool))
 
     return AskTell(init, ask, tell)
 

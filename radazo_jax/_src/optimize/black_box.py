@@ -184,8 +184,18 @@ def minimize_black_box(
         )
         report = stack.enter_context(progress_bar(progress, len(values), num_steps))
 
+        # Asked for as soon as a step is told, so that they are computed meanwhile.
+        following = [ask(state)]
+
+        def tell_and_ask(
+            state: MinimizeState, values: jax.typing.ArrayLike
+        ) -> tuple[MinimizeState, jax.Array, jax.Array]:
+            state, value, total = tell(state, values)
+            following.append(ask(state))
+            return state, value, total
+
         def evaluate(state: MinimizeState) -> Values | None:
-            candidates = ask_tell.as_numpy(ask(state))
+            candidates = ask_tell.as_numpy(following.pop())
             n = len(jax.tree.leaves(candidates)[0])
             outcome = evaluate_points(candidates, n)
             if outcome is None:
@@ -202,7 +212,9 @@ def minimize_black_box(
             return callback is not None and callback(state, done.record.values)
 
         left = num_steps - len(values)
-        state = host.run(state, evaluate, tell, left, policy, write=write, after=after)
+        state = host.run(
+            state, evaluate, tell_and_ask, left, policy, write=write, after=after
+        )
     return BlackBoxResult(
         state.params, np.array(values, np.float32), seen.best, seen.count, state
     )
