@@ -17,8 +17,9 @@ Examples:
 """
 
 from radazo_jax import random as random
+from radazo_jax._src.directions.coordinates import coordinate
 from radazo_jax._src.directions.law import Direction, Law
-from radazo_jax._src.directions.laws import coordinate, gaussian, sphere
+from radazo_jax._src.directions.laws import gaussian, sphere
 from radazo_jax._src.directions.low_rank import MatrixAxes, low_rank
 from radazo_jax._src.directions.signs import orthonormal, rademacher
 from radazo_jax._src.estimate.compiled import Evaluator, compiled

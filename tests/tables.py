@@ -17,6 +17,7 @@ LAWS = {
     "gaussian": zo.gaussian(),
     "rademacher": zo.rademacher(),
     "coordinate": zo.coordinate(),
+    "coordinate in turn": zo.coordinate(replace=False),
     "orthonormal": zo.orthonormal(),
     "low_rank": zo.low_rank(),
     "low_rank(2)": zo.low_rank(2),

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from radazo_jax._src.directions.held import Held, Stored
@@ -85,21 +83,6 @@ def _inverse_root(square: Counter, fraction: int) -> jax.Array:
     return lax.rsqrt(exact.as_float(square, fraction))
 
 
-class Coordinate(Law):
-    """See `coordinate`."""
-
-    def factor(self, params: Any) -> float:
-        return float(layout_of(params).dimension)
-
-    def draw(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
-        del number
-        first, second = (counter.low(jnp.uint32(i)) for i in (0, 1))
-        chosen = generator.below(key, first, max(at.dimension, 1))
-        negative = generator.bits(key, second) >> np.uint32(31)
-        signed = 1 - 2 * negative.astype(jnp.float32)
-        return jnp.where((at.hi == chosen.hi) & (at.lo == chosen.lo), signed, 0.0)
-
-
 def sphere() -> Law:
     """Uniform on the unit sphere of all coordinates: the law of the paper.
 
@@ -146,28 +129,3 @@ def gaussian() -> Law:
       <https://doi.org/10.1007/s10208-015-9296-2>.
     """
     return Gaussian()
-
-
-def coordinate() -> Law:
-    """One coordinate, chosen uniformly, with a random sign.
-
-    E[u uᵀ] = I/d, so the factor is c = d. The sign makes the law symmetric: a forward
-    difference along it has no bias from curvature.
-
-    Returns:
-      The law.
-
-    Examples:
-      >>> import jax, jax.numpy as jnp
-      >>> import radazo_jax as zo
-      >>> params, law = jnp.zeros(4), zo.coordinate()
-      >>> u = law.materialize(law.sample(jax.random.key(0), params), params)
-      >>> float(jnp.sum(abs(u)))
-      1.0
-
-    References:
-      Lian et al., A Comprehensive Linear Speedup Analysis for Asynchronous Stochastic
-      Parallel Optimization from Zeroth-Order to First-Order, 2016,
-      <https://arxiv.org/abs/1606.00498>.
-    """
-    return Coordinate()

@@ -130,6 +130,26 @@ def evaluate(
     return fusion.rounded(values), aux
 
 
+def extra_args(
+    estimate: Estimate, value_fn: Callable[[Any], Any] | None
+) -> dict[str, Any]:
+    """What Optax transformations get of an estimate besides its gradient."""
+
+    def at(params: Any, slope: Any = None) -> Any:
+        # Optax's line searches hand all extra arguments that they do not know to the
+        # function, and refuse those that it does not take.
+        del slope
+        assert value_fn is not None
+        return value_fn(params)
+
+    return {
+        "value": estimate.value,
+        "grad": estimate.gradient,
+        "slope": estimate.slope,
+        "value_fn": None if value_fn is None else at,
+    }
+
+
 def check_estimator(estimator: Any) -> None:
     """Raises unless `estimator` is one."""
     if not isinstance(estimator, GradientEstimator):

@@ -11,6 +11,7 @@ from radazo_jax._src.estimate.estimator import (
     GradientEstimator,
     check_estimator,
     evaluated,
+    extra_args,
 )
 from radazo_jax._src.numbers import keys
 
@@ -118,7 +119,7 @@ def estimate_gradient(
         params: Any = None,
         *,
         value_fn: Callable[[Any], jax.Array] | None = None,
-        **extra_args: Any,
+        **others: Any,
     ) -> tuple[Any, EstimateGradientState]:
         del updates
         if params is None:
@@ -136,15 +137,10 @@ def estimate_gradient(
         estimate, _, estimator_state = evaluated(
             estimator, value_fn, subkey, params, state.estimator_state
         )
-        extra_args |= {
-            "value": estimate.value,
-            "grad": estimate.gradient,
-            "slope": estimate.slope,
-            "value_fn": value_fn,
-        }
         new, inner_state = estimate.gradient, state.inner_state
         if inner is not None:
-            new, inner_state = tx.update(new, inner_state, params, **extra_args)
+            args = others | extra_args(estimate, value_fn)
+            new, inner_state = tx.update(new, inner_state, params, **args)
         value = estimate.value.astype(jnp.float32)
         return new, EstimateGradientState(next_key, value, estimator_state, inner_state)
 

@@ -19,6 +19,7 @@ from radazo_jax._src import checks
 from radazo_jax._src.estimate.estimator import (
     GradientEstimator,
     check_estimator,
+    extra_args,
     held_points,
 )
 from radazo_jax._src.estimate.gradients import of_params
@@ -232,14 +233,9 @@ def advance(
             gradient = jax.tree.map(
                 lambda g: jnp.where(skipped, jnp.zeros_like(g), g), gradient
             )
+        args = extra_args(estimate._replace(gradient=gradient), value_fn)
         updates, optimizer_state = optax.with_extra_args_support(optimizer).update(
-            gradient,
-            optimizer_state,
-            params,
-            value=estimate.value,
-            grad=gradient,
-            slope=estimate.slope,
-            value_fn=value_fn,
+            gradient, optimizer_state, params, **args
         )
         return into(bounds, optax.apply_updates(params, updates)), optimizer_state
 
