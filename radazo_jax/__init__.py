@@ -23,9 +23,15 @@ from radazo_jax._src.directions.laws import gaussian, sphere
 from radazo_jax._src.directions.low_rank import MatrixAxes, low_rank
 from radazo_jax._src.directions.signs import orthonormal, rademacher
 from radazo_jax._src.estimate.compiled import Evaluator, compiled
+from radazo_jax._src.estimate.coordinates import CoordinateWiseState, coordinate_wise
 from radazo_jax._src.estimate.differences import central_difference, forward_difference
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.gradients import value_and_grad
+from radazo_jax._src.estimate.one_point import (
+    ResidualFeedbackState,
+    residual_feedback,
+    spsa,
+)
 from radazo_jax._src.estimate.points import (
     Estimate,
     Points,
@@ -34,6 +40,10 @@ from radazo_jax._src.estimate.points import (
     weighted_sum,
 )
 from radazo_jax._src.estimate.spread import spread
+from radazo_jax._src.estimate.variance_reduced import (
+    VarianceReducedState,
+    variance_reduced,
+)
 from radazo_jax._src.estimate.wrapper import EstimateGradientState, estimate_gradient
 from radazo_jax._src.numbers.keys import check_same_key
 from radazo_jax._src.optimize.aliases import (
@@ -78,6 +88,7 @@ __all__ = [
     "Best",
     "BlackBoxResult",
     "CheckUp",
+    "CoordinateWiseState",
     "Direction",
     "Estimate",
     "EstimateGradientState",
@@ -89,11 +100,13 @@ __all__ = [
     "MinimizeResult",
     "MinimizeState",
     "Points",
+    "ResidualFeedbackState",
     "RunError",
     "ScaleByMinibatchStepState",
     "ScaleByParabolicStepState",
     "ScaleByRadazoState",
     "ScaleByZoAdammState",
+    "VarianceReducedState",
     "ask_tell",
     "candidates",
     "central_difference",
@@ -101,6 +114,7 @@ __all__ = [
     "check_up",
     "compiled",
     "coordinate",
+    "coordinate_wise",
     "estimate_gradient",
     "forward_difference",
     "gaussian",
@@ -114,13 +128,16 @@ __all__ = [
     "radazo",
     "rademacher",
     "replay",
+    "residual_feedback",
     "scale_by_minibatch_step",
     "scale_by_parabolic_step",
     "scale_by_radazo",
     "scale_by_zo_adamm",
     "sphere",
     "spread",
+    "spsa",
     "value_and_grad",
+    "variance_reduced",
     "weighted_sum",
     "zo_adamm",
     "zo_rmsprop",

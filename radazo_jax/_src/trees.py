@@ -83,3 +83,9 @@ def at_least_float32(dtype: Any) -> jnp.dtype:
     """
     dtype = jnp.dtype(dtype)
     return dtype if dtype.itemsize >= 4 else jnp.dtype(jnp.float32)
+
+
+def widest(tree: Any) -> jnp.dtype:
+    """The widest dtype of the leaves, but at least float32."""
+    dtypes = [jnp.dtype(jnp.result_type(leaf)) for leaf in jax.tree.leaves(tree)]
+    return at_least_float32(max(dtypes, key=lambda dtype: dtype.itemsize))

@@ -53,6 +53,16 @@ class CoordinateInTurn(_Coordinate):
         return jnp.where((at.hi == 0) & (at.lo == chosen), signed, 0.0)
 
 
+class Basis(_Coordinate):
+    """Direction i is coordinate i: for estimators that choose their coordinates."""
+
+    numbered = True
+
+    def draw(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
+        del key
+        return ((at.hi == 0) & (at.lo == number)).astype(jnp.float32)
+
+
 def shuffled(key: jax.Array, index: jax.Array, size: np.uint32) -> jax.Array:
     """Where a number below `size` is in a random order of them.
 

@@ -12,7 +12,7 @@ from radazo_jax._src import checks, fusion, trees
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.held import Factors
 from radazo_jax._src.directions.law import Direction
-from radazo_jax._src.estimate.points import Points
+from radazo_jax._src.estimate.points import Points, shifted
 from radazo_jax._src.perturb import transform
 
 # θ joins the batch of the points where all but this fraction of the parameters are
@@ -108,13 +108,14 @@ def _values(
     first = (base[0],) if base and in_turn else ()
     static: list[trees.Static] = []
 
-    def along(point: tuple[Direction, jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
-        direction, scales = point
+    def along(point: tuple[Direction, Any, Any]) -> tuple[jax.Array, list[jax.Array]]:
+        direction, scales, shifts = point
         values: list[jax.Array] = []
         found: list[jax.Array] = []
         after = first
-        for scale in scales:
+        for i, scale in enumerate(scales):
             at, u = fusion.tie((params, direction), *after)
+            at = shifted(at, points.shift, None if shifts is None else shifts[i])
             value, aux = transform.evaluate(loss, at, points.layout, u, scale)
             if not values and has_aux and not base:
                 found, rest = trees.partition(aux, jax.Array)
@@ -123,7 +124,8 @@ def _values(
             after = (value,) if in_turn else ()
         return jnp.stack(values), found
 
-    values, found = batched_map(along, (points.directions, points.scales), batch_size)
+    each = (points.directions, points.scales, points.shifts)
+    values, found = batched_map(along, each, batch_size)
     if base:
         return jnp.concatenate([base[0][None], values.reshape(-1)]), base[1]
     aux = static[0].merge([x[0] for x in found]) if has_aux else None
@@ -134,6 +136,8 @@ def _shares_products(points: Points, batch_size: int | None) -> bool:
     """Whether all evaluations are products with the same parameters, but for a few."""
     held = points.directions.held
     if not held or not points.with_params or points.scales.shape[1] > 1:
+        return False
+    if points.shift is not None:
         return False
     if not _together(len(points.scales), batch_size):
         return False

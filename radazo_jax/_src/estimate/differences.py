@@ -76,7 +76,7 @@ def forward_difference(
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       eq. (2).
     """
-    evaluator = _checked(law, num_directions, smoothing, batch_size, axis_name)
+    evaluator = checked_evaluator(law, num_directions, smoothing, batch_size, axis_name)
 
     def points(key: jax.Array, params: Any, state: Any) -> Points:
         key, numbers = numbering.following(state, key, num_directions)
@@ -86,7 +86,7 @@ def forward_difference(
         points: Points, values: jax.Array, params: Any, state: Any
     ) -> tuple[Estimate, Any]:
         base, moved = points.split(values)
-        estimate = _estimate(base, moved[:, 0] - base, smoothing, points, params)
+        estimate = from_differences(base, moved[:, 0] - base, smoothing, points, params)
         return estimate, numbering.advanced(state, points)
 
     return GradientEstimator(numbering.init_for(law), points, reduce, evaluator)
@@ -142,7 +142,7 @@ def central_difference(
       Malladi et al., Fine-Tuning Language Models with Just Forward Passes, 2023,
       definition 1, with the law Gaussian, <https://arxiv.org/abs/2305.17333>.
     """
-    evaluator = _checked(law, num_directions, smoothing, batch_size, axis_name)
+    evaluator = checked_evaluator(law, num_directions, smoothing, batch_size, axis_name)
 
     def points(key: jax.Array, params: Any, state: Any) -> Points:
         key, numbers = numbering.following(state, key, num_directions)
@@ -153,14 +153,14 @@ def central_difference(
     ) -> tuple[Estimate, Any]:
         _, moved = points.split(values)
         above, below = moved.T
-        value = jnp.nanmean(jnp.where(jnp.isfinite(moved), moved, jnp.nan))
-        estimate = _estimate(value, above - below, 2 * smoothing, points, params)
+        value = mean_of_finite(moved)
+        estimate = from_differences(value, above - below, 2 * smoothing, points, params)
         return estimate, numbering.advanced(state, points)
 
     return GradientEstimator(numbering.init_for(law), points, reduce, evaluator)
 
 
-def _checked(
+def checked_evaluator(
     law: Any, num_directions: Any, smoothing: Any, batch_size: Any, axis_name: Any
 ) -> Evaluator:
     """The evaluator; raises if an argument is not as described."""
@@ -173,7 +173,12 @@ def _checked(
     return spread(axis_name, batch_size)
 
 
-def _estimate(
+def mean_of_finite(values: jax.Array) -> jax.Array:
+    """The mean of the values that are finite; NaN without any."""
+    return jnp.nanmean(jnp.where(jnp.isfinite(values), values, jnp.nan))
+
+
+def from_differences(
     value: jax.Array,
     differences: jax.Array,
     distance: float,

@@ -54,10 +54,10 @@ def following(state: Any, key: jax.Array, size: int) -> tuple[jax.Array, Any]:
     return key, state.number + numbers
 
 
-def advanced(state: Any, points: Points) -> Any:
-    """The state after a step of these points."""
+def advanced(state: Any, points: Points, size: int | None = None) -> Any:
+    """The state after a step of these points, along `size` directions if not all."""
     if not state:
         return state
     keys = points.directions.key
-    size = jnp.uint32(len(points.scales))
-    return NumberedState(keys[0], state.number + size)
+    taken = jnp.uint32(len(points.scales) if size is None else size)
+    return NumberedState(keys[0], state.number + taken)

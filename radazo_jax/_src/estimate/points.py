@@ -22,26 +22,32 @@ from radazo_jax._src.trees import as_arrays, at_least_float32
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["directions", "scales"],
+    data_fields=["directions", "scales", "shift", "shifts"],
     meta_fields=["with_params", "layout"],
 )
 @dataclasses.dataclass(frozen=True)
 class Points:
     """Where a function is to be evaluated: θ itself, and θ + sₖᵢ uₖ.
 
-    A pytree of a few numbers per point, whatever the size of the parameters.
+    A pytree of a few numbers per point, whatever the size of the parameters. An
+    estimator that remembers a tree w, as an earlier point or a gradient, can ask for
+    θ + tₖᵢ w + sₖᵢ uₖ; all points share w.
 
     Attributes:
       directions: The directions uₖ, stacked: [K].
       scales: The scales sₖᵢ, float32, [K, m]: each direction is evaluated at m points.
       with_params: Whether θ is a point as well, the first; static.
       layout: The layout of the parameters; static.
+      shift: w, a tree like the parameters, or `None`.
+      shifts: The scales tₖᵢ of w, float32, [K, m], or `None`.
     """
 
     directions: Direction
     scales: jax.Array
     with_params: bool
     layout: Layout
+    shift: Any = None
+    shifts: jax.Array | None = None
 
     @property
     def num_points(self) -> int:
@@ -68,6 +74,16 @@ class Points:
         rest = values[self.with_params :].reshape(self.scales.shape)
         nan = jnp.full((), jnp.nan, values.dtype)
         return (values[0] if self.with_params else nan), rest
+
+    def first(self, size: int) -> "Points":
+        """The points along the first directions alone."""
+        few: Points = dataclasses.replace(
+            self,
+            directions=jax.tree.map(lambda x: x[:size], self.directions),
+            scales=self.scales[:size],
+            shifts=None if self.shifts is None else self.shifts[:size],
+        )
+        return few
 
 
 class Estimate(NamedTuple):
@@ -123,6 +139,43 @@ def points_along(
     return Points(directions, each, with_params, layout)
 
 
+def shifted_points(
+    law: Law,
+    key: jax.Array,
+    numbers: jax.typing.ArrayLike,
+    which: Sequence[int],
+    scales: jax.Array,
+    shift: Any,
+    shifts: jax.Array,
+    params: Any,
+    with_params: bool = False,
+) -> Points:
+    """The points θ + tᵢ w + sᵢ uᵢ, with a tree w that all of them share.
+
+    Args:
+      law: The law of the directions.
+      key: A typed key; it is consumed.
+      numbers: Which of the directions under the key, uint32, [K].
+      which: Which of these directions each point has, [n].
+      scales: sᵢ, float32, [n].
+      shift: w, a tree like the parameters.
+      shifts: tᵢ, float32, [n].
+      params: θ.
+      with_params: Whether θ itself is a point, the first.
+
+    Returns:
+      The points; each has a direction of its own, m = 1.
+    """
+    layout = layout_of(params)
+    numbers = jnp.asarray(numbers).astype(jnp.uint32)
+    each = jnp.asarray(which)
+    directions = sums.sample(law, key, numbers, layout)
+    directions = jax.tree.map(lambda x: x[each], directions)
+    return Points(
+        directions, scales[:, None], with_params, layout, shift, shifts[:, None]
+    )
+
+
 def weighted_sum(coefficients: jax.Array, points: Points, params: Any) -> Any:
     """Σₖ coefficientsₖ uₖ over the directions of some points.
 
@@ -166,21 +219,41 @@ def candidates(points: Points, params: Any) -> Any:
     """
     params = as_arrays(params)
 
-    def step(p: jax.Array, distance: jax.Array) -> jax.Array:
-        wide = at_least_float32(p.dtype)
-        return (p.astype(wide) + distance.astype(wide)).astype(p.dtype)
-
-    def moved(direction: Direction, scale: jax.Array) -> Any:
+    def moved(direction: Direction, scale: jax.Array, shift: Any) -> Any:
         us = jax.tree.unflatten(
             points.layout.treedef, elements(direction, points.layout)
         )
-        return jax.tree.map(lambda p, u: step(p, scale * u), params, us)
+        at = shifted(params, points.shift, shift)
+        return jax.tree.map(lambda p, u: _step(p, scale * u), at, us)
 
-    at_scales = jax.vmap(moved, in_axes=(None, 0))
-    moved_params = jax.vmap(at_scales)(points.directions, points.scales)
+    at_scales = jax.vmap(moved, in_axes=(None, 0, 0))
+    moved_params = jax.vmap(at_scales)(points.directions, points.scales, points.shifts)
 
     def flat(p: jax.Array, moved: jax.Array) -> jax.Array:
         rows = moved.reshape(-1, *moved.shape[2:])
         return jnp.concatenate([p[None], rows]) if points.with_params else rows
 
     return jax.tree.map(flat, params, moved_params)
+
+
+def shifted(params: Any, shift: Any, distance: jax.Array | None) -> Any:
+    """θ + t w, rounded to the dtypes of θ; θ itself without a w.
+
+    Args:
+      params: θ.
+      shift: w, a tree like θ, or `None`.
+      distance: t, or `None`.
+    """
+    if distance is None:
+        return params
+
+    def move(p: jax.Array, w: jax.Array) -> jax.Array:
+        wide = at_least_float32(p.dtype)
+        return _step(p, distance.astype(wide) * w.astype(wide))
+
+    return jax.tree.map(move, params, shift)
+
+
+def _step(p: jax.Array, distance: jax.Array) -> jax.Array:
+    wide = at_least_float32(p.dtype)
+    return (p.astype(wide) + distance.astype(wide)).astype(p.dtype)

@@ -12,7 +12,7 @@ from jax import lax
 
 from radazo_jax._src import checks, trees
 from radazo_jax._src.estimate.compiled import Evaluator, batched_map, hold
-from radazo_jax._src.estimate.points import Points
+from radazo_jax._src.estimate.points import Points, shifted
 from radazo_jax._src.perturb import transform
 
 AxisName = str | tuple[str, ...]
@@ -73,7 +73,9 @@ def spread(axis_name: AxisName, batch_size: int | None = None) -> Evaluator:
             return jnp.concatenate([value[None], values]), aux
         first = jax.tree.map(lambda x: x[0], points.directions)
         scale = points.scales[0, 0]
-        _, aux = transform.evaluate(loss, params, points.layout, first, scale)
+        t = None if points.shifts is None else points.shifts[0, 0]
+        at = shifted(params, points.shift, t)
+        _, aux = transform.evaluate(loss, at, points.layout, first, scale)
         return _values(fun, params, points, True, names, batch_size), aux
 
     return Evaluator(lambda points: hold(points, batch_size), evaluate)
@@ -103,12 +105,16 @@ def _values(
         base = [0] * points.with_params
         along = np.repeat(np.arange(len(points.scales)), points.scales.shape[1])
         which = jnp.asarray(np.array([*base, *along]))
-        scales = jnp.concatenate([jnp.zeros(len(base)), points.scales.reshape(-1)])
+        scales, shifts = jax.tree.map(
+            lambda x: jnp.concatenate([jnp.zeros(len(base)), x.reshape(-1)]),
+            (points.scales, points.shifts),
+        )
 
         def evaluate(i: jax.Array) -> jax.Array:
             direction = jax.tree.map(lambda x: x[which[i]], points.directions)
-            at = (params, points.layout, direction, scales[i])
-            return transform.evaluate(loss, *at)[0]
+            at = shifted(params, points.shift, None if shifts is None else shifts[i])
+            along = (at, points.layout, direction, scales[i])
+            return transform.evaluate(loss, *along)[0]
 
         return batched_map(evaluate, mine, batch_size)
 

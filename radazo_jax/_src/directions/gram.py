@@ -1,0 +1,73 @@
+"""Inner products of directions, over all coordinates."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from radazo_jax._src.directions.law import Direction
+from radazo_jax._src.directions.layout import Layout
+
+_EXACT = lax.Precision.HIGHEST
+
+
+def inner(directions: Direction, layout: Layout, tree: Any) -> jax.Array:
+    """⟨uₖ, w⟩ of each direction with a tree w like the parameters: float32, [K]."""
+
+    def program(directions: Direction, tree: Any) -> jax.Array:
+        total = jnp.zeros(len(directions.scale), jnp.float32)
+        for i, w in enumerate(jax.tree.leaves(tree)):
+            flat = w.astype(jnp.float32).reshape(-1)
+            us = _rows(directions, layout, i)
+            total += jnp.matmul(us, flat, precision=_EXACT)
+        return total
+
+    return _replicated(program, directions, tree)
+
+
+def gram(directions: Direction, layout: Layout) -> jax.Array:
+    """⟨uᵢ, uⱼ⟩ of all pairs, float32, [K, K].
+
+    The elements of one leaf of all K directions are alive at a time.
+    """
+
+    def program(directions: Direction) -> jax.Array:
+        size = len(directions.scale)
+        total = jnp.zeros((size, size), jnp.float32)
+        for i in range(len(layout.leaves)):
+            us = _rows(directions, layout, i)
+            total += jnp.matmul(us, us.T, precision=_EXACT)
+        return total
+
+    return _replicated(program, directions)
+
+
+def squared_norm(tree: Any) -> jax.Array:
+    """⟨w, w⟩ over all leaves: float32, shape ()."""
+
+    def program(tree: Any) -> jax.Array:
+        squares = [jnp.sum(w.astype(jnp.float32) ** 2) for w in jax.tree.leaves(tree)]
+        return jnp.sum(jnp.stack(squares))
+
+    return _replicated(program, tree)
+
+
+def _rows(directions: Direction, layout: Layout, i: int) -> jax.Array:
+    """The elements of leaf i of all directions: float32, [K, size]."""
+    law, leaf = directions.law, layout.leaves[i]
+    if directions.held is not None:
+        us = jax.vmap(lambda held: held.values())(directions.held[i])
+    else:
+        us = jax.vmap(lambda u: law._whole(u, leaf, layout.dimension))(directions)
+    return directions.scale[:, None] * us.reshape(len(directions.scale), -1)
+
+
+def _replicated(program: Any, *args: Any) -> Any:
+    """`program(*args)`, the same on all devices of a mesh with explicit axes."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.explicit_axes:
+        program = jax.sharding.auto_axes(
+            program, axes=mesh.explicit_axes, out_sharding=jax.P()
+        )
+    return program(*args)

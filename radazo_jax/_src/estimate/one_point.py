@@ -1,0 +1,156 @@
+"""Estimators of one evaluation a direction, and of two."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from radazo_jax._src.directions.law import Law
+from radazo_jax._src.directions.laws import sphere
+from radazo_jax._src.directions.signs import rademacher
+from radazo_jax._src.estimate import numbering
+from radazo_jax._src.estimate.differences import (
+    central_difference,
+    checked_evaluator,
+    from_differences,
+    mean_of_finite,
+)
+from radazo_jax._src.estimate.estimator import GradientEstimator
+from radazo_jax._src.estimate.points import Estimate, Points, points_along
+from radazo_jax._src.estimate.spread import AxisName
+from radazo_jax._src.trees import widest
+
+
+class ResidualFeedbackState(NamedTuple):
+    """State of `residual_feedback`.
+
+    Attributes:
+      numbering: The numbers of the directions, `()` unless the law is `numbered`.
+      value: The mean value of the latest step, NaN before the first: float32, or
+        float64 where the parameters are, shape ().
+    """
+
+    numbering: Any
+    value: jax.Array
+
+
+def residual_feedback(
+    law: Law = sphere(),
+    num_directions: int = 1,
+    smoothing: float = 5e-2,
+    batch_size: int | None = None,
+    axis_name: AxisName | None = None,
+) -> GradientEstimator:
+    """The one-point estimator with residual feedback, of K evaluations.
+
+        ∇̂f(θ_t) = c/K Σₖ (f(θ_t + μ u_tk) − b_{t−1}) / μ · u_tk
+
+    where b_{t−1} is the mean of the values of the step before, and c is the factor of
+    the law; the paper has K = 1. In expectation it is the estimate of
+    `forward_difference`, for b does not depend on the directions of this step. Its
+    variance grows with ((b − f(θ))/μ)², so that it wants a larger smoothing, and short
+    steps. A step of another minibatch has another level of values, which is noise.
+
+    The first step has no value before it, and takes the mean of its own: with K = 1
+    its gradient is zero.
+
+    Args:
+      law: The law of the directions u.
+      num_directions: K, the number of directions, and of evaluations, per estimate.
+      smoothing: μ, how far from θ along u the function is evaluated.
+      batch_size: How many directions are evaluated together, as in
+        `forward_difference`.
+      axis_name: The mesh axis (or axes) over which the evaluations are spread.
+
+    Returns:
+      The estimator, with a `ResidualFeedbackState`. Its value is the mean of the K
+      values. What is not finite is left out, as in `forward_difference`.
+
+    Raises:
+      TypeError, ValueError: If an argument is not as described.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> import radazo_jax as zo
+      >>> result = zo.minimize(
+      ...     lambda x: jnp.sum((x - 1) ** 2),
+      ...     jnp.zeros(3),
+      ...     optax.sgd(1e-2),
+      ...     zo.residual_feedback(),
+      ...     1000,
+      ...     key=0,
+      ...     progress=False,
+      ... )
+      >>> bool(jnp.allclose(result.params, 1, atol=0.1))
+      True
+
+    References:
+      Zhang et al., A New One-Point Residual-Feedback Oracle for Black-Box Learning and
+      Control, Automatica 2022, eq. (6), <https://arxiv.org/abs/2006.10820>.
+    """
+    evaluator = checked_evaluator(law, num_directions, smoothing, batch_size, axis_name)
+
+    def init(params: Any) -> ResidualFeedbackState:
+        none = jnp.full((), jnp.nan, widest(params))
+        return ResidualFeedbackState(numbering.init_for(law)(params), none)
+
+    def points(key: jax.Array, params: Any, state: ResidualFeedbackState) -> Points:
+        key, numbers = numbering.following(state.numbering, key, num_directions)
+        return points_along(law, key, numbers, [smoothing], params)
+
+    def reduce(
+        points: Points, values: jax.Array, params: Any, state: ResidualFeedbackState
+    ) -> tuple[Estimate, ResidualFeedbackState]:
+        moved = points.split(values)[1][:, 0]
+        value = mean_of_finite(moved)
+        before = state.value.astype(value.dtype)
+        before = jnp.where(jnp.isnan(before), value, before)
+        estimate = from_differences(value, moved - before, smoothing, points, params)
+        kept = jnp.where(jnp.isnan(value), before, value).astype(state.value.dtype)
+        numbers = numbering.advanced(state.numbering, points)
+        return estimate, ResidualFeedbackState(numbers, kept)
+
+    return GradientEstimator(init, points, reduce, evaluator)
+
+
+def spsa(
+    num_directions: int = 1,
+    smoothing: float = 5e-3,
+    batch_size: int | None = None,
+    axis_name: AxisName | None = None,
+) -> GradientEstimator:
+    """Simultaneous perturbation (SPSA): two evaluations along random signs.
+
+        ∇̂f(θ)ᵢ = (f(θ + μ Δ) − f(θ − μ Δ)) / (2μ Δᵢ)
+
+    averaged over K vectors Δ of random signs. As 1/Δᵢ = Δᵢ, this is
+    `central_difference` with the law `rademacher`.
+
+    Args:
+      num_directions: K, the number of directions per estimate: 2K evaluations.
+      smoothing: μ, by how much each parameter is moved.
+      batch_size: How many directions are evaluated together, as in
+        `central_difference`.
+      axis_name: The mesh axis (or axes) over which the evaluations are spread.
+
+    Returns:
+      The estimator; it has no state.
+
+    Raises:
+      TypeError, ValueError: If an argument is not as described.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> value_and_grad = zo.value_and_grad(lambda x: jnp.sum(x), zo.spsa())
+      >>> _, gradient = value_and_grad(jax.random.key(0), jnp.ones(3))
+      >>> [abs(round(float(g))) in (1, 3) for g in gradient]
+      [True, True, True]
+
+    References:
+      Spall, Multivariate Stochastic Approximation Using a Simultaneous Perturbation
+      Gradient Approximation, 1992, eq. (2.2), <https://doi.org/10.1109/9.119632>.
+    """
+    return central_difference(
+        rademacher(), num_directions, smoothing, batch_size, axis_name
+    )

@@ -1,0 +1,339 @@
+"""The paper's relatives against their equations in float64 NumPy, and in every run."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from compare import Hashed, assert_same
+from tables import every, jit
+
+import radazo_jax as zo
+
+SLOPES = np.array([0.5, -1.0, 2.0, 1.5, -0.25, 1.0])
+CURVATURES = np.array([1.0, 3.0, 0.5, 2.0, 4.0, 1.0])
+PARAMS = {"a": jnp.array([[1.0, -2.0], [0.5, 0.25]]), "b": jnp.array([3.0, -1.0])}
+DIMENSION = 6
+
+# Each in few dimensions, by a law that costs nothing to compile.
+RELATIVES = {
+    "residual_feedback": functools.partial(zo.residual_feedback, Hashed(), 2),
+    "spsa": zo.spsa,
+    "variance_reduced": functools.partial(
+        zo.variance_reduced, Hashed(), 2, period=3, anchor_steps=1
+    ),
+    "coordinate_wise": functools.partial(zo.coordinate_wise, 3),
+    "all_coordinates": zo.coordinate_wise,
+}
+# Those whose values show the derivative along the gradient exactly.
+EXACT_SLOPES = ["spsa", "variance_reduced", "coordinate_wise", "all_coordinates"]
+
+
+def flat(tree):
+    """The leaves as one float64 vector, or those of stacked trees as rows."""
+    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
+    return np.concatenate([leaf.reshape(-1) for leaf in leaves])
+
+
+def rows(trees):
+    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(trees)]
+    return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], 1)
+
+
+def quadratic(x, level=0.0):
+    """Of float64 vectors."""
+    return level + x @ SLOPES + (x**2) @ CURVATURES / 2
+
+
+def traced(params):
+    """The same of trees, for JAX."""
+    x = jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(params)])
+    slopes, curvatures = (jnp.asarray(c, x.dtype) for c in (SLOPES, CURVATURES))
+    return jnp.sum(slopes * x + curvatures * x**2 / 2)
+
+
+def derivative(x):
+    return SLOPES + CURVATURES * x
+
+
+class Steps:
+    """Steps of an estimator whose values come from NumPy, in float64."""
+
+    def __init__(self, estimator, fun=quadratic):
+        self.fun = fun
+        self.state = estimator.init(PARAMS)
+
+        @jit
+        def ask(key, params, state):
+            points = estimator.points(key, params, state)
+            one = jax.vmap(lambda u: points.directions.law.materialize(u, params))
+            return points, zo.candidates(points, params), one(points.directions)
+
+        self.ask, self.reduce = ask, jit(estimator.reduce)
+
+    def __call__(self, step, params=PARAMS, values=None, **kwargs):
+        """The estimate, the points, their values, and the directions."""
+        key = jax.random.key(step)
+        points, at, us = self.ask(key, params, self.state)
+        at = rows(at)
+        found = self.fun(at, **kwargs) if values is None else values(at)
+        given = jnp.asarray(found, jnp.float32)
+        estimate, self.state = self.reduce(points, given, params, self.state)
+        return estimate, at, found, rows(us)
+
+
+def moved(params, by):
+    return jax.tree.map(lambda p: p + by, params)
+
+
+# --- In every run ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", every(RELATIVES, "variance_reduced"))
+def test_runs_everywhere(name, tmp_path):
+    """The same steps compiled, by ask and tell, spread, and rebuilt from a journal."""
+    estimator, steps = RELATIVES[name](), 5
+    optimizer, path = optax.sgd(1e-3), tmp_path / "run.jsonl"
+    run = functools.partial(
+        zo.minimize, traced, PARAMS, optimizer, num_steps=steps, key=3, progress=False
+    )
+    journaled = run(estimator=estimator, journal=path)
+    replayed = zo.replay(path, PARAMS, optimizer, estimator)
+    assert_same(replayed, journaled.state)
+    assert not np.array_equal(flat(journaled.params), flat(PARAMS))
+
+    init, ask, tell = zo.ask_tell(optimizer, estimator)
+    told = init(PARAMS, 3)
+    for _ in range(steps):
+        candidates, told = ask(told)
+        told = tell(told, quadratic(rows(candidates)))
+    with jax.set_mesh(jax.make_mesh((8,), ("k",))):
+        spread = run(estimator=RELATIVES[name](axis_name="k"))
+    for params in (told.run.params, spread.params):
+        np.testing.assert_allclose(
+            flat(params), flat(journaled.params), rtol=2e-3, atol=2e-4
+        )
+
+    # A step without a value changes nothing, and one without some of them is finite.
+    before = told.run
+    candidates, told = ask(told)
+    told = tell(told, np.full(len(rows(candidates)), np.nan))
+    assert_same(told.run.params, before.params)
+    candidates, told = ask(told)
+    values = quadratic(rows(candidates))
+    values[-1] = np.inf
+    told = tell(told, values)
+    candidates, told = ask(told)
+    told = tell(told, quadratic(rows(candidates)))
+    assert np.isfinite(flat(told.run.params)).all()
+
+
+@pytest.mark.parametrize("name", EXACT_SLOPES)
+def test_the_slope_is_that_along_the_gradient(name):
+    """Exactly, in the first step, on a linear function."""
+    estimate, *_ = Steps(RELATIVES[name](), lambda at: at @ SLOPES)(0)
+    exact = flat(estimate.gradient) @ SLOPES
+    np.testing.assert_allclose(estimate.slope, exact, rtol=5e-3)
+
+
+# --- One point, and two ------------------------------------------------------------
+
+
+def test_residual_feedback():
+    mu, law = 0.5, Hashed()
+    steps = Steps(zo.residual_feedback(law, 2, mu))
+    before = None
+    for i in range(3):
+        params = moved(PARAMS, 0.1 * i)
+        estimate, _, values, us = steps(i, params, level=7.0)
+        before = np.mean(values) if before is None else before
+        expected = ((values - before) / mu) @ us / 2
+        np.testing.assert_allclose(flat(estimate.gradient), expected, rtol=1e-3)
+        np.testing.assert_allclose(estimate.value, np.mean(values), rtol=1e-5)
+        before = np.mean(values)
+    # A failed step leaves the value of the one before.
+    steps(3, values=lambda at: np.full(len(at), np.nan))
+    np.testing.assert_allclose(steps.state.value, before, rtol=1e-6)
+
+
+def test_residual_feedback_is_unbiased():
+    estimator = zo.residual_feedback(zo.rademacher(), 1, 0.3)
+    state = estimator.init(PARAMS)._replace(value=jnp.float32(4.0))
+
+    @jit
+    @jax.vmap
+    def one(key):
+        return estimator.estimate(traced, key, PARAMS, state)[0][1]
+
+    got = rows(one(jax.random.split(jax.random.key(0), 4000)))
+    error = got.std(0) / np.sqrt(len(got))
+    assert (abs(got.mean(0) - derivative(flat(PARAMS))) < 4 * error).all()
+
+
+def test_spsa():
+    mu = 0.1
+    steps = Steps(zo.spsa(3, mu))
+    estimate, _, values, us = steps(0)
+    above, below = values.reshape(3, 2).T
+    expected = np.mean((above - below)[:, None] / (2 * mu * us), 0)
+    np.testing.assert_allclose(flat(estimate.gradient), expected, rtol=1e-3)
+
+
+# --- Variance reduction ------------------------------------------------------------
+
+
+def test_variance_reduced():
+    """Algorithm 2 with a mean over the first two steps of each period of four."""
+    mu, size = 0.5, 3
+    steps = Steps(zo.variance_reduced(Hashed(), size, mu, period=4, anchor_steps=2))
+    anchor, mean = None, None
+    for i in range(6):
+        params, level = moved(PARAMS, 0.1 * i), float(i)
+        estimate, _, _, us = steps(i, params, level=level)
+        theta, us, phase = flat(params), us[:size], i % 4
+
+        def f(x, level=level):
+            return quadratic(x, level)
+
+        if phase == 0:
+            anchor, mean = theta, np.zeros(DIMENSION)
+        if phase < 2:
+            central = [(f(anchor + mu * u) - f(anchor - mu * u)) / (2 * mu) for u in us]
+            mean = (phase * mean + np.array(central) @ us / size) / (phase + 1)
+            expected = mean
+        else:
+            here = [(f(theta + mu * u) - f(theta)) / mu for u in us]
+            there = [(f(anchor + mu * u) - f(anchor)) / mu for u in us]
+            expected = (np.array(here) - there) @ us / size + mean
+        np.testing.assert_allclose(
+            flat(estimate.gradient), expected, rtol=1e-3, atol=1e-4
+        )
+
+
+def test_points_beside_the_parameters_in_turn():
+    """One by one and all at once, with parameters of 16 bits too."""
+
+    def narrow(params):
+        return jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
+
+    def loss(params):
+        return traced(jax.tree.map(lambda p: p.astype(jnp.float32), params))
+
+    @jit
+    def estimates(params, further):
+        found = []
+        for size in (None, 1):
+            estimator = RELATIVES["variance_reduced"](smoothing=0.5, batch_size=size)
+            state = estimator.init(params)
+            _, state = estimator.estimate(loss, 0, params, state)
+            found.append(estimator.estimate(loss, 1, further, state)[0][1])
+        return found
+
+    for dtype in (lambda params: params, narrow):
+        found = estimates(dtype(PARAMS), dtype(moved(PARAMS, 1.0)))
+        at_once, in_turn = (
+            flat(jax.tree.map(lambda g: g.astype(jnp.float32), tree)) for tree in found
+        )
+        np.testing.assert_allclose(in_turn, at_once, rtol=0.02)
+        assert (abs(at_once) > 0).all()
+
+
+def test_at_the_anchor_nothing_is_noise():
+    """There all estimates of a period are the anchor's, whatever the minibatch."""
+    steps = Steps(zo.variance_reduced(num_directions=2, period=4, anchor_steps=1))
+
+    def minibatch(at, seed):
+        return at @ np.random.default_rng(seed).normal(size=DIMENSION)
+
+    steps.fun = minibatch
+    first, second, third = (flat(steps(i, seed=i)[0].gradient) for i in range(3))
+    np.testing.assert_allclose(second, first, atol=2e-2)
+    np.testing.assert_allclose(third, first, atol=2e-2)
+
+
+# --- Coordinates -------------------------------------------------------------------
+
+
+def test_all_coordinates_make_the_gradient():
+    estimator = zo.coordinate_wise(smoothing=0.1)
+    _, gradient = jit(zo.value_and_grad(traced, estimator))(0, PARAMS)
+    np.testing.assert_allclose(flat(gradient), derivative(flat(PARAMS)), rtol=1e-4)
+
+
+@pytest.mark.parametrize("uniform", [1.0, 0.25])
+def test_coordinates_by_importance(uniform):
+    """Mean and second moment, in closed form."""
+    size, exact = 3, derivative(flat(PARAMS))
+    estimator = zo.coordinate_wise(size, 0.1, uniform=uniform)
+    scores = np.abs(exact)
+    scores[1] = np.nan
+    state = estimator.init(PARAMS)._replace(scores=jnp.asarray(scores, jnp.float32))
+
+    @jit
+    @jax.vmap
+    def one(key):
+        return estimator.estimate(traced, key, PARAMS, state)[0][1]
+
+    got = rows(one(jax.random.split(jax.random.key(1), 8000)))
+    error = got.std(0) / np.sqrt(len(got))
+    assert (abs(got.mean(0) - exact) <= 4 * error + 1e-4).all()
+    scores[1] = np.nanmean(scores)
+    p = (1 - uniform) * scores / scores.sum() + uniform / DIMENSION
+    second = np.sum(exact**2 / p) / size + (1 - 1 / size) * np.sum(exact**2)
+    squares = np.sum(got**2, 1)
+    error = squares.std() / np.sqrt(len(squares))
+    assert abs(squares.mean() - second) < 4 * error
+
+
+def test_scores_follow_what_is_seen():
+    steps = Steps(zo.coordinate_wise(2, 0.1, decay=0.75))
+    expected = np.full(DIMENSION, np.nan)
+    for i in range(4):
+        params = moved(PARAMS, 0.2 * i)
+        _, _, _, us = steps(i, params)
+        slopes = abs(derivative(flat(params)))
+        for k in set(np.argmax(us, 1)):
+            old = expected[k]
+            new = 0.75 * old + 0.25 * slopes[k]
+            expected[k] = slopes[k] if np.isnan(old) else new
+    np.testing.assert_allclose(steps.state.scores, expected, rtol=1e-3)
+
+
+# --- Bad input ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: zo.variance_reduced(period=1), "period must be an int ≥ 2; got 1"),
+        (
+            lambda: zo.variance_reduced(period=3, anchor_steps=3),
+            "anchor_steps must be fewer than period, 3; got 3",
+        ),
+        (
+            lambda: zo.coordinate_wise(uniform=1.5),
+            r"uniform must be a number in \(0, 1\]; got 1.5",
+        ),
+        (
+            lambda: zo.coordinate_wise(uniform=0.0),
+            "uniform must be a finite number > 0",
+        ),
+        (lambda: zo.coordinate_wise(decay=1.0), "decay must be a number in"),
+    ],
+)
+def test_bad_arguments(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("name", RELATIVES)
+def test_bad_arguments_of_all(name):
+    make = RELATIVES[name]
+    with pytest.raises(ValueError, match="smoothing must be a finite number > 0"):
+        make(smoothing=0.0)
+    with pytest.raises(ValueError, match="batch_size must be an int ≥ 1"):
+        make(batch_size=0)
+    with pytest.raises(TypeError, match="axis_name must be the name of a mesh axis"):
+        make(axis_name=3)
