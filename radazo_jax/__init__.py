@@ -39,6 +39,7 @@ from radazo_jax._src.estimate.points import (
     points_along,
     weighted_sum,
 )
+from radazo_jax._src.estimate.prior import PriorGuidedState, prior_guided
 from radazo_jax._src.estimate.spread import spread
 from radazo_jax._src.estimate.variance_reduced import (
     VarianceReducedState,
@@ -100,6 +101,7 @@ __all__ = [
     "MinimizeResult",
     "MinimizeState",
     "Points",
+    "PriorGuidedState",
     "ResidualFeedbackState",
     "RunError",
     "ScaleByMinibatchStepState",
@@ -125,6 +127,7 @@ __all__ = [
     "parabolic_sgd",
     "perturb",
     "points_along",
+    "prior_guided",
     "radazo",
     "rademacher",
     "replay",

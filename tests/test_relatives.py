@@ -11,6 +11,7 @@ from compare import Hashed, assert_same
 from tables import every, jit
 
 import radazo_jax as zo
+from radazo_jax._src.estimate.prior import optimal_share
 
 SLOPES = np.array([0.5, -1.0, 2.0, 1.5, -0.25, 1.0])
 CURVATURES = np.array([1.0, 3.0, 0.5, 2.0, 4.0, 1.0])
@@ -26,9 +27,13 @@ RELATIVES = {
     ),
     "coordinate_wise": functools.partial(zo.coordinate_wise, 3),
     "all_coordinates": zo.coordinate_wise,
+    "prior_guided": functools.partial(zo.prior_guided, Hashed(), 2, decay=0.5),
+    "prior_guided(cosine)": functools.partial(
+        zo.prior_guided, Hashed(), 2, prior=lambda x: moved(x, 1.0), mix="cosine"
+    ),
 }
 # Those whose values show the derivative along the gradient exactly.
-EXACT_SLOPES = ["spsa", "variance_reduced", "coordinate_wise", "all_coordinates"]
+EXACT_SLOPES = [name for name in RELATIVES if name != "residual_feedback"]
 
 
 def flat(tree):
@@ -301,6 +306,111 @@ def test_scores_follow_what_is_seen():
     np.testing.assert_allclose(steps.state.scores, expected, rtol=1e-3)
 
 
+# --- Priors ------------------------------------------------------------------------
+
+
+def numpy_prgf(s, s_p, us, p, share):
+    """Eq. (7) of Cheng et al. 2019 along vectors that are made orthogonal to p."""
+    rest = us - np.outer(us @ p, p)
+    norms = np.linalg.norm(rest, axis=1)
+    xi = rest / norms[:, None]
+    s_xi = (s - us @ p * s_p) / norms
+    vs = np.sqrt(share) * p + np.sqrt(1 - share) * xi
+    s_v = np.sqrt(share) * s_p + np.sqrt(1 - share) * s_xi
+    return s_v @ vs / len(us), s_xi
+
+
+def best_share(square, d, q):
+    """The share that minimizes the error of the best multiple, eq. (11), by a grid."""
+    shares = np.linspace(0, 1, 200_001)
+    rest = (1 - shares) / (d - 1)
+    once = shares * square + rest * (1 - square)
+    twice = shares**2 * square + rest**2 * (1 - square)
+    return shares[np.argmax(once**2 / ((1 - 1 / q) * twice + once / q))]
+
+
+@pytest.mark.parametrize(("d", "q"), [(6, 3), (100, 10), (100, 1)])
+def test_the_optimal_share(d, q):
+    """Eq. (14) of Cheng et al. 2019 minimizes their eq. (11)."""
+    n = d + 2 * q - 2
+    squares = np.linspace(0.5 / n, 1.1 * (2 * q - 1) / n, 12)
+    expected = [best_share(square, d, q) for square in squares]
+    got = optimal_share(jnp.asarray(squares, jnp.float32), d, q)
+    np.testing.assert_allclose(got, expected, atol=2e-3)
+
+
+def test_prior_guided_by_the_cosine():
+    mu, size = 1e-2, 3
+    prior = np.array([1.0, 0.5, 0.0, 0.0, 0.5, 0.0])
+    tree = {"a": jnp.asarray(prior[:4].reshape(2, 2)), "b": jnp.asarray(prior[4:])}
+    tree = jax.tree.map(lambda x: x.astype(jnp.float32), tree)
+    estimator = zo.prior_guided(
+        zo.rademacher(), size, mu, prior=lambda x: tree, mix="cosine"
+    )
+    p = prior / np.linalg.norm(prior)
+    shares = []
+    # Gradients ever closer to the prior.
+    for i, weight in enumerate([0.0, 0.9, 1.1, 8.0]):
+        slopes = SLOPES + weight * prior
+        steps = Steps(estimator, lambda at, slopes=slopes: at @ slopes)
+        estimate, _, values, us = steps(i)
+        us = us[:size]
+        s = (values[1:] - values[0]) / mu
+        _, s_xi = numpy_prgf(s[:-1], s[-1], us, p, 0.5)
+        square = s[-1] ** 2 / (s[-1] ** 2 + (DIMENSION - 1) * np.mean(s_xi**2))
+        shares.append(best_share(square, DIMENSION, size))
+        expected, _ = numpy_prgf(s[:-1], s[-1], us, p, shares[-1])
+        np.testing.assert_allclose(
+            flat(estimate.gradient), expected, rtol=5e-3, atol=2e-2
+        )
+    assert shares[0] == 0 and shares[-1] == 1, shares
+
+
+def test_history_prior_guided():
+    """The projection on the span of the directions and the average of the past."""
+    mu, size, decay = 1e-2, 2, 0.5
+    steps = Steps(zo.prior_guided(zo.sphere(), size, mu, decay=decay))
+    prior = np.zeros(DIMENSION)
+    for i in range(3):
+        params = moved(PARAMS, 0.1 * i)
+        estimate, at, _, _ = steps(i, params)
+        away = (at[1:] - at[0]) / mu
+        span = away[: size + (i > 0)]
+        expected = np.linalg.pinv(span) @ (span @ derivative(flat(params)))
+        np.testing.assert_allclose(
+            flat(estimate.gradient), expected, rtol=0.02, atol=0.06
+        )
+        if i:
+            unit = prior / np.linalg.norm(prior)
+            np.testing.assert_allclose(away[-1], unit, atol=1e-3)
+        prior = decay * prior + (1 - decay) * flat(estimate.gradient)
+    # A step without a value forgets nothing.
+    before = steps.state
+    steps(3, values=lambda at: np.full(len(at), np.nan))
+    assert_same(steps.state, before)
+
+
+def test_the_expected_cosine_of_the_projection():
+    """Lemma 2 of Cheng, Wu and Zhu 2021."""
+    size, slopes = 2, jnp.asarray(SLOPES, jnp.float32)
+    prior = jnp.array([1.0, 0, 0, 0.5, 0, 0], jnp.float32)
+    estimator = zo.prior_guided(zo.gaussian(), size, 1e-2, prior=lambda x: prior)
+
+    @jit
+    @jax.vmap
+    def one(key):
+        x = jnp.zeros(DIMENSION)
+        return estimator.estimate(lambda x: slopes @ x, key, x, estimator.init(x))[0][1]
+
+    got = np.asarray(one(jax.random.split(jax.random.key(0), 4000)), np.float64)
+    squares = (got @ SLOPES) ** 2 / np.sum(got**2, 1) / np.sum(SLOPES**2)
+    p = np.asarray(prior, np.float64) / np.linalg.norm(prior)
+    alpha = (p @ SLOPES) ** 2 / np.sum(SLOPES**2)
+    expected = alpha + size / (DIMENSION - 1) * (1 - alpha)
+    error = squares.std() / np.sqrt(len(squares))
+    assert abs(squares.mean() - expected) < 4 * error
+
+
 # --- Bad input ---------------------------------------------------------------------
 
 
@@ -321,11 +431,27 @@ def test_scores_follow_what_is_seen():
             "uniform must be a finite number > 0",
         ),
         (lambda: zo.coordinate_wise(decay=1.0), "decay must be a number in"),
+        (lambda: zo.prior_guided(decay=1.0), "decay must be a number in"),
+        (
+            lambda: zo.prior_guided(mix="mean"),
+            "mix must be 'projection' or 'cosine'; got 'mean'",
+        ),
+        (
+            lambda: zo.prior_guided(prior=lambda x: x["a"]).estimate(
+                traced, 0, PARAMS, zo.PriorGuidedState((), ())
+            ),
+            r"prior must return a tree like params, .*; got \(2, 2\)",
+        ),
     ],
 )
 def test_bad_arguments(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_prior_that_is_no_function():
+    with pytest.raises(TypeError, match="prior must be a function of params; got "):
+        zo.prior_guided(prior=PARAMS)
 
 
 @pytest.mark.parametrize("name", RELATIVES)

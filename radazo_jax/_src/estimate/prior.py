@@ -1,0 +1,244 @@
+"""Estimators that are guided by a prior."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from radazo_jax._src import checks
+from radazo_jax._src.directions.gram import gram, inner, squared_norm
+from radazo_jax._src.directions.law import Law
+from radazo_jax._src.directions.laws import sphere
+from radazo_jax._src.estimate import numbering
+from radazo_jax._src.estimate.differences import checked_evaluator
+from radazo_jax._src.estimate.estimator import GradientEstimator
+from radazo_jax._src.estimate.interpolation import interpolated
+from radazo_jax._src.estimate.points import (
+    Estimate,
+    Points,
+    shifted_points,
+    weighted_sum,
+)
+from radazo_jax._src.estimate.spread import AxisName
+from radazo_jax._src.trees import at_least_float32
+
+
+class PriorGuidedState(NamedTuple):
+    """State of `prior_guided`.
+
+    Attributes:
+      numbering: The numbers of the directions, `()` unless the law is `numbered`.
+      prior: The average of the past gradients, zero before the first: a tree like the
+        parameters, at least float32; `()` where the prior is a function.
+    """
+
+    numbering: Any
+    prior: Any
+
+
+def prior_guided(
+    law: Law = sphere(),
+    num_directions: int = 10,
+    smoothing: float = 5e-3,
+    prior: Callable[[Any], Any] | None = None,
+    decay: float = 0.0,
+    mix: str = "projection",
+    batch_size: int | None = None,
+    axis_name: AxisName | None = None,
+) -> GradientEstimator:
+    """Prior-guided random gradient-free estimation (PRGF), of K + 2 evaluations.
+
+    A direction p that is expected to be near the gradient is evaluated beside K random
+    ones. Let s be the differences (f(θ + μ u) − f(θ)) / μ along u₁ … u_K and p.
+
+    - `mix="projection"`: the projection of the gradient on the span of these
+      directions, Σₖ cₖ uₖ + c_p p with G c = s, where G holds their inner products.
+      With α the cosine of p and ∇f, E cos²(∇̂f, ∇f) = α² + K/(d−1) · (1 − α²), for the
+      laws `sphere` and `gaussian`.
+    - `mix="cosine"`: the mean of (∇f·vₖ) vₖ along vₖ = √λ p + √(1−λ) ξₖ, where ξₖ is
+      the part of uₖ orthogonal to p, with norm 1, and λ is optimal for the α² that is
+      estimated of the same differences, s_p² / (s_p² + (d−1)/K Σₖ s_ξₖ²). With
+      q = K and n = d + 2q − 2:
+
+          λ = 0                                        where α² ≤ 1/n
+          λ = (1−α²)(α²n − 1) / (2α²dq − α⁴dn − 1)     between
+          λ = 1                                        where α² ≥ (2q−1)/n
+
+    Derivatives along combinations of directions are combinations of derivatives: all
+    points lie along the uₖ and p themselves, and nothing is made orthogonal that would
+    have to be stored. Of the projection all of the gradient's known part is exact, so
+    that its length is about √(α² + K/d) of the gradient's; it is no unbiased estimate,
+    and SGD takes longer steps along it than along that of `forward_difference`.
+
+    Args:
+      law: The law of the directions u.
+      num_directions: K, the number of random directions per estimate.
+      smoothing: μ, how far from θ along uₖ and p (which has norm 1) the function is
+        evaluated.
+      prior: `prior(params)` returns a tree like `params`, such as the gradient of a
+        surrogate model. By default it is the average of the past estimates: the history
+        variant.
+      decay: Decay rate of this average, in [0, 1); 0 takes the last estimate alone.
+      mix: "projection" or "cosine". The latter takes the prior alone where its cosine
+        is large, and then has nothing new to remember: give it a `prior`.
+      batch_size: How many points are evaluated together, as in `jax.lax.map`.
+      axis_name: The mesh axis (or axes) over which the evaluations are spread.
+
+    Returns:
+      The estimator, with a `PriorGuidedState`. Its value is f(θ). Differences that are
+      not finite are left out.
+
+    Raises:
+      TypeError, ValueError: If an argument is not as described; when the estimator is
+        called, if `prior` returns another tree than `params`.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> def loss(x):
+      ...     return jnp.sum(x**2)
+      >>> estimator = zo.prior_guided(num_directions=1, prior=lambda x: 3 * x)
+      >>> x = jnp.arange(4.0)
+      >>> (_, gradient), _ = estimator.estimate(loss, 0, x, estimator.init(x))
+      >>> bool(jnp.allclose(gradient, 2 * x, atol=0.05))
+      True
+
+    References:
+      Cheng et al., Improving Black-box Adversarial Attacks with a Transfer-based Prior,
+      NeurIPS 2019, eqs. (7), (13) and (14), <https://arxiv.org/abs/1906.06919>.
+
+      Cheng, Wu and Zhu, On the Convergence of Prior-Guided Zeroth-Order Optimization
+      Algorithms, NeurIPS 2021, eq. (4), lemma 2 and algorithm 2,
+      <https://arxiv.org/abs/2107.10110>.
+    """
+    evaluator = checked_evaluator(law, num_directions, smoothing, batch_size, axis_name)
+    checks.check_unit_interval("decay", decay)
+    if prior is not None and not callable(prior):
+        raise TypeError(f"prior must be a function of params; got {prior!r}.")
+    if mix not in ("projection", "cosine"):
+        raise ValueError(f"mix must be 'projection' or 'cosine'; got {mix!r}.")
+    size = num_directions
+
+    def init(params: Any) -> PriorGuidedState:
+        zeros = jax.tree.map(
+            lambda p: jnp.zeros_like(p, at_least_float32(jnp.result_type(p))), params
+        )
+        numbers = numbering.init_for(law)(params)
+        return PriorGuidedState(numbers, zeros if prior is None else ())
+
+    def points(key: jax.Array, params: Any, state: PriorGuidedState) -> Points:
+        key, numbers = numbering.following(state.numbering, key, size)
+        given = state.prior if prior is None else _checked_prior(prior(params), params)
+        norm = jnp.sqrt(squared_norm(given))
+        inverse = jnp.where(norm > 0, 1 / norm, 0)
+        unit = jax.tree.map(lambda w: inverse * w.astype(jnp.float32), given)
+        last = jnp.arange(size + 1) == size
+        scales = jnp.where(last, 0.0, smoothing).astype(jnp.float32)
+        shifts = jnp.where(last, smoothing, 0.0).astype(jnp.float32)
+        which = [*range(size), 0]
+        return shifted_points(
+            law, key, numbers, which, scales, unit, shifts, params, with_params=True
+        )
+
+    def reduce(
+        points: Points, values: jax.Array, params: Any, state: PriorGuidedState
+    ) -> tuple[Estimate, PriorGuidedState]:
+        base, moved = points.split(values)
+        slopes = (moved[:, 0] - base) / smoothing
+        along, unit = points.first(size), points.shift
+        among = _bordered(
+            gram(along.directions, points.layout),
+            inner(along.directions, points.layout, unit),
+            squared_norm(unit),
+        ).astype(slopes.dtype)
+        finite = jnp.isfinite(slopes)
+        used = finite & (jnp.diagonal(among) > 0)
+        slopes = jnp.where(used, slopes, 0)
+        if mix == "projection":
+            coefficients = interpolated(among, slopes, used)
+        else:
+            coefficients = _mixed(among, slopes, used, points.layout.dimension)
+        count = jnp.sum(finite, dtype=jnp.int32)
+        coefficients = jnp.where(count > 0, coefficients, jnp.nan)
+        random = weighted_sum(coefficients[:size], along, unit)
+        gradient = jax.tree.map(
+            lambda g, w: g + coefficients[size].astype(w.dtype) * w, random, unit
+        )
+        estimate = Estimate(
+            base,
+            jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, params),
+            slope=jnp.sum(coefficients * slopes),
+            num_values=jnp.where(count > 0, count + 1, 0),
+        )
+        numbers = numbering.advanced(state.numbering, points, size)
+        if prior is not None:
+            return estimate, PriorGuidedState(numbers, ())
+        kept = jax.tree.map(
+            lambda old, new: jnp.where(
+                count > 0, decay * old + (1 - decay) * new.astype(old.dtype), old
+            ),
+            state.prior,
+            gradient,
+        )
+        return estimate, PriorGuidedState(numbers, kept)
+
+    return GradientEstimator(init, points, reduce, evaluator)
+
+
+def _checked_prior(given: Any, params: Any) -> Any:
+    """The prior; raises unless it is a tree like `params`."""
+
+    def shapes(tree: Any) -> Any:
+        return jax.tree.map(jnp.shape, tree)
+
+    if shapes(given) != shapes(params):
+        raise ValueError(
+            f"prior must return a tree like params, {shapes(params)}; got "
+            f"{shapes(given)}."
+        )
+    return given
+
+
+def _bordered(among: jax.Array, column: jax.Array, corner: jax.Array) -> jax.Array:
+    """The inner products with one vector more."""
+    return jnp.block([[among, column[:, None]], [column[None], corner[None, None]]])
+
+
+def _mixed(
+    among: jax.Array, slopes: jax.Array, used: jax.Array, dimension: int
+) -> jax.Array:
+    """The coefficients of uₖ and p in the mean over vₖ, of `mix="cosine"`."""
+    cosines, of_prior = among[:-1, -1], slopes[-1]
+    # ξₖ = (uₖ − ⟨uₖ, p⟩ p) / |…|, and the derivatives along them.
+    inverse = jnp.where(
+        used[:-1],
+        jax.lax.rsqrt(jnp.maximum(jnp.diagonal(among)[:-1] - cosines**2, 1e-12)),
+        0,
+    )
+    others = inverse * (slopes[:-1] - cosines * of_prior)
+    count = jnp.maximum(jnp.sum(used[:-1]), 1).astype(slopes.dtype)
+    square = of_prior**2 + (dimension - 1) / count * jnp.sum(others**2)
+    share = optimal_share(
+        jnp.where(square > 0, of_prior**2 / square, 0), dimension, count
+    )
+    both = jnp.sqrt(share * (1 - share))
+    of_others = jnp.where(
+        used[:-1], inverse * (both * of_prior + (1 - share) * others) / count, 0
+    )
+    along_prior = share * of_prior + both * jnp.sum(others) / count
+    along_prior -= jnp.sum(of_others * cosines)
+    return jnp.append(of_others, jnp.where(used[-1], along_prior, 0))
+
+
+def optimal_share(
+    square: jax.Array, dimension: int, num_directions: jax.typing.ArrayLike
+) -> jax.Array:
+    """λ of eq. (14), of the squared cosine α², d and q."""
+    q, d = jnp.asarray(num_directions, square.dtype), dimension
+    n = d + 2 * q - 2
+    over = (1 - square) * (square * n - 1)
+    under = 2 * square * d * q - square**2 * d * n - 1
+    between = over / jnp.where(under == 0, 1, under)
+    share = jnp.where(square * n >= 2 * q - 1, 1, between)
+    return jnp.where(square * n <= 1, 0, share)
