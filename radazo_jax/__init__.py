@@ -22,11 +22,16 @@ from radazo_jax._src.directions.law import Direction, Law
 from radazo_jax._src.directions.laws import gaussian, sphere
 from radazo_jax._src.directions.low_rank import MatrixAxes, low_rank
 from radazo_jax._src.directions.signs import orthonormal, rademacher
+from radazo_jax._src.estimate.buffer import QueryBuffer
 from radazo_jax._src.estimate.compiled import Evaluator, compiled
 from radazo_jax._src.estimate.coordinates import CoordinateWiseState, coordinate_wise
 from radazo_jax._src.estimate.differences import central_difference, forward_difference
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.gradients import value_and_grad
+from radazo_jax._src.estimate.interpolation import (
+    LinearInterpolationState,
+    linear_interpolation,
+)
 from radazo_jax._src.estimate.one_point import (
     ResidualFeedbackState,
     residual_feedback,
@@ -40,6 +45,7 @@ from radazo_jax._src.estimate.points import (
     weighted_sum,
 )
 from radazo_jax._src.estimate.prior import PriorGuidedState, prior_guided
+from radazo_jax._src.estimate.reuse import QueryReuseState, query_reuse
 from radazo_jax._src.estimate.spread import spread
 from radazo_jax._src.estimate.variance_reduced import (
     VarianceReducedState,
@@ -97,11 +103,14 @@ __all__ = [
     "Failures",
     "GradientEstimator",
     "Law",
+    "LinearInterpolationState",
     "MatrixAxes",
     "MinimizeResult",
     "MinimizeState",
     "Points",
     "PriorGuidedState",
+    "QueryBuffer",
+    "QueryReuseState",
     "ResidualFeedbackState",
     "RunError",
     "ScaleByMinibatchStepState",
@@ -120,6 +129,7 @@ __all__ = [
     "estimate_gradient",
     "forward_difference",
     "gaussian",
+    "linear_interpolation",
     "low_rank",
     "minimize",
     "minimize_black_box",
@@ -128,6 +138,7 @@ __all__ = [
     "perturb",
     "points_along",
     "prior_guided",
+    "query_reuse",
     "radazo",
     "rademacher",
     "replay",

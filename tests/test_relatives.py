@@ -31,6 +31,10 @@ RELATIVES = {
     "prior_guided(cosine)": functools.partial(
         zo.prior_guided, Hashed(), 2, prior=lambda x: moved(x, 1.0), mix="cosine"
     ),
+    "query_reuse": functools.partial(zo.query_reuse, Hashed(), 2, memory=3),
+    "linear_interpolation": functools.partial(
+        zo.linear_interpolation, Hashed(), 2, radius=0.1
+    ),
 }
 # Those whose values show the derivative along the gradient exactly.
 EXACT_SLOPES = [name for name in RELATIVES if name != "residual_feedback"]
@@ -411,6 +415,94 @@ def test_the_expected_cosine_of_the_projection():
     assert abs(squares.mean() - expected) < 4 * error
 
 
+# --- Past queries ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("law", [Hashed(), zo.sphere(), zo.orthonormal()])
+def test_query_reuse(law):
+    mu, size, memory = 0.5, 2, 3
+    steps = Steps(zo.query_reuse(law, size, mu, memory))
+    past_u, past_y = np.zeros((0, DIMENSION)), np.zeros(0)
+    for i in range(5):
+        estimate, _, values, us = steps(i, moved(PARAMS, 0.1 * i), level=3.0)
+        past_u = np.concatenate([past_u, us])[-size * memory :]
+        past_y = np.append(past_y, values)[-size * memory :]
+        residuals = (past_y - past_y.mean()) / mu
+        expected = law.factor(PARAMS) / (len(past_y) - 1) * residuals @ past_u
+        np.testing.assert_allclose(
+            flat(estimate.gradient), expected, rtol=1e-3, atol=1e-3
+        )
+    # What failed is not remembered, and where all did, nothing changes.
+    before = steps.state
+    steps(5, values=lambda at: np.full(len(at), np.nan))
+    assert_same(steps.state._replace(numbering=()), before._replace(numbering=()))
+    steps(6, values=lambda at: np.array([np.nan, 1.0]))
+    assert np.isnan(np.asarray(steps.state.values)).sum() == 1
+
+
+def test_query_reuse_is_unbiased_of_one_step():
+    estimator = zo.query_reuse(zo.rademacher(), 2, 0.3, 2)
+
+    @jit
+    @jax.vmap
+    def one(key):
+        state = estimator.init(PARAMS)
+        return estimator.estimate(traced, key, PARAMS, state)[0][1]
+
+    got = rows(one(jax.random.split(jax.random.key(0), 8000)))
+    error = got.std(0) / np.sqrt(len(got))
+    assert (abs(got.mean(0) - derivative(flat(PARAMS))) <= 4 * error).all()
+
+
+@pytest.mark.parametrize("make", [zo.query_reuse, zo.linear_interpolation])
+def test_a_query_takes_a_few_bytes(make):
+    """Whatever the number of parameters."""
+    state = jax.eval_shape(make(num_directions=5, memory=4).init, jnp.zeros(10**6))
+    steps = 4 if make is zo.query_reuse else 3
+    buffer = state.buffer
+    assert buffer.keys.size == buffer.numbers.size == buffer.scales.size == 5 * steps
+    leaves = jax.tree.leaves((buffer.numbers, buffer.scales, state.values))
+    assert sum(4 * leaf.size for leaf in leaves) <= 12 * 6 * steps
+
+
+def test_linear_interpolation():
+    """The shortest vector that interpolates what lies within the radius."""
+    mu, size, radius = 0.3, 1, 0.62
+    steps = Steps(zo.linear_interpolation(zo.sphere(), size, mu, 3, radius))
+    past_x, past_y, reused = [], [], []
+    for i in range(4):
+        params = moved(PARAMS, 0.15 * i)
+        estimate, at, values, _ = steps(i, params)
+        x = np.concatenate([at[1:], *past_x[-2:]])
+        y = np.concatenate([values[1:], *past_y[-2:]])
+        past_x, past_y = [*past_x, at], [*past_y, values]
+        away, changes = x - at[0], y - values[0]
+        norms = np.linalg.norm(away, axis=1)
+        near = (norms <= radius) | (np.arange(len(x)) < size)
+        away, changes = away[near], changes[near]
+        norms = norms[near]
+        # Singular values of rows of length one: the cutoff of eigenvalues, rooted.
+        inverse = np.linalg.pinv(away / norms[:, None], rcond=1e-2)
+        expected = inverse @ (changes / norms)
+        np.testing.assert_allclose(
+            flat(estimate.gradient), expected, rtol=0.01, atol=0.02
+        )
+        reused.append(near.sum() - size)
+        assert len(x) - size - reused[-1] > 0 or i < 2
+    assert max(reused) > 0
+
+
+def test_past_queries_complete_the_gradient_of_a_linear_function():
+    steps = Steps(
+        zo.linear_interpolation(zo.orthonormal(), 2, 0.1, 4, 1.0),
+        lambda at: at @ SLOPES,
+    )
+    found = [flat(steps(i)[0].gradient) for i in range(4)]
+    errors = [np.linalg.norm(g - SLOPES) for g in found]
+    assert errors[0] > 0.5 * np.linalg.norm(SLOPES)
+    assert errors[-1] < 1e-2
+
+
 # --- Bad input ---------------------------------------------------------------------
 
 
@@ -431,6 +523,9 @@ def test_the_expected_cosine_of_the_projection():
             "uniform must be a finite number > 0",
         ),
         (lambda: zo.coordinate_wise(decay=1.0), "decay must be a number in"),
+        (lambda: zo.query_reuse(memory=1), "memory must be an int ≥ 2; got 1"),
+        (lambda: zo.linear_interpolation(memory=1), "memory must be an int ≥ 2; got"),
+        (lambda: zo.linear_interpolation(radius=0.0), "radius must be a finite number"),
         (lambda: zo.prior_guided(decay=1.0), "decay must be a number in"),
         (
             lambda: zo.prior_guided(mix="mean"),

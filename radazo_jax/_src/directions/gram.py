@@ -1,5 +1,7 @@
 """Inner products of directions, over all coordinates."""
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -26,21 +28,30 @@ def inner(directions: Direction, layout: Layout, tree: Any) -> jax.Array:
     return _replicated(program, directions, tree)
 
 
-def gram(directions: Direction, layout: Layout) -> jax.Array:
-    """⟨uᵢ, uⱼ⟩ of all pairs, float32, [K, K].
+def gram(
+    directions: Sequence[Direction], layout: Layout, trees: Sequence[Any] = ()
+) -> jax.Array:
+    """The inner products of all pairs of directions and trees: float32, [n, n].
 
-    The elements of one leaf of all K directions are alive at a time.
+    The elements of one leaf of all of them are alive at a time.
+
+    Args:
+      directions: Directions, each stacked; n counts them all, and the trees.
+      layout: The layout of the parameters.
+      trees: Trees like the parameters, each stacked; they follow the directions.
     """
 
-    def program(directions: Direction) -> jax.Array:
-        size = len(directions.scale)
-        total = jnp.zeros((size, size), jnp.float32)
+    def program(directions: Sequence[Direction], trees: Sequence[Any]) -> jax.Array:
+        leaves = [jax.tree.leaves(tree) for tree in trees]
+        products = []
         for i in range(len(layout.leaves)):
-            us = _rows(directions, layout, i)
-            total += jnp.matmul(us, us.T, precision=_EXACT)
-        return total
+            us = [_rows(u, layout, i) for u in directions]
+            ws = [tree[i].astype(jnp.float32) for tree in leaves]
+            rows = jnp.concatenate([*us, *(w.reshape(len(w), -1) for w in ws)])
+            products.append(jnp.matmul(rows, rows.T, precision=_EXACT))
+        return functools.reduce(jnp.add, products)
 
-    return _replicated(program, directions)
+    return _replicated(program, directions, trees)
 
 
 def squared_norm(tree: Any) -> jax.Array:

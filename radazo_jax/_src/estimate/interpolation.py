@@ -1,7 +1,28 @@
 """Gradients that interpolate differences linearly."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from radazo_jax._src import checks
+from radazo_jax._src.directions import sums
+from radazo_jax._src.directions.gram import gram
+from radazo_jax._src.directions.law import Law
+from radazo_jax._src.directions.laws import sphere
+from radazo_jax._src.estimate import buffer, numbering
+from radazo_jax._src.estimate.buffer import QueryBuffer
+from radazo_jax._src.estimate.differences import checked_evaluator
+from radazo_jax._src.estimate.estimator import GradientEstimator
+from radazo_jax._src.estimate.points import (
+    Estimate,
+    Points,
+    points_along,
+    weighted_sum,
+)
+from radazo_jax._src.estimate.spread import AxisName
+from radazo_jax._src.trees import at_least_float32, widest
 
 # Eigenvalues below this share of the largest are taken for zero: directions that are
 # nearly combinations of others would amplify rounding.
@@ -30,3 +51,172 @@ def interpolated(among: jax.Array, slopes: jax.Array, used: jax.Array) -> jax.Ar
     exact = jax.lax.Precision.HIGHEST
     rotated = jnp.matmul(vectors.T, inverse * slopes, precision=exact)
     return inverse * jnp.matmul(vectors, inverted * rotated, precision=exact)
+
+
+class LinearInterpolationState(NamedTuple):
+    """State of `linear_interpolation`.
+
+    Attributes:
+      numbering: The numbers of the directions, `()` unless the law is `numbered`.
+      buffer: The directions of the past H − 1 steps, K each, the oldest first.
+      past: The parameters of these steps, stacked: a tree like them, [H − 1, …].
+      values: The values at θ and at θ + μ uₖ of these steps: float32, or float64 where
+        the parameters are, [H − 1, K + 1]. NaN where there is none.
+    """
+
+    numbering: Any
+    buffer: QueryBuffer
+    past: Any
+    values: jax.Array
+
+
+def linear_interpolation(
+    law: Law = sphere(),
+    num_directions: int = 10,
+    smoothing: float = 5e-3,
+    memory: int = 3,
+    radius: float = 1e-2,
+    batch_size: int | None = None,
+    axis_name: AxisName | None = None,
+) -> GradientEstimator:
+    """ReLIZO: the shortest gradient that interpolates new and past queries.
+
+    With aᵢ = xᵢ − θ for the K new points and those of the past within the radius, and
+    δᵢ = f(xᵢ) − f(θ), it is the g with the largest first-order change among those of
+    its length in the span of the aᵢ, a quadratically constrained linear program with
+    the solution
+
+        g = Aᵀ c,  (A Aᵀ) c = δ
+
+    the projection of the gradient on that span. K + 1 evaluations a step; past queries
+    cost none. Where the parameters move less than μ a step, many of them are near, and
+    g knows more of the gradient than the new ones show. Like `prior_guided` it is
+    shorter than the gradient, and no unbiased estimate. Past values are those of the
+    same function: with minibatches, their level is noise.
+
+    The inner products of all points are those of directions, which are drawn again, and
+    of differences of parameters: the memory is H − 1 copies of the parameters, and 20
+    bytes a query. The equation has n = H (K + 1) − 1 unknowns, and all n directions are
+    drawn a step, those of one leaf at a time; n of a few hundred will do.
+
+    Args:
+      law: The law of the directions u.
+      num_directions: K, the number of new directions per estimate.
+      smoothing: μ, how far from θ along u the function is evaluated.
+      memory: H, of how many steps queries are used, this one included: at least 2.
+      radius: How far from θ past points may lie, in units of the parameters.
+      batch_size: How many directions are evaluated together, as in
+        `forward_difference`.
+      axis_name: The mesh axis (or axes) over which the evaluations are spread.
+
+    Returns:
+      The estimator, with a `LinearInterpolationState`. Its value is f(θ). Values that
+      are not finite are left out.
+
+    Raises:
+      TypeError, ValueError: If an argument is not as described.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> estimator, x = zo.linear_interpolation(num_directions=2), jnp.arange(4.0)
+      >>> state = estimator.init(x)
+      >>> for key in range(2):
+      ...     (_, gradient), state = estimator.estimate(
+      ...         lambda x: jnp.sum(x**2), key, x, state
+      ...     )
+      >>> bool(jnp.allclose(gradient, 2 * x, atol=0.3))
+      True
+
+    References:
+      Wang et al., ReLIZO: Sample Reusable Linear Interpolation-based Zeroth-order
+      Optimization, NeurIPS 2024, the solution of its quadratically constrained program.
+    """
+    evaluator = checked_evaluator(law, num_directions, smoothing, batch_size, axis_name)
+    checks.check_int_at_least("memory", memory, 2)
+    checks.check_positive("radius", radius)
+    before, size = memory - 1, num_directions
+    rows = _rows_of_points(size, before, smoothing)
+
+    def init(params: Any) -> LinearInterpolationState:
+        return LinearInterpolationState(
+            numbering.init_for(law)(params),
+            buffer.empty(before * size),
+            jax.tree.map(lambda p: jnp.stack([jnp.zeros_like(p)] * before), params),
+            jnp.full((before, size + 1), jnp.nan, widest(params)),
+        )
+
+    def points(key: jax.Array, params: Any, state: LinearInterpolationState) -> Points:
+        key, numbers = numbering.following(state.numbering, key, size)
+        return points_along(law, key, numbers, [smoothing], params, with_params=True)
+
+    def reduce(
+        points: Points, values: jax.Array, params: Any, state: LinearInterpolationState
+    ) -> tuple[Estimate, LinearInterpolationState]:
+        base, moved = points.split(values)
+        past = state.buffer.directions(points.directions.law)
+        away = jax.tree.map(
+            lambda old, p: _wide(old) - _wide(p)[None], state.past, params
+        )
+        among = gram([points.directions, past], points.layout, [away])
+        matrix = jnp.asarray(rows, values.dtype)
+        exact = jax.lax.Precision.HIGHEST
+        among = jnp.linalg.multi_dot(
+            [matrix, among.astype(values.dtype), matrix.T], precision=exact
+        )
+        olds = state.values.astype(values.dtype)
+        changes = jnp.concatenate([moved[:, 0], olds[:, 1:].reshape(-1), olds[:, 0]])
+        changes = changes - base
+        near = jnp.diagonal(among) <= radius**2
+        used = jnp.isfinite(changes) & (near | (jnp.arange(len(rows)) < size))
+        changes = jnp.where(used, changes, 0)
+        coefficients = interpolated(among, changes, used)
+        new = jnp.sum(used[:size], dtype=jnp.int32)
+        coefficients = jnp.where(new > 0, coefficients, jnp.nan)
+        each = jnp.matmul(matrix.T, coefficients, precision=exact)
+        fresh, again, of_past = jnp.split(each, [size, size + before * size])
+        wide = jax.tree.map(lambda w: w[0], away)
+        gradient = jax.tree.map(
+            lambda a, b, w: a + b + jnp.tensordot(of_past.astype(w.dtype), w, 1),
+            weighted_sum(fresh, points, wide),
+            sums.combine(again, past, points.layout, wide),
+            away,
+        )
+        estimate = Estimate(
+            base,
+            jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, params),
+            slope=jnp.sum(coefficients * changes),
+            num_values=jnp.where(new > 0, new + 1, 0),
+        )
+        added = jnp.append(base, moved[:, 0]).astype(state.values.dtype)
+        kept = buffer.unless(
+            new == 0,
+            state[1:],
+            (
+                state.buffer.followed_by(points),
+                jax.tree.map(
+                    lambda old, p: buffer.followed_by(old, p[None]), state.past, params
+                ),
+                buffer.followed_by(state.values, added[None]),
+            ),
+        )
+        numbers = numbering.advanced(state.numbering, points)
+        return estimate, LinearInterpolationState(numbers, *kept)
+
+    return GradientEstimator(init, points, reduce, evaluator)
+
+
+def _rows_of_points(size: int, before: int, smoothing: float) -> np.ndarray:
+    """The aᵢ as sums of new directions, past directions, and differences of θ.
+
+    First those of the new points, then those of the past, then of the past θ.
+    """
+    past = before * size
+    new = smoothing * np.eye(size, size + past + before)
+    thetas = np.eye(before, size + past + before, size + past)
+    moved = smoothing * np.eye(past, size + past + before, size)
+    return np.concatenate([new, moved + np.repeat(thetas, size, axis=0), thetas])
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    return x.astype(at_least_float32(x.dtype))

@@ -148,7 +148,7 @@ def prior_guided(
         slopes = (moved[:, 0] - base) / smoothing
         along, unit = points.first(size), points.shift
         among = _bordered(
-            gram(along.directions, points.layout),
+            gram([along.directions], points.layout),
             inner(along.directions, points.layout, unit),
             squared_norm(unit),
         ).astype(slopes.dtype)

@@ -1,0 +1,60 @@
+"""Past queries: directions that can be drawn again, and values."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from radazo_jax._src.directions.law import Direction, Law
+from radazo_jax._src.estimate.points import Points
+
+
+class QueryBuffer(NamedTuple):
+    """The directions of past points, the oldest first: 16 bytes each.
+
+    Attributes:
+      keys: The keys of the directions: typed keys, [size].
+      numbers: Their numbers: uint32, [size].
+      scales: Their scales: float32, [size].
+    """
+
+    keys: jax.Array
+    numbers: jax.Array
+    scales: jax.Array
+
+    def directions(self, law: Law) -> Direction:
+        """The directions, to be drawn again, stacked."""
+        return Direction(self.keys, self.numbers, self.scales, law)
+
+    def followed_by(self, points: Points) -> "QueryBuffer":
+        """The buffer of the same size that ends with the directions of these points."""
+        new = points.directions
+        added = QueryBuffer(new.key, new.number, new.scale)
+        return jax.tree.map(followed_by, self, added)
+
+
+def empty(size: int) -> QueryBuffer:
+    """A buffer before the first query."""
+    key = jax.random.key(0, impl="threefry2x32")
+    return QueryBuffer(
+        jnp.broadcast_to(key, (size,)),
+        jnp.zeros(size, jnp.uint32),
+        jnp.zeros(size, jnp.float32),
+    )
+
+
+def followed_by(old: jax.Array, new: jax.Array) -> jax.Array:
+    """The last of both together, as many as there were."""
+    return jnp.concatenate([old, new])[len(new) :]
+
+
+def unless(skipped: jax.Array, old: Any, new: Any) -> Any:
+    """The old state where a step is skipped."""
+
+    def choose(o: jax.Array, n: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(o.dtype, jax.dtypes.prng_key):
+            return jnp.where(skipped, o, n)
+        data = jnp.where(skipped, jax.random.key_data(o), jax.random.key_data(n))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(n))
+
+    return jax.tree.map(choose, old, new)

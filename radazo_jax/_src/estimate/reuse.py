@@ -1,0 +1,130 @@
+"""Averages over past queries, around a baseline: ZoAR."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from radazo_jax._src import checks
+from radazo_jax._src.directions import sums
+from radazo_jax._src.directions.law import Law
+from radazo_jax._src.directions.laws import sphere
+from radazo_jax._src.estimate import buffer, numbering
+from radazo_jax._src.estimate.buffer import QueryBuffer
+from radazo_jax._src.estimate.differences import checked_evaluator, mean_of_finite
+from radazo_jax._src.estimate.estimator import GradientEstimator
+from radazo_jax._src.estimate.points import Estimate, Points, points_along
+from radazo_jax._src.estimate.spread import AxisName
+from radazo_jax._src.trees import widest
+
+
+class QueryReuseState(NamedTuple):
+    """State of `query_reuse`: 20 bytes a query.
+
+    Attributes:
+      numbering: The numbers of the directions, `()` unless the law is `numbered`.
+      buffer: The directions of the latest H steps, H K of them, the oldest first: their
+        keys, numbers and scales, from which they are drawn again.
+      values: The values at θ + μ u: float32, or float64 where the parameters are,
+        [H K]. NaN where there is none.
+    """
+
+    numbering: Any
+    buffer: QueryBuffer
+    values: jax.Array
+
+
+def query_reuse(
+    law: Law = sphere(),
+    num_directions: int = 10,
+    smoothing: float = 5e-3,
+    memory: int = 6,
+    batch_size: int | None = None,
+    axis_name: AxisName | None = None,
+) -> GradientEstimator:
+    """ZoAR: averages over the queries of the latest steps, of K evaluations.
+
+        ∇̂f(θ_t) = c/(n−1) Σᵢ (yᵢ − ȳ) / μ · uᵢ,  yᵢ = f(θ_τ + μ uᵢ),  ȳ = 1/n Σᵢ yᵢ
+
+    over the n = H K queries of the latest H steps, with c the factor of the law. The
+    baseline ȳ takes the place of f(θ), which is not evaluated; of one step alone the
+    estimate is unbiased. Queries of earlier steps lower the variance, and see the
+    gradients of earlier θ, as a first moment does. While f falls, the level of the
+    values falls too, which is noise: (yᵢ − ȳ) / μ wants short steps or a large μ.
+
+    The buffer holds no direction: n directions are drawn again in every step.
+
+    Args:
+      law: The law of the directions u.
+      num_directions: K, the number of directions, and of evaluations, per estimate.
+      smoothing: μ, how far from θ along u the function is evaluated.
+      memory: H, of how many steps queries are used, this one included: at least 2.
+      batch_size: How many directions are evaluated together, as in
+        `forward_difference`.
+      axis_name: The mesh axis (or axes) over which the evaluations are spread.
+
+    Returns:
+      The estimator, with a `QueryReuseState`. Its value is the mean of the K values.
+      Values that are not finite are left out.
+
+    Raises:
+      TypeError, ValueError: If an argument is not as described.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> result = zo.minimize(
+      ...     lambda x: jnp.sum((x - 1) ** 2),
+      ...     jnp.zeros(3),
+      ...     zo.radazo(1e-2),
+      ...     zo.query_reuse(num_directions=4, smoothing=0.1),
+      ...     500,
+      ...     key=0,
+      ...     progress=False,
+      ... )
+      >>> bool(jnp.allclose(result.params, 1, atol=0.2))
+      True
+
+    References:
+      Qiu et al., Zeroth-Order Optimization is Secretly Single-Step Policy Optimization,
+      2025, <https://arxiv.org/abs/2506.14460>. Their code divides by n, and this
+      estimator by n − 1.
+    """
+    evaluator = checked_evaluator(law, num_directions, smoothing, batch_size, axis_name)
+    checks.check_int_at_least("memory", memory, 2)
+    size = num_directions * memory
+
+    def init(params: Any) -> QueryReuseState:
+        values = jnp.full(size, jnp.nan, widest(params))
+        numbers = numbering.init_for(law)(params)
+        return QueryReuseState(numbers, buffer.empty(size), values)
+
+    def points(key: jax.Array, params: Any, state: QueryReuseState) -> Points:
+        key, numbers = numbering.following(state.numbering, key, num_directions)
+        return points_along(law, key, numbers, [smoothing], params)
+
+    def reduce(
+        points: Points, values: jax.Array, params: Any, state: QueryReuseState
+    ) -> tuple[Estimate, QueryReuseState]:
+        moved = points.split(values)[1][:, 0]
+        queries = state.buffer.followed_by(points)
+        stored = buffer.followed_by(state.values, moved.astype(state.values.dtype))
+        ys = stored.astype(values.dtype)
+        used = jnp.isfinite(ys)
+        count = jnp.sum(used).astype(ys.dtype)
+        slopes = jnp.where(used, ys - mean_of_finite(ys), 0) / smoothing
+        weight = jnp.asarray(law.factor(params), ys.dtype) / jnp.maximum(count - 1, 1)
+        new = jnp.sum(jnp.isfinite(moved), dtype=jnp.int32)
+        weight = jnp.where(new > 0, weight, jnp.nan)
+        directions = queries.directions(points.directions.law)
+        estimate = Estimate(
+            mean_of_finite(moved),
+            sums.combine(weight * slopes, directions, points.layout, params),
+            slope=weight * jnp.sum(slopes**2),
+            num_values=new,
+        )
+        kept = buffer.unless(new == 0, (state.buffer, state.values), (queries, stored))
+        numbers = numbering.advanced(state.numbering, points)
+        return estimate, QueryReuseState(numbers, *kept)
+
+    return GradientEstimator(init, points, reduce, evaluator)
