@@ -32,6 +32,10 @@ from radazo_jax._src.estimate.interpolation import (
     LinearInterpolationState,
     linear_interpolation,
 )
+from radazo_jax._src.estimate.momentum import (
+    MomentumPerturbationState,
+    momentum_perturbation,
+)
 from radazo_jax._src.estimate.one_point import (
     ResidualFeedbackState,
     residual_feedback,
@@ -51,6 +55,7 @@ from radazo_jax._src.estimate.variance_reduced import (
     VarianceReducedState,
     variance_reduced,
 )
+from radazo_jax._src.estimate.vote import majority_vote
 from radazo_jax._src.estimate.wrapper import EstimateGradientState, estimate_gradient
 from radazo_jax._src.numbers.keys import check_same_key
 from radazo_jax._src.optimize.aliases import (
@@ -77,6 +82,7 @@ from radazo_jax._src.optimize.parabola import (
     ScaleByParabolicStepState,
     scale_by_parabolic_step,
 )
+from radazo_jax._src.optimize.projections import keep_params_in
 from radazo_jax._src.optimize.replay import replay
 from radazo_jax._src.optimize.step import Failures, MinimizeState, RunError
 from radazo_jax._src.optimize.transforms import (
@@ -107,6 +113,7 @@ __all__ = [
     "MatrixAxes",
     "MinimizeResult",
     "MinimizeState",
+    "MomentumPerturbationState",
     "Points",
     "PriorGuidedState",
     "QueryBuffer",
@@ -129,10 +136,13 @@ __all__ = [
     "estimate_gradient",
     "forward_difference",
     "gaussian",
+    "keep_params_in",
     "linear_interpolation",
     "low_rank",
+    "majority_vote",
     "minimize",
     "minimize_black_box",
+    "momentum_perturbation",
     "orthonormal",
     "parabolic_sgd",
     "perturb",

@@ -109,6 +109,7 @@ def test_arguments_reach_the_transformation(name):
         "initial_accumulator_value": 2.0,
         "bias_correction": True,
         "mu_dtype": "bfloat16",
+        **({"amsgrad": True} if name == "zo_adamm" else {}),
     }
     transform = {
         "radazo": transforms.scale_by_radazo,

@@ -35,9 +35,11 @@ RELATIVES = {
     "linear_interpolation": functools.partial(
         zo.linear_interpolation, Hashed(), 2, radius=0.1
     ),
+    "majority_vote": functools.partial(zo.majority_vote, Hashed(), 3),
+    "momentum_perturbation": functools.partial(zo.momentum_perturbation, Hashed()),
 }
 # Those whose values show the derivative along the gradient exactly.
-EXACT_SLOPES = [name for name in RELATIVES if name != "residual_feedback"]
+EXACT_SLOPES = set(RELATIVES) - {"residual_feedback", "majority_vote"}
 
 
 def flat(tree):
@@ -139,7 +141,7 @@ def test_runs_everywhere(name, tmp_path):
     assert np.isfinite(flat(told.run.params)).all()
 
 
-@pytest.mark.parametrize("name", EXACT_SLOPES)
+@pytest.mark.parametrize("name", sorted(EXACT_SLOPES))
 def test_the_slope_is_that_along_the_gradient(name):
     """Exactly, in the first step, on a linear function."""
     estimate, *_ = Steps(RELATIVES[name](), lambda at: at @ SLOPES)(0)
@@ -503,6 +505,59 @@ def test_past_queries_complete_the_gradient_of_a_linear_function():
     assert errors[-1] < 1e-2
 
 
+# --- Votes, and perturbations with a momentum --------------------------------------
+
+
+@pytest.mark.parametrize("law", [zo.gaussian(), zo.rademacher()])
+def test_majority_vote(law):
+    mu, size = 0.1, 5
+    steps = Steps(zo.majority_vote(law, size, mu))
+    estimate, _, values, us = steps(0)
+    votes = np.sign((values[1:] - values[0])[:, None] * us)
+    np.testing.assert_allclose(flat(estimate.gradient), votes.mean(0), atol=1e-6)
+    # A failed worker has no vote.
+    failed = np.append(values[:-1], np.inf)
+    estimate, *_ = Steps(zo.majority_vote(law, size, mu))(0, values=lambda at: failed)
+    np.testing.assert_allclose(flat(estimate.gradient), votes[:-1].mean(0), atol=1e-6)
+    assert int(estimate.num_values) == size
+
+
+def test_momentum_perturbation():
+    """Algorithm 1 of ZO-AdaMU, with one draw for the sum of two."""
+    mu, b1, alpha, law = 0.1, 0.4, 0.7, zo.sphere()
+    steps = Steps(zo.momentum_perturbation(law, mu, b1, alpha))
+    deviation = np.sqrt(b1**2 * alpha + (1 - b1) ** 2 * (1 - alpha))
+    history = np.zeros(DIMENSION)
+    for i in range(4):
+        theta = flat(moved(PARAMS, 0.1 * i))
+        estimate, at, values, us = steps(i, moved(PARAMS, 0.1 * i))
+        m = (1 - b1) * history + deviation * np.sqrt(DIMENSION) * us[0]
+        np.testing.assert_allclose(at[0] - theta, mu * m, atol=1e-5)
+        np.testing.assert_allclose(at[1] - theta, -mu * m, atol=1e-5)
+        slope = (values[0] - values[1]) / (2 * mu)
+        np.testing.assert_allclose(
+            flat(estimate.gradient), slope * m, rtol=1e-3, atol=1e-4
+        )
+        history = np.sign(slope) * m
+    np.testing.assert_allclose(flat(steps.state.history), history, atol=1e-5)
+
+
+def test_one_draw_has_the_variance_of_two():
+    b1, alpha = 0.3, 0.6
+    rng = np.random.default_rng(0)
+    first = np.sqrt(alpha) * rng.normal(size=40_000)
+    second = 1.5 + np.sqrt(1 - alpha) * rng.normal(size=40_000)
+    both = b1 * first + (1 - b1) * second
+    steps = Steps(zo.momentum_perturbation(zo.rademacher(), 1.0, b1, alpha))
+    history = jax.tree.map(lambda p: jnp.full(p.shape, 1.5), PARAMS)
+    steps.state = steps.state._replace(history=history)
+    _, at, *_ = steps(0)
+    m = at[0] - flat(PARAMS)
+    # Of random signs, each |m − mean| is the deviation.
+    np.testing.assert_allclose(abs(m - (1 - b1) * 1.5), both.std(), rtol=0.02)
+    np.testing.assert_allclose((1 - b1) * 1.5, both.mean(), rtol=0.02)
+
+
 # --- Bad input ---------------------------------------------------------------------
 
 
@@ -526,6 +581,14 @@ def test_past_queries_complete_the_gradient_of_a_linear_function():
         (lambda: zo.query_reuse(memory=1), "memory must be an int ≥ 2; got 1"),
         (lambda: zo.linear_interpolation(memory=1), "memory must be an int ≥ 2; got"),
         (lambda: zo.linear_interpolation(radius=0.0), "radius must be a finite number"),
+        (
+            lambda: zo.momentum_perturbation(b1=1.5),
+            r"b1 must be a number in \(0, 1\]; got 1.5",
+        ),
+        (
+            lambda: zo.momentum_perturbation(b1=1.0, uncertainty=0.0),
+            "uncertainty must be positive where b1 is 1; got 0.0",
+        ),
         (lambda: zo.prior_guided(decay=1.0), "decay must be a number in"),
         (
             lambda: zo.prior_guided(mix="mean"),

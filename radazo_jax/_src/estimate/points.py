@@ -75,6 +75,11 @@ class Points:
         nan = jnp.full((), jnp.nan, values.dtype)
         return (values[0] if self.with_params else nan), rest
 
+    def beside(self, shift: Any, shifts: jax.Array) -> "Points":
+        """The same points, each moved by a multiple of one tree: w, and [K, m]."""
+        moved: Points = dataclasses.replace(self, shift=shift, shifts=shifts)
+        return moved
+
     def first(self, size: int) -> "Points":
         """The points along the first directions alone."""
         few: Points = dataclasses.replace(

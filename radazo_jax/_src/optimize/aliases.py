@@ -90,12 +90,12 @@ def zo_adamm(
     initial_accumulator_value: jax.typing.ArrayLike = 0.0,
     bias_correction: bool = False,
     mu_dtype: jax.typing.DTypeLike | None = None,
+    amsgrad: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """The ZO-AdaMM optimizer, in the form the R-AdaZO paper compares with.
 
-    The step is −η m_t/√(v_t + ζ) with v_t the average of
-    g_t², without the running maximum of the original; see
-    `scale_by_zo_adamm`.
+    The step is −η m_t/√(v_t + ζ) with v_t the average of g_t², without the running
+    maximum of the original unless `amsgrad` is set; see `scale_by_zo_adamm`.
 
     Args:
       learning_rate: The step size η, a scalar or a schedule.
@@ -107,6 +107,7 @@ def zo_adamm(
       bias_correction: Whether to debias both moments, as Adam does.
       mu_dtype: Real floating dtype in which the first moment is stored. None is the
         parameters' dtype, float32 if that is narrower.
+      amsgrad: Whether to divide by the running maximum of v_t, as the original does.
 
     Returns:
       The optimizer, an `optax.GradientTransformationExtraArgs`.
@@ -144,7 +145,13 @@ def zo_adamm(
     """
     return optax.chain(
         transforms.scale_by_zo_adamm(
-            b1, b2, eps_root, initial_accumulator_value, bias_correction, mu_dtype
+            b1,
+            b2,
+            eps_root,
+            initial_accumulator_value,
+            bias_correction,
+            mu_dtype,
+            amsgrad,
         ),
         optax.scale_by_learning_rate(learning_rate),
     )

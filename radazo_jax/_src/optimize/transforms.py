@@ -35,12 +35,14 @@ class ScaleByZoAdammState(NamedTuple):
       count: The number of updates so far: int32, shape ().
       mu: The first moment m, a tree like the parameters.
       nu: The second moment v, a tree like the parameters: real, at least float32.
+      nu_max: The running maximum of v, like it; `()` without `amsgrad`.
     """
 
     # `count` is the name that Optax's states have; it hides a method of tuple.
     count: jax.Array  # type: ignore[assignment]
     mu: optax.Updates
     nu: optax.Updates
+    nu_max: optax.Updates = ()
 
 
 def scale_by_radazo(
@@ -127,6 +129,7 @@ def scale_by_zo_adamm(
     initial_accumulator_value: jax.typing.ArrayLike = 0.0,
     bias_correction: bool = False,
     mu_dtype: jax.typing.DTypeLike | None = None,
+    amsgrad: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """Rescales updates by ZO-AdaMM, in the form R-AdaZO is compared with.
 
@@ -135,8 +138,8 @@ def scale_by_zo_adamm(
         u_t ← m_t / √(v_t + ζ)
 
     This is Algorithm 1 of the R-AdaZO paper. The original ZO-AdaMM (Chen et al.,
-    2019) divides by a running maximum of v_t, as AMSGrad does; this form has no
-    maximum. For that one chain the gradient estimate with `optax.scale_by_amsgrad`.
+    2019) divides by the running maximum of v_t, as AMSGrad does: with `amsgrad=True`.
+    Its projected steps are those of `keep_params_in`.
 
     Args:
       b1: Decay rate β₁ of the first moment, in [0, 1).
@@ -148,6 +151,9 @@ def scale_by_zo_adamm(
         m̂_t/√(v̂_t + ζ).
       mu_dtype: Real floating dtype in which the first moment is stored, as in
         `scale_by_radazo`.
+      amsgrad: Whether to divide by the root of max(v_1, …, v_t) + ζ, of the debiased v
+        with `bias_correction`. Its start is v₀. This takes the memory of one more
+        moment.
 
     Returns:
       An `optax.GradientTransformationExtraArgs` with the state
@@ -183,6 +189,7 @@ def scale_by_zo_adamm(
         initial_accumulator_value,
         bias_correction,
         mu_dtype,
+        amsgrad,
     )
 
 
@@ -195,6 +202,7 @@ def _scale_by_moments(
     initial_accumulator_value: jax.typing.ArrayLike,
     bias_correction: bool,
     mu_dtype: jax.typing.DTypeLike | None,
+    amsgrad: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """Divides the first moment by the root of the second moment of `measured`.
 
@@ -221,6 +229,7 @@ def _scale_by_moments(
             count=jnp.zeros([], jnp.int32),
             mu=jax.tree.map(init_mu, params),
             nu=jax.tree.map(init_nu, params),
+            **({"nu_max": jax.tree.map(init_nu, params)} if amsgrad else {}),
         )
 
     def update_fn(
@@ -251,6 +260,10 @@ def _scale_by_moments(
             state.nu,
         )
         nu_hat = _debias(nu, b2, count) if bias_correction else nu
+        largest = {}
+        if amsgrad:
+            nu_hat = jax.tree.map(jnp.maximum, state.nu_max, nu_hat)
+            largest = {"nu_max": jax.tree.map(_cast_like, nu_hat, state.nu)}
         scaled = jax.tree.map(
             lambda m, v: (
                 jax.lax.rsqrt(v + _scalar(eps_root, v.dtype)).astype(m.dtype) * m
@@ -262,6 +275,7 @@ def _scale_by_moments(
             count=count,
             mu=jax.tree.map(_cast_like, mu, state.mu),
             nu=jax.tree.map(_cast_like, nu, state.nu),
+            **largest,
         )
         return jax.tree.map(_cast_like, scaled, updates), new_state
 

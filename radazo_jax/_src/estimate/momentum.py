@@ -1,0 +1,153 @@
+"""Perturbations with a momentum: ZO-AdaMU."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from radazo_jax._src import checks
+from radazo_jax._src.directions.law import Law
+from radazo_jax._src.directions.laws import gaussian
+from radazo_jax._src.estimate import numbering
+from radazo_jax._src.estimate.differences import checked_evaluator, mean_of_finite
+from radazo_jax._src.estimate.estimator import GradientEstimator
+from radazo_jax._src.estimate.points import (
+    Estimate,
+    Points,
+    points_along,
+    weighted_sum,
+)
+from radazo_jax._src.estimate.spread import AxisName
+from radazo_jax._src.trees import at_least_float32
+
+
+class MomentumPerturbationState(NamedTuple):
+    """State of `momentum_perturbation`.
+
+    Attributes:
+      numbering: The numbers of the directions, `()` unless the law is `numbered`.
+      history: h, the latest perturbation, in the direction in which the loss rose: a
+        tree like the parameters, at least float32; zero before the first.
+    """
+
+    numbering: Any
+    history: Any
+
+
+def momentum_perturbation(
+    law: Law = gaussian(),
+    smoothing: float = 1e-3,
+    b1: float = 0.5,
+    uncertainty: float = 0.5,
+    batch_size: int | None = None,
+    axis_name: AxisName | None = None,
+) -> GradientEstimator:
+    """The perturbation of ZO-AdaMU: with a momentum, of 2 evaluations.
+
+        ż ~ N(0, α),  z̈ ~ N(h, 1 − α),  m = β₁ ż + (1 − β₁) z̈
+        ∇̂f(θ) = (f(θ + μ m) − f(θ − μ m)) / 2μ · m
+        h ← sign(f(θ + μ m) − f(θ − μ m)) m
+
+    with variances α and 1 − α. The sum of both draws is drawn as one, of the variance
+    β₁² α + (1 − β₁)² (1 − α), which has the same distribution. The estimate is large
+    along past perturbations; its scale is that of m mᵀ, so that SGD wants another
+    learning rate than behind `spsa`.
+
+    Two parts of the paper are left to Optax: the division by a second moment, here of
+    the gradients by `radazo` or `zo_adamm` (there of ż² and z̈²), and the annealing of α
+    and β.
+
+    Args:
+      law: The law of the draws, whose elements are scaled to variance one.
+      smoothing: μ, how far from θ along m the function is evaluated.
+      b1: β₁, the weight of the new draw, in (0, 1].
+      uncertainty: α, the share of the variance that is around zero, in [0, 1).
+      batch_size: How many points are evaluated together, as in `jax.lax.map`.
+      axis_name: The mesh axis (or axes) over which the evaluations are spread.
+
+    Returns:
+      The estimator, with a `MomentumPerturbationState`. Its value is the mean of both
+      evaluations.
+
+    Raises:
+      TypeError, ValueError: If an argument is not as described.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> result = zo.minimize(
+      ...     lambda x: jnp.sum((x - 1) ** 2),
+      ...     jnp.zeros(3),
+      ...     zo.radazo(1e-2),
+      ...     zo.momentum_perturbation(),
+      ...     1000,
+      ...     key=0,
+      ...     progress=False,
+      ... )
+      >>> bool(jnp.allclose(result.params, 1, atol=0.2))
+      True
+
+    References:
+      Jiang et al., ZO-AdaMU Optimizer: Adapting Perturbation by the Momentum and
+      Uncertainty in Zeroth-Order Optimization, AAAI 2024, algorithm 1,
+      <https://arxiv.org/abs/2312.15184>.
+    """
+    evaluator = checked_evaluator(law, 1, smoothing, batch_size, axis_name)
+    checks.check_positive("b1", b1)
+    if b1 > 1:
+        raise ValueError(f"b1 must be a number in (0, 1]; got {b1!r}.")
+    checks.check_unit_interval("uncertainty", uncertainty)
+    variance = b1**2 * uncertainty + (1 - b1) ** 2 * (1 - uncertainty)
+    if not variance:
+        raise ValueError(
+            f"uncertainty must be positive where b1 is 1; got {uncertainty!r}, which "
+            "perturbs nothing."
+        )
+
+    def deviation(params: Any) -> float:
+        """Of what the elements of u are multiplied by."""
+        return math.sqrt(variance * law.factor(params))
+
+    def init(params: Any) -> MomentumPerturbationState:
+        zeros = jax.tree.map(
+            lambda p: jnp.zeros_like(p, at_least_float32(jnp.result_type(p))), params
+        )
+        return MomentumPerturbationState(numbering.init_for(law)(params), zeros)
+
+    def points(key: jax.Array, params: Any, state: MomentumPerturbationState) -> Points:
+        key, numbers = numbering.following(state.numbering, key, 1)
+        far = smoothing * deviation(params)
+        points = points_along(law, key, numbers, [far, -far], params)
+        shifts = jnp.full((1, 2), (1 - b1) * smoothing, jnp.float32)
+        return points.beside(state.history, shifts * jnp.array([[1.0, -1.0]]))
+
+    def reduce(
+        points: Points,
+        values: jax.Array,
+        params: Any,
+        state: MomentumPerturbationState,
+    ) -> tuple[Estimate, MomentumPerturbationState]:
+        moved = points.split(values)[1]
+        slope = (moved[0, 0] - moved[0, 1]) / (2 * smoothing)
+        used = jnp.isfinite(slope)
+        slope = jnp.where(used, slope, jnp.nan)
+        new = weighted_sum(jnp.full(1, deviation(params)), points, state.history)
+        m = jax.tree.map(lambda u, h: u + (1 - b1) * h, new, state.history)
+        history = jax.tree.map(
+            lambda m, h: jnp.where(used, jnp.where(slope < 0, -m, m), h),
+            m,
+            state.history,
+        )
+        estimate = Estimate(
+            mean_of_finite(moved),
+            jax.tree.map(
+                lambda m, p: (slope.astype(m.dtype) * m).astype(p.dtype), m, params
+            ),
+            slope=slope**2,
+            num_values=jnp.where(used, 2, 0).astype(jnp.int32),
+        )
+        numbers = numbering.advanced(state.numbering, points)
+        return estimate, MomentumPerturbationState(numbers, history)
+
+    return GradientEstimator(init, points, reduce, evaluator)

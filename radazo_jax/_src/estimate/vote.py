@@ -1,0 +1,95 @@
+"""The signs of the gradients along single directions, by majority."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from radazo_jax._src.directions.gram import inner
+from radazo_jax._src.directions.law import Law
+from radazo_jax._src.directions.laws import gaussian
+from radazo_jax._src.directions.votes import votes
+from radazo_jax._src.estimate import numbering
+from radazo_jax._src.estimate.differences import checked_evaluator
+from radazo_jax._src.estimate.estimator import GradientEstimator
+from radazo_jax._src.estimate.points import Estimate, Points, points_along
+from radazo_jax._src.estimate.spread import AxisName
+
+
+def majority_vote(
+    law: Law = gaussian(),
+    num_directions: int = 10,
+    smoothing: float = 5e-3,
+    batch_size: int | None = None,
+    axis_name: AxisName | None = None,
+) -> GradientEstimator:
+    """The mean sign of K gradients along single directions, of K + 1 evaluations.
+
+        ∇̂f(θ)ᵢ = 1/K Σₖ sign((f(θ + μ uₖ) − f(θ)) u_kᵢ)
+
+    Its sign is the vote of the majority: `zo_signsgd` behind it is ZO-M-signSGD, where
+    each difference is one worker's. A value that is far off has one vote, as all
+    others. Where the derivatives along the coordinates differ in size, a vote is not
+    the sign of the gradient, even in expectation.
+
+    Args:
+      law: The law of the directions u.
+      num_directions: K, the number of directions per estimate.
+      smoothing: μ, how far from θ along u the function is evaluated.
+      batch_size: How many directions are evaluated together, as in
+        `forward_difference`.
+      axis_name: The mesh axis (or axes) over which the evaluations are spread.
+
+    Returns:
+      The estimator; it has no state, unless the law is `numbered`. Its elements lie in
+      [-1, 1]. Its value is f(θ), and its slope an estimate. Differences that are not
+      finite have no vote.
+
+    Raises:
+      TypeError, ValueError: If an argument is not as described.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> estimator = zo.majority_vote(num_directions=200)
+      >>> _, gradient = zo.value_and_grad(lambda x: jnp.sum(x**2), estimator)(
+      ...     jax.random.key(0), jnp.array([1.0, -2.0])
+      ... )
+      >>> jnp.sign(gradient).tolist()
+      [1.0, -1.0]
+
+    References:
+      Liu et al., signSGD via Zeroth-Order Oracle, ICLR 2019, section 4, ZO-M-signSGD,
+      <https://openreview.net/forum?id=BJe-DsC5Fm>.
+    """
+    evaluator = checked_evaluator(law, num_directions, smoothing, batch_size, axis_name)
+
+    def points(key: jax.Array, params: Any, state: Any) -> Points:
+        key, numbers = numbering.following(state, key, num_directions)
+        return points_along(law, key, numbers, [smoothing], params, with_params=True)
+
+    def reduce(
+        points: Points, values: jax.Array, params: Any, state: Any
+    ) -> tuple[Estimate, Any]:
+        base, moved = points.split(values)
+        slopes = (moved[:, 0] - base) / smoothing
+        finite = jnp.isfinite(slopes)
+        slopes = jnp.where(finite, slopes, 0)
+        count = jnp.sum(finite, dtype=jnp.int32)
+        # Without a vote, NaN.
+        weight = 1 / count.astype(slopes.dtype)
+        weight = jnp.where(count > 0, weight, jnp.nan)
+        gradient = votes(
+            weight * jnp.sign(slopes), points.directions, points.layout, params
+        )
+        dots = inner(points.directions, points.layout, gradient).astype(slopes.dtype)
+        factor = jnp.asarray(points.directions.law.factor(params), slopes.dtype)
+        estimate = Estimate(
+            base,
+            gradient,
+            slope=factor * weight * jnp.sum(slopes * dots),
+            num_values=jnp.where(count > 0, count + 1, 0),
+        )
+        return estimate, numbering.advanced(state, points)
+
+    return GradientEstimator(numbering.init_for(law), points, reduce, evaluator)
