@@ -51,6 +51,7 @@ from radazo_jax._src.estimate.points import (
 from radazo_jax._src.estimate.prior import PriorGuidedState, prior_guided
 from radazo_jax._src.estimate.reuse import QueryReuseState, query_reuse
 from radazo_jax._src.estimate.spread import spread
+from radazo_jax._src.estimate.surrogate import GaussianProcessState, gaussian_process
 from radazo_jax._src.estimate.variance_reduced import (
     VarianceReducedState,
     variance_reduced,
@@ -107,6 +108,7 @@ __all__ = [
     "EstimateGradientState",
     "Evaluator",
     "Failures",
+    "GaussianProcessState",
     "GradientEstimator",
     "Law",
     "LinearInterpolationState",
@@ -136,6 +138,7 @@ __all__ = [
     "estimate_gradient",
     "forward_difference",
     "gaussian",
+    "gaussian_process",
     "keep_params_in",
     "linear_interpolation",
     "low_rank",

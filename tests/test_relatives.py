@@ -35,11 +35,25 @@ RELATIVES = {
     "linear_interpolation": functools.partial(
         zo.linear_interpolation, Hashed(), 2, radius=0.1
     ),
+    "gaussian_process": functools.partial(zo.gaussian_process, Hashed(), 2, memory=8),
+    "random_features": functools.partial(
+        zo.gaussian_process,
+        Hashed(),
+        0,
+        memory=4,
+        kernel="squared_exponential",
+        num_features=64,
+    ),
     "majority_vote": functools.partial(zo.majority_vote, Hashed(), 3),
     "momentum_perturbation": functools.partial(zo.momentum_perturbation, Hashed()),
 }
 # Those whose values show the derivative along the gradient exactly.
-EXACT_SLOPES = set(RELATIVES) - {"residual_feedback", "majority_vote"}
+EXACT_SLOPES = set(RELATIVES) - {
+    "residual_feedback",
+    "majority_vote",
+    "gaussian_process",
+    "random_features",
+}
 
 
 def flat(tree):
@@ -483,9 +497,9 @@ def test_linear_interpolation():
         near = (norms <= radius) | (np.arange(len(x)) < size)
         away, changes = away[near], changes[near]
         norms = norms[near]
-        # Singular values of rows of length one: the cutoff of eigenvalues, rooted.
-        inverse = np.linalg.pinv(away / norms[:, None], rcond=1e-2)
-        expected = inverse @ (changes / norms)
+        unit = away / norms[:, None]
+        among = unit @ unit.T + 1e-4 * np.eye(len(unit))
+        expected = unit.T @ np.linalg.solve(among, changes / norms)
         np.testing.assert_allclose(
             flat(estimate.gradient), expected, rtol=0.01, atol=0.02
         )
@@ -503,6 +517,99 @@ def test_past_queries_complete_the_gradient_of_a_linear_function():
     errors = [np.linalg.norm(g - SLOPES) for g in found]
     assert errors[0] > 0.5 * np.linalg.norm(SLOPES)
     assert errors[-1] < 1e-2
+
+
+# --- Surrogates --------------------------------------------------------------------
+
+
+def posterior(kernel, xs, ys, x, jitter):
+    """The posterior mean at x, of values less their mean, in float64."""
+    among = kernel(xs[:, None], xs[None]) + jitter * np.eye(len(xs))
+    return kernel(x[None], xs) @ np.linalg.solve(among, ys - ys.mean())
+
+
+def matern(scale, x, y):
+    r = np.sqrt(5) * np.linalg.norm(x - y, axis=-1) / scale
+    return (1 + r + r**2 / 3) * np.exp(-r)
+
+
+def squared_exponential(scale, x, y):
+    return np.exp(-np.sum((x - y) ** 2, -1) / (2 * scale**2))
+
+
+def numerical_gradient(f, x, h=1e-5):
+    steps = h * np.eye(len(x))
+    return np.array([(f(x + e) - f(x - e)) / (2 * h) for e in steps])
+
+
+@pytest.mark.parametrize("kernel", [matern, squared_exponential])
+@pytest.mark.parametrize(("size", "lengthscale"), [(2, 0.9), (0, 0.9), (2, None)])
+def test_gaussian_process(kernel, size, lengthscale):
+    """The derivative of the posterior mean of the latest queries, by differences."""
+    memory, jitter, mu = 7, 1e-2, 0.4
+    steps = Steps(
+        zo.gaussian_process(
+            zo.sphere(), size, mu, memory, kernel.__name__, lengthscale, jitter
+        )
+    )
+    xs, ys = np.zeros((0, DIMENSION)), np.zeros(0)
+    for i in range(4):
+        params = moved(PARAMS, 0.1 * i)
+        estimate, at, values, _ = steps(i, params)
+        xs, ys = np.concatenate([xs, at])[-memory:], np.append(ys, values)[-memory:]
+        between = np.linalg.norm(xs[:, None] - xs[None], axis=-1)
+        mean = between.sum() / max(len(xs) * (len(xs) - 1), 1)
+        scale = lengthscale or 2 * mean or 1.0
+        mean_at = functools.partial(
+            posterior, functools.partial(kernel, scale), xs, ys, jitter=jitter
+        )
+        expected = numerical_gradient(mean_at, flat(params))
+        np.testing.assert_allclose(
+            flat(estimate.gradient), expected, rtol=2e-3, atol=2e-3
+        )
+        np.testing.assert_allclose(estimate.value, values[0], rtol=1e-6)
+        assert int(estimate.num_values) == size + 1
+    before = steps.state
+    steps(4, values=lambda at: np.full(len(at), np.nan))
+    assert_same(steps.state._replace(numbering=()), before._replace(numbering=()))
+
+
+def test_random_features_approach_their_kernel():
+    """With an error that falls as one over the root of their number."""
+    errors = []
+    for num_features in (100, 10_000):
+        found = []
+        for size in (None, num_features):
+            estimator = zo.gaussian_process(
+                zo.sphere(), 4, 0.4, 8, "squared_exponential", 1.0, 1e-2, size
+            )
+            steps = Steps(estimator)
+            found.append([flat(steps(i)[0].gradient) for i in range(2)][-1])
+        errors.append(np.linalg.norm(found[1] - found[0]) / np.linalg.norm(found[0]))
+    # A tenth, within the spread of single draws.
+    assert errors[1] < 0.1
+    assert errors[1] < 0.4 * errors[0]
+
+
+@pytest.mark.parametrize("level", [0.0, 1e3])
+def test_a_surrogate_of_queries_that_are_the_same_is_finite(level):
+    """Where the matrix of the kernel is singular up to rounding, or not definite."""
+    steps = Steps(
+        zo.gaussian_process(zo.sphere(), 4, 1e-4, 40, lengthscale=10.0, jitter=1e-9)
+    )
+    for i in range(8):
+        # Far points cost the distances of the near ones their digits.
+        params = moved(PARAMS, level if i % 2 else 0.0)
+        assert np.isfinite(flat(steps(i, params)[0].gradient)).all()
+
+
+def test_a_surrogate_has_limits():
+    estimator = zo.gaussian_process()
+    message = r"params must have at most 10000 coordinates for a surrogate; got 10001"
+    with pytest.raises(ValueError, match=message):
+        estimator.init(jnp.zeros(10_001))
+    with pytest.raises(ValueError, match=message):
+        zo.minimize(jnp.sum, jnp.zeros(10_001), zo.radazo(0.1), estimator, 1)
 
 
 # --- Votes, and perturbations with a momentum --------------------------------------
@@ -588,6 +695,29 @@ def test_one_draw_has_the_variance_of_two():
         (
             lambda: zo.momentum_perturbation(b1=1.0, uncertainty=0.0),
             "uncertainty must be positive where b1 is 1; got 0.0",
+        ),
+        (lambda: zo.gaussian_process(memory=1), "memory must be an int ≥ 5; got 1"),
+        (
+            lambda: zo.gaussian_process(num_directions=0, memory=1),
+            "memory must be an int ≥ 2; got 1",
+        ),
+        (
+            lambda: zo.gaussian_process(memory=513),
+            "memory must be an int ≤ 512; got 513",
+        ),
+        (
+            lambda: zo.gaussian_process(kernel="linear"),
+            r"kernel must be one of \['matern', 'squared_exponential'\]; got 'linear'",
+        ),
+        (
+            lambda: zo.gaussian_process(num_features=10),
+            "num_features must be None unless kernel is 'squared_exponential'; got 10",
+        ),
+        (lambda: zo.gaussian_process(jitter=0.0), "jitter must be a finite number > 0"),
+        (lambda: zo.gaussian_process(lengthscale=0.0), "lengthscale must be a finite"),
+        (
+            lambda: zo.gaussian_process(num_directions=-1),
+            "num_directions must be an int",
         ),
         (lambda: zo.prior_guided(decay=1.0), "decay must be a number in"),
         (

@@ -24,16 +24,16 @@ from radazo_jax._src.estimate.points import (
 from radazo_jax._src.estimate.spread import AxisName
 from radazo_jax._src.trees import at_least_float32, widest
 
-# Eigenvalues below this share of the largest are taken for zero: directions that are
-# nearly combinations of others would amplify rounding.
-_CUTOFF = 1e-4
+# Added to the inner products of directions of length one: those that are nearly
+# combinations of others would amplify rounding.
+_RIDGE = 1e-4
 
 
 def interpolated(among: jax.Array, slopes: jax.Array, used: jax.Array) -> jax.Array:
     """The c of the shortest g = Σₖ cₖ aₖ with ⟨g, aₖ⟩ = slopesₖ.
 
     If the slopes are those of a linear function, g is the projection of its gradient
-    on the span of the aₖ.
+    on the span of the aₖ, up to a ridge of 10⁻⁴.
 
     Args:
       among: The inner products ⟨aᵢ, aⱼ⟩, [K, K].
@@ -42,15 +42,12 @@ def interpolated(among: jax.Array, slopes: jax.Array, used: jax.Array) -> jax.Ar
     """
     squares = jnp.diagonal(among)
     used = used & (squares > 0)
-    # Of length one each, so that the cutoff compares like with like.
     inverse = jnp.where(used, jax.lax.rsqrt(jnp.where(used, squares, 1)), 0)
-    scaled = inverse[:, None] * inverse[None] * among
-    eigenvalues, vectors = jnp.linalg.eigh(scaled)
-    kept = eigenvalues > _CUTOFF * eigenvalues[-1]
-    inverted = jnp.where(kept, 1 / jnp.where(kept, eigenvalues, 1), 0)
-    exact = jax.lax.Precision.HIGHEST
-    rotated = jnp.matmul(vectors.T, inverse * slopes, precision=exact)
-    return inverse * jnp.matmul(vectors, inverted * rotated, precision=exact)
+    identity = jnp.eye(len(used), dtype=among.dtype)
+    unused = jnp.where(used, 0, 1)[:, None].astype(among.dtype) * identity
+    scaled = inverse[:, None] * inverse[None] * among + unused
+    factor = jax.scipy.linalg.cho_factor(scaled + _RIDGE * identity)
+    return inverse * jax.scipy.linalg.cho_solve(factor, inverse * slopes)
 
 
 class LinearInterpolationState(NamedTuple):
@@ -88,11 +85,11 @@ def linear_interpolation(
 
         g = Aᵀ c,  (A Aᵀ) c = δ
 
-    the projection of the gradient on that span. K + 1 evaluations a step; past queries
-    cost none. Where the parameters move less than μ a step, many of them are near, and
-    g knows more of the gradient than the new ones show. Like `prior_guided` it is
-    shorter than the gradient, and no unbiased estimate. Past values are those of the
-    same function: with minibatches, their level is noise.
+    the projection of the gradient on that span, up to a ridge of 10⁻⁴. A step takes
+    K + 1 evaluations; past queries cost none. Where the parameters move less than μ a
+    step, many of them are near, and g knows more of the gradient than the new ones
+    show. Like `prior_guided` it is shorter than the gradient, and no unbiased estimate.
+    Past values are those of the same function: with minibatches, their level is noise.
 
     The inner products of all points are those of directions, which are drawn again, and
     of differences of parameters: the memory is H − 1 copies of the parameters, and 20

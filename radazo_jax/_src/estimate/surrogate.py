@@ -1,0 +1,292 @@
+"""The gradient of a surrogate of the function: ZoRD, and FZooS's random features."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from radazo_jax._src import checks
+from radazo_jax._src.directions.law import Law
+from radazo_jax._src.directions.laws import sphere
+from radazo_jax._src.directions.layout import layout_of
+from radazo_jax._src.estimate import buffer, numbering
+from radazo_jax._src.estimate.differences import checked_evaluator, mean_of_finite
+from radazo_jax._src.estimate.estimator import GradientEstimator
+from radazo_jax._src.estimate.points import Estimate, Points, candidates, points_along
+from radazo_jax._src.estimate.spread import AxisName
+from radazo_jax._src.trees import widest
+
+# Beyond these the queries take too much memory, and the equation too much time.
+MAX_DIMENSION = 10_000
+MAX_MEMORY = 512
+
+# Far above what rounding does to a matrix of that size.
+_MORE_JITTER = 1e-2
+
+_EXACT = jax.lax.Precision.HIGHEST
+
+
+class GaussianProcessState(NamedTuple):
+    """State of `gaussian_process`.
+
+    Attributes:
+      numbering: The numbers of the directions, `()` unless the law is `numbered`.
+      points: The latest n queries, the oldest first: float32, [n, d].
+      values: Their values: float32, or float64 where the parameters are, [n]. NaN
+        where there is none.
+      key: The key of the random features: a typed key, shape (), of the first step.
+    """
+
+    numbering: Any
+    points: jax.Array
+    values: jax.Array
+    key: jax.Array
+
+
+def gaussian_process(
+    law: Law = sphere(),
+    num_directions: int = 4,
+    smoothing: float = 5e-2,
+    memory: int = 150,
+    kernel: str = "matern",
+    lengthscale: float | None = None,
+    jitter: float = 1e-5,
+    num_features: int | None = None,
+    batch_size: int | None = None,
+    axis_name: AxisName | None = None,
+) -> GradientEstimator:
+    """ZoRD: the derivative of a Gaussian process, of K + 1 evaluations.
+
+    With X the latest n queries and y their values, less their mean, the posterior mean
+    of the derivative at θ is
+
+        ∇̂f(θ) = ∂k(θ, X) (k(X, X) + σ² I)⁻¹ y
+
+    With K = 0 the trajectory alone is evaluated, one value a step. Where the queries
+    say nothing, the derivative is zero: far from all of them the estimate vanishes. The
+    scale of y is that of the process, so that σ² is a share of it.
+
+    `num_features` takes the kernel k(x, x') = φ(x)ᵀφ(x') of M random Fourier features
+    φ(x) = √(2/M) cos(W x / ℓ + b) in the place of the squared exponential: this is the
+    surrogate of FZooS, which sends M weights of features where others send queries.
+
+    The lengthscale is not fitted. The paper takes several steps on the surrogate where
+    its uncertainty is small; here each step has a query.
+
+    Args:
+      law: The law of the directions u of the K queries around θ.
+      num_directions: K, the number of queries beside θ per estimate, or 0.
+      smoothing: μ, how far from θ along u they lie.
+      memory: n, how many queries are kept: from 2 to 512, and at least K + 1.
+      kernel: "matern", of smoothness 5/2, or "squared_exponential".
+      lengthscale: ℓ, in units of the parameters. By default, twice the mean distance of
+        the queries that are kept.
+      jitter: σ², the variance of the noise as a share of the function's: a positive
+        number. The rounding of n queries, 10⁻⁷ n, is added.
+      num_features: M, with the kernel "squared_exponential"; `None` takes the kernel
+        itself.
+      batch_size: How many points are evaluated together, as in `jax.lax.map`.
+      axis_name: The mesh axis (or axes) over which the evaluations are spread.
+
+    Returns:
+      The estimator, with a `GaussianProcessState` of n (d + 1) floats. Its value is
+      f(θ), and its slope the surrogate's. Values that are not finite are left out.
+
+    Raises:
+      TypeError, ValueError: If an argument is not as described; from `init`, if there
+        are more than 10,000 coordinates.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> result = zo.minimize(
+      ...     lambda x: jnp.sum((x - 1) ** 2),
+      ...     jnp.zeros(3),
+      ...     zo.radazo(1e-2),
+      ...     zo.gaussian_process(num_directions=1, memory=20),
+      ...     300,
+      ...     key=0,
+      ...     progress=False,
+      ... )
+      >>> bool(jnp.allclose(result.params, 1, atol=0.1))
+      True
+
+    References:
+      Shu et al., Zeroth-Order Optimization with Trajectory-Informed Derivative
+      Estimation, ICLR 2023, eq. (4), <https://openreview.net/forum?id=n1bLgxHW6jW>.
+
+      Shu et al., Federated Zeroth-Order Optimization using Trajectory-Informed
+      Surrogate Gradients, 2023, section 4.1, <https://arxiv.org/abs/2308.04077>.
+    """
+    size = max(num_directions, 1) if isinstance(num_directions, int) else num_directions
+    evaluator = checked_evaluator(law, size, smoothing, batch_size, axis_name)
+    checks.check_int_at_least("num_directions", num_directions, 0)
+    checks.check_int_at_least("memory", memory, max(2, num_directions + 1))
+    if memory > MAX_MEMORY:
+        raise ValueError(f"memory must be an int ≤ {MAX_MEMORY}; got {memory}.")
+    if kernel not in _KERNELS:
+        raise ValueError(f"kernel must be one of {list(_KERNELS)}; got {kernel!r}.")
+    if lengthscale is not None:
+        checks.check_positive("lengthscale", lengthscale)
+    checks.check_positive("jitter", jitter)
+    if num_features is not None:
+        checks.check_int_at_least("num_features", num_features, 1)
+        if kernel != "squared_exponential":
+            raise ValueError(
+                "num_features must be None unless kernel is 'squared_exponential'; got "
+                f"{num_features} and {kernel!r}."
+            )
+
+    def init(params: Any) -> GaussianProcessState:
+        dimension = layout_of(params).dimension
+        if dimension > MAX_DIMENSION:
+            raise ValueError(
+                f"params must have at most {MAX_DIMENSION} coordinates for a "
+                f"surrogate; got {dimension}."
+            )
+        return GaussianProcessState(
+            numbering.init_for(law)(params),
+            jnp.zeros((memory, dimension), jnp.float32),
+            jnp.full(memory, jnp.nan, widest(params)),
+            jax.random.key(0, impl="threefry2x32"),
+        )
+
+    def points(key: jax.Array, params: Any, state: GaussianProcessState) -> Points:
+        key, numbers = numbering.following(state.numbering, key, size)
+        # Without directions, θ is a point along one at scale 0.
+        far = smoothing if num_directions else 0.0
+        beside = num_directions > 0
+        return points_along(law, key, numbers, [far], params, with_params=beside)
+
+    def reduce(
+        points: Points, values: jax.Array, params: Any, state: GaussianProcessState
+    ) -> tuple[Estimate, GaussianProcessState]:
+        asked = jax.tree.leaves(candidates(points, params))
+        flat = [x.astype(jnp.float32).reshape(len(values), -1) for x in asked]
+        xs = buffer.followed_by(state.points, jnp.concatenate(flat, axis=1))
+        ys = buffer.followed_by(state.values, values.astype(state.values.dtype))
+        used = jnp.isfinite(ys)
+        # Of the first direction of all, which is independent of what it is taken for.
+        own = jax.random.key_data(jax.random.fold_in(points.directions.key[0], 2**31))
+        kept = jax.random.key_data(state.key)
+        begun = jnp.any(jnp.isfinite(state.values))
+        key = jax.random.wrap_key_data(
+            jnp.where(begun, kept, own), impl=jax.random.key_impl(state.key)
+        )
+        theta = jnp.concatenate(
+            [p.astype(jnp.float32).reshape(-1) for p in jax.tree.leaves(params)]
+        )
+        away = jnp.where(used[:, None], xs - theta[None], 0)
+        centered = jnp.where(used, ys - mean_of_finite(ys), 0).astype(jnp.float32)
+        squares = _squared_distances(away)
+        scale = jnp.asarray(lengthscale or 0, jnp.float32)
+        if lengthscale is None:
+            scale = 2 * _mean_distance(squares, used)
+        if num_features is None:
+            rows, slopes = _KERNELS[kernel](squares, away, scale)
+        else:
+            rows, slopes = _features(key, num_features, away, scale)
+        weights = _solved(rows, centered, used, jitter)
+        gradient = jnp.matmul(slopes.T, weights, precision=_EXACT)
+        new = jnp.sum(jnp.isfinite(values), dtype=jnp.int32)
+        gradient = jnp.where(new > 0, gradient, jnp.nan)
+        mean = mean_of_finite(values)
+        estimate = Estimate(
+            jnp.where(jnp.isfinite(values[0]), values[0], mean),
+            _as_tree(gradient, points, params),
+            slope=jnp.sum(gradient**2).astype(values.dtype),
+            num_values=new,
+        )
+        numbers = numbering.advanced(state.numbering, points)
+        memory = buffer.unless(new == 0, state[1:], (xs, ys, key))
+        return estimate, GaussianProcessState(numbers, *memory)
+
+    return GradientEstimator(init, points, reduce, evaluator)
+
+
+# --- Kernels: k(X, X), [n, n], and the derivatives of k(θ, X) by θ, [n, d] ---------
+
+_Kernel = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+
+
+def _squared_exponential(
+    squares: jax.Array, away: jax.Array, scale: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    from_theta = jnp.sum(away**2, axis=1)
+    along = jnp.exp(-from_theta / (2 * scale**2)) / scale**2
+    return jnp.exp(-squares / (2 * scale**2)), along[:, None] * away
+
+
+def _matern(
+    squares: jax.Array, away: jax.Array, scale: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    r = jnp.sqrt(5 * squares) / scale
+    from_theta = jnp.sqrt(5 * jnp.sum(away**2, axis=1)) / scale
+    along = 5 / (3 * scale**2) * (1 + from_theta) * jnp.exp(-from_theta)
+    return (1 + r + r**2 / 3) * jnp.exp(-r), along[:, None] * away
+
+
+_KERNELS: dict[str, _Kernel] = {
+    "matern": _matern,
+    "squared_exponential": _squared_exponential,
+}
+
+
+def _features(
+    key: jax.Array, size: int, away: jax.Array, scale: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    of_directions, of_phases = jax.random.split(key)
+    frequencies = jax.random.normal(of_directions, (size, away.shape[1])) / scale
+    phases = jax.random.uniform(of_phases, (size,), maxval=2 * math.pi)
+    angles = jnp.matmul(away, frequencies.T, precision=_EXACT) + phases[None]
+    features = math.sqrt(2 / size) * jnp.cos(angles)
+    rows = jnp.matmul(features, features.T, precision=_EXACT)
+    at_theta = -math.sqrt(2 / size) * jnp.sin(phases)
+    slopes = jnp.matmul(features * at_theta[None], frequencies, precision=_EXACT)
+    return rows, slopes
+
+
+def _squared_distances(away: jax.Array) -> jax.Array:
+    products = jnp.matmul(away, away.T, precision=_EXACT)
+    squares = jnp.diagonal(products)
+    return jnp.maximum(squares[:, None] + squares[None] - 2 * products, 0)
+
+
+def _mean_distance(squares: jax.Array, used: jax.Array) -> jax.Array:
+    """Of the pairs that are used; 1 without any."""
+    pairs = used[:, None] & used[None] & ~jnp.eye(len(used), dtype=bool)
+    total = jnp.sum(jnp.where(pairs, jnp.sqrt(squares), 0))
+    mean = total / jnp.maximum(jnp.sum(pairs), 1).astype(total.dtype)
+    return jnp.where(mean > 0, mean, 1)
+
+
+def _solved(
+    rows: jax.Array, centered: jax.Array, used: jax.Array, jitter: float
+) -> jax.Array:
+    """(k(X, X) + σ² I)⁻¹ y of the queries that are used; zero for the others."""
+    both = used[:, None] & used[None]
+    identity = jnp.eye(len(used), dtype=rows.dtype)
+    matrix = jnp.where(both, rows, identity)
+
+    def solution(noise: jax.typing.ArrayLike) -> jax.Array:
+        factor = jax.scipy.linalg.cho_factor(matrix + noise * identity)
+        return jax.scipy.linalg.cho_solve(factor, centered)
+
+    # Where queries lie so close that rounding makes an eigenvalue negative, again with
+    # more noise.
+    weights = solution(jitter + len(used) * float(jnp.finfo(rows.dtype).eps))
+    weights = jax.lax.cond(
+        jnp.all(jnp.isfinite(weights)), lambda: weights, lambda: solution(_MORE_JITTER)
+    )
+    return jnp.where(used, weights, 0)
+
+
+def _as_tree(flat: jax.Array, points: Points, params: Any) -> Any:
+    leaves = [
+        flat[leaf.offset : leaf.offset + leaf.size].reshape(leaf.shape)
+        for leaf in points.layout.leaves
+    ]
+    tree = jax.tree.unflatten(points.layout.treedef, leaves)
+    return jax.tree.map(lambda g, p: g.astype(jnp.result_type(p)), tree, params)
