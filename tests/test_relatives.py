@@ -39,8 +39,8 @@ RELATIVES = {
     "random_features": functools.partial(
         zo.gaussian_process,
         Hashed(),
-        0,
-        memory=4,
+        1,
+        memory=8,
         kernel="squared_exponential",
         num_features=64,
     ),
@@ -543,7 +543,7 @@ def numerical_gradient(f, x, h=1e-5):
 
 
 @pytest.mark.parametrize("kernel", [matern, squared_exponential])
-@pytest.mark.parametrize(("size", "lengthscale"), [(2, 0.9), (0, 0.9), (2, None)])
+@pytest.mark.parametrize(("size", "lengthscale"), [(2, 0.9), (1, 0.9), (2, None)])
 def test_gaussian_process(kernel, size, lengthscale):
     """The derivative of the posterior mean of the latest queries, by differences."""
     memory, jitter, mu = 7, 1e-2, 0.4
@@ -698,7 +698,7 @@ def test_one_draw_has_the_variance_of_two():
         ),
         (lambda: zo.gaussian_process(memory=1), "memory must be an int ≥ 5; got 1"),
         (
-            lambda: zo.gaussian_process(num_directions=0, memory=1),
+            lambda: zo.gaussian_process(num_directions=1, memory=1),
             "memory must be an int ≥ 2; got 1",
         ),
         (

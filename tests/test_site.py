@@ -23,7 +23,7 @@ import radazo_jax.nnx
 import radazo_jax.testing
 import radazo_jax.theory
 
-for module in ("mkdocs", "material", "mkdocstrings", "bs4"):
+for module in ("mkdocs", "material", "mkdocstrings", "bs4", "latex2mathml"):
     pytest.importorskip(module, reason=f"the docs extra is not installed: no {module}")
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -145,6 +145,16 @@ def test_nothing_is_quoted_or_run_together(pages):
         # Prompts outside of code, and marks that are not Markdown's.
         for mark in (">>>", "``", "`_", "`", "::: "):
             assert mark not in text, (path, mark)
+
+
+def test_formulas_are_typeset(site):
+    """As MathML, which takes no script and no font of another host."""
+    source = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    shown = (site / "methods" / "index.html").read_text(encoding="utf-8")
+    formulas = re.findall(r"<math .*?</math>", shown, re.DOTALL)
+    assert len(formulas) == source.count("```math") > 10
+    for formula in formulas:
+        assert "\\" not in html.unescape(formula), formula
 
 
 MEASURE = """<script>addEventListener("load", () => {

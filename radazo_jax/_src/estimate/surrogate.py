@@ -64,9 +64,9 @@ def gaussian_process(
 
         ∇̂f(θ) = ∂k(θ, X) (k(X, X) + σ² I)⁻¹ y
 
-    With K = 0 the trajectory alone is evaluated, one value a step. Where the queries
-    say nothing, the derivative is zero: far from all of them the estimate vanishes. The
-    scale of y is that of the process, so that σ² is a share of it.
+    Where the queries say nothing, the derivative is zero: far from all of them the
+    estimate vanishes. The scale of y is that of the process, so that σ² is a share of
+    it. The K queries around θ say what the trajectory does not.
 
     `num_features` takes the kernel k(x, x') = φ(x)ᵀφ(x') of M random Fourier features
     φ(x) = √(2/M) cos(W x / ℓ + b) in the place of the squared exponential: this is the
@@ -77,9 +77,9 @@ def gaussian_process(
 
     Args:
       law: The law of the directions u of the K queries around θ.
-      num_directions: K, the number of queries beside θ per estimate, or 0.
+      num_directions: K, the number of queries beside θ per estimate.
       smoothing: μ, how far from θ along u they lie.
-      memory: n, how many queries are kept: from 2 to 512, and at least K + 1.
+      memory: n, how many queries are kept: from K + 1 to 512.
       kernel: "matern", of smoothness 5/2, or "squared_exponential".
       lengthscale: ℓ, in units of the parameters. By default, twice the mean distance of
         the queries that are kept.
@@ -120,10 +120,8 @@ def gaussian_process(
       Shu et al., Federated Zeroth-Order Optimization using Trajectory-Informed
       Surrogate Gradients, 2023, section 4.1, <https://arxiv.org/abs/2308.04077>.
     """
-    size = max(num_directions, 1) if isinstance(num_directions, int) else num_directions
-    evaluator = checked_evaluator(law, size, smoothing, batch_size, axis_name)
-    checks.check_int_at_least("num_directions", num_directions, 0)
-    checks.check_int_at_least("memory", memory, max(2, num_directions + 1))
+    evaluator = checked_evaluator(law, num_directions, smoothing, batch_size, axis_name)
+    checks.check_int_at_least("memory", memory, num_directions + 1)
     if memory > MAX_MEMORY:
         raise ValueError(f"memory must be an int ≤ {MAX_MEMORY}; got {memory}.")
     if kernel not in _KERNELS:
@@ -154,11 +152,8 @@ def gaussian_process(
         )
 
     def points(key: jax.Array, params: Any, state: GaussianProcessState) -> Points:
-        key, numbers = numbering.following(state.numbering, key, size)
-        # Without directions, θ is a point along one at scale 0.
-        far = smoothing if num_directions else 0.0
-        beside = num_directions > 0
-        return points_along(law, key, numbers, [far], params, with_params=beside)
+        key, numbers = numbering.following(state.numbering, key, num_directions)
+        return points_along(law, key, numbers, [smoothing], params, with_params=True)
 
     def reduce(
         points: Points, values: jax.Array, params: Any, state: GaussianProcessState
