@@ -1,5 +1,6 @@
 """The paper's relatives against their equations in float64 NumPy, and in every run."""
 
+import contextlib
 import functools
 
 import jax
@@ -18,37 +19,52 @@ CURVATURES = np.array([1.0, 3.0, 0.5, 2.0, 4.0, 1.0])
 PARAMS = {"a": jnp.array([[1.0, -2.0], [0.5, 0.25]]), "b": jnp.array([3.0, -1.0])}
 DIMENSION = 6
 
-# Each in few dimensions, by a law that costs nothing to compile.
-RELATIVES = {
-    "residual_feedback": functools.partial(zo.residual_feedback, Hashed(), 2),
-    "spsa": zo.spsa,
-    "variance_reduced": functools.partial(
-        zo.variance_reduced, Hashed(), 2, period=3, anchor_steps=1
+# Each with few directions.
+MAKERS = {
+    "residual_feedback": (zo.residual_feedback, {"num_directions": 2}),
+    "spsa": (zo.spsa, {}),
+    "variance_reduced": (
+        zo.variance_reduced,
+        {"num_directions": 2, "period": 3, "anchor_steps": 1},
     ),
-    "coordinate_wise": functools.partial(zo.coordinate_wise, 3),
-    "all_coordinates": zo.coordinate_wise,
-    "prior_guided": functools.partial(zo.prior_guided, Hashed(), 2, decay=0.5),
-    "prior_guided(cosine)": functools.partial(
-        zo.prior_guided, Hashed(), 2, prior=lambda x: moved(x, 1.0), mix="cosine"
+    "coordinate_wise": (zo.coordinate_wise, {"num_directions": 3}),
+    "all_coordinates": (zo.coordinate_wise, {}),
+    "prior_guided": (zo.prior_guided, {"num_directions": 2, "decay": 0.5}),
+    "prior_guided(cosine)": (
+        zo.prior_guided,
+        {"num_directions": 2, "prior": lambda x: moved(x, 1.0), "mix": "cosine"},
     ),
-    "query_reuse": functools.partial(zo.query_reuse, Hashed(), 2, memory=3),
-    "linear_interpolation": functools.partial(
-        zo.linear_interpolation, Hashed(), 2, radius=0.1
+    "query_reuse": (zo.query_reuse, {"num_directions": 2, "memory": 3}),
+    "linear_interpolation": (
+        zo.linear_interpolation,
+        {"num_directions": 2, "radius": 0.1},
     ),
-    "gaussian_process": functools.partial(zo.gaussian_process, Hashed(), 2, memory=8),
-    "random_features": functools.partial(
+    "gaussian_process": (zo.gaussian_process, {"num_directions": 2, "memory": 8}),
+    "random_features": (
         zo.gaussian_process,
-        Hashed(),
-        1,
-        memory=8,
-        kernel="squared_exponential",
-        num_features=64,
+        {
+            "num_directions": 1,
+            "memory": 8,
+            "kernel": "squared_exponential",
+            "num_features": 64,
+        },
     ),
-    "majority_vote": functools.partial(zo.majority_vote, Hashed(), 3),
-    "momentum_perturbation": functools.partial(zo.momentum_perturbation, Hashed()),
+    "majority_vote": (zo.majority_vote, {"num_directions": 3}),
+    "momentum_perturbation": (zo.momentum_perturbation, {}),
 }
+HASHED = Hashed()
+WITH_LAW = set(MAKERS) - {"spsa", "coordinate_wise", "all_coordinates"}
+
+
+def make(name, law=HASHED, **kwargs):
+    """An estimator of the table, by a law that costs nothing to compile."""
+    maker, arguments = MAKERS[name]
+    laws = {"law": law} if name in WITH_LAW else {}
+    return maker(**laws, **arguments, **kwargs)
+
+
 # Those whose values show the derivative along the gradient exactly.
-EXACT_SLOPES = set(RELATIVES) - {
+EXACT_SLOPES = set(MAKERS) - {
     "residual_feedback",
     "majority_vote",
     "gaussian_process",
@@ -116,10 +132,10 @@ def moved(params, by):
 # --- In every run ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", every(RELATIVES, "variance_reduced"))
+@pytest.mark.parametrize("name", every(MAKERS, "variance_reduced"))
 def test_runs_everywhere(name, tmp_path):
     """The same steps compiled, by ask and tell, spread, and rebuilt from a journal."""
-    estimator, steps = RELATIVES[name](), 5
+    estimator, steps = make(name), 5
     optimizer, path = optax.sgd(1e-3), tmp_path / "run.jsonl"
     run = functools.partial(
         zo.minimize, traced, PARAMS, optimizer, num_steps=steps, key=3, progress=False
@@ -135,7 +151,7 @@ def test_runs_everywhere(name, tmp_path):
         candidates, told = ask(told)
         told = tell(told, quadratic(rows(candidates)))
     with jax.set_mesh(jax.make_mesh((8,), ("k",))):
-        spread = run(estimator=RELATIVES[name](axis_name="k"))
+        spread = run(estimator=make(name, axis_name="k"))
     for params in (told.run.params, spread.params):
         np.testing.assert_allclose(
             flat(params), flat(journaled.params), rtol=2e-3, atol=2e-4
@@ -155,10 +171,65 @@ def test_runs_everywhere(name, tmp_path):
     assert np.isfinite(flat(told.run.params)).all()
 
 
+def on_explicit_mesh():
+    types = (jax.sharding.AxisType.Explicit,) * 2
+    return jax.make_mesh((4, 2), ("k", "model"), axis_types=types)
+
+
+@pytest.mark.parametrize("name", every(MAKERS, "linear_interpolation"))
+@pytest.mark.parametrize("kind", ["float64", "bfloat16", "sharded", "orthonormal"])
+def test_dtypes_meshes_and_laws(name, kind):
+    """Two steps: a state stays of its types, and a gradient has the parameters'."""
+    estimator, params, mesh = (
+        make(name),
+        {"w": jnp.ones((4, 2)), "b": jnp.ones(3)},
+        None,
+    )
+    if kind == "orthonormal":
+        estimator = make(name, law=zo.orthonormal())
+    with jax.enable_x64(kind == "float64"):
+        if kind in ("float64", "bfloat16"):
+            params = jax.tree.map(lambda p: p.astype(kind), params)
+        if kind == "sharded":
+            mesh = on_explicit_mesh()
+            estimator = make(name, axis_name="k")
+            specs = {"w": jax.P("model", None), "b": jax.P()}
+            params = jax.tree.map(
+                lambda p, spec: jax.device_put(p, jax.NamedSharding(mesh, spec)),
+                params,
+                specs,
+            )
+
+        def loss(params):
+            return jnp.sum(params["w"] ** 2) + jnp.sum(params["b"] ** 2)
+
+        @jit
+        def two(params):
+            first = estimator.init(params)
+            _, state = estimator.estimate(loss, 0, params, first)
+            (_, gradient), last = estimator.estimate(loss, 1, params, state)
+            # Of a scalar that init made, the type names no mesh.
+            kinds = [
+                jax.tree.map(lambda x: (x.shape, x.dtype), state)
+                for state in (first, state, last)
+            ]
+            assert kinds[0] == kinds[1] == kinds[2]
+            assert jax.tree.map(jax.typeof, gradient) == jax.tree.map(
+                jax.typeof, params
+            )
+            return gradient
+
+        with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
+            gradient = two(params)
+        assert all(
+            np.isfinite(np.asarray(g, np.float64)).all() for g in gradient.values()
+        )
+
+
 @pytest.mark.parametrize("name", sorted(EXACT_SLOPES))
 def test_the_slope_is_that_along_the_gradient(name):
     """Exactly, in the first step, on a linear function."""
-    estimate, *_ = Steps(RELATIVES[name](), lambda at: at @ SLOPES)(0)
+    estimate, *_ = Steps(make(name), lambda at: at @ SLOPES)(0)
     exact = flat(estimate.gradient) @ SLOPES
     np.testing.assert_allclose(estimate.slope, exact, rtol=5e-3)
 
@@ -250,7 +321,7 @@ def test_points_beside_the_parameters_in_turn():
     def estimates(params, further):
         found = []
         for size in (None, 1):
-            estimator = RELATIVES["variance_reduced"](smoothing=0.5, batch_size=size)
+            estimator = make("variance_reduced", smoothing=0.5, batch_size=size)
             state = estimator.init(params)
             _, state = estimator.estimate(loss, 0, params, state)
             found.append(estimator.estimate(loss, 1, further, state)[0][1])
@@ -470,11 +541,11 @@ def test_query_reuse_is_unbiased_of_one_step():
     assert (abs(got.mean(0) - derivative(flat(PARAMS))) <= 4 * error).all()
 
 
-@pytest.mark.parametrize("make", [zo.query_reuse, zo.linear_interpolation])
-def test_a_query_takes_a_few_bytes(make):
+@pytest.mark.parametrize("maker", [zo.query_reuse, zo.linear_interpolation])
+def test_a_query_takes_a_few_bytes(maker):
     """Whatever the number of parameters."""
-    state = jax.eval_shape(make(num_directions=5, memory=4).init, jnp.zeros(10**6))
-    steps = 4 if make is zo.query_reuse else 3
+    state = jax.eval_shape(maker(num_directions=5, memory=4).init, jnp.zeros(10**6))
+    steps = 4 if maker is zo.query_reuse else 3
     buffer = state.buffer
     assert buffer.keys.size == buffer.numbers.size == buffer.scales.size == 5 * steps
     leaves = jax.tree.leaves((buffer.numbers, buffer.scales, state.values))
@@ -669,7 +740,7 @@ def test_one_draw_has_the_variance_of_two():
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("call", "message"),
     [
         (lambda: zo.variance_reduced(period=1), "period must be an int ≥ 2; got 1"),
         (
@@ -732,9 +803,9 @@ def test_one_draw_has_the_variance_of_two():
         ),
     ],
 )
-def test_bad_arguments(make, message):
+def test_bad_arguments(call, message):
     with pytest.raises(ValueError, match=message):
-        make()
+        call()
 
 
 def test_a_prior_that_is_no_function():
@@ -742,12 +813,11 @@ def test_a_prior_that_is_no_function():
         zo.prior_guided(prior=PARAMS)
 
 
-@pytest.mark.parametrize("name", RELATIVES)
+@pytest.mark.parametrize("name", MAKERS)
 def test_bad_arguments_of_all(name):
-    make = RELATIVES[name]
     with pytest.raises(ValueError, match="smoothing must be a finite number > 0"):
-        make(smoothing=0.0)
+        make(name, smoothing=0.0)
     with pytest.raises(ValueError, match="batch_size must be an int ≥ 1"):
-        make(batch_size=0)
+        make(name, batch_size=0)
     with pytest.raises(TypeError, match="axis_name must be the name of a mesh axis"):
-        make(axis_name=3)
+        make(name, axis_name=3)

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 
 from radazo_jax._src import checks
 from radazo_jax._src.directions.coordinates import Basis
-from radazo_jax._src.directions.layout import Layout, layout_of
+from radazo_jax._src.directions.layout import layout_of
 from radazo_jax._src.estimate.differences import checked_evaluator, mean_of_finite
 from radazo_jax._src.estimate.estimator import GradientEstimator
+from radazo_jax._src.estimate.flat import unflattened
 from radazo_jax._src.estimate.points import Estimate, Points, points_along
 from radazo_jax._src.estimate.spread import AxisName
 
@@ -103,7 +104,7 @@ def coordinate_wise(
         else:
             # By the inverse of the cumulative distribution.
             sums = jnp.cumsum(_probabilities(state.scores, uniform))
-            drawn = jax.random.uniform(key, (size,)) * sums[-1]
+            drawn = jax.random.uniform(key, (size,), sums.dtype) * sums[-1]
             chosen = jnp.searchsorted(sums, drawn, side="right")
             chosen = jnp.minimum(chosen, dimension - 1)
         return points_along(Basis(), key, chosen, distances, params)
@@ -125,9 +126,12 @@ def coordinate_wise(
             )
         # Without any value nothing is known, and nothing is not zero.
         coefficients = jnp.where(used > 0, weights * slopes, jnp.nan)
+        # A sum, for a coordinate may be chosen twice.
+        zeros = jnp.zeros(points.layout.dimension, coefficients.dtype)
+        flat = zeros.at[chosen].add(coefficients)
         estimate = Estimate(
             mean_of_finite(moved),
-            _scattered(coefficients, chosen, points.layout, params),
+            unflattened(flat, points.layout, params),
             slope=jnp.sum(coefficients * slopes),
             num_values=2 * used,
         )
@@ -151,18 +155,3 @@ def _probabilities(scores: jax.Array, uniform: float) -> jax.Array:
     size = len(scores)
     shares = jnp.where(total > 0, scores / total, 1 / size)
     return (1 - uniform) * shares + uniform / size
-
-
-def _scattered(
-    coefficients: jax.Array, chosen: jax.Array, layout: Layout, params: Any
-) -> Any:
-    """Σₖ coefficientsₖ e_iₖ, a tree like `params`."""
-    zeros = jnp.zeros(layout.dimension, coefficients.dtype)
-    # A sum, for a coordinate may be chosen twice.
-    flat = zeros.at[chosen].add(coefficients)
-    leaves = [
-        flat[leaf.offset : leaf.offset + leaf.size].reshape(leaf.shape)
-        for leaf in layout.leaves
-    ]
-    gradient = jax.tree.unflatten(layout.treedef, leaves)
-    return jax.tree.map(lambda g, p: g.astype(jnp.result_type(p)), gradient, params)

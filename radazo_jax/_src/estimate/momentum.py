@@ -119,8 +119,9 @@ def momentum_perturbation(
         key, numbers = numbering.following(state.numbering, key, 1)
         far = smoothing * deviation(params)
         points = points_along(law, key, numbers, [far, -far], params)
-        shifts = jnp.full((1, 2), (1 - b1) * smoothing, jnp.float32)
-        return points.beside(state.history, shifts * jnp.array([[1.0, -1.0]]))
+        shift = (1 - b1) * smoothing
+        shifts = jnp.array([[shift, -shift]], jnp.float32)
+        return points.beside(state.history, shifts)
 
     def reduce(
         points: Points,
@@ -132,7 +133,9 @@ def momentum_perturbation(
         slope = (moved[0, 0] - moved[0, 1]) / (2 * smoothing)
         used = jnp.isfinite(slope)
         slope = jnp.where(used, slope, jnp.nan)
-        new = weighted_sum(jnp.full(1, deviation(params)), points, state.history)
+        new = weighted_sum(
+            jnp.full(1, deviation(params), jnp.float32), points, state.history
+        )
         m = jax.tree.map(lambda u, h: u + (1 - b1) * h, new, state.history)
         history = jax.tree.map(
             lambda m, h: jnp.where(used, jnp.where(slope < 0, -m, m), h),

@@ -14,6 +14,7 @@ from radazo_jax._src.directions.layout import layout_of
 from radazo_jax._src.estimate import buffer, numbering
 from radazo_jax._src.estimate.differences import checked_evaluator, mean_of_finite
 from radazo_jax._src.estimate.estimator import GradientEstimator
+from radazo_jax._src.estimate.flat import flattened, rows_of, unflattened
 from radazo_jax._src.estimate.points import Estimate, Points, candidates, points_along
 from radazo_jax._src.estimate.spread import AxisName
 from radazo_jax._src.trees import widest
@@ -158,9 +159,8 @@ def gaussian_process(
     def reduce(
         points: Points, values: jax.Array, params: Any, state: GaussianProcessState
     ) -> tuple[Estimate, GaussianProcessState]:
-        asked = jax.tree.leaves(candidates(points, params))
-        flat = [x.astype(jnp.float32).reshape(len(values), -1) for x in asked]
-        xs = buffer.followed_by(state.points, jnp.concatenate(flat, axis=1))
+        asked = rows_of(candidates(points, params))
+        xs = buffer.followed_by(state.points, asked)
         ys = buffer.followed_by(state.values, values.astype(state.values.dtype))
         used = jnp.isfinite(ys)
         # Of the first direction of all, which is independent of what it is taken for.
@@ -170,10 +170,7 @@ def gaussian_process(
         key = jax.random.wrap_key_data(
             jnp.where(begun, kept, own), impl=jax.random.key_impl(state.key)
         )
-        theta = jnp.concatenate(
-            [p.astype(jnp.float32).reshape(-1) for p in jax.tree.leaves(params)]
-        )
-        away = jnp.where(used[:, None], xs - theta[None], 0)
+        away = jnp.where(used[:, None], xs - flattened(params)[None], 0)
         centered = jnp.where(used, ys - mean_of_finite(ys), 0).astype(jnp.float32)
         squares = _squared_distances(away)
         scale = jnp.asarray(lengthscale or 0, jnp.float32)
@@ -190,7 +187,7 @@ def gaussian_process(
         mean = mean_of_finite(values)
         estimate = Estimate(
             jnp.where(jnp.isfinite(values[0]), values[0], mean),
-            _as_tree(gradient, points, params),
+            unflattened(gradient, points.layout, params),
             slope=jnp.sum(gradient**2).astype(values.dtype),
             num_values=new,
         )
@@ -233,8 +230,9 @@ def _features(
     key: jax.Array, size: int, away: jax.Array, scale: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     of_directions, of_phases = jax.random.split(key)
-    frequencies = jax.random.normal(of_directions, (size, away.shape[1])) / scale
-    phases = jax.random.uniform(of_phases, (size,), maxval=2 * math.pi)
+    shape, dtype = (size, away.shape[1]), away.dtype
+    frequencies = jax.random.normal(of_directions, shape, dtype) / scale
+    phases = jax.random.uniform(of_phases, (size,), dtype, maxval=2 * math.pi)
     angles = jnp.matmul(away, frequencies.T, precision=_EXACT) + phases[None]
     features = math.sqrt(2 / size) * jnp.cos(angles)
     rows = jnp.matmul(features, features.T, precision=_EXACT)
@@ -276,12 +274,3 @@ def _solved(
         jnp.all(jnp.isfinite(weights)), lambda: weights, lambda: solution(_MORE_JITTER)
     )
     return jnp.where(used, weights, 0)
-
-
-def _as_tree(flat: jax.Array, points: Points, params: Any) -> Any:
-    leaves = [
-        flat[leaf.offset : leaf.offset + leaf.size].reshape(leaf.shape)
-        for leaf in points.layout.leaves
-    ]
-    tree = jax.tree.unflatten(points.layout.treedef, leaves)
-    return jax.tree.map(lambda g, p: g.astype(jnp.result_type(p)), tree, params)

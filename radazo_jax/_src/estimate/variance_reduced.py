@@ -135,11 +135,10 @@ def variance_reduced(
         at_anchor = state.count < anchor_steps
         # Along u from θ, or from θ̃; along u, or -u, from θ̃; and θ̃ itself.
         which = [*range(size), *range(size), 0]
-        there = jnp.full(size, jnp.where(at_anchor, 1.0, 0.0), jnp.float32)
-        back = jnp.full(size, jnp.where(at_anchor, -smoothing, smoothing), jnp.float32)
-        forth, ones = jnp.full(size, smoothing, jnp.float32), jnp.ones(size + 1)
-        scales = jnp.concatenate([forth, back, jnp.zeros(1)])
-        shifts = jnp.concatenate([there, ones])
+        there = jnp.where(at_anchor, 1.0, 0.0)
+        back = jnp.where(at_anchor, -smoothing, smoothing)
+        scales = jnp.array([*([smoothing] * size), *([back] * size), 0.0], jnp.float32)
+        shifts = jnp.array([*([there] * size), *([1.0] * (size + 1))], jnp.float32)
         return shifted_points(
             law, key, numbers, which, scales, away, shifts, params, with_params=True
         )
