@@ -12,8 +12,7 @@ import functools
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +20,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save as serialize
+from safetensors.numpy import save_file
 
 from examples.llm import lora
 from examples.llm.model import OPT, Config
 
 Folder = str | os.PathLike[str]
-ParamPath = tuple[str, ...]
 
 CONFIG = "config.json"
-INDEX = "model.safetensors.index.json"
 TOKENIZER = (
     "merges.txt",
     "special_tokens_map.json",
@@ -66,18 +62,13 @@ def load(folder: Folder, *, dtype: Any = jnp.bfloat16) -> OPT:
     flat = dict(nnx.to_flat_state(state))
     with contextlib.ExitStack() as files:
         stored = _open(folder, files)
-        head = stored.pop("lm_head.weight", None)
-        wanted = {name for path in flat for name in _names(path, config)}
-        for fault, names in (
-            ("lacks the", wanted - stored.keys()),
-            ("has the unexpected", stored.keys() - wanted),
-        ):
-            if names:
-                raise ValueError(f"{folder} {fault} tensor {min(names)}.")
+        stored.pop("lm_head.weight", None)  # Tied to the embeddings.
         for path, variable in flat.items():
             host = np.empty(variable.shape, variable.dtype)
-            for name, view in _views(path, host, config).items():
-                tensor = stored[name]()
+            for name, view in _views(path, host).items():
+                if name not in stored:
+                    raise ValueError(f"{folder} lacks the tensor {name}.")
+                tensor = stored.pop(name)()
                 real = jnp.issubdtype(tensor.dtype, jnp.floating)
                 if tensor.shape != view.shape or not real:
                     raise ValueError(
@@ -87,23 +78,18 @@ def load(folder: Folder, *, dtype: Any = jnp.bfloat16) -> OPT:
                 view[...] = tensor
             # Waits, so that the next is not read before this one is let go.
             flat[path] = variable.replace(jax.block_until_ready(jnp.array(host)))
-        tied = stored["model.decoder.embed_tokens.weight"]
-        if head is not None and not np.array_equal(head(), tied()):
-            raise ValueError(
-                f"{folder}: lm_head.weight must equal embed_tokens.weight."
-            )
+    if stored:
+        raise ValueError(f"{folder} has the unexpected tensor {min(stored)}.")
     return nnx.merge(graphdef, nnx.from_flat_state(flat))
 
 
-def save(model: OPT, folder: Folder, *, max_shard_bytes: int = 5 * 2**30) -> None:
+def save(model: OPT, folder: Folder) -> None:
     """Writes a checkpoint that `load` reads, and Hugging Face's `from_pretrained`.
-
-    A checkpoint that is in the folder stays until all new files are written.
 
     Args:
       model: The model, without adapters or a soft prompt.
-      folder: Where to write; it is made if it is not there.
-      max_shard_bytes: The size from which the tensors are divided into several files.
+      folder: Where to write; it is made if it is not there. A checkpoint in it is
+        replaced.
 
     Raises:
       ValueError: If the model has parameters that the format has no place for.
@@ -115,25 +101,11 @@ def save(model: OPT, folder: Folder, *, max_shard_bytes: int = 5 * 2**30) -> Non
                 "model must have no adapters and no soft prompt to be saved; got "
                 f"{'.'.join(map(str, path))}."
             )
-        tensors |= _views(path, np.asarray(variable[...]), model.config)
-    shards = split_state_dict_into_shards_factory(
-        tensors,
-        get_storage_size=lambda tensor: tensor.nbytes,
-        filename_pattern="model{suffix}.safetensors",
-        max_shard_size=max_shard_bytes,
-    )
-    with _new_files(folder) as new:
-        for file, names in shards.filename_to_tensors.items():
-            _write_tensors({name: tensors[name] for name in names}, new / file)
-        if shards.is_sharded:
-            index = {"weight_map": shards.tensor_to_filename}
-            _write_json({"metadata": shards.metadata} | index, new / INDEX)
-        kind = {"torch_dtype": str(jnp.dtype(model.dtype))}
-        _write_json(model.config.to_dict() | kind, new / CONFIG)
-        written = {path.name for path in new.iterdir()}
+        tensors |= _views(path, np.asarray(variable[...]))
     for path in Path(folder).glob("model*.safetensors*"):
-        if path.name not in written:  # Of the checkpoint that was there.
-            path.unlink()
+        path.unlink()
+    config = model.config.to_dict() | {"torch_dtype": str(jnp.dtype(model.dtype))}
+    _write(Path(folder), CONFIG, config, "model.safetensors", tensors)
 
 
 def save_merged(model: OPT, folder: Folder, *, base: Path) -> None:
@@ -189,29 +161,27 @@ def save_adapters(model: OPT, folder: Folder, *, base: str) -> None:
     else:
         raise ValueError("model must have adapters or a soft prompt; got neither.")
     config |= {"task_type": "CAUSAL_LM", "base_model_name_or_path": base}
-    with _new_files(folder) as new:
-        _write_tensors(tensors, new / "adapter_model.safetensors")
-        _write_json(config | {"inference_mode": True}, new / "adapter_config.json")
+    config |= {"inference_mode": True}
+    files = "adapter_config.json", config, "adapter_model.safetensors", tensors
+    _write(Path(folder), *files)
 
 
-def _names(path: ParamPath, config: Config) -> list[str]:
-    """Of a parameter's tensors in a checkpoint: one, or one for each layer."""
+def _views(path: tuple[str, ...], array: np.ndarray) -> dict[str, np.ndarray]:
+    """A parameter's tensors in a checkpoint, by name: one, or one for each layer.
+
+    They are views of the parameter.
+    """
     *modules, leaf = path
-    prefixes = ["model.decoder"]
+    parts, prefixes = [array], ["model.decoder"]
     if modules[0] == "layers":
         modules = modules[1:]
         attention = ".self_attn" if modules[0] in _ATTENTION else ""
-        layers = range(config.num_hidden_layers)
-        prefixes = [f"model.decoder.layers.{layer}{attention}" for layer in layers]
-    return [".".join([prefix, *modules, _LEAVES[leaf]]) for prefix in prefixes]
-
-
-def _views(path: ParamPath, array: np.ndarray, config: Config) -> dict[str, np.ndarray]:
-    """A parameter's tensors in a checkpoint, by name, as views of the parameter."""
-    parts = array if path[0] == "layers" else [array]
-    # Checkpoints have the axes of a linear layer's matrix the other way round.
-    parts = [part.T for part in parts] if path[-1] == "kernel" else parts
-    return dict(zip(_names(path, config), parts, strict=True))
+        parts = list(array)
+        prefixes = [f"model.decoder.layers.{i}{attention}" for i in range(len(array))]
+    if leaf == "kernel":  # Checkpoints have its axes the other way round.
+        parts = [part.T for part in parts]
+    names = [".".join([prefix, *modules, _LEAVES[leaf]]) for prefix in prefixes]
+    return dict(zip(names, parts, strict=True))
 
 
 # --- Reading ----------------------------------------------------------------------
@@ -229,14 +199,7 @@ def _open(
 ) -> dict[str, Callable[[], np.ndarray]]:
     """What reads the tensors of a folder, by name with the prefix `model.`."""
     stored: dict[str, Callable[[], np.ndarray]] = {}
-    paths = sorted(folder.glob("model*.safetensors"))
-    if not paths:
-        raise FileNotFoundError(
-            f"{folder} must have model.safetensors, or shards of it; got neither. "
-            "transformers makes one of a PyTorch checkpoint by from_pretrained and "
-            "save_pretrained."
-        )
-    for path in paths:
+    for path in sorted(folder.glob("model*.safetensors")):
         try:
             file = files.enter_context(safe_open(path, framework="numpy"))
         except SafetensorError as error:
@@ -246,9 +209,13 @@ def _open(
         for original in file.keys():  # noqa: SIM118  (It is no mapping.)
             bare = original.startswith("decoder.")
             name = f"model.{original}" if bare else original
-            if name in stored:
-                raise ValueError(f"{folder} must have {name} once; got it twice.")
             stored[name] = functools.partial(file.get_tensor, original)
+    if not stored:
+        raise FileNotFoundError(
+            f"{folder} must have model.safetensors, or shards of it; got neither. "
+            "transformers makes one of a PyTorch checkpoint by from_pretrained and "
+            "save_pretrained."
+        )
     return stored
 
 
@@ -266,21 +233,17 @@ def _adapters(model: OPT) -> dict[str, np.ndarray]:
     return tensors
 
 
-@contextlib.contextmanager
-def _new_files(folder: Folder) -> Iterator[Path]:
-    """A folder for files that move to `folder` when all of them are written."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".") as new:
-        yield Path(new)
-        for path in Path(new).iterdir():
-            path.replace(Path(folder, path.name))
-
-
-def _write_tensors(arrays: dict[str, np.ndarray], path: Path) -> None:
-    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    # Not by the library's own function, whose files nobody else may read.
-    path.write_bytes(serialize(arrays, metadata={"format": "pt"}))
-
-
-def _write_json(values: dict[str, Any], path: Path) -> None:
-    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+def _write(
+    folder: Path,
+    config_file: str,
+    config: dict[str, Any],
+    tensors_file: str,
+    tensors: dict[str, np.ndarray],
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(config, indent=2) + "\n"
+    (folder / config_file).write_text(text, encoding="utf-8")
+    tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    save_file(tensors, folder / tensors_file, metadata={"format": "pt"})
+    # The library's own mode lets nobody else read the file.
+    shutil.copymode(folder / config_file, folder / tensors_file)
