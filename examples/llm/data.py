@@ -141,19 +141,17 @@ def load_tokenizer(folder: Path) -> Tokenizer:
       folder: Holds `tokenizer.json`, or `vocab.json` and `merges.txt`.
     """
     whole = folder / "tokenizer.json"
-    parts = folder / "vocab.json", folder / "merges.txt"
-    if not whole.is_file() and not all(path.is_file() for path in parts):
-        raise FileNotFoundError(
-            f"{folder} must have tokenizer.json, or vocab.json and merges.txt"
-        )
     try:
         if whole.is_file():
             tokenizer = Tokenizer.from_file(str(whole))
         else:
+            parts = folder / "vocab.json", folder / "merges.txt"
             tokenizer = byte_level(models.BPE.from_file(*map(str, parts)))
     except Exception as error:  # The library raises this very class.
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{folder}: its tokenizer cannot be read: {reason}") from None
+        raise ValueError(
+            f"{folder} must have tokenizer.json, or vocab.json and merges.txt, that "
+            f"can be read: {' '.join(str(error).split())}"
+        ) from None
     tokenizer.no_truncation()  # The file may have either switched on.
     tokenizer.no_padding()
     return start_with_bos(tokenizer, folder)
@@ -180,17 +178,8 @@ def start_with_bos(tokenizer: Tokenizer, source: Path | str) -> Tokenizer:
     return tokenizer
 
 
-class _Sequence(NamedTuple):
-    tokens: list[int]  # Of the prompt and the candidate.
-    size: int  # How many of them, at the end, are the candidate's.
-
-
 def encode(
-    tokenizer: Tokenizer,
-    examples: Sequence[Example],
-    *,
-    max_length: int,
-    truncate: bool = False,
+    tokenizer: Tokenizer, examples: Sequence[Example], *, max_length: int
 ) -> Batch:
     """Makes one batch of all examples.
 
@@ -204,54 +193,41 @@ def encode(
       max_length: How many tokens the model can take: its context, less what a soft
         prompt takes of it. Sequences are as long as the longest, rounded up to a
         multiple of 8 where that fits.
-      truncate: Whether to cut what is too long, as MeZO does: it drops the start of
-        the prompt, after `</s>`. By default, that is an error.
 
     Raises:
       ValueError: If an example is too long, or a candidate has no tokens.
     """
     rows = [
-        _sequences(tokenizer, index, example, max_length, truncate)
-        for index, example in enumerate(examples)
+        [tokenizer.encode(example.prompt + c).ids for c in example.candidates]
+        for example in examples
     ]
-    sequences = [sequence for row in rows for sequence in row]
-    longest = max(len(tokens) - 1 for tokens, _ in sequences)
+    prompts = [[len(tokenizer.encode(example.prompt).ids)] for example in examples]
+    ends = np.array([[len(ids) - 1 for ids in row] for row in rows])
+    sizes = ends + 1 - np.array(prompts)
+    for i, example in enumerate(examples):
+        if sizes[i].min() < 1 or ends[i].max() > max_length:
+            raise ValueError(
+                f"example {i} ({example.prompt[:40]!r}...) must have at most "
+                f"{max_length} tokens, and some for each candidate; got "
+                f"{ends[i].max()}, and {sizes[i].tolist()} for the candidates"
+            )
+    longest = ends.max()
     length = min(max_length, -(-longest // _MULTIPLE) * _MULTIPLE)
-    shared = all(s.tokens[:-1] == row[0].tokens[:-1] for row in rows for s in row)
-    shape = len(rows), len(rows[0]), max(size for _, size in sequences)
+    shared = all(ids[:-1] == row[0][:-1] for row in rows for ids in row)
     pad = tokenizer.token_to_id(PAD)
+    shape = *sizes.shape, sizes.max()
     tokens = np.full((shape[0], 1 if shared else shape[1], length), pad, np.int32)
     positions = np.zeros(shape, np.int32)
     targets = np.full(shape, pad, np.int32)
     mask = np.zeros(shape, np.float32)
-    for b, row in enumerate(rows):
-        for c, (ids, size) in enumerate(row):
-            end = len(ids) - 1
-            tokens[b, 0 if shared else c, :end] = ids[:-1]
-            positions[b, c, :size] = np.arange(end - size, end)
-            targets[b, c, :size] = ids[-size:]
-            mask[b, c, :size] = 1
+    for (b, c), size in np.ndenumerate(sizes):
+        ids, end = rows[b][c], ends[b, c]
+        tokens[b, 0 if shared else c, :end] = ids[:-1]
+        positions[b, c, :size] = np.arange(end - size, end)
+        targets[b, c, :size] = ids[-size:]
+        mask[b, c, :size] = 1
     label = np.array([example.label for example in examples], np.int32)
     return Batch(tokens, positions, targets, mask, label)
-
-
-def _sequences(
-    tokenizer: Tokenizer, index: int, example: Example, limit: int, truncate: bool
-) -> list[_Sequence]:
-    prompt = len(tokenizer.encode(example.prompt).ids)
-    result = []
-    for candidate in example.candidates:
-        tokens = tokenizer.encode(example.prompt + candidate).ids
-        size, excess = len(tokens) - prompt, len(tokens) - 1 - limit
-        name = f"example {index} ({example.prompt[:40]!r}...)"
-        if size < 1:
-            raise ValueError(f"{name}: the candidate {candidate!r} has no tokens")
-        if excess > 0 and (not truncate or excess >= prompt):
-            raise ValueError(
-                f"{name}: must have at most {limit} tokens; got {len(tokens) - 1}"
-            )
-        result.append(_Sequence(tokens[:1] + tokens[1 + max(excess, 0) :], size))
-    return result
 
 
 def batch_at(data: Batch, seed: int, step: int, batch_size: int) -> Batch:

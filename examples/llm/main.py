@@ -26,7 +26,7 @@ from tabulate import tabulate
 
 from examples.common import figures
 from examples.common.checkpoint import locked
-from examples.common.cli import Parser, at_least_one
+from examples.common.cli import Parser
 from examples.common.record import numbers, record, write
 from examples.llm import corpus, data, figure, pretrain, weights
 from examples.llm.run import run
@@ -55,9 +55,6 @@ def make_parser() -> Parser:
     add("--model", help="a folder, or a name in the local cache")
     add("--task", choices=tuple(data.TASKS))
     add("--data", type=Path, help="folder of the task's files")
-    add("--train-examples", type=at_least_one, help="at most; 1000, as in MeZO")
-    add("--dev-examples", type=at_least_one, help="at most; 500, as in MeZO")
-    add("--max-length", type=at_least_one, help="cut examples to as many tokens")
     add("--export-adapters", type=Path, help="folder for what was tuned, for peft")
     add("--export-merged", type=Path, help="folder for the model, for transformers")
     add("--resume", action="store_true", help="go on from the last checkpoint, if any")
@@ -93,20 +90,17 @@ def run_one(options: dict[str, Any]) -> None:
                 f"with --tune {tune}; got {to}."
             )
     # Errors in the small files are reported before the large ones are read.
-    train = task.read(options["data"] / task.train)
-    dev = task.read(options["data"] / task.dev)
-    train = sample(train, options.get("train_examples", 1000))
-    dev = sample(dev, options.get("dev_examples", 500))
+    train = sample(task.read(options["data"] / task.train), 1000)  # As in MeZO.
+    dev = sample(task.read(options["data"] / task.dev), 500)
     tokenizer = data.load_tokenizer(folder)
     model = weights.load(folder, dtype=options.get("dtype", DTYPES[0]))
     positions = model.config.max_position_embeddings
     if settings.tune == "prompt":
         positions -= settings.prompt_length
-    # Cut, as MeZO does, only where a length is asked for.
-    cut = "max_length" in options
-    length = min(options.get("max_length", positions), positions)
-    train = data.encode(tokenizer, train, max_length=length, truncate=cut)
-    dev = data.encode(tokenizer, dev, max_length=length, truncate=cut)
+    train, dev = (
+        data.encode(tokenizer, examples, max_length=positions)
+        for examples in (train, dev)
+    )
     resume = "resume" in options
     result = run(settings, model, train, dev, folder=output, resume=resume)
     print(tabulate(result.evaluations, headers="keys", floatfmt=".4f"))

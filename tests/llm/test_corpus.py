@@ -72,22 +72,21 @@ def test_tokenizer_json_is_preferred_and_starts_with_bos(tokenizer, checkpoint):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "error", "message"),
+    ("name", "content", "message"),
     [
-        ("README.md", "", FileNotFoundError, "FOLDER must have tokenizer.json, or"),
-        ("vocab.json", "{}", FileNotFoundError, "FOLDER must have tokenizer.json, or"),
-        ("tokenizer.json", "{", ValueError, "FOLDER: its tokenizer cannot be read: "),
+        ("README.md", "", "FOLDER must have tokenizer.json, or"),
+        ("vocab.json", "{}", "FOLDER must have tokenizer.json, or"),
+        ("tokenizer.json", "{", "FOLDER must have tokenizer.json, or"),
         (
             "tokenizer.json",
             '{"model": {"type": "BPE", "vocab": {}, "merges": []}}',
-            ValueError,
             "FOLDER: the tokenizer must have the token '</s>'",
         ),
     ],
 )
-def test_a_folder_without_a_tokenizer(name, content, error, message, tmp_path):
+def test_a_folder_without_a_tokenizer(name, content, message, tmp_path):
     (tmp_path / name).write_text(content, encoding="utf-8")
-    with pytest.raises(error) as raised:
+    with pytest.raises(ValueError) as raised:
         data.load_tokenizer(tmp_path)
     assert str(raised.value).startswith(message.replace("FOLDER", str(tmp_path)))
     assert "\n" not in str(raised.value)
@@ -95,7 +94,7 @@ def test_a_folder_without_a_tokenizer(name, content, error, message, tmp_path):
 
 def test_broken_merges(checkpoint):
     (checkpoint / "merges.txt").write_text("one two three\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="its tokenizer cannot be read"):
+    with pytest.raises(ValueError, match=r"merges\.txt, that can be read: "):
         data.load_tokenizer(checkpoint)
 
 
