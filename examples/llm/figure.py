@@ -5,15 +5,15 @@ all parameters (b), at the paper's η; each at its own η (c); β₁ of R-AdaZO 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
-from tabulate import tabulate
 
 from examples.common import figures
 from examples.common.record import array
+from examples.common.tables import Table
 from examples.llm.train import Settings
 from examples.paper import common
 
@@ -24,13 +24,6 @@ RATE = Settings.learning_rate  # The paper's η.
 BETAS = {0.0: "#56B4E9", 0.5: "#E69F00", 0.7: "#CC79A7", 0.9: "#D55E00"}
 GRID_FACTOR = 4.0  # About what the steps of R-AdaZO and ZO-AdaMM differ by.
 CURVES = ("step", "train_loss", "train_accuracy", "dev_accuracy")
-CAPTIONS = {
-    "equal": "At the paper's η, the same for all methods",
-    "tuned": "Each method at its own η",
-    "b1": "R-AdaZO with adapters at the paper's η, by β₁ (to match: that of β₁ = 0)",
-    "grid": "How the η of each method was found: seed 0",
-}
-
 Run = dict[str, Any]  # Settings that tell runs apart, and the curves.
 # Makes a run of these settings, under a label, and returns its evaluations.
 Execute = Callable[[Settings, str], Sequence[dict[str, float]]]
@@ -93,11 +86,8 @@ def _run(settings: Settings, execute: Execute) -> Run:
     names = ("tune", "b1", "learning_rate", "seed")
     result = {name: getattr(settings, name) for name in names}
     result["method"] = METHODS[settings.method]
-    label = ", ".join(
-        f"{v:g}" if isinstance(v, float) else f"{v}" for v in result.values()
-    )
     try:
-        evaluations = execute(settings, label)
+        evaluations = execute(settings, ", ".join(map(str, result.values())))
     except FloatingPointError:  # Diverged: what it reached before is of no use.
         steps = range(0, settings.num_steps + 1, settings.eval_every)
         evaluations = [dict.fromkeys(CURVES, math.inf) | {"step": i} for i in steps]
@@ -177,50 +167,59 @@ def steps_to(found: Group, losses: np.ndarray) -> np.ndarray:
 
 # --- Tables and picture -----------------------------------------------------------
 
+_HEADERS = ("method", "η", "first loss", "final loss", "dev accuracy", "steps")
+_HEADERS += ("steps to match", "times fewer")
 
-def rows(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
-    """The tables of the docs, and those that are printed."""
-    for kind, groups in (("equal", equal_rates), ("tuned", tuned_rates)):
+
+def tables(content: dict[str, Any]) -> list[Table]:
+    runs = content["runs"]
+    captions = {
+        "At the paper's η, the same for all methods": equal_rates,
+        "Each method at its own η": tuned_rates,
+    }
+    result = []
+    for caption, groups in captions.items():
+        rows = []
         for tune, title in TUNES.items():
             found = groups(runs, tune)
-            other = next(g for g in found if g.name == "ZO-AdaMM")
-            for one in found:
-                yield {"table": kind, "tuned": title} | _row(one, other)
-    slowest = betas(runs)[0]
-    for b1, one in zip(BETAS, betas(runs), strict=True):
-        yield {"table": "b1", "β₁": f"{b1:g}"} | _row(one, slowest)
+            rows += [(title, *_row(one, found[1])) for one in found]
+        result.append(Table(caption, ("tuned", *_HEADERS), rows))
+    caption = "R-AdaZO with adapters at the paper's η, by β₁ (to match: that of β₁ = 0)"
+    found = betas(runs)
+    rows = [
+        (f"{b1:g}", *_row(one, found[0])) for b1, one in zip(BETAS, found, strict=True)
+    ]
+    result.append(Table(caption, ("β₁", *_HEADERS), rows))
+    rows = []
     for tune, title in TUNES.items():
         for name in METHODS.values():
             for run in grid(runs, tune, name):
-                loss = run["train_loss"][-1]
-                yield {
-                    "table": "grid",
-                    "tuned": title,
-                    "method": name,
-                    "η": _rate(run["learning_rate"]),
-                    "final_loss": "diverged" if loss is None else f"{loss:.4f}",
-                }
+                loss, rate = run["train_loss"][-1], _rate(run["learning_rate"])
+                shown = "diverged" if loss is None else f"{loss:.4f}"
+                rows.append((title, name, rate, shown))
+    headers = ("tuned", "method", "η", "final loss")
+    return [*result, Table("How the η of each method was found: seed 0", headers, rows)]
 
 
-def _row(one: Group, other: Group) -> dict[str, Any]:
+def _row(one: Group, other: Group) -> tuple[str, ...]:
     """A row of a table; steps are counted until the final loss of `other`."""
     reached, last = steps_to(one, other.losses[:, -1]), one.steps[-1]
     matched, fewer = "", ""
-    if one.name != other.name or one.losses[0, -1] != other.losses[0, -1]:
+    if one is not other:
         matched = "not all"
         if np.isfinite(reached).all() and (reached > 0).all():
             matched = f"{reached.mean():.0f}"
             fewer = f"{(last / reached).min():.2f}"
-    return {
-        "method": one.name,
-        "η": _rate(one.learning_rate),
-        "first_loss": f"{one.losses[:, 0].mean():.4f}",
-        "final_loss": _mean_std(one.losses[:, -1], 4),
-        "dev_accuracy": _mean_std(100 * one.accuracies, 1) + " %",
-        "steps": f"{last:,}",
-        "steps_to_match": matched,
-        "times_fewer": fewer,
-    }
+    return (
+        one.name,
+        _rate(one.learning_rate),
+        f"{one.losses[:, 0].mean():.4f}",
+        _mean_std(one.losses[:, -1], 4),
+        _mean_std(100 * one.accuracies, 1) + " %",
+        f"{last:,}",
+        matched,
+        fewer,
+    )
 
 
 def _rate(value: float) -> str:
@@ -233,38 +232,21 @@ def _mean_std(values: np.ndarray, digits: int) -> str:
     return f"{values.mean():.{digits}f} ± {std:.{digits}f}"
 
 
-def printed(rows: Sequence[dict[str, Any]]) -> str:
-    """The tables as texts, one below the other."""
-
-    def table(kind: str) -> str:
-        columns = [k for k in first[kind] if k != "table"]
-        cells = [[row[k] for k in columns] for row in rows if row["table"] == kind]
-        return tabulate(cells, columns, disable_numparse=True)
-
-    first = {row["table"]: row for row in rows}
-    return "\n\n".join(f"{text}\n\n{table(k)}" for k, text in CAPTIONS.items())
-
-
-def plot(runs: Sequence[Run]) -> plt.Figure:
+def plot(content: dict[str, Any]) -> plt.Figure:
+    runs = content["runs"]
     figure, all_axes = figures.panels(2, 2, (10, 7))
-    rate = _rate(RATE)
-    titles = (
-        f"(a) LoRA, η = {rate}",
-        f"(b) all parameters, η = {rate}",
-        "(c) LoRA, η tuned for each method",
-        f"(d) R-AdaZO, LoRA, η = {rate}",
-    )
-    groups = (
-        equal_rates(runs, "lora"),
-        equal_rates(runs, "full"),
-        tuned_rates(runs, "lora"),
-        betas(runs),
-    )
-    for axes, title, found in zip(all_axes.flat, titles, groups, strict=True):
+    rate, by_b1 = _rate(RATE), betas(runs)
+    panels = {
+        f"(a) LoRA, η = {rate}": equal_rates(runs, "lora"),
+        f"(b) all parameters, η = {rate}": equal_rates(runs, "full"),
+        "(c) LoRA, η tuned for each method": tuned_rates(runs, "lora"),
+        f"(d) R-AdaZO, LoRA, η = {rate}": by_b1,
+    }
+    for axes, (title, found) in zip(all_axes.flat, panels.items(), strict=True):
         for one, b1 in zip(found, BETAS, strict=False):
             label = f"{one.name}, η = {_rate(one.learning_rate)}"
             color = common.COLORS[one.name]
-            if found is groups[-1]:
+            if found is by_b1:
                 label, color = f"β₁ = {b1:g}", BETAS[b1]
             dash = "--" if one.name == "ZO-RMSProp" else "-"
             style = {"ls": dash, "lw": 1.8, "label": label, "color": color}

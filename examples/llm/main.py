@@ -11,7 +11,6 @@ that model is tuned by one method: the paper's job.
 
 import argparse
 import dataclasses
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -24,13 +23,13 @@ from flax import nnx
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from tabulate import tabulate
 
-from examples.common import figures
 from examples.common.checkpoint import locked
 from examples.common.cli import Parser
-from examples.common.record import numbers, record, write
 from examples.llm import corpus, data, figure, pretrain, weights
+from examples.llm.figure import plot, tables
 from examples.llm.run import run
 from examples.llm.train import Settings
+from examples.paper.common import finish
 
 OUTPUT = Path(__file__).resolve().parents[1] / "out" / "llm"
 DTYPES = ("bfloat16", "float32")  # Of the model, the default first.
@@ -151,22 +150,16 @@ def compare(options: dict[str, Any]) -> None:
         model = nnx.merge(graphdef, jax.tree.map(jnp.copy, base))
         return run(settings, model, train, dev, label=label).evaluations
 
-    found = figure.compare(plan, execute)
-    runs = numbers(found)  # As the file has them, for tables and picture too.
-    rows = list(figure.rows(runs))
-    content = record(rows) | {
-        "cpu_seconds": round(time.process_time()),
+    content = {
         "settings": dataclasses.asdict(Settings()) | plan._asdict(),
         "pretraining": dataclasses.asdict(settings),
         "num_parameters": sum(x.size for x in jax.tree.leaves(base)),
         "dtype": dtype,
         "train_examples": len(train.label),
         "dev_examples": len(dev.label),
-        "runs": runs,
+        "runs": figure.compare(plan, execute),
     }
-    write(output / f"{name}.json", content)
-    figures.save(figure.plot(runs), output / f"{name}.png")
-    print(f"\n{figure.printed(rows)}\n\nWrote {output / name}.json and .png.")
+    finish(output / name, content, tables, plot)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,7 +1,6 @@
 """A small OPT, pretrained by backpropagation, so that there is something to tune."""
 
 import dataclasses
-import functools
 import json
 from pathlib import Path
 
@@ -61,33 +60,30 @@ def pretrained(folder: Path, settings: Settings) -> Path:
 
 
 def _train(settings: Settings, tokens: np.ndarray) -> OPT:
-    rngs = nnx.Rngs(settings.seed)
-    model = OPT(settings.config(), dtype=jnp.float32, rngs=rngs)
-    graphdef, params = nnx.split(model)
+    model = OPT(settings.config(), dtype=jnp.float32, rngs=nnx.Rngs(settings.seed))
     steps, rate = settings.num_steps, settings.learning_rate
     schedule = optax.warmup_cosine_decay_schedule(
         0.0, rate, int(settings.warm_up * steps), steps
     )
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
-    opt_state = optimizer.init(params)
+    adam = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
+    optimizer = nnx.Optimizer(model, adam, wrt=nnx.Param)
 
-    def loss_fn(params: nnx.State, batch: jax.Array) -> jax.Array:
-        logits = nnx.merge(graphdef, params)(batch[:, :-1])
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:])
-        return losses.mean()
+    def loss_fn(model: OPT, batch: jax.Array) -> jax.Array:
+        logits, targets = model(batch[:, :-1]), batch[:, 1:]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
-    @functools.partial(jax.jit, donate_argnums=(0, 1))
-    def step(params: nnx.State, opt_state: optax.OptState, batch: jax.Array):
-        loss, grads = jax.value_and_grad(loss_fn)(params, batch)
+    @nnx.jit
+    def step(model: OPT, optimizer: nnx.Optimizer, batch: np.ndarray) -> jax.Array:
+        loss, gradient = nnx.value_and_grad(loss_fn)(model, batch)
         # The count of steps is an integer, and Optax multiplies it by numbers.
         with jax.numpy_dtype_promotion("standard"):
-            updates, opt_state = optimizer.update(grads, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, loss
+            optimizer.update(model, gradient)
+        return loss
 
     shape = settings.batch_size, settings.length + 1
     for i in (bar := tqdm(range(steps), desc="Pretraining", unit="step")):
         batch = corpus.windows(tokens, settings.seed, i, *shape)
-        params, opt_state, loss = step(params, opt_state, batch)
+        loss = step(model, optimizer, batch)
         if i % 10 == 0:
             bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
-    return nnx.merge(graphdef, params)
+    return model

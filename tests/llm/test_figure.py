@@ -63,10 +63,6 @@ def test_settings_of_the_comparison_are_the_appendix(content):
     assert "--fast" not in content["command"]
 
 
-def test_tables_and_curves_are_of_the_same_runs(content):
-    assert content["rows"] == list(figure.rows(content["runs"]))
-
-
 @pytest.fixture(scope="module")
 def equal(content) -> dict[str, dict[str, figure.Group]]:
     return {
