@@ -76,7 +76,7 @@ def merge(model: OPT) -> OPT:
 def add_prompt(model: OPT, *, length: int = 5, rngs: nnx.Rngs) -> None:
     """Puts `length` virtual tokens before every sequence, in place.
 
-    Their embeddings, float32 [length, embedded], start as those of random tokens of
+    Their embeddings, float32 [length, width], start as those of random tokens of
     the vocabulary.
 
     Raises:

@@ -22,11 +22,15 @@ INIT = nnx.initializers.normal(0.02)
 
 # The first rows of OPT's table of positions are not used.
 POSITION_OFFSET = 2
-# What `config.json` says of every OPT model.
+# What `config.json` says of every OPT model but opt-350m.
 FIXED = {
     "model_type": "opt",
     "activation_function": "relu",
     "tie_word_embeddings": True,
+    "do_layer_norm_before": True,
+    "_remove_final_layer_norm": False,
+    "enable_bias": True,
+    "layer_norm_elementwise_affine": True,
 }
 
 
@@ -40,35 +44,16 @@ class Config:
     ffn_dim: int = 3072
     num_attention_heads: int = 12
     max_position_embeddings: int = 2048
-    word_embed_proj_dim: int | None = None  # None: as wide as the hidden states.
-    do_layer_norm_before: bool = True
-    _remove_final_layer_norm: bool = False
-    enable_bias: bool = True
-    layer_norm_elementwise_affine: bool = True
 
     def __post_init__(self) -> None:
-        if self.word_embed_proj_dim is None:
-            object.__setattr__(self, "word_embed_proj_dim", self.hidden_size)
-        for field in dataclasses.fields(self):
-            name, value = field.name, getattr(self, field.name)
-            kind = bool if isinstance(field.default, bool) else int
-            if type(value) is not kind or (kind is int and value < 1):
-                expected = "true or false" if kind is bool else "a positive integer"
-                raise ValueError(f"{name} must be {expected}; got {value!r}.")
+        for name, value in dataclasses.asdict(self).items():
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name} must be a positive integer; got {value!r}.")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"num_attention_heads must divide hidden_size ({self.hidden_size}); "
                 f"got {self.num_attention_heads}."
             )
-
-    @property
-    def projects(self) -> bool:
-        """Whether the embeddings have another width than the hidden states."""
-        return self.word_embed_proj_dim != self.hidden_size
-
-    @property
-    def has_final_layer_norm(self) -> bool:
-        return self.do_layer_norm_before and not self._remove_final_layer_norm
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Config":
@@ -77,9 +62,10 @@ class Config:
         Raises:
           ValueError: If it is of another architecture, or a value is not possible.
         """
-        values = FIXED | {"model_type": None} | dict(values)
-        for name, expected in FIXED.items():
-            if values[name] != expected:
+        values = {"model_type": None} | dict(values)
+        width = values.get("hidden_size", cls.hidden_size)
+        for name, expected in (FIXED | {"word_embed_proj_dim": width}).items():
+            if values.get(name, expected) != expected:
                 raise ValueError(f"{name} must be {expected!r}; got {values[name]!r}.")
         names = {field.name for field in dataclasses.fields(cls)}
         return cls(**{k: v for k, v in values.items() if k in names})
@@ -96,12 +82,9 @@ CONFIGS = {
         ffn_dim=4 * width,
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        word_embed_proj_dim=512 if name == "350m" else None,
-        do_layer_norm_before=name != "350m",
     )
     for name, width, layers, heads in (
         ("125m", 768, 12, 12),
-        ("350m", 1024, 24, 16),
         ("1.3b", 2048, 24, 32),
         ("2.7b", 2560, 32, 32),
         ("6.7b", 4096, 32, 32),
@@ -115,14 +98,11 @@ class LayerNorm(nnx.LayerNorm):
     """Flax's, computed in float32 whatever the dtype of parameters and inputs."""
 
     def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs) -> None:
-        affine = config.layer_norm_elementwise_affine
         super().__init__(
             config.hidden_size,
             epsilon=1e-5,
             dtype=jnp.float32,
             param_dtype=dtype,
-            use_bias=affine,
-            use_scale=affine,
             use_fast_variance=False,
             rngs=rngs,
         )
@@ -135,14 +115,8 @@ class Layer(nnx.Module):
     """Self-attention and a feed-forward network, each with a residual connection."""
 
     def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs) -> None:
-        linear = functools.partial(
-            nnx.Linear,
-            use_bias=config.enable_bias,
-            kernel_init=INIT,
-            **_kinds(dtype, rngs),
-        )
-        width = config.hidden_size
-        self.norm_first = config.do_layer_norm_before
+        kinds, width = _kinds(dtype, rngs), config.hidden_size
+        linear = functools.partial(nnx.Linear, kernel_init=INIT, **kinds)
         self.num_heads = config.num_attention_heads
         self.self_attn_layer_norm = LayerNorm(config, dtype, rngs)
         self.q_proj = linear(width, width)
@@ -154,13 +128,8 @@ class Layer(nnx.Module):
         self.fc2 = linear(config.ffn_dim, width)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        x = self._residual(self._attention, self.self_attn_layer_norm, x)
-        return self._residual(self._feed_forward, self.final_layer_norm, x)
-
-    def _residual(
-        self, block: Callable[[jax.Array], jax.Array], norm: LayerNorm, x: jax.Array
-    ) -> jax.Array:
-        return x + block(norm(x)) if self.norm_first else norm(x + block(x))
+        x = x + self._attention(self.self_attn_layer_norm(x))
+        return x + self.fc2(jax.nn.relu(self.fc1(self.final_layer_norm(x))))
 
     def _attention(self, x: jax.Array) -> jax.Array:
         heads = (*x.shape[:-1], self.num_heads, x.shape[-1] // self.num_heads)
@@ -168,9 +137,6 @@ class Layer(nnx.Module):
         with jax.numpy_dtype_promotion("standard"):  # Its softmax is in float32.
             mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
         return self.out_proj(mixed.reshape(x.shape))
-
-    def _feed_forward(self, x: jax.Array) -> jax.Array:
-        return self.fc2(jax.nn.relu(self.fc1(x)))
 
 
 class OPT(nnx.Module):
@@ -195,28 +161,25 @@ class OPT(nnx.Module):
         remat: bool = False,
         rngs: nnx.Rngs,
     ) -> None:
-        width, embedded = config.hidden_size, config.word_embed_proj_dim
         self.config, self.dtype, self.remat = config, dtype, remat
-        kinds, longest = _kinds(dtype, rngs), config.max_position_embeddings
-        embedding = functools.partial(nnx.Embed, embedding_init=INIT, **kinds)
-        self.embed_tokens = embedding(config.vocab_size, embedded)
-        self.embed_positions = embedding(longest + POSITION_OFFSET, width)
-        if config.projects:
-            linear = functools.partial(
-                nnx.Linear, use_bias=False, kernel_init=INIT, **kinds
-            )
-            self.project_in = linear(embedded, width)
-            self.project_out = linear(width, embedded)
+        embedding = functools.partial(
+            nnx.Embed,
+            features=config.hidden_size,
+            embedding_init=INIT,
+            **_kinds(dtype, rngs),
+        )
+        self.embed_tokens = embedding(config.vocab_size)
+        longest = config.max_position_embeddings
+        self.embed_positions = embedding(longest + POSITION_OFFSET)
         self.layers = stacked(
             config.num_hidden_layers, lambda rngs: Layer(config, dtype, rngs), rngs
         )
-        if config.has_final_layer_norm:
-            self.final_layer_norm = LayerNorm(config, dtype, rngs)
-        # Embeddings put before those of the tokens, [P, embedded]; see lora.py.
+        self.final_layer_norm = LayerNorm(config, dtype, rngs)
+        # Embeddings put before those of the tokens, [P, width]; see lora.py.
         self.prompt: nnx.Variable | None = nnx.data(None)
 
     def hidden(self, tokens: jax.Array) -> jax.Array:
-        """The final hidden states of tokens int32 [B, T], [B, T, embedded].
+        """The final hidden states of tokens int32 [B, T], [B, T, width].
 
         Raises:
           ValueError: If T is more than the model has positions.
@@ -226,16 +189,11 @@ class OPT(nnx.Module):
             prompt = self.prompt[...].astype(x.dtype)
             prompt = jnp.broadcast_to(prompt[None], (len(x), *prompt.shape))
             x = jnp.concatenate([prompt, x], axis=1)
-        if self.config.projects:
-            x = self.project_in(x)
         x = self._run_layers(x + self._positions(x.shape[1])[None])
-        x = x[:, x.shape[1] - tokens.shape[1] :]
-        if self.config.has_final_layer_norm:
-            x = self.final_layer_norm(x)
-        return self.project_out(x) if self.config.projects else x
+        return self.final_layer_norm(x[:, x.shape[1] - tokens.shape[1] :])
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """The logits of hidden states [..., embedded], float32 [..., vocab]."""
+        """The logits of hidden states [..., width], float32 [..., vocab]."""
         embedding = self.embed_tokens.embedding[...]
         return jnp.dot(hidden, embedding.T, preferred_element_type=jnp.float32)
 

@@ -19,7 +19,7 @@ from examples.llm import lora, weights
 from . import tiny
 
 _GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
-_BASES = {"lora": "norm_before", "prompt": "projected"}
+_BASES = {"lora": "norm_before", "prompt": "norm_before"}
 
 
 def _golden(name):

@@ -27,9 +27,9 @@ CASES = {
         ),
     ),
     "prompt": (
-        "projected",
+        "norm_before",
         PromptTuningConfig(
-            task_type="CAUSAL_LM", num_virtual_tokens=4, token_dim=16, num_layers=2
+            task_type="CAUSAL_LM", num_virtual_tokens=4, token_dim=32, num_layers=2
         ),
     ),
 }
