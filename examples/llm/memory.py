@@ -27,7 +27,6 @@ from examples.common import cli
 from examples.common.record import collect
 from examples.llm import train
 from examples.llm.data import Batch
-from examples.llm.lora import FILTERS, add_lora
 from examples.llm.model import CONFIGS, OPT
 
 BATCH_SIZE, LENGTH = 16, 128
@@ -86,36 +85,22 @@ def abstract_batch() -> Batch:
     return Batch(of(1, LENGTH), of(2, 1), of(2, 1), of(2, 1, dtype=jnp.float32), of())
 
 
-def abstract_model(case: Case) -> OPT:
-    def make() -> OPT:
-        config = CONFIGS[f"facebook/opt-{case.size}"]
-        model = OPT(config, remat="remat" in case.method, rngs=nnx.Rngs(0))
-        if case.tuned == "lora":
-            add_lora(model, rngs=nnx.Rngs(1))
-        return model
-
-    return nnx.eval_shape(make)
-
-
 def program(case: Case) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """What to compile, and its abstract arguments; a step donates the second."""
     method = case.method if case.law else "radazo"
     settings = train.Settings(method, case.tuned or "full", law=case.law or LAWS[0])
-    split = nnx.split(abstract_model(case), FILTERS[settings.tune], ...)
-    graphdef, params, rest = split
-    scalar = jax.ShapeDtypeStruct((), jnp.float32)
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    job = train.Job(graphdef, rest, scalar, scalar, key, settings.compiled())
 
-    def start(job: train.Job, params: nnx.State) -> train.State:
-        optimizer = job.optimizer() if case.law else adam(0.0)
-        return train.State(params, optimizer.init(params), jnp.int32(0))
+    def start() -> tuple[train.Job, train.State]:
+        config, remat = CONFIGS[f"facebook/opt-{case.size}"], "remat" in case.method
+        return train.start(settings, OPT(config, remat=remat, rngs=nnx.Rngs(0)))
 
+    job, state = jax.eval_shape(start)
     if case.method == "forward":
-        return _loss, (job, params, abstract_batch())
-    state = jax.eval_shape(start, job, params)
-    step = train.train_step if case.law else _adam_step
-    return step, (job, state, abstract_batch())
+        return _loss, (job, state.params, abstract_batch())
+    if case.law:
+        return train.train_step, (job, state, abstract_batch())
+    state = state._replace(opt_state=jax.eval_shape(adam(0.0).init, state.params))
+    return _adam_step, (job, state, abstract_batch())
 
 
 def _loss(job: train.Job, params: nnx.State, batch: Batch) -> jax.Array:
