@@ -55,15 +55,6 @@ MODELS: dict[str, dict[str, Callable[[], models.Model]]] = {
         "unrolled": lambda: models.dense_layers(12, 1024, 64, jnp.float32),
     },
 }
-# What may be allocated beyond the forward pass and the moments, as fractions of the
-# forward pass's allocation and of a layer.
-BARS = {
-    ("tpu", "decoder", "perturb"): (0.005, 0.0),
-    ("tpu", "decoder", "zo_sgd"): (0.02, 0.0),
-    ("tpu", "decoder", "radazo"): (0.01, 0.0),
-    **{("tpu", "unrolled", run): (0.0, 0.5) for run in ("perturb", *OPTIMIZERS)},
-    **{("cpu", "scanned", run): (0.0, 1.5) for run in ("perturb", *OPTIMIZERS)},
-}
 
 
 def device(platform: str) -> Any:
@@ -149,14 +140,7 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         beyond, peak = (
             row[of] - base[of] - row["moments_bytes"] for of in ("bytes", "peak_bytes")
         )
-        bar = BARS.get((platform, model, run))
-        row = row | {
-            "beyond/forward": beyond / base["bytes"] if base["bytes"] else None,
-            "beyond/layer": beyond / layer,
-            "peak_beyond/layer": None if platform == "cpu" else peak / layer,
-            "bar_met": bar and beyond <= bar[0] * base["bytes"] + bar[1] * layer,
-        }
-        made.append(row)
+        made.append(row | {"beyond/layer": beyond / layer})
         column = f"{run}_K={k}" if k else run.replace("naive", "by_hand")
         amounts = {"": ("bytes", beyond), "_peak": ("peak_bytes", peak)}
         for suffix, (of, amount) in amounts.items():

@@ -1,0 +1,37 @@
+"""The limits that docs/benchmarks.md names for memory, held against its records."""
+
+import pathlib
+
+import pytest
+
+from examples.common.record import read
+
+_RECORDS = pathlib.Path(__file__).parents[1] / "docs" / "benchmarks"
+_RUNS = ("perturb", "zo_sgd", "radazo")
+_DENSE = ("sphere", "gaussian", "rademacher", "coordinate")
+# Record, model, run -> what may be allocated beyond the forward pass and the moments,
+# as fractions of the forward pass's allocation and of a layer.
+_LIMITS = {
+    ("memory_tpu", "decoder", "perturb"): (0.005, 0.0),
+    ("memory_tpu", "decoder", "zo_sgd"): (0.02, 0.0),
+    ("memory_tpu", "decoder", "radazo"): (0.01, 0.0),
+    **{("memory_tpu", "unrolled", run): (0.0, 0.5) for run in _RUNS},
+    **{("memory_cpu", "scanned", run): (0.0, 1.5) for run in _RUNS},
+    ("memory_tpu_grouped_query", "grouped_query_decoder", "zo_sgd"): (0.02, 0.0),
+}
+
+
+@pytest.mark.parametrize("case", _LIMITS, ids=" ".join)
+def test_records_meet_the_limits(case):
+    file, model, run = case
+    rows = [row for row in read(_RECORDS / f"{file}.json")["rows"] if "run" in row]
+    (forward,) = (r for r in rows if (r["model"], r["run"]) == (model, "forward"))
+    found = [row for row in rows if (row["model"], row["run"]) == (model, run)]
+    assert {row["law"] for row in found} >= set(_DENSE)
+    of = "peak_bytes" if model.startswith("grouped") else "bytes"
+    of_forward, of_layer = _LIMITS[case]
+    limit = of_forward * forward[of] + of_layer * forward["layer_bytes"]
+    for row in found:
+        if row["law"] in _DENSE or model == "decoder":
+            beyond = row[of] - forward[of] - row["moments_bytes"]
+            assert beyond <= limit, row
