@@ -1,14 +1,10 @@
 """Files that several test modules read."""
 
-import dataclasses
 import json
 
-import jax.numpy as jnp
 import pytest
-from flax import nnx
 
 from examples.llm import corpus, weights
-from examples.llm.model import OPT
 
 from . import tiny
 
@@ -36,8 +32,8 @@ def job(tmp_path_factory):
     lines = ["a good day. It was great", "a bad day. It was terrible"]
     tokenizer = corpus.train_tokenizer(lines * 10, 300)
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = dataclasses.replace(tiny.CONFIG, vocab_size=tokenizer.get_vocab_size())
-    weights.save(OPT(config, dtype=jnp.float32, rngs=nnx.Rngs(0)), folder)
+    assert tokenizer.get_vocab_size() == tiny.CONFIG.vocab_size
+    weights.save(tiny.model(), folder)
     rows = ["sentence\tlabel", *("a good day.\t1", "a bad day.\t0") * 10]
     record = {"premise": "It ran.", "choice1": "It hid.", "choice2": "I saw."}
     copa = [

@@ -26,7 +26,11 @@ def _arguments(job: pathlib.Path, output: pathlib.Path, *others: str) -> list[st
         "--model": job,
         "--data": job,
         "--task": "sst2",
+        # Those of tiny.SETTINGS, so that all compile one step.
         "--batch-size": 4,
+        "--eval-batch-size": 5,
+        "--smoothing": 0.01,
+        "--lora-rank": 2,
         "--eval-every": 10,
         "--checkpoint-every": 10,
         "--steps": 40,

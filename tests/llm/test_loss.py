@@ -10,6 +10,7 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tables
 from flax import nnx
 
 from examples.llm import lora, train
@@ -38,7 +39,7 @@ def test_scores_are_mean_log_probabilities(sequences):
     opt, batch = model(), examples(5, sequences)
     expected = _log_probabilities(opt, batch) * batch.mask
     expected = expected.sum(axis=-1) / batch.mask.sum(axis=-1)
-    found = jax.jit(train.scores)(opt, batch)
+    found = tables.jit(train.scores)(opt, batch)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
@@ -49,7 +50,7 @@ def test_classification_is_the_cross_entropy_over_the_candidates(sequences):
     score = logp.sum(axis=-1) / batch.mask.sum(axis=-1)
     chosen = np.take_along_axis(score, batch.label[:, None], axis=1)[:, 0]
     expected = np.mean(np.log(np.exp(score).sum(axis=1)) - chosen)
-    found = jax.jit(train.loss_fn)(opt, batch)
+    found = tables.jit(train.loss_fn)(opt, batch)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
@@ -60,7 +61,7 @@ def test_language_model_loss_is_that_of_the_right_tokens(sequences):
     logp = _log_probabilities(opt, batch)[rows, batch.label]
     mask = mask[rows, batch.label]
     expected = -(logp * mask).sum() / mask.sum()
-    found = jax.jit(train.loss_fn, static_argnums=2)(opt, batch, "language_model")
+    found = tables.jit(train.loss_fn, static_argnums=2)(opt, batch, "language_model")
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
@@ -70,13 +71,13 @@ def test_language_model_loss_is_that_of_the_right_tokens(sequences):
 )
 def test_evaluation_in_batches_is_the_loss_on_all(objective):
     data, opt = examples(13, 2), model()
-    expected = jax.jit(train.loss_fn, static_argnums=2)(opt, data, objective)
-    scores = jax.jit(train.scores)(opt, data)
+    expected = tables.jit(train.loss_fn, static_argnums=2)(opt, data, objective)
+    scores = tables.jit(train.scores)(opt, data)
     settings = dataclasses.replace(SETTINGS, tune="full", objective=objective)
     job, state = train.start(settings, opt)
     right = np.asarray(scores).argmax(axis=1) == data.label
     for batch_size in (5, 64):
-        loss, accuracy = train.evaluate(job, state.params, data, batch_size=batch_size)
+        loss, accuracy = tiny.evaluate(job, state.params, data, batch_size=batch_size)
         np.testing.assert_allclose(loss, expected, rtol=1e-5)
         np.testing.assert_allclose(accuracy, right.mean(), rtol=1e-6)
 
@@ -100,7 +101,7 @@ def test_step_is_the_one_written_out(method, tune):
     mu = settings.smoothing
     theta, unravel = jax.flatten_util.ravel_pytree(state.params)
     theta, m, v = np.asarray(theta, np.float64), 0.0, 0.0
-    loss_fn = jax.jit(
+    loss_fn = tables.jit(
         lambda vector, batch: train.loss_fn(
             nnx.merge(job.graphdef, unravel(vector), job.rest), batch
         )
@@ -124,7 +125,7 @@ def test_step_is_the_one_written_out(method, tune):
             "zo_sgd": g,
         }[method]
         theta = theta - rate * step
-        state, _ = train.train_step(job, state, batch)
+        state, _ = tiny.train_step(job, state, batch)
     found = jax.flatten_util.ravel_pytree(state.params)[0]
     moved = np.abs(theta - np.asarray(found)).max()
     assert moved < 0.02 * rate, moved
@@ -171,7 +172,7 @@ def test_tuning_changes_what_is_tuned_and_no_other_byte(tune, tuned):
     assert chosen == (before.keys() if tune == "full" else chosen & before.keys())
     for i in range(3):
         batch = jax.tree.map(lambda leaf, i=i: leaf[i : i + 4], TRAIN)
-        state, loss = train.train_step(job, state, batch)
+        state, loss = tiny.train_step(job, state, batch)
         assert jnp.isfinite(loss)
     after = arrays(everything(state))
     assert after.keys() == before.keys()

@@ -6,14 +6,16 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tables
 from flax import nnx
 
+from examples.llm import train
 from examples.llm.data import Batch
 from examples.llm.model import OPT, Config
 from examples.llm.train import Settings
 
 CONFIG = Config(
-    vocab_size=101,
+    vocab_size=287,
     hidden_size=16,
     ffn_dim=64,
     num_hidden_layers=2,
@@ -34,19 +36,36 @@ SETTINGS = Settings(
 TOKENS = np.arange(20, dtype=np.int32).reshape(2, 10)
 
 
+def model(dtype="float32", seed=0, remat=False):
+    """A new one at each call, for runs consume it: as at the start, but of NumPy.
+
+    Drawn by Flax, each array would be a program to compile.
+    """
+    graphdef, state = _abstract(dtype, remat)
+    rng = np.random.default_rng(seed)
+
+    def start(path, leaf):
+        fixed = {"scale": np.ones, "bias": np.zeros}.get(path[-2].key)
+        drawn = fixed(leaf.shape) if fixed else 0.02 * rng.standard_normal(leaf.shape)
+        return jnp.asarray(drawn.astype(leaf.dtype))
+
+    return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(start, state))
+
+
 @functools.cache
-def _parts(dtype, seed, remat):
-    make = OPT(CONFIG, dtype=dtype, remat=remat, rngs=nnx.Rngs(seed))
-    return nnx.split(make)
+def _abstract(dtype, remat):
+    def make():
+        return OPT(CONFIG, dtype=dtype, remat=remat, rngs=nnx.Rngs(0))
+
+    return nnx.split(nnx.eval_shape(make))
 
 
-def model(dtype=jnp.float32, seed=0, remat=False):
-    """A new one at each call: runs consume it."""
-    graphdef, state = _parts(dtype, seed, remat)
-    return nnx.merge(graphdef, jax.tree.map(jnp.copy, state))
+# As the example's own, but compiled for a test.
+train_step = tables.jit(train.train_step.__wrapped__)
+evaluate = tables.jit(train.evaluate.__wrapped__, static_argnames="batch_size")
 
 
-@jax.jit
+@tables.jit
 def _logits(graphdef, state, tokens):
     return nnx.merge(graphdef, state)(tokens)
 
@@ -81,7 +100,7 @@ def examples(number, sequences, seed=0):
     )
 
 
-TRAIN, DEV = examples(13, 1), examples(6, 1, seed=1)
+TRAIN, DEV = examples(20, 1), examples(20, 1, seed=1)
 
 
 def contents(folder):
