@@ -63,14 +63,18 @@ def manager(folder: str, create: bool = True) -> ocp.CheckpointManager:
 
 
 def save(
-    to: ocp.CheckpointManager, step: int, state: Any, settings: dict[str, Any]
+    to: ocp.CheckpointManager,
+    step: int,
+    state: Any,
+    settings: dict[str, Any],
+    notes: Any = None,
 ) -> None:
-    """Writes the state beside its settings, in the background.
+    """Writes the state beside its settings and notes, in the background.
 
     The folder of a step gets its name when all processes have written their part.
     """
     leaves = _leaves(state)
-    about = {"settings": settings, "checksums": _checksums(leaves)}
+    about = {"settings": settings, "checksums": _checksums(leaves), "notes": notes}
     items = {"state": ocp.args.PyTreeSave(leaves), "about": ocp.args.JsonSave(about)}
     to.save(step, args=ocp.args.Composite(**items))
 
@@ -113,6 +117,11 @@ def restore(
         )
 
     return jax.tree.unflatten(jax.tree.structure(state), map(place, wanted))
+
+
+def notes(source: ocp.CheckpointManager) -> Any:
+    """What was written beside the latest state."""
+    return _read(source, source.latest_step(), "about", ocp.args.JsonRestore())["notes"]
 
 
 def _leaves(state: Any) -> dict[str, Any]:

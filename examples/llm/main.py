@@ -89,19 +89,11 @@ def run_one(options: dict[str, Any]) -> None:
                 f"with --tune {tune}; got {to}."
             )
     # Errors in the small files are reported before the large ones are read.
-    train = sample(task.read(options["data"] / task.train), 1000)  # As in MeZO.
-    dev = sample(task.read(options["data"] / task.dev), 500)
-    tokenizer = data.load_tokenizer(folder)
+    prompt_length = settings.prompt_length if settings.tune == "prompt" else 0
+    splits = read(task, options["data"], folder, prompt_length)
     model = weights.load(folder, dtype=options.get("dtype", DTYPES[0]))
-    positions = model.config.max_position_embeddings
-    if settings.tune == "prompt":
-        positions -= settings.prompt_length
-    train, dev = (
-        data.encode(tokenizer, examples, max_length=positions)
-        for examples in (train, dev)
-    )
     resume = "resume" in options
-    result = run(settings, model, train, dev, folder=output, resume=resume)
+    result = run(settings, model, *splits, folder=output, resume=resume)
     print(tabulate(result.evaluations, headers="keys", floatfmt=".4f"))
     print(f"\nMetrics and checkpoints are in {output}.")
     if to := options.get("export_adapters"):
@@ -112,10 +104,22 @@ def run_one(options: dict[str, Any]) -> None:
         print(f"The tuned model is in {to}.")
 
 
-def sample(examples: Sequence[data.Example], limit: int) -> list[data.Example]:
-    """At most `limit` examples at random, the same ones for all runs."""
-    order = np.random.default_rng(0).permutation(len(examples))
-    return [examples[i] for i in order[:limit]]
+def read(
+    task: data.Task, folder: Path, model: Path, prompt_length: int = 0
+) -> list[data.Batch]:
+    """The examples to train on and those to evaluate, encoded for a model.
+
+    At most 1000 and 500 at random, the same ones for all runs, as in MeZO.
+    """
+    tokenizer = data.load_tokenizer(model)
+    length = weights.read_config(model).max_position_embeddings - prompt_length
+    result = []
+    for name, limit in ((task.train, 1000), (task.dev, 500)):
+        examples = task.read(folder / name)
+        chosen = np.random.default_rng(0).permutation(len(examples))[:limit]
+        examples = [examples[i] for i in sorted(chosen)]
+        result.append(data.encode(tokenizer, examples, max_length=length))
+    return result
 
 
 def find_model(name: str) -> Path:
@@ -138,12 +142,8 @@ def compare(options: dict[str, Any]) -> None:
         name, plan, settings = "fast", figure.FAST, pretrain.FAST
     output = options["output"]
     folder = pretrain.pretrained(output / f"{name}-model", settings)
-    tokenizer = data.load_tokenizer(folder)
-    length, dtype = settings.max_position_embeddings, options.get("dtype", DTYPES[0])
-    train, dev = (
-        data.encode(tokenizer, data.sst2(corpus.SENTIMENT / file), max_length=length)
-        for file in ("train.tsv", "dev.tsv")
-    )
+    dtype = options.get("dtype", DTYPES[0])
+    train, dev = read(data.TASKS["sst2"], corpus.SENTIMENT, folder)
     graphdef, base = nnx.split(weights.load(folder, dtype=dtype))
 
     def execute(settings: Settings, label: str) -> list[dict[str, float]]:

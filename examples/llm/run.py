@@ -78,7 +78,8 @@ def run(
         "data": _fingerprint((train, dev)),
     }
     job, state = start(settings, model)
-    data, end = jax.device_put((train, dev)), settings.num_steps
+    data, end, rows = jax.device_put((train, dev)), settings.num_steps, []
+    evaluations = 2 * settings.num_directions  # Of the loss, in a step.
     with contextlib.ExitStack() as stack:
         checkpoints = None
         if folder is not None:
@@ -90,29 +91,56 @@ def run(
                     "choose another folder (--output)."
                 )
             saved = checkpoint.restore(checkpoints, state, description, FREE)
-            state = state if saved is None else saved
+            if saved is not None:
+                state, rows = saved, checkpoint.notes(checkpoints)
         first = int(state.step)
         bar = stack.enter_context(
             tqdm(desc=label, initial=first, total=end, unit="step")
         )
-        metrics = stack.enter_context(Metrics(folder, first, bar))
+        shown: dict[str, str] = {}
+        path = f"{folder}/{METRICS}" if folder else os.devnull
+        # What follows the checkpoint is of a run that was cut.
+        file = stack.enter_context(open(path, "w", encoding="utf-8", buffering=1))
+        file.writelines(f"{json.dumps(row)}\n" for row in rows)
+        board = SummaryWriter(
+            f"{folder}/tensorboard", purge_step=first, write_to_disk=folder is not None
+        )
+        stack.enter_context(board)
+
+        def report(step: int, values: dict[str, float]) -> None:
+            rows.append({"step": step} | values)
+            print(json.dumps(rows[-1]), file=file)
+            for name, value in values.items():
+                board.add_scalar(name, value, step)
+                if name in ("loss", "train_loss"):
+                    shown[name] = f"{value:.4f}"
+
         for step in range(first, end + 1):
             # What was done before a checkpoint is not done again after it.
             at_end, resumed = step == end, step == first > 0
             if not resumed and (step % settings.eval_every == 0 or at_end):
-                metrics.evaluated(step, _measure(settings, job, state, data))
+                report(step, _measure(settings, job, state, data))
             due = step > first and (step % settings.checkpoint_every == 0 or at_end)
             if checkpoints is not None and due:
-                metrics.sync()
-                checkpoint.save(checkpoints, step, state, description)
+                notes = list(rows)  # Written in the background, while rows grows.
+                checkpoint.save(checkpoints, step, state, description, notes)
             if at_end:
                 break
             batch = batch_at(train, settings.seed, step, settings.batch_size)
             state, loss = train_step(job, state, batch)
-            evaluations = 2 * settings.num_directions
-            metrics.stepped(step, loss, evaluations, evaluations * batch.tokens.size)
+            if not math.isfinite(loss):
+                raise FloatingPointError(
+                    f"the loss must be finite; got {loss} at step {step}: a smaller "
+                    "learning rate may help."
+                )
+            report(step, {"loss": float(loss)})
+            rate = evaluations * (bar.format_dict["rate"] or 0.0)
+            shown["tokens/s"] = f"{rate * batch.tokens.size:,.0f}"
+            shown["evaluations/s"] = f"{rate:.3g}"
+            bar.set_postfix(shown, refresh=False)
+            bar.update()
     model = nnx.merge(job.graphdef, state.params, job.rest)
-    return Result(model, state, metrics.evaluations)
+    return Result(model, state, [row for row in rows if "train_loss" in row])
 
 
 def _fingerprint(tree: Any) -> str:
@@ -134,98 +162,3 @@ def _measure(
         loss, accuracy = evaluate(job, state.params, examples, batch_size=size)
         result |= {f"{name}_loss": float(loss), f"{name}_accuracy": float(accuracy)}
     return result
-
-
-class Metrics(contextlib.AbstractContextManager):
-    """Writes lines of JSON and TensorBoard's files, in the order of the steps.
-
-    A line holds nothing that depends on the clock.
-
-    Args:
-      folder: Where the files go; None writes nothing.
-      step: The step to go on from. What follows in the file is of a run that was cut.
-      bar: A progress bar, in steps.
-    """
-
-    def __init__(self, folder: Path | None, step: int, bar: tqdm) -> None:
-        path = folder / METRICS if folder else Path(os.devnull)
-        rows = _cut(path, step) if folder else []
-        self.evaluations = [row for row in rows if "train_loss" in row]
-        self._bar, self._shown = bar, {}
-        self._pending: tuple[int, jax.Array] | None = None
-        self._file = path.open("a", encoding="utf-8")
-        self._board = SummaryWriter(
-            f"{folder}/tensorboard", purge_step=step, write_to_disk=folder is not None
-        )
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
-        self._board.close()
-
-    def stepped(
-        self, step: int, loss: jax.Array, evaluations: int, tokens: int
-    ) -> None:
-        """Takes the loss of a step that may still run, and writes the one before.
-
-        Waiting for it at once would leave the device idle until the next is sent.
-        """
-        self._flush()
-        self._pending = step, loss
-        rate = self._bar.format_dict["rate"] or 0.0  # Steps a second.
-        self._shown["tokens/s"] = f"{rate * tokens:,.0f}"
-        self._shown["evaluations/s"] = f"{rate * evaluations:.3g}"
-        self._bar.set_postfix(self._shown, refresh=False)
-        self._bar.update()
-
-    def evaluated(self, step: int, values: dict[str, float]) -> None:
-        self._flush()
-        self.evaluations.append({"step": step} | values)
-        self._write(step, values)
-
-    def sync(self) -> None:
-        """Puts all lines on the disk: a checkpoint is not to be ahead of them."""
-        self._flush()
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def _flush(self) -> None:
-        """Writes the loss that is waited for, if any."""
-        if self._pending is not None:
-            (step, loss), self._pending = self._pending, None
-            if not math.isfinite(loss):
-                raise FloatingPointError(
-                    f"the loss must be finite; got {loss} at step {step}: a smaller "
-                    "learning rate may help."
-                )
-            self._write(step, {"loss": float(loss)})
-
-    def _write(self, step: int, values: dict[str, float]) -> None:
-        print(json.dumps({"step": step} | values), file=self._file)
-        for name, value in values.items():
-            self._board.add_scalar(name, value, step)
-            if name in ("loss", "train_loss"):
-                self._shown[name] = f"{value:.4f}"
-
-
-def _cut(path: Path, step: int) -> list[dict[str, Any]]:
-    """Cuts off the lines that follow the checkpoint of a step, and returns the others.
-
-    Raises:
-      UserError: If not all of these are there.
-    """
-    rows, size = [], 0
-    path.touch()
-    for line in path.read_bytes().splitlines(keepends=True) if step else ():
-        row = json.loads(line) if line.endswith(b"\n") else {"step": math.inf}
-        if row["step"] > step or (row["step"] == step and "loss" in row):
-            break
-        rows.append(row)
-        size += len(line)
-    losses = sum("loss" in row for row in rows)
-    if losses != step:
-        raise UserError(
-            f"{path} must have {step} losses, as when its checkpoint was made; got "
-            f"{losses}."
-        )
-    os.truncate(path, size)
-    return rows

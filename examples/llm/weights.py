@@ -56,7 +56,7 @@ def load(folder: Folder, *, dtype: Any = jnp.bfloat16) -> OPT:
       ValueError: If the files are damaged, or hold anything but an OPT model.
     """
     folder = Path(folder)
-    config = _read_config(folder / CONFIG)
+    config = read_config(folder)
     abstract = nnx.eval_shape(lambda: OPT(config, dtype=dtype, rngs=nnx.Rngs(0)))
     graphdef, state = nnx.split(abstract)
     flat = dict(nnx.to_flat_state(state))
@@ -187,7 +187,9 @@ def _views(path: tuple[str, ...], array: np.ndarray) -> dict[str, np.ndarray]:
 # --- Reading ----------------------------------------------------------------------
 
 
-def _read_config(path: Path) -> Config:
+def read_config(folder: Path) -> Config:
+    """The sizes of the model in a folder."""
+    path = folder / CONFIG
     try:
         return Config.from_dict(json.loads(path.read_bytes()))
     except ValueError as error:
