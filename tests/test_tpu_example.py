@@ -343,10 +343,10 @@ def short(tmp_path_factory):
     ("change", "message"),
     [
         (["--width", "32"], "width must be 16, as in the checkpoint"),
-        (["--method", "zo_sgd"], "method must be 'radazo', as in the checkpoint"),
+        (["--law", "sphere"], "law must be 'rademacher', as in the checkpoint"),
         (["--seed", "1"], "/2; got 1"),
     ],
-    ids=["tree", "moments", "seed"],
+    ids=["tree", "law", "seed"],
 )
 def test_checkpoint_of_another_run_is_refused_and_kept(short, change, message):
     before = _digest(short)

@@ -47,6 +47,8 @@ from examples.common.laws import LAWS
 from examples.common.record import record, write
 from radazo_jax.testing import rosenbrock
 
+DIMENSIONS = (1_000, 10_000, 100_000, 1_000_000)
+POPULATION = 10  # K of forward differences, and twice that of central ones.
 SMOOTHING = 5e-3
 LEARNING_RATE = 1e-6
 MEASURED = ("sphere", "gaussian", "rademacher", "coordinate")
@@ -78,17 +80,15 @@ def perturbed_step(law: zo.Law, num_directions: int, central: bool) -> Step:
     return step
 
 
-def measure(
-    dimension: int, name: str, population: int, repeats: int
-) -> list[dict[str, Any]]:
+def measure(dimension: int, name: str, repeats: int) -> list[dict[str, Any]]:
     """The rows of one estimator at one dimension."""
     central = name == "central"
-    num_directions = population // 2 if central else population
+    num_directions = POPULATION // 2 if central else POPULATION
     # So many that the first touch of the memory does not count.
     num_steps = max(20, min(2000, 20_000_000 // dimension))
     x = jnp.full((dimension,), 0.5)
     start = (x, zo.radazo(LEARNING_RATE).init(x))
-    num_evaluations = population if central else num_directions + 1
+    num_evaluations = POPULATION if central else num_directions + 1
     shifts = jnp.linspace(0.0, 1e-3, num_evaluations)
     optimizer = zo.radazo(LEARNING_RATE)
     by_hand = naive(rosenbrock, optimizer, num_directions, SMOOTHING, central, True)
@@ -104,7 +104,7 @@ def measure(
         step = perturbed_step(law, num_directions, central)
         runs[f"perturbed {law_name}"] = scanned(step, x, num_steps)
     adam = optax.adam(LEARNING_RATE)
-    if found := evosax(rosenbrock, adam, x, population, SMOOTHING):
+    if found := evosax(rosenbrock, adam, x, POPULATION, SMOOTHING):
         runs["evosax"] = scanned(*found, num_steps)
     seconds = medians(runs, repeats)
     micro = {run: 1e6 * seconds[run] / num_steps for run in runs}
@@ -154,17 +154,14 @@ def plot(content: dict[str, Any]) -> plt.Figure:
 
 def main() -> None:
     parser = cli.parser(__doc__)
-    add = parser.add_argument
-    add("--dimensions", type=float, nargs="+", default=[1e3, 1e4, 1e5, 1e6])
-    add("--population", type=cli.at_least_one, default=10)
-    add("--repeats", type=cli.at_least_one, default=7)
-    add("--output", type=pathlib.Path)
+    parser.add_argument("--repeats", type=cli.at_least_one, default=7)
+    parser.add_argument("--output", type=pathlib.Path)
     args = parser.parse_args()
 
     rows = []
-    for dimension in map(int, args.dimensions):
+    for dimension in DIMENSIONS:
         for name in ESTIMATORS:
-            found = measure(dimension, name, args.population, args.repeats)
+            found = measure(dimension, name, args.repeats)
             print(tabulate(found, headers="keys", floatfmt=".2f"), end="\n\n")
             rows += [{"table": "steps", **row} for row in found]
     progress = measure_progress(10_000, args.repeats)

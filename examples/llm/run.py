@@ -11,13 +11,10 @@ import dataclasses
 import json
 import math
 import os
-import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from tensorboardX import SummaryWriter
 from tqdm import tqdm
@@ -74,8 +71,8 @@ def run(
             f"got {settings.batch_size}."
         )
     description = dataclasses.asdict(settings) | {
-        "base model": _fingerprint(nnx.state(model, nnx.Param)),
-        "data": _fingerprint((train, dev)),
+        "base model": checkpoint.checksum(nnx.state(model, nnx.Param)),
+        "data": checkpoint.checksum((train, dev)),
     }
     job, state = start(settings, model)
     data, end, rows = jax.device_put((train, dev)), settings.num_steps, []
@@ -141,15 +138,6 @@ def run(
             bar.update()
     model = nnx.merge(job.graphdef, state.params, job.rest)
     return Result(model, state, [row for row in rows if "train_loss" in row])
-
-
-def _fingerprint(tree: Any) -> str:
-    """A checksum of the first numbers of every array: tells models and data apart."""
-    crc = 0
-    for leaf in jax.tree.leaves(tree):
-        head = np.asarray(jnp.ravel(leaf)[:4096])
-        crc = zlib.crc32(head.tobytes() + str((leaf.shape, leaf.dtype)).encode(), crc)
-    return f"crc32 {crc:08x}"
 
 
 def _measure(

@@ -32,14 +32,9 @@ from examples.common.cli import UserError, at_least_one, integer, positive
 from examples.common.laws import LAWS
 from examples.tpu import cluster, decoder
 
-METHODS: dict[str, Callable[..., optax.GradientTransformation]] = {
-    "radazo": functools.partial(zo.radazo, bias_correction=True),
-    "zo_adamm": functools.partial(zo.zo_adamm, bias_correction=True),
-    "zo_sgd": zo.zo_sgd,
-}
 # What makes a run, and must be the same where it goes on from a checkpoint.
 SETTINGS = (
-    *("seed", "method", "learning_rate", "law", "num_directions", "smoothing"),
+    *("seed", "learning_rate", "law", "num_directions", "smoothing"),
     *("batch_size", *decoder.Sizes._fields),
 )
 # What may differ between its processes.
@@ -60,7 +55,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--shard-params", choices=("no", "tensor", "fsdp"), default="no")
     add("--steps", type=at_least_one, default=100)
     add("--seed", type=integer(0, 2**32 - 1), default=0)
-    add("--method", choices=METHODS, default="radazo")
     add("--learning-rate", type=positive, default=1e-3)
     add("--law", choices=LAWS, default="rademacher")
     add("--num-directions", type=at_least_one, default=15, help="K")
@@ -153,7 +147,7 @@ def program(
     args: argparse.Namespace, sizes: decoder.Sizes, mesh: jax.sharding.Mesh
 ) -> tuple[Callable[..., State], Callable[..., tuple[State, jax.Array]], State]:
     """What begins a run, what does a step, and the shapes and shardings of a state."""
-    optimizer = METHODS[args.method](args.learning_rate)
+    optimizer = zo.radazo(args.learning_rate, bias_correction=True)
     estimator = zo.forward_difference(
         LAWS[args.law],
         args.num_directions,
