@@ -75,6 +75,8 @@ def run(
         "data": checkpoint.checksum((train, dev)),
     }
     job, state = start(settings, model)
+    # On a device by name, as what is restored is: both then take one program.
+    state = jax.device_put(state, jax.devices()[0])
     data, end, rows = jax.device_put((train, dev)), settings.num_steps, []
     evaluations = 2 * settings.num_directions  # Of the loss, in a step.
     with contextlib.ExitStack() as stack:

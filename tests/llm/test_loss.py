@@ -66,20 +66,23 @@ def test_language_model_loss_is_that_of_the_right_tokens(sequences):
 
 
 @pytest.mark.parametrize(
-    "objective",
-    ["classification", pytest.param("language_model", marks=pytest.mark.slow)],
+    ("objective", "batch_size"),
+    [
+        ("classification", 5),
+        tables.slow("classification", 64),
+        tables.slow("language_model", 5),
+    ],
 )
-def test_evaluation_in_batches_is_the_loss_on_all(objective):
+def test_evaluation_in_batches_is_the_loss_on_all(objective, batch_size):
     data, opt = examples(13, 2), model()
     expected = tables.jit(train.loss_fn, static_argnums=2)(opt, data, objective)
     scores = tables.jit(train.scores)(opt, data)
     settings = dataclasses.replace(SETTINGS, tune="full", objective=objective)
     job, state = train.start(settings, opt)
     right = np.asarray(scores).argmax(axis=1) == data.label
-    for batch_size in (5, 64):
-        loss, accuracy = tiny.evaluate(job, state.params, data, batch_size=batch_size)
-        np.testing.assert_allclose(loss, expected, rtol=1e-5)
-        np.testing.assert_allclose(accuracy, right.mean(), rtol=1e-6)
+    loss, accuracy = tiny.evaluate(job, state.params, data, batch_size=batch_size)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    np.testing.assert_allclose(accuracy, right.mean(), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
