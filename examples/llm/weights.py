@@ -143,9 +143,6 @@ def save_adapters(model: OPT, folder: Folder, *, base: str) -> None:
             "peft_type": "PROMPT_TUNING",
             "num_virtual_tokens": length,
             "token_dim": width,
-            "num_transformer_submodules": 1,
-            "num_attention_heads": model.config.num_attention_heads,
-            "num_layers": model.config.num_hidden_layers,
         }
     elif isinstance(model.layers.q_proj, lora.AdaptedLinear):
         tensors = _adapters(model)
@@ -155,8 +152,6 @@ def save_adapters(model: OPT, folder: Folder, *, base: str) -> None:
             "r": rank,
             "lora_alpha": model.layers.q_proj.scale * rank,
             "target_modules": list(lora.ADAPTED),
-            "bias": "none",
-            "fan_in_fan_out": False,
         }
     else:
         raise ValueError("model must have adapters or a soft prompt; got neither.")
