@@ -107,7 +107,7 @@ def test_a_merged_model_is_the_adapted_one(tmp_path):
 def test_merging_rounds_to_the_dtype_of_the_model():
     model = weights.load(_GOLDEN / "opt" / "norm_before")
     before = np.asarray(model.layers.q_proj.kernel[...], np.float64)
-    lora.add_lora(model, rank=2, alpha=4.0, rngs=nnx.Rngs(0))
+    lora.add_lora(model, rank=3, alpha=6.0, rngs=nnx.Rngs(0))
     adapter = model.layers.q_proj.lora
     b = jax.random.normal(jax.random.key(0), adapter.lora_b.shape)
     adapter.lora_b[...] = b
