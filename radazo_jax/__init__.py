@@ -22,6 +22,10 @@ from radazo_jax._src.directions.law import Direction, Law
 from radazo_jax._src.directions.laws import gaussian, sphere
 from radazo_jax._src.directions.low_rank import MatrixAxes, low_rank
 from radazo_jax._src.directions.signs import orthonormal, rademacher
+from radazo_jax._src.estimate.adaptive import (
+    AdaptiveDifferenceState,
+    adaptive_difference,
+)
 from radazo_jax._src.estimate.buffer import QueryBuffer
 from radazo_jax._src.estimate.compiled import Evaluator, compiled
 from radazo_jax._src.estimate.coordinates import CoordinateWiseState, coordinate_wise
@@ -97,6 +101,7 @@ from radazo_jax._src.perturb.transform import perturb
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdaptiveDifferenceState",
     "AskTell",
     "AskTellState",
     "Best",
@@ -127,6 +132,7 @@ __all__ = [
     "ScaleByRadazoState",
     "ScaleByZoAdammState",
     "VarianceReducedState",
+    "adaptive_difference",
     "ask_tell",
     "candidates",
     "central_difference",

@@ -22,6 +22,7 @@ DIMENSION = 6
 # Each with few directions.
 MAKERS = {
     "residual_feedback": (zo.residual_feedback, {"num_directions": 2}),
+    "adaptive_difference": (zo.adaptive_difference, {"num_directions": 3}),
     "spsa": (zo.spsa, {}),
     "variance_reduced": (
         zo.variance_reduced,

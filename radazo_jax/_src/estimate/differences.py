@@ -181,7 +181,7 @@ def mean_of_finite(values: jax.Array) -> jax.Array:
 def from_differences(
     value: jax.Array,
     differences: jax.Array,
-    distance: float,
+    distance: jax.typing.ArrayLike,
     points: Points,
     params: Any,
 ) -> Estimate:

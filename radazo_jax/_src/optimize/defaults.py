@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import optax
 
 from radazo_jax._src.directions.signs import orthonormal
+from radazo_jax._src.estimate.adaptive import adaptive_difference
 from radazo_jax._src.estimate.differences import forward_difference
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.optimize.aliases import parabolic_sgd
@@ -43,6 +44,5 @@ def _defaults(minibatches: bool) -> Method:
     """The same objects at each call, so that runs compile once."""
     if minibatches:
         optimizer = optax.chain(optax.scale(-1.0), scale_by_minibatch_step())
-    else:
-        optimizer = parabolic_sgd()
-    return Method(optimizer, forward_difference(orthonormal()))
+        return Method(optimizer, forward_difference(orthonormal()))
+    return Method(parabolic_sgd(), adaptive_difference(orthonormal()))

@@ -1,0 +1,87 @@
+"""Forward differences whose distance follows their scale."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compare import Hashed
+from tables import jit
+
+import radazo_jax as zo
+
+LAW, SMOOTHING, SIZE = Hashed(), 1e-2, 4
+
+
+def after(steps, base=0.0):
+    """The smoothing after each step of these differences, [steps, K]."""
+    estimator = zo.adaptive_difference(LAW, len(steps[0]), SMOOTHING)
+    params = jnp.zeros(3)
+
+    @jit
+    def run(steps):
+        def step(state, differences):
+            points = estimator.points(jax.random.key(0), params, state)
+            values = base + jnp.concatenate([jnp.zeros(1), differences])
+            estimate, state = estimator.reduce(points, values, params, state)
+            return state, (state.smoothing, points.scales[0, 0], estimate.slope)
+
+        return jax.lax.scan(step, estimator.init(params), steps)[1]
+
+    return [np.asarray(x, np.float64) for x in run(jnp.asarray(steps, jnp.float32))]
+
+
+def test_follows_the_share_of_curvature():
+    """Against the rule in float64, for differences of one sign, and of both."""
+    draw = np.random.default_rng(0)
+    steps = draw.normal(size=(60, SIZE)) + np.repeat([1.0, 0.0, -2.0], 20)[:, None]
+    smoothing, used, _ = after(steps)
+    mu, average, expected = SMOOTHING, 0.0, []
+    for differences in steps:
+        share = differences.mean() / np.sqrt((differences**2).mean())
+        average = 0.9 * average + 0.1 * share
+        if abs(average) > 0.4:
+            mu, average = mu / 2, average / 2
+        else:
+            mu = min(1.05 * mu, SMOOTHING)
+        expected.append(mu)
+    np.testing.assert_allclose(smoothing, expected, rtol=1e-5)
+    np.testing.assert_allclose(used, [SMOOTHING, *expected[:-1]], rtol=1e-5)
+    assert min(expected[20:40]) > min(expected) and min(expected) < SMOOTHING / 8
+
+
+def test_noise_and_rounding_do_not_shorten_it():
+    draw = np.random.default_rng(1)
+    noise = draw.normal(size=(400, SIZE)) + draw.normal(size=(400, 1))
+    assert np.median(after(noise)[0]) > SMOOTHING / 2
+    # Differences of one sign, of ten units of rounding of the values.
+    rounding = np.full((50, SIZE), 10 * 2.0**-23)
+    np.testing.assert_allclose(after(rounding, base=1.0)[0], SMOOTHING)
+
+
+def test_a_point_that_failed_says_nothing():
+    steps = np.ones((30, SIZE))
+    steps[:, 1] = np.nan
+    smoothing, used, slopes = after(steps)
+    assert smoothing[-1] < SMOOTHING / 4
+    np.testing.assert_allclose(slopes, 1 / used**2, rtol=1e-5)
+    np.testing.assert_allclose(smoothing, after(steps[:, :1])[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("dimension", [20, 100])
+def test_the_floor_of_the_distance_goes(dimension):
+    """Where a constant distance ends, at about c/8 μ² trace(H)²/d, this goes on."""
+    scales = np.linspace(1, 2, dimension, dtype=np.float32)
+
+    def last_loss(estimator):
+        result = zo.minimize(
+            lambda x: jnp.sum(scales * x**2) / 2,
+            np.ones(dimension, np.float32),
+            zo.parabolic_sgd(),
+            estimator(zo.orthonormal(), smoothing=SMOOTHING),
+            400,
+            key=0,
+            progress=False,
+        )
+        return result.values[-1]
+
+    assert last_loss(zo.adaptive_difference) < 1e-3 * last_loss(zo.forward_difference)
