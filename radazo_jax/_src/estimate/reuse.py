@@ -37,7 +37,7 @@ class QueryReuseState(NamedTuple):
 def query_reuse(
     law: Law = sphere(),
     num_directions: int = 10,
-    smoothing: float = 5e-3,
+    smoothing: float = 5e-2,
     memory: int = 6,
     batch_size: int | None = None,
     axis_name: AxisName | None = None,
@@ -77,7 +77,7 @@ def query_reuse(
       ...     lambda x: jnp.sum((x - 1) ** 2),
       ...     jnp.zeros(3),
       ...     zo.radazo(1e-2),
-      ...     zo.query_reuse(num_directions=4, smoothing=0.1),
+      ...     zo.query_reuse(num_directions=4),
       ...     500,
       ...     key=0,
       ...     progress=False,
