@@ -404,7 +404,7 @@ def test_scores_follow_what_is_seen():
 
 
 def numpy_prgf(s, s_p, us, p, share):
-    """Eq. (7) of Cheng et al. 2019 along vectors that are made orthogonal to p."""
+    """P-RGF of Cheng et al. 2019 along vectors that are made orthogonal to p."""
     rest = us - np.outer(us @ p, p)
     norms = np.linalg.norm(rest, axis=1)
     xi = rest / norms[:, None]
@@ -415,7 +415,7 @@ def numpy_prgf(s, s_p, us, p, share):
 
 
 def best_share(square, d, q):
-    """The share that minimizes the error of the best multiple, eq. (11), by a grid."""
+    """The share that minimizes the error of the best multiple, by a grid."""
     shares = np.linspace(0, 1, 200_001)
     rest = (1 - shares) / (d - 1)
     once = shares * square + rest * (1 - square)
@@ -425,7 +425,7 @@ def best_share(square, d, q):
 
 @pytest.mark.parametrize(("d", "q"), [(6, 3), (100, 10), (100, 1)])
 def test_the_optimal_share(d, q):
-    """Eq. (14) of Cheng et al. 2019 minimizes their eq. (11)."""
+    """The λ of Cheng et al. 2019 minimizes the error of their estimate."""
     n = d + 2 * q - 2
     squares = np.linspace(0.5 / n, 1.1 * (2 * q - 1) / n, 12)
     expected = [best_share(square, d, q) for square in squares]
@@ -485,7 +485,7 @@ def test_history_prior_guided():
 
 
 def test_the_expected_cosine_of_the_projection():
-    """Lemma 2 of Cheng, Wu and Zhu 2021."""
+    """As Cheng, Wu and Zhu 2021 have it."""
     size, slopes = 2, jnp.asarray(SLOPES, jnp.float32)
     prior = jnp.array([1.0, 0, 0, 0.5, 0, 0], jnp.float32)
     estimator = zo.prior_guided(zo.gaussian(), size, 1e-2, prior=lambda x: prior)

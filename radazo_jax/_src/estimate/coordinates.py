@@ -77,8 +77,8 @@ def coordinate_wise(
 
     References:
       Lian et al., A Comprehensive Linear Speedup Analysis for Asynchronous Stochastic
-      Parallel Optimization from Zeroth-Order to First-Order, NeurIPS 2016, eq. (3); all
-      coordinates: Liu et al., 2018, eq. (5), <https://arxiv.org/abs/1805.10367>.
+      Parallel Optimization from Zeroth-Order to First-Order, NeurIPS 2016; all
+      coordinates: Liu et al., 2018, CoordGradEst, <https://arxiv.org/abs/1805.10367>.
 
       Nesterov, Efficiency of Coordinate Descent Methods on Huge-Scale Optimization
       Problems, SIAM J. Optim. 2012, for probabilities by importance.

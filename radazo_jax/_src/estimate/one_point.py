@@ -86,7 +86,7 @@ def residual_feedback(
 
     References:
       Zhang et al., A New One-Point Residual-Feedback Oracle for Black-Box Learning and
-      Control, Automatica 2022, eq. (6), <https://arxiv.org/abs/2006.10820>.
+      Control, Automatica 2022, <https://arxiv.org/abs/2006.10820>.
     """
     evaluator = checked_evaluator(law, num_directions, smoothing, batch_size, axis_name)
 

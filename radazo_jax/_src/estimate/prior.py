@@ -106,10 +106,10 @@ def prior_guided(
 
     References:
       Cheng et al., Improving Black-box Adversarial Attacks with a Transfer-based Prior,
-      NeurIPS 2019, eqs. (7), (13) and (14), <https://arxiv.org/abs/1906.06919>.
+      NeurIPS 2019, P-RGF with its optimal λ, <https://arxiv.org/abs/1906.06919>.
 
       Cheng, Wu and Zhu, On the Convergence of Prior-Guided Zeroth-Order Optimization
-      Algorithms, NeurIPS 2021, eq. (4), lemma 2 and algorithm 2,
+      Algorithms, NeurIPS 2021, PRGF and History-PRGF,
       <https://arxiv.org/abs/2107.10110>.
     """
     evaluator = checked_evaluator(law, num_directions, smoothing, batch_size, axis_name)
@@ -234,7 +234,7 @@ def _mixed(
 def optimal_share(
     square: jax.Array, dimension: int, num_directions: jax.typing.ArrayLike
 ) -> jax.Array:
-    """λ of eq. (14), of the squared cosine α², d and q."""
+    """The optimal λ, of the squared cosine α², d and q."""
     q, d = jnp.asarray(num_directions, square.dtype), dimension
     n = d + 2 * q - 2
     over = (1 - square) * (square * n - 1)

@@ -116,10 +116,11 @@ def gaussian_process(
 
     References:
       Shu et al., Zeroth-Order Optimization with Trajectory-Informed Derivative
-      Estimation, ICLR 2023, eq. (4), <https://openreview.net/forum?id=n1bLgxHW6jW>.
+      Estimation, ICLR 2023, the derived Gaussian process,
+      <https://openreview.net/forum?id=n1bLgxHW6jW>.
 
       Shu et al., Federated Zeroth-Order Optimization using Trajectory-Informed
-      Surrogate Gradients, 2023, section 4.1, <https://arxiv.org/abs/2308.04077>.
+      Surrogate Gradients, 2023, the random features, <https://arxiv.org/abs/2308.04077>.
     """
     evaluator = checked_evaluator(law, num_directions, smoothing, batch_size, axis_name)
     checks.check_int_at_least("memory", memory, num_directions + 1)

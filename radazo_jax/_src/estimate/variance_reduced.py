@@ -101,7 +101,7 @@ def variance_reduced(
 
     References:
       Liu et al., Zeroth-Order Stochastic Variance Reduction for Nonconvex Optimization,
-      NeurIPS 2018, algorithm 2 and eq. (6), <https://arxiv.org/abs/1805.10367>.
+      NeurIPS 2018, algorithm 2, <https://arxiv.org/abs/1805.10367>.
     """
     evaluator = checked_evaluator(law, num_directions, smoothing, batch_size, axis_name)
     checks.check_int_at_least("period", period, 2)

@@ -59,7 +59,7 @@ def majority_vote(
       [1.0, -1.0]
 
     References:
-      Liu et al., signSGD via Zeroth-Order Oracle, ICLR 2019, section 4, ZO-M-signSGD,
+      Liu et al., signSGD via Zeroth-Order Oracle, ICLR 2019, ZO-M-signSGD,
       <https://openreview.net/forum?id=BJe-DsC5Fm>.
     """
     evaluator = checked_evaluator(law, num_directions, smoothing, batch_size, axis_name)

@@ -53,10 +53,10 @@ def keep_params_in(
 
     References:
       Ghadimi, Lan and Zhang, Mini-Batch Stochastic Approximation Methods for Nonconvex
-      Stochastic Composite Optimization, Math. Program. 2016, algorithm 4.
+      Stochastic Composite Optimization, Math. Program. 2016.
 
       Chen et al., ZO-AdaMM: Zeroth-Order Adaptive Momentum Method for Black-Box
-      Optimization, NeurIPS 2019, algorithm 1 and eq. (5).
+      Optimization, NeurIPS 2019, algorithm 1.
     """
     if not callable(projection):
         raise TypeError(
