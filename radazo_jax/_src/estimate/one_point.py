@@ -51,8 +51,9 @@ def residual_feedback(
     variance grows with ((b − f(θ))/μ)², so that it wants a larger smoothing, and short
     steps. A step of another minibatch has another level of values, which is noise.
 
-    The first step has no value before it, and takes the mean of its own: with K = 1
-    its gradient is zero.
+    Values and slopes of two steps are mixed, and `parabolic_sgd`, which reads both,
+    diverges behind it. The first step has no value before it, and takes the mean of its
+    own: with K = 1 its gradient is zero.
 
     Args:
       law: The law of the directions u.

@@ -52,6 +52,8 @@ def query_reuse(
     gradients of earlier θ, as a first moment does. While f falls, the level of the
     values falls too, which is noise: (yᵢ − ȳ) / μ wants short steps or a large μ.
 
+    As the values are those of several points, `parabolic_sgd` diverges behind it.
+
     The buffer holds no direction: n directions are drawn again in every step.
 
     Args:
