@@ -1,7 +1,5 @@
 """The gradient of a surrogate of the function: ZoRD, and FZooS's random features."""
 
-import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +13,7 @@ from radazo_jax._src.estimate import buffer, numbering
 from radazo_jax._src.estimate.differences import checked_evaluator, mean_of_finite
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.flat import flattened, rows_of, unflattened
+from radazo_jax._src.estimate.kernels import KERNELS, features
 from radazo_jax._src.estimate.points import Estimate, Points, candidates, points_along
 from radazo_jax._src.estimate.spread import AxisName
 from radazo_jax._src.trees import widest
@@ -126,8 +125,8 @@ def gaussian_process(
     checks.check_int_at_least("memory", memory, num_directions + 1)
     if memory > MAX_MEMORY:
         raise ValueError(f"memory must be an int ≤ {MAX_MEMORY}; got {memory}.")
-    if kernel not in _KERNELS:
-        raise ValueError(f"kernel must be one of {list(_KERNELS)}; got {kernel!r}.")
+    if kernel not in KERNELS:
+        raise ValueError(f"kernel must be one of {list(KERNELS)}; got {kernel!r}.")
     if lengthscale is not None:
         checks.check_positive("lengthscale", lengthscale)
     checks.check_positive("jitter", jitter)
@@ -178,9 +177,9 @@ def gaussian_process(
         if lengthscale is None:
             scale = 2 * _mean_distance(squares, used)
         if num_features is None:
-            rows, slopes = _KERNELS[kernel](squares, away, scale)
+            rows, slopes = KERNELS[kernel](squares, away, scale)
         else:
-            rows, slopes = _features(key, num_features, away, scale)
+            rows, slopes = features(key, num_features, away, scale)
         weights = _solved(rows, centered, used, jitter)
         gradient = jnp.matmul(slopes.T, weights, precision=_EXACT)
         new = jnp.sum(jnp.isfinite(values), dtype=jnp.int32)
@@ -197,49 +196,6 @@ def gaussian_process(
         return estimate, GaussianProcessState(numbers, *memory)
 
     return GradientEstimator(init, points, reduce, evaluator)
-
-
-# --- Kernels: k(X, X), [n, n], and the derivatives of k(θ, X) by θ, [n, d] ---------
-
-_Kernel = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
-
-
-def _squared_exponential(
-    squares: jax.Array, away: jax.Array, scale: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    from_theta = jnp.sum(away**2, axis=1)
-    along = jnp.exp(-from_theta / (2 * scale**2)) / scale**2
-    return jnp.exp(-squares / (2 * scale**2)), along[:, None] * away
-
-
-def _matern(
-    squares: jax.Array, away: jax.Array, scale: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    r = jnp.sqrt(5 * squares) / scale
-    from_theta = jnp.sqrt(5 * jnp.sum(away**2, axis=1)) / scale
-    along = 5 / (3 * scale**2) * (1 + from_theta) * jnp.exp(-from_theta)
-    return (1 + r + r**2 / 3) * jnp.exp(-r), along[:, None] * away
-
-
-_KERNELS: dict[str, _Kernel] = {
-    "matern": _matern,
-    "squared_exponential": _squared_exponential,
-}
-
-
-def _features(
-    key: jax.Array, size: int, away: jax.Array, scale: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    of_directions, of_phases = jax.random.split(key)
-    shape, dtype = (size, away.shape[1]), away.dtype
-    frequencies = jax.random.normal(of_directions, shape, dtype) / scale
-    phases = jax.random.uniform(of_phases, (size,), dtype, maxval=2 * math.pi)
-    angles = jnp.matmul(away, frequencies.T, precision=_EXACT) + phases[None]
-    features = math.sqrt(2 / size) * jnp.cos(angles)
-    rows = jnp.matmul(features, features.T, precision=_EXACT)
-    at_theta = -math.sqrt(2 / size) * jnp.sin(phases)
-    slopes = jnp.matmul(features * at_theta[None], frequencies, precision=_EXACT)
-    return rows, slopes
 
 
 def _squared_distances(away: jax.Array) -> jax.Array:
