@@ -89,8 +89,8 @@ def query_reuse(
 
     References:
       Qiu et al., Zeroth-Order Optimization is Secretly Single-Step Policy Optimization,
-      2025, <https://arxiv.org/abs/2506.14460>. Their code divides by n, and this
-      estimator by n − 1.
+      2025, <https://arxiv.org/abs/2506.14460>. By n − 1, and not by n, because the
+      baseline is of the same values.
     """
     evaluator = checked_evaluator(law, num_directions, smoothing, batch_size, axis_name)
     checks.check_int_at_least("memory", memory, 2)
