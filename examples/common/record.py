@@ -19,10 +19,14 @@ import radazo_jax as zo
 
 # Distributions by their modules: the versions of those that were imported are told.
 _NAMED = (
-    *("jax", "jaxlib", "libtpu", "optax", "flax", "numpy", "tokenizers", "evosax"),
-    *("cma", "nevergrad", "gymnasium", "mujoco", "onnx", "onnxruntime"),
+    *("jax", "jaxlib", "libtpu", "optax", "flax", "numpy", "scipy", "tokenizers"),
+    *("cma", "nevergrad", "gymnasium", "mujoco", "onnx", "onnxruntime", "sif2jax"),
+    "evosax",
 )
-PACKAGES = {name: name for name in _NAMED} | {"sklearn": "scikit-learn"}
+PACKAGES = {name: name for name in _NAMED} | {
+    "sklearn": "scikit-learn",
+    "cocoex": "coco-experiment",
+}
 _BEGIN = time.perf_counter()
 
 
@@ -33,7 +37,9 @@ def record(rows: Iterable[dict[str, Any]] | None = None) -> dict[str, Any]:
         if module in sys.modules:
             versions[package] = importlib.metadata.version(package)
     device, module = jax.devices()[0], sys.modules["__main__"].__spec__
-    script = f"-m {module.name}" if module else os.path.relpath(sys.argv[0])
+    # A package is run by its name.
+    name = module and module.name.removesuffix(".__main__")
+    script = f"-m {name}" if name else os.path.relpath(sys.argv[0])
     content = {
         "command": " ".join(["python", script, *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
@@ -91,9 +97,11 @@ def collect(
     """
     cases = list(cases)
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    before, versions = 0, {}
     if resume and output is not None and output.exists():
-        names = tuple(cases[0][0])
-        rows = {tuple(map(r.get, names)): r for r in read(output)["rows"]}
+        names, found = tuple(cases[0][0]), read(output)
+        rows = {tuple(map(r.get, names)): r for r in found["rows"]}
+        before, versions = found.get("seconds", 0), found["versions"]
     for case, measure in cases:
         key, start = tuple(case.values()), time.perf_counter()
         if key not in rows:
@@ -103,7 +111,11 @@ def collect(
         keys = [tuple(other.values()) for other, _ in cases]
         made = derived([rows[key] for key in keys if key in rows])
         if output is not None:
-            write(output, record(made) | about)
+            content = record(made) | about
+            # Of all rows, those of the runs before this one too.
+            content["seconds"] += before
+            content["versions"] = versions | content["versions"]
+            write(output, content)
     return made
 
 

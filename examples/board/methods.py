@@ -1,0 +1,128 @@
+"""The methods by name: what is tuned, and up to which dimension they are run."""
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from examples.board import opponents, ours
+from examples.board.oracle import Oracle
+from examples.board.problems import Problem
+from examples.board.report import UNTUNED
+
+
+class Method(NamedTuple):
+    """What is run on a problem.
+
+    Attributes:
+      run: `(problem, make_oracle, seed)` gives an oracle for each scale that it tried.
+      tuned: Whether the best of several scales counts, for each target.
+      needs: The module without which it is left out.
+      most: The dimension up to which it is run.
+      traced: Whether it needs a function that JAX can trace.
+    """
+
+    run: Callable[[Problem, Callable[[], Oracle], int], list[Oracle]]
+    tuned: bool = False
+    needs: str = "radazo_jax"
+    most: int = 10_000
+    traced: bool = False
+
+    def takes(self, kind: str, dimension: int) -> bool:
+        there = importlib.util.find_spec(self.needs) is not None
+        black_box = kind in ("BBOB", "Noisy")
+        return there and dimension <= self.most and not (self.traced and black_box)
+
+
+def _each(run: Callable[..., None], *scales: dict[str, Any]) -> Callable[..., Any]:
+    """A run with each of the keyword arguments."""
+
+    def all_scales(
+        problem: Problem, make_oracle: Callable[[], Oracle], seed: int
+    ) -> list[Oracle]:
+        oracles = []
+        for scale in scales or ({},):
+            oracles.append(make_oracle())
+            run(problem, oracles[-1], seed, **scale)
+        return oracles
+
+    return all_scales
+
+
+def _swept(name: str, scales: slice) -> Callable[..., Any]:
+    """A part of the sweep over learning rates."""
+
+    def run(
+        problem: Problem, make_oracle: Callable[[], Oracle], seed: int
+    ) -> list[Oracle]:
+        return _sweep(_Held(problem), make_oracle, seed)[name][scales]
+
+    return run
+
+
+class _Held:
+    """A problem that is compared by what it is, for it holds arrays."""
+
+    def __init__(self, problem: Problem):
+        self.problem = problem
+
+    def __hash__(self) -> int:
+        return hash(id(self.problem))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Held) and self.problem is other.problem
+
+
+@functools.lru_cache(maxsize=1)
+def _sweep(held: _Held, make_oracle: Callable[[], Oracle], seed: int) -> Any:
+    return ours.sweep(held.problem, make_oracle, seed)
+
+
+def _of_cma(kind: str) -> Callable[..., Any]:
+    return _each(opponents.cma, *({"scale": s, "kind": kind} for s in (0.1, 0.5)))
+
+
+def _of_evosax(name: str, *scales: float) -> Callable[..., Any]:
+    """At scales of the distance to the minimum, or as it is."""
+    if not scales:
+        return _each(opponents.evosax, {"name": name, "scale": None, "unit": 1.0})
+    options = [{"name": name, "scale": s, "unit": None} for s in scales]
+    return _each(opponents.evosax, *options)
+
+
+_PAPER, _GRID = slice(0, 1), slice(1, None)
+_SWEPT = {
+    f"{name}, {how}": Method(_swept(name, part), part is _GRID, most=1100)
+    for how, part in (("best of 5", _GRID), ("η = 0.001", _PAPER))
+    for name in ours.RATES
+}
+_SNES = {"needs": "evosax", "most": 330}
+_OPEN_ES = {"needs": "evosax", "most": 100}
+METHODS = {
+    UNTUNED: Method(_each(ours.untuned)),
+    "R-AdaZO, parabolic step": Method(_each(ours.RADAZO), traced=True),
+    **_SWEPT,
+    "SciPy L-BFGS-B": Method(_each(opponents.lbfgs), needs="scipy"),
+    "CMA, best of 2": Method(_of_cma("full"), True, "cma", 200),
+    "sep-CMA, best of 2": Method(_of_cma("separable"), True, "cma", 330),
+    "VkD-CMA, best of 2": Method(_of_cma("vkd"), True, "cma", 1100),
+    "NGOpt": Method(_each(opponents.nevergrad), needs="nevergrad", most=200),
+    "SNES": Method(_of_evosax("SNES"), **_SNES),
+    "SNES, best of 2": Method(_of_evosax("SNES", 0.1, 0.5), True, **_SNES),
+    "Open_ES": Method(_of_evosax("Open_ES"), **_OPEN_ES),
+    "Open_ES, best of 3": Method(
+        _of_evosax("Open_ES", 0.1, 0.3, 1.0), True, **_OPEN_ES
+    ),
+}
+
+
+def measured(oracles: list[Oracle], method: Method) -> dict[str, Any]:
+    """What a row says of a method: the best of its scales, for each target."""
+    reached = np.array([oracle.reached for oracle in oracles])
+    return {
+        "evaluations": reached.min(axis=0),
+        "best_scale": reached.argmin(axis=0) if method.tuned else None,
+        "gap": min(oracle.gap for oracle in oracles),
+    }

@@ -1,0 +1,173 @@
+"""Methods of this package: without tuning, and those with a learning rate."""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import radazo_jax as zo
+from examples.board.oracle import Oracle
+from examples.board.problems import Problem
+
+DIRECTIONS = 10  # K, the default of the estimators.
+_CHUNK = 64  # Steps between two looks at what was reached.
+
+# The learning rate of the paper, and a grid, in units that suit a problem.
+PAPER = 1e-3
+RATES = {
+    "ZO-AdaMM": (zo.zo_adamm, (0.03, 0.1, 0.3, 1.0, 3.0)),
+    "R-AdaZO": (zo.radazo, (0.003, 0.01, 0.03, 0.1, 0.3)),
+    "ZO-SGD": (zo.zo_sgd, (1 / 16, 1 / 4, 1.0, 4.0, 16.0)),
+}
+
+
+class Compiled(NamedTuple):
+    """A method for `minimize`, whose function JAX can trace.
+
+    Attributes:
+      each: Evaluations a step, made of d.
+      optimizer: An Optax transformation, or none.
+      estimator: Made of d.
+    """
+
+    each: Callable[[int], int]
+    optimizer: optax.GradientTransformation | None = None
+    estimator: Callable[[int], zo.GradientEstimator | None] = lambda d: None
+
+    def __call__(self, problem: Problem, oracle: Oracle, seed: int) -> None:
+        each = self.each(problem.dimension)
+
+        def after(state: zo.MinimizeState, values: np.ndarray) -> bool:
+            oracle.see(values, each)
+            return oracle.finished
+
+        with contextlib.suppress(zo.RunError):
+            zo.minimize(
+                problem.traced,
+                jnp.asarray(problem.start),
+                self.optimizer,
+                self.estimator(problem.dimension),
+                -(-oracle.budget // each),
+                seed,
+                chunk_size=_CHUNK,
+                progress=False,
+                callback=after,
+            )
+
+
+# Without optimizer and estimator, as `minimize` is called where nothing is to be tuned.
+DEFAULT = Compiled(lambda d: DIRECTIONS + 1)
+RADAZO = Compiled(
+    lambda d: DIRECTIONS + 2,
+    optax.chain(
+        zo.scale_by_radazo(),
+        optax.scale(-1.0),
+        zo.scale_by_parabolic_step(num_evaluations=1),
+    ),
+    lambda d: zo.forward_difference(zo.orthonormal(), DIRECTIONS),
+)
+
+
+def untuned(problem: Problem, oracle: Oracle, seed: int) -> None:
+    """No optimizer, no estimator: compiled, where JAX can trace the function."""
+    if problem.traced is not None and not problem.noise:
+        return DEFAULT(problem, oracle, seed)
+    # What stopped it is of no interest, and what it reached is known.
+    with contextlib.suppress(zo.RunError):
+        zo.minimize_black_box(
+            oracle,
+            problem.start,
+            num_steps=-(-oracle.budget // (DIRECTIONS + 1)),
+            key=seed,
+            batched=True,
+            progress=False,
+            callback=lambda state, values: oracle.finished,
+        )
+
+
+def sweep(
+    problem: Problem, make_oracle: Callable[[], Oracle], seed: int
+) -> dict[str, list[Oracle]]:
+    """Three methods at six learning rates, the paper's first, side by side.
+
+    Returns:
+      For each method an oracle a rate.
+    """
+    rates = np.array([scaled(name, problem) for name in RATES])
+    oracles = [[make_oracle() for _ in row] for row in rates]
+    start, ask, tell = _programs()
+    params, states = start(jnp.asarray(problem.start), jnp.asarray(rates))
+    flat = [oracle for row in oracles for oracle in row]
+    key = jax.random.key(seed)
+    for _ in range(-(-flat[0].budget // (DIRECTIONS + 1))):
+        if all(oracle.finished for oracle in flat):
+            break
+        key, now = jax.random.split(key)
+        asked = np.asarray(ask(now, params))
+        values = np.full(asked.shape[:-1], np.nan)
+        going = np.array([not one.finished for one in flat]).reshape(rates.shape)
+        # What is done for is not evaluated, so that counts are exact.
+        found = problem.evaluate(asked[going].reshape(-1, problem.dimension))
+        values[going] = found.reshape(-1, DIRECTIONS + 1)
+        for oracle, row in zip(flat, values.reshape(-1, DIRECTIONS + 1), strict=True):
+            if not oracle.finished:
+                row[:] = oracle.told(row)
+        params, states = tell(now, params, states, jnp.asarray(rates), values)
+    return dict(zip(RATES, oracles, strict=True))
+
+
+def scaled(name: str, problem: Problem) -> tuple[float, ...]:
+    """The paper's rate, and the grid in the units of a problem.
+
+    That of the adaptive methods is the distance to the minimum, and that of ZO-SGD the
+    inverse curvature along the gradient, both of which one does not know.
+    """
+    d, grid = problem.dimension, np.array(RATES[name][1])
+    if name == "ZO-SGD":
+        unit = min(1.0, DIRECTIONS / d) * 2 * problem.gap / (problem.slope or 1)
+    else:
+        unit = problem.distance * np.sqrt(min(1.0, DIRECTIONS / d))
+    return (PAPER, *(unit * grid))
+
+
+@functools.cache
+def _programs() -> tuple[Callable[..., Any], ...]:
+    """Compiled once a dimension, whatever the problem."""
+    estimator = zo.forward_difference(zo.sphere(), DIRECTIONS)
+    makers = [make for make, _ in RATES.values()]
+
+    @jax.jit
+    def start(params: jax.Array, rates: jax.Array) -> Any:
+        states = [
+            jax.vmap(lambda rate, make=make: make(rate).init(params))(row)
+            for make, row in zip(makers, rates, strict=True)
+        ]
+        return jnp.broadcast_to(params, (*rates.shape, params.size)), states
+
+    def points(key: jax.Array, params: jax.Array) -> jax.Array:
+        return zo.candidates(estimator.points(key, params, ()), params)
+
+    def step(key: jax.Array, params: Any, state: Any, rate: Any, values: Any, make):
+        found, _ = estimator.reduce(
+            estimator.points(key, params, ()), values, params, ()
+        )
+        updates, state = make(rate).update(found.gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    @jax.jit
+    def tell(key, params, states, rates, values):
+        done = [
+            jax.vmap(functools.partial(step, make=make), (None, 0, 0, 0, 0))(
+                key, params[i], states[i], rates[i], values[i]
+            )
+            for i, make in enumerate(makers)
+        ]
+        return jnp.stack([p for p, _ in done]), [state for _, state in done]
+
+    each = jax.vmap(jax.vmap(points, (None, 0)), (None, 0))
+    return start, jax.jit(each), tell

@@ -1,0 +1,132 @@
+"""Whether the method without tuning diverges where much is wrong.
+
+The step is wrong by 10⁶ at the start, the curvature changes by 10⁴ on the way, values
+are noisy; in float32 and float64.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+import radazo_jax as zo
+from examples.board import problems
+from examples.board.ours import DIRECTIONS
+from examples.board.problems import Problem
+from examples.common.record import numbers
+
+BUDGET = 10  # In units of d + 1.
+_MOST = 200  # The dimension up to which problems are taken.
+_CHANGE = 1e4
+# Where on the way the curvature changes, and how wide the change is: shares of the gap.
+_WHERE, _WIDTH = 0.1, 0.005
+
+
+class Harm(NamedTuple):
+    """What is wrong: the first step, the gap as a share, and noise as a share of it."""
+
+    step: float = 1.0
+    change: Callable[[np.ndarray], np.ndarray] = lambda share: share
+    noise: float = 0.0
+
+
+def steeper(share: np.ndarray) -> np.ndarray:
+    """Grows 10⁴ times as fast below a tenth of the gap."""
+    near = -_WIDTH * np.logaddexp(-share / _WIDTH, -_WHERE / _WIDTH)
+    return share + (_CHANGE - 1) * near
+
+
+def flatter(share: np.ndarray) -> np.ndarray:
+    """Grows 10⁴ times as fast above a tenth of the gap."""
+    above = _WIDTH * np.logaddexp(0, (share - _WHERE) / _WIDTH)
+    return share + (_CHANGE - 1) * above
+
+
+HARMS = {
+    "none": Harm(),
+    "first step × 10⁶": Harm(step=1e6),
+    "first step × 10⁻⁶": Harm(step=1e-6),
+    "curvature × 10⁴ on the way": Harm(change=steeper),
+    "curvature × 10⁻⁴ on the way": Harm(change=flatter),
+    "1 % noise": Harm(noise=0.01),
+}
+
+
+def measures(
+    fast: bool, seed: int
+) -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
+    """What tells a row from the others, and what measures the rest of it."""
+    order = ("Synthetic", "Rotated", "CUTEst", "BBOB")
+    found = [
+        c for c in problems.cases(fast) if c.kind in order and c.dimension <= _MOST
+    ]
+    for case in sorted(found, key=lambda case: order.index(case.kind)):
+        built = functools.cache(case.make)
+        for name, harm in HARMS.items():
+            for dtype in ("float32", "float64"):
+
+                def measure(built=built, harm=harm, dtype=dtype) -> dict[str, Any]:
+                    return numbers(run(built(), harm, dtype, seed))
+
+                row = {"kind": case.kind, "problem": case.name}
+                row |= {"dimension": case.dimension, "harm": name, "dtype": dtype}
+                yield row, measure
+
+
+def run(problem: Problem, harm: Harm, dtype: str, seed: int) -> dict[str, Any]:
+    """One run; gaps are shares of that at the start, of the harmed function."""
+    unit, draw = problem.gap, np.random.default_rng(seed)
+
+    def exact(points: np.ndarray) -> np.ndarray:
+        shares = (problem.evaluate(np.asarray(points)) - problem.least) / unit
+        return harm.change(shares)
+
+    def fun(points: np.ndarray) -> np.ndarray:
+        values = exact(points)
+        return values + harm.noise * draw.normal(size=len(values))
+
+    start = problem.start.astype(dtype)
+    first = float(exact(start[None])[0])
+    # About what the first step is by default, a thousandth of the loss by its slope.
+    rate = np.diff(harm.change(np.array([1 - 1e-6, 1])))[0] / 1e-6
+    slope = rate**2 * problem.slope / unit**2
+    size = harm.step * 1e-3 * (first / slope if slope else 1.0)
+    optimizer, estimator = _method()
+    state = zo.ask_tell(optimizer, estimator).init(start, jax.random.key(seed)).run
+    held = optax.tree_utils.tree_set(
+        state.optimizer_state, step_size=np.asarray(size, dtype)
+    )
+    error = None
+    try:
+        result = zo.minimize_black_box(
+            fun,
+            start,
+            optimizer,
+            estimator,
+            max(1, BUDGET * (problem.dimension + 1) // (DIRECTIONS + 1)),
+            state=state._replace(optimizer_state=held),
+            batched=True,
+            progress=False,
+        )
+        params, best = result.params, result.best.value
+    except zo.RunError as failed:
+        params, best, error = failed.state.params, np.nan, str(failed)
+    last = float(exact(np.asarray(params)[None])[0])
+    return {
+        "last": last / first,
+        "best": best / first,
+        "diverged": not last <= 1.5 * first,
+        "error": error,
+    }
+
+
+@functools.cache
+def _method() -> tuple[optax.GradientTransformation, zo.GradientEstimator]:
+    """The method without tuning, with a first step that a state can hold."""
+    return (
+        zo.parabolic_sgd(initial_step_size=1.0),
+        zo.forward_difference(zo.orthonormal(), DIRECTIONS),
+    )

@@ -1,0 +1,256 @@
+"""The board: data profiles, the counting of evaluations, and its record."""
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from examples.board import __main__ as board
+from examples.board import methods, problems, profiles, report, robust
+from examples.board.oracle import TARGETS, Oracle
+from examples.board.problems import Case
+from examples.common.record import read
+
+_RECORDS = pathlib.Path(__file__).parents[1] / "docs" / "board"
+
+
+@pytest.fixture(autouse=True)
+def _settings_of_a_user():
+    """In 64 bits, and with ranks and dtypes mixed, as evosax does."""
+    with (
+        jax.enable_x64(True),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+    ):
+        yield
+
+
+def test_profile_by_hand():
+    """Of Moré and Wild, eq. (2.9): the share of problems with t ≤ κ (d + 1)."""
+    evaluations = np.array([[10.0, 40.0], [99.0, np.inf], [5.0, 404.0]])
+    found = profiles.profile(evaluations, np.array([9, 99, 100]), (0.1, 1, 4, 30))
+    # In units of d + 1: 1 and 4, 0.98… and never, 0.0495… and 4.
+    np.testing.assert_array_equal(found, np.array([1, 3, 5, 5]) / 6)
+
+
+def test_median_ratio_by_hand():
+    never = np.inf
+    mine = np.array([10.0, 20.0, 5.0, never, never])
+    other = np.array([20.0, 20.0, never, 7.0, never])
+    # 1/2, 1, 0, ∞, and one that neither reaches.
+    assert profiles.median_ratio(mine, other) == 0.75
+    assert profiles.median_ratio(np.full(2, never), mine[:2]) == np.inf
+
+
+def _sphere(dimension=20, noise=0.0):
+    """Half the sum of squares, and a list of how many points were asked for."""
+    asked = []
+
+    def evaluate(points):
+        asked.append(len(points))
+        return 0.5 * np.sum(np.asarray(points, np.float64) ** 2, axis=1)
+
+    start = np.linspace(0.5, 1.5, dimension)
+    problem = problems.known(start, evaluate, 0.0, np.zeros(dimension))
+    asked.clear()
+    return problem._replace(noise=noise), asked
+
+
+@pytest.mark.parametrize(
+    "name", [n for n, method in methods.METHODS.items() if not method.traced]
+)
+def test_every_value_is_counted(name):
+    method, (problem, asked), oracles = methods.METHODS[name], _sphere(), []
+    if not method.takes("BBOB", problem.dimension):
+        pytest.skip(f"{method.needs} is not installed")
+
+    def make_oracle():
+        oracles.append(Oracle(problem, 150))
+        return oracles[-1]
+
+    found = method.run(problem, make_oracle, 0)
+    assert sum(asked) == sum(oracle.count for oracle in oracles)
+    assert set(found) <= set(oracles)
+    # The last step, or population, may end beyond the budget.
+    assert all(0 < oracle.count <= 150 + 20 for oracle in oracles)
+    assert all(np.isinf(o.reached).any() or o.gap <= TARGETS[-1] for o in oracles)
+
+
+@pytest.mark.parametrize("name", ["radazo_jax, untuned", "R-AdaZO, parabolic step"])
+def test_every_value_of_a_compiled_run_is_counted(name):
+    asked = []
+
+    def traced(theta):
+        jax.debug.callback(asked.append, theta[0])
+        return 0.5 * jnp.sum(theta**2)
+
+    problem = _sphere()[0]._replace(traced=traced)
+    oracle = Oracle(problem, 150)
+    methods.METHODS[name].run(problem, lambda: oracle, 0)
+    jax.effects_barrier()
+    assert oracle.count == len(asked)
+
+
+def test_a_target_is_reached_where_the_gap_first_is_below():
+    """And a value counts without its noise."""
+    problem, _ = _sphere(2, noise=1e-9)
+    oracle = Oracle(problem, 6)
+    start = problem.start
+    oracle(np.array([start, start / 3, start / 4]))
+    np.testing.assert_array_equal(oracle.reached, [2 + 1, np.inf, np.inf])
+    oracle(np.array([start, start / 10]))
+    np.testing.assert_array_equal(oracle.reached, [3, 5, np.inf])
+    assert not oracle.finished
+    oracle(np.array([start, 0 * start]))  # The seventh is beyond the budget.
+    np.testing.assert_array_equal(oracle.reached, [3, 5, np.inf])
+    assert oracle.finished and oracle.gap == pytest.approx(0.01)
+
+
+def test_a_rotation_is_one():
+    turn, back = problems.rotation(100)
+    x = np.random.default_rng(0).normal(size=100)
+    turned = turn(jnp.asarray(x))
+    np.testing.assert_allclose(np.sum(turned**2), np.sum(x**2), rtol=1e-12)
+    np.testing.assert_allclose(back(turned), x, rtol=1e-12, atol=1e-12)
+    assert np.abs(turned - x).max() > 0.1
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Two problems, and methods that compile little."""
+    cases = [Case("BBOB", f"sphere {d}", d, lambda d=d: _sphere(d)[0]) for d in (5, 6)]
+    monkeypatch.setattr(problems, "cases", lambda fast: cases)
+    kept = ("SciPy L-BFGS-B", "radazo_jax, untuned")
+    some = {name: methods.METHODS[name] for name in kept}
+    monkeypatch.setattr(methods, "METHODS", some)
+
+
+def test_a_run_that_goes_on_gives_equal_rows(few, tmp_path, monkeypatch):
+    def rows(folder):
+        return [
+            {name: value for name, value in row.items() if name != "compile_s"}
+            for row in read(folder / "board.json")["rows"]
+        ]
+
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    board.main(["--output", str(whole)])
+    board.main(["--output", str(parts)])
+    content = read(parts / "board.json")
+    content["rows"] = content["rows"][:1]
+    (parts / "board.json").write_text(json.dumps(content))
+    board.main(["--output", str(parts), "--resume"])
+    assert rows(parts) == rows(whole) and len(rows(whole)) == 4
+    assert (whole / "board.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_table_by_hand():
+    """The column next to the last is of the problems on which the method was run."""
+
+    def row(method, dimension, *evaluations):
+        about = {"kind": "BBOB", "problem": "f1", "dimension": dimension}
+        return about | {"method": method, "evaluations": evaluations}
+
+    rows = [
+        row(report.UNTUNED, 9, 10, 30, None),
+        row(report.UNTUNED, 99, 100, 1000, 3000),
+        row(report.REFERENCE, 9, 20, None, None),
+        row(report.REFERENCE, 99, 100, 500, 3000),
+        row("other", 9, 300, None, None),
+    ]
+    shown = report.tables({"rows": rows})[0].rows
+    assert shown == [
+        (report.UNTUNED, "2", "33%", "50%", "67%", "83%", "83%", "1.00"),
+        (report.REFERENCE, "2", "17%", "33%", "50%", "67%", "83%", "1.00"),
+        ("other", "1", "0%", "0%", "0%", "33%", "67%", "15.00"),
+    ]
+
+
+def test_what_is_wrong_with_the_curvature_is_a_factor_of_10000():
+    shares, step = np.array([0.02, 0.9]), 1e-5
+    for harm, expected in (
+        (robust.steeper, [1e4, 1]),
+        (robust.flatter, [1, 1e4]),
+    ):
+        rates = (harm(shares + step) - harm(shares - step)) / (2 * step)
+        np.testing.assert_allclose(rates, expected, rtol=0.01)
+
+
+def test_a_first_step_of_a_million_times_the_right_one_is_survived():
+    problem, _ = _sphere()
+    found = robust.run(problem, robust.Harm(step=1e6), "float64", 0)
+    assert not found["diverged"] and found["last"] < 0.1
+
+
+# What docs/board.md says.
+_DETERMINISTIC = ("Synthetic", "Rotated", "CUTEst", "BBOB")
+_OTHERS = ("SciPy L-BFGS-B", "NGOpt", "SNES", "Open_ES", "ZO-AdaMM, η = 0.001")
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return read(_RECORDS / "board.json")
+
+
+def test_the_record_says_how_it_came_about(recorded):
+    assert recorded["command"].startswith("python -m examples.board ")
+    assert "--fast" not in recorded["command"]
+    assert recorded["settings"]["budget"] == 30
+    assert {"cma", "coco-experiment", "evosax", "nevergrad", "sif2jax"} <= set(
+        recorded["versions"]
+    )
+    assert (_RECORDS / "board.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("other", _OTHERS)
+@pytest.mark.parametrize("budget", [2, 3, 5, 10])
+def test_untuned_is_first_of_what_is_not_tuned_up_to_ten(recorded, other, budget):
+    """On the problems on which both were run."""
+    every = report.runs(recorded["rows"], _DETERMINISTIC)
+    ours, others = every[report.UNTUNED], every[other]
+    both = ours.common(others)
+    dimensions = np.array([d for _, _, d in both])
+    shares = [
+        profiles.profile(found.at(both), dimensions, [budget])[0]
+        for found in (ours, others)
+    ]
+    assert shares[0] > shares[1]
+
+
+def test_lbfgs_is_ahead_at_thirty(recorded):
+    every = report.runs(recorded["rows"], _DETERMINISTIC)
+    ours, others = every[report.UNTUNED], every["SciPy L-BFGS-B"]
+    both = ours.common(others)
+    dimensions = np.array([d for _, _, d in both])
+    first, second = (
+        profiles.profile(found.at(both), dimensions, [30])[0]
+        for found in (ours, others)
+    )
+    assert first < second
+
+
+def test_untuned_needs_less_than_half_of_tuned_zo_adamm(recorded):
+    every = report.runs(recorded["rows"], _DETERMINISTIC)
+    ours, others = every[report.UNTUNED], every[report.REFERENCE]
+    both = ours.common(others)
+    assert profiles.median_ratio(ours.at(both), others.at(both)) < 0.5
+
+
+def test_noise_is_where_cma_is_first(recorded):
+    every = report.runs(recorded["rows"], ["Noisy"])
+    assert not np.isfinite(every[report.UNTUNED].evaluations).any()
+    shares = {name: found.shares([30])[0] for name, found in every.items()}
+    assert max(shares, key=shares.get).split(",")[0].endswith("CMA")
+
+
+def test_what_diverges_is_where_the_page_says():
+    content = read(_RECORDS / "robust.json")
+    assert {row["dtype"] for row in content["rows"]} == {"float32", "float64"}
+    bad = [row for row in content["rows"] if row["diverged"]]
+    harms = [row["harm"] for row in bad if row["problem"] != "f7"]
+    assert set(harms) == {"curvature × 10⁴ on the way"}
+    others = {row["harm"] for row in bad if row["problem"] == "f7"}
+    assert others == {"first step × 10⁶"}
+    assert (len(content["rows"]), len(harms), len(bad)) == (576, 8, 10)
