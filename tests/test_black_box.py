@@ -18,6 +18,7 @@ from tables import slow
 from workers import CENTER
 
 import radazo_jax as zo
+from radazo_jax._src.optimize import ask_tell
 
 START = np.zeros(6, np.float32)
 OPTIMIZER = zo.radazo(3e-2)
@@ -51,6 +52,13 @@ def test_is_the_run_of_minimize(reference):
     )
     assert_same(reference.state, compiled.state)
     np.testing.assert_array_equal(reference.values, compiled.values)
+
+
+def test_with_64_bits():
+    with jax.enable_x64():
+        result = run(start=START.astype(np.float64), steps=3)
+        assert result.params.dtype == np.float64
+        assert ask_tell.checksum(result.params).dtype == np.uint32
 
 
 def test_tunes_nothing_where_nothing_is_named():

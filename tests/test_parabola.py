@@ -234,6 +234,30 @@ def test_directions_with_a_memory(direction):
     assert evaluations(optimizer, more=1) < 2.5 * evaluations(SGD)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_no_step_above_the_start_is_kept(seed):
+    """Where a slope becomes 10⁴ times as steep, below a tenth of the loss."""
+    center = np.random.default_rng(0).uniform(-4, 4, 80).astype(np.float32)
+
+    def steep(x):
+        share = jnp.sum((x - center) ** 2) / np.sum(center**2)
+        width = 0.005
+        return share - 1e4 * width * jnp.logaddexp(-share / width, -0.1 / width)
+
+    result = zo.minimize(
+        steep,
+        np.zeros(80, np.float32),
+        zo.parabolic_sgd(),
+        zo.forward_difference(zo.orthonormal()),
+        220,
+        key=seed,
+        progress=False,
+    )
+    # One above it is taken back, and followed by one that is not.
+    above = result.values > result.values[0]
+    assert above.any() and not (above[1:] & above[:-1]).any()
+
+
 def test_what_is_missing_is_named():
     x = jnp.ones(3)
     for num, given, name in (

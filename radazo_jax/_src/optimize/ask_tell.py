@@ -195,7 +195,8 @@ def checksum(params: Any) -> jax.Array:
         for axis, size in enumerate(leaf.shape):
             place = jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis)
             weights = weights * np.uint32(max(size, 1)) + place
-        total = total * np.uint32(31) + jnp.sum(bits * (2 * weights + 1))
+        hashed = jnp.sum(bits * (2 * weights + 1), dtype=jnp.uint32)
+        total = total * np.uint32(31) + hashed
     return total
 
 

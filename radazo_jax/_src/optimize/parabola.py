@@ -38,6 +38,7 @@ class ScaleByParabolicStepState(NamedTuple):
         shape ().
       pending: Whether the latest update is a step to be measured: bool, shape ().
       value: The loss before it, infinite before the first: shape ().
+      first: The loss before the first step, likewise: shape ().
       noise: How far two values at the same parameters were apart: shape ().
       fall: How far the loss would fall in it by its slope alone; with
         `num_evaluations=1`, the loss as far on the other side: shape ().
@@ -52,6 +53,7 @@ class ScaleByParabolicStepState(NamedTuple):
     searching: jax.Array
     pending: jax.Array
     value: jax.Array
+    first: jax.Array
     noise: jax.Array
     fall: jax.Array
     update: optax.Updates
@@ -85,10 +87,10 @@ def scale_by_parabolic_step(
         h = 2 (f′ − f + η s) / η²,    η = average(s / |ĝ|²) / average(h / |ĝ|²)
 
     Until a step of the right scale is found, its size is multiplied by up to 10 at a
-    time. A step that goes up, by a curvature four times the known one, is taken back by
-    the next update, and so is one after which the loss is not finite. Where value or
-    slope are not finite the update is 0. Differences of the loss that rounding could
-    make are not believed.
+    time. A step that goes up, by a curvature four times the known one or above the loss
+    at the start, is taken back by the next update, and so is one after which the loss
+    is not finite. Where value or slope are not finite the update is 0. Differences of
+    the loss that rounding could make are not believed.
 
     The loss must be the same function in each step; for minibatches there is
     `scale_by_minibatch_step`. Like Optax's line searches it is the last of a chain and
@@ -157,6 +159,7 @@ def scale_by_parabolic_step(
             searching=jnp.ones((), jnp.bool_),
             pending=jnp.zeros((), jnp.bool_),
             value=zero + jnp.inf,
+            first=zero + jnp.inf,
             noise=zero,
             fall=zero,
             update=jax.tree.map(jnp.zeros_like, params),
@@ -228,6 +231,7 @@ def scale_by_parabolic_step(
             step_size=jnp.where(goes, size, new.step_size),
             pending=goes,
             value=jnp.where(goes, value, state.value),
+            first=jnp.where(goes & jnp.isinf(state.first), value, state.first),
             fall=jnp.where(goes, fall, state.fall),
             update=step,
         )
@@ -251,7 +255,9 @@ def _adapted(
     # A step that parameters of low precision rounded away changes nothing.
     seen &= value != state.value
     known = jnp.where(state.searching, abs(fall), state.curvature * square)
-    upward = seen & (rise > 2 * fall) & (rise > _SURPRISE * (known + state.noise))
+    surprising = rise > _SURPRISE * (known + state.noise)
+    above = value > state.first + _SURPRISE * state.noise
+    upward = seen & (rise > 2 * fall) & (surprising | above)
     back = state.pending & (upward | ~finite)
 
     # Where the scale was wrong, what was averaged says nothing.
