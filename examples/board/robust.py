@@ -128,5 +128,5 @@ def _method() -> tuple[optax.GradientTransformation, zo.GradientEstimator]:
     """The method without tuning, with a first step that a state can hold."""
     return (
         zo.parabolic_sgd(initial_step_size=1.0),
-        zo.forward_difference(zo.orthonormal(), DIRECTIONS),
+        zo.adaptive_difference(zo.orthonormal(), DIRECTIONS),
     )
