@@ -17,7 +17,8 @@ def test_tables_are_those_of_their_records(page):
 
 
 @pytest.mark.parametrize(
-    "name", ["benchmarks", "black_boxes", "board", "evidence", "llm", "scaling"]
+    "name",
+    ["benchmarks", "black_boxes", "board", "evidence", "llm", "methods", "scaling"],
 )
 def test_pages_have_tables(name):
     records = tables.records(ROOT / "docs" / f"{name}.md")
