@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from radazo_jax._src.directions.law import Law
 from radazo_jax._src.directions.layout import layout_of
@@ -80,17 +81,23 @@ def shuffled(key: jax.Array, index: jax.Array, size: np.uint32) -> jax.Array:
     """
     high = jnp.full((_ROUNDS,), 0xFFFFFFFF, jnp.uint32)
     sums = generator.bits(key, Counter(high, jnp.arange(_ROUNDS, dtype="uint32")))
-    for turn, drawn in enumerate(sums % size):
+    sums = sums % size
+
+    def turn(i: jax.Array, index: jax.Array) -> jax.Array:
+        drawn = sums[i]
         # Without an overflow: drawn - index modulo the size.
         gap = jnp.where(drawn >= index, drawn - index, size - (index - drawn))
         partner = jnp.where(gap == size, 0, gap)
-        change = _bit(key, turn, jnp.maximum(index, partner))
-        index = jnp.where(change == 1, partner, index)
-    return index
+        change = _bit(key, i.astype(jnp.uint32), jnp.maximum(index, partner))
+        return jnp.where(change == 1, partner, index)
+
+    # Written out, the rounds would be most of the time that a step compiles. A loop
+    # needs a start that varies over the devices of a shard_map as the key does.
+    return lax.fori_loop(0, _ROUNDS, turn, index + 0 * sums[0])
 
 
-def _bit(key: jax.Array, high: int, low: jax.Array) -> jax.Array:
-    at = Counter(jnp.full_like(low, high), low)
+def _bit(key: jax.Array, high: jax.typing.ArrayLike, low: jax.Array) -> jax.Array:
+    at = Counter(jnp.broadcast_to(jnp.uint32(high), low.shape), low)
     return generator.bits(key, at) >> np.uint32(31)
 
 
