@@ -89,3 +89,10 @@ def widest(tree: Any) -> jnp.dtype:
     """The widest dtype of the leaves, but at least float32."""
     dtypes = [jnp.dtype(jnp.result_type(leaf)) for leaf in jax.tree.leaves(tree)]
     return at_least_float32(max(dtypes, key=lambda dtype: dtype.itemsize))
+
+
+def wide_zeros(tree: Any) -> Any:
+    """Zeros like the leaves, of at least float32."""
+    return jax.tree.map(
+        lambda p: jnp.zeros_like(p, at_least_float32(jnp.result_type(p))), tree
+    )

@@ -10,6 +10,7 @@ from jax import lax
 
 from radazo_jax._src.directions.law import Direction
 from radazo_jax._src.directions.layout import Layout
+from radazo_jax._src.meshes import on_any_mesh
 
 _EXACT = lax.Precision.HIGHEST
 
@@ -25,7 +26,7 @@ def inner(directions: Direction, layout: Layout, tree: Any) -> jax.Array:
             total += jnp.matmul(us, flat, precision=_EXACT)
         return total
 
-    return _replicated(program, directions, tree)
+    return on_any_mesh(program, jax.P())(directions, tree)
 
 
 def gram(
@@ -51,7 +52,7 @@ def gram(
             products.append(jnp.matmul(rows, rows.T, precision=_EXACT))
         return functools.reduce(jnp.add, products)
 
-    return _replicated(program, directions, trees)
+    return on_any_mesh(program, jax.P())(directions, trees)
 
 
 def squared_norm(tree: Any) -> jax.Array:
@@ -61,7 +62,7 @@ def squared_norm(tree: Any) -> jax.Array:
         squares = [jnp.sum(w.astype(jnp.float32) ** 2) for w in jax.tree.leaves(tree)]
         return jnp.sum(jnp.stack(squares))
 
-    return _replicated(program, tree)
+    return on_any_mesh(program, jax.P())(tree)
 
 
 def _rows(directions: Direction, layout: Layout, i: int) -> jax.Array:
@@ -72,13 +73,3 @@ def _rows(directions: Direction, layout: Layout, i: int) -> jax.Array:
     else:
         us = jax.vmap(lambda u: law._whole(u, leaf, layout.dimension))(directions)
     return directions.scale[:, None] * us.reshape(len(directions.scale), -1)
-
-
-def _replicated(program: Any, *args: Any) -> Any:
-    """`program(*args)`, the same on all devices of a mesh with explicit axes."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.explicit_axes:
-        program = jax.sharding.auto_axes(
-            program, axes=mesh.explicit_axes, out_sharding=jax.P()
-        )
-    return program(*args)

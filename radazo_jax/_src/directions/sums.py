@@ -11,6 +11,7 @@ from jax import lax
 from radazo_jax._src import fusion
 from radazo_jax._src.directions.law import Direction, Law
 from radazo_jax._src.directions.layout import Layout, Leaf
+from radazo_jax._src.meshes import on_any_mesh, specs_of
 from radazo_jax._src.numbers import generator
 
 # Up to this many directions taken in turn, the gradient is one expression, which
@@ -73,13 +74,8 @@ def combine(
       params: The parameters.
     """
     program = functools.partial(_combine, layout=layout)
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.explicit_axes:
-        specs = jax.tree.map(lambda p: jax.typeof(p).sharding.spec, params)
-        program = jax.sharding.auto_axes(
-            program, axes=mesh.explicit_axes, out_sharding=specs
-        )
-    return program(coefficients, directions, params)
+    run = on_any_mesh(program, specs_of(params))
+    return run(coefficients, directions, params)
 
 
 def _combine(

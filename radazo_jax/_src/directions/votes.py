@@ -9,6 +9,7 @@ from jax import lax
 
 from radazo_jax._src.directions.law import Direction, elements
 from radazo_jax._src.directions.layout import Layout
+from radazo_jax._src.meshes import on_any_mesh, specs_of
 
 
 def votes(
@@ -25,13 +26,8 @@ def votes(
       params: The parameters.
     """
     program = functools.partial(_votes, layout=layout)
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.explicit_axes:
-        specs = jax.tree.map(lambda p: jax.typeof(p).sharding.spec, params)
-        program = jax.sharding.auto_axes(
-            program, axes=mesh.explicit_axes, out_sharding=specs
-        )
-    return program(weights, directions, params)
+    run = on_any_mesh(program, specs_of(params))
+    return run(weights, directions, params)
 
 
 def _votes(

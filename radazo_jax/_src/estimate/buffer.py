@@ -50,11 +50,4 @@ def followed_by(old: jax.Array, new: jax.Array) -> jax.Array:
 
 def unless(skipped: jax.Array, old: Any, new: Any) -> Any:
     """The old state where a step is skipped."""
-
-    def choose(o: jax.Array, n: jax.Array) -> jax.Array:
-        if not jnp.issubdtype(o.dtype, jax.dtypes.prng_key):
-            return jnp.where(skipped, o, n)
-        data = jnp.where(skipped, jax.random.key_data(o), jax.random.key_data(n))
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(n))
-
-    return jax.tree.map(choose, old, new)
+    return jax.tree.map(lambda o, n: jnp.where(skipped, o, n), old, new)

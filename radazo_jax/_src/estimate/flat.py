@@ -1,12 +1,12 @@
 """All coordinates as one vector, for estimators in few dimensions."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from radazo_jax._src.directions.layout import Layout
+from radazo_jax._src.meshes import on_any_mesh, specs_of
 
 
 def flattened(tree: Any) -> jax.Array:
@@ -16,7 +16,7 @@ def flattened(tree: Any) -> jax.Array:
         leaves = [x.astype(jnp.float32).reshape(-1) for x in jax.tree.leaves(tree)]
         return jnp.concatenate(leaves)
 
-    return _auto(program, jax.P())(tree)
+    return on_any_mesh(program, jax.P())(tree)
 
 
 def rows_of(trees: Any) -> jax.Array:
@@ -26,7 +26,7 @@ def rows_of(trees: Any) -> jax.Array:
         leaves = [x.astype(jnp.float32) for x in jax.tree.leaves(trees)]
         return jnp.concatenate([x.reshape(len(x), -1) for x in leaves], axis=1)
 
-    return _auto(program, jax.P())(trees)
+    return on_any_mesh(program, jax.P())(trees)
 
 
 def unflattened(flat: jax.Array, layout: Layout, params: Any) -> Any:
@@ -40,15 +40,4 @@ def unflattened(flat: jax.Array, layout: Layout, params: Any) -> Any:
         tree = jax.tree.unflatten(layout.treedef, leaves)
         return jax.tree.map(lambda x, p: x.astype(jnp.result_type(p)), tree, params)
 
-    specs = jax.tree.map(lambda p: jax.typeof(p).sharding.spec, params)
-    return _auto(program, specs)(flat, params)
-
-
-def _auto(program: Callable[..., Any], out_sharding: Any) -> Callable[..., Any]:
-    """The program, also on a mesh with explicit axes."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if not mesh.explicit_axes:
-        return program
-    return jax.sharding.auto_axes(
-        program, axes=mesh.explicit_axes, out_sharding=out_sharding
-    )
+    return on_any_mesh(program, specs_of(params))(flat, params)

@@ -19,7 +19,7 @@ from radazo_jax._src.estimate.points import (
     weighted_sum,
 )
 from radazo_jax._src.estimate.spread import AxisName
-from radazo_jax._src.trees import at_least_float32
+from radazo_jax._src.trees import wide_zeros
 
 
 class MomentumPerturbationState(NamedTuple):
@@ -110,9 +110,7 @@ def momentum_perturbation(
         return math.sqrt(variance * law.factor(params))
 
     def init(params: Any) -> MomentumPerturbationState:
-        zeros = jax.tree.map(
-            lambda p: jnp.zeros_like(p, at_least_float32(jnp.result_type(p))), params
-        )
+        zeros = wide_zeros(params)
         return MomentumPerturbationState(numbering.init_for(law)(params), zeros)
 
     def points(key: jax.Array, params: Any, state: MomentumPerturbationState) -> Points:

@@ -21,7 +21,7 @@ from radazo_jax._src.estimate.points import (
     weighted_sum,
 )
 from radazo_jax._src.estimate.spread import AxisName
-from radazo_jax._src.trees import at_least_float32
+from radazo_jax._src.trees import wide_zeros
 
 
 class PriorGuidedState(NamedTuple):
@@ -121,9 +121,7 @@ def prior_guided(
     size = num_directions
 
     def init(params: Any) -> PriorGuidedState:
-        zeros = jax.tree.map(
-            lambda p: jnp.zeros_like(p, at_least_float32(jnp.result_type(p))), params
-        )
+        zeros = wide_zeros(params)
         numbers = numbering.init_for(law)(params)
         return PriorGuidedState(numbers, zeros if prior is None else ())
 

@@ -13,6 +13,7 @@ from jax import lax
 from radazo_jax._src import checks, trees
 from radazo_jax._src.estimate.compiled import Evaluator, batched_map, hold
 from radazo_jax._src.estimate.points import Points, shifted
+from radazo_jax._src.meshes import on_any_mesh
 from radazo_jax._src.perturb import transform
 
 AxisName = str | tuple[str, ...]
@@ -150,11 +151,7 @@ def _values(
                 axis_names=set(names),
                 check_vma=False,
             )
-    if mesh.explicit_axes:
-        program = jax.sharding.auto_axes(
-            program, axes=mesh.explicit_axes, out_sharding=jax.P()
-        )
-    return program(params, points, arrays)[:num_points]
+    return on_any_mesh(program, jax.P())(params, points, arrays)[:num_points]
 
 
 def _mesh_with(names: tuple[str, ...]) -> jax.sharding.AbstractMesh:

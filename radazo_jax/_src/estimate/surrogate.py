@@ -164,12 +164,8 @@ def gaussian_process(
         ys = buffer.followed_by(state.values, values.astype(state.values.dtype))
         used = jnp.isfinite(ys)
         # Of the first direction of all, which is independent of what it is taken for.
-        own = jax.random.key_data(jax.random.fold_in(points.directions.key[0], 2**31))
-        kept = jax.random.key_data(state.key)
-        begun = jnp.any(jnp.isfinite(state.values))
-        key = jax.random.wrap_key_data(
-            jnp.where(begun, kept, own), impl=jax.random.key_impl(state.key)
-        )
+        own = jax.random.fold_in(points.directions.key[0], 2**31)
+        key = jnp.where(jnp.any(jnp.isfinite(state.values)), state.key, own)
         away = jnp.where(used[:, None], xs - flattened(params)[None], 0)
         centered = jnp.where(used, ys - mean_of_finite(ys), 0).astype(jnp.float32)
         squares = _squared_distances(away)

@@ -210,13 +210,7 @@ def as_values(values: Any, params: Any) -> np.ndarray:
         raise TypeError(
             f"values must be real numbers, NaN for what failed; got {values!r}."
         )
-    return array.astype(dtype_of_values(params))
-
-
-def dtype_of_values(params: Any) -> np.dtype[Any]:
-    """Float64 where the parameters are, else float32."""
-    widest = max(leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
-    return np.dtype(np.float64 if widest > 4 else np.float32)
+    return array.astype(trees.widest(params))
 
 
 def as_numpy(tree: Any) -> Any:

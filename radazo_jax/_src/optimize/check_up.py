@@ -20,8 +20,7 @@ from radazo_jax._src.estimate.estimator import (
 from radazo_jax._src.estimate.outside import outside
 from radazo_jax._src.estimate.points import Points, candidates
 from radazo_jax._src.numbers import keys
-from radazo_jax._src.optimize.ask_tell import dtype_of_values
-from radazo_jax._src.trees import at_least_float32
+from radazo_jax._src.trees import at_least_float32, widest
 
 _DIRECTIONS = 4
 _REPEATS = 4
@@ -229,7 +228,7 @@ def _by_hand(
         outcome = evaluate_points(asked, len(order))
     assert outcome is not None
     failures = tuple(sorted(set(outcome.failures.values())))
-    return outcome.values, failures, dtype_of_values(params)
+    return outcome.values, failures, widest(params)
 
 
 def _judged(

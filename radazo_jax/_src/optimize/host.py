@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
+from radazo_jax._src import trees
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.points import Points
 from radazo_jax._src.optimize import ask_tell, journal, step
@@ -210,7 +211,7 @@ def line_of_run(
         "law": repr(points.directions.law),
         "scales": np.asarray(points.scales[0]).tolist(),
         "points": points.num_points,
-        "dtype": str(ask_tell.dtype_of_values(state.params)),
+        "dtype": str(trees.widest(state.params)),
         "versions": {name: _version(name) for name in _PACKAGES},
         "device": f"{device.platform} {device.device_kind}",
     }

@@ -1,0 +1,26 @@
+"""Programs on meshes, those with explicit axes among them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+
+def on_any_mesh(program: Callable[..., Any], out_sharding: Any) -> Callable[..., Any]:
+    """The program, whose arrays the compiler shards where a mesh has explicit axes.
+
+    Args:
+      program: A function of arrays.
+      out_sharding: Of its results, for these axes.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.explicit_axes:
+        return program
+    return jax.sharding.auto_axes(
+        program, axes=mesh.explicit_axes, out_sharding=out_sharding
+    )
+
+
+def specs_of(params: Any) -> Any:
+    """How arrays are sharded by their types, a tree like `params`."""
+    return jax.tree.map(lambda p: jax.typeof(p).sharding.spec, params)
