@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from examples.board import __main__ as board
-from examples.board import methods, problems, profiles, report, robust
+from examples.board import methods, ours, problems, profiles, relatives, report, robust
 from examples.board.oracle import TARGETS, Oracle
 from examples.board.problems import Case
-from examples.common.record import read
+from examples.common.estimators import ESTIMATORS
+from examples.common.record import array, read
 
 _RECORDS = pathlib.Path(__file__).parents[1] / "docs" / "board"
 
@@ -252,3 +253,66 @@ def test_what_diverges_is_where_the_page_says():
     (bad,) = [row for row in content["rows"] if row["diverged"]]
     assert (bad["problem"], bad["dtype"]) == ("f9", "float64")
     assert bad["harm"] == "curvature × 10⁴ on the way"
+
+
+# The rule behind other estimators: what docs/methods.md says.
+@pytest.fixture(scope="module")
+def behind():
+    """Estimator -> method -> its rows, problem by problem."""
+    found = {}
+    for row in read(_RECORDS / "relatives.json")["rows"]:
+        found.setdefault(row["estimator"], {}).setdefault(row["method"], []).append(row)
+    assert list(found) == list(ESTIMATORS)
+    for methods_ in found.values():
+        (names,) = {tuple(r["problem"] for r in rows) for rows in methods_.values()}
+        assert len(names) == 52
+    return found
+
+
+def test_radazo_is_below_zo_adamm_behind_each_estimator_at_equal_rates(behind):
+    for found in behind.values():
+        ours, others = (
+            array([row["gap"] for row in found[f"{name}, η = 0.001"]])
+            for name in ("R-AdaZO", "ZO-AdaMM")
+        )
+        assert np.mean(ours < others) > 0.84
+
+
+def test_at_the_best_rates_it_reaches_no_more(behind):
+    reached = {
+        estimator: {
+            name: np.isfinite(array([row["evaluations"] for row in rows])).sum()
+            for name, rows in found.items()
+            if "best" in name
+        }
+        for estimator, found in behind.items()
+    }
+    for found in reached.values():
+        assert found["R-AdaZO, best of 5"] <= found["ZO-AdaMM, best of 5"]
+    least = min(reached.pop("gaussian_process").values())
+    assert least > max(max(found.values()) for found in reached.values())
+
+
+@pytest.mark.slow
+def test_the_rules_behind_differences_are_those_of_the_board(
+    few, tmp_path, monkeypatch
+):
+    name = "R-AdaZO, best of 5"
+    one = {name: methods.swept(ours.FORWARD)[name]}
+    monkeypatch.setattr(methods, "METHODS", one)
+    some = {n: ESTIMATORS[n] for n in ("forward_difference", "residual_feedback")}
+    monkeypatch.setattr(relatives, "ESTIMATORS", some)
+    arguments = ["--output", str(tmp_path), "--budget", "8"]
+    board.main([*arguments])
+    board.main([*arguments, "--relatives"])
+    of_board, of_relatives = (
+        read(tmp_path / f"{file}.json")["rows"] for file in ("board", "relatives")
+    )
+    assert len(of_relatives) == len(some) * 2 * 6
+    found = [
+        row["gap"]
+        for row in of_relatives
+        if (row["estimator"], row["method"]) == ("forward_difference", name)
+    ]
+    assert found == [row["gap"] for row in of_board]
+    assert all(row["gap"] < 1 for row in of_relatives if "best" in row["method"])

@@ -17,7 +17,6 @@ from examples.paper import (
     common,
     moments,
     parameter_free,
-    relatives,
     synthetic,
     tuned,
 )
@@ -410,24 +409,3 @@ def test_parameter_free_is_where_the_paper_is_after_10000(function, iterations):
     np.testing.assert_array_equal(run["target"], expected)
     assert (array(run["iterations"]) <= iterations).all()
     assert parameter_free.LONG[function] == iterations
-
-
-# The rule behind other estimators: what docs/methods.md says.
-@pytest.mark.parametrize("problem", relatives.PROBLEMS)
-def test_radazo_is_below_zo_adamm_behind_each_estimator_at_equal_rates(problem):
-    content = read("relatives")
-    assert content["settings"]["rates"][0] == relatives.PAPER
-    estimators = content["losses"][problem]
-    assert set(estimators) == set(relatives.ESTIMATORS)
-    for runs in estimators.values():
-        means = {name: relatives.mean(runs[name])[0] for name in relatives.METHODS}
-        assert means["R-AdaZO"] < means["ZO-AdaMM"]
-
-
-def test_at_the_best_rates_it_is_not():
-    best = [
-        {name: relatives.mean(runs[name])[1:].min() for name in relatives.METHODS}
-        for runs in read("relatives")["losses"]["Quadratic"].values()
-    ]
-    assert sum(one["R-AdaZO"] > one["ZO-AdaMM"] for one in best) == 8
-    assert sum(min(one, key=one.get) == "ZO-SGD" for one in best) == 8

@@ -55,7 +55,6 @@ def _run(script, *arguments):
         pytest.param("attack", marks=pytest.mark.slow),
         pytest.param("tuned", marks=pytest.mark.slow),
         pytest.param("parameter_free", marks=pytest.mark.slow),
-        pytest.param("relatives", marks=pytest.mark.slow),
     ],
 )
 def test_fast_run(name, tmp_path):

@@ -3,6 +3,7 @@
     python -m examples.board
     python -m examples.board --fast
     python -m examples.board --robust
+    python -m examples.board --relatives
 
 A row of the record is a method on a problem: how many evaluations it took to leave
 10⁻¹, 10⁻² and 10⁻³ of the gap at the start, in a budget of 30 (d + 1). The record is
@@ -18,7 +19,7 @@ from typing import Any
 
 import jax
 
-from examples.board import methods, problems, report, robust
+from examples.board import methods, problems, relatives, report, robust
 from examples.board.oracle import TARGETS, Oracle
 from examples.common import cli, figures
 from examples.common.record import collect, numbers, read
@@ -70,13 +71,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--minutes", type=cli.positive, help="begin no row after so many")
     add("--fast", action="store_true", help="few dimensions: to see that it works")
     add("--robust", action="store_true", help="what diverges, in place of the board")
+    add("--relatives", action="store_true", help="the rules behind each estimator")
     add("--resume", action="store_true", help="take the rows that are there")
     add("--output", type=Path, default=OUTPUT, help="folder of the JSON and the PNG")
     args = parser.parse_args(argv)
     stop = time.monotonic() + 60 * (args.minutes or float("inf"))
-    path = args.output / ("robust" if args.robust else "board")
+    name = "robust" if args.robust else "relatives" if args.relatives else "board"
+    path = args.output / name
     with jax.enable_x64(True):
-        rows = robust.measures(args.fast, args.seed) if args.robust else measures(args)
+        rows = {
+            "board": measures,
+            "robust": robust.measures,
+            "relatives": relatives.measures,
+        }[name](args)
         settings = {"budget": args.budget, "seed": args.seed, "targets": TARGETS}
         if args.robust:
             settings = {"budget": robust.BUDGET, "seed": args.seed}
@@ -93,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     content = read(path.with_suffix(".json"))
     for table in report.tables(content):
         print(f"\n{table.caption}\n\n{table.format()}")
-    if not args.robust:
+    if name == "board":
         figures.save(report.plot(content), path.with_suffix(".png"))
 
 

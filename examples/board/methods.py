@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import radazo_jax as zo
 from examples.board import opponents, ours
 from examples.board.oracle import Oracle
 from examples.board.problems import Problem
@@ -51,13 +52,15 @@ def _each(run: Callable[..., None], *scales: dict[str, Any]) -> Callable[..., An
     return all_scales
 
 
-def _swept(name: str, scales: slice) -> Callable[..., Any]:
+def _swept(
+    name: str, scales: slice, estimator: zo.GradientEstimator
+) -> Callable[..., Any]:
     """A part of the sweep over learning rates."""
 
     def run(
         problem: Problem, make_oracle: Callable[[], Oracle], seed: int
     ) -> list[Oracle]:
-        return _sweep(_Held(problem), make_oracle, seed)[name][scales]
+        return _sweep(_Held(problem), make_oracle, seed, estimator)[name][scales]
 
     return run
 
@@ -76,8 +79,8 @@ class _Held:
 
 
 @functools.lru_cache(maxsize=1)
-def _sweep(held: _Held, make_oracle: Callable[[], Oracle], seed: int) -> Any:
-    return ours.sweep(held.problem, make_oracle, seed)
+def _sweep(held: _Held, make_oracle: Callable[[], Oracle], *args: Any) -> Any:
+    return ours.sweep(held.problem, make_oracle, *args)
 
 
 def _of_cma(kind: str) -> Callable[..., Any]:
@@ -93,17 +96,25 @@ def _of_evosax(name: str, *scales: float) -> Callable[..., Any]:
 
 
 _PAPER, _GRID = slice(0, 1), slice(1, None)
-_SWEPT = {
-    f"{name}, {how}": Method(_swept(name, part), part is _GRID, most=1100)
-    for how, part in (("best of 5", _GRID), ("η = 0.001", _PAPER))
-    for name in ours.RATES
-}
+
+
+def swept(estimator: zo.GradientEstimator) -> dict[str, Method]:
+    """The methods with a learning rate, tuned and as in the paper."""
+    return {
+        f"{name}, {how}": Method(
+            _swept(name, part, estimator), part is _GRID, most=1100
+        )
+        for how, part in (("best of 5", _GRID), ("η = 0.001", _PAPER))
+        for name in ours.RATES
+    }
+
+
 _SNES = {"needs": "evosax", "most": 330}
 _OPEN_ES = {"needs": "evosax", "most": 100}
 METHODS = {
     UNTUNED: Method(_each(ours.untuned)),
     "R-AdaZO, parabolic step": Method(_each(ours.RADAZO), traced=True),
-    **_SWEPT,
+    **swept(ours.FORWARD),
     "SciPy L-BFGS-B": Method(_each(opponents.lbfgs), needs="scipy"),
     "CMA, best of 2": Method(_of_cma("full"), True, "cma", 200),
     "sep-CMA, best of 2": Method(_of_cma("separable"), True, "cma", 330),

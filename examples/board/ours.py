@@ -17,6 +17,8 @@ from examples.board.problems import Problem
 DIRECTIONS = 10  # K, the default of the estimators.
 _CHUNK = 64  # Steps between two looks at what was reached.
 
+FORWARD = zo.forward_difference(zo.sphere(), DIRECTIONS)
+
 # The learning rate of the paper, and a grid, in units that suit a problem.
 PAPER = 1e-3
 RATES = {
@@ -91,7 +93,10 @@ def untuned(problem: Problem, oracle: Oracle, seed: int) -> None:
 
 
 def sweep(
-    problem: Problem, make_oracle: Callable[[], Oracle], seed: int
+    problem: Problem,
+    make_oracle: Callable[[], Oracle],
+    seed: int,
+    estimator: zo.GradientEstimator = FORWARD,
 ) -> dict[str, list[Oracle]]:
     """Three methods at six learning rates, the paper's first, side by side.
 
@@ -100,24 +105,25 @@ def sweep(
     """
     rates = np.array([scaled(name, problem) for name in RATES])
     oracles = [[make_oracle() for _ in row] for row in rates]
-    start, ask, tell = _programs()
-    params, states = start(jnp.asarray(problem.start), jnp.asarray(rates))
+    start, ask, tell = _programs(estimator)
+    params, states, memories = start(jnp.asarray(problem.start), jnp.asarray(rates))
     flat = [oracle for row in oracles for oracle in row]
     key = jax.random.key(seed)
-    for _ in range(-(-flat[0].budget // (DIRECTIONS + 1))):
-        if all(oracle.finished for oracle in flat):
-            break
+    while not all(oracle.finished for oracle in flat):
         key, now = jax.random.split(key)
-        asked = np.asarray(ask(now, params))
+        asked = np.asarray(ask(now, params, memories))
+        each = asked.shape[-2]
         values = np.full(asked.shape[:-1], np.nan)
         going = np.array([not one.finished for one in flat]).reshape(rates.shape)
         # What is done for is not evaluated, so that counts are exact.
         found = problem.evaluate(asked[going].reshape(-1, problem.dimension))
-        values[going] = found.reshape(-1, DIRECTIONS + 1)
-        for oracle, row in zip(flat, values.reshape(-1, DIRECTIONS + 1), strict=True):
+        values[going] = found.reshape(-1, each)
+        for oracle, row in zip(flat, values.reshape(-1, each), strict=True):
             if not oracle.finished:
                 row[:] = oracle.told(row)
-        params, states = tell(now, params, states, jnp.asarray(rates), values)
+        params, states, memories = tell(
+            now, params, states, memories, jnp.asarray(rates), values
+        )
     return dict(zip(RATES, oracles, strict=True))
 
 
@@ -135,10 +141,9 @@ def scaled(name: str, problem: Problem) -> tuple[float, ...]:
     return (PAPER, *(unit * grid))
 
 
-@functools.cache
-def _programs() -> tuple[Callable[..., Any], ...]:
+@functools.lru_cache(maxsize=2)
+def _programs(estimator: zo.GradientEstimator) -> tuple[Callable[..., Any], ...]:
     """Compiled once a dimension, whatever the problem."""
-    estimator = zo.forward_difference(zo.sphere(), DIRECTIONS)
     makers = [make for make, _ in RATES.values()]
 
     @jax.jit
@@ -147,27 +152,42 @@ def _programs() -> tuple[Callable[..., Any], ...]:
             jax.vmap(lambda rate, make=make: make(rate).init(params))(row)
             for make, row in zip(makers, rates, strict=True)
         ]
-        return jnp.broadcast_to(params, (*rates.shape, params.size)), states
-
-    def points(key: jax.Array, params: jax.Array) -> jax.Array:
-        return zo.candidates(estimator.points(key, params, ()), params)
-
-    def step(key: jax.Array, params: Any, state: Any, rate: Any, values: Any, make):
-        found, _ = estimator.reduce(
-            estimator.points(key, params, ()), values, params, ()
+        beside = params, estimator.init(params)
+        params, memories = jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (*rates.shape, *leaf.shape)), beside
         )
-        updates, state = make(rate).update(found.gradient, state, params)
+        return params, states, memories
+
+    def points(key: jax.Array, params: jax.Array, memory: Any) -> jax.Array:
+        return zo.candidates(estimator.points(key, params, memory), params)
+
+    def estimate(key: jax.Array, params: jax.Array, memory: Any, values: jax.Array):
+        asked = estimator.points(key, params, memory)
+        found, memory = estimator.reduce(asked, values, params, memory)
+        return found.gradient, memory
+
+    def step(gradient: jax.Array, params: Any, state: Any, rate: Any, make):
+        updates, state = make(rate).update(gradient, state, params)
         return optax.apply_updates(params, updates), state
 
     @jax.jit
-    def tell(key, params, states, rates, values):
+    def tell(key, params, states, memories, rates, values):
+        gradients, memories = of_each(estimate)(key, params, memories, values)
         done = [
-            jax.vmap(functools.partial(step, make=make), (None, 0, 0, 0, 0))(
-                key, params[i], states[i], rates[i], values[i]
+            jax.vmap(functools.partial(step, make=make))(
+                gradients[i], params[i], states[i], rates[i]
             )
             for i, make in enumerate(makers)
         ]
-        return jnp.stack([p for p, _ in done]), [state for _, state in done]
+        stepped = jnp.stack([p for p, _ in done])
+        return stepped, [state for _, state in done], memories
 
-    each = jax.vmap(jax.vmap(points, (None, 0)), (None, 0))
-    return start, jax.jit(each), tell
+    def of_each(fun):
+        """For each method and rate, with the same key."""
+
+        def of_all(key: jax.Array, *trees: Any) -> Any:
+            return jax.vmap(jax.vmap(functools.partial(fun, key)))(*trees)
+
+        return of_all
+
+    return start, jax.jit(of_each(points)), tell

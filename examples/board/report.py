@@ -13,6 +13,7 @@ from examples.common.tables import Table
 
 REFERENCE = "ZO-AdaMM, best of 5"  # What ratios are to.
 UNTUNED = "radazo_jax, untuned"
+RULES = ("ZO-SGD", "ZO-AdaMM", "R-AdaZO")
 BUDGETS = (1, 3, 10, 30)
 KINDS = ("Synthetic", "Rotated", "CUTEst", "BBOB", "Noisy")
 # By Okabe and Ito, and a line's style for what is tuned.
@@ -69,7 +70,9 @@ def runs(
 
 
 def tables(content: dict[str, Any]) -> list[Table]:
-    """All deterministic problems, then each kind; or what diverged."""
+    """All deterministic problems, then each kind; or what another record has."""
+    if content["rows"] and "estimator" in content["rows"][0]:
+        return [_equal(content), _tuned(content)]
     if content["rows"] and "harm" in content["rows"][0]:
         return [_diverged(content, dtype) for dtype in ("float32", "float64")]
     deterministic = [kind for kind in KINDS if kind != "Noisy"]
@@ -85,7 +88,7 @@ def _table(content: dict[str, Any], caption: str, kinds: list[str]) -> Table:
         if REFERENCE in every:
             both = found.common(every[REFERENCE])
             others = every[REFERENCE].at(both)
-            ratio = _shown(median_ratio(found.at(both), others))
+            ratio = _ratio(median_ratio(found.at(both), others))
         if UNTUNED in every:
             both = found.common(every[UNTUNED])
             dimensions = [d for _, _, d in both]
@@ -122,7 +125,60 @@ def _diverged(content: dict[str, Any], dtype: str) -> Table:
     )
 
 
-def _shown(ratio: float) -> str:
+def _by_estimator(content: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in content["rows"]:
+        found.setdefault(row["estimator"], []).append(row)
+    return found
+
+
+def _equal(content: dict[str, Any]) -> Table:
+    rows = []
+    for name, every in _by_estimator(content).items():
+        gaps = {
+            rule: array(
+                [r["gap"] for r in every if r["method"] == f"{rule}, η = 0.001"]
+            )
+            for rule in RULES
+        }
+        radazo, others = gaps["R-AdaZO"], (gaps["ZO-AdaMM"], gaps["ZO-SGD"])
+        below = [f"{np.mean(radazo < other):.0%}" for other in others]
+        medians = [f"{np.median(gaps[rule]):.2g}" for rule in RULES]
+        rows.append((f"`{name}`", str(len(radazo)), *medians, *below))
+    headers = ["estimator", "problems", *RULES]
+    headers += ["R-AdaZO < ZO-AdaMM", "R-AdaZO < ZO-SGD"]
+    return Table(
+        "At η = 0.001: the median over the problems of the lowest gap, as a share of "
+        "that at the start; and the share of problems on which R-AdaZO's is lower",
+        headers,
+        rows,
+    )
+
+
+def _tuned(content: dict[str, Any]) -> Table:
+    rows = []
+    for name, every in _by_estimator(content).items():
+        found = runs(every)
+        of = {rule: found[f"{rule}, best of 5"] for rule in RULES}
+        shares = [
+            f"{profile(one.evaluations, one.dimensions, BUDGETS[-1:])[0]:.0%}"
+            for one in of.values()
+        ]
+        ratios = [
+            _ratio(median_ratio(of["R-AdaZO"].evaluations, of[other].evaluations))
+            for other in ("ZO-AdaMM", "ZO-SGD")
+        ]
+        rows.append((f"`{name}`", *shares, *ratios))
+    headers = ["estimator", *RULES, "R-AdaZO : ZO-AdaMM", "R-AdaZO : ZO-SGD"]
+    return Table(
+        "At the best of five η for each target: the share of targets reached within "
+        f"{BUDGETS[-1]} (d + 1) evaluations, and the median ratio of evaluations",
+        headers,
+        rows,
+    )
+
+
+def _ratio(ratio: float) -> str:
     if np.isnan(ratio):
         return ""
     return f"{ratio:.2f}" if np.isfinite(ratio) else "∞"

@@ -56,12 +56,12 @@ HARMS = {
 
 
 def measures(
-    fast: bool, seed: int
+    args: Any,
 ) -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
     """What tells a row from the others, and what measures the rest of it."""
     order = ("Synthetic", "Rotated", "CUTEst", "BBOB")
     found = [
-        c for c in problems.cases(fast) if c.kind in order and c.dimension <= _MOST
+        c for c in problems.cases(args.fast) if c.kind in order and c.dimension <= _MOST
     ]
     for case in sorted(found, key=lambda case: order.index(case.kind)):
         built = functools.cache(case.make)
@@ -69,7 +69,7 @@ def measures(
             for dtype in ("float32", "float64"):
 
                 def measure(built=built, harm=harm, dtype=dtype) -> dict[str, Any]:
-                    return numbers(run(built(), harm, dtype, seed))
+                    return numbers(run(built(), harm, dtype, args.seed))
 
                 row = {"kind": case.kind, "problem": case.name}
                 row |= {"dimension": case.dimension, "harm": name, "dtype": dtype}

@@ -106,7 +106,7 @@ def collect(
         key, start = tuple(case.values()), time.perf_counter()
         if key not in rows:
             rows[key] = case | measure()
-            rows[key]["compile_s"] = time.perf_counter() - start
+            rows[key]["compile_s"] = round(time.perf_counter() - start, 3)
         print(*rows[key].values(), flush=True)
         keys = [tuple(other.values()) for other, _ in cases]
         made = derived([rows[key] for key in keys if key in rows])
