@@ -78,6 +78,7 @@ from radazo_jax._src.optimize.black_box import (
     minimize_black_box,
 )
 from radazo_jax._src.optimize.check_up import CheckUp, check_up
+from radazo_jax._src.optimize.history import History, scalars
 from radazo_jax._src.optimize.minibatch import (
     ScaleByMinibatchStepState,
     scale_by_minibatch_step,
@@ -115,6 +116,7 @@ __all__ = [
     "Failures",
     "GaussianProcessState",
     "GradientEstimator",
+    "History",
     "Law",
     "LinearInterpolationState",
     "MatrixAxes",
@@ -162,6 +164,7 @@ __all__ = [
     "rademacher",
     "replay",
     "residual_feedback",
+    "scalars",
     "scale_by_minibatch_step",
     "scale_by_parabolic_step",
     "scale_by_radazo",

@@ -43,6 +43,8 @@ def test_goes_on_where_the_file_ends(call, tmp_path):
         parts = call(path, steps)
     assert_same(parts.state, whole.state)
     np.testing.assert_array_equal(parts.values, whole.values)
+    np.testing.assert_array_equal(parts.history.step, np.arange(12))
+    np.testing.assert_array_equal(parts.history.slope, whole.history.slope)
     if call is run:
         assert parts.best.number == whole.best.number
         assert parts.num_evaluations == whole.num_evaluations

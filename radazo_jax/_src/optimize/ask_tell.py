@@ -158,7 +158,7 @@ def _tell(
       estimator: As in `minimize`.
 
     Returns:
-      The state after, the value of the estimate, and the checksum of the parameters.
+      The state after, the numbers of the step, and the checksum of the parameters.
     """
     _check_trees(state, optimizer, estimator)
     loss = step.loss_at(state, *static.merge(arrays)) if static is not None else None
@@ -168,10 +168,10 @@ def _tell(
             f"values must have one value per candidate, shape ({points.num_points},); "
             f"got shape {values.shape}."
         )
-    state, value = step.advance(
+    state, numbers = step.advance(
         state, points, values, optimizer, estimator, bounds=bounds
     )
-    return state, value, checksum(state.params)
+    return state, numbers, checksum(state.params)
 
 
 _STATIC = ("static", "optimizer", "estimator")

@@ -15,6 +15,7 @@ from radazo_jax._src.estimate.outside import Outcome, outside
 from radazo_jax._src.optimize import ask_tell, host, step
 from radazo_jax._src.optimize.console import interruptible, progress_bar
 from radazo_jax._src.optimize.defaults import method
+from radazo_jax._src.optimize.history import History
 from radazo_jax._src.optimize.host import Done, Path, Values
 from radazo_jax._src.optimize.journal import Record
 from radazo_jax._src.optimize.step import Bounds, MinimizeState, Policy
@@ -46,6 +47,7 @@ class BlackBoxResult(NamedTuple):
       best: The best of all evaluated points.
       num_evaluations: How many points were evaluated, with those that failed.
       state: The state of the run, which counts what failed.
+      history: What was recorded of each step; `history.plot()` draws it.
     """
 
     params: Any
@@ -53,6 +55,7 @@ class BlackBoxResult(NamedTuple):
     best: Best
     num_evaluations: int
     state: MinimizeState
+    history: History
 
 
 def minimize_black_box(
@@ -179,10 +182,10 @@ def minimize_black_box(
                 interrupted=interrupted,
             )
         )
-        state, values, write = stack.enter_context(
+        state, steps, write = stack.enter_context(
             host.journaled(path, fun, state, estimator, tell, num_steps, seen.rebuild)
         )
-        report = stack.enter_context(progress_bar(progress, len(values), num_steps))
+        report = stack.enter_context(progress_bar(progress, len(steps), num_steps))
 
         # Asked for as soon as a step is told, so that they are computed meanwhile.
         following = [ask(state)]
@@ -190,9 +193,9 @@ def minimize_black_box(
         def tell_and_ask(
             state: MinimizeState, values: jax.typing.ArrayLike
         ) -> tuple[MinimizeState, jax.Array, jax.Array]:
-            state, value, total = tell(state, values)
+            state, numbers, total = tell(state, values)
             following.append(ask(state))
-            return state, value, total
+            return state, numbers, total
 
         def evaluate(state: MinimizeState) -> Values | None:
             candidates = ask_tell.as_numpy(following.pop())
@@ -205,19 +208,19 @@ def minimize_black_box(
             return Values(ask_tell.as_values(outcome.values, state.params), failures)
 
         def after(state: MinimizeState, done: Done) -> Any:
-            values.append(done.value)
+            steps.append(done)
             rate = len(done.record.values) / max(done.record.seconds, 1e-9)
             figures = {"best": f"{seen.best.value:.6g}", "evaluations/s": f"{rate:.3g}"}
             report(1, figures | step.told(state))
             return callback is not None and callback(state, done.record.values)
 
-        left = num_steps - len(values)
+        left = num_steps - len(steps)
         state = host.run(
             state, evaluate, tell_and_ask, left, policy, write=write, after=after
         )
-    return BlackBoxResult(
-        state.params, np.array(values, np.float32), seen.best, seen.count, state
-    )
+    history = History.of([done.numbers for done in steps])
+    values = history.value.astype(np.float32)
+    return BlackBoxResult(state.params, values, seen.best, seen.count, state, history)
 
 
 class _Seen:

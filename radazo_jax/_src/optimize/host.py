@@ -14,7 +14,7 @@ import numpy as np
 from radazo_jax._src import trees
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.points import Points
-from radazo_jax._src.optimize import ask_tell, journal, step
+from radazo_jax._src.optimize import ask_tell, history, journal, step
 from radazo_jax._src.optimize.journal import Record
 from radazo_jax._src.optimize.step import MinimizeState, Policy, RunError
 
@@ -29,7 +29,7 @@ class Tell(Protocol):
     def __call__(
         self, state: MinimizeState, values: jax.typing.ArrayLike
     ) -> tuple[MinimizeState, jax.Array, jax.Array]:
-        """Returns the state after, the value and the checksum of the parameters."""
+        """Returns the state after, its numbers, and the checksum of the parameters."""
         ...
 
 
@@ -50,11 +50,17 @@ class Done(NamedTuple):
 
     Attributes:
       record: Its values.
-      value: The value of the estimate.
+      numbers: By name, those of which a `History` is made.
     """
 
     record: Record
-    value: float
+    numbers: dict[str, Any]
+
+    @classmethod
+    def of(cls, record: Record, names: Sequence[str], numbers: np.ndarray) -> "Done":
+        """A step, by the names of what was recorded of it."""
+        named = dict(zip(names, numbers, strict=True))
+        return cls(record, {"step": record.step, "seconds": record.seconds} | named)
 
 
 def run(
@@ -86,6 +92,7 @@ def run(
     """
     total = ask_tell.checksum_of(state.params)
     limits = policy.limits(state)
+    names = history.names(state)
     last = ""
     for _ in range(num_steps):
         number = int(state.step)
@@ -106,9 +113,9 @@ def run(
                 "run up to it.",
                 state,
             ) from error
-        state, value, total = tell(state, found.values)
+        state, numbers, total = tell(state, found.values)
         policy.check(state, limits, last)
-        if after(state, Done(record, float(value))):
+        if after(state, Done.of(record, names, np.asarray(numbers))):
             break
     return state
 
@@ -122,7 +129,7 @@ def journaled(
     tell: Tell,
     num_steps: int,
     watch: Callable[[Sequence[Record]], Callable[[MinimizeState], None]] | None = None,
-) -> Iterator[tuple[MinimizeState, list[float], Callable[[Record], None]]]:
+) -> Iterator[tuple[MinimizeState, list[Done], Callable[[Record], None]]]:
     """Takes the steps that a journal holds, and opens it for those to come.
 
     Args:
@@ -135,21 +142,21 @@ def journaled(
       watch: Given the records, gives what to call before each of their steps.
 
     Yields:
-      The state, the values of the steps, and what writes a record.
+      The state, the steps, and what writes a record.
     """
     if path is None:
         yield state, [], lambda record: None
         return
     run = line_of_run(fun, state, estimator)
     found = journal.read(path)
-    values: list[float] = []
+    done: list[Done] = []
     if found is not None:
         journal.check_same_run(path, found.run, run)
         records = found.records[:num_steps]
         before = watch(records) if watch and records else None
-        state, values = rebuild(state, records, tell, before)
+        state, done = rebuild(state, records, tell, before)
     with journal.appending(path, run, found) as write:
-        yield state, values, write
+        yield state, done, write
 
 
 def rebuild(
@@ -158,7 +165,7 @@ def rebuild(
     tell: Tell,
     before: Callable[[MinimizeState], None] | None = None,
     exact: bool = True,
-) -> tuple[MinimizeState, list[float]]:
+) -> tuple[MinimizeState, list[Done]]:
     """Takes the steps of records, without an evaluation.
 
     Args:
@@ -169,18 +176,19 @@ def rebuild(
       exact: Whether to compare the parameters with those of the run.
 
     Returns:
-      The state after the last, and the values.
+      The state after the last, and the steps.
 
     Raises:
       ValueError: If the parameters are not those of the run.
     """
-    totals, values = [ask_tell.checksum_of(state.params)], []
+    totals, numbers = [ask_tell.checksum_of(state.params)], []
+    names = history.names(state)
     for record in records:
         if before is not None:
             before(state)
-        state, value, total = tell(state, record.values)
+        state, of_step, total = tell(state, record.values)
         totals.append(total)
-        values.append(value)
+        numbers.append(of_step)
     for total, record in zip(jax.device_get(totals), records, strict=False):
         if exact and int(total) != record.params:
             raise ValueError(
@@ -189,7 +197,8 @@ def rebuild(
                 f"before step {record.step}. With exact=False, replay rebuilds it up "
                 "to rounding."
             )
-    return state, [float(value) for value in jax.device_get(values)]
+    steps = zip(records, jax.device_get(numbers), strict=True)
+    return state, [Done.of(record, names, of_step) for record, of_step in steps]
 
 
 def line_of_run(

@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from radazo_jax._src.optimize import ask_tell, host, step
 from radazo_jax._src.optimize.check_up import warn_of_rounding
 from radazo_jax._src.optimize.console import interruptible, progress_bar
 from radazo_jax._src.optimize.defaults import method
+from radazo_jax._src.optimize.history import History, names
 from radazo_jax._src.optimize.host import Done, Path, Values
 from radazo_jax._src.optimize.step import MinimizeState, Policy
 
@@ -34,11 +35,13 @@ class MinimizeResult(NamedTuple):
       params: The parameters after the last step.
       values: The loss at each step done in this call: float32, [steps].
       state: The state of the run; pass it as `state` to continue.
+      history: What was recorded of each step; `history.plot()` draws it.
     """
 
     params: Any
     values: np.ndarray
     state: MinimizeState
+    history: History
 
 
 def minimize(
@@ -156,29 +159,44 @@ def minimize(
             state, fun, num_steps, policy, journal, progress, callback, arrays, programs
         )
     run_chunk = functools.partial(_run_chunk, **programs)
-    values = [np.zeros(0, np.float32)]
+    named = names(state)
+    recorded: list[dict[str, Any]] = []
     limits = policy.limits(state)
     done, size = 0, chunk_size or 1
     with interruptible() as interrupted, progress_bar(progress, 0, num_steps) as report:
         while done < num_steps and not interrupted():
             length = min(size, num_steps - done)
             start = time.perf_counter()
-            parts = []
+            values = []
             for first in range(0, length, _MAX_CHUNK):
                 wanted = min(_MAX_CHUNK, length - first)
-                before = int(state.step)
+                before, begun = int(state.step), time.perf_counter()
                 state, buffer = run_chunk(state, np.int32(wanted), limits, arrays)
-                taken = int(state.step) - before
-                parts.append(np.asarray(buffer)[:taken])
-                report(taken, {"loss": f"{parts[-1][-1]:.6g}", **step.told(state)})
+                numbers = np.asarray(buffer)[: int(state.step) - before].T
+                taken = numbers.shape[1]
+                recorded.append(dict(zip(named, numbers, strict=True)))
+                recorded[-1]["step"] = before + np.arange(taken)
+                recorded[-1]["seconds"] = np.full(
+                    taken, (time.perf_counter() - begun) / taken
+                )
+                values.append(numbers[0])
+                report(taken, {"loss": f"{numbers[0, -1]:.6g}", **step.told(state)})
                 policy.check(state, limits)
-            values.append(np.concatenate(parts))
             done += length
             if chunk_size is None:
                 size = _next_size(length, time.perf_counter() - start)
-            if callback is not None and callback(state, values[-1]):
+            if callback is not None and callback(state, np.concatenate(values)):
                 break
-    return MinimizeResult(state.params, np.concatenate(values), state)
+    return _result(state, recorded)
+
+
+def _result(
+    state: MinimizeState, recorded: Sequence[Mapping[str, Any]]
+) -> MinimizeResult:
+    history = History.of(recorded)
+    return MinimizeResult(
+        state.params, history.value.astype(np.float32), state, history
+    )
 
 
 @functools.partial(
@@ -196,7 +214,7 @@ def _run_chunk(
     optimizer: optax.GradientTransformation,
     estimator: GradientEstimator,
 ) -> tuple[MinimizeState, jax.Array]:
-    """Does `length` steps in place; returns their values in a buffer.
+    """Does `length` steps in place; returns their numbers in a buffer.
 
     Args:
       state: Where to start.
@@ -222,12 +240,12 @@ def _run_chunk(
         loss = step.loss_at(state, fun, sample)
         points = step.points_at(state, estimator, loss)
         values, _ = evaluate(estimator, loss, state.params, points)
-        state, value = step.advance(
+        state, numbers = step.advance(
             state, points, values, optimizer, estimator, value_fn=loss
         )
-        return state, buffer.at[i].set(value)
+        return state, buffer.at[i].set(numbers)
 
-    buffer = jnp.zeros((_MAX_CHUNK,), jnp.float32)
+    buffer = jnp.zeros((_MAX_CHUNK, len(names(state))), jnp.float32)
     return lax.while_loop(goes_on, body, (state, buffer))
 
 
@@ -257,8 +275,8 @@ def _one_by_one(
     journaled = host.journaled(path, fun, state, estimator, tell, num_steps)
     with ExitStack() as stack:
         interrupted = stack.enter_context(interruptible())
-        state, values, write = stack.enter_context(journaled)
-        report = stack.enter_context(progress_bar(progress, len(values), num_steps))
+        state, steps, write = stack.enter_context(journaled)
+        report = stack.enter_context(progress_bar(progress, len(steps), num_steps))
 
         def evaluate(state: MinimizeState) -> Values | None:
             if interrupted():
@@ -268,14 +286,15 @@ def _one_by_one(
             return Values(found, [f"returned {value}" for value in bad])
 
         def after(state: MinimizeState, done: Done) -> Any:
-            values.append(done.value)
-            report(1, {"loss": f"{done.value:.6g}", **step.told(state)})
-            last = np.array([done.value], np.float32)
+            steps.append(done)
+            value = done.numbers["value"]
+            report(1, {"loss": f"{value:.6g}", **step.told(state)})
+            last = np.array([value], np.float32)
             return callback is not None and callback(state, last)
 
-        left = num_steps - len(values)
+        left = num_steps - len(steps)
         state = host.run(state, evaluate, tell, left, policy, write=write, after=after)
-    return MinimizeResult(state.params, np.array(values, np.float32), state)
+    return _result(state, [done.numbers for done in steps])
 
 
 @functools.partial(jax.jit, static_argnames=("static", "optimizer", "estimator"))

@@ -25,6 +25,7 @@ from radazo_jax._src.estimate.estimator import (
 from radazo_jax._src.estimate.gradients import of_params
 from radazo_jax._src.estimate.points import Points
 from radazo_jax._src.numbers import keys
+from radazo_jax._src.optimize import history
 
 # A lower and an upper bound: trees like the parameters, or scalars.
 Bounds = tuple[Any, Any]
@@ -215,7 +216,8 @@ def advance(
       value_fn: The loss, for transformations that evaluate it.
 
     Returns:
-      The state after, and the value of the estimate, float32.
+      The state after, and the numbers of the step, float32, [`history.names`]: the
+      value of the estimate is the first.
     """
     estimate, estimator_state = estimator.reduce(
         points, values, state.params, state.estimator_state
@@ -255,7 +257,7 @@ def advance(
     state = MinimizeState(
         params, optimizer_state, estimator_state, state.key, step, failures
     )
-    return state, estimate.value.astype(jnp.float32)
+    return state, history.numbers(values, estimate, state)
 
 
 def takes_back(optimizer_state: Any) -> bool:
