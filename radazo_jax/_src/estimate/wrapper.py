@@ -14,6 +14,7 @@ from radazo_jax._src.estimate.estimator import (
     extra_args,
 )
 from radazo_jax._src.numbers import keys
+from radazo_jax._src.types import GradientTransformationExtraArgs
 
 
 class EstimateGradientState(NamedTuple):
@@ -36,7 +37,7 @@ def estimate_gradient(
     estimator: GradientEstimator,
     key: jax.typing.ArrayLike,
     inner: optax.GradientTransformation | None = None,
-) -> optax.GradientTransformationExtraArgs:
+) -> GradientTransformationExtraArgs:
     """Emits an estimate of the gradient in place of the updates that come in.
 
     Put first in an `optax.chain`, it makes the whole zeroth-order step an Optax

@@ -13,6 +13,7 @@ import optax
 from radazo_jax._src import checks
 from radazo_jax._src.optimize import transforms
 from radazo_jax._src.optimize.parabola import scale_by_parabolic_step
+from radazo_jax._src.types import GradientTransformationExtraArgs
 
 
 def radazo(
@@ -23,7 +24,7 @@ def radazo(
     initial_accumulator_value: jax.typing.ArrayLike = 0.0,
     bias_correction: bool = False,
     mu_dtype: jax.typing.DTypeLike | None = None,
-) -> optax.GradientTransformationExtraArgs:
+) -> GradientTransformationExtraArgs:
     """The R-AdaZO optimizer: Adam for noisy, zeroth-order gradients.
 
     The step is −η m_t/√(v_t + ζ) with v_t the average of m_t² rather than of g_t²; see
@@ -91,7 +92,7 @@ def zo_adamm(
     bias_correction: bool = False,
     mu_dtype: jax.typing.DTypeLike | None = None,
     amsgrad: bool = False,
-) -> optax.GradientTransformationExtraArgs:
+) -> GradientTransformationExtraArgs:
     """The ZO-AdaMM optimizer, in the form the R-AdaZO paper compares with.
 
     The step is −η m_t/√(v_t + ζ) with v_t the average of g_t², without the running
@@ -163,7 +164,7 @@ def zo_rmsprop(
     eps_root: jax.typing.ArrayLike = 1e-8,
     initial_accumulator_value: jax.typing.ArrayLike = 0.0,
     bias_correction: bool = False,
-) -> optax.GradientTransformationExtraArgs:
+) -> GradientTransformationExtraArgs:
     """RMSProp for zeroth-order gradients: no first moment.
 
     The step is −η g_t/√(v_t + ζ) with v_t ← β₂ v_{t−1} + (1−β₂) g_t²:
@@ -229,7 +230,7 @@ def zo_sgd(
     learning_rate: optax.ScalarOrSchedule,
     momentum: jax.typing.ArrayLike | None = None,
     nesterov: bool = False,
-) -> optax.GradientTransformationExtraArgs:
+) -> GradientTransformationExtraArgs:
     """Stochastic gradient descent for zeroth-order gradients.
 
     The step is −η g_t, as in `optax.sgd`, with the momentum kept in float32 for
@@ -281,7 +282,7 @@ def zo_sgd(
 
 def zo_signsgd(
     learning_rate: optax.ScalarOrSchedule,
-) -> optax.GradientTransformationExtraArgs:
+) -> GradientTransformationExtraArgs:
     """Descent along the signs of zeroth-order gradients.
 
     The step is −η sign(g_t). This is `optax.sign_sgd` under its name in the
@@ -320,7 +321,7 @@ def zo_signsgd(
 def parabolic_sgd(
     decay: jax.typing.ArrayLike = 0.8,
     initial_step_size: jax.typing.ArrayLike | None = None,
-) -> optax.GradientTransformationExtraArgs:
+) -> GradientTransformationExtraArgs:
     """Stochastic gradient descent without a learning rate.
 
     The step is -η g_t with η where the parabolas through the loss along the latest

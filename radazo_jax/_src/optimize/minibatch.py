@@ -17,6 +17,7 @@ from radazo_jax._src.optimize.parabola import (
     product,
     scaled,
 )
+from radazo_jax._src.types import GradientTransformationExtraArgs
 
 # The first so many steps are measured all, and thereafter one in so many.
 _FIRST_STEPS, _EVERY = 40, 4
@@ -64,7 +65,7 @@ class ScaleByMinibatchStepState(NamedTuple):
 
 def scale_by_minibatch_step(
     initial_step_size: jax.typing.ArrayLike | None = None,
-) -> optax.GradientTransformationExtraArgs:
+) -> GradientTransformationExtraArgs:
     """Scales descent directions by a step size that is measured on other minibatches.
 
     On the minibatch that made it, a step looks better than it is: a step size from the

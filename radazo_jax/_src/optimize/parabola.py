@@ -8,6 +8,7 @@ import optax
 
 from radazo_jax._src import checks
 from radazo_jax._src.trees import at_least_float32
+from radazo_jax._src.types import GradientTransformationExtraArgs
 
 # The first step is to lower the loss by this share of itself, by its slope.
 FIRST = 1e-3
@@ -75,7 +76,7 @@ def scale_by_parabolic_step(
     decay: jax.typing.ArrayLike = 0.8,
     num_evaluations: int = 0,
     initial_step_size: jax.typing.ArrayLike | None = None,
-) -> optax.GradientTransformationExtraArgs:
+) -> GradientTransformationExtraArgs:
     """Scales descent directions by a step size that is found from values.
 
     The loss along a step is taken for a parabola, and the next step size is where the

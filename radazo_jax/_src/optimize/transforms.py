@@ -11,6 +11,7 @@ import optax
 
 from radazo_jax._src import checks
 from radazo_jax._src.trees import at_least_float32
+from radazo_jax._src.types import GradientTransformationExtraArgs
 
 
 class ScaleByRadazoState(NamedTuple):
@@ -52,7 +53,7 @@ def scale_by_radazo(
     initial_accumulator_value: jax.typing.ArrayLike = 0.0,
     bias_correction: bool = False,
     mu_dtype: jax.typing.DTypeLike | None = None,
-) -> optax.GradientTransformationExtraArgs:
+) -> GradientTransformationExtraArgs:
     """Rescales updates by R-AdaZO: a second moment of the *first moment*.
 
     A zeroth-order gradient is mostly noise, and the first moment averages much of it
@@ -130,7 +131,7 @@ def scale_by_zo_adamm(
     bias_correction: bool = False,
     mu_dtype: jax.typing.DTypeLike | None = None,
     amsgrad: bool = False,
-) -> optax.GradientTransformationExtraArgs:
+) -> GradientTransformationExtraArgs:
     """Rescales updates by ZO-AdaMM, in the form R-AdaZO is compared with.
 
         m_t ← β₁ m_{t−1} + (1 − β₁) g_t
@@ -203,7 +204,7 @@ def _scale_by_moments(
     bias_correction: bool,
     mu_dtype: jax.typing.DTypeLike | None,
     amsgrad: bool = False,
-) -> optax.GradientTransformationExtraArgs:
+) -> GradientTransformationExtraArgs:
     """Divides the first moment by the root of the second moment of `measured`.
 
     `measured` is all that sets the algorithms apart: of the gradients and the
@@ -284,7 +285,7 @@ def _scale_by_moments(
 
 def with_float32_moments(
     inner: optax.GradientTransformation,
-) -> optax.GradientTransformationExtraArgs:
+) -> GradientTransformationExtraArgs:
     """Wraps a transformation so that its moments are at least float32.
 
     Args:

@@ -1,0 +1,22 @@
+"""Types that Optax does not give to type checkers, for it ships none."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import optax
+
+if TYPE_CHECKING:
+
+    class _Update(Protocol):
+        def __call__(
+            self, updates: Any, state: Any, params: Any = None, **extra_args: Any
+        ) -> tuple[Any, Any]: ...
+
+    class GradientTransformationExtraArgs(optax.GradientTransformationExtraArgs):
+        """That of Optax, with the types of its two functions."""
+
+        init: Callable[[Any], Any]
+        update: _Update
+
+else:
+    GradientTransformationExtraArgs = optax.GradientTransformationExtraArgs
