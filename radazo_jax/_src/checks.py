@@ -122,6 +122,11 @@ def _check_number(
     return value
 
 
+def see(page: str) -> str:
+    """The end of an error that a page of the documentation explains."""
+    return f" See docs/{page}.md."
+
+
 def _describe(value: Any) -> str:
     """The value and its type, as errors print them."""
     return f"{value!r} of type {type(value).__name__}"

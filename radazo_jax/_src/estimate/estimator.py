@@ -155,7 +155,7 @@ def check_estimator(estimator: Any) -> None:
     if not isinstance(estimator, GradientEstimator):
         raise TypeError(
             "estimator must be a GradientEstimator such as forward_difference(); got "
-            f"{estimator!r}."
+            f"{estimator!r}.{checks.see('api/estimators')}"
         )
 
 

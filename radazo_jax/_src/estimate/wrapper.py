@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from radazo_jax._src import checks
 from radazo_jax._src.estimate.estimator import (
     GradientEstimator,
     check_estimator,
@@ -160,4 +161,5 @@ def _check_not_masked(params: Any) -> None:
                 f"at {jax.tree_util.keystr(path)}. Put optax.masked or optax.partition "
                 "after estimate_gradient, as in "
                 "optax.chain(estimate_gradient(...), optax.masked(...))."
+                + checks.see("api/runs")
             )

@@ -147,7 +147,7 @@ def warn_of_rounding(points: Points, params: Any) -> None:
             f"{len(bad)} of the {len(lost)} arrays of params round most of their "
             f"perturbation away: params{name} loses {share:.0%} of it, so that its "
             "gradient is one of rounding errors. Make smoothing larger, keep these "
-            "arrays in float32, or take low_rank().",
+            "arrays in float32, or take low_rank()." + checks.see("tutorial/choosing"),
             stacklevel=3,
         )
 

@@ -141,7 +141,9 @@ class History(NamedTuple):
             for name, y in lines.items():
                 axes.plot(counted if known else self.step, y, lw=0.9, label=name)
             finite = np.concatenate([y[np.isfinite(y)] for y in lines.values()])
-            if np.all(finite > 0):
+            if title.startswith("failed"):
+                axes.set_ylim(0, 1.1 * finite.max())
+            elif np.all(finite > 0):
                 axes.set_yscale("log")
             axes.set(title=title, xlabel="evaluations" if known else "step")
             if len(lines) > 1:
@@ -158,7 +160,9 @@ class History(NamedTuple):
                 if name.rpartition(".")[2] in ends
             }
 
-        rounding = np.spacing(np.abs(self.value).astype(np.float32))
+        # Around 0 there is no limit to how finely numbers are spaced.
+        value = np.where(self.value == 0, np.nan, np.abs(self.value))
+        rounding = np.spacing(value.astype(np.float32))
         with np.errstate(divide="ignore", invalid="ignore"):
             pace = self.evaluations / self.seconds
         failed = {"values": np.cumsum(self.failed)} if np.any(self.failed > 0) else {}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from radazo_jax._src import trees
+from radazo_jax._src import checks, trees
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.points import Points
 from radazo_jax._src.optimize import ask_tell, history, journal, step
@@ -195,7 +195,7 @@ def rebuild(
                 "journal must be rebuilt by the params, optimizer, estimator, versions "
                 "and kind of machine that it was written with; got other parameters "
                 f"before step {record.step}. With exact=False, replay rebuilds it up "
-                "to rounding."
+                "to rounding." + checks.see("api/black_boxes")
             )
     steps = zip(records, jax.device_get(numbers), strict=True)
     return state, [Done.of(record, names, of_step) for record, of_step in steps]

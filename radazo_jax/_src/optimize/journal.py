@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from radazo_jax._src import checks
+
 
 class Record(NamedTuple):
     """A step of a journal.
@@ -188,4 +190,5 @@ def _damaged(path: str | os.PathLike[str], number: int, problem: str) -> ValueEr
     return ValueError(
         f"journal {os.fspath(path)} is damaged in line {number + 1}: {problem}. Cut "
         "this line and those after it to continue from the step before."
+        + checks.see("api/black_boxes")
     )

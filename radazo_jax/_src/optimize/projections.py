@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from radazo_jax._src.types import GradientTransformationExtraArgs
+
 
 def keep_params_in(
     projection: Callable[[Any], Any],
-) -> optax.GradientTransformation:
+) -> GradientTransformationExtraArgs:
     """Projects steps, so that parameters stay in a set: the last of a chain.
 
         θ ← Π(θ + u)
@@ -95,4 +97,4 @@ def keep_params_in(
         projected = projection(optax.apply_updates(params, updates))
         return jax.tree.map(lambda y, p: y - p, projected, params), state
 
-    return optax.GradientTransformation(init, update)
+    return optax.with_extra_args_support(optax.GradientTransformation(init, update))

@@ -114,13 +114,14 @@ class Policy(NamedTuple):
         if self.on_failure == "raise":
             raise RunError(
                 f"fun failed at step {int(state.step) - 1}, and on_failure is 'raise'."
-                f"{told} The error's state is the run without what failed.",
+                f"{told} The error's state is the run without what failed."
+                + checks.see("api/black_boxes"),
                 state,
             )
         raise RunError(
             f"fun had no finite value to use in {int(state.failures.in_a_row)} steps "
             f"in a row (max_failures), up to step {int(state.step) - 1}.{told} The "
-            "error's state continues the run.",
+            "error's state continues the run." + checks.see("api/black_boxes"),
             state,
         )
 
