@@ -20,6 +20,7 @@ from tokenizers.processors import TemplateProcessing
 
 BOS = "</s>"  # The first token of every sequence, in OPT.
 PAD = "<pad>"
+OPT = "opt"  # As `config.json` names it.
 _MULTIPLE = 8  # Sequences are padded to a multiple of it, which suits a TPU's tiles.
 _CONJUNCTIONS = {"cause": "because", "effect": "so"}
 
@@ -135,7 +136,10 @@ TASKS = {
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a checkpoint, which puts `</s>` first, as OPT's does.
+    """The tokenizer of a checkpoint.
+
+    That of an OPT puts `</s>` first, which its file does not say; those of others say
+    themselves what they put where.
 
     Args:
       folder: Holds `tokenizer.json`, or `vocab.json` and `merges.txt`.
@@ -154,7 +158,12 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         ) from None
     tokenizer.no_truncation()  # The file may have either switched on.
     tokenizer.no_padding()
-    return start_with_bos(tokenizer, folder)
+    return start_with_bos(tokenizer, folder) if _is_opt(folder) else tokenizer
+
+
+def _is_opt(folder: Path) -> bool:
+    config = folder / "config.json"
+    return not config.is_file() or json.loads(config.read_bytes())["model_type"] == OPT
 
 
 def byte_level(model: models.BPE) -> Tokenizer:
@@ -214,7 +223,7 @@ def encode(
     longest = ends.max()
     length = min(max_length, -(-longest // _MULTIPLE) * _MULTIPLE)
     shared = all(ids[:-1] == row[0][:-1] for row in rows for ids in row)
-    pad = tokenizer.token_to_id(PAD)
+    pad = tokenizer.token_to_id(PAD) or 0  # Any does: nothing looks at it.
     shape = *sizes.shape, sizes.max()
     tokens = np.full((shape[0], 1 if shared else shape[1], length), pad, np.int32)
     positions = np.zeros(shape, np.int32)

@@ -1,10 +1,13 @@
 """What is tuned of a model: all of it, low-rank adapters, or a soft prompt."""
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from examples.llm.model import OPT, stacked
+from examples.llm.model import LanguageModel, stacked
 
 
 class PromptParam(nnx.Variable):
@@ -28,11 +31,13 @@ class AdaptedLinear(nnx.Module):
         return (y.astype(jnp.float32) + self.scale * self.lora(x)).astype(y.dtype)
 
 
-def add_lora(model: OPT, *, rank: int = 8, alpha: float = 16.0, rngs: nnx.Rngs) -> None:
+def add_lora(
+    model: LanguageModel, *, rank: int = 8, alpha: float = 16.0, rngs: nnx.Rngs
+) -> None:
     """Adds adapters to the query and value projections of every layer, in place.
 
-    Each is x ↦ α/r · (x A) B with A [layers, width, r] random and B [layers, r, width]
-    zero, both float32, so that at first nothing changes.
+    Each is x ↦ α/r · (x A) B with A [layers, in, r] random and B [layers, r, out] zero,
+    both float32, so that at first nothing changes.
 
     Raises:
       ValueError: If rank is not positive, or the model has adapters already.
@@ -41,22 +46,23 @@ def add_lora(model: OPT, *, rank: int = 8, alpha: float = 16.0, rngs: nnx.Rngs) 
         raise ValueError(f"rank must be positive; got {rank}.")
     if isinstance(model.layers.q_proj, AdaptedLinear):
         raise ValueError("model must not have adapters already; got one that has.")
-    width = model.config.hidden_size
     # A as in Hu et al.'s code: uniform in ±1/√width.
     uniform = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
     kinds = {"dtype": jnp.float32, "a_initializer": uniform}
     kinds |= {"lora_param_type": nnx.LoRAParam}
-
-    def adapter(rngs: nnx.Rngs) -> nnx.LoRA:
-        return nnx.LoRA(width, rank, width, rngs=rngs, **kinds)
-
-    layers = model.layers
     for name in ADAPTED:
-        lora = stacked(model.config.num_hidden_layers, adapter, rngs)
-        setattr(layers, name, AdaptedLinear(getattr(layers, name), lora, alpha / rank))
+        base = getattr(model.layers, name)
+        number, inputs, outputs = base.kernel.shape
+        adapter = functools.partial(nnx.LoRA, inputs, rank, outputs, **kinds)
+        lora = stacked(number, _of_rngs(adapter), rngs)
+        setattr(model.layers, name, AdaptedLinear(base, lora, alpha / rank))
 
 
-def merge(model: OPT) -> OPT:
+def _of_rngs(make: Callable[..., nnx.LoRA]) -> Callable[[nnx.Rngs], nnx.LoRA]:
+    return lambda rngs: make(rngs=rngs)
+
+
+def merge(model: LanguageModel) -> LanguageModel:
     """Adds the adapters' products to the matrices, in place, and removes them.
 
     The sums are rounded to the dtype of the matrices.
@@ -73,7 +79,7 @@ def merge(model: OPT) -> OPT:
     return model
 
 
-def add_prompt(model: OPT, *, length: int = 5, rngs: nnx.Rngs) -> None:
+def add_prompt(model: LanguageModel, *, length: int = 5, rngs: nnx.Rngs) -> None:
     """Puts `length` virtual tokens before every sequence, in place.
 
     Their embeddings, float32 [length, width], start as those of random tokens of
@@ -86,4 +92,4 @@ def add_prompt(model: OPT, *, length: int = 5, rngs: nnx.Rngs) -> None:
     if not 0 < length < longest:
         raise ValueError(f"length must be from 1 to {longest - 1}; got {length}.")
     tokens = jax.random.randint(rngs.params(), (length,), 0, model.config.vocab_size)
-    model.prompt = PromptParam(model.embed_tokens(tokens).astype(jnp.float32))
+    model.prompt = PromptParam(model.embed(tokens).astype(jnp.float32))

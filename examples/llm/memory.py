@@ -27,7 +27,7 @@ from examples.common import cli
 from examples.common.record import collect
 from examples.llm import train
 from examples.llm.data import Batch
-from examples.llm.model import CONFIGS, OPT
+from examples.llm.opt import CONFIGS, OPT
 
 BATCH_SIZE, LENGTH = 16, 128
 GIB = 2**30

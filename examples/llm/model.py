@@ -1,16 +1,12 @@
-"""The OPT language models in Flax NNX, for forward passes.
+"""What the language models have in common, in Flax NNX, for forward passes.
 
 The layers are one stack of parameters that a scan runs over, so that a perturbed
-evaluation (`radazo_jax.perturb`) builds no more than a layer at a time.
-
-    model = OPT(CONFIGS["facebook/opt-125m"], rngs=nnx.Rngs(0))
-    logits = model(tokens)
+evaluation (`radazo_jax.perturb`) builds no more than a layer at a time. `opt.py` and
+`decoder.py` have the layers of the families.
 """
 
-import dataclasses
-import functools
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,163 +16,124 @@ from jax import lax
 T = TypeVar("T", bound=nnx.Module)
 INIT = nnx.initializers.normal(0.02)
 
-# The first rows of OPT's table of positions are not used.
-POSITION_OFFSET = 2
-# What `config.json` says of every OPT model but opt-350m.
-FIXED = {
-    "model_type": "opt",
-    "activation_function": "relu",
-    "tie_word_embeddings": True,
-    "do_layer_norm_before": True,
-    "_remove_final_layer_norm": False,
-    "enable_bias": True,
-    "layer_norm_elementwise_affine": True,
-}
 
+class Config(Protocol):
+    """What all models are described by, as in their `config.json`."""
 
-@dataclasses.dataclass(frozen=True)
-class Config:
-    """The sizes of a model; the names and defaults are those of its `config.json`."""
-
-    vocab_size: int = 50272
-    hidden_size: int = 768
-    num_hidden_layers: int = 12
-    ffn_dim: int = 3072
-    num_attention_heads: int = 12
-    max_position_embeddings: int = 2048
-
-    def __post_init__(self) -> None:
-        for name, value in dataclasses.asdict(self).items():
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name} must be a positive integer; got {value!r}.")
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"num_attention_heads must divide hidden_size ({self.hidden_size}); "
-                f"got {self.num_attention_heads}."
-            )
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Config":
-        """The configuration in a `config.json`; entries of other models are ignored.
-
-        Raises:
-          ValueError: If it is of another architecture, or a value is not possible.
-        """
-        values = {"model_type": None} | dict(values)
-        width = values.get("hidden_size", cls.hidden_size)
-        for name, expected in (FIXED | {"word_embed_proj_dim": width}).items():
-            if values.get(name, expected) != expected:
-                raise ValueError(f"{name} must be {expected!r}; got {values[name]!r}.")
-        names = {field.name for field in dataclasses.fields(cls)}
-        return cls(**{k: v for k, v in values.items() if k in names})
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    max_position_embeddings: int
 
     def to_dict(self) -> dict[str, Any]:
         """The entries of the model's `config.json`."""
-        head = {"architectures": ["OPTForCausalLM"]} | FIXED
-        return head | dataclasses.asdict(self)
+
+    def build(
+        self, *, dtype: Any = jnp.bfloat16, remat: bool = False, rngs: nnx.Rngs
+    ) -> "LanguageModel":
+        """A model of these sizes, with random parameters."""
 
 
-CONFIGS = {
-    f"facebook/opt-{name}": Config(
-        hidden_size=width,
-        ffn_dim=4 * width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-    )
-    for name, width, layers, heads in (
-        ("125m", 768, 12, 12),
-        ("1.3b", 2048, 24, 32),
-        ("2.7b", 2560, 32, 32),
-        ("6.7b", 4096, 32, 32),
-        ("13b", 5120, 40, 40),
-        ("30b", 7168, 48, 56),
-    )
-}
+class Cache(NamedTuple):
+    """Keys and values of the tokens so far, [B, T, heads, width of a head]."""
+
+    keys: jax.Array
+    values: jax.Array
 
 
-class LayerNorm(nnx.LayerNorm):
-    """Flax's, computed in float32 whatever the dtype of parameters and inputs."""
-
-    def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs) -> None:
-        super().__init__(
-            config.hidden_size,
-            epsilon=1e-5,
-            dtype=jnp.float32,
-            param_dtype=dtype,
-            use_fast_variance=False,
-            rngs=rngs,
-        )
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return super().__call__(x).astype(x.dtype)
-
-
-class Layer(nnx.Module):
-    """Self-attention and a feed-forward network, each with a residual connection."""
-
-    def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs) -> None:
-        kinds, width = _kinds(dtype, rngs), config.hidden_size
-        linear = functools.partial(nnx.Linear, kernel_init=INIT, **kinds)
-        self.num_heads = config.num_attention_heads
-        self.self_attn_layer_norm = LayerNorm(config, dtype, rngs)
-        self.q_proj = linear(width, width)
-        self.k_proj = linear(width, width)
-        self.v_proj = linear(width, width)
-        self.out_proj = linear(width, width)
-        self.final_layer_norm = LayerNorm(config, dtype, rngs)
-        self.fc1 = linear(width, config.ffn_dim)
-        self.fc2 = linear(config.ffn_dim, width)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x = x + self._attention(self.self_attn_layer_norm(x))
-        return x + self.fc2(jax.nn.relu(self.fc1(self.final_layer_norm(x))))
-
-    def _attention(self, x: jax.Array) -> jax.Array:
-        heads = (*x.shape[:-1], self.num_heads, x.shape[-1] // self.num_heads)
-        q, k, v = (f(x).reshape(heads) for f in (self.q_proj, self.k_proj, self.v_proj))
-        with jax.numpy_dtype_promotion("standard"):  # Its softmax is in float32.
-            mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
-        return self.out_proj(mixed.reshape(x.shape))
-
-
-class OPT(nnx.Module):
-    """A decoder with tied embeddings.
+class LanguageModel(nnx.Module):
+    """A decoder.
 
     Sequences are padded on the right: attention is causal, so that no mask is needed.
 
     Args:
       config: The sizes.
-      dtype: Of parameters and activations. The softmax of the attention, layer norms
-        and logits are float32.
+      dtype: Of parameters and activations. The softmax of the attention, norms and
+        logits are float32.
       remat: Whether a gradient by backpropagation computes each layer anew, rather
         than keeping what is inside it.
       rngs: Where the random parameters come from.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        *,
-        dtype: Any = jnp.bfloat16,
-        remat: bool = False,
-        rngs: nnx.Rngs,
-    ) -> None:
+    # Where a checkpoint has the model, and what it puts before the parts of a layer.
+    PREFIX: ClassVar[str]
+    PARENTS: ClassVar[Mapping[str, str]]
+
+    def __init__(self, config: Any, dtype: Any, remat: bool, rngs: nnx.Rngs) -> None:
         self.config, self.dtype, self.remat = config, dtype, remat
-        embedding = functools.partial(
-            nnx.Embed,
-            features=config.hidden_size,
+        self.embed_tokens = nnx.Embed(
+            config.vocab_size,
+            config.hidden_size,
             embedding_init=INIT,
-            **_kinds(dtype, rngs),
+            **kinds(dtype, rngs),
         )
-        self.embed_tokens = embedding(config.vocab_size)
-        longest = config.max_position_embeddings
-        self.embed_positions = embedding(longest + POSITION_OFFSET)
-        self.layers = stacked(
-            config.num_hidden_layers, lambda rngs: Layer(config, dtype, rngs), rngs
-        )
-        self.final_layer_norm = LayerNorm(config, dtype, rngs)
         # Embeddings put before those of the tokens, [P, width]; see lora.py.
         self.prompt: nnx.Variable | None = nnx.data(None)
+
+    def embed(self, tokens: jax.Array) -> jax.Array:
+        """What goes into the first layer for tokens int32 [B, T], [B, T, width]."""
+        return self.embed_tokens(tokens)
+
+    def after_prompt(self, x: jax.Array) -> jax.Array:
+        """Embedded tokens behind the soft prompt, if there is one."""
+        if self.prompt is None:
+            return x
+        prompt = self.prompt[...].astype(x.dtype)
+        prompt = jnp.broadcast_to(prompt[None], (len(x), *prompt.shape))
+        return jnp.concatenate([prompt, x], axis=1)
+
+    def run(
+        self, x: jax.Array, start: Any = 0, cache: Cache | None = None
+    ) -> tuple[jax.Array, Cache | None]:
+        """The final hidden states of embedded tokens, [B, T, width].
+
+        Args:
+          x: What goes into the first layer.
+          start: The position of the first of them.
+          cache: Keys and values of those before it, of all layers, if start is not 0;
+            see `empty_cache`.
+
+        Returns:
+          The states, and the cache with these tokens.
+
+        Raises:
+          ValueError: If T is more than the model has positions.
+        """
+        longest = self.config.max_position_embeddings
+        if x.shape[1] > longest:
+            raise ValueError(
+                f"tokens must be at most {longest} with the soft prompt "
+                f"(max_position_embeddings); got {x.shape[1]}."
+            )
+        positions = start + jnp.arange(x.shape[1])
+        graphdef, stack = nnx.split(self.layers)
+
+        # Not nnx.scan, which would return the parameters, and so build perturbed ones.
+        def body(x: jax.Array, of_layer: Any) -> tuple[jax.Array, Cache | None]:
+            parameters, constants, cache = of_layer
+            layer = nnx.merge(graphdef, parameters)
+            return layer(x, positions, cache, *constants)
+
+        body = jax.checkpoint(body) if self.remat else body
+        of_layers = stack, self.of_layers(), cache
+        x, cache = lax.scan(body, self.at_positions(x, positions), of_layers)
+        return self.normalized(x), cache
+
+    def at_positions(self, x: jax.Array, positions: jax.Array) -> jax.Array:
+        """Embedded tokens, with embeddings of positions if the model has these."""
+        del positions
+        return x
+
+    def of_layers(self) -> tuple[Any, ...]:
+        """What is another number in each layer, [layers, ...], and no parameter."""
+        return ()
+
+    def empty_cache(self, batch_size: int, length: int) -> Cache:
+        """Room for the keys and values of so many tokens, of all layers."""
+        layers, heads, width = self.cache_shape
+        shape = layers, batch_size, length, heads, width
+        return Cache(jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype))
 
     def hidden(self, tokens: jax.Array) -> jax.Array:
         """The final hidden states of tokens int32 [B, T], [B, T, width].
@@ -184,13 +141,8 @@ class OPT(nnx.Module):
         Raises:
           ValueError: If T is more than the model has positions.
         """
-        x = self.embed_tokens(tokens)
-        if self.prompt is not None:
-            prompt = self.prompt[...].astype(x.dtype)
-            prompt = jnp.broadcast_to(prompt[None], (len(x), *prompt.shape))
-            x = jnp.concatenate([prompt, x], axis=1)
-        x = self._run_layers(x + self._positions(x.shape[1])[None])
-        return self.final_layer_norm(x[:, x.shape[1] - tokens.shape[1] :])
+        x, _ = self.run(self.after_prompt(self.embed(tokens)))
+        return x[:, x.shape[1] - tokens.shape[1] :]
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """The logits of hidden states [..., width], float32 [..., vocab]."""
@@ -201,24 +153,60 @@ class OPT(nnx.Module):
         """The logits of tokens int32 [B, T], float32 [B, T, vocab]."""
         return self.logits(self.hidden(tokens))
 
-    def _positions(self, length: int) -> jax.Array:
-        longest = self.config.max_position_embeddings
-        if length > longest:
-            raise ValueError(
-                f"tokens must be at most {longest} with the soft prompt "
-                f"(max_position_embeddings); got {length}."
+
+def attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    positions: jax.Array,
+    cache: Cache | None,
+    *,
+    scale: float,
+    window: Any = None,
+    cap: float | None = None,
+) -> tuple[jax.Array, Cache | None]:
+    """Causal attention, in which several heads of queries may share keys and values.
+
+    Args:
+      q: [B, T, heads, width of a head].
+      k: [B, T, fewer heads, width of a head], as v.
+      v: As k.
+      positions: int32 [T], of the tokens.
+      cache: Of the layer; what is new is written to it. Without, positions start at 0.
+      scale: Of the products.
+      window: How many positions a token sees, its own included; all, without.
+      cap: Where the scaled products end, softly.
+
+    Returns:
+      What was mixed, [B, T, heads · width], and the cache.
+    """
+    if cache is not None:
+        zero, start = jnp.int32(0), positions[0]
+        k, v = cache = Cache(
+            *(
+                lax.dynamic_update_slice(old, new, (zero, start, zero, zero))
+                for old, new in zip(cache, (k, v), strict=True)
             )
-        return self.embed_positions(jnp.arange(length) + POSITION_OFFSET)
+        )
+    batch, length, heads, width = q.shape
+    q = q.reshape(batch, length, k.shape[2], heads // k.shape[2], width)
+    products = jnp.einsum("btkgd,bskd->bkgts", q, k, preferred_element_type=jnp.float32)
+    products = products * scale
+    if cap is not None:
+        products = cap * jnp.tanh(products / cap)
+    distance = positions[:, None] - jnp.arange(k.shape[1])[None]
+    seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+    products = jnp.where(seen[None, None, None], products, -jnp.inf)
+    weights = jax.nn.softmax(products).astype(v.dtype)
+    mixed = jnp.einsum("bkgts,bskd->btkgd", weights, v)
+    return mixed.reshape(batch, length, heads * width), cache
 
-    def _run_layers(self, x: jax.Array) -> jax.Array:
-        graphdef, stack = nnx.split(self.layers)
 
-        # Not nnx.scan, which would return the parameters, and so build perturbed ones.
-        def body(x: jax.Array, parameters: nnx.State) -> tuple[jax.Array, None]:
-            return nnx.merge(graphdef, parameters)(x), None
-
-        x, _ = lax.scan(jax.checkpoint(body) if self.remat else body, x, stack)
-        return x
+def check_sizes(values: Mapping[str, Any]) -> None:
+    """Raises a ValueError unless all are positive integers."""
+    for name, value in values.items():
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{name} must be a positive integer; got {value!r}.")
 
 
 def stacked(num: int, make: Callable[[nnx.Rngs], T], rngs: nnx.Rngs) -> T:
@@ -226,5 +214,6 @@ def stacked(num: int, make: Callable[[nnx.Rngs], T], rngs: nnx.Rngs) -> T:
     return nnx.split_rngs(splits=num)(nnx.vmap(make))(rngs)
 
 
-def _kinds(dtype: Any, rngs: nnx.Rngs) -> dict[str, Any]:
+def kinds(dtype: Any, rngs: nnx.Rngs) -> dict[str, Any]:
+    """What Flax's layers are told of their parameters."""
     return {"dtype": dtype, "param_dtype": dtype, "rngs": rngs}

@@ -12,7 +12,7 @@ from flax import nnx
 from tqdm import tqdm
 
 from examples.llm import corpus, weights
-from examples.llm.model import OPT, Config
+from examples.llm.opt import OPT, Config
 
 RECORD = "pretraining.json"
 

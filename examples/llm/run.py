@@ -23,7 +23,7 @@ from tqdm import tqdm
 from examples.common import checkpoint
 from examples.common.cli import UserError
 from examples.llm.data import Batch, batch_at
-from examples.llm.model import OPT
+from examples.llm.model import LanguageModel
 from examples.llm.train import Settings, State, evaluate, start, train_step
 
 METRICS = "metrics.jsonl"
@@ -34,14 +34,14 @@ FREE = ("num_steps", "checkpoint_every")
 class Result(NamedTuple):
     """What a run returns."""
 
-    model: OPT
+    model: LanguageModel
     state: State
     evaluations: list[dict[str, Any]]  # Of the whole run, also after a resumption.
 
 
 def run(
     settings: Settings,
-    model: OPT,
+    model: LanguageModel,
     train: Batch,
     dev: Batch,
     *,

@@ -20,7 +20,7 @@ import radazo_jax.nnx as zo_nnx
 from examples.common.laws import LAWS
 from examples.llm import lora
 from examples.llm.data import Batch
-from examples.llm.model import OPT
+from examples.llm.model import LanguageModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +85,7 @@ class State(NamedTuple):
 class Job:
     """What a step needs and does not change."""
 
-    graphdef: nnx.GraphDef[OPT]
+    graphdef: nnx.GraphDef[LanguageModel]
     rest: nnx.State  # What is not tuned.
     learning_rate: jax.Array  # (), float32.
     b1: jax.Array  # (), float32.
@@ -101,7 +101,7 @@ class Job:
         return (zo.radazo if method == "radazo" else zo.zo_adamm)(rate, self.b1, b2)
 
 
-def start(settings: Settings, model: OPT) -> tuple[Job, State]:
+def start(settings: Settings, model: LanguageModel) -> tuple[Job, State]:
     """Adds adapters or a prompt to the model, and starts a run of it.
 
     The state takes the model's arrays over: what is tuned is not to be used elsewhere.
@@ -146,12 +146,16 @@ def train_step(job: Job, state: State, batch: Batch) -> tuple[State, jax.Array]:
 # --- The loss ---------------------------------------------------------------------
 
 
-def loss_fn(model: OPT, batch: Batch, objective: str = "classification") -> jax.Array:
+def loss_fn(
+    model: LanguageModel, batch: Batch, objective: str = "classification"
+) -> jax.Array:
     total, count = _loss_terms(model, batch, objective)
     return total / count
 
 
-def _loss_terms(model: OPT, batch: Batch, objective: str) -> tuple[jax.Array, Any]:
+def _loss_terms(
+    model: LanguageModel, batch: Batch, objective: str
+) -> tuple[jax.Array, Any]:
     """A sum of losses and how many there are; the loss is their ratio.
 
     "classification" is the cross-entropy over the candidates, one loss an example;
@@ -167,13 +171,13 @@ def _loss_terms(model: OPT, batch: Batch, objective: str) -> tuple[jax.Array, An
     return -(found * right.mask).sum(), right.mask.sum()
 
 
-def scores(model: OPT, batch: Batch) -> jax.Array:
+def scores(model: LanguageModel, batch: Batch) -> jax.Array:
     """The mean log-probability of each candidate's tokens, float32 [B, C]."""
     found = _token_log_probabilities(model, batch) * batch.mask
     return found.sum(axis=-1) / batch.mask.sum(axis=-1)
 
 
-def _token_log_probabilities(model: OPT, batch: Batch) -> jax.Array:
+def _token_log_probabilities(model: LanguageModel, batch: Batch) -> jax.Array:
     """Of each candidate's tokens, float32 [B, C, L]."""
     examples, sequences, length = batch.tokens.shape
     hidden = model.hidden(batch.tokens.reshape(-1, length))

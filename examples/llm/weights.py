@@ -3,8 +3,8 @@
     model = load("opt-125m")
     save(model, "copy")
 
-`transformers` and `load` read what `save` and `save_merged` write, and `peft` what
-`save_adapters` writes.
+`transformers` and `load` read what `save` and `save_merged` write, `peft` and
+`load_adapters` what `save_adapters` writes.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import functools
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,17 @@ from flax import nnx
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from examples.llm import lora
-from examples.llm.model import OPT, Config
+from examples.llm import decoder, lora, opt
+from examples.llm.model import Config, LanguageModel
 
 Folder = str | os.PathLike[str]
 
 CONFIG = "config.json"
+ADAPTER_CONFIG, ADAPTERS = "adapter_config.json", "adapter_model.safetensors"
+# What is copied from a model to one tuned from it.
 TOKENIZER = (
+    "chat_template.jinja",
+    "generation_config.json",
     "merges.txt",
     "special_tokens_map.json",
     "tokenizer.json",
@@ -38,10 +42,14 @@ TOKENIZER = (
 )
 
 _LEAVES = {"kernel": "weight", "embedding": "weight", "scale": "weight", "bias": "bias"}
-_ATTENTION = ("q_proj", "k_proj", "v_proj", "out_proj")
+# What old checkpoints hold beside parameters.
+_COMPUTED = ".rotary_emb.inv_freq"
+FAMILIES: dict[str, Any] = {"opt": opt.Config} | dict.fromkeys(
+    decoder.FAMILIES, decoder.Config
+)
 
 
-def load(folder: Folder, *, dtype: Any = jnp.bfloat16) -> OPT:
+def load(folder: Folder, *, dtype: Any = jnp.bfloat16) -> LanguageModel:
     """The model of a folder with `config.json` and safetensors, whole or in shards.
 
     Tensors are read one by one: beside the model there is one parameter (of all
@@ -53,37 +61,55 @@ def load(folder: Folder, *, dtype: Any = jnp.bfloat16) -> OPT:
 
     Raises:
       FileNotFoundError: If a file is not there.
-      ValueError: If the files are damaged, or hold anything but an OPT model.
+      ValueError: If the files are damaged, or hold a model of another family.
     """
     folder = Path(folder)
     config = read_config(folder)
-    abstract = nnx.eval_shape(lambda: OPT(config, dtype=dtype, rngs=nnx.Rngs(0)))
+    abstract = nnx.eval_shape(lambda: config.build(dtype=dtype, rngs=nnx.Rngs(0)))
     graphdef, state = nnx.split(abstract)
     flat = dict(nnx.to_flat_state(state))
     with contextlib.ExitStack() as files:
-        stored = _open(folder, files)
-        stored.pop("lm_head.weight", None)  # Tied to the embeddings.
+        stored = _open(folder, "model*.safetensors", files)
+        if not hasattr(abstract, "lm_head"):
+            stored.pop("lm_head.weight", None)  # Tied to the embeddings.
         for path, variable in flat.items():
             host = np.empty(variable.shape, variable.dtype)
-            for name, view in _views(path, host).items():
-                if name not in stored:
-                    raise ValueError(f"{folder} lacks the tensor {name}.")
-                tensor = stored.pop(name)()
-                real = jnp.issubdtype(tensor.dtype, jnp.floating)
-                if tensor.shape != view.shape or not real:
-                    raise ValueError(
-                        f"{folder}: tensor {name} must be of shape {view.shape} and "
-                        f"floating point; got {tensor.shape} and {tensor.dtype}."
-                    )
-                view[...] = tensor
+            _fill(_views(abstract, path, host), stored, folder)
             # Waits, so that the next is not read before this one is let go.
             flat[path] = variable.replace(jax.block_until_ready(jnp.array(host)))
-    if stored:
-        raise ValueError(f"{folder} has the unexpected tensor {min(stored)}.")
+    _check_empty(stored, folder)
     return nnx.merge(graphdef, nnx.from_flat_state(flat))
 
 
-def save(model: OPT, folder: Folder) -> None:
+def load_adapters(model: LanguageModel, folder: Folder) -> None:
+    """Adds the adapters or the soft prompt that `peft` wrote, or `save_adapters`.
+
+    Args:
+      model: A model without either, changed in place.
+      folder: Holds `adapter_config.json` and `adapter_model.safetensors`.
+
+    Raises:
+      FileNotFoundError: If a file is not there.
+      ValueError: If the files are damaged, or hold anything but adapters of the query
+        and value projections or a soft prompt.
+    """
+    folder = Path(folder)
+    config = _read_adapter_config(folder / ADAPTER_CONFIG)
+    rngs = nnx.Rngs(0)  # What is drawn is replaced.
+    if config["peft_type"] == "LORA":
+        lora.add_lora(model, rank=config["r"], alpha=config["lora_alpha"], rngs=rngs)
+    else:
+        lora.add_prompt(model, length=config["num_virtual_tokens"], rngs=rngs)
+    with contextlib.ExitStack() as files:
+        stored = _open(folder, ADAPTERS, files)
+        for variable, views in _adapter_views(model):
+            host = np.empty(variable.shape, np.float32)
+            _fill(views(host), stored, folder)
+            variable[...] = jnp.asarray(host)
+    _check_empty(stored, folder)
+
+
+def save(model: LanguageModel, folder: Folder) -> None:
     """Writes a checkpoint that `load` reads, and Hugging Face's `from_pretrained`.
 
     Args:
@@ -101,14 +127,14 @@ def save(model: OPT, folder: Folder) -> None:
                 "model must have no adapters and no soft prompt to be saved; got "
                 f"{'.'.join(map(str, path))}."
             )
-        tensors |= _views(path, np.asarray(variable[...]))
+        tensors |= _views(model, path, np.asarray(variable[...]))
     for path in Path(folder).glob("model*.safetensors*"):
         path.unlink()
     config = model.config.to_dict() | {"torch_dtype": str(jnp.dtype(model.dtype))}
     _write(Path(folder), CONFIG, config, "model.safetensors", tensors)
 
 
-def save_merged(model: OPT, folder: Folder, *, base: Path) -> None:
+def save_merged(model: LanguageModel, folder: Folder, *, base: Path) -> None:
     """Writes a tuned model, its adapters merged into the weights, and its tokenizer.
 
     Args:
@@ -125,7 +151,7 @@ def save_merged(model: OPT, folder: Folder, *, base: Path) -> None:
             shutil.copyfile(base / name, Path(folder, name))
 
 
-def save_adapters(model: OPT, folder: Folder, *, base: str) -> None:
+def save_adapters(model: LanguageModel, folder: Folder, *, base: str) -> None:
     """Writes adapters or a soft prompt as `peft.PeftModel.from_pretrained` reads them.
 
     Args:
@@ -137,7 +163,6 @@ def save_adapters(model: OPT, folder: Folder, *, base: str) -> None:
       ValueError: If the model has neither.
     """
     if model.prompt is not None:
-        tensors = {"prompt_embeddings": np.asarray(model.prompt[...])}
         length, width = model.prompt.shape
         config = {
             "peft_type": "PROMPT_TUNING",
@@ -145,7 +170,6 @@ def save_adapters(model: OPT, folder: Folder, *, base: str) -> None:
             "token_dim": width,
         }
     elif isinstance(model.layers.q_proj, lora.AdaptedLinear):
-        tensors = _adapters(model)
         rank = model.layers.q_proj.lora.lora_a.shape[-1]
         config = {
             "peft_type": "LORA",
@@ -157,46 +181,64 @@ def save_adapters(model: OPT, folder: Folder, *, base: str) -> None:
         raise ValueError("model must have adapters or a soft prompt; got neither.")
     config |= {"task_type": "CAUSAL_LM", "base_model_name_or_path": base}
     config |= {"inference_mode": True}
-    files = "adapter_config.json", config, "adapter_model.safetensors", tensors
-    _write(Path(folder), *files)
+    tensors: dict[str, np.ndarray] = {}
+    for variable, views in _adapter_views(model):
+        tensors |= views(np.asarray(variable[...]))
+    _write(Path(folder), ADAPTER_CONFIG, config, ADAPTERS, tensors)
 
 
-def _views(path: tuple[str, ...], array: np.ndarray) -> dict[str, np.ndarray]:
+def _views(
+    model: LanguageModel, path: tuple[str, ...], array: np.ndarray
+) -> dict[str, np.ndarray]:
     """A parameter's tensors in a checkpoint, by name: one, or one for each layer.
 
     They are views of the parameter.
     """
     *modules, leaf = path
-    parts, prefixes = [array], ["model.decoder"]
+    parts, prefixes = [array], [model.PREFIX]
     if modules[0] == "layers":
-        modules = modules[1:]
-        attention = ".self_attn" if modules[0] in _ATTENTION else ""
-        parts = list(array)
-        prefixes = [f"model.decoder.layers.{i}{attention}" for i in range(len(array))]
+        modules, parts = modules[1:], list(array)
+        prefixes = [_prefix(model, i, modules[0]) for i in range(len(parts))]
+    elif modules[0] == "lm_head":
+        prefixes = [""]
     if leaf == "kernel":  # Checkpoints have its axes the other way round.
         parts = [part.T for part in parts]
-    names = [".".join([prefix, *modules, _LEAVES[leaf]]) for prefix in prefixes]
+    names = [
+        ".".join([prefix, *modules, _LEAVES[leaf]]).lstrip(".") for prefix in prefixes
+    ]
     return dict(zip(names, parts, strict=True))
+
+
+def _prefix(model: LanguageModel, layer: int, module: str) -> str:
+    """What the name of a layer's module starts with."""
+    parent = model.PARENTS.get(module)
+    return f"{model.PREFIX}.layers.{layer}" + (f".{parent}" if parent else "")
 
 
 # --- Reading ----------------------------------------------------------------------
 
 
 def read_config(folder: Path) -> Config:
-    """The sizes of the model in a folder."""
+    """The sizes of the model in a folder, and how its family computes."""
     path = folder / CONFIG
     try:
-        return Config.from_dict(json.loads(path.read_bytes()))
+        values = json.loads(path.read_bytes())
+        family = dict(values).get("model_type")
+        if family not in FAMILIES:
+            raise ValueError(
+                f"model_type must be one of {', '.join(FAMILIES)}; got {family!r}."
+            )
+        return FAMILIES[family].from_dict(values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
 def _open(
-    folder: Path, files: contextlib.ExitStack
+    folder: Path, pattern: str, files: contextlib.ExitStack
 ) -> dict[str, Callable[[], np.ndarray]]:
     """What reads the tensors of a folder, by name with the prefix `model.`."""
     stored: dict[str, Callable[[], np.ndarray]] = {}
-    for path in sorted(folder.glob("model*.safetensors")):
+    for path in sorted(folder.glob(pattern)):
         try:
             file = files.enter_context(safe_open(path, framework="numpy"))
         except SafetensorError as error:
@@ -204,30 +246,97 @@ def _open(
                 f"{path} must be a complete safetensors file: {error}."
             ) from None
         for original in file.keys():  # noqa: SIM118  (It is no mapping.)
+            if original.endswith(_COMPUTED):
+                continue
             bare = original.startswith("decoder.")
             name = f"model.{original}" if bare else original
             stored[name] = functools.partial(file.get_tensor, original)
     if not stored:
         raise FileNotFoundError(
-            f"{folder} must have model.safetensors, or shards of it; got neither. "
+            f"{folder} must have {pattern.replace('*', '')}, or shards of it; got "
+            "neither. "
             "transformers makes one of a PyTorch checkpoint by from_pretrained and "
             "save_pretrained."
         )
     return stored
 
 
+def _fill(
+    views: dict[str, np.ndarray],
+    stored: dict[str, Callable[[], np.ndarray]],
+    folder: Path,
+) -> None:
+    """Reads tensors into the places that they are to have, and takes them off."""
+    for name, view in views.items():
+        if name not in stored:
+            raise ValueError(f"{folder} lacks the tensor {name}.")
+        tensor = stored.pop(name)()
+        real = jnp.issubdtype(tensor.dtype, jnp.floating)
+        if tensor.shape != view.shape or not real:
+            raise ValueError(
+                f"{folder}: tensor {name} must be of shape {view.shape} and "
+                f"floating point; got {tensor.shape} and {tensor.dtype}."
+            )
+        view[...] = tensor
+
+
+def _check_empty(stored: dict[str, Any], folder: Path) -> None:
+    if stored:
+        raise ValueError(f"{folder} has the unexpected tensor {min(stored)}.")
+
+
+def _read_adapter_config(path: Path) -> dict[str, Any]:
+    try:
+        config = dict(json.loads(path.read_bytes()))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    sizes = {"LORA": ("r", "lora_alpha"), "PROMPT_TUNING": ("num_virtual_tokens",)}
+    kind = config.get("peft_type")
+    if kind not in sizes:
+        raise ValueError(
+            f"{path}: peft_type must be one of {', '.join(sizes)}; got {kind!r}."
+        )
+    modules = config.get("target_modules")
+    plain = not config.get("use_dora") and not config.get("use_rslora")
+    if kind == "LORA" and (sorted(modules or ()) != sorted(lora.ADAPTED) or not plain):
+        raise ValueError(
+            f"{path}: adapters must be plain ones of {' and '.join(lora.ADAPTED)}; got "
+            f"target_modules {modules!r}, use_dora {config.get('use_dora')!r} and "
+            f"use_rslora {config.get('use_rslora')!r}."
+        )
+    for name in sizes[kind]:
+        value = config.get(name)
+        whole = type(value) is int or (name == "lora_alpha" and type(value) is float)
+        if not whole or not 0 < value < 2**31:
+            raise ValueError(f"{path}: {name} must be positive; got {value!r}.")
+    return config
+
+
 # --- Writing ----------------------------------------------------------------------
 
 
-def _adapters(model: OPT) -> dict[str, np.ndarray]:
-    tensors = {}
+def _adapter_views(
+    model: LanguageModel,
+) -> Iterator[tuple[nnx.Variable, Callable[[np.ndarray], dict[str, np.ndarray]]]]:
+    """What was tuned, and what of an array like it a file of peft has, by name."""
+    if model.prompt is not None:
+        yield model.prompt, lambda array: {"prompt_embeddings": array}
+        return
     for name in lora.ADAPTED:
         adapter = getattr(model.layers, name).lora
-        for matrix, stack in (("A", adapter.lora_a), ("B", adapter.lora_b)):
-            for i, layer in enumerate(np.asarray(stack[...])):
-                module = f"model.decoder.layers.{i}.self_attn.{name}"
-                tensors[f"base_model.model.{module}.lora_{matrix}.weight"] = layer.T
-    return tensors
+        for matrix, variable in (("A", adapter.lora_a), ("B", adapter.lora_b)):
+            yield variable, functools.partial(_adapter_parts, model, name, matrix)
+
+
+def _adapter_parts(
+    model: LanguageModel, name: str, matrix: str, array: np.ndarray
+) -> dict[str, np.ndarray]:
+    return {
+        f"base_model.model.{_prefix(model, i, name)}.{name}.lora_{matrix}.weight": (
+            layer.T
+        )
+        for i, layer in enumerate(array)
+    }
 
 
 def _write(

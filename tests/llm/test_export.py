@@ -6,6 +6,7 @@ what it makes of ours.
 
 import json
 import pathlib
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -33,23 +34,7 @@ def _logits(name):
 def _tuned(name):
     """Our model with the adapters or the prompt that peft has in its file."""
     model = weights.load(_GOLDEN / "opt" / _BASES[name], dtype=jnp.float32)
-    tensors = _golden(name)
-    if name == "prompt":
-        lora.add_prompt(model, length=4, rngs=nnx.Rngs(0))
-        model.prompt[...] = jnp.asarray(tensors["prompt_embeddings"])
-        return model
-    lora.add_lora(model, rank=3, alpha=6.0, rngs=nnx.Rngs(0))
-    for projection in ("q_proj", "v_proj"):
-        adapter = getattr(model.layers, projection).lora
-        for letter, variable in (("A", adapter.lora_a), ("B", adapter.lora_b)):
-            found = [
-                tensors[
-                    f"base_model.model.model.decoder.layers.{layer}.self_attn."
-                    f"{projection}.lora_{letter}.weight"
-                ].T
-                for layer in range(2)
-            ]
-            variable[...] = jnp.asarray(np.stack(found))
+    weights.load_adapters(model, _GOLDEN / "peft" / name)
     return model
 
 
@@ -85,6 +70,32 @@ def test_files_are_those_that_peft_writes(name, tmp_path):
         "prompt": {"num_virtual_tokens", "token_dim"},
     }[name]
     assert needed <= ours.keys()
+
+
+def _changed(change, name, to):
+    """A copy of what peft wrote, its configuration changed."""
+    folder = shutil.copytree(_GOLDEN / "peft" / name, to)
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | change), "utf-8")
+    return folder
+
+
+_BAD_ADAPTERS = {
+    "kind": ("lora", {"peft_type": "IA3"}, "peft_type must be one of LORA, .*'IA3'"),
+    "modules": ("lora", {"target_modules": ["fc1"]}, "of q_proj and v_proj; got .*fc1"),
+    "dora": ("lora", {"use_dora": True}, "must be plain ones .*use_dora True"),
+    "rank": ("lora", {"r": 0}, "r must be positive; got 0"),
+    "shape": ("lora", {"r": 2}, r"lora_A.weight must be of shape \(2, 32\)"),
+    "prompt": ("prompt", {"num_virtual_tokens": None}, "must be positive; got None"),
+}
+
+
+@pytest.mark.parametrize("case", _BAD_ADAPTERS)
+def test_bad_adapters(case, tmp_path):
+    name, change, message = _BAD_ADAPTERS[case]
+    model = weights.load(_GOLDEN / "opt" / _BASES[name], dtype=jnp.float32)
+    with pytest.raises(ValueError, match=message):
+        weights.load_adapters(model, _changed(change, name, tmp_path / "adapters"))
 
 
 def test_a_merged_model_is_the_adapted_one(tmp_path):

@@ -15,7 +15,7 @@ from flax import nnx
 
 from examples.llm import lora, train
 from examples.llm.data import Batch
-from examples.llm.model import OPT
+from examples.llm.opt import OPT
 
 from . import tiny
 from .tiny import SETTINGS, TRAIN, arrays, examples, model

@@ -145,7 +145,7 @@ BAD_FILES = {
     shard_gone: (ValueError, "lacks the tensor model.decoder"),
     tensors_gone: (FileNotFoundError, "must have model.safetensors, or shards of it"),
     config_gone: (FileNotFoundError, "config.json"),
-    config_no_object: (ValueError, "config.json: model_type must be 'opt'"),
+    config_no_object: (ValueError, "config.json: model_type must be one of opt"),
     config_not_text: (ValueError, "config.json: .* can't decode byte"),
 }
 

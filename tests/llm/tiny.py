@@ -11,7 +11,7 @@ from flax import nnx
 
 from examples.llm import train
 from examples.llm.data import Batch
-from examples.llm.model import OPT, Config
+from examples.llm.opt import OPT, Config
 from examples.llm.train import Settings
 
 CONFIG = Config(
