@@ -16,8 +16,8 @@ class NumberedState(NamedTuple):
 
     Attributes:
       key: The key of all directions, that of the first step: a typed key, shape ().
-      number: The number of the next direction, modulo 2³²: uint32, shape (). At 0, the
-        step's key becomes that of all directions.
+      number: The number of the next direction: uint32, shape (). At 0, the step's key
+        becomes that of all directions. After 2³² directions it is 0 again.
     """
 
     key: jax.Array
@@ -60,4 +60,6 @@ def advanced(state: Any, points: Points, size: int | None = None) -> Any:
         return state
     keys = points.directions.key
     taken = jnp.uint32(len(points.scales) if size is None else size)
-    return NumberedState(keys[0], state.number + taken)
+    number = state.number + taken
+    # Past the last number, the first step is that of another run, with another key.
+    return NumberedState(keys[0], jnp.where(number < taken, 0, number))

@@ -110,6 +110,7 @@ def ask_tell(
                 "values must follow an ask, and be told once; got a state whose "
                 "candidates were not asked for, or were told already."
             )
+        step.check_room(state.run)
         run, *_ = _kept_tell(
             state.run,
             as_values(values, state.run.params),

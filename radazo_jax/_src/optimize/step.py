@@ -27,6 +27,7 @@ from radazo_jax._src.estimate.points import Points
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.optimize import history
 
+_MAX_STEPS = np.iinfo(np.int32).max
 # A lower and an upper bound: trees like the parameters, or scalars.
 Bounds = tuple[Any, Any]
 
@@ -35,7 +36,8 @@ class Failures(NamedTuple):
     """What of a run could not be used.
 
     Attributes:
-      evaluations: The number of values that were not finite: int32, shape ().
+      evaluations: The number of values that were not finite: int32, shape (). It ends
+        at 2³¹ - 2, which means so many or more.
       skipped: The number of steps that had no value to use: int32, shape ().
       in_a_row: The number of those that were the latest: int32, shape ().
     """
@@ -136,6 +138,16 @@ def resumed(state: MinimizeState) -> MinimizeState:
     """The state to start a call with: what failed in a row before does not count."""
     none = jnp.zeros((), jnp.int32)
     return state._replace(failures=state.failures._replace(in_a_row=none))
+
+
+def check_room(state: MinimizeState, num_steps: int = 1) -> None:
+    """Raises if a run would be longer than its steps can be counted."""
+    if num_steps > _MAX_STEPS - int(state.step):
+        raise ValueError(
+            f"num_steps must end a run before 2^31 steps; got {num_steps} after "
+            f"{int(state.step)}. A step draws by its number: begin another run, with "
+            "another key."
+        )
 
 
 def told(state: MinimizeState) -> dict[str, str]:
@@ -249,8 +261,9 @@ def advance(
         params, optimizer_state = _times(
             1 - one, update, state.params, state.optimizer_state
         )
+    most = _MAX_STEPS - 1 - failed
     failures = Failures(
-        state.failures.evaluations + failed,
+        jnp.minimum(state.failures.evaluations, most) + failed,
         state.failures.skipped + one,
         one * (state.failures.in_a_row + 1),
     )

@@ -1,0 +1,92 @@
+"""Counts near the largest that they can be."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compare import assert_same
+
+import radazo_jax as zo
+from radazo_jax._src.estimate import numbering
+
+MOST = 2**31 - 1
+START = np.zeros(5, np.float32)
+OPTIMIZER = zo.zo_sgd(1e-2)
+ESTIMATOR = zo.forward_difference(zo.rademacher(), num_directions=3)
+
+
+def loss(x):
+    return jnp.sum((x - 1) ** 2)
+
+
+def at(step, **failures):
+    """The state of a run after so many steps."""
+    state = zo.ask_tell(OPTIMIZER, ESTIMATOR)[0](START, 0).run
+    counts = {name: jnp.int32(count) for name, count in failures.items()}
+    failed = state.failures._replace(**counts)
+    return state._replace(step=jnp.int32(step), failures=failed)
+
+
+def minimize(num_steps, state, fun=loss, optimizer=OPTIMIZER):
+    return zo.minimize(
+        *(fun, START, optimizer, ESTIMATOR, num_steps), state=state, progress=False
+    )
+
+
+def test_the_last_steps_that_can_be_counted_are_taken():
+    result = minimize(3, at(MOST - 3))
+    assert int(result.state.step) == MOST
+    assert len(result.values) == 3
+
+
+@pytest.mark.parametrize("num_steps", [4, 10**18])
+def test_a_run_that_would_be_too_long_is_refused(num_steps):
+    """Beyond, each step would draw the directions of the last one."""
+    with pytest.raises(ValueError, match="num_steps must end a run before 2"):
+        minimize(num_steps, at(MOST - 3))
+    with pytest.raises(ValueError, match=f"got {num_steps} after {MOST - 3}"):
+        zo.minimize_black_box(
+            *(lambda x: 0.0, START, OPTIMIZER, ESTIMATOR, num_steps),
+            state=at(MOST - 3),
+            progress=False,
+        )
+
+
+def test_no_step_is_told_that_cannot_be_counted():
+    init, ask, tell = zo.ask_tell(OPTIMIZER, ESTIMATOR)
+    _, state = ask(init(START, 0)._replace(run=at(MOST - 1)))
+    state = tell(state, np.zeros(4))
+    assert int(state.run.step) == MOST
+    _, state = ask(state)
+    with pytest.raises(ValueError, match="before 2"):
+        tell(state, np.zeros(4))
+
+
+def test_failures_are_counted_up_to_the_last_number():
+    """And a run in which some values fail goes on."""
+
+    def sometimes(x):
+        return jnp.where(x[0] > 1e-9, jnp.inf, loss(x))
+
+    standing = zo.zo_sgd(1e-20)
+    result = minimize(20, at(0, evaluations=MOST - 10), sometimes, standing)
+    assert len(result.values) == 20
+    assert int(result.state.failures.evaluations) == MOST - 1
+
+
+@pytest.mark.parametrize("number", [0, 2**32 - 4, 2**32 - 3, 2**32 - 1])
+def test_numbers_of_directions_begin_again_with_another_key(number):
+    """Rather than with those of the first steps, drawn a second time."""
+    state = numbering.NumberedState(jax.random.key(1), jnp.uint32(number))
+    key, numbers = numbering.following(state, jax.random.key(2), 3)
+    assert_same(key, jax.random.key(1 if number else 2))
+    np.testing.assert_array_equal(numbers, np.uint32((number + np.arange(3)) % 2**32))
+    directions = types.SimpleNamespace(key=key[None])
+    points = types.SimpleNamespace(directions=directions, scales=np.zeros(3))
+    after = numbering.advanced(state, points)
+    assert int(after.number) == (number + 3 if number + 3 < 2**32 else 0)
+    key, _ = numbering.following(after, jax.random.key(3), 3)
+    kept = 1 if number else 2
+    assert_same(key, jax.random.key(kept if number + 3 < 2**32 else 3))
