@@ -1,0 +1,52 @@
+"""Many programs in several processes, chunk by chunk."""
+
+import contextlib
+import io
+import multiprocessing
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from . import run as one
+
+CHUNK = 50
+empty = one.empty
+
+
+def configure() -> None:
+    """As `tests/conftest.py` does, with two devices."""
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 2)
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def run(seeds: range, processes: int) -> Iterator[dict[str, Any]]:
+    """The reports of all chunks, in order."""
+    parts = [seeds[i : i + CHUNK] for i in range(0, len(seeds), CHUNK)]
+    configure()
+    if processes == 1:
+        yield from map(chunk, parts)
+        return
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(processes, configure) as pool:
+        yield from pool.imap(chunk, parts)
+
+
+def chunk(seeds: range) -> dict[str, Any]:
+    # What programs print is of no interest.
+    with contextlib.redirect_stdout(io.StringIO()):
+        return one.run(seeds)
+
+
+def merged(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+    both = {
+        key: dict(sorted((Counter(a[key]) + Counter(b[key])).items()))
+        for key in ("checks", "primitives", "rules")
+    }
+    return both | {
+        "programs": a["programs"] + b["programs"],
+        "failures": a["failures"] + b["failures"],
+    }

@@ -1,0 +1,60 @@
+"""One random program for each seed."""
+
+import dataclasses
+import random
+from collections.abc import Iterator
+
+import jax
+
+from . import calls, elementwise, look_ups, matrices, meshes, moves, randomness, sums
+from .build import COMPLEX, FLOATS, Builder, Maker
+from .program import Program
+
+__all__ = ["calls", "elementwise", "generate", "look_ups", "matrices", "meshes"]
+__all__ += ["moves", "randomness", "sums"]
+
+# Up to so many makers.
+LENGTH = 6
+
+
+def generate(
+    seed: int, wide: bool = False, kinds: dict[str, float] | None = None
+) -> Program:
+    """A program of one to three leaves, by makers of these kinds."""
+    return _grown(seed, wide, kinds).program()
+
+
+def refused(seed: int, wide: bool = False) -> Iterator[Program]:
+    """Programs that end in a statement that JAX refuses to trace."""
+    builder = _grown(seed, wide, None)
+    program = builder.program()
+    known = {value.name for value in builder.values}
+    for bare in builder.refused:
+        if bare.reads() <= known:
+            statements = (*program.statements, bare)
+            yield dataclasses.replace(program, statements=statements)
+
+
+def _grown(seed: int, wide: bool, kinds: dict[str, float] | None) -> Builder:
+    rng = random.Random(seed)
+    with jax.enable_x64(wide):
+        builder = _start(rng, wide, kinds)
+        builder.grow(rng.randint(1, LENGTH))
+    return builder
+
+
+def _start(
+    rng: random.Random, wide: bool, kinds: dict[str, float] | None = None
+) -> Builder:
+    builder = Builder(rng, wide, kinds)
+    for _ in range(rng.randint(1, 3)):
+        dtypes = FLOATS if rng.random() < 0.93 else COMPLEX
+        builder.param(builder.shape(), builder.dtype(dtypes))
+    return builder
+
+
+def with_maker(one: Maker, seed: int, wide: bool = False) -> Program | None:
+    """A program that this maker has added to, or `None` where it has not."""
+    with jax.enable_x64(wide):
+        builder = _start(random.Random(seed), wide)
+        return builder.program() if builder.step(one) else None

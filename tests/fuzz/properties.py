@@ -1,0 +1,269 @@
+"""What must hold of every program, and how far rounding may carry it.
+
+The authority is `fun` itself, at leaves that are displaced densely: p + s · u with u
+from `Law.materialize`. Both programs are run operation by operation.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import compare
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tables
+
+import radazo_jax as zo
+
+from .evaluate import Rounding, evaluate
+
+# For sums that are exact: leaves are multiples of 1/8, and directions are signs.
+EXACT_SCALE = 0.25
+
+
+class Flips(compare.Hashed):
+    """Signs that cost nothing to compile: p + s · u is exact in every dtype."""
+
+    def draw(self, key, number, at):
+        return _flips(key, number, at)
+
+
+# Traced once for each shape.
+@jax.jit
+def _flips(key, number, at):
+    drawn = compare.Hashed().draw(key, number, at)
+    return jnp.where(drawn > 0, jnp.float32(1), jnp.float32(-1))
+
+
+LAWS = compare.LAWS | {"flips": Flips()}
+# What a law of factors adds to a product is summed in another order.
+FACTORS = ("low_rank", "low_rank(2)")
+
+
+class Mismatch(AssertionError):
+    """A perturbed program is not what its definition is."""
+
+
+class Undefined(Exception):
+    """`fun` itself cannot be run."""
+
+
+def displaced(params: Any, key: jax.Array, law: zo.Law, scale: float) -> Any:
+    """p + s · u in float32 at least, rounded once."""
+    direction = law.sample(key, params)
+    wide = jax.tree.map(lambda p: p.astype(_wide(p.dtype)), params)
+    u = law.materialize(direction, wide)
+    return jax.tree.map(
+        lambda p, x, u: (x + jnp.asarray(scale, x.dtype) * u).astype(p.dtype),
+        *(params, wide, u),
+    )
+
+
+def _wide(dtype: Any) -> Any:
+    return dtype if dtype.itemsize >= 4 else jnp.dtype("float32")
+
+
+def perturbed(fun: Callable[[Any], Any], law: zo.Law, scale: float) -> Any:
+    def run(params: Any, key: jax.Array) -> Any:
+        return zo.perturb(fun)(params, law.sample(key, params), scale)
+
+    return run
+
+
+def step_by_step(fun: Callable[..., Any], *args: Any) -> list[Any]:
+    return evaluate(jax.make_jaxpr(fun)(*args), jax.tree.leaves(args))
+
+
+# --- Properties -------------------------------------------------------------------
+
+
+def bits(fun: Any, params: Any, law: str, scale: float) -> None:
+    """Bit for bit the definition."""
+    key = jax.random.key(1)
+    expected, _ = _definition(fun, params, key, law, scale)
+    got = step_by_step(perturbed(fun, LAWS[law], scale), params, key)
+    _assert_bits(got, expected)
+
+
+def rounded(fun: Any, params: Any, law: str, scale: float) -> str:
+    """The definition, to rounding."""
+    key = jax.random.key(1)
+    expected, spread = _definition(fun, params, key, law, scale)
+    got = step_by_step(perturbed(fun, LAWS[law], scale), params, key)
+    return _assert_rounded(got, expected, spread, law)
+
+
+def compiled(fun: Any, params: Any, law: str, scale: float) -> str:
+    """In one program, as XLA fuses it."""
+    key = jax.random.key(1)
+    expected, spread = _definition(fun, params, key, law, scale)
+    got = tables.jit(perturbed(fun, LAWS[law], scale))(params, key)
+    return _assert_rounded(list(got), expected, spread, law)
+
+
+def batched(fun: Any, params: Any, law: str, scale: float) -> str:
+    """Two directions at once."""
+    keys = jax.random.split(jax.random.key(1), 2)
+    both = jax.vmap(perturbed(fun, LAWS[law], scale), (None, 0))
+    displace = functools.partial(displaced, law=LAWS[law], scale=scale)
+    plain = jax.vmap(lambda params, key: fun(displace(params, key)), (None, 0))
+    error = _error(lambda: jax.make_jaxpr(plain)(params, keys))
+    if error is not None:
+        return _assert_raises(lambda: jax.make_jaxpr(both)(params, keys), error)
+    definitions = [_definition(fun, params, key, law, scale) for key in keys]
+    got = step_by_step(both, params, keys)
+    outcomes = []
+    for i, (expected, spread) in enumerate(definitions):
+        one = [np.asarray(x)[i] for x in got]
+        outcomes.append(_assert_rounded(one, expected, spread, law))
+    return max(outcomes)
+
+
+def differentiated(fun: Any, params: Any, law: str, scale: float) -> str:
+    """The gradient, which is that at the displaced leaves."""
+
+    def loss(params: Any) -> jax.Array:
+        real = [x for x in fun(params) if jnp.issubdtype(x.dtype, jnp.floating)]
+        sums = [jnp.sum(jnp.sin(x.astype("float32"))) for x in real]
+        return sum(sums, jnp.zeros((), "float32"))
+
+    key = jax.random.key(1)
+    one = jax.grad(perturbed(loss, LAWS[law], scale))
+    error = _error(lambda: jax.make_jaxpr(jax.grad(loss))(params))
+    if error is not None:
+        return _assert_raises(lambda: jax.make_jaxpr(one)(params, key), error)
+    expected, spread = _definition(jax.grad(loss), params, key, law, scale)
+    got = step_by_step(one, params, key)
+    return _assert_rounded(got, expected, spread, law)
+
+
+def refused(fun: Any, params: Any, law: str, scale: float) -> str:
+    """What `fun` raises while it is traced."""
+    error = _error(lambda: jax.make_jaxpr(fun)(params))
+    if error is None:
+        return "same"
+    one = perturbed(fun, LAWS[law], scale)
+    return _assert_raises(lambda: jax.make_jaxpr(one)(params, jax.random.key(1)), error)
+
+
+PROPERTIES = {
+    check.__name__: check
+    for check in (bits, rounded, compiled, batched, differentiated, refused)
+}
+
+
+# --- Comparisons ------------------------------------------------------------------
+
+
+def _definition(
+    fun: Any, params: Any, key: jax.Array, law: str, scale: float
+) -> tuple[list[Any], Callable[[Rounding], list[Any]]]:
+    """The results of `fun` at the displaced leaves; and with random rounding."""
+    dense = params
+    if scale:
+        displace = functools.partial(displaced, law=LAWS[law], scale=scale)
+        dense = step_by_step(displace, params, key)
+    tree = jax.tree.unflatten(jax.tree.structure(params), list(map(jnp.asarray, dense)))
+    jaxpr = jax.make_jaxpr(fun)(tree)
+    dense = jax.tree.leaves(dense)
+
+    def spread(rounding: Rounding) -> list[Any]:
+        return evaluate(jaxpr, [rounding(x) for x in dense], rounding)
+
+    try:
+        return list(map(np.asarray, evaluate(jaxpr, dense))), spread
+    except Exception as error:
+        raise Undefined(repr(error)) from error
+
+
+def _assert_bits(got: Sequence[Any], expected: Sequence[Any]) -> None:
+    _assert_types(got, expected)
+    for i, (a, b) in enumerate(zip(got, expected, strict=True)):
+        if not _same_bits(a, b):
+            raise Mismatch(f"result {i}: got {a!r}, expected {b!r}")
+
+
+def _assert_types(got: Sequence[Any], expected: Sequence[Any]) -> None:
+    kinds = [[(x.shape, x.dtype) for x in each] for each in (got, expected)]
+    if kinds[0] != kinds[1]:
+        raise Mismatch(f"got results of {kinds[0]}, expected {kinds[1]}")
+
+
+def _same_bits(a: Any, b: Any) -> bool:
+    """Equal, of zeros their signs too, and NaN where NaN is."""
+    a, b = np.asarray(a), np.asarray(b)
+    if not jnp.issubdtype(a.dtype, jnp.inexact):
+        return bool((a == b).all())
+    if jnp.issubdtype(a.dtype, jnp.complexfloating):
+        return _same_bits(a.real, b.real) and _same_bits(a.imag, b.imag)
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    nan = np.isnan(a) & np.isnan(b)
+    return bool((nan | ((a == b) & (np.signbit(a) == np.signbit(b)))).all())
+
+
+def _assert_rounded(
+    got: Sequence[Any],
+    expected: Sequence[Any],
+    spread: Callable[[Rounding], list[Any]],
+    law: str,
+) -> str:
+    """`same`, `rounded`, or `unstable` where rounding decides the results."""
+    _assert_types(got, expected)
+    if all(map(_same_bits, got, expected)):
+        return "same"
+    for count, size in ((3, 1.0), (16, 4.0), (64, 16.0)):
+        roundings = [Rounding(seed, size) for seed in range(count)]
+        runs = [spread(rounding) for rounding in roundings]
+        if law in FACTORS and not roundings[0].all_finite:
+            return "unstable"  # ∞ · (W + s A Bᵀ) is not ∞ · W + s (∞ · A) Bᵀ.
+        found = [
+            _outcome(a, b, [run[i] for run in runs])
+            for i, (a, b) in enumerate(zip(got, expected, strict=True))
+        ]
+        if "wrong" not in found:
+            return "unstable" if "unstable" in found else "rounded"
+    i = found.index("wrong")
+    raise Mismatch(f"result {i}: got {got[i]!r}, expected {expected[i]!r}")
+
+
+def _outcome(got: Any, expected: Any, runs: Sequence[Any]) -> str:
+    a, b, *runs = (np.asarray(x) for x in (got, expected, *runs))
+    if _same_bits(a, b):
+        return "same"
+    if not jnp.issubdtype(b.dtype, jnp.inexact):
+        return "unstable" if any((run != b).any() for run in runs) else "wrong"
+    epsilon = float(jnp.finfo(b.dtype).eps)
+    real = not jnp.issubdtype(b.dtype, jnp.complexfloating)
+    a, b, *runs = (
+        x.astype(np.float64 if real else np.complex128) for x in (a, b, *runs)
+    )
+    finite = np.isfinite(b)
+    if any((np.isfinite(run) != finite).any() for run in runs):
+        return "unstable"
+    odd = ~finite & (np.isnan(a) & np.isnan(b) | (a == b))
+    if not (odd | (finite & np.isfinite(a))).all():
+        return "wrong"
+    if not finite.any():
+        return "rounded"
+    a, b, runs = a[finite], b[finite], [run[finite] for run in runs]
+    size = np.abs(b).max()
+    spread = max(np.abs(run - b).max() for run in runs)
+    return (
+        "rounded" if np.abs(a - b).max() <= 8 * (spread + epsilon * size) else "wrong"
+    )
+
+
+def _error(trace: Callable[[], Any]) -> Exception | None:
+    try:
+        trace()
+    except Exception as error:
+        return error
+    return None
+
+
+def _assert_raises(trace: Callable[[], Any], error: Exception) -> str:
+    got = _error(trace)
+    if type(got) is not type(error):
+        raise Mismatch(f"got {got!r}, expected {error!r}")
+    return "same"

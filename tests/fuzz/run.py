@@ -1,0 +1,166 @@
+"""Checks programs one after another, and counts what they met."""
+
+import collections
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from radazo_jax._src.perturb import rules
+
+from .generate import generate, refused
+from .program import Program
+from .properties import EXACT_SCALE, LAWS, PROPERTIES, Mismatch, Undefined
+from .shrink import shrink
+
+_NAMES = list(LAWS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """A property, the law of the direction, and the scale."""
+
+    property: str
+    law: str
+    scale: float
+
+    def __str__(self) -> str:
+        return f'{self.property}(fun, params, "{self.law}", {self.scale})'
+
+
+def checks(seed: int) -> Iterator[Check]:
+    """What is checked of a program: always the definition, seldom what costs more."""
+    law = _NAMES[seed % len(_NAMES)]
+    yield Check("bits", "flips", EXACT_SCALE)
+    if seed % 4 == 1:
+        yield Check("rounded" if "low_rank" in law else "bits", law, 0.0)
+    if seed % 8 == 3:
+        yield Check("rounded", law, 0.1)
+    if seed % 16 == 5:
+        yield Check("differentiated", "hashed", 0.1)
+    if seed % 16 == 14:
+        yield Check("batched", "low_rank" if seed % 32 == 14 else "hashed", 0.1)
+    if seed % 64 == 7:
+        yield Check("compiled", law, 0.1)
+
+
+def is_wide(seed: int) -> bool:
+    """Whether a program is run with 64-bit types: one in five."""
+    return seed % 5 == 4
+
+
+def failure(program: Program, check: Check) -> tuple[str | None, str]:
+    """How a check fails, or `None`; and its outcome."""
+    with jax.enable_x64(program.wide):
+        try:
+            fun, params = program.fun(), program.arrays()
+            if check.property != "refused":
+                jax.make_jaxpr(fun)(params)
+        except Exception:
+            return None, "no program"
+        try:
+            with np.errstate(all="ignore"):
+                outcome = PROPERTIES[check.property](
+                    fun, params, check.law, check.scale
+                )
+        except Undefined:
+            return None, "undefined"
+        except Mismatch as error:
+            return f"Mismatch: {error}", "mismatch"
+        except Exception as error:
+            return f"{type(error).__name__}: {error}", "mismatch"
+    return None, outcome or "same"
+
+
+def shortest(program: Program, check: Check) -> Program:
+    """The failing program, made short; an error stays of the same type."""
+    kind = str(failure(program, check)[0]).split(":")[0]
+
+    def fails(smaller: Program) -> bool:
+        return str(failure(smaller, check)[0]).startswith(kind)
+
+    return shrink(program, fails)
+
+
+def printed(seed: int, program: Program, check: Check) -> str:
+    return program.test(f"seed_{seed}_{check.property}", str(check))
+
+
+def empty() -> dict[str, Any]:
+    """The report of no program."""
+    return {"programs": 0, "checks": {}, "primitives": {}, "rules": {}, "failures": []}
+
+
+def run(seeds: range, kinds: dict[str, float] | None = None) -> dict[str, Any]:
+    """Checks a program for each seed, and reports what it met."""
+    report = empty()
+    counts = {key: collections.Counter() for key in _COUNTED}
+    for seed in seeds:
+        program = generate(seed, is_wide(seed), kinds)
+        found = list(checks(seed))[: 2 if kinds else None]
+        with jax.enable_x64(program.wide), counted(counts["rules"]):
+            counts["primitives"].update(set(met(program)))
+            for check in found:
+                _check(seed, program, check, counts["checks"], report["failures"])
+            for other in refused(seed, program.wide) if seed % 32 == 9 else ():
+                check = Check("refused", "hashed", 0.1)
+                _check(seed, other, check, counts["checks"], report["failures"])
+        report["programs"] += 1
+    return report | {key: dict(sorted(counts[key].items())) for key in _COUNTED}
+
+
+_COUNTED = ("checks", "primitives", "rules")
+
+
+def _check(
+    seed: int, program: Program, check: Check, counts: Any, failures: list[str]
+) -> None:
+    message, outcome = failure(program, check)
+    scale = "0" if not check.scale else "s"
+    counts[f"{check.property} {check.law} {scale} {outcome}"] += 1
+    if message is not None:
+        shorter = shortest(program, check)
+        message = failure(shorter, check)[0]
+        failures.append(f"# {message}\n{printed(seed, shorter, check)}")
+
+
+def met(program: Program) -> Iterator[str]:
+    """The primitives of a program, those of inner programs included."""
+    jaxpr = jax.make_jaxpr(program.fun())(program.arrays())
+    return _primitives(jaxpr.jaxpr)
+
+
+def _primitives(jaxpr: core.Jaxpr) -> Iterator[str]:
+    for eqn in jaxpr.eqns:
+        yield eqn.primitive.name
+        for value in eqn.params.values():
+            for x in value if isinstance(value, tuple | list) else [value]:
+                inner = getattr(x, "jaxpr", x)
+                if isinstance(inner, core.Jaxpr):
+                    yield from _primitives(inner)
+
+
+@contextlib.contextmanager
+def counted(counts: Any) -> Iterator[None]:
+    """Counts how often each rule of `perturb` is followed, and how often declined."""
+
+    def wrapped(name: str, rule: Any) -> Any:
+        @functools.wraps(rule)
+        def call(*args: Any) -> Any:
+            outputs = rule(*args)
+            counts[f"{name} {'built' if outputs is None else 'followed'}"] += 1
+            return outputs
+
+        return call
+
+    before = dict(rules._RULES)
+    rules._RULES.update({name: wrapped(name, rule) for name, rule in before.items()})
+    try:
+        yield
+    finally:
+        rules._RULES.update(before)

@@ -1,0 +1,60 @@
+"""Random programs against their definition, and that no primitive is forgotten."""
+
+import pytest
+from jax._src.interpreters import mlir
+
+from fuzz import run
+from fuzz.build import MAKERS, QUICK
+from fuzz.generate import with_maker
+from fuzz.left_out import LEFT_OUT
+from radazo_jax._src.perturb import rearrange
+
+# No primitives, but what is done with them.
+OTHERS = {"vmap", "ref", "random_normal"}
+
+
+def lowered_on_the_cpu():
+    """From the tables of JAX itself."""
+    tables = mlir._lowerings, mlir._platform_specific_lowerings["cpu"]
+    return {primitive.name for table in tables for primitive in table}
+
+
+def test_each_primitive_of_jax_is_made_or_left_out():
+    assert lowered_on_the_cpu() - set(MAKERS) - set(LEFT_OUT) == set()
+    assert set(MAKERS) & set(LEFT_OUT) == set()
+
+
+def makes_it(name):
+    programs = (with_maker(MAKERS[name], seed) for seed in range(40))
+    return any(program and name in set(run.met(program)) for program in programs)
+
+
+def test_each_maker_makes_its_primitive():
+    assert [n for n in MAKERS if n not in OTHERS and not makes_it(n)] == []
+
+
+def assert_no_failure(seeds, kinds=None):
+    report = run.run(seeds, kinds)
+    assert not report["failures"], "\n\n".join(report["failures"])
+
+
+def test_random_programs():
+    assert_no_failure(range(40), QUICK)
+
+
+@pytest.mark.slow
+def test_many_random_programs():
+    assert_no_failure(range(10_000, 12_000))
+
+
+def test_a_fault_is_found_and_made_short(monkeypatch):
+    """Positions that stay where they are when a leaf is reversed."""
+    monkeypatch.setattr(rearrange, "reverse", lambda dimensions: lambda mark: mark)
+    check = run.Check("bits", "flips", 0.25)
+    programs = (with_maker(MAKERS["rev"], seed) for seed in range(20))
+    failed = [p for p in programs if p and run.failure(p, check)[0]]
+    assert failed
+    shorter = run.shortest(failed[0], check)
+    assert "Mismatch" in run.failure(shorter, check)[0]
+    assert len(shorter.statements) == 1
+    assert "lax.rev" in run.printed(0, shorter, check)
