@@ -2,7 +2,10 @@
 
 import ast
 import functools
+import importlib
+import importlib.util
 import inspect
+import os
 import pathlib
 import re
 import subprocess
@@ -34,6 +37,11 @@ PUBLIC_MODULES = {
     "testing.": radazo_jax.testing,
     "theory.": radazo_jax.theory,
 }
+# Only where Keras is; the others need nothing that the tests do not need.
+os.environ.setdefault("KERAS_BACKEND", "jax")
+HAS_KERAS = importlib.util.find_spec("keras") is not None
+if HAS_KERAS:
+    PUBLIC_MODULES["keras."] = importlib.import_module("radazo_jax.keras")
 PUBLIC = [
     f"{prefix}{name}"
     for prefix, module in PUBLIC_MODULES.items()
@@ -53,7 +61,8 @@ TYPES = [n for n in PUBLIC if inspect.isclass(public(n))]
 def documented_names():
     pages = sorted((ROOT / "docs" / "api").glob("*.md"))
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
-    return re.findall(r"^::: radazo_jax\.([\w.]+)$", text, re.MULTILINE)
+    names = re.findall(r"^::: radazo_jax\.([\w.]+)$", text, re.MULTILINE)
+    return [name for name in names if HAS_KERAS or not name.startswith("keras.")]
 
 
 def module_name(path):
@@ -163,7 +172,16 @@ def test_version_is_the_same_everywhere():
 
 
 def test_import_needs_the_runtime_dependencies_alone():
-    optional = {"chex", "flax", "matplotlib", "scipy", "sklearn", "tabulate", "tqdm"}
+    optional = {
+        "chex",
+        "flax",
+        "keras",
+        "matplotlib",
+        "scipy",
+        "sklearn",
+        "tabulate",
+        "tqdm",
+    }
     # What JAX and Optax import by themselves is not ours to answer for.
     script = (
         "import sys, jax, jax.numpy, optax; before = set(sys.modules);"

@@ -1,0 +1,177 @@
+"""Keras models on the JAX backend, trained without backpropagation by `fit`.
+
+`import radazo_jax.keras` needs Keras with `KERAS_BACKEND=jax`.
+
+Examples:
+  >>> import keras, numpy as np
+  >>> import radazo_jax as zo
+  >>> import radazo_jax.keras as zo_keras
+  >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+  >>> trainer = zo_keras.ZerothOrder(model, zo.forward_difference())
+  >>> trainer.compile(optimizer=zo.radazo(1e-2), loss="mse")
+  >>> history = trainer.fit(np.ones((8, 3)), np.ones((8, 1)), verbose=0)
+  >>> model.predict(np.ones((8, 3)), verbose=0).shape
+  (8, 1)
+"""
+
+import functools
+from typing import Any
+
+import jax
+import keras
+import optax
+
+from radazo_jax._src.estimate import gradients
+from radazo_jax._src.estimate.estimator import GradientEstimator, check_estimator
+from radazo_jax._src.numbers import keys
+
+if keras.backend.backend() != "jax":
+    raise ImportError(
+        "radazo_jax.keras needs Keras on the JAX backend (KERAS_BACKEND=jax); got "
+        f"{keras.backend.backend()}."
+    )
+
+__all__ = ["ZerothOrder"]
+
+
+class ZerothOrder(keras.Model):
+    """A Keras model whose `fit` estimates the gradients it takes.
+
+    All of Keras' training goes on as ever: callbacks, metrics, `evaluate`, Keras'
+    own optimizers. All evaluations of a step start from the same state: the same
+    dropout mask, the same running statistics, of which those of the first evaluation
+    are kept; the loss that Keras shows is that of the first evaluation, too. The model
+    itself is trained, and can be used and saved without this one.
+
+    Args:
+      model: Any Keras model.
+      estimator: An estimator without state, such as `forward_difference()`.
+      key: A key, typed or raw, or an integer. Step i draws with `fold_in(key, i)`,
+        where i is the optimizer's count of steps.
+
+    Raises:
+      TypeError: If `estimator` is not a `GradientEstimator`.
+
+    Attributes:
+      model: The model that is trained.
+
+    Examples:
+      >>> import keras, numpy as np
+      >>> import radazo_jax as zo
+      >>> import radazo_jax.keras as zo_keras
+      >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+      >>> trainer = zo_keras.ZerothOrder(model, zo.forward_difference(), key=0)
+      >>> trainer.compile(optimizer=keras.optimizers.Adam(1e-2), loss="mse")
+      >>> history = trainer.fit(np.ones((8, 3)), np.ones((8, 1)), verbose=0)
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        estimator: GradientEstimator,
+        key: jax.typing.ArrayLike = 0,
+    ) -> None:
+        check_estimator(estimator)
+        super().__init__()
+        self.model = model
+        # In a function, since Keras takes tuples apart that are attributes.
+        self._estimated = functools.partial(_estimated, estimator, keys.as_key(key))
+
+    def compile(self, optimizer: Any = "rmsprop", **kwargs: Any) -> None:
+        """As `keras.Model.compile`.
+
+        Args:
+          optimizer: One of Keras', or an Optax transformation such as `radazo(1e-2)`.
+          **kwargs: As Keras takes them.
+        """
+        if isinstance(optimizer, optax.GradientTransformation):
+            optimizer = _Optax(optimizer)
+        super().compile(optimizer=optimizer, **kwargs)
+
+    def call(self, inputs: Any, training: Any = None) -> Any:
+        """As that of the model."""
+        return self.model(inputs, training=training)
+
+    def compute_loss_and_updates(
+        self,
+        trainable_variables: Any,
+        *args: Any,
+        training: bool = False,
+        optimizer_variables: Any = None,
+    ) -> Any:
+        """The loss as Keras differentiates it; its derivative is an estimate."""
+        compute = super().compute_loss_and_updates
+
+        def loss(params: Any) -> Any:
+            return compute(
+                params,
+                *args,
+                training=training,
+                optimizer_variables=optimizer_variables,
+            )
+
+        if not training:
+            return loss(trainable_variables)
+        # The first variable of every optimizer of Keras is its count of steps.
+        return self._estimated(loss, optimizer_variables[0])(trainable_variables)
+
+
+def _estimated(
+    estimator: GradientEstimator, key: jax.Array, loss: Any, step: jax.Array
+) -> Any:
+    """`loss`, with an estimate for its derivative where one is taken."""
+    estimate = gradients.value_and_grad(loss, estimator, has_aux=True)
+    key = jax.random.fold_in(key, step.astype("uint32"))
+
+    def forward(params: Any) -> tuple[Any, Any]:
+        return estimate(key, params)
+
+    def backward(gradient: Any, cotangents: Any) -> tuple[Any]:
+        factor = cotangents[0]
+        return (jax.tree.map(lambda g: (factor * g).astype(g.dtype), gradient),)
+
+    differentiable = jax.custom_vjp(loss)
+    differentiable.defvjp(forward, backward)
+    return differentiable
+
+
+class _Optax(keras.optimizers.Optimizer):
+    """An Optax transformation as an optimizer of Keras.
+
+    Its state lies in variables of Keras, so that it is saved with the model.
+    """
+
+    def __init__(self, transformation: optax.GradientTransformation) -> None:
+        super().__init__(learning_rate=1.0, name="optax")
+        self.transformation = transformation
+
+    def build(self, variables: Any) -> None:
+        if self.built:
+            return
+        super().build(variables)
+        state = self.transformation.init([v.value for v in variables])
+        leaves, self._structure = jax.tree.flatten(state)
+        self._leaves = [
+            self.add_variable(
+                leaf.shape,
+                initializer=lambda shape, dtype, leaf=leaf: leaf,
+                dtype=str(leaf.dtype),
+                name=f"state_{i}",
+            )
+            for i, leaf in enumerate(leaves)
+        ]
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        if trainable_variables is not None:
+            self.build(list(trainable_variables))
+        params = [v.value for v in self._trainable_variables]
+        state = jax.tree.unflatten(self._structure, [v.value for v in self._leaves])
+        updates, state = self.transformation.update(list(grads), state, params)
+        for variable, new in zip(
+            [*self._trainable_variables, *self._leaves],
+            [*optax.apply_updates(params, updates), *jax.tree.leaves(state)],
+            strict=True,
+        ):
+            variable.assign(new)
+        self.iterations.assign_add(1)
+        return self.iterations
