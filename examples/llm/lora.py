@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from examples.llm.model import LanguageModel, stacked
+from examples.llm.quantization import QuantizationScale
 
 
 class PromptParam(nnx.Variable):
@@ -16,7 +17,12 @@ class PromptParam(nnx.Variable):
 
 # What is tuned, as the `wrt` of nnx. An adapter's parameters are `nnx.Param` too:
 # "full" is for a model without adapters.
-FILTERS = {"lora": nnx.LoRAParam, "prompt": PromptParam, "full": nnx.Param}
+FILTERS = {
+    "lora": nnx.LoRAParam,
+    "prompt": PromptParam,
+    "full": nnx.Param,
+    "scales": QuantizationScale,
+}
 ADAPTED = ("q_proj", "v_proj")  # The projections of a layer that get adapters.
 
 
@@ -52,9 +58,9 @@ def add_lora(
     kinds |= {"lora_param_type": nnx.LoRAParam}
     for name in ADAPTED:
         base = getattr(model.layers, name)
-        number, inputs, outputs = base.kernel.shape
-        adapter = functools.partial(nnx.LoRA, inputs, rank, outputs, **kinds)
-        lora = stacked(number, _of_rngs(adapter), rngs)
+        sizes = base.in_features, rank, base.out_features
+        adapter = _of_rngs(functools.partial(nnx.LoRA, *sizes, **kinds))
+        lora = stacked(model.config.num_hidden_layers, adapter, rngs)
         setattr(model.layers, name, AdaptedLinear(base, lora, alpha / rank))
 
 

@@ -81,17 +81,28 @@ def run_one(options: dict[str, Any]) -> None:
         objective=task.objective, **{name: options[name] for name in names}
     )
     folder = find_model(options["model"])
-    for name, tune in (("export_adapters", "full"), ("export_merged", "prompt")):
+    for name, tuned in (
+        ("export_adapters", ("full", "scales")),
+        ("export_merged", ("prompt", "scales")),
+    ):
         to = options.get(name)
-        if to and (settings.tune == tune or to.resolve() == folder.resolve()):
+        if to and (settings.tune in tuned or to.resolve() == folder.resolve()):
             raise ValueError(
                 f"{option(name)} must not be the folder of --model, and not be given "
-                f"with --tune {tune}; got {to}."
+                f"with --tune {' or '.join(tuned)}; got {to}."
             )
+    if "export_merged" in options and settings.quantized:
+        raise ValueError(
+            "--export-merged must not be given with --quantize, whose matrices are not "
+            f"the model's; got {options['export_merged']}."
+        )
     # Errors in the small files are reported before the large ones are read.
     prompt_length = settings.prompt_length if settings.tune == "prompt" else 0
     splits = read(task, options["data"], folder, prompt_length)
-    model = weights.load(folder, dtype=options.get("dtype", DTYPES[0]))
+    # Where the model is quantized it may be too large for the device that it is for.
+    device = jax.local_devices(backend="cpu" if settings.quantized else None)[0]
+    with jax.default_device(device):
+        model = weights.load(folder, dtype=options.get("dtype", DTYPES[0]))
     resume = "resume" in options
     result = run(settings, model, *splits, folder=output, resume=resume)
     print(tabulate(result.evaluations, headers="keys", floatfmt=".4f"))

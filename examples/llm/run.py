@@ -72,12 +72,12 @@ def run(
             f"got {settings.batch_size}."
         )
     description = dataclasses.asdict(settings) | {
-        "base model": checkpoint.checksum(_heads(nnx.state(model, nnx.Param))),
+        "base model": checkpoint.checksum(_heads(nnx.state(model))),
         "data": checkpoint.checksum(_heads((train, dev))),
     }
     job, state = start(settings, model)
     # On a device by name, as what is restored is: both then take one program.
-    state = jax.device_put(state, jax.devices()[0])
+    job, state = jax.device_put((job, state), jax.devices()[0])
     data, end, rows = jax.device_put((train, dev)), settings.num_steps, []
     evaluations = 2 * settings.num_directions  # Of the loss, in a step.
     with contextlib.ExitStack() as stack:

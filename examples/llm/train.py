@@ -18,7 +18,7 @@ from flax import nnx
 import radazo_jax as zo
 import radazo_jax.nnx as zo_nnx
 from examples.common.laws import LAWS
-from examples.llm import lora
+from examples.llm import lora, quantization
 from examples.llm.data import Batch
 from examples.llm.model import LanguageModel
 
@@ -32,7 +32,8 @@ class Settings:
     """
 
     method: Literal["radazo", "zo_adamm", "zo_rmsprop", "zo_sgd"] = "radazo"
-    tune: Literal["lora", "prompt", "full"] = "lora"
+    tune: Literal["lora", "prompt", "full", "scales"] = "lora"
+    quantize: Literal["no", "int8", "int4"] = "no"  # The frozen matrices.
     objective: Literal["classification", "language_model"] = "classification"
     law: Literal["gaussian", "sphere", "rademacher", "low_rank"] = "gaussian"
     num_directions: int = 1  # K: a step costs 2K evaluations.
@@ -63,14 +64,24 @@ class Settings:
                 valid, expected = 0 < value < math.inf, "positive"
             if not valid:
                 raise ValueError(f"{name} must be {expected}; got {value}.")
+        if self.tune in ("full", "scales") and (self.tune == "full") == self.quantized:
+            raise ValueError(
+                "tune must not be full with quantize, and not scales without it; got "
+                f"{self.tune} with {self.quantize}."
+            )
+
+    @property
+    def quantized(self) -> bool:
+        return self.quantize != "no"
 
     def compiled(self) -> "Settings":
         """The settings that a compiled step depends on; the others at their defaults.
 
         Runs that differ in the others share a step.
         """
-        names = ("method", "tune", "objective", "law", "num_directions", "smoothing")
-        return Settings(b2=self.b2, **{name: getattr(self, name) for name in names})
+        names = ("method", "tune", "quantize", "objective", "law", "num_directions")
+        names = (*names, "smoothing", "b2")
+        return Settings(**{name: getattr(self, name) for name in names})
 
 
 class State(NamedTuple):
@@ -102,12 +113,14 @@ class Job:
 
 
 def start(settings: Settings, model: LanguageModel) -> tuple[Job, State]:
-    """Adds adapters or a prompt to the model, and starts a run of it.
+    """Quantizes the model, adds adapters or a prompt, and starts a run of it.
 
     The state takes the model's arrays over: what is tuned is not to be used elsewhere.
     """
     init_key, run_key = jax.random.split(jax.random.key(settings.seed))
     rngs = nnx.Rngs(init_key)
+    if settings.quantized:
+        quantization.quantize(model, settings.quantize)
     if settings.tune == "lora":
         rank, alpha = settings.lora_rank, settings.lora_alpha
         lora.add_lora(model, rank=rank, alpha=alpha, rngs=rngs)
