@@ -23,7 +23,8 @@ import radazo_jax.nnx
 import radazo_jax.testing
 import radazo_jax.theory
 
-for module in ("mkdocs", "material", "mkdocstrings", "bs4", "latex2mathml"):
+NEEDED = "mkdocs material mkdocstrings bs4 latex2mathml mkdocs_glightbox nbclient"
+for module in NEEDED.split():
     pytest.importorskip(module, reason=f"the docs extra is not installed: no {module}")
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -52,17 +53,21 @@ BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 WIDTH = 1400
 
 
-@pytest.fixture(scope="session")
-def site(tmp_path_factory):
-    target = tmp_path_factory.mktemp("site")
+def build(target, notebooks):
+    """Builds the site; its notebooks take a minute."""
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
     subprocess.run(
         [*build, "-f", "docs/mkdocs.yml", "--site-dir", str(target)],
         cwd=ROOT,
         check=True,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "NOTEBOOKS": notebooks},
     )
     return target
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("site"), "no")
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,38 @@
+"""Follows the home page from an empty directory, and says how long it takes.
+
+python .ci/newcomer.py          # prints seconds, as JSON
+"""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def main() -> None:
+    """Runs the page's commands on its code, beside a clone of the repository."""
+    page = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    (commands,) = re.findall(r"^```bash\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    with tempfile.TemporaryDirectory() as folder:
+        clone = ["git", "clone", "-q", "--no-local", str(ROOT), "radazo_jax"]
+        subprocess.run(clone, cwd=folder, check=True)
+        pathlib.Path(folder, "first.py").write_text(code, encoding="utf-8")
+        seconds = {}
+        for command in commands.splitlines():
+            start = time.perf_counter()
+            subprocess.run(command, shell=True, cwd=folder, env=env, check=True)
+            seconds[command] = round(time.perf_counter() - start, 1)
+        picture = pathlib.Path(folder, "run.png").read_bytes()
+        assert picture.startswith(b"\x89PNG"), "no picture"
+    print(json.dumps(seconds | {"all": round(sum(seconds.values()), 1)}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

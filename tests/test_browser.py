@@ -1,0 +1,247 @@
+"""The site in a browser: what opens, fits, is found and can be read.
+
+It needs `pip install -e ".[docs]"`, and Debian's `chromium` and `chromium-driver`.
+"""
+
+import functools
+import http.server
+import pathlib
+import re
+import shutil
+import threading
+import urllib.parse
+
+import pytest
+
+pytest.importorskip("selenium", reason="the docs extra is not installed: no selenium")
+axe_core = pytest.importorskip("axe_core_python")
+build = pytest.importorskip("test_site").build
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (CHROMIUM and DRIVER), reason="there is no Chromium with its driver"
+    ),
+]
+
+WIDTHS = (1400, 390)
+AXE = pathlib.Path(axe_core.__file__).with_name("axe.min.js")
+RULES = (
+    "color-contrast",
+    "empty-heading",
+    "heading-order",
+    "image-alt",
+    "link-name",
+    "page-has-heading-one",
+)
+DARK = ("", "tutorial/reading/", "gallery/", "api/estimators/", "board/", "methods/")
+# Term -> the page that is found by it, and a name that one finds by a part of it.
+TERMS = {
+    "low_rank": "api/laws/",
+    "radazo": "api/optimizers/",
+    "minimize_black_box": "api/black_boxes/",
+    "orthonormal": "api/laws/",
+    "journal": "api/black_boxes/",
+    "check_up": "tutorial/choosing/",
+    "LoRA": "llm/",
+    "axis_name": "api/devices/",
+    "TensorBoard": "api/history/",
+    "notebook": "tutorial/",
+}
+# What the outputs of the notebooks say, and how many figures they have.
+OUTPUTS = {
+    "first_run": (r"after 600 steps", 1),
+    "choosing": (r"Orthonormal +\S+ above the minimum", 2),
+    "black_boxes": (r"it lands after \d+\.\d+ m", 1),
+    "networks": (r"9\d\.\d% right", 2),
+    "devices": (r"f32\[16\]\S* all-gather", 0),
+    "reading": (r"of 8000 values failed", 4),
+}
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        del args
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("site"), "yes")
+
+
+@pytest.fixture(scope="module")
+def address(site):
+    handler = functools.partial(Quiet, directory=site)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def pages(site):
+    """The paths of all pages, relative to the address."""
+    found = [path.parent.relative_to(site) for path in site.rglob("index.html")]
+    paths = sorted("" if path.name == "" else f"{path.as_posix()}/" for path in found)
+    assert len(paths) > 25
+    return paths
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    for option in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        f"--user-data-dir={tmp_path_factory.mktemp('browser')}",
+    ):
+        options.add_argument(option)
+    service = webdriver.ChromeService(executable_path=DRIVER)
+    with webdriver.Chrome(options, service) as driver:
+        yield driver
+
+
+def resize(browser, width, height=1000):
+    """Sets the size of the page itself: a window has a least width."""
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+def some(parent, selector):
+    return parent.find_elements("css selector", selector)
+
+
+def one(parent, selector):
+    return parent.find_element("css selector", selector)
+
+
+def wait(browser, condition, said):
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    WebDriverWait(browser, 10).until(lambda _: condition(), said)
+
+
+def test_every_page_opens_whole_and_fits(browser, address, pages):
+    """No error in the console, no broken image, no sidewards scrolling."""
+    problems = []
+    browser.get_log("browser")
+    for width in WIDTHS:
+        resize(browser, width)
+        for page in pages:
+            browser.get(address + page)
+            errors = [x["message"] for x in browser.get_log("browser")]
+            broken = browser.execute_script(
+                "return [...document.images].filter(x => !(x.complete && "
+                "x.naturalWidth)).map(x => x.src)"
+            )
+            wide = browser.execute_script(
+                "const page = document.documentElement;"
+                "return page.scrollWidth > innerWidth ? page.scrollWidth : 0"
+            )
+            if errors or broken or wide:
+                problems.append((width, page, errors, broken, wide))
+    assert not problems, problems
+
+
+def test_no_link_is_broken(site, pages):
+    from bs4 import BeautifulSoup
+
+    parsed = {
+        page: BeautifulSoup((site / page / "index.html").read_text(), "html.parser")
+        for page in pages
+    }
+    ids = {
+        page: {x["id"] for x in soup.select("[id]")} for page, soup in parsed.items()
+    }
+    broken, links = [], 0
+    for page, soup in parsed.items():
+        for link in soup.select("a[href], img[src], link[href], script[src]"):
+            target = link.get("href") or link["src"]
+            parts = urllib.parse.urlsplit(urllib.parse.urljoin(f"x://y/{page}", target))
+            if parts.scheme != "x":
+                continue
+            links += 1
+            path = urllib.parse.unquote(parts.path).lstrip("/")
+            there = (
+                site / path / ("index.html" if path.endswith("/") or not path else "")
+            )
+            named = parts.fragment and path in ids
+            if not there.is_file() or (named and parts.fragment not in ids[path]):
+                broken.append((page, target))
+    assert links > 500 and not broken, (links, broken)
+
+
+@pytest.mark.parametrize("scheme", ["default", "slate"])
+def test_pages_can_be_read_by_all(browser, address, pages, scheme):
+    """By axe: contrast, headings, texts of images and links; in light and dark."""
+    resize(browser, WIDTHS[0])
+    axe, problems = AXE.read_text(encoding="utf-8"), []
+    # What is dark is the same everywhere: one page of each kind.
+    for page in pages if scheme == "default" else DARK:
+        browser.get(address + page)
+        browser.execute_script(
+            "document.body.setAttribute('data-md-color-scheme', arguments[0])", scheme
+        )
+        browser.execute_script(axe)
+        found = browser.execute_async_script(
+            "const done = arguments[arguments.length - 1];"
+            "axe.run(document, {runOnly: arguments[0], resultTypes: ['violations']})"
+            ".then(x => done(x.violations.map(v => [v.id, v.nodes.length,"
+            " v.nodes[0].html, v.nodes[0].failureSummary])))",
+            RULES,
+        )
+        problems += [(page, *violation) for violation in found]
+    assert not problems, problems
+
+
+def test_search_finds_what_one_looks_for(browser, address):
+    resize(browser, WIDTHS[0])
+    browser.get(address)
+    field = one(browser, "input.md-search__input")
+    for term, page in TERMS.items():
+        field.clear()
+        field.send_keys(term)
+        link = f".md-search-result__link[href^='{address}{page}']"
+        wait(browser, lambda link=link: some(browser, link), f"{term} finds {page}")
+
+
+@pytest.mark.parametrize("page", OUTPUTS)
+def test_notebook_shows_its_outputs(browser, address, page):
+    browser.get(f"{address}tutorial/{page}/")
+    said, figures = OUTPUTS[page]
+    article = one(browser, "article")
+    assert re.search(said, article.text)
+    assert "Traceback" not in article.text
+    assert len(some(article, "img")) == figures
+    assert some(browser, ".md-footer__link--prev")
+    assert some(browser, ".md-footer__link--next")
+
+
+def test_figures_grow_and_colors_turn_dark(browser, address):
+    resize(browser, WIDTHS[0])
+    browser.get(f"{address}board/")
+    image = one(browser, "article a.glightbox img")
+    before = image.size["width"]
+    browser.execute_script("arguments[0].click()", image)
+    wait(browser, lambda: some(browser, ".gslide.loaded img"), "a figure opens")
+    grown = one(browser, ".gslide.loaded img")
+    wait(browser, lambda: grown.size["width"] > before, "a figure grows")
+    browser.get(address)
+    body = one(browser, "body")
+    first = body.get_attribute("data-md-color-scheme")
+    one(browser, "form[data-md-component=palette] label:not([hidden])").click()
+    wait(
+        browser,
+        lambda: body.get_attribute("data-md-color-scheme") != first,
+        "colors change",
+    )
