@@ -124,16 +124,16 @@ class History(NamedTuple):
         """
         from matplotlib import pyplot
 
-        if figure is None:
-            figure = pyplot.figure(figsize=(10, 5.5), layout="constrained")
-        figure.clear()
         panels = {
             title: {name: y for name, y in lines.items() if np.isfinite(y).any()}
             for title, lines in self._panels().items()
         }
         panels = {title: lines for title, lines in panels.items() if lines}
-        columns = min(3, max(1, len(panels)))
-        shape = -(-len(panels) // columns), columns
+        columns = 2 if len(panels) == 4 else 3
+        shape = max(1, -(-len(panels) // columns)), columns
+        if figure is None:
+            figure = pyplot.figure(figsize=(10, 2.7 * shape[0]), layout="constrained")
+        figure.clear()
         counted = np.cumsum(self.evaluations)
         known = len(counted) > 0 and bool(np.isfinite(counted[-1]))
         for i, (title, lines) in enumerate(panels.items()):
