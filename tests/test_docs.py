@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 
 import pytest
 
@@ -23,6 +24,15 @@ def test_tables_are_those_of_their_records(page):
 def test_pages_have_tables(name):
     records = tables.records(ROOT / "docs" / f"{name}.md")
     assert records and all(path.is_file() for path in records)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_names_in_tables_are_words(page):
+    """Identifiers stand in code, or are the names of packages and their methods."""
+    rows = re.findall(r"^\|.*$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    for row in rows:
+        text = re.sub(r"`[^`]*`|radazo_jax|Open_ES", "", row)
+        assert not re.search(r"[a-z]_[a-z]", text), row
 
 
 def test_a_table_is_replaced(tmp_path):

@@ -37,6 +37,21 @@ MARK = re.compile(
 )
 
 
+NAMES = {"radazo": "R-AdaZO", "zo_adamm": "ZO-AdaMM", "zo_sgd": "ZO-SGD"}
+UNITS = {"us": "µs", "ms": "ms", "s": "s"}
+
+
+def worded(name: str) -> str:
+    """The name of a column or a value in words: "step_us" is "step, µs"."""
+    if "`" in name:
+        return name
+    for identifier, word in NAMES.items():
+        name = re.sub(rf"\b{identifier}(?![a-z]|_jax)", word, name)
+    name = re.sub(r"_K=(\d+)$", r", K = \1", name)
+    name = re.sub(r"_(us|ms|s)$", lambda unit: f", {UNITS[unit[1]]}", name)
+    return re.sub(r"(?<=[a-z])(?<!radazo)_(?=[a-z])", " ", name)
+
+
 class Table(NamedTuple):
     """Rows of texts, as they are printed and as they stand in the docs."""
 
@@ -47,7 +62,11 @@ class Table(NamedTuple):
     def format(self, style: str = "simple") -> str:
         align = ("left", *("right" for _ in self.headers[1:]))
         return tabulate(
-            self.rows, self.headers, style, colalign=align, disable_numparse=True
+            [[worded(cell) for cell in row] for row in self.rows],
+            [worded(header) for header in self.headers],
+            style,
+            colalign=align,
+            disable_numparse=True,
         )
 
 
@@ -59,7 +78,7 @@ def shown(value: Any) -> str:
         return f"10{'³⁴⁵⁶'[len(str(value)) - 4]}"
     if isinstance(value, float):
         return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2f}"
-    return "" if value is None else str(value)
+    return "" if value is None else worded(str(value))
 
 
 def script(content: dict[str, Any]) -> ModuleType:
@@ -87,7 +106,8 @@ def filled(match: re.Match[str], folder: Path) -> str:
             for row in content["rows"]
             if all(str(row.get(key)) == value for key, value in wanted.items())
         ]
-        drawn = tabulate(cells, columns, tablefmt="github", disable_numparse=True)
+        heads = [worded(column) for column in columns]
+        drawn = tabulate(cells, heads, tablefmt="github", disable_numparse=True)
         text = f"\n{drawn}\n\n{described(content, files[0])}\n"
     return f"{match['mark']}{text}\n{match['end']}"
 
