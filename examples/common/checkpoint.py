@@ -22,6 +22,7 @@ from jax.experimental import multihost_utils
 
 from examples.common import cli
 from examples.common.cli import UserError
+from examples.common.files import check_within
 
 _KEPT = 2
 
@@ -77,6 +78,7 @@ def save(
     """
     leaves = _leaves(state)
     about = {"settings": settings, "checksums": _checksums(leaves), "notes": notes}
+    about["checksum"] = _checksum_of(about)
     items = {"state": ocp.args.PyTreeSave(leaves), "about": ocp.args.JsonSave(about)}
     to.save(step, args=ocp.args.Composite(**items))
 
@@ -99,9 +101,9 @@ def restore(
     step = source.latest_step()
     if step is None:
         return None
-    about = _read(source, step, "about", ocp.args.JsonRestore())
+    about = _about(source, step)
     for name, now in settings.items():
-        saved = about.get("settings", {}).get(name)
+        saved = about["settings"].get(name)
         if saved != now and name not in free:
             raise UserError(
                 f"{name} must be {saved!r}, as in the checkpoint "
@@ -109,7 +111,7 @@ def restore(
             )
     wanted = _leaves(state)
     found = _read_leaves(source, step, wanted)
-    if _checksums(found) != about.get("checksums"):
+    if _checksums(found) != about["checksums"]:
         raise _damaged(source, step, "its checksum is another one")
 
     def place(name: str) -> jax.Array:
@@ -123,7 +125,34 @@ def restore(
 
 def notes(source: ocp.CheckpointManager) -> Any:
     """What was written beside the latest state."""
-    return _read(source, source.latest_step(), "about", ocp.args.JsonRestore())["notes"]
+    return _about(source, source.latest_step())["notes"]
+
+
+def _about(source: ocp.CheckpointManager, step: int) -> dict[str, Any]:
+    """What stands beside the state, as it was written."""
+    _check_links(source, step)
+    about = _read(source, step, "about", ocp.args.JsonRestore())
+    checksum = about.pop("checksum", None) if isinstance(about, dict) else None
+    if checksum != _checksum_of(about):
+        raise _damaged(source, step, "the checksum of its settings is another one")
+    return about
+
+
+def _checksum_of(about: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(about, sort_keys=True).encode())
+
+
+def _check_links(source: ocp.CheckpointManager, step: int) -> None:
+    """Raises if a part of a checkpoint is a link to elsewhere."""
+    folder = source.directory / str(step)
+    if "://" in str(folder):
+        return  # A bucket has no links.
+    inside = Path(folder).resolve()
+    for path in inside.rglob("*"):
+        try:
+            check_within(path, inside)
+        except UserError as error:
+            raise _damaged(source, step, str(error)) from None
 
 
 def _leaves(state: Any) -> dict[str, Any]:
@@ -199,6 +228,7 @@ def _latest(folder: str) -> tuple[int, dict[str, np.ndarray]]:
         step = source.latest_step()
         if step is None:
             raise UserError(f"there is no checkpoint in {folder}")
+        _check_links(source, step)
         names = source.item_metadata(step)["state"].tree
         return step, _read_leaves(source, step, names)
 

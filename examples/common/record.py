@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 import radazo_jax as zo
+from examples.common.files import json_object
 
 # Distributions by their modules: the versions of those that were imported are told.
 _NAMED = (
@@ -73,7 +74,7 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8"))
+    return json_object(path)
 
 
 def collect(

@@ -18,6 +18,8 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
+from examples.common.files import json_object, model_file
+
 BOS = "</s>"  # The first token of every sequence, in OPT.
 PAD = "<pad>"
 OPT = "opt"  # As `config.json` names it.
@@ -97,7 +99,7 @@ def _copa_example(where: str, line: str) -> Example:
         )
         conjunction, label = _CONJUNCTIONS[record["question"]], record["label"]
         valid = premise and all(choices) and type(label) is int and label in (0, 1)
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
         valid = False
     if not valid:
         raise ValueError(
@@ -144,12 +146,12 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     Args:
       folder: Holds `tokenizer.json`, or `vocab.json` and `merges.txt`.
     """
-    whole = folder / "tokenizer.json"
+    names = "tokenizer.json", "vocab.json", "merges.txt"
+    whole, *parts = (model_file(folder, name) for name in names)
     try:
         if whole.is_file():
             tokenizer = Tokenizer.from_file(str(whole))
         else:
-            parts = folder / "vocab.json", folder / "merges.txt"
             tokenizer = byte_level(models.BPE.from_file(*map(str, parts)))
     except Exception as error:  # The library raises this very class.
         raise ValueError(
@@ -162,8 +164,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def _is_opt(folder: Path) -> bool:
-    config = folder / "config.json"
-    return not config.is_file() or json.loads(config.read_bytes())["model_type"] == OPT
+    config = model_file(folder, "config.json")
+    return not config.is_file() or json_object(config).get("model_type") == OPT
 
 
 def byte_level(model: models.BPE) -> Tokenizer:
@@ -188,7 +190,11 @@ def start_with_bos(tokenizer: Tokenizer, source: Path | str) -> Tokenizer:
 
 
 def encode(
-    tokenizer: Tokenizer, examples: Sequence[Example], *, max_length: int
+    tokenizer: Tokenizer,
+    examples: Sequence[Example],
+    *,
+    max_length: int,
+    vocab_size: int,
 ) -> Batch:
     """Makes one batch of all examples.
 
@@ -202,14 +208,22 @@ def encode(
       max_length: How many tokens the model can take: its context, less what a soft
         prompt takes of it. Sequences are as long as the longest, rounded up to a
         multiple of 8 where that fits.
+      vocab_size: How many tokens the model has embeddings for.
 
     Raises:
-      ValueError: If an example is too long, or a candidate has no tokens.
+      ValueError: If an example is too long, a candidate has no tokens, or the model no
+        embedding for a token.
     """
     rows = [
         [tokenizer.encode(example.prompt + c).ids for c in example.candidates]
         for example in examples
     ]
+    largest = max((max(ids, default=0) for row in rows for ids in row), default=0)
+    if largest >= vocab_size:
+        raise ValueError(
+            f"tokenizer must have ids below the model's vocab_size ({vocab_size}); got "
+            f"{largest}"
+        )
     prompts = [[len(tokenizer.encode(example.prompt).ids)] for example in examples]
     ends = np.array([[len(ids) - 1 for ids in row] for row in rows])
     sizes = ends + 1 - np.array(prompts)

@@ -29,6 +29,7 @@ from examples.llm.model import (
     attend,
     check_sizes,
     kinds,
+    one_of,
     stacked,
 )
 
@@ -80,6 +81,16 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": functools.partial(jax.nn.gelu, approximate=True),
 }
 LLAMA_3 = ("factor", "low_freq_factor", "high_freq_factor")
+_SWITCHES = (
+    "attention_bias",
+    "mlp_bias",
+    "tie_word_embeddings",
+    "use_bidirectional_attention",
+    "use_sliding_window",
+)
+_TABLES = "rope_parameters", "rope_scaling"
+_MOST_LAYERS = 1 << 16  # A configuration has some numbers of each.
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,23 +129,28 @@ class Config:
         Raises:
           ValueError: If it is of another architecture, or a value is not possible.
         """
-        family = values.get("model_type")
-        if family not in FAMILIES:
-            raise ValueError(
-                f"model_type must be one of {', '.join(FAMILIES)}; got {family!r}."
-            )
+        family = one_of(FAMILIES, "model_type", values.get("model_type"))
         v = FAMILIES[family] | dict(values)
         gemma, later_gemma = family.startswith("gemma"), ["gemma2", "gemma3_text"]
-        v["num_key_value_heads"] = v["num_key_value_heads"] or v["num_attention_heads"]
+        _check_kinds(v)
+        if v["num_key_value_heads"] is None:
+            v["num_key_value_heads"] = v["num_attention_heads"]
         sizes = {
             field.name: v.get(field.name)
             for field in dataclasses.fields(cls)
             if field.type in (int, "int") and field.name != "head_dim"
         }
         check_sizes(sizes)
-        heads = v["num_attention_heads"]
-        head_dim = v["head_dim"] or v["hidden_size"] // heads
+        if sizes["num_hidden_layers"] > _MOST_LAYERS:
+            raise ValueError(
+                f"num_hidden_layers must be at most {_MOST_LAYERS}; got "
+                f"{sizes['num_hidden_layers']}."
+            )
+        heads, head_dim = v["num_attention_heads"], v["head_dim"]
+        if head_dim is None:
+            head_dim = v["hidden_size"] // heads
         check_sizes({"head_dim": head_dim})
+        check_sizes({"num_attention_heads × head_dim": heads * head_dim})
         if heads % v["num_key_value_heads"] or head_dim % 2:
             raise ValueError(
                 "num_attention_heads must be a multiple of num_key_value_heads, and "
@@ -143,18 +159,15 @@ class Config:
             )
         for name in ("mlp_bias", "use_bidirectional_attention"):
             if v[name]:
-                raise ValueError(f"{name} must be False; got {v[name]!r}.")
+                raise ValueError(f"{name} must be False; got {v[name]!r:.80}.")
         activation = v["hidden_activation" if gemma else "hidden_act"]
-        activation = activation or "gelu_pytorch_tanh"
-        if activation not in ACTIVATIONS:
-            raise ValueError(
-                f"hidden_act must be one of {', '.join(ACTIVATIONS)}; got "
-                f"{activation!r}."
-            )
+        if activation is None:
+            activation = "gelu_pytorch_tanh"
+        one_of(ACTIVATIONS, "hidden_act", activation)
         bias = ("q_proj", "k_proj", "v_proj")
         bias = bias if family == "qwen2" else (*bias, "o_proj")
         slides = _sliding(v, family)
-        scalar = v.get("query_pre_attn_scalar") or head_dim
+        scalar = _positive_or_none(v, "query_pre_attn_scalar") or head_dim
         return cls(
             **sizes,
             head_dim=head_dim,
@@ -166,8 +179,8 @@ class Config:
             query_norm=family in ("qwen3", "gemma3_text"),
             norms_after=family in later_gemma,
             attention_scale=scalar**-0.5,
-            attention_cap=v.get("attn_logit_softcapping"),
-            logits_cap=v.get("final_logit_softcapping"),
+            attention_cap=_positive_or_none(v, "attn_logit_softcapping"),
+            logits_cap=_positive_or_none(v, "final_logit_softcapping"),
             windows=tuple(v["sliding_window"] if s else None for s in slides),
             rope=tuple(_rope(v, s) for s in slides),
             source=json.dumps(dict(values)),
@@ -182,11 +195,26 @@ class Config:
         return Decoder(self, **kwargs)
 
 
+def _check_kinds(v: Mapping[str, Any]) -> None:
+    """Raises a ValueError unless switches are true or false, and tables are tables."""
+    for name in _SWITCHES:
+        if not isinstance(v.get(name), bool | None):
+            raise ValueError(f"{name} must be true or false; got {v[name]!r:.80}.")
+    for name in _TABLES:
+        if not isinstance(v[name], dict | None):
+            raise ValueError(f"{name} must be an object; got {v[name]!r:.80}.")
+
+
 def _positive(values: Mapping[str, Any], name: str) -> float:
+    """A number that float32 holds."""
     value = values.get(name)
-    if type(value) not in (int, float) or not 0 < value < math.inf:
-        raise ValueError(f"{name} must be a positive number; got {value!r}.")
+    if type(value) not in (int, float) or not 0 < value <= _LARGEST:
+        raise ValueError(f"{name} must be a positive number; got {value!r:.80}.")
     return float(value)
+
+
+def _positive_or_none(values: Mapping[str, Any], name: str) -> float | None:
+    return None if values.get(name) is None else _positive(values, name)
 
 
 def _sliding(v: Mapping[str, Any], family: str) -> list[bool]:
@@ -194,17 +222,21 @@ def _sliding(v: Mapping[str, Any], family: str) -> list[bool]:
     number, types = v["num_hidden_layers"], v["layer_types"]
     if types is not None:
         known = "sliding_attention", "full_attention"
-        if len(types) != number or not set(types) <= set(known):
+        listed = isinstance(types, list) and len(types) == number
+        if not listed or any(kind not in known for kind in types):
             raise ValueError(
                 f"layer_types must have {' or '.join(known)} for each of {number} "
-                f"layers; got {types!r}."
+                f"layers; got {types!r:.80}."
             )
         slides = [kind == known[0] for kind in types]
     elif family.startswith("qwen"):
         used, full = v["use_sliding_window"], v["max_window_layers"]
+        if type(full) is not int:
+            raise ValueError(f"max_window_layers must be an integer; got {full!r:.80}.")
         slides = [bool(used) and i >= full for i in range(number)]
     elif family in ("gemma2", "gemma3_text"):
         period = v.get("sliding_window_pattern", 2)
+        check_sizes({"sliding_window_pattern": period})
         slides = [(i + 1) % period != 0 for i in range(number)]
     else:
         slides = [False] * number
@@ -220,17 +252,22 @@ def _rope(v: Mapping[str, Any], slides: bool) -> tuple[float, ...]:
     found = {"rope_theta": v[theta]} | ({} if local else v["rope_scaling"] or {})
     new = v["rope_parameters"] or {}
     kind = "sliding_attention" if slides else "full_attention"
-    found |= new.get(kind, {}) if kind in new or "full_attention" in new else new
+    if kind in new or "full_attention" in new:
+        new = new.get(kind, {})
+        if not isinstance(new, dict):
+            raise ValueError(f"{kind} must be an object; got {new!r:.80}.")
+    found |= new
     scaling = found.get("rope_type", found.get("type", "default"))
     numbers = {
         "default": (),
         "linear": LLAMA_3[:1],
         "llama3": (*LLAMA_3, "original_max_position_embeddings"),
     }
-    if scaling not in numbers or found.get("partial_rotary_factor", 1) != 1:
+    whole = found.get("partial_rotary_factor", 1) == 1
+    if not isinstance(scaling, str) or scaling not in numbers or not whole:
         raise ValueError(
             f"rope_type must be one of {', '.join(numbers)}, of the whole head; got "
-            f"{scaling!r}."
+            f"{scaling!r:.80}."
         )
     return tuple(_positive(found, name) for name in ("rope_theta", *numbers[scaling]))
 

@@ -9,7 +9,6 @@ one ends it. A model with a chat template gets the turns in it; another gets pla
 
 import argparse
 import functools
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from examples.common.cli import Parser
+from examples.common.files import json_object, model_file
 from examples.llm import data, weights
 from examples.llm.main import DTYPES, find_model
 from examples.llm.model import Cache, LanguageModel
@@ -53,7 +53,8 @@ def generate(
       stop: Tokens that end it, and are not returned.
 
     Raises:
-      ValueError: If there is no token to go on from, or no position for another.
+      ValueError: If there is no token to go on from, or no position for another, or
+        the model has no embedding for a token.
     """
     longest = model.config.max_position_embeddings
     behind = 0 if model.prompt is None else len(model.prompt[...])
@@ -61,6 +62,11 @@ def generate(
     if not 0 < number < longest - behind:
         raise ValueError(
             f"tokens must be from 1 to {longest - behind - 1}; got {number}."
+        )
+    if max(tokens) >= model.config.vocab_size:
+        raise ValueError(
+            "tokens must have ids below the model's vocab_size "
+            f"({model.config.vocab_size}); got {max(tokens)}."
         )
     graphdef, state = nnx.split(model)
     total = min(behind + number + max_tokens, longest)
@@ -120,9 +126,13 @@ def ends(folder: Path, tokenizer: Tokenizer) -> set[int]:
     """The tokens that end a text."""
     found = {tokenizer.token_to_id(data.BOS)}  # OPT's, which is its end as well.
     for name in ("config.json", "generation_config.json"):
-        if (folder / name).is_file():
-            ids = json.loads((folder / name).read_bytes()).get("eos_token_id")
-            found |= set(ids if isinstance(ids, list) else [ids])
+        path = model_file(folder, name)
+        if path.is_file():
+            ids = json_object(path).get("eos_token_id")
+            ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
+            if any(type(token) is not int for token in ids):
+                raise ValueError(f"{path}: eos_token_id must be ids; got {ids!r:.80}.")
+            found |= set(ids)
     return found - {None}
 
 
@@ -134,8 +144,9 @@ def conversation(folder: Path) -> Callable[[list[dict[str, str]]], str]:
     Raises:
       ValueError: If the template cannot be rendered.
     """
-    path, config = folder / "chat_template.jinja", folder / "tokenizer_config.json"
-    names = json.loads(config.read_bytes()) if config.is_file() else {}
+    path = model_file(folder, "chat_template.jinja")
+    config = model_file(folder, "tokenizer_config.json")
+    names = json_object(config) if config.is_file() else {}
     source = path.read_text("utf-8") if path.is_file() else names.get("chat_template")
     if not isinstance(source, str):
         return lambda turns: "\n".join(turn["content"] for turn in turns)
@@ -155,9 +166,10 @@ def conversation(folder: Path) -> Callable[[list[dict[str, str]]], str]:
             return sandbox.from_string(source).render(
                 messages=turns, add_generation_prompt=True, **special
             )
-        except TemplateError as error:
+        except Exception as error:  # A template can divide by zero, say.
             raise ValueError(
-                f"{folder}: the chat template cannot be rendered: {error}"
+                f"{folder}: the chat template cannot be rendered: "
+                f"{' '.join(str(error).split()):.200}"
             ) from None
 
     return render

@@ -123,13 +123,17 @@ def read(
     At most 1000 and 500 at random, the same ones for all runs, as in MeZO.
     """
     tokenizer = data.load_tokenizer(model)
-    length = weights.read_config(model).max_position_embeddings - prompt_length
+    config = weights.read_config(model)
+    length = config.max_position_embeddings - prompt_length
     result = []
     for name, limit in ((task.train, 1000), (task.dev, 500)):
         examples = task.read(folder / name)
         chosen = np.random.default_rng(0).permutation(len(examples))[:limit]
         examples = [examples[i] for i in sorted(chosen)]
-        result.append(data.encode(tokenizer, examples, max_length=length))
+        batch = data.encode(
+            tokenizer, examples, max_length=length, vocab_size=config.vocab_size
+        )
+        result.append(batch)
     return result
 
 

@@ -203,10 +203,21 @@ def attend(
 
 
 def check_sizes(values: Mapping[str, Any]) -> None:
-    """Raises a ValueError unless all are positive integers."""
+    """Raises a ValueError unless all are positive integers below 2^31."""
     for name, value in values.items():
-        if type(value) is not int or value < 1:
-            raise ValueError(f"{name} must be a positive integer; got {value!r}.")
+        if type(value) is not int or not 0 < value < 2**31:
+            raise ValueError(
+                f"{name} must be a positive integer below 2^31; got {value!r:.80}."
+            )
+
+
+def one_of(known: Mapping[str, Any], name: str, value: Any) -> str:
+    """The value; raises a ValueError unless it is a key of these."""
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(
+            f"{name} must be one of {', '.join(known)}; got {value!r:.80}."
+        )
+    return value
 
 
 def stacked(num: int, make: Callable[[nnx.Rngs], T], rngs: nnx.Rngs) -> T:

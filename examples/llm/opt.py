@@ -67,7 +67,9 @@ class Config:
         width = values.get("hidden_size", cls.hidden_size)
         for name, expected in (FIXED | {"word_embed_proj_dim": width}).items():
             if values.get(name, expected) != expected:
-                raise ValueError(f"{name} must be {expected!r}; got {values[name]!r}.")
+                raise ValueError(
+                    f"{name} must be {expected!r}; got {values[name]!r:.80}."
+                )
         names = {field.name for field in dataclasses.fields(cls)}
         return cls(**{k: v for k, v in values.items() if k in names})
 

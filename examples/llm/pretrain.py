@@ -1,6 +1,8 @@
 """A small OPT, pretrained by backpropagation, so that there is something to tune."""
 
+import contextlib
 import dataclasses
+import hashlib
 import json
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import optax
 from flax import nnx
 from tqdm import tqdm
 
+from examples.common.files import json_object, model_file
 from examples.llm import corpus, weights
 from examples.llm.opt import OPT, Config
 
@@ -45,9 +48,12 @@ FAST = Settings(vocab_size=1024, hidden_size=64, num_hidden_layers=2, num_steps=
 def pretrained(folder: Path, settings: Settings) -> Path:
     """Makes tokenizer and model in a folder, unless they are there; returns it."""
     record = folder / RECORD
-    wanted = dataclasses.asdict(settings)
-    if record.is_file() and json.loads(record.read_text()) == wanted:
-        return folder
+    wanted = {"settings": dataclasses.asdict(settings)}
+    if record.is_file():
+        # What does not agree with its record, or cannot be read, is made anew.
+        with contextlib.suppress(ValueError, OSError):
+            if json_object(record) == wanted | {"files": _digests(folder)}:
+                return folder
     folder.mkdir(parents=True, exist_ok=True)
     record.unlink(missing_ok=True)
     lines = corpus.text()
@@ -55,8 +61,18 @@ def pretrained(folder: Path, settings: Settings) -> Path:
     tokenizer.save(str(folder / "tokenizer.json"))
     weights.save(_train(settings, corpus.token_stream(tokenizer, lines)), folder)
     # Last, so that what is cut short is not taken for done.
+    wanted["files"] = _digests(folder)
     record.write_text(json.dumps(wanted, indent=1) + "\n")
     return folder
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each file but the record."""
+    result = {}
+    for name in ("tokenizer.json", weights.CONFIG, "model.safetensors"):
+        with model_file(folder, name).open("rb") as file:
+            result[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return result
 
 
 def _train(settings: Settings, tokens: np.ndarray) -> OPT:

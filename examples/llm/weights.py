@@ -14,7 +14,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,9 @@ from flax import nnx
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from examples.common.files import json_object, model_file
 from examples.llm import decoder, lora, opt
-from examples.llm.model import Config, LanguageModel
+from examples.llm.model import Config, LanguageModel, one_of
 
 Folder = str | os.PathLike[str]
 
@@ -41,6 +42,7 @@ TOKENIZER = (
     "vocab.json",
 )
 
+_FLOATS = ("F16", "BF16", "F32", "F64")  # As safetensors names them.
 _LEAVES = {"kernel": "weight", "embedding": "weight", "scale": "weight", "bias": "bias"}
 # What old checkpoints hold beside parameters.
 _COMPUTED = ".rotary_emb.inv_freq"
@@ -65,16 +67,24 @@ def load(folder: Folder, *, dtype: Any = jnp.bfloat16) -> LanguageModel:
     """
     folder = Path(folder)
     config = read_config(folder)
-    abstract = nnx.eval_shape(lambda: config.build(dtype=dtype, rngs=nnx.Rngs(0)))
-    graphdef, state = nnx.split(abstract)
-    flat = dict(nnx.to_flat_state(state))
     with contextlib.ExitStack() as files:
         stored = _open(folder, "model*.safetensors", files)
+        if config.num_hidden_layers > len(stored):
+            raise ValueError(
+                f"{folder} lacks tensors: it has {len(stored)}, and config.json says "
+                f"{config.num_hidden_layers} layers."
+            )
+        abstract = nnx.eval_shape(lambda: config.build(dtype=dtype, rngs=nnx.Rngs(0)))
+        graphdef, state = nnx.split(abstract)
+        flat = dict(nnx.to_flat_state(state))
         if not hasattr(abstract, "lm_head"):
             stored.pop("lm_head.weight", None)  # Tied to the embeddings.
+        # Before any memory is taken, which files that lie could make very large.
+        for path, variable in flat.items():
+            _check(_views(abstract, path, _shadow(variable)), stored, folder)
         for path, variable in flat.items():
             host = np.empty(variable.shape, variable.dtype)
-            _fill(_views(abstract, path, host), stored, folder)
+            _fill(_views(abstract, path, host), stored)
             # Waits, so that the next is not read before this one is let go.
             flat[path] = variable.replace(jax.block_until_ready(jnp.array(host)))
     _check_empty(stored, folder)
@@ -94,17 +104,25 @@ def load_adapters(model: LanguageModel, folder: Folder) -> None:
         and value projections or a soft prompt.
     """
     folder = Path(folder)
-    config = _read_adapter_config(folder / ADAPTER_CONFIG)
-    rngs = nnx.Rngs(0)  # What is drawn is replaced.
-    if config["peft_type"] == "LORA":
-        lora.add_lora(model, rank=config["r"], alpha=config["lora_alpha"], rngs=rngs)
-    else:
-        lora.add_prompt(model, length=config["num_virtual_tokens"], rngs=rngs)
+    config = _read_adapter_config(folder)
+
+    def add(model: LanguageModel) -> LanguageModel:
+        rngs = nnx.Rngs(0)  # What is drawn is replaced.
+        if config["peft_type"] == "LORA":
+            rank, alpha = config["r"], config["lora_alpha"]
+            lora.add_lora(model, rank=rank, alpha=alpha, rngs=rngs)
+        else:
+            lora.add_prompt(model, length=config["num_virtual_tokens"], rngs=rngs)
+        return model
+
     with contextlib.ExitStack() as files:
         stored = _open(folder, ADAPTERS, files)
-        for variable, views in _adapter_views(model):
+        # As in `load`, before any memory is taken.
+        for variable, views in _adapter_views(nnx.eval_shape(add, model)):
+            _check(views(_shadow(variable)), stored, folder)
+        for variable, views in _adapter_views(add(model)):
             host = np.empty(variable.shape, np.float32)
-            _fill(views(host), stored, folder)
+            _fill(views(host), stored)
             variable[...] = jnp.asarray(host)
     _check_empty(stored, folder)
 
@@ -220,25 +238,35 @@ def _prefix(model: LanguageModel, layer: int, module: str) -> str:
 
 def read_config(folder: Path) -> Config:
     """The sizes of the model in a folder, and how its family computes."""
-    path = folder / CONFIG
+    path = model_file(folder, CONFIG)
+    values = json_object(path)
     try:
-        values = json.loads(path.read_bytes())
-        family = dict(values).get("model_type")
-        if family not in FAMILIES:
-            raise ValueError(
-                f"model_type must be one of {', '.join(FAMILIES)}; got {family!r}."
-            )
+        family = one_of(FAMILIES, "model_type", values.get("model_type"))
         return FAMILIES[family].from_dict(values)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+class _Stored(NamedTuple):
+    """A tensor in a file."""
+
+    file: Any
+    name: str
+
+    def read(self) -> np.ndarray:
+        return self.file.get_tensor(self.name)
 
 
 def _open(
     folder: Path, pattern: str, files: contextlib.ExitStack
-) -> dict[str, Callable[[], np.ndarray]]:
-    """What reads the tensors of a folder, by name with the prefix `model.`."""
-    stored: dict[str, Callable[[], np.ndarray]] = {}
+) -> dict[str, _Stored]:
+    """The tensors of a folder, by name with the prefix `model.`.
+
+    An index of shards is not read: the files themselves say what they hold.
+    """
+    stored: dict[str, _Stored] = {}
     for path in sorted(folder.glob(pattern)):
+        model_file(folder, path.name)
         try:
             file = files.enter_context(safe_open(path, framework="numpy"))
         except SafetensorError as error:
@@ -250,7 +278,7 @@ def _open(
                 continue
             bare = original.startswith("decoder.")
             name = f"model.{original}" if bare else original
-            stored[name] = functools.partial(file.get_tensor, original)
+            stored[name] = _Stored(file, original)
     if not stored:
         raise FileNotFoundError(
             f"{folder} must have {pattern.replace('*', '')}, or shards of it; got "
@@ -261,54 +289,60 @@ def _open(
     return stored
 
 
-def _fill(
-    views: dict[str, np.ndarray],
-    stored: dict[str, Callable[[], np.ndarray]],
-    folder: Path,
+def _shadow(variable: Any) -> np.ndarray:
+    """An array of a variable's shape that takes no memory."""
+    return np.broadcast_to(np.empty((), np.bool_), variable.shape)
+
+
+def _check(
+    views: dict[str, np.ndarray], stored: dict[str, _Stored], folder: Path
 ) -> None:
-    """Reads tensors into the places that they are to have, and takes them off."""
+    """Raises if tensors are not there as the places need them that they are to have."""
     for name, view in views.items():
         if name not in stored:
             raise ValueError(f"{folder} lacks the tensor {name}.")
-        tensor = stored.pop(name)()
-        real = jnp.issubdtype(tensor.dtype, jnp.floating)
-        if tensor.shape != view.shape or not real:
+        found = stored[name].file.get_slice(stored[name].name)
+        kind, got = found.get_dtype(), tuple(found.get_shape())
+        if got != view.shape or kind not in _FLOATS:
             raise ValueError(
-                f"{folder}: tensor {name} must be of shape {view.shape} and "
-                f"floating point; got {tensor.shape} and {tensor.dtype}."
+                f"{folder}: tensor {name} must be of shape {view.shape} and floating "
+                f"point ({', '.join(_FLOATS)}); got {got} and {kind}."
             )
-        view[...] = tensor
 
 
-def _check_empty(stored: dict[str, Any], folder: Path) -> None:
+def _fill(views: dict[str, np.ndarray], stored: dict[str, _Stored]) -> None:
+    """Reads tensors into the places that they are to have, and takes them off."""
+    for name, view in views.items():
+        view[...] = stored.pop(name).read()
+
+
+def _check_empty(stored: dict[str, _Stored], folder: Path) -> None:
     if stored:
-        raise ValueError(f"{folder} has the unexpected tensor {min(stored)}.")
+        raise ValueError(f"{folder} has the unexpected tensor {min(stored)!r:.200}.")
 
 
-def _read_adapter_config(path: Path) -> dict[str, Any]:
-    try:
-        config = dict(json.loads(path.read_bytes()))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from None
+def _read_adapter_config(folder: Path) -> dict[str, Any]:
+    path = model_file(folder, ADAPTER_CONFIG)
+    config = json_object(path)
     sizes = {"LORA": ("r", "lora_alpha"), "PROMPT_TUNING": ("num_virtual_tokens",)}
-    kind = config.get("peft_type")
-    if kind not in sizes:
-        raise ValueError(
-            f"{path}: peft_type must be one of {', '.join(sizes)}; got {kind!r}."
-        )
+    try:
+        kind = one_of(sizes, "peft_type", config.get("peft_type"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     modules = config.get("target_modules")
+    adapted = [[*lora.ADAPTED], [*reversed(lora.ADAPTED)]]
     plain = not config.get("use_dora") and not config.get("use_rslora")
-    if kind == "LORA" and (sorted(modules or ()) != sorted(lora.ADAPTED) or not plain):
+    if kind == "LORA" and (modules not in adapted or not plain):
         raise ValueError(
             f"{path}: adapters must be plain ones of {' and '.join(lora.ADAPTED)}; got "
-            f"target_modules {modules!r}, use_dora {config.get('use_dora')!r} and "
-            f"use_rslora {config.get('use_rslora')!r}."
+            f"target_modules {modules!r:.80}, use_dora {config.get('use_dora')!r:.80} "
+            f"and use_rslora {config.get('use_rslora')!r:.80}."
         )
     for name in sizes[kind]:
         value = config.get(name)
         whole = type(value) is int or (name == "lora_alpha" and type(value) is float)
         if not whole or not 0 < value < 2**31:
-            raise ValueError(f"{path}: {name} must be positive; got {value!r}.")
+            raise ValueError(f"{path}: {name} must be positive; got {value!r:.80}.")
     return config
 
 

@@ -1,6 +1,5 @@
 """The images of the attack, and the network that is attacked."""
 
-import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from tqdm import tqdm
 from examples.common.cli import UserError
 
 SIZE = 28
+_LARGEST = 1 << 30  # Bytes of a data set.
 MEAN, STD = 0.1307, 0.3081  # Of MNIST's pixels; inputs are normalized by them.
 BATCH_SIZE = 64
 _SHAPES = {
@@ -39,17 +39,27 @@ def load(path: Path | None) -> Data:
     if path is None:
         return digits()
     try:
-        with path.open("rb") as stream, np.load(stream) as file:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            if sum(part.file_size for part in file.zip.infolist()) > _LARGEST:
+                raise ValueError(f"it holds more than {_LARGEST} bytes")
             parts = [file[name] for name in ("x_train", "y_train", "x_test", "y_test")]
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    except Exception as error:  # Whatever it is, the file cannot be read.
         raise UserError(
             "--data must be mnist.npz, with x_train, y_train, x_test and y_test; got "
-            f"{path}: {error}"
+            f"{path}: {' '.join(str(error).split()):.200}"
         ) from error
     train, train_labels, test, test_labels = parts
-    for images in (train, test):
-        if images.shape[1:] != (SIZE, SIZE):
-            raise UserError(f"--data must have 28×28 pixels; got {images.shape[1:]}")
+    for images, labels in ((train, train_labels), (test, test_labels)):
+        if images.dtype.kind not in "uif" or images.shape[1:] != (SIZE, SIZE):
+            raise UserError(
+                f"--data must have 28×28 pixels; got {images.shape[1:]} of "
+                f"{images.dtype}"
+            )
+        if labels.shape != (len(images),) or not np.isin(labels, range(10)).all():
+            raise UserError(
+                "--data must have a label from 0 to 9 for each image; got labels of "
+                f"shape {labels.shape} for {len(images)} images"
+            )
     train, test = (x[..., None].astype(np.float32) / 255 for x in (train, test))
     labels = train_labels.astype(np.int32), test_labels.astype(np.int32)
     return Data(path.name, train, labels[0], test, labels[1])

@@ -121,7 +121,8 @@ def test_candidates_of_several_tokens_have_sequences_of_their_own(checkpoint):
         data.Example("a b", (" a", " bb"), 1),
         data.Example("a b a b a b a b", (" b b", " a"), 0),
     ]
-    batch = data.encode(data.load_tokenizer(checkpoint), examples, max_length=10)
+    tokenizer = data.load_tokenizer(checkpoint)
+    batch = data.encode(tokenizer, examples, max_length=10, vocab_size=9)
     long = [2, 4, 8, 7, 8, 7, 8, 7, 8]
     assert_batch(
         batch,
@@ -140,7 +141,7 @@ def test_candidates_of_several_tokens_have_sequences_of_their_own(checkpoint):
 def test_candidates_of_one_token_share_a_sequence(length, padded, checkpoint):
     examples = [data.Example("a", (" a", " b"), 0), data.Example("bab", (" a", "b"), 1)]
     tokenizer = data.load_tokenizer(checkpoint)
-    batch = data.encode(tokenizer, examples, max_length=length)
+    batch = data.encode(tokenizer, examples, max_length=length, vocab_size=9)
     assert_batch(
         batch,
         tokens=[[[2, 4, *[1] * (padded - 2)]], [[2, 5, 4, 5, *[1] * (padded - 4)]]],
@@ -157,7 +158,8 @@ def test_a_sequence_and_its_targets_are_the_text(tokenizer):
         data.Example(f"{first} because", (f" {second}", f" {third}"), 0)
         for first, second, third in zip(a, b, c, strict=True)
     ]
-    batch = data.encode(tokenizer, examples, max_length=256)
+    size = tokenizer.get_vocab_size()
+    batch = data.encode(tokenizer, examples, max_length=256, vocab_size=size)
     for i, example in enumerate(examples):
         for j, candidate in enumerate(example.candidates):
             tokens, positions, targets, mask, _ = (x[i] for x in batch)
@@ -182,7 +184,7 @@ def test_what_cannot_be_encoded_is_named(example, got, checkpoint):
     tokenizer = data.load_tokenizer(checkpoint)
     examples = [data.Example("b", (" a",) * len(example[1]), 0), data.Example(*example)]
     with pytest.raises(ValueError, match=rf"example 1 \('a.*at most 4 tokens.*{got}"):
-        data.encode(tokenizer, examples, max_length=4)
+        data.encode(tokenizer, examples, max_length=4, vocab_size=9)
 
 
 def numbered(size):

@@ -133,7 +133,10 @@ BAD_CONFIGS = {
         "tie_word_embeddings must be True; got False",
     ),
     "heads": ({"num_attention_heads": 5}, r"must divide hidden_size \(32\); got 5"),
-    "type": ({"ffn_dim": "64"}, "ffn_dim must be a positive integer; got '64'"),
+    "type": (
+        {"ffn_dim": "64"},
+        "ffn_dim must be a positive integer .*; got '64'",
+    ),
     "norms": (
         {"do_layer_norm_before": False},
         "do_layer_norm_before must be True; got False",
@@ -141,7 +144,7 @@ BAD_CONFIGS = {
     "width": ({"word_embed_proj_dim": 16}, "word_embed_proj_dim must be 32; got 16"),
     "sign": (
         {"num_hidden_layers": 0},
-        "num_hidden_layers must be a positive integer; got 0",
+        "num_hidden_layers must be a positive integer below .*; got 0",
     ),
 }
 

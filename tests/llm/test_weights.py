@@ -96,8 +96,8 @@ def quantized(tensors):
 BAD_TENSORS = {
     missing: "lacks the tensor model.decoder.layers.1.fc1.weight.$",
     misshaped: r"layers.1.fc1.weight must be of shape \(64, 32\) .*; got \(32, 64\)",
-    unexpected: "has the unexpected tensor model.decoder.layers.2.fc1.weight.$",
-    quantized: "embed_tokens.weight must be .* floating point; got .* int8",
+    unexpected: "has the unexpected tensor 'model.decoder.layers.2.fc1.weight'.$",
+    quantized: "embed_tokens.weight must be .* floating point .*; got .* I8",
 }
 
 
@@ -145,8 +145,8 @@ BAD_FILES = {
     shard_gone: (ValueError, "lacks the tensor model.decoder"),
     tensors_gone: (FileNotFoundError, "must have model.safetensors, or shards of it"),
     config_gone: (FileNotFoundError, "config.json"),
-    config_no_object: (ValueError, "config.json: model_type must be one of opt"),
-    config_not_text: (ValueError, "config.json: .* can't decode byte"),
+    config_no_object: (ValueError, "config.json must be a JSON object: it is a list"),
+    config_not_text: (ValueError, "config.json must be .* can't decode byte"),
 }
 
 

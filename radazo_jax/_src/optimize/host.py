@@ -20,6 +20,7 @@ from radazo_jax._src.optimize.step import MinimizeState, Policy, RunError
 
 Path = str | os.PathLike[str]
 
+_PART = 1000  # Steps of a journal.
 _PACKAGES = ("radazo_jax", "jax", "jaxlib", "optax")
 
 
@@ -181,24 +182,29 @@ def rebuild(
     Raises:
       ValueError: If the parameters are not those of the run.
     """
-    totals, numbers = [ask_tell.checksum_of(state.params)], []
-    names = history.names(state)
-    for record in records:
-        if before is not None:
-            before(state)
-        state, of_step, total = tell(state, record.values)
-        totals.append(total)
-        numbers.append(of_step)
-    for total, record in zip(jax.device_get(totals), records, strict=False):
-        if exact and int(total) != record.params:
-            raise ValueError(
-                "journal must be rebuilt by the params, optimizer, estimator, versions "
-                "and kind of machine that it was written with; got other parameters "
-                f"before step {record.step}. With exact=False, replay rebuilds it up "
-                "to rounding." + checks.see("api/black_boxes")
-            )
-    steps = zip(records, jax.device_get(numbers), strict=True)
-    return state, [Done.of(record, names, of_step) for record, of_step in steps]
+    total, names = ask_tell.checksum_of(state.params), history.names(state)
+    done: list[Done] = []
+    # Part by part: what lies on the device takes a hundred times the memory.
+    for first in range(0, len(records), _PART):
+        part = records[first : first + _PART]
+        sums, numbers = [], []
+        for record in part:
+            if before is not None:
+                before(state)
+            sums.append(total)
+            state, of_step, total = tell(state, record.values)
+            numbers.append(of_step)
+        for checksum, record in zip(jax.device_get(sums), part, strict=True):
+            if exact and int(checksum) != record.params:
+                raise ValueError(
+                    "journal must be rebuilt by the params, optimizer, estimator, "
+                    "versions and kind of machine that it was written with; got other "
+                    f"parameters before step {record.step}. With exact=False, replay "
+                    "rebuilds it up to rounding." + checks.see("api/black_boxes")
+                )
+        steps = zip(part, jax.device_get(numbers), strict=True)
+        done += [Done.of(record, names, of_step) for record, of_step in steps]
+    return state, done
 
 
 def line_of_run(

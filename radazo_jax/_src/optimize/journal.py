@@ -3,6 +3,9 @@
 A line of JSON for the run, then one for each step. Each ends with a checksum of itself
 and of all lines before it, so that a line that was changed, lost or moved is found. A
 last line without its end was being written when the run was stopped: it is cut.
+
+A checksum finds accidents, and not what was meant to look like a journal: each line is
+read as what a run writes, or refused.
 """
 
 import hashlib
@@ -18,6 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from radazo_jax._src import checks
+
+_LONGEST = 1 << 26  # Bytes of a line that are read.
 
 
 class Record(NamedTuple):
@@ -61,35 +66,77 @@ def read(path: str | os.PathLike[str]) -> Journal | None:
       ValueError: If a line is not what was written.
     """
     try:
-        with open(path, "rb") as file:
-            content = file.read()
+        file = open(path, "rb")  # noqa: SIM115  (It is closed below.)
     except FileNotFoundError:
         return None
-    *lines, torn = content.split(b"\n")
-    if torn:
-        warnings.warn(
-            f"journal {os.fspath(path)}: its last line was not complete, and is cut. "
-            "The step is evaluated again.",
-            stacklevel=2,
-        )
-    if not lines:
-        return None
-    run, records, checksum = {}, [], 0
-    for number, line in enumerate(lines):
-        body, _, end = line.rpartition(b',"crc":"')
-        checksum = zlib.crc32(body, checksum)
-        if end != b'%08x"}' % checksum:
-            raise _damaged(path, number, "its checksum is wrong")
-        fields = json.loads(body + b"}")
-        if number == 0:
-            run = fields
-            continue
-        values = np.array([float(x) for x in fields["values"]], run["dtype"])
-        fields |= {"values": values, "params": int(fields["params"], 16)}
-        records.append(Record(**fields))
-        if records[-1].step != number - 1:
-            raise _damaged(path, number, f"it is of step {records[-1].step}")
-    return Journal(run, records, len(content) - len(torn), checksum)
+    run: dict[str, Any] | None = None
+    records: list[Record] = []
+    size = checksum = 0
+    with file:
+        lines = iter(lambda: file.readline(_LONGEST), b"")
+        for number, line in enumerate(lines):
+            if not line.endswith(b"\n"):
+                _check_torn(path, number, line)
+                break
+            body, _, end = line[:-1].rpartition(b',"crc":"')
+            checksum = zlib.crc32(body, checksum)
+            if end != b'%08x"}' % checksum:
+                raise _damaged(path, number, "its checksum is wrong")
+            try:
+                fields = json.loads(body + b"}")
+                if run is None:
+                    run = _run(fields)
+                else:
+                    records.append(_record(fields, number - 1, run))
+            except _OTHER as error:
+                reason = f"it is not what a run writes ({error!r:.100})"
+                raise _damaged(path, number, reason) from None
+            size += len(line)
+    return None if run is None else Journal(run, records, size, checksum)
+
+
+# What reading raises where a line is something else: nested too deep, say.
+_OTHER = (ValueError, TypeError, LookupError, OverflowError, RecursionError)
+
+
+def _run(fields: dict[str, Any]) -> dict[str, Any]:
+    """The line of a run, of which the entries are as replaying needs them."""
+    first, second = fields["key"]
+    if not all(type(x) is int and 0 <= x < 1 << 32 for x in (first, second)):
+        raise ValueError(f"its key is {fields['key']!r}")
+    if fields["dtype"] not in ("float32", "float64"):
+        raise ValueError(f"its dtype is {fields['dtype']!r}")
+    return fields | {name: fields[name] for name in ("fun", "params", "points")}
+
+
+def _record(fields: dict[str, Any], step: int, run: dict[str, Any]) -> Record:
+    """The line of a step."""
+    values = np.array([float(x) for x in fields["values"]], run["dtype"])
+    record = Record(
+        **fields
+        | {
+            "values": values,
+            "params": int(fields["params"], 16),
+            "failures": tuple(map(str, fields.get("failures", ()))),
+        }
+    )
+    if type(record.step) is not int or record.step != step:
+        raise ValueError(f"it is of step {record.step!r}")
+    if len(values) != run["points"]:
+        raise ValueError(f"it has {len(values)} values, and not {run['points']}")
+    return record
+
+
+def _check_torn(path: str | os.PathLike[str], number: int, line: bytes) -> None:
+    """Warns of a line without its end, where it is one that a run began to write."""
+    begin = b'{"step":%d,' % (number - 1) if number else b'{"fun":'
+    if len(line) == _LONGEST or not (line.startswith(begin) or begin.startswith(line)):
+        raise _damaged(path, number, "it is not what a run writes")
+    warnings.warn(
+        f"journal {os.fspath(path)}: its last line was not complete, and is cut. The "
+        "step is evaluated again.",
+        stacklevel=3,
+    )
 
 
 @contextmanager
