@@ -297,7 +297,9 @@ class _One(list):
 # How often makers of each kind are chosen.
 KINDS = {
     "moves": 30,
-    "look_ups": 14,
+    "look_ups": 10,
+    "writes": 5,
+    "others": 6,
     "elementwise": 16,
     "sums": 10,
     "products": 8,
@@ -310,4 +312,4 @@ KINDS = {
 }
 
 # What NumPy runs, for the most part: nothing is compiled for these.
-QUICK = {"moves": 30, "look_ups": 10, "calls": 12}
+QUICK = {"moves": 30, "look_ups": 10, "products": 3, "calls": 10}

@@ -136,5 +136,5 @@ def _scatter(name):
 
 for _name in ("scatter", "scatter_add", "scatter_max", "scatter_min", "scatter_mul"):
     _primitive = _name.replace("_", "-")
-    maker("look_ups", _primitive)(_scatter(_name))
-maker("look_ups", "scatter-sub")(_scatter("scatter_sub"))
+    maker("writes", _primitive)(_scatter(_name))
+maker("writes", "scatter-sub")(_scatter("scatter_sub"))

@@ -94,7 +94,7 @@ def _(b: Builder):
     return _followed(b, x, text)
 
 
-@maker("look_ups", "dynamic_update_slice")
+@maker("writes", "dynamic_update_slice")
 def _(b: Builder):
     x = b.of_rank(1, MOVED)
     sizes = tuple(b.rng.randint(0, n) for n in x.shape)
@@ -103,7 +103,7 @@ def _(b: Builder):
     return b.emit(f"lax.dynamic_update_slice({x.name}, {update.name}, ({starts},))")
 
 
-@maker("moves", "pad")
+@maker("others", "pad")
 def _(b: Builder):
     x = b.of_rank(1, MOVED)
     config = [
@@ -129,13 +129,13 @@ def _(b: Builder):
     return b.emit(f"lax.stack([{x.name}, {b.like(x).name}], {axis})")
 
 
-@maker("moves", "unstack")
+@maker("others", "unstack")
 def _(b: Builder):
     x = b.of_rank(1, MOVED)
     return b.emit(f"tuple(lax.unstack({x.name}, {b.axis(x)}))")
 
 
-@maker("moves", "split")
+@maker("others", "split")
 def _(b: Builder):
     x = b.of_rank(1, MOVED)
     axis = b.axis(x)
@@ -166,7 +166,7 @@ def _(b: Builder):
     return b.emit(f"lax.empty((0, 3), {typename(b.dtype(FLOATS))})")
 
 
-@maker("moves", "sort")
+@maker("others", "sort")
 def _(b: Builder):
     x = b.of_rank(1, (*REAL, "bool"))
     axis, stable = b.axis(x), b.rng.random() < 0.5
@@ -177,7 +177,7 @@ def _(b: Builder):
     return b.emit(f"lax.sort({pair}, dimension={axis}, num_keys={keys})")
 
 
-@maker("moves", "top_k")
+@maker("others", "top_k")
 def _(b: Builder):
     x = b.of_rank(1, REAL)
     axis = b.axis(x)
@@ -185,7 +185,7 @@ def _(b: Builder):
     return b.emit(f"tuple(lax.top_k({x.name}, {k}, axis={axis}))")
 
 
-@maker("moves", "approx_top_k")
+@maker("others", "approx_top_k")
 def _(b: Builder):
     x = b.of_rank(1, FLOATS)
     axis, name = b.axis(x), b.rng.choice(["min", "max"])
@@ -198,7 +198,7 @@ def _(b: Builder):
     return _followed(b, x, f"jnp.copy({x.name})")
 
 
-@maker("moves", "layout_constraint")
+@maker("others", "layout_constraint")
 def _(b: Builder):
     x = b.of_rank(1, FLOATS)
     order = b.permutation(len(x.shape))

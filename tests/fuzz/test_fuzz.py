@@ -4,7 +4,7 @@ import pytest
 from jax._src.interpreters import mlir
 
 from fuzz import run
-from fuzz.build import MAKERS, QUICK
+from fuzz.build import MAKERS
 from fuzz.generate import with_maker
 from fuzz.left_out import LEFT_OUT
 from radazo_jax._src.perturb import rearrange
@@ -33,18 +33,18 @@ def test_each_maker_makes_its_primitive():
     assert [n for n in MAKERS if n not in OTHERS and not makes_it(n)] == []
 
 
-def assert_no_failure(seeds, kinds=None):
-    report = run.run(seeds, kinds)
+def assert_no_failure(seeds, quick=False):
+    report = run.run(seeds, quick)
     assert not report["failures"], "\n\n".join(report["failures"])
 
 
 def test_random_programs():
-    assert_no_failure(range(40), QUICK)
+    assert_no_failure(range(100), quick=True)
 
 
 @pytest.mark.slow
 def test_many_random_programs():
-    assert_no_failure(range(10_000, 12_000))
+    assert_no_failure(range(10_000, 11_000))
 
 
 def test_a_fault_is_found_and_made_short(monkeypatch):
