@@ -6,6 +6,7 @@ SST-2: 16 sequences of 128 tokens, the cross-entropy over two candidates of one 
 each; zeroth-order steps take a central difference along one direction.
 
     python -m examples.llm.memory --output docs/evidence/llm_memory.json
+    python -m examples.llm.memory --int4 --output docs/evidence/llm_memory_int4.json
 
 The file is written after every program; ``--resume`` goes on where a run was stopped.
 """
@@ -27,7 +28,8 @@ from examples.common import cli
 from examples.common.record import collect
 from examples.llm import train
 from examples.llm.data import Batch
-from examples.llm.opt import CONFIGS, OPT
+from examples.llm.decoder import Config
+from examples.llm.opt import CONFIGS
 
 BATCH_SIZE, LENGTH = 16, 128
 GIB = 2**30
@@ -72,6 +74,44 @@ CASES = [
     for rest in rows
 ]
 
+# As their `config.json` has them.
+LLAMA_2_13B = {
+    "model_type": "llama",
+    "vocab_size": 32000,
+    "hidden_size": 5120,
+    "intermediate_size": 13824,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 40,
+    "max_position_embeddings": 4096,
+}
+GEMMA_2_27B = {
+    "model_type": "gemma2",
+    "vocab_size": 256000,
+    "hidden_size": 4608,
+    "intermediate_size": 36864,
+    "num_hidden_layers": 46,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 16,
+    "head_dim": 128,
+    "query_pre_attn_scalar": 144,
+    "max_position_embeddings": 8192,
+}
+MODELS = {size: CONFIGS[f"facebook/opt-{size}"] for size in ("125m", "1.3b", "13b")} | {
+    "llama-2-13b": Config.from_dict(LLAMA_2_13B),
+    "gemma-2-27b": Config.from_dict(GEMMA_2_27B),
+}
+INT4 = "-int4"  # What the name of a model ends with whose matrices are int4.
+SCALES = [("radazo", "scales", "low_rank")]
+INT4_CASES = [
+    Case(size, device, *rest)
+    for size, device, rows in (
+        ("llama-2-13b", "v5e:1x1", FORWARD),
+        (f"llama-2-13b{INT4}", "v5e:1x1", FORWARD + LORA + SCALES),
+        (f"gemma-2-27b{INT4}", "v6e:1x1", FORWARD + LORA),
+    )
+    for rest in rows
+]
+
 
 # --- What is compiled -------------------------------------------------------------
 
@@ -88,11 +128,18 @@ def abstract_batch() -> Batch:
 def program(case: Case) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """What to compile, and its abstract arguments; a step donates the second."""
     method = case.method if case.law else "radazo"
-    settings = train.Settings(method, case.tuned or "full", law=case.law or LAWS[0])
+    small = case.size.endswith(INT4)
+    settings = train.Settings(
+        method=method,
+        tune=case.tuned or ("lora" if small else "full"),
+        quantize="int4" if small else "no",
+        law=case.law or LAWS[0],
+    )
+    config = MODELS[case.size.removesuffix(INT4)]
 
     def start() -> tuple[train.Job, train.State]:
-        config, remat = CONFIGS[f"facebook/opt-{case.size}"], "remat" in case.method
-        return train.start(settings, OPT(config, remat=remat, rngs=nnx.Rngs(0)))
+        model = config.build(remat="remat" in case.method, rngs=nnx.Rngs(0))
+        return train.start(settings, model)
 
     job, state = jax.eval_shape(start)
     if case.method == "forward":
@@ -193,7 +240,8 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ratios = {"total/forward": row["total_GiB"] / base["total_GiB"]}
         if row["fits"] and base["fits"]:
             ratios["peak/forward"] = row["peak_GiB"] / base["peak_GiB"]
-        if (case.size, case.method, case.tuned) in BARRED:
+        barred = case.size.endswith(INT4) and bool(case.law)
+        if barred or (case.size, case.method, case.tuned) in BARRED:
             ratios["bar_met"] = row["fits"] and max(ratios.values()) <= BAR
         made.append(row | ratios)
     return made
@@ -202,8 +250,10 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def main() -> None:
     parser = cli.parser(__doc__)
     cli.add_record(parser)
+    parser.add_argument("--int4", action="store_true", help="models in 4 bits")
     options = parser.parse_args()
-    cases = [(case._asdict(), functools.partial(measured, case)) for case in CASES]
+    chosen = INT4_CASES if options.int4 else CASES
+    cases = [(case._asdict(), functools.partial(measured, case)) for case in chosen]
     target = "compiled for TPUs"
     collect(options.output, options.resume, cases, derived, device=target)
 
