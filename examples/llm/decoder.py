@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from examples.llm import rotary
 from examples.llm.model import (
     INIT,
     Cache,
@@ -30,6 +31,7 @@ from examples.llm.model import (
     check_sizes,
     kinds,
     one_of,
+    positive,
     stacked,
 )
 
@@ -80,7 +82,6 @@ ACTIVATIONS = {
     "silu": jax.nn.silu,
     "gelu_pytorch_tanh": functools.partial(jax.nn.gelu, approximate=True),
 }
-LLAMA_3 = ("factor", "low_freq_factor", "high_freq_factor")
 _SWITCHES = (
     "attention_bias",
     "mlp_bias",
@@ -90,7 +91,6 @@ _SWITCHES = (
 )
 _TABLES = "rope_parameters", "rope_scaling"
 _MOST_LAYERS = 1 << 16  # A configuration has some numbers of each.
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +171,7 @@ class Config:
         return cls(
             **sizes,
             head_dim=head_dim,
-            rms_norm_eps=_positive(v, "rms_norm_eps"),
+            rms_norm_eps=positive(v, "rms_norm_eps"),
             activation=activation,
             tie_word_embeddings=bool(v["tie_word_embeddings"]),
             biased=bias if v["attention_bias"] or family == "qwen2" else (),
@@ -182,7 +182,7 @@ class Config:
             attention_cap=_positive_or_none(v, "attn_logit_softcapping"),
             logits_cap=_positive_or_none(v, "final_logit_softcapping"),
             windows=tuple(v["sliding_window"] if s else None for s in slides),
-            rope=tuple(_rope(v, s) for s in slides),
+            rope=tuple(rotary.read(v, s) for s in slides),
             source=json.dumps(dict(values)),
         )
 
@@ -205,16 +205,8 @@ def _check_kinds(v: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} must be an object; got {v[name]!r:.80}.")
 
 
-def _positive(values: Mapping[str, Any], name: str) -> float:
-    """A number that float32 holds."""
-    value = values.get(name)
-    if type(value) not in (int, float) or not 0 < value <= _LARGEST:
-        raise ValueError(f"{name} must be a positive number; got {value!r:.80}.")
-    return float(value)
-
-
 def _positive_or_none(values: Mapping[str, Any], name: str) -> float | None:
-    return None if values.get(name) is None else _positive(values, name)
+    return None if values.get(name) is None else positive(values, name)
 
 
 def _sliding(v: Mapping[str, Any], family: str) -> list[bool]:
@@ -243,59 +235,6 @@ def _sliding(v: Mapping[str, Any], family: str) -> list[bool]:
     if any(slides):
         check_sizes({"sliding_window": v["sliding_window"]})
     return slides
-
-
-def _rope(v: Mapping[str, Any], slides: bool) -> tuple[float, ...]:
-    """θ and the numbers of a scaling, as old and new configurations have them."""
-    local = slides and "rope_local_base_freq" in v
-    theta = "rope_local_base_freq" if local else "rope_theta"
-    found = {"rope_theta": v[theta]} | ({} if local else v["rope_scaling"] or {})
-    new = v["rope_parameters"] or {}
-    kind = "sliding_attention" if slides else "full_attention"
-    if kind in new or "full_attention" in new:
-        new = new.get(kind, {})
-        if not isinstance(new, dict):
-            raise ValueError(f"{kind} must be an object; got {new!r:.80}.")
-    found |= new
-    scaling = found.get("rope_type", found.get("type", "default"))
-    numbers = {
-        "default": (),
-        "linear": LLAMA_3[:1],
-        "llama3": (*LLAMA_3, "original_max_position_embeddings"),
-    }
-    whole = found.get("partial_rotary_factor", 1) == 1
-    if not isinstance(scaling, str) or scaling not in numbers or not whole:
-        raise ValueError(
-            f"rope_type must be one of {', '.join(numbers)}, of the whole head; got "
-            f"{scaling!r:.80}."
-        )
-    return tuple(_positive(found, name) for name in ("rope_theta", *numbers[scaling]))
-
-
-def frequencies(config: Config) -> np.ndarray:
-    """How fast each pair of coordinates turns, float32 [layers, head_dim / 2]."""
-    exponents = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
-    rows = []
-    for theta, *scaling in config.rope:
-        turns = theta**-exponents
-        if len(scaling) == 1:
-            turns = turns / scaling[0]
-        elif scaling:  # Slow ones are made slower, and some lie between.
-            factor, low, high, length = scaling
-            rounds = length * turns / (2 * math.pi)
-            part = np.clip((rounds - low) / (high - low), 0, 1)
-            turns = part * turns + (1 - part) * turns / factor
-        rows.append(turns)
-    return np.array(rows, np.float32)
-
-
-def rotated(x: jax.Array, positions: jax.Array, turns: jax.Array) -> jax.Array:
-    """Heads [B, T, heads, width], each pair of coordinates turned by its angle."""
-    angles = jnp.outer(positions.astype(jnp.float32), turns)[None, :, None]
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
-    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-    return turned.astype(x.dtype)
 
 
 class RMSNorm(nnx.Module):
@@ -374,7 +313,7 @@ class Layer(nnx.Module):
         q, k, v = (f(x).reshape(heads) for f in (self.q_proj, self.k_proj, self.v_proj))
         if config.query_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = (rotated(h, positions, turns) for h in (q, k))
+        q, k = (rotary.rotated(h, positions, turns) for h in (q, k))
         mixed, cache = attend(
             q,
             k,
@@ -436,7 +375,8 @@ class Decoder(LanguageModel):
     def of_layers(self) -> tuple[Any, ...]:
         longest = self.config.max_position_embeddings
         windows = [window or longest for window in self.config.windows]
-        return frequencies(self.config), np.array(windows, np.int32)
+        turns = rotary.frequencies(self.config.rope, self.config.head_dim)
+        return turns, np.array(windows, np.int32)
 
     def normalized(self, x: jax.Array) -> jax.Array:
         return self.norm(x)

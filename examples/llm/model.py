@@ -5,6 +5,7 @@ evaluation (`radazo_jax.perturb`) builds no more than a layer at a time. `opt.py
 `decoder.py` have the layers of the families.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
@@ -15,6 +16,7 @@ from jax import lax
 
 T = TypeVar("T", bound=nnx.Module)
 INIT = nnx.initializers.normal(0.02)
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 class Config(Protocol):
@@ -218,6 +220,14 @@ def one_of(known: Mapping[str, Any], name: str, value: Any) -> str:
             f"{name} must be one of {', '.join(known)}; got {value!r:.80}."
         )
     return value
+
+
+def positive(values: Mapping[str, Any], name: str) -> float:
+    """An entry that must be a positive number that float32 holds."""
+    value = values.get(name)
+    if type(value) not in (int, float) or not 0 < value <= _LARGEST:
+        raise ValueError(f"{name} must be a positive number; got {value!r:.80}.")
+    return float(value)
 
 
 def stacked(num: int, make: Callable[[nnx.Rngs], T], rngs: nnx.Rngs) -> T:
