@@ -22,7 +22,7 @@ from examples.common.files import json_object
 _NAMED = (
     *("jax", "jaxlib", "libtpu", "optax", "flax", "numpy", "scipy", "tokenizers"),
     *("cma", "nevergrad", "gymnasium", "mujoco", "onnx", "onnxruntime", "sif2jax"),
-    "evosax",
+    *("evosax", "qwix"),
 )
 PACKAGES = {name: name for name in _NAMED} | {
     "sklearn": "scikit-learn",

@@ -48,7 +48,11 @@ class QuantizedLinear(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         import qwix
 
-        matrix = qwix.QArray(self.qvalue[...], self.scale[...].astype(x.dtype))
+        # In a loop over evaluations, XLA would compute before the loop, and keep, what
+        # is made of the matrix alone.
+        held = self.qvalue[...], self.scale[...], x
+        steps, scale, x = jax.lax.optimization_barrier(held)
+        matrix = qwix.QArray(steps, scale.astype(x.dtype))
         kind = self.preferred_element_type or x.dtype
         y = jnp.dot(x, qwix.dequantize(matrix), preferred_element_type=kind)
         if self.bias is None:

@@ -13,7 +13,7 @@ import pytest
 from filelock import FileLock
 
 from examples.common import checkpoint
-from examples.llm import figure, main
+from examples.llm import figure, main, weights
 
 from . import tiny
 from .tiny import contents, metrics
@@ -96,6 +96,16 @@ def test_what_was_tuned_is_exported(job, tmp_path, monkeypatch):
     assert first[0]["train_loss"] == pytest.approx(last[-1]["train_loss"], rel=1e-5)
 
 
+@pytest.mark.slow
+def test_a_quantized_run_and_what_it_exports(job, tmp_path):
+    arguments = _arguments(job, tmp_path / "run", "--quantize", "int4", "--steps", "5")
+    main.main([*arguments, "--export-adapters", str(tmp_path / "adapters")])
+    assert [line["step"] for line in metrics(tmp_path / "run")][-1] == 5
+    model = tiny.model()
+    weights.load_adapters(model, tmp_path / "adapters")
+    assert float(abs(model.layers.q_proj.lora.lora_b[...]).max()) > 0
+
+
 def test_an_export_does_not_replace_the_base_model(job, tmp_path, capsys):
     before = contents(job)
     with pytest.raises(SystemExit):
@@ -117,6 +127,8 @@ def test_an_export_does_not_replace_the_base_model(job, tmp_path, capsys):
         (["--batch-size", "21"], "batch_size must be at most 20"),
         (["--tune", "full", "--export-adapters", "x"], "--export-adapters must not"),
         (["--tune", "prompt", "--export-merged", "x"], "--export-merged must not"),
+        (["--quantize", "int4", "--export-merged", "x"], "must not be given with --qu"),
+        (["--quantize", "int4", "--tune", "full"], "tune must not be full with quant"),
         (["--fast"], "--fast is for the comparison"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
