@@ -1,10 +1,12 @@
 """The site in a browser: what opens, fits, is found and can be read.
 
-It needs `pip install -e ".[docs]"`, and Debian's `chromium` and `chromium-driver`.
+It needs `pip install -e ".[docs]"`, and Debian's `chromium` and `chromium-driver`. With
+`SCREENSHOTS=folder` in the environment it keeps pictures of some pages.
 """
 
 import functools
 import http.server
+import os
 import pathlib
 import re
 import shutil
@@ -17,7 +19,8 @@ pytest.importorskip("selenium", reason="the docs extra is not installed: no sele
 axe_core = pytest.importorskip("axe_core_python")
 build = pytest.importorskip("test_site").build
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
@@ -26,6 +29,9 @@ pytestmark = [
 ]
 
 WIDTHS = (1400, 390)
+SCREENSHOTS = os.environ.get("SCREENSHOTS")
+SHOWN = {"": "home", "tutorial/reading/": "tutorial", "api/runs/": "api"}
+SHOWN |= {"board/": "board", "gallery/": "gallery"}
 AXE = pathlib.Path(axe_core.__file__).with_name("axe.min.js")
 RULES = (
     "color-contrast",
@@ -148,6 +154,10 @@ def test_every_page_opens_whole_and_fits(browser, address, pages):
                 "const page = document.documentElement;"
                 "return page.scrollWidth > innerWidth ? page.scrollWidth : 0"
             )
+            if SCREENSHOTS and page in SHOWN:
+                os.makedirs(SCREENSHOTS, exist_ok=True)
+                name = f"{SHOWN[page]}_{width}.png"
+                browser.save_screenshot(os.path.join(SCREENSHOTS, name))
             if errors or broken or wide:
                 problems.append((width, page, errors, broken, wide))
     assert not problems, problems
