@@ -22,6 +22,7 @@ from radazo_jax._src.directions.law import Direction, Law
 from radazo_jax._src.directions.laws import gaussian, sphere
 from radazo_jax._src.directions.low_rank import MatrixAxes, low_rank
 from radazo_jax._src.directions.signs import orthonormal, rademacher
+from radazo_jax._src.estimate.accelerated import AcceleratedState, accelerated
 from radazo_jax._src.estimate.adaptive import (
     AdaptiveDifferenceState,
     adaptive_difference,
@@ -102,6 +103,7 @@ from radazo_jax._src.perturb.transform import perturb
 __version__ = "0.1.0"
 
 __all__ = [
+    "AcceleratedState",
     "AdaptiveDifferenceState",
     "AskTell",
     "AskTellState",
@@ -134,6 +136,7 @@ __all__ = [
     "ScaleByRadazoState",
     "ScaleByZoAdammState",
     "VarianceReducedState",
+    "accelerated",
     "adaptive_difference",
     "ask_tell",
     "candidates",

@@ -23,6 +23,10 @@ DIMENSION = 6
 MAKERS = {
     "residual_feedback": (zo.residual_feedback, {"num_directions": 2}),
     "adaptive_difference": (zo.adaptive_difference, {"num_directions": 3}),
+    "accelerated": (
+        lambda **kwargs: zo.accelerated(zo.forward_difference(**kwargs)),
+        {"num_directions": 2},
+    ),
     "spsa": (zo.spsa, {}),
     "variance_reduced": (
         zo.variance_reduced,

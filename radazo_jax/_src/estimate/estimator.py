@@ -142,12 +142,15 @@ def extra_args(
         assert value_fn is not None
         return value_fn(params)
 
-    return {
+    args = {
         "value": estimate.value,
         "grad": estimate.gradient,
         "slope": estimate.slope,
         "value_fn": None if value_fn is None else at,
     }
+    if estimate.ahead is not None:
+        args |= {"ahead": estimate.ahead, "value_ahead": estimate.value_ahead}
+    return args
 
 
 def check_estimator(estimator: Any) -> None:

@@ -99,12 +99,17 @@ class Estimate(NamedTuple):
       gradient: The estimate of the gradient, a tree like the parameters.
       slope: The derivative along `gradient` as the values show it: shape ().
       num_values: How many values were used: int32, shape ().
+      ahead: w, where the estimate is that at θ + w: a tree like the parameters, or
+        `None`.
+      value_ahead: The value at θ + w, shape (), or `None`.
     """
 
     value: jax.Array
     gradient: Any
     slope: jax.Array
     num_values: jax.Array
+    ahead: Any = None
+    value_ahead: jax.Array | None = None
 
 
 def points_along(

@@ -108,7 +108,9 @@ def scale_by_parabolic_step(
     Returns:
       A transformation whose `update(updates, state, params, value=..., slope=...,
       value_fn=...)` needs the loss at `params` as value, and the derivative along ĝ as
-      slope, or `params` and `value_fn` with `num_evaluations`. `minimize` passes them.
+      slope, or `params` and `value_fn` with `num_evaluations`. `minimize` passes them,
+      and of an estimator that is `accelerated` also `ahead` and `value_ahead`: the step
+      then starts at `params + ahead`, where the loss is that.
       Its state is a `ScaleByParabolicStepState`; it has a copy of the latest update,
       of the size of the parameters.
 
@@ -181,6 +183,8 @@ def scale_by_parabolic_step(
         value: jax.typing.ArrayLike | None = None,
         slope: jax.typing.ArrayLike | None = None,
         value_fn: Any = None,
+        ahead: optax.Updates | None = None,
+        value_ahead: jax.typing.ArrayLike | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, ScaleByParabolicStepState]:
         del extra_args
@@ -217,7 +221,12 @@ def scale_by_parabolic_step(
         size = jnp.where(
             jnp.isinf(state.value), jnp.minimum(first, most), new.step_size
         )
-        usable = jnp.isfinite(value) & (along > 0) & jnp.isfinite(size * along)
+        value_before = value if ahead is None else jnp.asarray(value_ahead, dtype)
+        usable = (
+            jnp.isfinite(value + value_before)
+            & (along > 0)
+            & jnp.isfinite(size * along)
+        )
         goes = usable & ~back
         step = jax.tree.map(
             lambda new, old: jnp.where(back, -old, jnp.where(goes, new, 0)),
@@ -226,18 +235,30 @@ def scale_by_parabolic_step(
         )
         fall = size * along
         if num_evaluations == 1:
-            behind = optax.apply_updates(params, scaled(-jnp.ones((), dtype), step))
+            start = params if ahead is None else optax.apply_updates(params, ahead)
+            behind = optax.apply_updates(start, scaled(-jnp.ones((), dtype), step))
             fall = jnp.asarray(value_fn(behind), dtype)
-        return step, new._replace(
+        return _from(ahead, step, goes), new._replace(
             step_size=jnp.where(goes, size, new.step_size),
             pending=goes,
-            value=jnp.where(goes, value, state.value),
+            value=jnp.where(goes, value_before, state.value),
             first=jnp.where(goes & jnp.isinf(state.first), value, state.first),
             fall=jnp.where(goes, fall, state.fall),
             update=step,
         )
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _from(
+    ahead: optax.Updates | None, step: optax.Updates, goes: jax.Array
+) -> optax.Updates:
+    """A step that starts ahead of the parameters, unless it is not taken."""
+    if ahead is None:
+        return step
+    return jax.tree.map(
+        lambda s, w: jnp.where(goes, s + w.astype(s.dtype), s), step, ahead
+    )
 
 
 def _adapted(

@@ -1,0 +1,147 @@
+"""Nesterov's momentum over random subspaces, against the recursion in NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from compare import Hashed
+
+import radazo_jax as zo
+
+DIMENSION, DIRECTIONS = 12, 3
+CURVATURES = np.logspace(0, 2, DIMENSION)
+
+
+def loss(x):
+    return jnp.sum(jnp.asarray(CURVATURES, x.dtype) * x**2) / 2
+
+
+class Given:
+    """A step of a given size from the point ahead, as `parabolic_sgd` takes it."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def init(self, params):
+        return ()
+
+    def update(self, updates, state, params=None, *, ahead, **extra_args):
+        return jax.tree.map(lambda g, w: w - self.size * g, updates, ahead), state
+
+
+def run(steps, size, dtype="float64"):
+    """Parameters before each step, estimates, and the estimator's states."""
+    estimator = zo.accelerated(zo.forward_difference(Hashed(), DIRECTIONS, 1e-4))
+    params = jnp.linspace(-1.0, 2.0, DIMENSION, dtype=dtype)
+    state, found = estimator.init(params), []
+    for t in range(steps):
+        points = estimator.points(jax.random.key(t), params, state)
+        at = zo.candidates(points, params)
+        values = jax.vmap(loss)(at)
+        estimate, state = estimator.reduce(points, values, params, state)
+        found.append((params, at, values, estimate))
+        updates, _ = Given(size).update(
+            estimate.gradient, (), params, ahead=estimate.ahead
+        )
+        params = params + updates
+    return found
+
+
+@pytest.mark.parametrize(("size", "drops"), [(1e-4, False), (3e-2, True)])
+def test_is_the_recursion_of_fercoq_and_richtarik(size, drops):
+    """Algorithm 1 with τ = K of n = d, and both restarts, in float64 NumPy."""
+    first = share = DIRECTIONS / DIMENSION
+    momentum, before, dropped = None, np.inf, 0
+    with jax.enable_x64(True):
+        found = run(25, size)
+        for t, (params, at, values, estimate) in enumerate(found):
+            params, at, values = (np.asarray(x) for x in (params, at, values))
+            momentum = params if momentum is None else momentum
+            ahead = params + share * (momentum - params)
+            np.testing.assert_allclose(at[0], params, rtol=1e-15)
+            np.testing.assert_allclose(at[1], ahead, rtol=1e-12, atol=1e-14)
+            np.testing.assert_allclose(params + estimate.ahead, ahead, rtol=1e-12)
+            assert estimate.value == values[0] and estimate.value_ahead == values[1]
+            assert estimate.num_values == DIRECTIONS + 2
+            following = np.asarray(found[t + 1][0]) if t + 1 < len(found) else None
+            if following is None:
+                break
+            step = following - ahead
+            drop = values[1] > values[0] and values[1] > before
+            before = values[1]
+            if drop or step @ (following - params) <= 0:
+                momentum, share, dropped = following, first, dropped + 1
+            else:
+                momentum = momentum + first / share * step
+                share = (np.sqrt(share**4 + 4 * share**2) - share**2) / 2
+    assert (dropped > 0) == drops
+
+
+def test_the_gradient_is_that_of_the_estimator_ahead():
+    found = run(4, 1e-3, "float32")
+    plain = zo.forward_difference(Hashed(), DIRECTIONS, 1e-4)
+    for t, (params, _, _, estimate) in enumerate(found):
+        (value, gradient), _ = plain.estimate(
+            loss, jax.random.key(t), params + estimate.ahead, ()
+        )
+        np.testing.assert_allclose(estimate.value_ahead, value, rtol=1e-6)
+        np.testing.assert_allclose(estimate.gradient, gradient, rtol=2e-2, atol=1e-3)
+
+
+def test_curvatures_that_differ_take_fewer_evaluations():
+    scales = jnp.logspace(0, 4, 100)
+
+    def last(estimator, steps):
+        result = zo.minimize(
+            lambda x: jnp.sum(scales * x**2),
+            jnp.ones(100),
+            zo.parabolic_sgd(),
+            estimator,
+            steps,
+            key=0,
+            progress=False,
+        )
+        return result.values[-1] / result.values[0]
+
+    plain = zo.adaptive_difference(zo.orthonormal())
+    evaluations = 30 * 101
+    accelerated = last(zo.accelerated(plain), evaluations // 12)
+    assert accelerated < last(plain, evaluations // 11) / 2
+
+
+def test_a_step_from_ahead_is_measured_and_taken_back_from_there():
+    tx = zo.parabolic_sgd(initial_step_size=0.5)
+    params, gradient = jnp.zeros(2), jnp.array([2.0, 0.0])
+    ahead = jnp.array([0.0, 3.0])
+    state = tx.init(params)
+    given = {"slope": 4.0, "ahead": ahead}
+    updates, state = tx.update(
+        gradient, state, params, value=1.0, value_ahead=5.0, **given
+    )
+    size = float(optax.tree_utils.tree_get(state, "step_size"))
+    np.testing.assert_allclose(updates, ahead - size * gradient)
+    # From 5 down to 5 − 4η/2: half of the fall by the slope, so that η is right.
+    value = 5.0 - 2.0 * size
+    _, after = tx.update(
+        gradient, state, params, value=value, value_ahead=value, **given
+    )
+    np.testing.assert_allclose(
+        optax.tree_utils.tree_get(after, "step_size"), size, rtol=1e-5
+    )
+    updates, _ = tx.update(
+        gradient, state, params, value=np.nan, value_ahead=5.0, **given
+    )
+    np.testing.assert_allclose(updates, size * gradient)
+
+
+def test_other_points_are_refused():
+    with pytest.raises(TypeError, match="estimator must be a GradientEstimator"):
+        zo.accelerated(zo.sphere())
+    message = "estimator must evaluate the parameters and a point along each direction"
+    for other in (zo.central_difference(), zo.accelerated(zo.forward_difference())):
+        estimator = zo.accelerated(other)
+        with pytest.raises(ValueError, match=message):
+            estimator.points(
+                jax.random.key(0), jnp.zeros(3), estimator.init(jnp.zeros(3))
+            )
