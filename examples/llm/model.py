@@ -5,7 +5,6 @@ evaluation (`radazo_jax.perturb`) builds no more than a layer at a time. `opt.py
 `decoder.py` have the layers of the families.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
@@ -16,7 +15,7 @@ from jax import lax
 
 T = TypeVar("T", bound=nnx.Module)
 INIT = nnx.initializers.normal(0.02)
-_LARGEST = float(np.finfo(np.float32).max)
+_LARGEST = float(jnp.finfo(jnp.float32).max)
 
 
 class Config(Protocol):
