@@ -201,6 +201,30 @@ def test_laws_that_would_compare_wrongly_are_refused():
                 return True
 
 
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        lambda at: jnp.float32(1),
+        lambda at: jnp.ones(1),
+        lambda at: jnp.ones((2, *at.lo.shape)),
+        lambda at: jnp.ones(at.lo.shape, jnp.int32),
+        lambda at: jnp.ones(at.lo.shape, jnp.complex64),
+        lambda at: [1.0] * at.lo.size,
+        lambda at: None,
+    ],
+)
+def test_what_is_no_array_of_the_positions_is_refused(drawn):
+    """A single number made a gradient of shape ()."""
+
+    class Drawn(Scaled):
+        def draw(self, key, number, at):
+            return drawn(at)
+
+    value_and_grad = zo.value_and_grad(quadratic, zo.forward_difference(Drawn(), 2))
+    with pytest.raises(TypeError, match=r"draw of .* must return float32 of the shape"):
+        jax.eval_shape(value_and_grad, jax.random.key(0), jnp.ones(6))
+
+
 SCALED = LAWS | {"scaled": Scaled(2.0)}
 
 

@@ -98,7 +98,15 @@ class Drawn(_Elementwise):
     def values(self) -> jax.Array:
         leaf = self.leaf
         at = counter.positions(leaf.shape, self.indices, leaf.offset, self.dimension)
-        return self.law.draw(self.key, self.number, at)
+        found = self.law.draw(self.key, self.number, at)
+        shape, kind = np.shape(at.lo), getattr(found, "dtype", None)
+        got = np.shape(found) if kind is not None else None
+        if kind is None or got != shape or not jnp.issubdtype(kind, jnp.floating):
+            raise TypeError(
+                f"draw of {self.law!r} must return float32 of the shape {shape} of the "
+                f"positions; got shape {got} and dtype {kind}."
+            )
+        return found
 
 
 @_pytree()
