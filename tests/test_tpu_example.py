@@ -126,6 +126,7 @@ def _digest(folder):
             ["--checkpoint", __file__],
             "test_tpu_example.py must be a folder; got a file",
         ),
+        (["--checkpoint", "/proc/none/run"], "No such file or directory: '/proc/none"),
     ],
     ids=lambda value: "_".join(value) if isinstance(value, list) else "",
 )

@@ -80,7 +80,19 @@ def save(
     about = {"settings": settings, "checksums": _checksums(leaves), "notes": notes}
     about["checksum"] = _checksum_of(about)
     items = {"state": ocp.args.PyTreeSave(leaves), "about": ocp.args.JsonSave(about)}
-    to.save(step, args=ocp.args.Composite(**items))
+    with writing(to):
+        to.save(step, args=ocp.args.Composite(**items))
+
+
+@contextlib.contextmanager
+def writing(to: ocp.CheckpointManager) -> Iterator[None]:
+    """Says in one line why a checkpoint, this one or one before, was not written."""
+    try:
+        yield
+    except Exception as error:  # A full disk is reported in several classes.
+        raise UserError(
+            f"a checkpoint in {to.directory} cannot be written ({_line(str(error))})"
+        ) from error
 
 
 def restore(
@@ -215,11 +227,14 @@ def _read_leaves(
 
 
 def _damaged(source: ocp.CheckpointManager, step: int, reason: str) -> UserError:
-    line = next(iter(reason.splitlines()), "for no reason given")
     return UserError(
-        f"the checkpoint {source.directory / str(step)} cannot be read ({line:.200}); "
-        "move it away to go on from the one before"
+        f"the checkpoint {source.directory / str(step)} cannot be read "
+        f"({_line(reason)}); move it away to go on from the one before"
     )
+
+
+def _line(reason: str) -> str:
+    return next(iter(reason.splitlines()), "for no reason given")[:200]
 
 
 def _latest(folder: str) -> tuple[int, dict[str, np.ndarray]]:

@@ -139,7 +139,8 @@ def run(args: argparse.Namespace, mesh: jax.sharding.Mesh) -> None:
         if manager and (done == args.steps or done % args.checkpoint_every == 0):
             checkpoint.save(manager, done, state, settings)
     if manager:
-        manager.close()
+        with checkpoint.writing(manager):
+            manager.close()
     say(f"took {time.perf_counter() - start:.1f} seconds, compilation included")
 
 
@@ -242,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return cluster.supervise([sys.executable, __file__, *arguments], resume(args))
     try:
         train(args)
-    except UserError as error:
+    except (UserError, OSError) as error:
         print(f"train.py: error: {error}", file=sys.stderr)
         return 2
     except jax.errors.JaxRuntimeError as error:
