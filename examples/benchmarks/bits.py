@@ -1,7 +1,7 @@
 """What of a run is the same, to the bit, on other processors and versions.
 
     python examples/benchmarks/bits.py --output docs/trust/bits.json \
-        --python jax-0.10.0=/path/to/another/venv/bin/python
+        --python jax_0.10.0=/path/to/another/venv/bin/python
 
 A process computes directions, estimates and runs, others compute them with other
 instructions, other numbers of threads and, by `--python`, other versions. What is not
@@ -40,9 +40,9 @@ ONE = "--xla_cpu_multi_thread_eigen=false"
 # What a process has of flags and of processors.
 SYSTEMS: dict[str, tuple[str, int | None]] = {
     "as it is": ("", None),
-    "no AVX-512": (ISA + "AVX2", None),
-    "no AVX": (ISA + "SSE4_2", None),
-    "1 thread": (ONE, 1),
+    "AVX2": (ISA + "AVX2", None),
+    "SSE4.2": (ISA + "SSE4_2", None),
+    "1_thread": (ONE, 1),
 }
 
 

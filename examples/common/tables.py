@@ -75,7 +75,7 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "**no**"
     if isinstance(value, int) and re.fullmatch("1000+", str(value)):
-        return f"10{'³⁴⁵⁶'[len(str(value)) - 4]}"
+        return f"10{'³⁴⁵⁶⁷⁸⁹'[len(str(value)) - 4]}"
     if isinstance(value, float):
         return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2f}"
     return "" if value is None else worded(str(value))

@@ -3,8 +3,10 @@
 python -m tests.faults --example llm --output docs/trust/faults_llm.json
 """
 
+import argparse
+import concurrent.futures
 import itertools
-import os
+import json
 import pathlib
 import random
 import subprocess
@@ -20,29 +22,118 @@ KINDS = {
     "moment": "killed at a random moment",
     "full": "disk full from a change of a file on",
 }
+NEED_SPACE = ("open", "write", "mkdir", "link")
 
 
-def cases(changes, rng, runs, numbers):
-    """What is done to a run, of each kind in turn."""
-    lists = {
-        "kill": [
-            {"at": at, "mode": runs.KILL}
-            for at in runs.chosen(changes, numbers["kill"], rng)
-        ],
-        "moment": [
-            {"kill_after": rng.uniform(*numbers["seconds"])}
-            for _ in range(numbers["moment"])
-        ],
-        "full": [
-            {"at": at, "mode": runs.FULL}
-            for at in runs.chosen(changes, numbers["full"], rng)
-            if changes[at].split()[0] in ("open", "write", "mkdir", "link")
-        ],
+def cases(changes, seconds, args, runs):
+    """What is done to a run, of each kind in turn: for each worker its part."""
+    rng = random.Random(args.seed)
+    kills = runs.chosen(changes, args.kills, rng)
+    moments = [rng.uniform(0.3, 1.0) * seconds for _ in range(args.moments)]
+    space = [at for at, change in enumerate(changes) if change.split()[0] in NEED_SPACE]
+    full = runs.chosen([changes[at] for at in space], args.full, rng)
+    lists = [
+        [("kill", {"at": at, "mode": runs.KILL}) for at in kills],
+        [("moment", {"kill_after": after}) for after in moments],
+        [("full", {"at": space[i], "mode": runs.FULL}) for i in full],
+    ]
+    found = [case for row in itertools.zip_longest(*lists) for case in row if case]
+    index, count = args.part
+    return found[index::count]
+
+
+def work(args):
+    """The cases of one worker, each printed as a line of JSON."""
+    from tests.faults import runs
+
+    end = time.monotonic() + 60 * args.minutes
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
+        ended = runs.forked(lambda: runs.prepare(folder / "model"), folder / "prepare")
+        assert ended.code == 0, ended.said
+        example = runs.examples(folder)[args.example]
+        for _ in range(2):  # The second compiles nothing: its time is that of others.
+            whole = runs.whole_run(example, folder / "whole")
+        say({"changes": whole.changes})
+        for kind, how in cases(whole.changes, whole.seconds, args, runs):
+            if time.monotonic() > end:
+                return
+            row = runs.disturbed(example, folder / "run", folder / "whole", **how)
+            say({"kind": kind} | how | row)
+
+
+def say(row):
+    print(json.dumps(row), flush=True)
+
+
+def gather(args):
+    """All that the workers say, and a record of it after each line."""
+    from examples.common import record
+
+    rows = {
+        kind: {"example": args.example, "what": what, "tried": 0}
+        | {"same_end": 0, "one_error": 0, "failed": 0, "points": 0}
+        for kind, what in KINDS.items()
     }
-    for row in itertools.zip_longest(*lists.values()):
-        for kind, how in zip(lists, row, strict=True):
-            if how is not None:
-                yield kind, how
+    points, failures, changes = {kind: set() for kind in KINDS}, [], []
+
+    def take(line):
+        row = json.loads(line)
+        if "changes" in row:
+            changes[:] = row["changes"]
+            return
+        kind = row["kind"]
+        failed = any(row[name].startswith("failed") for name in ("first", "then"))
+        rows[kind]["tried"] += 1
+        rows[kind]["failed" if failed else row["then"].replace(" ", "_")] += 1
+        points[kind].add(row["point"])
+        rows[kind]["points"] = len(points[kind])
+        if failed:
+            failures.append(row)
+        print(row, flush=True)
+        if args.output:
+            never = sorted({*changes} - points["kill"])
+            content = {"changes": len(changes), "kinds": len({*changes})}
+            content |= {"never_killed_at": never, "failures": failures}
+            record.write(args.output, record.record(rows.values()) | content)
+
+    with tempfile.TemporaryDirectory() as folder:
+        environment = build.environment(pathlib.Path(folder))
+        command = [sys.executable, "-m", "tests.faults", *sys.argv[1:], "--part"]
+        workers = [
+            subprocess.Popen(
+                [*command, f"{i}/{args.processes}"],
+                env=environment,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for i in range(args.processes)
+        ]
+        with concurrent.futures.ThreadPoolExecutor(args.processes) as threads:
+            for line in interleaved(workers, threads):
+                take(line)
+        assert all(worker.wait() == 0 for worker in workers)
+    for row in rows.values():
+        print(row)
+    return bool(failures)
+
+
+def interleaved(workers, threads):
+    """The lines of all workers, as they come."""
+    waiting = {threads.submit(w.stdout.readline): w for w in workers}
+    while waiting:
+        done, _ = concurrent.futures.wait(
+            waiting, return_when=concurrent.futures.FIRST_COMPLETED
+        )
+        for future in done:
+            worker = waiting.pop(future)
+            if line := future.result():
+                yield line
+                waiting[threads.submit(worker.stdout.readline)] = worker
+
+
+def part(text):
+    return tuple(map(int, text.split("/")))
 
 
 def main():
@@ -53,58 +144,11 @@ def main():
     parser.add_argument("--moments", type=cli.at_least_one, default=50)
     parser.add_argument("--full", type=cli.at_least_one, default=100)
     parser.add_argument("--minutes", type=cli.positive, default=1000.0)
+    parser.add_argument("--processes", type=cli.at_least_one, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--part", type=part, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if "fault_arm" not in os.environ.get("RADAZO_FAULTS", ""):
-        with tempfile.TemporaryDirectory() as folder:
-            environment = build.environment(pathlib.Path(folder))
-            command = [sys.executable, "-m", "tests.faults", *sys.argv[1:]]
-            sys.exit(subprocess.run(command, env=environment).returncode)
-    from examples.common import record
-    from tests.faults import runs
-
-    start, rng = time.monotonic(), random.Random(args.seed)
-    rows = {
-        kind: {"example": args.example, "what": what, "tried": 0}
-        | {"same_end": 0, "one_error": 0, "failed": 0, "points": 0}
-        for kind, what in KINDS.items()
-    }
-    points, failures = {kind: set() for kind in KINDS}, []
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = pathlib.Path(temporary)
-        ended = runs.forked(lambda: runs.prepare(folder / "model"), folder / "prepare")
-        assert ended.code == 0, ended.said
-        begin = time.monotonic()
-        with runs.whole_run(args.example, folder) as (example, whole, changes):
-            seconds = time.monotonic() - begin
-            numbers = {"kill": args.kills, "moment": args.moments, "full": args.full}
-            numbers["seconds"] = (0.2 * seconds, 0.9 * seconds)
-            for kind, how in cases(changes, rng, runs, numbers):
-                if time.monotonic() - start > 60 * args.minutes:
-                    break
-                row = runs.disturbed(example, folder / "run", whole, **how)
-                ends = (row["first"], row["then"])
-                failed = any(end.startswith("failed") for end in ends)
-                rows[kind]["tried"] += 1
-                rows[kind]["failed" if failed else row["then"].replace(" ", "_")] += 1
-                points[kind].add(row["point"])
-                rows[kind]["points"] = len(points[kind])
-                if failed:
-                    failures.append(row | how)
-                print(kind, row, flush=True)
-                if args.output:
-                    never = sorted({*changes} - points["kill"])
-                    content = {"changes": len(changes), "kinds": len({*changes})}
-                    content |= {"never_hit": never, "failures": failures}
-                    content["seconds"] = round(time.monotonic() - start)
-                    runs.apart(
-                        lambda content=content: record.write(
-                            args.output, record.record(rows.values()) | content
-                        )
-                    )
-    for row in rows.values():
-        print(row)
-    sys.exit(bool(failures))
+    sys.exit(gather(args) if args.part is None else work(args))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ def environment(folder: pathlib.Path) -> dict[str, str]:
     subprocess.run(command, check=True)
     return os.environ | {
         "LD_PRELOAD": str(library),
-        "RADAZO_FAULTS": "fault_arm",
         "JAX_PLATFORMS": "cpu",
         "JAX_COMPILATION_CACHE_DIR": str(folder / "cache"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

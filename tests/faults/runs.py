@@ -4,7 +4,6 @@ A process that has imported everything and computed nothing forks one process a 
 has `shim.c` preloaded, which counts the changes of the files in a folder.
 """
 
-import contextlib
 import ctypes
 import os
 import pathlib
@@ -15,7 +14,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -32,12 +31,12 @@ MINUTES = 5 * 60
 TPU = (
     *("--layers", "1", "--width", "16", "--vocabulary", "16", "--length", "8"),
     *("--batch-size", "8", "--num-directions", "2"),
-    *("--steps", "6", "--checkpoint-every", "2", "--checkpoint"),
+    *("--checkpoint-every", "2", "--checkpoint"),
 )
 LLM = (
     *("--task", "sst2", "--batch-size", "4", "--eval-batch-size", "10"),
     *("--lora-rank", "2", "--eval-every", "3", "--checkpoint-every", "2"),
-    *("--steps", "6", "--resume", "--model"),
+    *("--resume", "--model"),
 )
 
 
@@ -71,15 +70,15 @@ class Ended(NamedTuple):
     changes: int
 
 
-def examples(folder: pathlib.Path) -> dict[str, Example]:
+def examples(folder: pathlib.Path, steps: int = 6) -> dict[str, Example]:
     """The two examples; the files that they read lie in a folder."""
-    model = str(folder / "model")
+    model, end = str(folder / "model"), ("--steps", str(steps))
 
     def run_llm(output: str) -> Any:
-        return llm.main([*LLM, model, "--data", model, "--output", output])
+        return llm.main([*LLM, model, "--data", model, *end, "--output", output])
 
     return {
-        "tpu": Example(lambda output: tpu.main([*TPU, output]), ""),
+        "tpu": Example(lambda output: tpu.main([*TPU, output, *end]), ""),
         "llm": Example(run_llm, "checkpoints", ["metrics.jsonl"]),
     }
 
@@ -150,15 +149,6 @@ def forked(
     return Ended(os.waitstatus_to_exitcode(status), said, point, len(changes))
 
 
-def apart(do: Callable[[], Any]) -> None:
-    """Does something in a process of its own, for it starts the threads of JAX."""
-    child = os.fork()
-    if child == 0:
-        do()
-        os._exit(0)
-    os.waitpid(child, 0)
-
-
 def normal(change: str, folder: pathlib.Path) -> str:
     """A change of a file, without what differs from run to run."""
     _, name, path = change.split(" ", 2)
@@ -209,24 +199,29 @@ def disturbed(
     return row | {"then": verdict(example, folder, whole)}
 
 
-@contextlib.contextmanager
-def whole_run(
-    name: str, folder: pathlib.Path
-) -> Iterator[tuple[Example, pathlib.Path, list[str]]]:
-    """An example, the folder of a run that was not disturbed, and its changes."""
-    example = examples(folder)[name]
-    whole = folder / f"{name}-whole"
-    ended = forked(lambda: example.run(str(whole)), whole)
+class Whole(NamedTuple):
+    """A run that was not disturbed: its changes of files, and its seconds."""
+
+    changes: list[str]
+    seconds: float
+
+
+def whole_run(example: Example, folder: pathlib.Path) -> Whole:
+    """Runs an example in a new folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    start = time.monotonic()
+    ended = forked(lambda: example.run(str(folder)), folder)
     assert ended.code == 0, ended.said
-    log = whole.with_suffix(".log").read_text(encoding="utf-8").splitlines()
-    yield example, whole, [normal(line, whole) for line in log]
+    log = folder.with_suffix(".log").read_text(encoding="utf-8").splitlines()
+    return Whole([normal(line, folder) for line in log], time.monotonic() - start)
 
 
 def chosen(changes: list[str], number: int, rng: random.Random) -> list[int]:
     """The first and the last change of each kind, and others at random."""
     first = {point: i for i, point in reversed([*enumerate(changes)])}
     last = {point: i for i, point in enumerate(changes)}
-    wanted = sorted({*first.values(), *last.values()})
+    wanted = [*sorted(first.values())]
+    wanted += sorted({*last.values()} - {*wanted})
     others = [i for i in range(len(changes)) if i not in wanted]
     rng.shuffle(others)
-    return (wanted + others)[: max(number, len(first))]
+    return (wanted + others)[:number]

@@ -6,7 +6,8 @@
    files and folders that are made, renamed and removed. fault_arm(folder, log, at, mode)
    begins; with a log, each call is written to it. At call number `at`, mode 1 kills the
    process, after half of the bytes of a write; in mode 2, this call and all after it
-   that need space fail as on a full disk. */
+   that need space fail as on a full disk. In mode 3 nothing is disturbed, and at each
+   call the folder is copied to log.d/NUMBER, as a kill would leave it. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -22,7 +23,8 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-static char folder[PATH_MAX];
+static char folder[PATH_MAX], copies[PATH_MAX];
+static _Thread_local long number;
 static int log_fd = -1, mode;
 static long at;
 static atomic_long calls;
@@ -41,10 +43,20 @@ void fault_arm(const char *path, const char *log, long call, int how) {
   at = call;
   mode = how;
   if (log) log_fd = open(log, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (how == 3) {
+    snprintf(copies, sizeof copies, "%s.d", log);
+    mkdir(copies, 0755);
+  }
   snprintf(folder, sizeof folder, "%s", path);
 }
 
 static void die(void) {
+  if (mode == 3) {
+    char command[3 * PATH_MAX];
+    snprintf(command, sizeof command, "cp -r '%s' '%s/%ld'", folder, copies, number);
+    if (system(command)) fprintf(stderr, "cannot copy %s\n", folder);
+    return;
+  }
   kill(getpid(), SIGKILL);
   for (;;) pause();
 }
@@ -59,6 +71,8 @@ static int fate(const char *name, const char *path, int needs_space) {
     int length = snprintf(line, sizeof line, "%ld %s %s\n", call, name, path);
     plain_write(log_fd, line, length);
   }
+  number = call;
+  if (mode == 3 && !access(folder, F_OK)) return 1;
   if (mode == 1 && call == at) return 1;
   if (mode == 2 && at >= 0 && call >= at && needs_space) return 2;
   return 0;
@@ -90,18 +104,22 @@ static const char *absolute(int dir, const char *path, char *buffer) {
 
 ssize_t write(int fd, const void *data, size_t size) {
   int end = fate_of_file("write", fd, 1);
-  if (end == 1) { plain_write(fd, data, size / 2); die(); }
+  ssize_t done = 0;
+  if (end == 1) { done = plain_write(fd, data, size / 2); die(); }
   if (end == 2) FULL(-1);
-  return plain_write(fd, data, size);
+  ssize_t rest = plain_write(fd, (const char *)data + done, size - done);
+  return rest < 0 ? rest : done + rest;
 }
 
 #define WRITE_AT(name, offset_type) \
   ssize_t name(int fd, const void *data, size_t size, offset_type offset) { \
     NEXT(name); \
     int end = fate_of_file("write", fd, 1); \
-    if (end == 1) { next(fd, data, size / 2, offset); die(); } \
+    ssize_t done = 0; \
+    if (end == 1) { done = next(fd, data, size / 2, offset); die(); } \
     if (end == 2) FULL(-1); \
-    return next(fd, data, size, offset); \
+    ssize_t rest = next(fd, (const char *)data + done, size - done, offset + done); \
+    return rest < 0 ? rest : done + rest; \
   }
 WRITE_AT(pwrite, off_t)
 WRITE_AT(pwrite64, off64_t)
@@ -109,7 +127,7 @@ WRITE_AT(pwrite64, off64_t)
 ssize_t writev(int fd, const struct iovec *parts, int count) {
   NEXT(writev);
   int end = fate_of_file("write", fd, 1);
-  if (end == 1) { next(fd, parts, count / 2); die(); }
+  if (end == 1) die();
   if (end == 2) FULL(-1);
   return next(fd, parts, count);
 }
