@@ -1,6 +1,10 @@
 """What a run records, beside what NumPy makes of the same values."""
 
 import csv
+import functools
+import pathlib
+import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -141,6 +145,38 @@ def test_table_of_a_run(compiled, tmp_path):
         if name != "scalars":
             found = np.array([float(row[name]) for row in read])
             np.testing.assert_array_equal(found, column)
+
+
+def test_recipes_for_a_run_that_goes_on(tmp_path, monkeypatch):
+    """As they stand in the docs, for TensorBoard and for a notebook."""
+    pytest.importorskip("tensorboardX")
+    monkeypatch.chdir(tmp_path)
+    page = pathlib.Path(__file__).parents[1] / "docs" / "api" / "history.md"
+    recipes = re.findall(r"```text\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+    drawn = []
+    screen = types.SimpleNamespace(update=lambda figure: drawn.append(len(figure.axes)))
+    options = {"num_steps": 4, "chunk_size": 1, "progress": False}
+    names = {
+        "fun": linear,
+        "params": jnp.zeros(3),
+        "display": lambda display_id: screen,
+        "np": np,
+        "zo": types.SimpleNamespace(
+            **{name: getattr(zo, name) for name in ("History", "scalars")},
+            minimize=functools.partial(
+                zo.minimize,
+                optimizer=zo.parabolic_sgd(),
+                estimator=ESTIMATOR,
+                **options,
+            ),
+        ),
+    }
+    for recipe in recipes:
+        exec(recipe.replace("from IPython.display import display\n", ""), names)
+    names["writer"].close()
+    written = b"".join(file.read_bytes() for file in pathlib.Path("logs").iterdir())
+    assert written.count(b"loss") == 4 and written.count(b"step_size") >= 4
+    assert len(drawn) == 4 and min(drawn) >= 3  # Loss, step, curvature.
 
 
 def test_picture_of_a_run(compiled, black_box):

@@ -190,7 +190,8 @@ def scalars(state: Any) -> dict[str, Any]:
 
     Returns:
       Name -> a scalar, an array of shape (). The name is that of the field or, where
-      two have the same, the path of the second.
+      two have the same, the path of the second. They are the state's own arrays: in a
+      callback of `minimize`, copy what you keep by `jax.device_get`.
 
     Examples:
       >>> import jax.numpy as jnp, optax
