@@ -99,14 +99,17 @@ class Drawn(_Elementwise):
         leaf = self.leaf
         at = counter.positions(leaf.shape, self.indices, leaf.offset, self.dimension)
         found = self.law.draw(self.key, self.number, at)
-        shape, kind = np.shape(at.lo), getattr(found, "dtype", None)
-        got = np.shape(found) if kind is not None else None
-        if kind is None or got != shape or not jnp.issubdtype(kind, jnp.floating):
+        shape = np.shape(at.lo)
+        if (
+            not isinstance(found, jax.Array | np.ndarray)
+            or found.shape != shape
+            or not jnp.issubdtype(found.dtype, jnp.floating)
+        ):
             raise TypeError(
                 f"draw of {self.law!r} must return float32 of the shape {shape} of the "
-                f"positions; got shape {got} and dtype {kind}."
+                f"positions; got {found!r:.200}."
             )
-        return found
+        return jnp.asarray(found)
 
 
 @_pytree()
