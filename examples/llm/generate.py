@@ -192,7 +192,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     try:
         folder = find_model(options.model)
-        tokenizer, stop = data.load_tokenizer(folder), None
+        weights.read_config(folder)  # Its errors before those of larger files.
+        tokenizer = data.load_tokenizer(folder)
         stop, render = ends(folder, tokenizer), conversation(folder)
         model = weights.load(folder, dtype=options.dtype)
         if options.adapters is not None:

@@ -122,9 +122,9 @@ def read(
 
     At most 1000 and 500 at random, the same ones for all runs, as in MeZO.
     """
-    tokenizer = data.load_tokenizer(model)
     config = weights.read_config(model)
     length = config.max_position_embeddings - prompt_length
+    tokenizer = data.load_tokenizer(model)
     result = []
     for name, limit in ((task.train, 1000), (task.dev, 500)):
         examples = task.read(folder / name)

@@ -6,6 +6,8 @@ import re
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 
 from examples.llm import corpus, data
 
@@ -217,3 +219,23 @@ def test_a_seed_and_a_step_decide_the_batch():
     )
     assert one == same
     assert one != step and one != seed
+
+
+def test_a_tokenizer_of_another_family_puts_its_own_first_token(tmp_path):
+    vocab = {"[UNK]": 0, "<bos>": 1, "a": 2, "b": 3}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", 1)]
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}', "utf-8")
+    found = data.load_tokenizer(tmp_path)
+    examples = [
+        data.Example("a", (" a", " b"), 0),
+        data.Example("a a", (" a", " b"), 1),
+    ]
+    batch = data.encode(found, examples, max_length=8)
+    # Padded with 0, since there is no token for it.
+    np.testing.assert_array_equal(batch.tokens[:, 0, :4], [[1, 2, 0, 0], [1, 2, 2, 0]])
+    np.testing.assert_array_equal(batch.targets[:, :, 0], [[2, 3], [2, 3]])
