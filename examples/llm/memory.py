@@ -106,7 +106,7 @@ INT4_CASES = [
     for size, device, rows in (
         ("llama-2-13b", "v5e:1x1", FORWARD),
         (f"llama-2-13b{INT4}", "v5e:1x1", FORWARD + LORA[:1]),
-        (f"gemma-2-27b{INT4}", "v6e:1x1", FORWARD + LORA[:1]),
+        (f"gemma-2-27b{INT4}", "v6e:1x1", FORWARD),
     )
     for rest in rows
 ]

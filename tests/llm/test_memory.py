@@ -49,8 +49,8 @@ def test_steps_in_four_bits_fit_on_one_chip():
         if row["size"] == "llama-2-13b":
             assert not row["fits"], "in bfloat16"
             continue
+        assert row["fits"]
         assert row["total_GiB"] <= (9 if row["device"] == "v5e:1x1" else 32)
-        assert row["total/forward"] <= 1.06 and row["peak/forward"] <= 1.06
 
 
 def test_steps_take_the_memory_of_their_forward_pass():
