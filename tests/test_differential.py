@@ -1,10 +1,10 @@
-"""Models of Flax, Equinox and Haiku: the mean of estimates against `jax.grad`.
+"""Models of Flax, Equinox, Haiku, transformers: mean estimates against `jax.grad`.
 
 An estimate of one direction is a random vector whose expectation is the gradient. Of
 `NUM` of them, drawn under keys of their own, the means along a few fixed vectors v have
 the standard errors s / √NUM; the statistic z = (mean - gradient · v) / error is normal,
-by the central limit theorem. All keys are fixed. Some 1,200 statistics are compared in
-all; that any of them exceeds 5 has the probability 1,200 · 5.7e-7 < 1e-3.
+by the central limit theorem. All keys are fixed. Some 1,800 statistics are compared in
+all; that any of them exceeds 5 has the probability 1,800 · 5.7e-7 < 2e-3.
 """
 
 import functools
@@ -168,10 +168,38 @@ def haiku_lstm():
     return haiku_of(forward, TOKENS, squares)
 
 
+def transformers_of(name, config, **settings):
+    """A model of the Flax port of transformers, which ends with version 4."""
+    transformers = pytest.importorskip("transformers")
+    if not hasattr(transformers, f"Flax{name}"):
+        pytest.skip("transformers has no Flax models from version 5 on")
+    config = getattr(transformers, config)(vocab_size=7, **settings)
+    model = getattr(transformers, f"Flax{name}")(config, input_shape=(1, 4))
+    ids = jnp.array([[1, 2, 3, 4], [5, 6, 0, 1]], jnp.int32)
+    return lambda p: squares(model(ids, params=p).logits), model.params
+
+
+def transformers_gpt2():
+    sizes = {"n_positions": 4, "n_embd": 4, "n_layer": 1, "n_head": 2}
+    return transformers_of("GPT2LMHeadModel", "GPT2Config", **sizes)
+
+
+def transformers_bert():
+    sizes = {
+        "hidden_size": 4,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 4,
+        "max_position_embeddings": 4,
+    }
+    return transformers_of("BertForMaskedLM", "BertConfig", **sizes)
+
+
 MODELS = [
     *(flax_cnn, flax_transformer, flax_lstm, nnx_mlp),
     *(equinox_mlp, equinox_attention, equinox_gru),
     *(haiku_mlp, haiku_cnn, haiku_lstm),
+    *(transformers_gpt2, transformers_bert),
 ]
 
 

@@ -313,3 +313,4 @@ KINDS = {
 
 # What NumPy runs, for the most part: nothing is compiled for these.
 QUICK = {"moves": 30, "look_ups": 10, "products": 3, "calls": 10}
+PRODUCTS = {"moves": 20, "look_ups": 5, "calls": 5, "products": 20}

@@ -128,6 +128,12 @@ def _(b: Builder):
 # --- Products ---------------------------------------------------------------------
 
 
+def _matrix(b: Builder, shape, dtype):
+    """Of this type; often a leaf, for what was reshaped may have no factors."""
+    leaf = not b.depth and dtype in FLOATS and b.rng.random() < 0.5
+    return b.param(shape, dtype) if leaf else b.make(shape, dtype)
+
+
 @maker("products", "dot_general")
 def _(b: Builder):
     x = b.of_rank(1, (*INEXACT, "int32"), 4)
@@ -138,7 +144,7 @@ def _(b: Builder):
     others = [b.rng.randint(1, 3) for _ in range(b.rng.randint(0, 2))]
     shape = [*(x.shape[a] for a in shared), *others]
     order = b.permutation(len(shape))
-    y = b.make(tuple(shape[i] for i in order), x.dtype.name)
+    y = _matrix(b, tuple(shape[i] for i in order), x.dtype.name)
     at = [order.index(i) for i in range(len(shared))]
     left = (tuple(contracted), tuple(at[len(batch) :]))
     stacked = (tuple(batch), tuple(at[: len(batch)]))
@@ -170,7 +176,7 @@ def _(b: Builder):
             placed[at] = shape[i]
         shapes.append(tuple(placed))
     specs.append(b.permutation(rank + 2))
-    x, w = b.make(shapes[0], dtype), b.make(shapes[1], dtype)
+    x, w = b.make(shapes[0], dtype), _matrix(b, shapes[1], dtype)
     numbers = f"lax.ConvDimensionNumbers({specs[0]}, {specs[1]}, {specs[2]})"
     padding = rng.choice(["'SAME'", "'VALID'"])
     strides = tuple(rng.randint(1, 2) for _ in range(rank))
@@ -182,7 +188,7 @@ def _(b: Builder):
     )
 
 
-@maker("products", "ragged_dot_general")
+@maker("others", "ragged_dot_general")
 def _(b: Builder):
     x = b.pick(("float32",), lambda v: len(v.shape) == 2)
     w = b.make((2, x.shape[1], 3), "float32")
@@ -191,7 +197,7 @@ def _(b: Builder):
     return b.emit(f"lax.ragged_dot({x.name}, {w.name}, {groups})")
 
 
-@maker("products", "fft")
+@maker("others", "fft")
 def _(b: Builder):
     kind = b.rng.choice(["fft", "ifft", "rfft"])
     x = b.of_rank(1, ("float32",) if kind == "rfft" else ("complex64",))
@@ -200,7 +206,7 @@ def _(b: Builder):
     return b.emit(f"lax.fft({x.name}, {kind!r}, ({x.shape[-1]},))")
 
 
-@maker("products", "scaled_dot")
+@maker("others", "scaled_dot")
 def _(b: Builder):
     x, y = b.make((2, 4), "bfloat16"), b.make((4, 3), "bfloat16")
     s, t = b.make((2, 2), "bfloat16"), b.make((2, 3), "bfloat16")
