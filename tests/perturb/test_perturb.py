@@ -91,3 +91,12 @@ def test_any_output_and_no_parameters_at_all():
     assert out["p"] == 1.0
     empty = zo.sphere().sample(0, {})
     assert zo.perturb(lambda p: 2.0)({}, empty, 0.1) == 2.0
+
+
+def test_a_product_of_a_leaf_with_itself():
+    """One variable on both sides of a product, under a law of factors."""
+    law, params = zo.low_rank(), jnp.arange(6.0).reshape(2, 3)
+    direction = law.sample(jax.random.key(0), params)
+    w = np.asarray(params + 0.5 * law.materialize(direction, params), np.float64)
+    got = zo.perturb(lambda p: jnp.einsum("ij,kj->ik", p, p))(params, direction, 0.5)
+    np.testing.assert_allclose(got, w @ w.T, rtol=1e-5)

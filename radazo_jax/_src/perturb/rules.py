@@ -197,6 +197,8 @@ def _constrained(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
 
 def _dot_general(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
     left, right = inputs
+    if left is right:
+        return None  # An equation gives one value to a variable that it reads twice.
     if isinstance(left, View) and isinstance(right, View):
         left = left.build()
     view_is_left = isinstance(left, View)
