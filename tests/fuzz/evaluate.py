@@ -36,7 +36,8 @@ MOVES = {
     *("gather", "dynamic_slice", "dynamic_update_slice", "concatenate", "pad", "split"),
     *("select_n", "stack", "unstack", "tile", "sort", "convert_element_type", "iota"),
     *("optimization_barrier", "name", "device_put", "row_major", "tie", "neg", "abs"),
-    *("bitcast_convert_type", "stop_gradient", "copy_p", "while", "cond", "scan"),
+    *("bitcast_convert_type", "stop_gradient", "while", "cond", "scan"),
+    *("new_ref", "ref", "get", "swap", "addupdate", "freeze"),
 }
 
 
