@@ -19,7 +19,16 @@ def test_tables_are_those_of_their_records(page):
 
 @pytest.mark.parametrize(
     "name",
-    ["benchmarks", "black_boxes", "board", "evidence", "llm", "methods", "scaling"],
+    [
+        "benchmarks",
+        "black_boxes",
+        "board",
+        "evidence",
+        "llm",
+        "methods",
+        "scaling",
+        "trust",
+    ],
 )
 def test_pages_have_tables(name):
     records = tables.records(ROOT / "docs" / f"{name}.md")
