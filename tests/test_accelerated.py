@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 from compare import Hashed
+from tables import jit
 
 import radazo_jax as zo
 
@@ -35,11 +36,16 @@ def run(steps, size, dtype="float64"):
     estimator = zo.accelerated(zo.forward_difference(Hashed(), DIRECTIONS, 1e-4))
     params = jnp.linspace(-1.0, 2.0, DIMENSION, dtype=dtype)
     state, found = estimator.init(params), []
-    for t in range(steps):
-        points = estimator.points(jax.random.key(t), params, state)
+
+    @jit
+    def step(key, params, state):
+        points = estimator.points(key, params, state)
         at = zo.candidates(points, params)
         values = jax.vmap(loss)(at)
-        estimate, state = estimator.reduce(points, values, params, state)
+        return at, values, *estimator.reduce(points, values, params, state)
+
+    for t in range(steps):
+        at, values, estimate, state = step(jax.random.key(t), params, state)
         found.append((params, at, values, estimate))
         updates, _ = Given(size).update(
             estimate.gradient, (), params, ahead=estimate.ahead

@@ -129,6 +129,7 @@ def few(monkeypatch):
     monkeypatch.setattr(methods, "METHODS", some)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_gives_equal_rows(few, tmp_path, monkeypatch):
     def rows(folder):
         return [

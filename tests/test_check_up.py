@@ -69,6 +69,7 @@ def test_finds_failures():
     assert "fun failed at 12 of 12 points" in found.advice[0]
 
 
+@pytest.mark.slow
 def test_finds_what_is_rounded_away():
     """0.1/√d per element, of numbers whose spacing is 2⁻⁷ between 1 and 2."""
     params = {"small": jnp.zeros(9), "large": jnp.full(1000, 1.5, jnp.bfloat16)}

@@ -67,6 +67,7 @@ def test_full_differences_are_those_along_each_coordinate():
     np.testing.assert_allclose(gradient, expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_with_them_optax_runs_its_lbfgs():
     """By values alone, to the minimum that SciPy finds with the gradient."""
     scales = np.linspace(1, 10, 12, dtype=np.float32)

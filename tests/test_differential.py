@@ -242,7 +242,7 @@ def statistics(loss, params, law, factor=1.0):
     return ((drawn.mean(axis=0) - expected) / error)[told]
 
 
-FAST = [(equinox_mlp, "low_rank"), (haiku_mlp, "coordinate")]
+FAST = [(equinox_mlp, "low_rank")]
 
 
 @pytest.mark.parametrize(

@@ -211,6 +211,7 @@ def test_positions_of_leaves():
     assert layout.dimension == NUM_COORDINATES
 
 
+@pytest.mark.slow
 def test_coordinates_past_two_to_the_32():
     # Two leaves of 2^33 elements each, only their descriptions: the draw at a few
     # positions on both sides of every boundary of the 32-bit words.

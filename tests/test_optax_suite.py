@@ -42,7 +42,7 @@ def run(*arguments):
     [
         slow("alias", 100),
         slow("common", 80),
-        ("sharding", 24),
+        slow("sharding", 24),
         ("float64", 11),
     ],
 )
@@ -50,7 +50,7 @@ def test_optax_tests_pass(module, at_least):
     assert_passes(at_least, module)
 
 
-@pytest.mark.parametrize(("module", "at_least"), [("alias", 30), ("common", 19)])
+@pytest.mark.parametrize(("module", "at_least"), [slow("alias", 30), ("common", 19)])
 def test_optax_tests_pass_with_radazo(module, at_least):
     assert_passes(at_least, module, "--optimizers", "radazo")
 

@@ -137,7 +137,7 @@ def moved(params, by):
 # --- In every run ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", every(MAKERS, "variance_reduced"))
+@pytest.mark.parametrize("name", every(MAKERS, "accelerated"))
 def test_runs_everywhere(name, tmp_path):
     """The same steps compiled, by ask and tell, spread, and rebuilt from a journal."""
     estimator, steps = make(name), 5
@@ -650,6 +650,7 @@ def test_gaussian_process(kernel, size, lengthscale):
     assert_same(steps.state._replace(numbering=()), before._replace(numbering=()))
 
 
+@pytest.mark.slow
 def test_random_features_approach_their_kernel():
     """With an error that falls as one over the root of their number."""
     errors = []

@@ -295,6 +295,7 @@ def test_least_loss_is_the_entropy_of_what_follows_a_token():
 # Runs.
 
 
+@pytest.mark.slow
 def test_a_few_steps(tmp_path):
     folder = tmp_path / "made"
     losses = _run(

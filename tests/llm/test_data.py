@@ -235,7 +235,7 @@ def test_a_tokenizer_of_another_family_puts_its_own_first_token(tmp_path):
         data.Example("a", (" a", " b"), 0),
         data.Example("a a", (" a", " b"), 1),
     ]
-    batch = data.encode(found, examples, max_length=8)
+    batch = data.encode(found, examples, max_length=8, vocab_size=4)
     # Padded with 0, since there is no token for it.
     np.testing.assert_array_equal(batch.tokens[:, 0, :4], [[1, 2, 0, 0], [1, 2, 2, 0]])
     np.testing.assert_array_equal(batch.targets[:, :, 0], [[2, 3], [2, 3]])

@@ -139,7 +139,7 @@ def test_step_is_the_one_written_out(method, tune):
     ("options", "message"),
     [
         ({"method": "adam"}, "method must be one of radazo, zo_adamm"),
-        ({"tune": "head"}, "tune must be one of lora, prompt, full; got head"),
+        ({"tune": "head"}, "tune must be one of lora, prompt, full, scales; got head"),
         ({"learning_rate": -1.0}, "learning_rate must be positive; got -1.0"),
         ({"num_steps": 0}, "num_steps must be positive; got 0"),
         ({"smoothing": float("nan")}, "smoothing must be positive; got nan"),

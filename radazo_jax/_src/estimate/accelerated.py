@@ -51,10 +51,10 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
         law `orthonormal`.
 
     Returns:
-      The estimator, of one evaluation more, with an `AcceleratedState`: two trees like
-      the parameters. Its value is that at θ; its gradient, slope and `value_ahead` are
-      those at y = θ + `ahead`. The optimizer is to be `parabolic_sgd`, which adds
-      `ahead` to its update; others do not, and take steps of another kind.
+      The estimator, of one evaluation more, with an `AcceleratedState`, which has two
+      trees like the parameters. Its value is that at θ; gradient and slope are those at
+      the point ahead. The optimizer is to be `parabolic_sgd`, which starts its steps
+      there; others do not, and take steps of another kind.
 
     Raises:
       TypeError: If `estimator` is not an estimator.
