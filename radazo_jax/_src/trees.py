@@ -96,3 +96,13 @@ def wide_zeros(tree: Any) -> Any:
     return jax.tree.map(
         lambda p: jnp.zeros_like(p, at_least_float32(jnp.result_type(p))), tree
     )
+
+
+def product(a: Any, b: Any, dtype: Any) -> jax.Array:
+    """The inner product of two trees, as real vectors."""
+
+    def of_leaf(x: Any, y: Any) -> jax.Array:
+        x, y = (jnp.asarray(z).astype(at_least_float32(z.dtype)) for z in (x, y))
+        return jnp.sum((x.conj() * y).real).astype(dtype)
+
+    return sum(jax.tree.leaves(jax.tree.map(of_leaf, a, b)), jnp.zeros((), dtype))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from radazo_jax._src.estimate.estimator import GradientEstimator, check_estimator
 from radazo_jax._src.estimate.points import Estimate, Points, shifted
-from radazo_jax._src.trees import at_least_float32, widest
+from radazo_jax._src.trees import at_least_float32, product, widest
 
 
 class AcceleratedState(NamedTuple):
@@ -166,7 +166,7 @@ def _followed(
         state.previous,
         state.momentum,
     )
-    forth = (share > 0) & (_product(step, whole, dtype) > 0)
+    forth = (share > 0) & (product(step, whole, dtype) > 0)
     gain = jnp.where(forth, first / share, 0)
     momentum = jax.tree.map(
         lambda p, z, s: jnp.where(forth, z + gain.astype(z.dtype) * s, _wide(p)),
@@ -191,9 +191,3 @@ def _ahead(params: Any, state: AcceleratedState) -> Any:
 
 def _wide(x: jax.Array) -> jax.Array:
     return x.astype(at_least_float32(x.dtype))
-
-
-def _product(a: Any, b: Any, dtype: Any) -> jax.Array:
-    """The inner product of two trees, as real vectors."""
-    dots = jax.tree.map(lambda x, y: jnp.sum((x.conj() * y).real).astype(dtype), a, b)
-    return sum(jax.tree.leaves(dots), jnp.zeros((), dtype))

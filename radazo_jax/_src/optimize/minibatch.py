@@ -14,9 +14,9 @@ from radazo_jax._src.optimize.parabola import (
     cosine,
     init_scalar,
     memory_of,
-    product,
     scaled,
 )
+from radazo_jax._src.trees import product
 from radazo_jax._src.types import GradientTransformationExtraArgs
 
 # The first so many steps are measured all, and thereafter one in so many.

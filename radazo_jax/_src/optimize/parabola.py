@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.trees import at_least_float32
+from radazo_jax._src.trees import at_least_float32, product
 from radazo_jax._src.types import GradientTransformationExtraArgs
 
 # The first step is to lower the loss by this share of itself, by its slope.
@@ -347,16 +347,6 @@ def scaled(factor: jax.Array, tree: optax.Updates) -> optax.Updates:
         return (factor.astype(wide) * x.astype(wide)).astype(x.dtype)
 
     return jax.tree.map(of_leaf, tree)
-
-
-def product(a: optax.Updates, b: optax.Updates, dtype: Any) -> jax.Array:
-    """The inner product of two trees, as real vectors."""
-
-    def of_leaf(x: Any, y: Any) -> jax.Array:
-        x, y = (jnp.asarray(z).astype(at_least_float32(z.dtype)) for z in (x, y))
-        return jnp.sum((x.conj() * y).real).astype(dtype)
-
-    return sum(jax.tree.leaves(jax.tree.map(of_leaf, a, b)), jnp.zeros((), dtype))
 
 
 def cosine(a: optax.Updates, b: optax.Updates, dtype: Any) -> jax.Array:
