@@ -86,12 +86,12 @@ def replay(folder: pathlib.Path) -> Any:
 
 def sealed(content: bytes) -> bytes:
     """With the checksums that the lines should have."""
-    checksum, result = 0, b""
+    checksum, lines = 0, []
     for line in content.removesuffix(b"\n").split(b"\n"):
         body = line.rpartition(b',"crc":"')[0] or line
         checksum = zlib.crc32(body, checksum)
-        result += body + b',"crc":"%08x"}\n' % checksum
-    return result
+        lines.append(body + b',"crc":"%08x"}\n' % checksum)
+    return b"".join(lines)
 
 
 def write_model(folder: pathlib.Path, source: pathlib.Path = OPT) -> None:
