@@ -153,7 +153,10 @@ def load_tokenizer(folder: Path) -> Tokenizer:
             tokenizer = Tokenizer.from_file(str(whole))
         else:
             tokenizer = byte_level(models.BPE.from_file(*map(str, parts)))
-    except Exception as error:  # The library raises this very class.
+    except BaseException as error:
+        # The library raises Exception itself and, where it panics, what is none.
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
         raise ValueError(
             f"{folder} must have tokenizer.json, or vocab.json and merges.txt, that "
             f"can be read: {' '.join(str(error).split())}"

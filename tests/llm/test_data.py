@@ -239,3 +239,19 @@ def test_a_tokenizer_of_another_family_puts_its_own_first_token(tmp_path):
     # Padded with 0, since there is no token for it.
     np.testing.assert_array_equal(batch.tokens[:, 0, :4], [[1, 2, 0, 0], [1, 2, 2, 0]])
     np.testing.assert_array_equal(batch.targets[:, :, 0], [[2, 3], [2, 3]])
+
+
+def test_a_tokenizer_at_which_the_library_panics_is_refused(tmp_path, monkeypatch):
+    """Its panics are no exceptions; found by files that were changed at random."""
+
+    class Panic(BaseException):
+        pass
+
+    def panic(*paths):
+        raise Panic("range end index 10 out of range")
+
+    for name in ("vocab.json", "merges.txt"):
+        (tmp_path / name).write_text("{}", "utf-8")
+    monkeypatch.setattr(data.models.BPE, "from_file", panic)
+    with pytest.raises(ValueError, match="that can be read: range end index 10"):
+        data.load_tokenizer(tmp_path)
