@@ -20,9 +20,9 @@ from typing import Any
 import jax
 
 from examples.board import methods, problems, relatives, report, robust
-from examples.board.oracle import TARGETS, Oracle
+from examples.board.oracle import TARGETS
 from examples.common import cli, figures
-from examples.common.record import collect, numbers, read
+from examples.common.record import collect, read
 
 OUTPUT = Path(__file__).resolve().parents[1] / "out" / "board"
 
@@ -36,24 +36,12 @@ def measures(
 ) -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
     """What tells a row from the others, and what measures the rest of it."""
     for case in problems.cases(args.fast):
-
-        @functools.cache
-        def built(case: problems.Case = case) -> tuple[Any, Callable[[], Oracle]]:
-            problem = case.make()
-            budget = args.budget * (problem.dimension + 1)
-            return problem, functools.partial(Oracle, problem, budget, args.seed)
-
         for name, method in methods.METHODS.items():
-            if not method.takes(case.kind, case.dimension):
-                continue
-
-            def measure(method=method, built=built) -> dict[str, Any]:
-                problem, make_oracle = built()
-                oracles = method.run(problem, make_oracle, args.seed)
-                return numbers(methods.measured(oracles, method))
-
-            row = {"kind": case.kind, "problem": case.name}
-            yield row | {"dimension": case.dimension, "method": name}, measure
+            if method.takes(case.kind, case.dimension):
+                row = {"kind": case.kind, "problem": case.name}
+                row |= {"dimension": case.dimension, "method": name}
+                settings = args.budget, args.seed
+                yield row, functools.partial(methods.measure, case, method, *settings)
 
 
 def until(stop: float, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:

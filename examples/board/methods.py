@@ -9,9 +9,10 @@ import numpy as np
 
 import radazo_jax as zo
 from examples.board import opponents, ours
-from examples.board.oracle import Oracle
-from examples.board.problems import Problem
+from examples.board.oracle import Oracle, opened
+from examples.board.problems import Case, Problem
 from examples.board.report import UNTUNED
+from examples.common.record import numbers
 
 
 class Method(NamedTuple):
@@ -137,3 +138,9 @@ def measured(oracles: list[Oracle], method: Method) -> dict[str, Any]:
         "best_scale": reached.argmin(axis=0) if method.tuned else None,
         "gap": min(oracle.gap for oracle in oracles),
     }
+
+
+def measure(case: Case, method: Method, budget: int, seed: int) -> dict[str, Any]:
+    """What a row of a record says of a method on a problem."""
+    problem, make_oracle = opened(case, budget, seed)
+    return numbers(measured(method.run(problem, make_oracle, seed), method))

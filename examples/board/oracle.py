@@ -1,8 +1,11 @@
 """What methods evaluate through: it counts, and sees when a target is reached."""
 
+import functools
+from collections.abc import Callable
+
 import numpy as np
 
-from examples.board.problems import Problem
+from examples.board.problems import Case, Problem
 
 # The share of the gap at the start that is left.
 TARGETS = (1e-1, 1e-2, 1e-3)
@@ -60,3 +63,11 @@ class Oracle:
         if self.finished:
             raise Finished
         return float(self(np.asarray(point)[None])[0])
+
+
+@functools.cache
+def opened(case: Case, budget: int, seed: int) -> tuple[Problem, Callable[[], Oracle]]:
+    """A problem, built once, and what makes oracles with a budget of so many d + 1."""
+    problem = case.make()
+    most = budget * (problem.dimension + 1)
+    return problem, functools.partial(Oracle, problem, most, seed)
