@@ -45,7 +45,7 @@ class Case(NamedTuple):
     size: str
     device: str  # A TPU's topology.
     method: str  # "forward", "zo_sgd", "radazo", "adam" or "adam, remat".
-    tuned: str  # "", "lora" or "full".
+    tuned: str  # "", "lora", "scales" or "full".
     law: str
 
     @classmethod
@@ -56,6 +56,7 @@ class Case(NamedTuple):
 FORWARD = [("forward", "", "")]
 ZO_SGD = [("zo_sgd", "full", law) for law in LAWS]
 LORA = [("radazo", "lora", law) for law in LAWS]
+SCALES = [("radazo", "scales", "low_rank")]
 FULL = [("radazo", "full", law) for law in LAWS]
 ADAM = [
     (method, tuned, "")
@@ -105,8 +106,8 @@ INT4_CASES = [
     Case(size, device, *rest)
     for size, device, rows in (
         ("llama-2-13b", "v5e:1x1", FORWARD),
-        (f"llama-2-13b{INT4}", "v5e:1x1", FORWARD + LORA[:1]),
-        (f"gemma-2-27b{INT4}", "v6e:1x1", FORWARD),
+        (f"llama-2-13b{INT4}", "v5e:1x1", FORWARD + LORA + SCALES),
+        (f"gemma-2-27b{INT4}", "v6e:1x1", FORWARD + LORA[:1]),
     )
     for rest in rows
 ]
@@ -239,7 +240,7 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ratios = {"total/forward": row["total_GiB"] / base["total_GiB"]}
         if row["fits"] and base["fits"]:
             ratios["peak/forward"] = row["peak_GiB"] / base["peak_GiB"]
-        barred = case.size.endswith(INT4) and bool(case.law)
+        barred = case.size.endswith(INT4) and case.tuned == "lora"
         if barred or (case.size, case.method, case.tuned) in BARRED:
             ratios["bar_met"] = row["fits"] and max(ratios.values()) <= BAR
         made.append(row | ratios)

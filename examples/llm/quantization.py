@@ -5,6 +5,7 @@ the matrices (QLoRA's way) or their scales (QZO's).
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +21,13 @@ class Quantized(nnx.Variable):
 
 
 class QuantizationScale(nnx.Variable):
-    """What they are multiplied by, float32. No `nnx.Param`: it can be tuned alone."""
+    """What they are multiplied by. No `nnx.Param`, so that it can be tuned alone."""
 
 
 class QuantizedLinear(nnx.Module):
     """A linear layer, or a stack of them, whose matrix is an array of Qwix."""
 
-    def __init__(self, base: nnx.Linear, qtype: str) -> None:
+    def __init__(self, base: nnx.Linear, qtype: str, scale_dtype: Any) -> None:
         self.in_features, self.out_features = base.in_features, base.out_features
         self.preferred_element_type = base.preferred_element_type
         import qwix  # Here, since it takes seconds, and few runs need it.
@@ -42,7 +43,7 @@ class QuantizedLinear(nnx.Module):
         one = jax.jit(lambda matrix: quantize(matrix.astype(jnp.float32)))
         found = jax.lax.map(one, kernel) if kernel.ndim == 3 else one(kernel)
         self.qvalue = Quantized(found.qvalue)
-        self.scale = QuantizationScale(found.scale)
+        self.scale = QuantizationScale(found.scale.astype(scale_dtype))
         self.bias = base.bias
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -54,20 +55,26 @@ class QuantizedLinear(nnx.Module):
         steps, scale, x = jax.lax.optimization_barrier(held)
         matrix = qwix.QArray(steps, scale.astype(x.dtype))
         kind = self.preferred_element_type or x.dtype
-        y = jnp.dot(x, qwix.dequantize(matrix), preferred_element_type=kind)
+        # What follows is not to choose how the matrix lies in memory: XLA's TPU backend
+        # would copy the stack of them, transposed, and keep both.
+        y = jax.lax.optimization_barrier(
+            jnp.dot(x, qwix.dequantize(matrix), preferred_element_type=kind)
+        )
         if self.bias is None:
             return y
         return y + self.bias[...].reshape((1,) * (y.ndim - 1) + (-1,))
 
 
-def quantize(model: LanguageModel, qtype: str) -> None:
+def quantize(model: LanguageModel, qtype: str, scale_dtype: Any = jnp.float32) -> None:
     """Quantizes the matrices of all layers and of an own head, in place.
 
     Args:
       model: A model without adapters.
       qtype: "int8" or "int4".
+      scale_dtype: Of the scales. Products are computed in that of the model, so that
+        only scales that are tuned need more.
     """
     for module in (model.layers, model):
         for name, child in list(nnx.iter_children(module)):
             if isinstance(child, nnx.Linear):
-                setattr(module, name, QuantizedLinear(child, qtype))
+                setattr(module, name, QuantizedLinear(child, qtype, scale_dtype))

@@ -120,7 +120,8 @@ def start(settings: Settings, model: LanguageModel) -> tuple[Job, State]:
     init_key, run_key = jax.random.split(jax.random.key(settings.seed))
     rngs = nnx.Rngs(init_key)
     if settings.quantized:
-        quantization.quantize(model, settings.quantize)
+        scale_dtype = jnp.float32 if settings.tune == "scales" else model.dtype
+        quantization.quantize(model, settings.quantize, scale_dtype)
     if settings.tune == "lora":
         rank, alpha = settings.lora_rank, settings.lora_alpha
         lora.add_lora(model, rank=rank, alpha=alpha, rngs=rngs)

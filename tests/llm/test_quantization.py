@@ -59,6 +59,22 @@ def test_matrices_are_rounded_in_groups_of_inputs(qtype):
     assert (distance <= 0.5001 * (largest / steps)[:, :, None]).all()
 
 
+@pytest.mark.parametrize("tune", [slow("lora"), "scales"])
+def test_scales_are_float32_only_where_they_are_tuned(tune):
+    settings = train.Settings(tune=tune, quantize="int4")
+    config = Config.from_dict(entries("llama"))
+
+    def start():
+        return train.start(settings, config.build(rngs=nnx.Rngs(0)))
+
+    with jax.numpy_dtype_promotion("standard"):  # Optax relies on it.
+        job, state = jax.eval_shape(start)
+    both = nnx.merge_state(job.rest, state.params)
+    scales = jax.tree.leaves(nnx.filter_state(both, quantization.QuantizationScale))
+    expected = {"lora": jnp.bfloat16, "scales": jnp.float32}[tune]
+    assert [scale.dtype for scale in scales] == [expected] * 8
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("tune", ["lora", "scales"])
 def test_a_run_tunes_what_it_says_and_goes_down(tune):
