@@ -194,7 +194,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
     for tune, title in TUNES.items():
         for name in METHODS.values():
             for run in grid(runs, tune, name):
-                loss, rate = run["train_loss"][-1], _rate(run["learning_rate"])
+                loss, rate = run["train_loss"][-1], shown_rate(run["learning_rate"])
                 shown = "diverged" if loss is None else f"{loss:.4f}"
                 rows.append((title, name, rate, shown))
     headers = ("tuned", "method", "η", "final loss")
@@ -212,7 +212,7 @@ def _row(one: Group, other: Group) -> tuple[str, ...]:
             fewer = f"{(last / reached).min():.2f}"
     return (
         one.name,
-        _rate(one.learning_rate),
+        shown_rate(one.learning_rate),
         f"{one.losses[:, 0].mean():.4f}",
         _mean_std(one.losses[:, -1], 4),
         _mean_std(100 * one.accuracies, 1) + " %",
@@ -222,7 +222,8 @@ def _row(one: Group, other: Group) -> tuple[str, ...]:
     )
 
 
-def _rate(value: float) -> str:
+def shown_rate(value: float) -> str:
+    """Such as 1.6e-3."""
     mantissa, exponent = f"{value:.1e}".split("e")
     return f"{float(mantissa):g}e{int(exponent)}"
 
@@ -235,7 +236,7 @@ def _mean_std(values: np.ndarray, digits: int) -> str:
 def plot(content: dict[str, Any]) -> plt.Figure:
     runs = content["runs"]
     figure, all_axes = figures.panels(2, 2, (10, 7))
-    rate, by_b1 = _rate(RATE), betas(runs)
+    rate, by_b1 = shown_rate(RATE), betas(runs)
     panels = {
         f"(a) LoRA, η = {rate}": equal_rates(runs, "lora"),
         f"(b) all parameters, η = {rate}": equal_rates(runs, "full"),
@@ -244,7 +245,7 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     }
     for axes, (title, found) in zip(all_axes.flat, panels.items(), strict=True):
         for one, b1 in zip(found, BETAS, strict=False):
-            label = f"{one.name}, η = {_rate(one.learning_rate)}"
+            label = f"{one.name}, η = {shown_rate(one.learning_rate)}"
             color = common.COLORS[one.name]
             if found is by_b1:
                 label, color = f"β₁ = {b1:g}", BETAS[b1]

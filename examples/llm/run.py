@@ -79,7 +79,6 @@ def run(
     # On a device by name, as what is restored is: both then take one program.
     job, state = jax.device_put((job, state), jax.devices()[0])
     data, end, rows = jax.device_put((train, dev)), settings.num_steps, []
-    evaluations = 2 * settings.num_directions  # Of the loss, in a step.
     with contextlib.ExitStack() as stack:
         checkpoints = None
         if folder is not None:
@@ -134,7 +133,7 @@ def run(
                     "learning rate may help."
                 )
             report(step, {"loss": float(loss)})
-            rate = evaluations * (bar.format_dict["rate"] or 0.0)
+            rate = settings.num_evaluations * (bar.format_dict["rate"] or 0.0)
             shown["tokens/s"] = f"{rate * batch.tokens.size:,.0f}"
             shown["evaluations/s"] = f"{rate:.3g}"
             bar.set_postfix(shown, refresh=False)

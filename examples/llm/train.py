@@ -36,7 +36,8 @@ class Settings:
     quantize: Literal["no", "int8", "int4"] = "no"  # The frozen matrices.
     objective: Literal["classification", "language_model"] = "classification"
     law: Literal["gaussian", "sphere", "rademacher", "low_rank"] = "gaussian"
-    num_directions: int = 1  # K: a step costs 2K evaluations.
+    num_directions: int = 1  # K
+    difference: Literal["central", "forward"] = "central"  # 2K evaluations, or K + 1.
     smoothing: float = 1e-3  # μ
     learning_rate: float = 5e-5  # η
     b1: float = 0.9
@@ -71,6 +72,12 @@ class Settings:
             )
 
     @property
+    def num_evaluations(self) -> int:
+        """Of the loss, in a step."""
+        forward = self.difference == "forward"
+        return self.num_directions + 1 if forward else 2 * self.num_directions
+
+    @property
     def quantized(self) -> bool:
         return self.quantize != "no"
 
@@ -80,7 +87,7 @@ class Settings:
         Runs that differ in the others share a step.
         """
         names = ("method", "tune", "quantize", "objective", "law", "num_directions")
-        names = (*names, "smoothing", "b2")
+        names = (*names, "difference", "smoothing", "b2")
         return Settings(**{name: getattr(self, name) for name in names})
 
 
@@ -141,7 +148,9 @@ def train_step(job: Job, state: State, batch: Batch) -> tuple[State, jax.Array]:
     """
     settings = job.settings
     # One direction after the other, so that memory does not grow with K.
-    estimator = zo.central_difference(
+    forward = settings.difference == "forward"
+    difference = zo.forward_difference if forward else zo.central_difference
+    estimator = difference(
         LAWS[settings.law], settings.num_directions, settings.smoothing, batch_size=1
     )
     value_and_grad = zo_nnx.value_and_grad(

@@ -98,7 +98,19 @@ def test_evaluation_in_batches_is_the_loss_on_all(objective, batch_size):
 )
 def test_step_is_the_one_written_out(method, tune):
     """Central difference along Gaussian u, then the recursions of the paper, twice."""
-    settings = dataclasses.replace(SETTINGS, method=method, tune=tune)
+    check_steps(dataclasses.replace(SETTINGS, method=method, tune=tune))
+
+
+@pytest.mark.slow
+def test_step_of_forward_differences_is_the_one_written_out():
+    more = {"difference": "forward", "num_directions": 3}
+    settings = dataclasses.replace(SETTINGS, **more)
+    assert settings.num_evaluations == 4
+    check_steps(settings)
+
+
+def check_steps(settings):
+    method, count = settings.method, 0
     job, state = train.start(settings, model())
     key, rate = job.key, settings.learning_rate
     mu = settings.smoothing
@@ -113,12 +125,20 @@ def test_step_is_the_one_written_out(method, tune):
         batch = jax.tree.map(lambda leaf, i=i: leaf[i : i + 4], TRAIN)
 
         def loss(vector: np.ndarray, batch: Batch = batch) -> float:
+            nonlocal count
+            count += 1
             return float(loss_fn(jnp.asarray(vector, jnp.float32), batch))
 
-        # The first direction of a step has the step's key folded once more.
-        u_key = jax.random.fold_in(jax.random.fold_in(key, i), 0)
-        u = np.asarray(jax.random.normal(u_key, theta.shape), np.float64)
-        g = (loss(theta + mu * u) - loss(theta - mu * u)) / (2 * mu) * u
+        back = 0 if settings.difference == "forward" else 1
+        base = loss(theta) if back == 0 else 0.0
+        g = 0.0
+        for k in range(settings.num_directions):
+            # The directions of a step have the step's key folded once more.
+            u_key = jax.random.fold_in(jax.random.fold_in(key, i), k)
+            u = np.asarray(jax.random.normal(u_key, theta.shape), np.float64)
+            before = loss(theta - mu * u) if back else base
+            slope = (loss(theta + mu * u) - before) / ((1 + back) * mu)
+            g = g + slope * u / settings.num_directions
         m = 0.9 * m + 0.1 * g
         v = 0.99 * v + 0.01 * (m if method == "radazo" else g) ** 2
         step = {
@@ -133,6 +153,7 @@ def test_step_is_the_one_written_out(method, tune):
     moved = np.abs(theta - np.asarray(found)).max()
     assert moved < 0.02 * rate, moved
     assert int(state.step) == 2
+    assert count == 2 * settings.num_evaluations
 
 
 @pytest.mark.parametrize(
