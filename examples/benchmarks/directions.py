@@ -72,12 +72,12 @@ def curve(settings: Settings, *problem: Any) -> dict[str, Any]:
     return row | {"passes": passes, "train_loss": numbers(losses)}
 
 
-def pass_ms(model: Any, batch: data.Batch) -> list[float]:
+def pass_ms(model: Any, batch: data.Batch, rounds: int) -> list[float]:
     """What a pass takes in a step of each choice: medians of interleaved steps."""
     settings = [settings_of(choice, passes=1000) for choice in CHOICES]
     runs = [start(each, model()) for each in settings]
     times: list[list[float]] = [[] for _ in CHOICES]
-    for _, i in itertools.product(range(TIMED + 1), range(len(CHOICES))):
+    for _, i in itertools.product(range(rounds + 1), range(len(CHOICES))):
         job, state = runs[i]
         before = time.perf_counter()
         state, _ = jax.block_until_ready(train_step(job, state, batch))
@@ -185,10 +185,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=cli.at_least_one, default=3)
     parser.add_argument("--fast", action="store_true", help="to see that it works")
     options = parser.parse_args(argv)
-    name, settings, rates = "directions", MODEL, RATES
+    name, settings, rates, rounds = "directions", MODEL, RATES, TIMED
     if options.fast:
         options.passes, options.seeds = 34, 1
-        name, settings, rates = "fast", pretrain.FAST, RATES[:1]
+        name, settings, rates, rounds = "fast", pretrain.FAST, RATES[:1], 2
     folder = pretrain.pretrained(OUTPUT / f"{name}-model", settings)
     examples = read(data.TASKS["sst2"], corpus.SENTIMENT, folder)
     graphdef, base = nnx.split(weights.load(folder, dtype=jnp.float32))
@@ -211,7 +211,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "seeds": options.seeds,
         "rates": rates,
         "num_parameters": sum(x.size for x in jax.tree.leaves(base)),
-        "pass_ms": pass_ms(model, batch),
+        "pass_ms": pass_ms(model, batch, rounds),
         "runs": runs,
     }
     content = record() | content
