@@ -1,8 +1,11 @@
 """Many programs in several processes, chunk by chunk."""
 
 import contextlib
+import gc
 import io
 import multiprocessing
+import pathlib
+import resource
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +14,7 @@ import jax
 
 from . import run as one
 
-CHUNK = 50
+CHUNK, MEMORY = 50, 2 * 2**30
 empty = one.empty
 
 
@@ -21,6 +24,7 @@ def configure() -> None:
     jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")
+    gc.set_threshold(200_000, 20, 100)  # A trace makes many objects, and few cycles.
 
 
 def run(seeds: range, processes: int) -> Iterator[dict[str, Any]]:
@@ -36,9 +40,20 @@ def run(seeds: range, processes: int) -> Iterator[dict[str, Any]]:
 
 
 def chunk(seeds: range) -> dict[str, Any]:
+    # Programs that were compiled once are met again, but not all fit into memory.
+    if _resident() > MEMORY:
+        jax.clear_caches()
     # What programs print is of no interest.
     with contextlib.redirect_stdout(io.StringIO()):
         return one.run(seeds)
+
+
+def _resident() -> int:
+    """The bytes of memory that this process holds, where Linux tells."""
+    statm = pathlib.Path("/proc/self/statm")
+    if not statm.exists():
+        return 0
+    return int(statm.read_text("utf-8").split()[1]) * resource.getpagesize()
 
 
 def merged(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:

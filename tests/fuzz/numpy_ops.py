@@ -11,6 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core
+from scipy import special
+
+from . import numpy_sums
 
 
 def _slice(x: Any, start_indices: Any, limit_indices: Any, strides: Any) -> Any:
@@ -48,6 +51,43 @@ def _iota(dtype: Any, shape: Any, dimension: Any, sharding: Any) -> Any:
     return np.broadcast_to(np.arange(shape[dimension]).reshape(new), shape).astype(
         dtype
     )
+
+
+def _bitcast(x: Any, new_dtype: Any) -> Any:
+    size, new = x.dtype.itemsize, np.dtype(new_dtype).itemsize
+    if size == new:
+        return x.view(new_dtype)
+    x = np.ascontiguousarray(x if size < new else x[..., None])
+    return x.view(new_dtype)[..., 0] if size < new else x.view(new_dtype)
+
+
+def _divided(x: Any, y: Any) -> Any:
+    """Integers are rounded towards zero, and x / 0 is -1."""
+    if x.dtype.kind not in "iu":  # That of bfloat16 is V.
+        return np.divide(x, y)
+    quotient = x // np.where(y == 0, x.dtype.type(1), y)
+    inexact = (x != quotient * y) & ((x < 0) != (y < 0))
+    return np.where(y == 0, x.dtype.type(0) - x.dtype.type(1), quotient + inexact)
+
+
+def _complex(x: Any, y: Any) -> Any:
+    made = np.empty(x.shape, np.result_type(x, np.complex64))
+    made.real, made.imag = x, y
+    return made
+
+
+def _integer_power(x: Any, y: int) -> Any:
+    """As many products, for whatever the numbers are."""
+    made = np.ones_like(x)
+    for _ in range(abs(y)):
+        made = made * x
+    return made if y >= 0 else np.divide(np.ones_like(x), made)
+
+
+def _rounded(x: Any, rounding_method: Any) -> Any:
+    if rounding_method == lax.RoundingMethod.TO_NEAREST_EVEN:
+        return np.round(x)
+    return np.trunc(x + np.copysign(0.5, x))
 
 
 def _select(which: Any, *cases: Any) -> Any:
@@ -120,10 +160,15 @@ _MOVED = {
     "concatenate": lambda *xs, dimension: np.concatenate(xs, dimension),
     "tile": lambda x, reps: np.tile(x, reps),
     "convert_element_type": _convert,
-    "bitcast_convert_type": lambda x, new_dtype: x.view(new_dtype),
+    "bitcast_convert_type": _bitcast,
     "iota": _iota,
     "dynamic_slice": _dynamic_slice,
     "gather": _gather,
+    "real": lambda x: x.real,
+    "imag": lambda x: x.imag,
+    "reduce_sum": numpy_sums.reduce_sum,
+    "dot_general": numpy_sums.dot_general,
+    "conv_general_dilated": numpy_sums.convolution,
 }
 _COMPUTED = {
     "add": np.add,
@@ -145,40 +190,79 @@ _COMPUTED = {
     "select_n": _select,
     "copy": lambda x: x,
     "neg": np.negative,
+    "div": _divided,
+    "complex": _complex,
 }
-_FLOATING = ("float32", "float64", "float16", "bfloat16")
-_INTEGRAL = (*(f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)), "bool")
-_KNOWN = {jnp.dtype(name) for name in (*_FLOATING, *_INTEGRAL, "complex64")}
+# In float64, and rounded to the dtype.
+_ELEMENTARY = {
+    "cos": np.cos,
+    "erf_inv": special.erfinv,
+    "exp": np.exp,
+    "floor": np.floor,
+    "integer_pow": _integer_power,
+    "log": np.log,
+    "log1p": np.log1p,
+    "logistic": special.expit,
+    "round": _rounded,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "sin": np.sin,
+    "sqrt": np.sqrt,
+    "square": np.square,
+    "tanh": np.tanh,
+}
+_FLOATING = {jnp.dtype(n) for n in ("float32", "float64", "float16", "bfloat16")}
+_COMPLEX = {jnp.dtype(n) for n in ("complex64", "complex128")}
+_INTEGRAL = {jnp.dtype(f"{u}int{n}") for u in ("", "u") for n in (8, 16, 32, 64)}
+_BOOL, _WORDS = {jnp.dtype("bool")}, {jnp.dtype("uint32")}
+_KNOWN = _FLOATING | _COMPLEX | _INTEGRAL | _BOOL
+# Where NumPy does not do it for all.
+_ONLY = {
+    **dict.fromkeys(("add", "mul", "sub", "neg"), _KNOWN - _BOOL),
+    **dict.fromkeys(("eq", "ne", "copy"), _KNOWN),
+    **dict.fromkeys(("lt", "le", "gt", "ge", "max", "min"), _KNOWN - _COMPLEX),
+    **dict.fromkeys(("and", "or", "xor"), _INTEGRAL | _BOOL),
+    **dict.fromkeys(("shift_left", "shift_right_logical"), _WORDS),
+    "select_n": _BOOL,
+    "div": _FLOATING | _INTEGRAL,
+    **dict.fromkeys(("real", "imag"), _COMPLEX),
+    **dict.fromkeys(("reduce_sum", "dot_general"), _KNOWN - _BOOL),
+    "conv_general_dilated": _FLOATING | _COMPLEX,
+    **dict.fromkeys(_ELEMENTARY, _FLOATING),
+}
 
 
 def by_numpy(eqn: core.JaxprEqn, inputs: Sequence[Any]) -> Any:
     """The result, where NumPy has the operation; else `None`."""
     name, dtypes = eqn.primitive.name, [getattr(x, "dtype", None) for x in inputs]
+    if not any(name in table for table in (_MOVED, _COMPUTED, _ELEMENTARY)):
+        return None
     if any(dtype not in _KNOWN for dtype in dtypes):
         return None
+    if inputs and dtypes[0] not in _ONLY.get(name, _KNOWN):
+        return None
+    arrays = [np.asarray(x, order="C") for x in inputs]
     if name in _MOVED:
-        return _moved(eqn, dtypes, inputs)
-    if name not in _COMPUTED:
-        return None
-    if dtypes[0].kind == "b" and name in ("add", "sub", "mul", "neg"):
-        return None
-    if dtypes[0].kind == "c" and name not in ("eq", "ne", "select_n", "copy", "add"):
-        return None
-    if name == "select_n" and dtypes[0].kind != "b":
-        return None
-    if name.startswith("shift") and dtypes[0] != np.uint32:
-        return None
-    return _COMPUTED[name](*map(np.asarray, inputs))
+        return _moved(eqn, dtypes, arrays)
+    if name in _ELEMENTARY:
+        return _elementary(eqn, arrays[0])
+    return _COMPUTED[name](*arrays)
+
+
+def _elementary(eqn: core.JaxprEqn, x: Any) -> Any:
+    params = {key: x for key, x in eqn.params.items() if key != "accuracy"}
+    return _ELEMENTARY[eqn.primitive.name](x.astype(np.float64), **params).astype(
+        x.dtype
+    )
 
 
 def _moved(eqn: core.JaxprEqn, dtypes: Sequence[Any], inputs: Sequence[Any]) -> Any:
     name, new = eqn.primitive.name, eqn.outvars[0].aval.dtype
     if new not in _KNOWN or "one_hot" in str(eqn.params.get("mode", "")).lower():
         return None
-    if name == "bitcast_convert_type" and new.itemsize != dtypes[0].itemsize:
-        return None
     if name == "convert_element_type" and dtypes[0].kind == "c" != new.kind:
         return None
     if name == "dynamic_slice" and len(inputs) != 1 + np.ndim(inputs[0]):
         return None
-    return _MOVED[name](*map(np.asarray, inputs), **eqn.params)
+    if name == "conv_general_dilated" and 0 in eqn.outvars[0].aval.shape:
+        return np.zeros(eqn.outvars[0].aval.shape, new)
+    return _MOVED[name](*inputs, **eqn.params)

@@ -108,9 +108,12 @@ class Program:
     results: tuple[str, ...]
     wide: bool = False
 
+    @functools.cached_property
     def arrays(self) -> tuple[jax.Array, ...]:
-        return tuple(_array(text, self.wide) for _, text in self.params)
+        with jax.enable_x64(self.wide):
+            return tuple(jax.device_put(_array(text)) for _, text in self.params)
 
+    @functools.cached_property
     def fun(self) -> Callable[[Any], Any]:
         scope: dict[str, Any] = dict(NAMES)
         exec("\n".join(self.lines()), scope)
@@ -138,10 +141,22 @@ class Program:
         return "\n".join(lines)
 
 
-@functools.lru_cache(maxsize=4096)
-def _array(text: str, wide: bool) -> jax.Array:
-    del wide  # It is set around this call, and decides what the text makes.
-    return eval(text, dict(NAMES))
+class _Numpy:
+    """What `jnp` is in the text of a parameter, so that nothing is compiled."""
+
+    inf, nan, zeros = np.inf, np.nan, staticmethod(np.zeros)
+
+    @staticmethod
+    def array(values: Any, dtype: Any) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            return np.array(values).astype(dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        return jnp.dtype(getattr(jnp, name))
+
+
+def _array(text: str) -> np.ndarray:
+    return eval(text, NAMES | {"jnp": _Numpy()})
 
 
 def literal(values: np.ndarray) -> str:

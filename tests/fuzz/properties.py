@@ -4,10 +4,13 @@ The authority is `fun` itself, at leaves that are displaced densely: p + s · u 
 from `Law.materialize`. Both programs are run operation by operation.
 """
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import compare
 import jax
@@ -17,6 +20,7 @@ import tables
 
 import radazo_jax as zo
 from radazo_jax._src.directions.layout import layout_of
+from radazo_jax._src.numbers import counter, generator
 
 from .evaluate import Rounding, evaluate
 
@@ -91,8 +95,39 @@ def perturbed(fun: Callable[[Any], Any], law: zo.Law, scale: float) -> Any:
     return run
 
 
+_DRAWN = {
+    name: jax.jit(inspect.unwrap(getattr(generator, name)))
+    for name in ("words", "bits", "uniform", "normal", "fast_normal")
+}
+
+
+_positions = jax.jit(
+    counter.positions, static_argnames=("shape", "offset", "dimension")
+)
+
+
+@contextlib.contextmanager
+def drawn_by_calls() -> Iterator[None]:
+    """What draws by position is traced once for all of a shape."""
+    positions = mock.patch.object(counter, "positions", _positions)
+    with mock.patch.multiple(generator, **_DRAWN), positions:
+        yield
+
+
+def traced(fun: Callable[..., Any], *args: Any) -> Any:
+    """The jaxpr of a function, which is traced once for all properties of it."""
+    leaves, treedef = jax.tree.flatten(args)
+    return _traced(fun, treedef, *(jax.typeof(x) for x in leaves))
+
+
+@functools.lru_cache(maxsize=256)
+def _traced(fun: Callable[..., Any], treedef: Any, *avals: Any) -> Any:
+    specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
+    return jax.make_jaxpr(fun)(*jax.tree.unflatten(treedef, specs))
+
+
 def step_by_step(fun: Callable[..., Any], *args: Any) -> list[Any]:
-    return evaluate(jax.make_jaxpr(fun)(*args), jax.tree.leaves(args))
+    return evaluate(traced(fun, *args), jax.tree.leaves(args))
 
 
 # --- Properties -------------------------------------------------------------------
@@ -183,17 +218,20 @@ PROPERTIES = {
 # --- Comparisons ------------------------------------------------------------------
 
 
+@functools.cache
+def _displace(law: str, scale: float) -> Callable[..., Any]:
+    """Always the same function, which is not traced again for the same types."""
+    return functools.partial(displaced, law=LAWS[law], scale=scale)
+
+
 def _definition(
     fun: Any, params: Any, key: jax.Array, law: str, scale: float
 ) -> tuple[list[Any], Callable[[Rounding], list[Any]]]:
     """The results of `fun` at the displaced leaves; and with random rounding."""
     dense = params
     if scale:
-        displace = functools.partial(displaced, law=LAWS[law], scale=scale)
-        dense = step_by_step(displace, params, key)
-    tree = jax.tree.unflatten(jax.tree.structure(params), list(map(jnp.asarray, dense)))
-    jaxpr = jax.make_jaxpr(fun)(tree)
-    dense = jax.tree.leaves(dense)
+        dense = step_by_step(_displace(law, scale), params, key)
+    jaxpr, dense = traced(fun, params), jax.tree.leaves(dense)
 
     def spread(rounding: Rounding) -> list[Any]:
         return evaluate(jaxpr, [rounding(x) for x in dense], rounding)

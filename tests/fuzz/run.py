@@ -16,7 +16,16 @@ from radazo_jax._src.perturb import rules
 from .build import KINDS, PRODUCTS, QUICK
 from .generate import generate, refused
 from .program import Program
-from .properties import EXACT_SCALE, FACTORS, LAWS, PROPERTIES, Mismatch, Undefined
+from .properties import (
+    EXACT_SCALE,
+    FACTORS,
+    LAWS,
+    PROPERTIES,
+    Mismatch,
+    Undefined,
+    drawn_by_calls,
+    traced,
+)
 from .shrink import shrink
 
 _NAMES = list(LAWS)
@@ -36,29 +45,29 @@ class Check:
 
 def checks(seed: int) -> Iterator[Check]:
     """What is checked of a program: always the definition, seldom what costs more."""
-    law = _NAMES[seed // 32 % len(_NAMES)]
-    if seed % 8 == 6:
+    law = _NAMES[seed // 64 % len(_NAMES)]
+    if seed % 16 == 6:
         # Matrices that are not built, where there are products.
-        yield Check("rounded", FACTORS[seed // 8 % 2], 0.1)
+        yield Check("rounded", FACTORS[seed // 16 % 2], 0.1)
         return
     yield Check("bits", "flips stored" if seed % 3 else "flips", EXACT_SCALE)
-    if seed % 8 == 1:
+    if seed % 16 == 1:
         yield Check("rounded" if law in FACTORS else "bits", law, 0.0)
-    if seed % 16 == 3:
+    if seed % 32 == 3:
         yield Check("rounded", law, 0.1)
-    if seed % 32 == 4:
+    if seed % 64 in (8, 36):
         yield Check("differentiated", "hashed", 0.1)
-    if seed % 32 in (8, 21):
-        yield Check("batched", "low_rank" if seed % 32 == 8 else "hashed", 0.1)
+    if seed % 64 in (16, 21):
+        yield Check("batched", "low_rank" if seed % 64 == 16 else "hashed", 0.1)
     if seed % 64 == 7:
         yield Check("compiled", law, 0.1)
 
 
 def kinds_of(seed: int) -> dict[str, float]:
-    """Three in four are of what is followed through a program, and so of views."""
-    if seed % 8 == 6:
+    """Most are of what is followed through a program, and so of views."""
+    if seed % 16 == 6:
         return PRODUCTS
-    return KINDS if seed % 4 == 0 else QUICK
+    return KINDS if seed % 8 == 0 else QUICK
 
 
 def is_wide(seed: int) -> bool:
@@ -70,13 +79,13 @@ def failure(program: Program, check: Check) -> tuple[str | None, str]:
     """How a check fails, or `None`; and its outcome."""
     with jax.enable_x64(program.wide):
         try:
-            fun, params = program.fun(), program.arrays()
+            fun, params = program.fun, program.arrays
             if check.property != "refused":
-                jax.make_jaxpr(fun)(params)
+                traced(fun, params)
         except Exception:
             return None, "no program"
         try:
-            with np.errstate(all="ignore"):
+            with np.errstate(all="ignore"), drawn_by_calls():
                 outcome = PROPERTIES[check.property](
                     fun, params, check.law, check.scale
                 )
@@ -143,8 +152,7 @@ def _check(
 
 def met(program: Program) -> Iterator[str]:
     """The primitives of a program, those of inner programs included."""
-    jaxpr = jax.make_jaxpr(program.fun())(program.arrays())
-    return _primitives(jaxpr.jaxpr)
+    return _primitives(traced(program.fun, program.arrays).jaxpr)
 
 
 def _primitives(jaxpr: core.Jaxpr) -> Iterator[str]:
