@@ -1,12 +1,17 @@
 """Random programs against their definition, and that no primitive is forgotten."""
 
+import compare
+import jax.numpy as jnp
 import pytest
+import tables
 from jax._src.interpreters import mlir
 
 from fuzz import run
 from fuzz.build import MAKERS
+from fuzz.evaluate import evaluate
 from fuzz.generate import with_maker
 from fuzz.left_out import LEFT_OUT
+from fuzz.properties import traced
 from radazo_jax._src.perturb import rearrange
 
 # No primitives, but what is done with them.
@@ -39,12 +44,28 @@ def assert_no_failure(seeds, quick=False):
 
 
 def test_random_programs():
-    assert_no_failure(range(40), quick=True)
+    assert_no_failure(range(60), quick=True)
 
 
 @pytest.mark.slow
 def test_many_random_programs():
     assert_no_failure(range(10_000, 10_400))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["conv_general_dilated", "dot_general", "reduce_sum", "div", "erf_inv", "gather"],
+)
+def test_numpy_computes_what_jax_does(name):
+    """The operations that JAX is not asked for."""
+    programs = (with_maker(MAKERS[name], seed) for seed in range(12))
+    for program in [program for program in programs if program][:5]:
+        got = evaluate(traced(program.fun, program.arrays), program.arrays)
+        expected = tables.jit(program.fun)(program.arrays)
+        for a, b in zip(got, expected, strict=True):
+            inexact = jnp.issubdtype(b.dtype, jnp.inexact)
+            epsilon = float(jnp.finfo(b.dtype).eps) if inexact else 0.0
+            compare.assert_equal([a], [b], 16 * epsilon)
 
 
 def test_a_fault_is_found_and_made_short(monkeypatch):
