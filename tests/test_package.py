@@ -34,6 +34,15 @@ zo.History.of([]).losses
 """
 
 
+def test_each_dependency_has_a_lower_bound():
+    """`.ci/lower_bounds` tries them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"].values()
+    needed = {*project["dependencies"], *(one for extra in extras for one in extra)}
+    own = {one for one in needed if one.startswith("radazo_jax[")}
+    assert [one for one in needed - own if ">=" not in one] == []
+
+
 @pytest.mark.slow
 def test_a_type_checker_knows_what_functions_return(tmp_path):
     """Optax ships no types, and what comes from it is Any."""
