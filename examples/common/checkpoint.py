@@ -6,10 +6,12 @@ tells whether the latest checkpoints in two folders hold the same numbers.
 """
 
 import contextlib
+import functools
 import json
 import logging
+import sys
 import zlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,8 @@ def manager(folder: str, create: bool = True) -> ocp.CheckpointManager:
     """What reads and writes the checkpoints in a folder, or a bucket."""
     # Orbax reports every save; what goes wrong is raised besides.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
+    if getattr(sys.unraisablehook, "func", None) is not _told:
+        sys.unraisablehook = functools.partial(_told, sys.unraisablehook)
     return ocp.CheckpointManager(
         folder if "://" in folder else Path(folder).absolute(),
         options=ocp.CheckpointManagerOptions(max_to_keep=_KEPT, create=create),
@@ -63,6 +67,16 @@ def manager(folder: str, create: bool = True) -> ocp.CheckpointManager:
             "about": ocp.JsonCheckpointHandler(),
         },
     )
+
+
+def _told(tell: Callable[[Any], None], raised: Any) -> None:
+    """Tells of an exception that nothing can catch, but for those of late writes.
+
+    Where one of many writes fails, TensorStore's threads have nobody to tell how the
+    others end: a traceback each, after which comes the one line of the error itself.
+    """
+    if str(raised.exc_value) != "Event loop is closed":
+        tell(raised)
 
 
 def save(

@@ -192,9 +192,8 @@ def disturbed(
     elif ended.code == 0:
         first = "went on"
     else:
-        # Threads of Orbax's may have said something before the command's own line.
-        told = ended.code == 2 and ended.said and ": error: " in ended.said[-1]
-        first = "one error" if told else "failed"
+        told = [": error: " in line for line in ended.said]
+        first = "one error" if ended.code == 2 and told == [True] else "failed"
     row = {"first": first, "point": ended.point}
     if first == "failed":
         row["said"] = f"{ended.code} {ended.said[-3:]!r:.600}"

@@ -4,13 +4,28 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import types
 
 import pytest
+
+from examples.common import checkpoint
 
 from . import build
 
 ROOT = pathlib.Path(__file__).parents[2]
 needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+
+
+def test_threads_that_write_late_tell_nothing(monkeypatch, tmp_path):
+    """A full disk ends in the one line of the command."""
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    for _ in range(2):
+        checkpoint.manager(str(tmp_path)).close()
+    for text in ("Event loop is closed", "another"):
+        raised = types.SimpleNamespace(exc_value=RuntimeError(text))
+        sys.unraisablehook(raised)
+    assert [str(raised.exc_value) for raised in told] == ["another"]
 
 
 @needs_cc
