@@ -3,9 +3,8 @@
 import contextlib
 import gc
 import io
+import itertools
 import multiprocessing
-import pathlib
-import resource
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +13,9 @@ import jax
 
 from . import run as one
 
-CHUNK, MEMORY = 50, 2 * 2**30
+# Programs, and chunks whose programs are kept when they are compiled.
+CHUNK, KEPT = 50, 60
+_chunks = itertools.count(1)
 empty = one.empty
 
 
@@ -41,19 +42,11 @@ def run(seeds: range, processes: int) -> Iterator[dict[str, Any]]:
 
 def chunk(seeds: range) -> dict[str, Any]:
     # Programs that were compiled once are met again, but not all fit into memory.
-    if _resident() > MEMORY:
+    if next(_chunks) % KEPT == 0:
         jax.clear_caches()
     # What programs print is of no interest.
     with contextlib.redirect_stdout(io.StringIO()):
         return one.run(seeds)
-
-
-def _resident() -> int:
-    """The bytes of memory that this process holds, where Linux tells."""
-    statm = pathlib.Path("/proc/self/statm")
-    if not statm.exists():
-        return 0
-    return int(statm.read_text("utf-8").split()[1]) * resource.getpagesize()
 
 
 def merged(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
