@@ -15,6 +15,7 @@ import numpy as np
 from jax.extend import core
 
 from .numpy_ops import by_numpy
+from .numpy_sums import wide
 
 # Inner programs that are run in the place of their equation.
 CALLS = {
@@ -51,12 +52,21 @@ class Rounding:
     def __call__(self, x: Any) -> Any:
         if not jnp.issubdtype(x.dtype, jnp.inexact) or not x.size:
             return x
-        epsilon = float(jnp.finfo(x.dtype).eps) * self.size
         x = np.asarray(x)
-        wide = np.complex128 if jnp.issubdtype(x.dtype, np.complexfloating) else float
-        self.all_finite &= bool(np.isfinite(x.astype(wide)).all())
-        moved = 1 + epsilon * self.rng.integers(-1, 2, x.shape)
-        return (x.astype(wide) * moved).astype(x.dtype)
+        self.all_finite &= bool(np.isfinite(x.astype(wide(x.dtype))).all())
+        return (x.astype(wide(x.dtype)) * self._factor(x)).astype(x.dtype)
+
+    def displaced(self, x: Any, p: Any) -> Any:
+        """x = p + s · u, with u rounded as float32 and the sum as what it is."""
+        x, p = np.asarray(x), np.asarray(p)
+        step = x.astype(wide(x.dtype)) - p.astype(wide(x.dtype))
+        step = np.where(np.isfinite(step), step * self._factor(step, np.float32), 0)
+        moved = (p.astype(wide(x.dtype)) + step).astype(x.dtype)
+        return self(np.where(np.isfinite(x.astype(wide(x.dtype))), moved, x))
+
+    def _factor(self, x: Any, dtype: Any = None) -> Any:
+        epsilon = float(jnp.finfo(dtype or x.dtype).eps) * self.size
+        return 1 + epsilon * self.rng.integers(-1, 2, x.shape)
 
 
 def evaluate(

@@ -234,7 +234,8 @@ def _definition(
     jaxpr, dense = traced(fun, params), jax.tree.leaves(dense)
 
     def spread(rounding: Rounding) -> list[Any]:
-        return evaluate(jaxpr, [rounding(x) for x in dense], rounding)
+        given = zip(dense, jax.tree.leaves(params), strict=True)
+        return evaluate(jaxpr, [rounding.displaced(*x) for x in given], rounding)
 
     try:
         return list(map(np.asarray, evaluate(jaxpr, dense))), spread

@@ -47,6 +47,11 @@ def test_random_programs():
     assert_no_failure(range(60), quick=True)
 
 
+def test_elements_of_a_direction_are_rounded_as_float32():
+    """Those of a low rank too, of which a product in float64 takes the factors."""
+    assert_no_failure(range(5414, 5415))
+
+
 @pytest.mark.slow
 def test_many_random_programs():
     assert_no_failure(range(10_000, 10_400))
