@@ -167,9 +167,19 @@ def _while(eqn: core.JaxprEqn, inputs: list[Any], rounding: Any) -> list[Any]:
     cond_consts, rest = inputs[:num_cond], inputs[num_cond:]
     body_consts, carry = rest[:num_body], rest[num_body:]
     condition, body = _parts(params["cond_jaxpr"]), _parts(params["body_jaxpr"])
-    while np.asarray(_run(*condition, [*cond_consts, *carry], rounding)[0]):
-        carry = _run(*body, [*body_consts, *carry], rounding)
-    return list(carry)
+    while True:
+        [goes_on] = map(np.asarray, _run(*condition, [*cond_consts, *carry], rounding))
+        if not goes_on.any():
+            return list(carry)
+        new = _run(*body, [*body_consts, *carry], rounding)
+        carry = [_where(goes_on, *pair) for pair in zip(new, carry, strict=True)]
+
+
+def _where(batch: Any, new: Any, old: Any) -> Any:
+    """Of a loop in a `vmap`, what goes on in a part of the batch; or of all, `new`."""
+    if not batch.shape:
+        return new
+    return jnp.where(batch.reshape(batch.shape + (1,) * (new.ndim - 1)), new, old)
 
 
 def _cond(eqn: core.JaxprEqn, inputs: list[Any], rounding: Any) -> list[Any]:

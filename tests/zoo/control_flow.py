@@ -58,6 +58,25 @@ def while_loops():
     return fun, {"w": normal(4, 4), "b": normal(4)}, normal(2, 4)
 
 
+@program(differentiable=False)
+def while_loops_of_a_batch():
+    """Whose condition holds for some of the batch longer than for others."""
+
+    def fun(params, x):
+        w = params["w"]
+
+        def one(row):
+            return lax.while_loop(
+                lambda s: s[0] < 3 + jnp.sign(row[0] + w[0, 0]),
+                lambda s: (s[0] + 1, jnp.tanh(s[1] @ w)),
+                (jnp.float32(0), row),
+            )
+
+        return jax.vmap(one)(x), jax.vmap(one, 1)(w)
+
+    return fun, {"w": normal(4, 4)}, normal(3, 4)
+
+
 @program()
 def fori_loops():
     def fun(params, x):

@@ -282,8 +282,10 @@ def _scan(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
     return [*carry, *ys]
 
 
-def _while(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value]:
+def _while(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
     params = eqn.params
+    if params["cond_jaxpr"].out_avals[0].shape:
+        return None  # Under vmap, a condition may hold for some of the batch only.
     num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
     cond_consts, rest = inputs[:num_cond], inputs[num_cond:]
     body_consts, init = rest[:num_body], built(rest[num_body:])
