@@ -27,8 +27,8 @@ pytestmark = pytest.mark.slow
 def python_files():
     """Where each file of this machine's Python lies, by its place in an environment."""
     base = pathlib.Path(sys.base_prefix)
-    found = dict.fromkeys((f"bin/python{SHORT}", "bin/python"))
-    found = dict.fromkeys(found, base / "bin" / f"python{SHORT}")
+    names = f"bin/python{SHORT}", "bin/python"
+    found = dict.fromkeys(names, base / "bin" / f"python{SHORT}")
     for path in (base / "lib").glob("libpython*.so.*"):
         found[f"lib/{path.name}"] = path
     library = base / "lib" / f"python{SHORT}"
