@@ -64,6 +64,7 @@ def test_is_the_recursion_of_fercoq_and_richtarik(size, drops):
         for t, (params, at, values, estimate) in enumerate(found):
             params, at, values = (np.asarray(x) for x in (params, at, values))
             momentum = params if momentum is None else momentum
+            new = t * DIRECTIONS < DIMENSION  # The first pass is without momentum.
             ahead = params + share * (momentum - params)
             np.testing.assert_allclose(at[0], params, rtol=1e-15)
             np.testing.assert_allclose(at[1], ahead, rtol=1e-12, atol=1e-14)
@@ -76,7 +77,9 @@ def test_is_the_recursion_of_fercoq_and_richtarik(size, drops):
             step = following - ahead
             drop = values[1] > values[0] and values[1] > before
             before = values[1]
-            if drop or step @ (following - params) <= 0:
+            if new:
+                momentum, share = following, first
+            elif drop or step @ (following - params) <= 0:
                 momentum, share, dropped = following, first, dropped + 1
             else:
                 momentum = momentum + first / share * step
@@ -114,6 +117,20 @@ def test_curvatures_that_differ_take_fewer_evaluations():
     evaluations = 30 * 101
     accelerated = last(zo.accelerated(plain), evaluations // 12)
     assert accelerated < last(plain, evaluations // 11) / 2
+
+
+def test_the_momentum_is_dropped_where_there_is_no_loss_ahead():
+    scales = jnp.logspace(0, 2, 30)
+
+    def fun(x):
+        return jnp.where(jnp.any(x < -0.1), jnp.nan, jnp.sum(scales * x**2))
+
+    estimator = zo.accelerated(zo.adaptive_difference(zo.orthonormal()))
+    result = zo.minimize(
+        fun, jnp.ones(30), zo.parabolic_sgd(), estimator, 400, key=2, progress=False
+    )
+    assert result.state.failures.evaluations > 0
+    assert result.values[-1] < 1e-6 * result.values[0]
 
 
 def test_a_step_from_ahead_is_measured_and_taken_back_from_there():

@@ -50,11 +50,20 @@ def test_tunes_nothing_where_nothing_is_named(scale):
         scaled,
         start,
         zo.parabolic_sgd(),
-        zo.forward_difference(zo.orthonormal()),
+        zo.accelerated(zo.adaptive_difference(zo.orthonormal())),
         60,
         0,
         progress=False,
     )
+    assert_same(result.params, again.params)
+
+
+def test_is_not_accelerated_behind_another_optimizer():
+    result = zo.minimize(
+        loss, START, optax.sgd(0.1), num_steps=3, key=0, progress=False
+    )
+    plain = zo.adaptive_difference(zo.orthonormal())
+    again = zo.minimize(loss, START, optax.sgd(0.1), plain, 3, 0, progress=False)
     assert_same(result.params, again.params)
 
 

@@ -113,7 +113,8 @@ def swept(estimator: zo.GradientEstimator) -> dict[str, Method]:
 _SNES = {"needs": "evosax", "most": 330}
 _OPEN_ES = {"needs": "evosax", "most": 100}
 METHODS = {
-    UNTUNED: Method(_each(ours.untuned)),
+    UNTUNED: Method(_each(ours.DEFAULT)),
+    "radazo_jax, not accelerated": Method(_each(ours.PLAIN)),
     "R-AdaZO, parabolic step": Method(_each(ours.RADAZO), traced=True),
     **swept(ours.FORWARD),
     "SciPy L-BFGS-B": Method(_each(opponents.lbfgs), needs="scipy"),

@@ -62,8 +62,6 @@ class Compiled(NamedTuple):
             )
 
 
-# Without optimizer and estimator, as `minimize` is called where nothing is to be tuned.
-DEFAULT = Compiled(lambda d: DIRECTIONS + 1)
 RADAZO = Compiled(
     lambda d: DIRECTIONS + 2,
     optax.chain(
@@ -75,21 +73,45 @@ RADAZO = Compiled(
 )
 
 
-def untuned(problem: Problem, oracle: Oracle, seed: int) -> None:
-    """No optimizer, no estimator: compiled, where JAX can trace the function."""
-    if problem.traced is not None and not problem.noise:
-        return DEFAULT(problem, oracle, seed)
-    # What stopped it is of no interest, and what it reached is known.
-    with contextlib.suppress(zo.RunError):
-        zo.minimize_black_box(
-            oracle,
-            problem.start,
-            num_steps=-(-oracle.budget // (DIRECTIONS + 1)),
-            key=seed,
-            batched=True,
-            progress=False,
-            callback=lambda state, values: oracle.finished,
-        )
+class Untuned(NamedTuple):
+    """A method without a learning rate: compiled, where JAX can trace the function.
+
+    Attributes:
+      each: Evaluations a step.
+      optimizer: An Optax transformation, or none.
+      estimator: An estimator, or none.
+    """
+
+    each: int
+    optimizer: optax.GradientTransformation | None = None
+    estimator: zo.GradientEstimator | None = None
+
+    def __call__(self, problem: Problem, oracle: Oracle, seed: int) -> None:
+        if problem.traced is not None and not problem.noise:
+            run = Compiled(lambda d: self.each, self.optimizer, lambda d: self.estimator)
+            return run(problem, oracle, seed)
+        # What stopped it is of no interest, and what it reached is known.
+        with contextlib.suppress(zo.RunError):
+            zo.minimize_black_box(
+                oracle,
+                problem.start,
+                self.optimizer,
+                self.estimator,
+                num_steps=-(-oracle.budget // self.each),
+                key=seed,
+                batched=True,
+                progress=False,
+                callback=lambda state, values: oracle.finished,
+            )
+
+
+# Without optimizer and estimator, as `minimize` is called where nothing is to be tuned.
+DEFAULT = Untuned(DIRECTIONS + 2)
+PLAIN = Untuned(
+    DIRECTIONS + 1,
+    zo.parabolic_sgd(),
+    zo.adaptive_difference(zo.orthonormal(), DIRECTIONS),
+)
 
 
 def sweep(

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from radazo_jax._src.estimate.estimator import GradientEstimator, check_estimator
 from radazo_jax._src.estimate.points import Estimate, Points, shifted
@@ -20,6 +21,7 @@ class AcceleratedState(NamedTuple):
       momentum: z, which gathers the steps: likewise, at least float32.
       share: The share of z in the point ahead, 0 where it is to be dropped: shape ().
       value_ahead: The latest value ahead, infinite before the first step: shape ().
+      count: The number of steps: int32, shape ().
     """
 
     estimator: Any
@@ -27,6 +29,8 @@ class AcceleratedState(NamedTuple):
     momentum: Any
     share: jax.Array
     value_ahead: jax.Array
+    # `count` is the name that Optax's states have; it hides a method of tuple.
+    count: jax.Array  # type: ignore[assignment]
 
 
 def accelerated(estimator: GradientEstimator) -> GradientEstimator:
@@ -41,9 +45,10 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
         zₜ₊₁ = zₜ + a₀/aₜ (θₜ₊₁ − yₜ)
         aₜ₊₁ = (√(aₜ⁴ + 4 aₜ²) − aₜ²) / 2
 
-    and the momentum is dropped, z ← θ and a ← a₀, where f(yₜ) > f(θₜ) and f(yₜ₋₁), or
-    where the step from y goes against the step from θ. The step size must suit the
-    curvature; `parabolic_sgd` measures it by the value at θ, one evaluation more.
+    and the momentum is dropped, z ← θ and a ← a₀, where f(yₜ) > f(θₜ) and f(yₜ₋₁), where
+    f(yₜ) is not finite, or where the step from y goes against the step from θ. The first
+    d/K steps, whose directions are all new, are without it. The step size must suit
+    the curvature; `parabolic_sgd` measures it by the value at θ, one evaluation more.
 
     Args:
       estimator: One that evaluates the parameters themselves and a point along each
@@ -94,6 +99,7 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
             jax.tree.map(_wide, params),
             jnp.zeros((), widest(params)),
             jnp.full((), jnp.inf, widest(params)),
+            jnp.zeros((), jnp.int32),
         )
 
     def points(key: jax.Array, params: Any, state: AcceleratedState) -> Points:
@@ -128,13 +134,15 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
             ahead=ahead,
             value_ahead=values[1],
         )
-        # Where the loss ahead is higher, and rises, the momentum is dropped.
+        # Where the loss ahead is higher and rises, or is none, the momentum is dropped.
         value_ahead = values[1].astype(state.value_ahead.dtype)
         drops = (values[1] > values[0]) & (value_ahead > state.value_ahead)
+        drops |= ~jnp.isfinite(values[1])
         return estimate, state._replace(
             estimator=after,
             share=jnp.where(drops, 0, state.share),
             value_ahead=value_ahead,
+            count=optax.safe_increment(state.count),
         )
 
     return GradientEstimator(init, points, reduce, estimator.evaluator)
@@ -174,10 +182,11 @@ def _followed(
         state.momentum,
         step,
     )
+    # Among directions that all are new, there is nothing to gather.
+    new = state.count.astype(dtype) * num_directions < size
     following = (jnp.sqrt(share**4 + 4 * share**2) - share**2) / 2
-    return state._replace(
-        previous=params, momentum=momentum, share=jnp.where(forth, following, first)
-    )
+    share = jnp.where(new, 0, jnp.where(forth, following, first))
+    return state._replace(previous=params, momentum=momentum, share=share)
 
 
 def _ahead(params: Any, state: AcceleratedState) -> Any:

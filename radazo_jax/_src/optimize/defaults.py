@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import optax
 
 from radazo_jax._src.directions.signs import orthonormal
+from radazo_jax._src.estimate.accelerated import accelerated
 from radazo_jax._src.estimate.adaptive import adaptive_difference
 from radazo_jax._src.estimate.differences import forward_difference
 from radazo_jax._src.estimate.estimator import GradientEstimator
@@ -32,17 +33,27 @@ def method(optimizer: Any, estimator: Any, minibatches: bool) -> Method:
     Raises:
       TypeError: If an argument is something else.
     """
-    default = _defaults(minibatches)
-    optimizer = default.optimizer if optimizer is None else optimizer
-    estimator = default.estimator if estimator is None else estimator
+    if estimator is None:
+        # The steps of a named optimizer may not start where an accelerated estimator
+        # measures.
+        estimator = _estimator(minibatches, optimizer is None)
+    if optimizer is None:
+        optimizer = _optimizer(minibatches)
     check_run(optimizer, estimator)
     return Method(optimizer, estimator)
 
 
+# The same objects at each call, so that runs compile once.
 @functools.cache
-def _defaults(minibatches: bool) -> Method:
-    """The same objects at each call, so that runs compile once."""
+def _optimizer(minibatches: bool) -> optax.GradientTransformation:
     if minibatches:
-        optimizer = optax.chain(optax.scale(-1.0), scale_by_minibatch_step())
-        return Method(optimizer, forward_difference(orthonormal()))
-    return Method(parabolic_sgd(), adaptive_difference(orthonormal()))
+        return optax.chain(optax.scale(-1.0), scale_by_minibatch_step())
+    return parabolic_sgd()
+
+
+@functools.cache
+def _estimator(minibatches: bool, accelerates: bool) -> GradientEstimator:
+    if minibatches:
+        return forward_difference(orthonormal())
+    estimator = adaptive_difference(orthonormal())
+    return accelerated(estimator) if accelerates else estimator

@@ -76,8 +76,9 @@ def minimize(
         `grad`, `slope` (along `grad`) and `value_fn` as extra arguments, where it
         takes any. By default nothing is tuned: `parabolic_sgd()`, or descent by
         `scale_by_minibatch_step()` where `sample` is given.
-      estimator: An estimator; by default `adaptive_difference(orthonormal())`, or
-        `forward_difference(orthonormal())` for minibatches.
+      estimator: An estimator; by default `adaptive_difference(orthonormal())`, which is
+        `accelerated` unless an optimizer is named, or for minibatches
+        `forward_difference(orthonormal())`.
       num_steps: The number of steps in this call; with a journal, of the whole run.
       key: The key of the whole run; it is consumed.
       sample: `sample(key) -> xi` draws the random variable ξ of the loss, such as a
