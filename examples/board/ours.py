@@ -88,7 +88,9 @@ class Untuned(NamedTuple):
 
     def __call__(self, problem: Problem, oracle: Oracle, seed: int) -> None:
         if problem.traced is not None and not problem.noise:
-            run = Compiled(lambda d: self.each, self.optimizer, lambda d: self.estimator)
+            run = Compiled(
+                lambda d: self.each, self.optimizer, lambda d: self.estimator
+            )
             return run(problem, oracle, seed)
         # What stopped it is of no interest, and what it reached is known.
         with contextlib.suppress(zo.RunError):

@@ -45,10 +45,11 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
         zₜ₊₁ = zₜ + a₀/aₜ (θₜ₊₁ − yₜ)
         aₜ₊₁ = (√(aₜ⁴ + 4 aₜ²) − aₜ²) / 2
 
-    and the momentum is dropped, z ← θ and a ← a₀, where f(yₜ) > f(θₜ) and f(yₜ₋₁), where
-    f(yₜ) is not finite, or where the step from y goes against the step from θ. The first
-    d/K steps, whose directions are all new, are without it. The step size must suit
-    the curvature; `parabolic_sgd` measures it by the value at θ, one evaluation more.
+    and the momentum is dropped, z ← θ and a ← a₀, where f(yₜ) > f(θₜ) and f(yₜ₋₁),
+    where f(yₜ) is not finite, or where the step from y goes against the step from θ.
+    The first d/K steps, whose directions are all new, are without it. The step size
+    must suit the curvature; `parabolic_sgd` measures it by the value at θ, one
+    evaluation more.
 
     Args:
       estimator: One that evaluates the parameters themselves and a point along each
