@@ -1,6 +1,9 @@
 """Disturbs an example at each change of its files, and counts how the runs end.
 
-python -m tests.faults --example llm --output docs/trust/faults_llm.json
+    python -m tests.faults --example llm --output docs/trust/faults_llm.json
+
+With `--resume`, kills are added to the record, first at the kinds of changes that no
+kill has hit yet.
 """
 
 import argparse
@@ -27,18 +30,24 @@ NEED_SPACE = ("open", "write", "mkdir", "link")
 
 def cases(changes, seconds, args, runs):
     """What is done to a run, of each kind in turn: for each worker its part."""
+    index, count = args.part
     rng = random.Random(args.seed)
+    if args.resume:
+        never = [kind for kind in args.before["never_killed_at"] if kind in changes]
+        others = [i for i in range(len(changes)) if changes[i] not in never]
+        at = [changes.index(kind) for kind in never] + rng.sample(others, len(others))
+        wanted = [runs.occurrence(changes, i) for i in at[: args.kills]]
+        return [("kill", how | {"mode": runs.KILL}) for how in wanted][index::count]
     kills = runs.chosen(changes, args.kills, rng)
     moments = [rng.uniform(0.3, 1.0) * seconds for _ in range(args.moments)]
     space = [at for at, change in enumerate(changes) if change.split()[0] in NEED_SPACE]
     full = runs.chosen([changes[at] for at in space], args.full, rng)
     lists = [
-        [("kill", {"at": at, "mode": runs.KILL}) for at in kills],
+        [("kill", {**runs.occurrence(changes, i), "mode": runs.KILL}) for i in kills],
         [("moment", {"kill_after": after}) for after in moments],
         [("full", {"at": space[i], "mode": runs.FULL}) for i in full],
     ]
     found = [case for row in itertools.zip_longest(*lists) for case in row if case]
-    index, count = args.part
     return found[index::count]
 
 
@@ -59,7 +68,10 @@ def work(args):
             if time.monotonic() > end:
                 return
             row = runs.disturbed(example, folder / "run", folder / "whole", **how)
-            say({"kind": kind} | how | row)
+            if row["first"] == "killed" and "kind" in how:
+                # Another thread may have begun a change since.
+                row["point"] = how["kind"]
+            say({"what": kind} | how | row)
 
 
 def say(row):
@@ -76,26 +88,33 @@ def gather(args):
         for kind, what in KINDS.items()
     }
     points, failures, changes = {kind: set() for kind in KINDS}, [], []
+    before, never = args.before, None
+    if args.resume:
+        rows = dict(zip(KINDS, before["rows"], strict=True))
+        failures, never = before["failures"], set(before["never_killed_at"])
 
     def take(line):
         row = json.loads(line)
         if "changes" in row:
             changes[:] = row["changes"]
             return
-        kind = row["kind"]
+        kind = row["what"]
         failed = any(row[name].startswith("failed") for name in ("first", "then"))
         rows[kind]["tried"] += 1
         rows[kind]["failed" if failed else row["then"].replace(" ", "_")] += 1
+        new = row["point"] not in points[kind]
+        rows[kind]["points"] += new and (never is None or row["point"] in never)
         points[kind].add(row["point"])
-        rows[kind]["points"] = len(points[kind])
         if failed:
             failures.append(row)
         print(row, flush=True)
         if args.output:
-            never = sorted({*changes} - points["kill"])
+            left = sorted(({*changes} if never is None else never) - points["kill"])
             content = {"changes": len(changes), "kinds": len({*changes})}
-            content |= {"never_killed_at": never, "failures": failures}
-            record.write(args.output, record.record(rows.values()) | content)
+            content |= {"never_killed_at": left, "failures": failures}
+            content = record.record(rows.values()) | content
+            content["seconds"] += before.get("seconds", 0)
+            record.write(args.output, content)
 
     with tempfile.TemporaryDirectory() as folder:
         environment = build.environment(pathlib.Path(folder))
@@ -148,6 +167,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--part", type=part, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    args.before = json.loads(args.output.read_bytes()) if args.resume else {}
     sys.exit(gather(args) if args.part is None else work(args))
 
 

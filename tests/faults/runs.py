@@ -103,6 +103,7 @@ def forked(
     folder: pathlib.Path,
     at: int = -1,
     mode: int = NOTHING,
+    kind: str | None = None,
     kill_after: float | None = None,
 ) -> Ended:
     """Does something in a process of its own.
@@ -112,6 +113,7 @@ def forked(
       folder: Whose changes are counted. Beside it go the process's output and log.
       at: The change at which it is killed, or the disk is full.
       mode: Which of these.
+      kind: Of which kind of changes `at` is the number; by default, of all.
       kill_after: The seconds after which it is killed from outside.
     """
     out, log = folder.with_suffix(".out"), folder.with_suffix(".log")
@@ -124,7 +126,8 @@ def forked(
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             shim = ctypes.CDLL(None)
             arguments = str(folder).encode(), str(log).encode()
-            shim.fault_arm(*arguments, ctypes.c_long(at), mode)
+            wanted = None if kind is None else described(kind, folder).encode()
+            shim.fault_arm(*arguments, ctypes.c_long(at), mode, wanted)
             code = do()
         except SystemExit as end:
             code = end.code
@@ -156,6 +159,15 @@ def normal(change: str, folder: pathlib.Path) -> str:
     path = re.sub(r"(?<=tfevents\.).*|[0-9a-f]{32}|(?<=-tmp-).*|\.__lock$", "*", path)
     path = re.sub(r"orbax-checkpoint-tmp[-.0-9]*", "tmp", path)
     return f"{name} {re.sub('[0-9]+', 'N', path)}"
+
+
+def described(kind: str, folder: pathlib.Path) -> str:
+    """The POSIX expression of the changes whose normal form is `kind`."""
+    name, path = kind.split(" ", 1)
+    path = re.sub(r"([][\\.^$+?(){}|])", r"\\\1", path)
+    path = path.replace("*", ".*").replace("N", "(N|[0-9]+)")
+    path = path.replace("tmp", "(tmp|orbax-checkpoint-tmp[-.0-9]*)")
+    return f"^[0-9]+ {name} {re.escape(str(folder))}/{path}$"
 
 
 def verdict(example: Example, folder: pathlib.Path, whole: pathlib.Path) -> str:
@@ -215,6 +227,11 @@ def whole_run(example: Example, folder: pathlib.Path) -> Whole:
     assert ended.code == 0, ended.said
     log = folder.with_suffix(".log").read_text(encoding="utf-8").splitlines()
     return Whole([normal(line, folder) for line in log], time.monotonic() - start)
+
+
+def occurrence(changes: list[str], i: int) -> dict[str, Any]:
+    """A change as the number `at` of its kind, for threads mix the kinds anew."""
+    return {"kind": changes[i], "at": changes[:i].count(changes[i])}
 
 
 def chosen(changes: list[str], number: int, rng: random.Random) -> list[int]:

@@ -3,16 +3,18 @@
    cc -shared -fPIC -o shim.so shim.c -ldl
 
    Preloaded, it counts the calls that change files under a folder: writes, syncs, and
-   files and folders that are made, renamed and removed. fault_arm(folder, log, at, mode)
-   begins; with a log, each call is written to it. At call number `at`, mode 1 kills the
-   process, after half of the bytes of a write; in mode 2, this call and all after it
-   that need space fail as on a full disk. In mode 3 nothing is disturbed, and at each
-   call the folder is copied to log.d/NUMBER, as a kill would leave it. */
+   files and folders that are made, renamed and removed. fault_arm(folder, log, at, mode,
+   kind) begins; with a log, each call is written to it. At call number `at` of those that
+   the regular expression `kind` describes (all, without one), mode 1 kills the process,
+   after half of the bytes of a write; in mode 2, this call and all after it that need
+   space fail as on a full disk. In mode 3 nothing is disturbed, and at each call the
+   folder is copied to log.d/NUMBER, as a kill would leave it. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <regex.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -27,7 +29,9 @@ static char folder[PATH_MAX], copies[PATH_MAX];
 static _Thread_local long number;
 static int log_fd = -1, mode;
 static long at;
-static atomic_long calls;
+static atomic_long calls, matches;
+static regex_t wanted;
+static int chooses;
 
 #define NEXT(name) \
   static __typeof__(name) *next; \
@@ -38,8 +42,10 @@ static ssize_t plain_write(int fd, const void *data, size_t size) {
   return next(fd, data, size);
 }
 
-void fault_arm(const char *path, const char *log, long call, int how) {
+void fault_arm(const char *path, const char *log, long call, int how, const char *kind) {
   atomic_store(&calls, 0);
+  atomic_store(&matches, 0);
+  chooses = kind && !regcomp(&wanted, kind, REG_EXTENDED | REG_NOSUB);
   at = call;
   mode = how;
   if (log) log_fd = open(log, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
@@ -66,12 +72,15 @@ static int fate(const char *name, const char *path, int needs_space) {
   size_t size = strlen(folder);
   if (!size || strncmp(path, folder, size) || (path[size] && path[size] != '/')) return 0;
   long call = atomic_fetch_add(&calls, 1);
-  if (log_fd >= 0) {
-    char line[PATH_MAX + 64];
-    int length = snprintf(line, sizeof line, "%ld %s %s\n", call, name, path);
-    plain_write(log_fd, line, length);
-  }
+  char line[PATH_MAX + 64];
+  int length = snprintf(line, sizeof line, "%ld %s %s\n", call, name, path);
+  if (log_fd >= 0) plain_write(log_fd, line, length);
   number = call;
+  if (chooses) {
+    line[length - 1] = 0;
+    if (regexec(&wanted, line, 0, NULL, 0)) return 0;
+    call = atomic_fetch_add(&matches, 1);
+  }
   if (mode == 3 && !access(folder, F_OK)) return 1;
   if (mode == 1 && call == at) return 1;
   if (mode == 2 && at >= 0 && call >= at && needs_space) return 2;

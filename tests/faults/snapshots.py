@@ -80,7 +80,7 @@ class Run:
             "    log = str(output) + '.log'\n"
             "    names = str(output).encode(), log.encode()\n"
             "    shim = ctypes.CDLL(None)\n"
-            f"    shim.fault_arm(*names, ctypes.c_long(-1), {COPY})\n"
+            f"    shim.fault_arm(*names, ctypes.c_long(-1), {COPY}, None)\n"
             f"example = runs.examples(folder, int(sys.argv[3]))[{self.example!r}]\n"
             "example.run(str(output))"
         )

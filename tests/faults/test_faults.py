@@ -45,8 +45,9 @@ import ctypes, os, pathlib, sys
 folder = pathlib.Path(sys.argv[1])
 at, mode = int(sys.argv[2]), int(sys.argv[3])
 log = str(folder) + ".log"
+kind = sys.argv[4].encode() if len(sys.argv) > 4 else None
 shim = ctypes.CDLL(None)
-shim.fault_arm(str(folder).encode(), log.encode(), ctypes.c_long(at), mode)
+shim.fault_arm(str(folder).encode(), log.encode(), ctypes.c_long(at), mode, kind)
 (folder / "a").write_bytes(b"0123")
 os.replace(folder / "a", folder / "b")
 (pathlib.Path(str(folder) + "-beside")).write_bytes(b"0")
@@ -85,3 +86,23 @@ def test_the_shim_counts_kills_and_fills(at, mode, code, left, tmp_path):
         log = (tmp_path / "run.log").read_text("utf-8").splitlines()
         changes = [line.replace(str(folder), "") for line in log]
         assert changes == ["0 open /a", "1 write /a", "2 rename /b", "3 remove /b"]
+
+
+@needs_cc
+@pytest.mark.parametrize(
+    ("kind", "at", "code", "left"),
+    [
+        ("rename .*/b$", 0, -9, {"a": b"0123"}),
+        ("(open|write) .*", 1, -9, {"a": b"01"}),
+        ("rename .*", 1, 0, {}),
+    ],
+)
+def test_the_shim_kills_at_a_change_of_a_kind(kind, at, code, left, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    numbers = [str(folder), str(at), "1", f"^[0-9]+ {kind}"]
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTED, *numbers], env=build.environment(tmp_path)
+    )
+    assert done.returncode == code
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == left
