@@ -15,6 +15,8 @@ from packaging.requirements import Requirement
 
 import radazo_jax as zo
 
+rattler_build = pytest.importorskip("rattler_build")
+
 ROOT = pathlib.Path(__file__).parents[1]
 SHORT = "{}.{}".format(*sys.version_info)
 PLATFORM = {"x86_64": "linux-64", "aarch64": "linux-aarch64"}.get(platform.machine())
@@ -54,8 +56,6 @@ def distributions(*names):
 
 
 def write_channel(channel):
-    rattler_build = pytest.importorskip("rattler_build")
-
     def assemble(name, version, subdir, files, **options):
         rattler_build.assemble_package(
             name,
@@ -81,7 +81,6 @@ def write_channel(channel):
 
 @pytest.mark.skipif(PLATFORM is None or sys.platform != "linux", reason="needs Linux")
 def test_the_recipe_builds_and_passes_its_own_tests(tmp_path, monkeypatch):
-    rattler_build = pytest.importorskip("rattler_build")
     # This Python is not to be taken for one of a real channel, in other builds.
     monkeypatch.setenv("RATTLER_CACHE_DIR", str(tmp_path / "cache"))
     write_channel(tmp_path)

@@ -14,7 +14,7 @@ import optax
 
 import radazo_jax as zo
 from examples.board import problems
-from examples.board.ours import DEFAULT, DIRECTIONS
+from examples.board.ours import DEFAULT, PLAIN
 from examples.board.problems import Problem
 from examples.common.record import numbers
 
@@ -128,5 +128,5 @@ def _method() -> tuple[optax.GradientTransformation, zo.GradientEstimator]:
     """The method without tuning, with a first step that a state can hold."""
     return (
         zo.parabolic_sgd(initial_step_size=1.0),
-        zo.accelerated(zo.adaptive_difference(zo.orthonormal(), DIRECTIONS)),
+        zo.accelerated(PLAIN.estimator),
     )

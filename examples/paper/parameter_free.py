@@ -207,6 +207,11 @@ def against_the_paper(args: Any) -> dict[str, Any]:
     return found
 
 
+def labels(problems: dict[str, Any]) -> list[str]:
+    """The methods that ran, which are others on minibatches."""
+    return list(next(iter(problems.values()))["runs"])
+
+
 def tables(content: dict[str, Any]) -> list[Table]:
     if "long" in content:
         return [_long_table(content["long"])]
@@ -223,7 +228,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
                 row.append(ratio)
             rows.append(tuple(row))
     headers = ["problem", "target", "tuned ZO-AdaMM"]
-    for label in next(iter(content["problems"].values()))["runs"]:
+    for label in labels(content["problems"]):
         headers += [label, "ratio"]
     table = Table(
         "Evaluations to fractions of the loss at the start, without a learning rate, "
@@ -258,28 +263,32 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     axes = all_axes[0, 0]
     if "long" in content:
         for i, found in enumerate(content["long"].values()):
-            for color, run in zip(
-                common.COLORS.values(), found["runs"].values(), strict=False
+            for color, (label, run) in zip(
+                common.COLORS.values(), found["runs"].items(), strict=False
             ):
-                axes.plot([i] * len(run["iterations"]), run["iterations"], "o", c=color)
+                there = run["iterations"]
+                label = None if i else label  # Once in the legend.
+                axes.plot([i] * len(there), there, "o", color=color, label=label)
+        axes.legend(frameon=False)
         axes.set_xticks(range(len(content["long"])), content["long"])
         axes.set(ylabel="iterations", ylim=(0, None))
         return figure
-    labels = []
+    ticks = []
     for name, problem in content["problems"].items():
         for i, target in enumerate(problem["targets"]):
-            labels.append(f"{name}\n{target:.0%}")
+            ticks.append(f"{name}\n{target:.0%}")
             best = problem["tuned"][i] if problem["tuned"] else 1.0
             colors = zip(common.COLORS.values(), problem["runs"].values(), strict=False)
             for color, run in colors:
                 counts = array(run["evaluations"])[:, i]
-                here = np.full(len(counts), len(labels) - 1)
+                here = np.full(len(counts), len(ticks) - 1)
                 axes.plot(here, counts / best, "o", color=color, ms=4)
-    for color, label in zip(common.COLORS.values(), DETERMINISTIC, strict=False):
+    found = labels(content["problems"])
+    for color, label in zip(common.COLORS.values(), found, strict=False):
         axes.plot([], [], "o", color=color, label=label)
     axes.axhline(1, color="#777777", lw=0.8)
     axes.set(yscale="log", ylabel="evaluations / tuned ZO-AdaMM")
-    axes.set_xticks(range(len(labels)), labels, fontsize=7)
+    axes.set_xticks(range(len(ticks)), ticks, fontsize=7)
     axes.legend(frameon=False)
     return figure
 

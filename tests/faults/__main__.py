@@ -32,18 +32,22 @@ def cases(changes, seconds, args, runs):
     """What is done to a run, of each kind in turn: for each worker its part."""
     index, count = args.part
     rng = random.Random(args.seed)
+
+    def killed(at):
+        how = (runs.occurrence(changes, i) | {"mode": runs.KILL} for i in at)
+        return [("kill", each) for each in how]
+
     if args.resume:
         never = [kind for kind in args.before["never_killed_at"] if kind in changes]
         others = [i for i in range(len(changes)) if changes[i] not in never]
         at = [changes.index(kind) for kind in never] + rng.sample(others, len(others))
-        wanted = [runs.occurrence(changes, i) for i in at[: args.kills]]
-        return [("kill", how | {"mode": runs.KILL}) for how in wanted][index::count]
+        return killed(at[: args.kills])[index::count]
     kills = runs.chosen(changes, args.kills, rng)
     moments = [rng.uniform(0.3, 1.0) * seconds for _ in range(args.moments)]
     space = [at for at, change in enumerate(changes) if change.split()[0] in NEED_SPACE]
     full = runs.chosen([changes[at] for at in space], args.full, rng)
     lists = [
-        [("kill", {**runs.occurrence(changes, i), "mode": runs.KILL}) for i in kills],
+        killed(kills),
         [("moment", {"kill_after": after}) for after in moments],
         [("full", {"at": space[i], "mode": runs.FULL}) for i in full],
     ]

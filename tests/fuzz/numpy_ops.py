@@ -249,10 +249,9 @@ def by_numpy(eqn: core.JaxprEqn, inputs: Sequence[Any]) -> Any:
 
 
 def _elementary(eqn: core.JaxprEqn, x: Any) -> Any:
-    params = {key: x for key, x in eqn.params.items() if key != "accuracy"}
-    return _ELEMENTARY[eqn.primitive.name](x.astype(np.float64), **params).astype(
-        x.dtype
-    )
+    params = {key: p for key, p in eqn.params.items() if key != "accuracy"}
+    computed = _ELEMENTARY[eqn.primitive.name](x.astype(np.float64), **params)
+    return computed.astype(x.dtype)
 
 
 def _moved(eqn: core.JaxprEqn, dtypes: Sequence[Any], inputs: Sequence[Any]) -> Any:
