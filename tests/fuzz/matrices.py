@@ -4,6 +4,8 @@ from .build import Builder, maker
 from .program import Value
 
 SQUARE = (3, 3)
+# LAPACK's iterations need not end where an element is infinite.
+_FINITE = "jnp.nan_to_num({x}, posinf=1.0, neginf=-1.0)"
 
 
 def _square(b: Builder) -> Value:
@@ -29,8 +31,8 @@ def _of_two(text: str, first=SQUARE, second=(3,), dtype="float32"):
 
 for _name, _text in {
     "cholesky": "lax.linalg.cholesky({x})",
-    "eig": "tuple(lax.linalg.eig({x}))",
-    "eigh": "lax.linalg.eigh({x})",
+    "eig": f"tuple(lax.linalg.eig({_FINITE}))",
+    "eigh": f"lax.linalg.eigh({_FINITE})",
     "geqrf": "jax._src.lax.linalg.geqrf({x})",
     "geqp3": "jax._src.lax.linalg.geqp3({x}, jnp.zeros((3,), jnp.int32))",
     "hessenberg": "lax.linalg.hessenberg({x})",
@@ -39,8 +41,8 @@ for _name, _text in {
         "lax.linalg.lu_pivots_to_permutation(lax.linalg.lu({x})[1], 4)"
     ),
     "qr": "lax.linalg.qr({x})",
-    "schur": "lax.linalg.schur({x})",
-    "svd": "lax.linalg.svd({x})",
+    "schur": f"lax.linalg.schur({_FINITE})",
+    "svd": f"lax.linalg.svd({_FINITE})",
     "tridiagonal": "lax.linalg.tridiagonal({x})",
 }.items():
     maker("matrices", _name)(_of_square(_text))

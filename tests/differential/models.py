@@ -1,39 +1,18 @@
-"""Models of Flax, Equinox, Haiku, transformers: mean estimates against `jax.grad`.
+"""Small models in the form of the examples of Flax, Equinox, Haiku and transformers.
 
-An estimate of one direction is a random vector whose expectation is the gradient. Of
-`NUM` of them, drawn under keys of their own, the means along a few fixed vectors v have
-the standard errors s / √NUM; the statistic z = (mean - gradient · v) / error is normal,
-by the central limit theorem. All keys are fixed. Some 1,800 statistics are compared in
-all; that any of them exceeds 5 has the probability 1,800 · 5.7e-7 < 2e-3.
+Each returns a loss and its parameters.
 """
 
 import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-import tables
-from jax.flatten_util import ravel_pytree
-from tables import LAWS, slow
-
-import radazo_jax as zo
-
-NUM, LARGEST = 4000, 5.0
-# The bias of a central difference is of the order μ² d / 2 · |∇Δf|: below a tenth of a
-# percent of the gradient here, where the standard error is two percent.
-SMOOTHING = 3e-3
 
 IMAGES = jax.random.normal(jax.random.key(1), (4, 6, 6, 1))
 TOKENS = jax.random.normal(jax.random.key(2), (2, 5, 4))
 ROWS = jax.random.normal(jax.random.key(3), (8, 5))
 LABELS = jnp.arange(4) % 3
-
-
-@pytest.fixture(autouse=True)
-def as_frameworks_need_it():
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
 
 
 def cross_entropy(logits):
@@ -43,9 +22,6 @@ def cross_entropy(logits):
 
 def squares(output):
     return jnp.mean((output - 0.3) ** 2)
-
-
-# --- Models: each returns a loss and its parameters -----------------------------------
 
 
 def flax_cnn():
@@ -201,67 +177,3 @@ MODELS = [
     *(haiku_mlp, haiku_cnn, haiku_lstm),
     *(transformers_gpt2, transformers_bert),
 ]
-
-
-# --- The statistic --------------------------------------------------------------------
-
-
-def vectors(gradient):
-    """Of length 1: along the gradient, along each leaf of it, and two at random."""
-    leaves, treedef = jax.tree.flatten(gradient)
-    alone = [
-        jax.tree.unflatten(treedef, [x * (i == j) for j, x in enumerate(leaves)])
-        for i in range(len(leaves))
-    ]
-    rows = jnp.stack([ravel_pytree(tree)[0] for tree in (gradient, *alone)])
-    random = jax.random.normal(jax.random.key(7), (2, rows.shape[1]))
-    rows = jnp.concatenate([rows, random])
-    return rows / jnp.linalg.norm(rows, axis=1, keepdims=True)
-
-
-def statistics(loss, params, law, factor=1.0):
-    """z along each of the vectors."""
-    estimator = zo.central_difference(law, num_directions=1, smoothing=SMOOTHING)
-    estimate = zo.value_and_grad(loss, estimator)
-
-    @tables.jit
-    def run(params, keys):
-        gradient = jax.grad(loss)(params)
-        along = vectors(gradient)
-
-        def one(key):
-            return along @ ravel_pytree(estimate(key, params)[1])[0]
-
-        return jax.lax.map(one, keys, batch_size=200), along @ ravel_pytree(gradient)[0]
-
-    drawn, expected = run(params, jax.random.split(jax.random.key(5), NUM))
-    drawn, expected = factor * np.asarray(drawn, np.float64), np.asarray(expected)
-    # A leaf that the loss does not depend on, but for rounding, tells nothing.
-    told = np.abs(expected) > 1e-4 * np.abs(expected[0])
-    error = drawn.std(axis=0, ddof=1) / np.sqrt(NUM)
-    return ((drawn.mean(axis=0) - expected) / error)[told]
-
-
-# The others are run with one law: each law with each model takes twenty minutes.
-SMALL = [equinox_mlp, haiku_mlp]
-# With a covariance of its own, the mean is that times the gradient.
-OTHERS = [law for law in LAWS if law not in ("sphere", "smooth")]
-FAST = [(equinox_mlp, "low_rank")]
-
-
-@pytest.mark.parametrize(
-    ("model", "law"),
-    [
-        *FAST,
-        *(slow(m, "sphere") for m in MODELS),
-        *(slow(m, law) for m in SMALL for law in OTHERS if (m, law) not in FAST),
-    ],
-)
-def test_the_mean_of_estimates_is_the_gradient(model, law):
-    z = statistics(*model(), LAWS[law])
-    assert np.abs(z).max() < LARGEST, z
-
-
-def test_a_bias_is_found():
-    """Estimates that are 15 percent too long: seven standard errors."""
-    assert np.abs(statistics(*haiku_mlp(), LAWS["gaussian"], 1.15)).max() > LARGEST

@@ -1,0 +1,79 @@
+"""Compares each law with each model.
+
+    python -m tests.differential --output docs/trust/models.json
+
+A model that is not installed is left out, and its rows can be added later by
+``--resume``. The exit status is 1 if a mean is too far from the gradient.
+"""
+
+import functools
+import itertools
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+
+import jax
+import pytest
+from tables import LAWS
+
+from examples.common import cli, record
+
+from .models import MODELS
+from .statistic import LARGEST, NUM, along_vectors, distances
+
+
+def compared(model, law):
+    """The row of a law and a model."""
+    found = distances(*along_vectors(*model(), LAWS[law]))
+    return {"statistics": found.size, "largest": round(float(found.max()), 2)}
+
+
+def of_models(rows):
+    """The rows, and one for each model."""
+    result = list(rows)
+    for name, group in itertools.groupby(rows, key=lambda row: row["model"]):
+        group = list(group)
+        result.append(
+            {
+                "model": name,
+                "law": "all",
+                "laws": len(group),
+                "statistics": sum(row["statistics"] for row in group),
+                "largest": max(row["largest"] for row in group),
+            }
+        )
+    return result
+
+
+def installed(model):
+    try:
+        model()
+    except pytest.skip.Exception as missing:
+        print(f"{model.__name__}: {missing}", file=sys.stderr)
+        return False
+    return True
+
+
+def main() -> None:
+    parser = cli.parser(__doc__)
+    parser.add_argument("--output", type=pathlib.Path)
+    parser.add_argument("--resume", action="store_true")
+    args = parser.parse_args()
+    cases = [
+        (
+            {"model": model.__name__.replace("_", " "), "law": law},
+            functools.partial(compared, model, law),
+        )
+        for model in filter(installed, MODELS)
+        for law in LAWS
+    ]
+    rows = record.collect(
+        args.output, args.resume, cases, of_models, estimates=NUM, bound=LARGEST
+    )
+    sys.exit(any(row["largest"] >= LARGEST for row in rows))
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_platforms", "cpu")
+    main()

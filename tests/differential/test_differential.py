@@ -1,0 +1,30 @@
+"""Some laws with some models; `python -m tests.differential` takes each with each."""
+
+import jax
+import pytest
+from tables import LAWS
+
+from .models import MODELS, haiku_mlp
+from .statistic import LARGEST, along_vectors, distances
+
+
+@pytest.fixture(autouse=True)
+def as_frameworks_need_it():
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("i", "model"), list(enumerate(MODELS)))
+def test_the_mean_of_estimates_is_the_gradient(i, model):
+    """Of each model with one law, and of each law with a model."""
+    law = list(LAWS.values())[i % len(LAWS)]
+    found = distances(*along_vectors(*model(), law))
+    assert found.max() < LARGEST, found
+
+
+def test_a_bias_is_found():
+    """Estimates that are 15 percent too long: seven standard errors."""
+    drawn, expected = along_vectors(*haiku_mlp(), LAWS["gaussian"])
+    assert distances(drawn, expected).max() < LARGEST
+    assert distances(1.15 * drawn, expected).max() > LARGEST
