@@ -18,3 +18,9 @@ hypothesis.settings.register_profile(
     "radazo_jax", database=None, deadline=None, derandomize=True
 )
 hypothesis.settings.load_profile("radazo_jax")
+
+
+def pytest_configure(config):
+    """The fast run compiles with little optimization, the slow one as users do."""
+    if config.getoption("markexpr") == "not slow":
+        os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compare import Hashed
-from tables import jit
+from tables import jit, slow
 
 import radazo_jax as zo
 
@@ -67,7 +67,7 @@ def test_a_point_that_failed_says_nothing():
     np.testing.assert_allclose(smoothing, after(steps[:, :1])[0], rtol=1e-5)
 
 
-@pytest.mark.parametrize("dimension", [20, 100])
+@pytest.mark.parametrize("dimension", [20, slow(100)])
 def test_the_floor_of_the_distance_goes(dimension):
     """Where a constant distance ends, at about c/8 μ² trace(H)²/d, this goes on."""
     scales = np.linspace(1, 2, dimension, dtype=np.float32)

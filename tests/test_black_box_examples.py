@@ -28,6 +28,7 @@ def _run(script, *arguments):
     )
 
 
+@pytest.mark.slow
 def test_a_simulator_in_processes():
     assert len((_ROOT / "examples/black_box.py").read_text().splitlines()) <= 40
     done = _run("black_box.py")

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import slow
 
 from examples.board import __main__ as board
 from examples.board import methods, ours, problems, profiles, relatives, report, robust
@@ -80,7 +81,9 @@ def test_every_value_is_counted(name):
     assert all(np.isinf(o.reached).any() or o.gap <= TARGETS[-1] for o in oracles)
 
 
-@pytest.mark.parametrize("name", ["radazo_jax, untuned", "R-AdaZO, parabolic step"])
+@pytest.mark.parametrize(
+    "name", ["radazo_jax, untuned", slow("R-AdaZO, parabolic step")]
+)
 def test_every_value_of_a_compiled_run_is_counted(name):
     asked = []
 

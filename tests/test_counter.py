@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import scipy.stats
 from jax.extend import random
+from tables import slow
 
 from radazo_jax._src.numbers import counter, generator, keys
 
-SHAPES = [(), (0,), (5,), (3, 4), (257, 1003)]
+SHAPES = [(), (0,), slow((5,)), (3, 4), slow((257, 1003))]
 
 
 def as_int(counts):
@@ -86,8 +87,8 @@ def test_fast_normals_at_the_ends_of_the_words(monkeypatch):
 @pytest.mark.parametrize(
     ("shape", "starts", "sizes"),
     [
-        ((1000,), (17,), (100,)),
-        ((40, 50), (3, 7), (5, 11)),
+        slow((1000,), (17,), (100,)),
+        slow((40, 50), (3, 7), (5, 11)),
         ((4, 5, 6), (1, 0, 2), (3, 5, 1)),
     ],
 )

@@ -5,8 +5,8 @@ import numpy as np
 import optax
 import pytest
 from compare import assert_same
+from relatives.table import PARAMS, flat, make, quadratic
 from tables import LAWS, slow
-from test_relatives import PARAMS, flat, make, quadratic
 
 import radazo_jax as zo
 
@@ -14,9 +14,9 @@ STEPS = 6
 # The estimators that keep something of the steps before, and laws that users wrote or
 # that draw without replacement.
 CASES = [
-    ("query_reuse", "sparse"),
+    slow("query_reuse", "sparse"),
     slow("variance_reduced", "coordinate in turn"),
-    slow("residual_feedback", "smooth"),
+    ("residual_feedback", "smooth"),
     slow("accelerated", "orthonormal"),
     slow("prior_guided", "sparse"),
     slow("linear_interpolation", "coordinate in turn"),

@@ -12,6 +12,8 @@ RECORD = np.load(make_engine.FILE)
 # order, and a run amplifies that: 1e-6 after three steps of these is ten times as much
 # every ten steps.
 RUNS = list(itertools.product(make_engine.ESTIMATORS, (None, 1, "axis")))
+# Directions without sums, which compilers with any optimization draw alike.
+EXACT = {("directions", law) for law in ("rademacher", "coordinate")}
 TOLERANCES = {"gradient": 2e-5, "run": 2e-2}
 
 
@@ -36,7 +38,7 @@ def chosen(kind, law, estimator, batch):
 @pytest.mark.parametrize(
     "name",
     [
-        name if name[0] == "directions" else slow(name)
+        name if name[:2] in EXACT else slow(name)
         for name in make_engine.names()
         if chosen(*name)
     ],

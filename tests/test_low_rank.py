@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import slow
 
 import radazo_jax as zo
 from radazo_jax._src.directions.layout import layout_of
@@ -95,7 +96,7 @@ def test_dimension_numbers_override_what_is_inferred(as_function):
 
 @pytest.mark.parametrize(
     ("estimator", "batch_size"),
-    [(zo.forward_difference, None), (zo.central_difference, 1)],
+    [(zo.forward_difference, None), slow(zo.central_difference, 1)],
 )
 def test_estimates_are_unbiased_on_a_quadratic(estimator, batch_size):
     params = {"w": jnp.linspace(-1.0, 1.0, 12).reshape(4, 3), "b": jnp.ones(3)}

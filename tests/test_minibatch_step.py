@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tables import jit
+from tables import jit, slow
 
 import radazo_jax as zo
 
@@ -34,7 +34,7 @@ def chain(*directions, **options):
     return optax.chain(*directions, optax.scale(-1.0), step)
 
 
-@pytest.mark.parametrize("size", [None, 1e-6, 1e6])
+@pytest.mark.parametrize("size", [slow(None), slow(1e-6), 1e6])
 def test_descends_from_a_first_step_of_any_size(size):
     result = minimized(chain(initial_step_size=size))
     gap = np.sum(CURVATURES * (np.asarray(result.params) - 1) ** 2) / 2

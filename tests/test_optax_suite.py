@@ -43,7 +43,7 @@ def run(*arguments):
         slow("alias", 100),
         slow("common", 80),
         slow("sharding", 24),
-        ("float64", 11),
+        slow("float64", 11),
     ],
 )
 def test_optax_tests_pass(module, at_least):
@@ -67,7 +67,7 @@ def assert_passes(at_least, *arguments):
     [
         slow("flipped_sign", "test_optimization"),
         slow("float_counter", "test_state_shape_dtype_shard_stability"),
-        ("dropped_extra_args", "test_optimizers_accept_extra_args"),
+        slow("dropped_extra_args", "test_optimizers_accept_extra_args"),
     ],
 )
 def test_optax_tests_find(fault, found_by):

@@ -177,7 +177,7 @@ def test_products_a_device(law, size, num_directions, evaluations):
         assert program.sent_bytes() == 4 * size * evaluations
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", tables.every(LAWS, *tables.FAST))
 def test_replicated_parameters_send_scalars_alone(law):
     """Of scanned layers, whose directions the CPU draws one after another."""
     mesh = mesh_of(2, 4, 1)
@@ -190,7 +190,7 @@ def test_replicated_parameters_send_scalars_alone(law):
     assert program.sent_bytes() == 4 + 4 * 2
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", tables.every(LAWS, *tables.FAST))
 def test_sharded_parameters_send_what_a_forward_pass_sends(law):
     mesh = mesh_of(2, 2, 2)
     params = abstract(mesh, P(None, None, "model"), DEPTH, WIDTH, WIDTH)

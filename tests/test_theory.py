@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import special
+from tables import slow
 
 import radazo_jax as zo
 from radazo_jax import testing, theory
@@ -310,7 +311,10 @@ def _separable(theta):
 
 @pytest.mark.parametrize(
     ("fun", "smoothed_gradient"),
-    [(_separable, _separable_gradient), (testing.rosenbrock, _rosenbrock_gradient)],
+    [
+        (_separable, _separable_gradient),
+        slow(testing.rosenbrock, _rosenbrock_gradient),
+    ],
     ids=["separable", "rosenbrock"],
 )
 @pytest.mark.parametrize("estimator", [zo.forward_difference, zo.central_difference])

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from compare import Hashed
-from tables import jit
+from tables import every, jit
 
 import radazo_jax as zo
 
@@ -147,7 +147,7 @@ def updater(tx, fn=loss):
         return update.lower(PARAMS, tx.init(PARAMS)).compile()
 
 
-@pytest.mark.parametrize("name", WRAPPERS)
+@pytest.mark.parametrize("name", every(WRAPPERS, "apply_if_finite", "MultiSteps"))
 def test_a_wrapper_after_it_gets_the_gradients(name):
     wrapped = optax.with_extra_args_support(WRAPPERS[name](zo.radazo(1e-2)))
     estimate = zo.estimate_gradient(ONE_DIRECTION, 0)

@@ -1,5 +1,9 @@
 """Random programs against their definition, and that no primitive is forgotten."""
 
+import pathlib
+import subprocess
+import sys
+
 import compare
 import jax.numpy as jnp
 import pytest
@@ -43,8 +47,9 @@ def assert_no_failure(seeds, quick=False):
     assert not report["failures"], "\n\n".join(report["failures"])
 
 
-def test_random_programs():
-    assert_no_failure(range(60), quick=True)
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_random_programs(first):
+    assert_no_failure(range(first, first + 50), quick=True)
 
 
 def test_elements_of_a_direction_are_rounded_as_float32():
@@ -53,8 +58,18 @@ def test_elements_of_a_direction_are_rounded_as_float32():
 
 
 @pytest.mark.slow
-def test_many_random_programs():
-    assert_no_failure(range(10_000, 10_400))
+@pytest.mark.parametrize("first", range(100_000, 110_000, 2500))
+def test_many_random_programs(first):
+    """In a process of its own, which compiles with little optimization."""
+    numbers = ["--programs", "2500", "--seed", str(first)]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fuzz", *numbers],
+        cwd=pathlib.Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2500 programs" in done.stderr
 
 
 @pytest.mark.parametrize(

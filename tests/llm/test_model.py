@@ -12,7 +12,7 @@ import tables
 from flax import nnx
 from jax.extend import core
 from jaxprs import computed_sizes
-from tables import LAWS
+from tables import LAWS, slow
 
 from examples.llm import lora, weights
 from examples.llm import opt as model
@@ -164,7 +164,7 @@ def test_bad_configurations(name, tmp_path):
 # --- What is tuned ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("dtype", [slow(jnp.float32), jnp.bfloat16])
 def test_adapters_change_nothing_at_first(dtype):
     opt = tiny.model(dtype)
     before = logits(opt)
@@ -229,10 +229,8 @@ DEEP = model.Config(
 )
 
 
-@pytest.mark.parametrize("what", ["hidden", "logits"])
-@pytest.mark.parametrize(
-    "law", ["gaussian", "low_rank", pytest.param("rademacher", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("what", ["hidden", slow("logits")])
+@pytest.mark.parametrize("law", ["gaussian", "low_rank", slow("rademacher")])
 def test_a_perturbed_evaluation_builds_no_more_than_a_layer(law, what):
     abstract = nnx.eval_shape(lambda: model.OPT(DEEP, rngs=nnx.Rngs(0)))
     graphdef, params = nnx.split(abstract)

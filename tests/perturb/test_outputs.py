@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from compare import LAWS, SCALE, arrays, assert_equal, both, displaced, sample
 from jax import lax
-from tables import jit
+from tables import jit, slow
 from zoo import PROGRAMS, normal
 
 import radazo_jax as zo
@@ -95,7 +95,7 @@ def test_flax_state_that_the_function_writes_into():
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("law", ["gaussian", "low_rank"])
+@pytest.mark.parametrize("law", [slow("gaussian"), "low_rank"])
 def test_leaves_of_64_bits(law):
     with jax.enable_x64(True):
         law = LAWS[law]
@@ -133,7 +133,7 @@ WIDE_PRODUCTS = {
 
 
 @pytest.mark.parametrize("name", WIDE_PRODUCTS)
-@pytest.mark.parametrize("size", [1e39, 1e-50])
+@pytest.mark.parametrize("size", [1e39, slow(1e-50)])
 def test_products_of_64_bits_with_low_rank(name, size):
     """Of inputs beyond the range of float32."""
     with jax.enable_x64(True):

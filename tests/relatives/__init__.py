@@ -1,0 +1,1 @@
+"""Tests of the estimators and rules of `docs/methods.md`."""

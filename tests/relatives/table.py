@@ -1,0 +1,128 @@
+"""The paper's relatives by name, and steps whose values come from float64 NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from compare import Hashed
+from tables import jit
+
+import radazo_jax as zo
+
+SLOPES = np.array([0.5, -1.0, 2.0, 1.5, -0.25, 1.0])
+CURVATURES = np.array([1.0, 3.0, 0.5, 2.0, 4.0, 1.0])
+PARAMS = {"a": jnp.array([[1.0, -2.0], [0.5, 0.25]]), "b": jnp.array([3.0, -1.0])}
+DIMENSION = 6
+
+# Each with few directions.
+MAKERS = {
+    "residual_feedback": (zo.residual_feedback, {"num_directions": 2}),
+    "adaptive_difference": (zo.adaptive_difference, {"num_directions": 3}),
+    "accelerated": (
+        lambda **kwargs: zo.accelerated(zo.forward_difference(**kwargs)),
+        {"num_directions": 2},
+    ),
+    "spsa": (zo.spsa, {}),
+    "variance_reduced": (
+        zo.variance_reduced,
+        {"num_directions": 2, "period": 3, "anchor_steps": 1},
+    ),
+    "coordinate_wise": (zo.coordinate_wise, {"num_directions": 3}),
+    "all_coordinates": (zo.coordinate_wise, {}),
+    "prior_guided": (zo.prior_guided, {"num_directions": 2, "decay": 0.5}),
+    "prior_guided(cosine)": (
+        zo.prior_guided,
+        {"num_directions": 2, "prior": lambda x: moved(x, 1.0), "mix": "cosine"},
+    ),
+    "query_reuse": (zo.query_reuse, {"num_directions": 2, "memory": 3}),
+    "linear_interpolation": (
+        zo.linear_interpolation,
+        {"num_directions": 2, "radius": 0.1},
+    ),
+    "gaussian_process": (zo.gaussian_process, {"num_directions": 2, "memory": 8}),
+    "random_features": (
+        zo.gaussian_process,
+        {
+            "num_directions": 1,
+            "memory": 8,
+            "kernel": "squared_exponential",
+            "num_features": 64,
+        },
+    ),
+    "majority_vote": (zo.majority_vote, {"num_directions": 3}),
+    "momentum_perturbation": (zo.momentum_perturbation, {}),
+}
+HASHED = Hashed()
+WITH_LAW = set(MAKERS) - {"spsa", "coordinate_wise", "all_coordinates"}
+
+
+def make(name, law=HASHED, **kwargs):
+    """An estimator of the table, by a law that costs nothing to compile."""
+    maker, arguments = MAKERS[name]
+    laws = {"law": law} if name in WITH_LAW else {}
+    return maker(**laws, **arguments, **kwargs)
+
+
+# Those whose values show the derivative along the gradient exactly.
+EXACT_SLOPES = set(MAKERS) - {
+    "residual_feedback",
+    "majority_vote",
+    "gaussian_process",
+    "random_features",
+}
+
+
+def flat(tree):
+    """The leaves as one float64 vector, or those of stacked trees as rows."""
+    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
+    return np.concatenate([leaf.reshape(-1) for leaf in leaves])
+
+
+def rows(trees):
+    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(trees)]
+    return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], 1)
+
+
+def quadratic(x, level=0.0):
+    """Of float64 vectors."""
+    return level + x @ SLOPES + (x**2) @ CURVATURES / 2
+
+
+def traced(params):
+    """The same of trees, for JAX."""
+    x = jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(params)])
+    slopes, curvatures = (jnp.asarray(c, x.dtype) for c in (SLOPES, CURVATURES))
+    return jnp.sum(slopes * x + curvatures * x**2 / 2)
+
+
+def derivative(x):
+    return SLOPES + CURVATURES * x
+
+
+class Steps:
+    """Steps of an estimator whose values come from NumPy, in float64."""
+
+    def __init__(self, estimator, fun=quadratic):
+        self.fun = fun
+        self.state = estimator.init(PARAMS)
+
+        @jit
+        def ask(key, params, state):
+            points = estimator.points(key, params, state)
+            one = jax.vmap(lambda u: points.directions.law.materialize(u, params))
+            return points, zo.candidates(points, params), one(points.directions)
+
+        self.ask, self.reduce = ask, jit(estimator.reduce)
+
+    def __call__(self, step, params=PARAMS, values=None, **kwargs):
+        """The estimate, the points, their values, and the directions."""
+        key = jax.random.key(step)
+        points, at, us = self.ask(key, params, self.state)
+        at = rows(at)
+        found = self.fun(at, **kwargs) if values is None else values(at)
+        given = jnp.asarray(found, jnp.float32)
+        estimate, self.state = self.reduce(points, given, params, self.state)
+        return estimate, at, found, rows(us)
+
+
+def moved(params, by):
+    return jax.tree.map(lambda p: p + by, params)

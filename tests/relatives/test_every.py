@@ -1,0 +1,215 @@
+"""Each of the paper's relatives in every run, and what all refuse."""
+
+import contextlib
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from compare import assert_same
+from tables import every, jit, slow
+
+import radazo_jax as zo
+
+from .table import (
+    EXACT_SLOPES,
+    MAKERS,
+    PARAMS,
+    SLOPES,
+    Steps,
+    flat,
+    make,
+    quadratic,
+    rows,
+    traced,
+)
+
+
+@pytest.mark.parametrize("name", every(MAKERS, "accelerated"))
+def test_runs_everywhere(name, tmp_path):
+    """The same steps compiled, by ask and tell, spread, and rebuilt from a journal."""
+    estimator, steps = make(name), 5
+    optimizer, path = optax.sgd(1e-3), tmp_path / "run.jsonl"
+    run = functools.partial(
+        zo.minimize, traced, PARAMS, optimizer, num_steps=steps, key=3, progress=False
+    )
+    journaled = run(estimator=estimator, journal=path)
+    replayed = zo.replay(path, PARAMS, optimizer, estimator)
+    assert_same(replayed, journaled.state)
+    assert not np.array_equal(flat(journaled.params), flat(PARAMS))
+
+    init, ask, tell = zo.ask_tell(optimizer, estimator)
+    told = init(PARAMS, 3)
+    for _ in range(steps):
+        candidates, told = ask(told)
+        told = tell(told, quadratic(rows(candidates)))
+    with jax.set_mesh(jax.make_mesh((8,), ("k",))):
+        spread = run(estimator=make(name, axis_name="k"))
+    for params in (told.run.params, spread.params):
+        np.testing.assert_allclose(
+            flat(params), flat(journaled.params), rtol=2e-3, atol=2e-4
+        )
+
+    # A step without a value changes nothing, and one without some of them is finite.
+    before = told.run
+    candidates, told = ask(told)
+    told = tell(told, np.full(len(rows(candidates)), np.nan))
+    assert_same(told.run.params, before.params)
+    candidates, told = ask(told)
+    values = quadratic(rows(candidates))
+    values[-1] = np.inf
+    told = tell(told, values)
+    candidates, told = ask(told)
+    told = tell(told, quadratic(rows(candidates)))
+    assert np.isfinite(flat(told.run.params)).all()
+
+
+def on_explicit_mesh():
+    types = (jax.sharding.AxisType.Explicit,) * 2
+    return jax.make_mesh((4, 2), ("k", "model"), axis_types=types)
+
+
+@pytest.mark.parametrize("name", every(MAKERS, "linear_interpolation"))
+@pytest.mark.parametrize(
+    "kind", ["bfloat16", *map(slow, ("float64", "sharded", "orthonormal"))]
+)
+def test_dtypes_meshes_and_laws(name, kind):
+    """Two steps: a state stays of its types, and a gradient has the parameters'."""
+    estimator, params, mesh = (
+        make(name),
+        {"w": jnp.ones((4, 2)), "b": jnp.ones(3)},
+        None,
+    )
+    if kind == "orthonormal":
+        estimator = make(name, law=zo.orthonormal())
+    with jax.enable_x64(kind == "float64"):
+        if kind in ("float64", "bfloat16"):
+            params = jax.tree.map(lambda p: p.astype(kind), params)
+        if kind == "sharded":
+            mesh = on_explicit_mesh()
+            estimator = make(name, axis_name="k")
+            specs = {"w": jax.P("model", None), "b": jax.P()}
+            params = jax.tree.map(
+                lambda p, spec: jax.device_put(p, jax.NamedSharding(mesh, spec)),
+                params,
+                specs,
+            )
+
+        def loss(params):
+            return jnp.sum(params["w"] ** 2) + jnp.sum(params["b"] ** 2)
+
+        @jit
+        def two(params):
+            first = estimator.init(params)
+            _, state = estimator.estimate(loss, 0, params, first)
+            (_, gradient), last = estimator.estimate(loss, 1, params, state)
+            # Of a scalar that init made, the type names no mesh.
+            kinds = [
+                jax.tree.map(lambda x: (x.shape, x.dtype), state)
+                for state in (first, state, last)
+            ]
+            assert kinds[0] == kinds[1] == kinds[2]
+            assert jax.tree.map(jax.typeof, gradient) == jax.tree.map(
+                jax.typeof, params
+            )
+            return gradient
+
+        with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
+            gradient = two(params)
+        assert all(
+            np.isfinite(np.asarray(g, np.float64)).all() for g in gradient.values()
+        )
+
+
+@pytest.mark.parametrize("name", every(sorted(EXACT_SLOPES), "accelerated", "spsa"))
+def test_the_slope_is_that_along_the_gradient(name):
+    """Exactly, in the first step, on a linear function."""
+    estimate, *_ = Steps(make(name), lambda at: at @ SLOPES)(0)
+    exact = flat(estimate.gradient) @ SLOPES
+    np.testing.assert_allclose(estimate.slope, exact, rtol=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: zo.variance_reduced(period=1), "period must be an int ≥ 2; got 1"),
+        (
+            lambda: zo.variance_reduced(period=3, anchor_steps=3),
+            "anchor_steps must be fewer than period, 3; got 3",
+        ),
+        (
+            lambda: zo.coordinate_wise(uniform=1.5),
+            r"uniform must be a number in \(0, 1\]; got 1.5",
+        ),
+        (
+            lambda: zo.coordinate_wise(uniform=0.0),
+            "uniform must be a finite number > 0",
+        ),
+        (lambda: zo.coordinate_wise(decay=1.0), "decay must be a number in"),
+        (lambda: zo.query_reuse(memory=1), "memory must be an int ≥ 2; got 1"),
+        (lambda: zo.linear_interpolation(memory=1), "memory must be an int ≥ 2; got"),
+        (lambda: zo.linear_interpolation(radius=0.0), "radius must be a finite number"),
+        (
+            lambda: zo.momentum_perturbation(b1=1.5),
+            r"b1 must be a number in \(0, 1\]; got 1.5",
+        ),
+        (
+            lambda: zo.momentum_perturbation(b1=1.0, uncertainty=0.0),
+            "uncertainty must be positive where b1 is 1; got 0.0",
+        ),
+        (lambda: zo.gaussian_process(memory=1), "memory must be an int ≥ 5; got 1"),
+        (
+            lambda: zo.gaussian_process(num_directions=1, memory=1),
+            "memory must be an int ≥ 2; got 1",
+        ),
+        (
+            lambda: zo.gaussian_process(memory=513),
+            "memory must be an int ≤ 512; got 513",
+        ),
+        (
+            lambda: zo.gaussian_process(kernel="linear"),
+            r"kernel must be one of \['matern', 'squared_exponential'\]; got 'linear'",
+        ),
+        (
+            lambda: zo.gaussian_process(num_features=10),
+            "num_features must be None unless kernel is 'squared_exponential'; got 10",
+        ),
+        (lambda: zo.gaussian_process(jitter=0.0), "jitter must be a finite number > 0"),
+        (lambda: zo.gaussian_process(lengthscale=0.0), "lengthscale must be a finite"),
+        (
+            lambda: zo.gaussian_process(num_directions=-1),
+            "num_directions must be an int",
+        ),
+        (lambda: zo.prior_guided(decay=1.0), "decay must be a number in"),
+        (
+            lambda: zo.prior_guided(mix="mean"),
+            "mix must be 'projection' or 'cosine'; got 'mean'",
+        ),
+        (
+            lambda: zo.prior_guided(prior=lambda x: x["a"]).estimate(
+                traced, 0, PARAMS, zo.PriorGuidedState((), ())
+            ),
+            r"prior must return a tree like params, .*; got \(2, 2\)",
+        ),
+    ],
+)
+def test_bad_arguments(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_a_prior_that_is_no_function():
+    with pytest.raises(TypeError, match="prior must be a function of params; got "):
+        zo.prior_guided(prior=PARAMS)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_bad_arguments_of_all(name):
+    with pytest.raises(ValueError, match="smoothing must be a finite number > 0"):
+        make(name, smoothing=0.0)
+    with pytest.raises(ValueError, match="batch_size must be an int ≥ 1"):
+        make(name, batch_size=0)
+    with pytest.raises(TypeError, match="axis_name must be the name of a mesh axis"):
+        make(name, axis_name=3)
