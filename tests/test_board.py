@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,8 @@ from examples.board.problems import Case
 from examples.common.estimators import ESTIMATORS
 from examples.common.record import array, read
 
-_RECORDS = pathlib.Path(__file__).parents[1] / "docs" / "board"
+_ROOT = pathlib.Path(__file__).parents[1]
+_RECORDS = _ROOT / "docs" / "board"
 
 
 @pytest.fixture(autouse=True)
@@ -207,6 +209,14 @@ def test_the_record_says_how_it_came_about(recorded):
         recorded["versions"]
     )
     assert (_RECORDS / "board.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_pages_say_how_many_problems_there_are(recorded):
+    rows = recorded["rows"]
+    count = len({(row["kind"], row["problem"], row["dimension"]) for row in rows})
+    for page in ("README.md", "docs/gallery.md"):
+        text = (_ROOT / page).read_text(encoding="utf-8")
+        assert set(re.findall(r"(\d+) problems", text)) == {str(count)}
 
 
 @pytest.mark.parametrize("other", _OTHERS)
