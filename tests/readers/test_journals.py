@@ -1,0 +1,101 @@
+"""Journals that no run writes."""
+
+import tracemalloc
+import zlib
+
+import pytest
+
+from . import targets
+from .mutate import PICKLE
+from .refusals import DEEP, refused
+
+
+def lines_of(path):
+    return [line.rpartition(b',"crc":"')[0] for line in path.read_bytes().splitlines()]
+
+
+def with_checksums(bodies):
+    checksum, content = 0, b""
+    for body in bodies:
+        checksum = zlib.crc32(body, checksum)
+        content += body + b',"crc":"%08x"}\n' % checksum
+    return content
+
+
+STEP = b'{"step":0,"values":[1,2,3,4],"params":"00000000","seconds":1'
+JOURNALS = {
+    "a step of 10^18": [STEP.replace(b"0", b"1000000000000000000", 1)],
+    "a step that is text": [STEP.replace(b"0", b'"0"', 1)],
+    "a long number": [STEP.replace(b"0", b"9" * 5000, 1)],
+    "deep": [b'{"a":' + DEEP],
+    "no object": [b"[1"],
+    "no values": [b'{"step":0,"params":"0","seconds":1'],
+    "values that are none": [STEP.replace(b"[1,2,3,4]", b"1")],
+    "values that are text": [STEP.replace(b"1,2", b'"x",2')],
+    "too many values": [STEP.replace(b"[1,", b"[1,1,")],
+    "a checksum of numbers": [STEP.replace(b'"00000000"', b"0")],
+    "more than a step has": [STEP + b',"more":1'],
+}
+
+
+@pytest.fixture(scope="module")
+def journal(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("journal")
+    targets.write_journal(folder)
+    return folder / "run.jsonl"
+
+
+@pytest.mark.parametrize("steps", JOURNALS.values(), ids=JOURNALS)
+def test_steps_that_no_run_writes_are_refused(steps, journal, tmp_path):
+    """Though their checksums are right."""
+    head, *_ = lines_of(journal)
+    (tmp_path / "run.jsonl").write_bytes(with_checksums([head, *steps]))
+    match = "is damaged in line 2: it is not what a run writes"
+    refused(targets.replay, tmp_path, match=match)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        (b'"key":[0,0]', b'"key":[0]'),
+        (b'"key":[0,0]', b'"key":[0,99999999999999999999]'),
+        (b'"key":[0,0]', b'"key":"ab"'),
+        (b'"key":[0,0]', b'"none":0'),
+        (b'"float32"', b'"object"'),
+        (b'"float32"', b'"nonsense"'),
+        (b'"points":', b'"none":'),
+    ],
+    ids=lambda change: change[1].decode(),
+)
+def test_runs_that_cannot_be_are_refused(change, journal, tmp_path):
+    head, *steps = lines_of(journal)
+    first, _, last = head.rpartition(change[0])
+    assert first
+    (tmp_path / "run.jsonl").write_bytes(
+        with_checksums([first + change[1] + last, *steps])
+    )
+    match = "is damaged in line 1: it is not what a run writes"
+    refused(targets.replay, tmp_path, match=match)
+
+
+@pytest.mark.parametrize("before", [b"", None], ids=["alone", "after a run"])
+@pytest.mark.parametrize("content", [b"the only copy", PICKLE], ids=["text", "pickle"])
+def test_what_is_no_journal_is_not_overwritten(before, content, journal, tmp_path):
+    """A line without an end was cut off, whatever it was."""
+    path = tmp_path / "run.jsonl"
+    before = journal.read_bytes() if before is None else before
+    path.write_bytes(before + content)
+    refused(targets.write_journal, tmp_path, match="it is not what a run writes")
+    assert path.read_bytes() == before + content
+
+
+def test_a_line_that_does_not_end_takes_bounded_memory(tmp_path):
+    path = tmp_path / "run.jsonl"
+    with path.open("wb") as file:
+        file.truncate(2**36)  # Without taking space on the disk.
+    tracemalloc.start()
+    try:
+        refused(targets.replay, tmp_path, match="it is not what a run writes")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 30
+    finally:
+        tracemalloc.stop()
