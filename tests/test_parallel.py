@@ -78,6 +78,16 @@ def collectives(hlo):
     ]
 
 
+def assert_close(gradient, expected):
+    """Up to the rounding of losses whose differences are divided by μ."""
+
+    def compare(got, expected):
+        scale = np.linalg.norm(expected)
+        np.testing.assert_allclose(got, expected, rtol=0, atol=2e-4 * scale)
+
+    jax.tree.map(compare, gradient, expected)
+
+
 def assert_trees_equal(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
@@ -91,11 +101,7 @@ def test_estimates_what_one_device_does(law, name, batch_size):
     spread = ESTIMATORS[name](LAWS[law], axis_name="k", **options)
     (spread_value, spread_gradient), sent = estimate_on(mesh_of(4), spread, params, x)
     np.testing.assert_allclose(spread_value, value, rtol=1e-6)
-    for got, expected in zip(
-        jax.tree.leaves(spread_gradient), jax.tree.leaves(gradient), strict=True
-    ):
-        scale = np.linalg.norm(expected)
-        np.testing.assert_allclose(got, expected, rtol=0, atol=2e-4 * scale)
+    assert_close(spread_gradient, gradient)
     num_points = 6 if name == "forward" else 10
     assert sent == [4 * 4 * -(-num_points // 4)], "one gather of the padded losses"
 
@@ -165,11 +171,7 @@ def test_all_three_in_one_mesh(law, types):
     )
     expected_value, expected = on_one_device("forward", law)
     np.testing.assert_allclose(value, expected_value, rtol=1e-6)
-    for name in params:
-        scale = np.linalg.norm(expected[name])
-        np.testing.assert_allclose(
-            gradient[name], expected[name], rtol=0, atol=2e-4 * scale
-        )
+    assert_close(gradient, expected)
 
 
 SPECS = (P(None, ("data", "model")), P("k", "data"))
@@ -245,6 +247,20 @@ def test_gradients_and_steps_have_the_sharding_of_explicit_parameters():
         after, _ = step(jax.random.key(0), params, jax.jit(tx.init)(params), x)
         for name, spec in specs.items():
             assert after[name].sharding.spec == spec
+
+
+@pytest.mark.parametrize("law", every(LAWS, *FAST))
+def test_explicit_parameters_without_a_mesh_around(law):
+    """As operations of JAX, which take the mesh from the types of arrays."""
+    params, x = problem()
+    mesh = mesh_of(1, 1, 2, types=AxisType.Explicit)
+    params["w"] = jax.device_put(params["w"], jax.NamedSharding(mesh, P(None, "model")))
+    estimator = ESTIMATORS["forward"](LAWS[law], 5, 0.1)
+    value_and_grad = jit(zo.value_and_grad(loss, estimator))
+    value, gradient = value_and_grad(jax.random.key(3), params, x)
+    expected_value, expected = on_one_device("forward", law)
+    np.testing.assert_allclose(value, expected_value, rtol=1e-6)
+    assert_close(gradient, expected)
 
 
 def test_spread_over_two_axes():

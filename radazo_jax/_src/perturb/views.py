@@ -98,9 +98,12 @@ class View:
 
 
 def _sharded_like(base: jax.Array, mark: jax.Array) -> jax.Array:
-    """`mark`, of which each device needs what belongs to its part of `base`."""
+    """`mark`, of which each device needs what belongs to its part of `base`.
+
+    Without a mesh around the program, `mark` stays whole.
+    """
     spec = jax.typeof(base).sharding.spec
-    if not any(spec):
+    if not any(spec) or jax.sharding.get_abstract_mesh().empty:
         return mark
     sizes = mark.shape[: len(spec)]  # Of factors, there is one axis more.
     varying = [n if size > 1 else None for n, size in zip(spec, sizes, strict=True)]
