@@ -187,7 +187,7 @@ def main() -> None:
     add("--models", nargs="+", help="all by default")
     add("--directions", type=cli.at_least_one, nargs="+", default=[1, 8])
     add("--runs", nargs="+", default=["naive", "perturb", *OPTIMIZERS])
-    cli.add_record(parser)
+    cli.add_record(parser, resume=True, plot=True)
     args = parser.parse_args()
     names = args.models or list(MODELS[args.platform])
     programs = cases(args.platform, names, args.directions, args.runs)

@@ -294,7 +294,7 @@ def plot(content: dict[str, Any]) -> plt.Figure:
 def main() -> None:
     parser = cli.parser(__doc__)
     parser.add_argument("--platform", choices=["cpu", "tpu"], default="cpu")
-    cli.add_record(parser)
+    cli.add_record(parser, resume=True, plot=True)
     args = parser.parse_args()
     without_tpu()
     jax.config.update("jax_num_cpu_devices", 8)

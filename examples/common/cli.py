@@ -27,13 +27,15 @@ def parser(doc: str) -> Parser:
     )
 
 
-def add_record(parser: Parser) -> None:
-    """The options of a script that measures many programs, one after another."""
+def add_record(parser: Parser, *, resume: bool = False, plot: bool = False) -> None:
+    """The options of a script that writes a record; of some, to go on or to draw it."""
     parser.add_argument("--output", type=pathlib.Path, help="a JSON file")
-    parser.add_argument("--plot", type=pathlib.Path, help="where to put a figure")
-    parser.add_argument(
-        "--resume", action="store_true", help="take the rows that --output has"
-    )
+    if resume:
+        parser.add_argument(
+            "--resume", action="store_true", help="take the rows that --output has"
+        )
+    if plot:
+        parser.add_argument("--plot", type=pathlib.Path, help="where to put a figure")
 
 
 def integer(least: int, most: float = math.inf) -> Callable[[str], int]:

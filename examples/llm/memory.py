@@ -249,7 +249,7 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = cli.parser(__doc__)
-    cli.add_record(parser)
+    cli.add_record(parser, resume=True)
     parser.add_argument("--int4", action="store_true", help="models in 4 bits")
     options = parser.parse_args()
     chosen = INT4_CASES if options.int4 else CASES

@@ -57,8 +57,7 @@ def installed(model):
 
 def main() -> None:
     parser = cli.parser(__doc__)
-    parser.add_argument("--output", type=pathlib.Path)
-    parser.add_argument("--resume", action="store_true")
+    cli.add_record(parser, resume=True)
     args = parser.parse_args()
     cases = [
         (

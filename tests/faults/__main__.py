@@ -161,7 +161,7 @@ def part(text):
 
 def main():
     parser = cli.parser(__doc__)
-    cli.add_record(parser)
+    cli.add_record(parser, resume=True)
     parser.add_argument("--example", choices=["llm", "tpu"], default="llm")
     parser.add_argument("--kills", type=cli.at_least_one, default=150)
     parser.add_argument("--moments", type=cli.at_least_one, default=50)

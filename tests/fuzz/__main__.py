@@ -29,8 +29,7 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=100)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0, help="of the first program")
-    parser.add_argument("--output", type=pathlib.Path)
-    parser.add_argument("--resume", action="store_true")
+    cli.add_record(parser, resume=True)
     args = parser.parse_args()
     total, seconds, versions = chunks.empty(), 0, {}
     if args.resume and args.output.exists():
