@@ -222,10 +222,9 @@ def tables(content: dict[str, Any]) -> list[Table]:
             row = [name, f"{target:.0%}", f"{best:,.0f}" if best else ""]
             for run in problem["runs"].values():
                 counts = array(run["evaluations"])[:, i]
-                all_there = np.isfinite(counts).all()
-                row.append(common.mean_std(counts) if all_there else "not all")
-                ratio = f"{counts.mean() / best:.2f}" if best and all_there else ""
-                row.append(ratio)
+                ratio = counts.mean() / best if best else np.inf
+                row.append(_mean_where_all_arrived(counts))
+                row.append(f"{ratio:.2f}" if np.isfinite(ratio) else "")
             rows.append(tuple(row))
     headers = ["problem", "target", "tuned ZO-AdaMM"]
     for label in labels(content["problems"]):
@@ -239,12 +238,15 @@ def tables(content: dict[str, Any]) -> list[Table]:
     return [table]
 
 
+def _mean_where_all_arrived(counts: np.ndarray) -> str:
+    return common.mean_std(counts) if np.isfinite(counts).all() else "not all"
+
+
 def _long_table(runs: dict[str, Any]) -> Table:
     rows = []
     for name, found in runs.items():
         for label, run in found["runs"].items():
-            there = np.isfinite(array(run["iterations"])).all()
-            shown = common.mean_std(run["iterations"]) if there else "not all"
+            shown = _mean_where_all_arrived(array(run["iterations"]))
             gaps = common.mean_std(found["target"]), common.mean_std(run["last"])
             rows.append((name, gaps[0], label, shown, gaps[1]))
     headers = ["function", "R-AdaZO's gap after 10,000", "method"]
