@@ -56,6 +56,15 @@ class Rounding:
         self.all_finite &= bool(np.isfinite(x.astype(wide(x.dtype))).all())
         return (x.astype(wide(x.dtype)) * self._factor(x)).astype(x.dtype)
 
+    def widened(self, x: Any, y: Any) -> Any:
+        """y, x in a wider dtype: a sum formed there has digits that x has lost."""
+        kinds = [jnp.issubdtype(z.dtype, jnp.floating) for z in (x, y)]
+        if not all(kinds) or jnp.finfo(x.dtype).eps <= jnp.finfo(y.dtype).eps:
+            return y
+        y, epsilon = np.asarray(y), float(jnp.finfo(x.dtype).eps)
+        lost = epsilon * self.size * self.rng.uniform(-0.5, 0.5, y.shape)
+        return (y.astype(wide(y.dtype)) * (1 + lost)).astype(y.dtype)
+
     def displaced(self, x: Any, p: Any) -> Any:
         """x = p + s · u, with u rounded as float32 and the sum as what it is."""
         x, p = np.asarray(x), np.asarray(p)
@@ -95,6 +104,8 @@ def _run(
             outputs = _FLOW[name](eqn, inputs, rounding)
         elif rounding is None or name in MOVES:
             outputs = _apply(eqn, inputs)
+            if rounding is not None and name == "convert_element_type":
+                outputs = [rounding.widened(*inputs, *outputs)]
         else:
             outputs = _apply(eqn, [rounding(x) for x in inputs])
             outputs = [rounding(x) for x in outputs]
