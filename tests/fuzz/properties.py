@@ -211,8 +211,12 @@ def differentiated(fun: Any, params: Any, law: str, scale: float) -> str:
 
 
 def _traced_first(loss: Any, params: Any) -> Any:
-    """The loss as a function of its own jaxpr."""
-    closed = jax.make_jaxpr(loss)(params)
+    """The loss as a function of its own jaxpr, with checkpoints entered.
+
+    As `perturb` does; a checkpoint drops what is not used before it is differentiated.
+    """
+    with mock.patch.object(jax, "checkpoint", lambda fun, **_: fun):
+        closed = jax.make_jaxpr(loss)(params)
     run = jax.extend.core.jaxpr_as_fun(closed)
     return lambda params: run(*jax.tree.leaves(params))[0]
 
