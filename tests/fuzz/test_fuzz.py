@@ -47,9 +47,9 @@ def assert_no_failure(seeds, quick=False):
     assert not report["failures"], "\n\n".join(report["failures"])
 
 
-@pytest.mark.parametrize("first", range(0, 200, 50))
+@pytest.mark.parametrize("first", range(0, 300, 60))
 def test_random_programs(first):
-    assert_no_failure(range(first, first + 50), quick=True)
+    assert_no_failure(range(first, first + 60), quick=True)
 
 
 def test_elements_of_a_direction_are_rounded_as_float32():

@@ -17,7 +17,7 @@ QUICK = ("custom_derivatives", "remat", "branches", "while_loops")
 @pytest.mark.parametrize(
     ("law", "name", "num"),
     [
-        *(("low_rank(2)", name, 1) for name in (*QUICK, "look_up_modes", "mlp")),
+        *(("low_rank(2)", name, 1) for name in SELECTED),
         *(slow(law, name, 3) for law in ("low_rank(2)", "hashed") for name in PROGRAMS),
     ],
 )
