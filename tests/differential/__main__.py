@@ -23,9 +23,9 @@ from .models import MODELS
 from .statistic import LARGEST, NUM, along_vectors, distances
 
 
-def compared(model, law):
+def compared(loss, params, law):
     """The row of a law and a model."""
-    found = distances(*along_vectors(*model(), LAWS[law]))
+    found = distances(*along_vectors(loss, params, LAWS[law]))
     return {"statistics": found.size, "largest": round(float(found.max()), 2)}
 
 
@@ -46,13 +46,13 @@ def of_models(rows):
     return result
 
 
-def installed(model):
-    try:
-        model()
-    except pytest.skip.Exception as missing:
-        print(f"{model.__name__}: {missing}", file=sys.stderr)
-        return False
-    return True
+def installed():
+    """Each model that is installed: its name, its loss and its parameters."""
+    for model in MODELS:
+        try:
+            yield model.__name__.replace("_", " "), *model()
+        except pytest.skip.Exception as missing:
+            print(f"{model.__name__}: {missing}", file=sys.stderr)
 
 
 def main() -> None:
@@ -60,11 +60,8 @@ def main() -> None:
     cli.add_record(parser, resume=True)
     args = parser.parse_args()
     cases = [
-        (
-            {"model": model.__name__.replace("_", " "), "law": law},
-            functools.partial(compared, model, law),
-        )
-        for model in filter(installed, MODELS)
+        ({"model": name, "law": law}, functools.partial(compared, loss, params, law))
+        for name, loss, params in installed()
         for law in LAWS
     ]
     rows = record.collect(

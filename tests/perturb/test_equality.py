@@ -43,8 +43,7 @@ def test_is_the_program_at_the_perturbed_point(law, name, num):
 @pytest.mark.parametrize(
     ("law", "name"),
     [
-        *(("hashed", name) for name in SELECTED if name in QUICK),
-        *(slow("hashed", name) for name in SELECTED if name not in QUICK),
+        *every([("hashed", n) for n in SELECTED], *[("hashed", n) for n in QUICK]),
         *(slow("low_rank(2)", name) for name in SELECTED),
         *each_law(["mlp", "decoder"], fast=["sphere"]),
     ],

@@ -124,5 +124,14 @@ class Steps:
         return estimate, at, found, rows(us)
 
 
+def gradients(estimator, state, keys):
+    """One estimate at the parameters for each of the keys, [keys, d]."""
+
+    def one(key):
+        return estimator.estimate(traced, key, PARAMS, state)[0][1]
+
+    return rows(jit(jax.vmap(one))(keys))
+
+
 def moved(params, by):
     return jax.tree.map(lambda p: p + by, params)

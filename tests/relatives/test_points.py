@@ -15,10 +15,10 @@ from .table import (
     Steps,
     derivative,
     flat,
+    gradients,
     make,
     moved,
     quadratic,
-    rows,
     traced,
 )
 
@@ -46,12 +46,7 @@ def test_residual_feedback_is_unbiased():
     estimator = zo.residual_feedback(zo.rademacher(), 1, 0.3)
     state = estimator.init(PARAMS)._replace(value=jnp.float32(4.0))
 
-    @jit
-    @jax.vmap
-    def one(key):
-        return estimator.estimate(traced, key, PARAMS, state)[0][1]
-
-    got = rows(one(jax.random.split(jax.random.key(0), 4000)))
+    got = gradients(estimator, state, jax.random.split(jax.random.key(0), 4000))
     error = got.std(0) / np.sqrt(len(got))
     assert (abs(got.mean(0) - derivative(flat(PARAMS))) < 4 * error).all()
 
@@ -155,12 +150,7 @@ def test_coordinates_by_importance(uniform):
     scores[1] = np.nan
     state = estimator.init(PARAMS)._replace(scores=jnp.asarray(scores, jnp.float32))
 
-    @jit
-    @jax.vmap
-    def one(key):
-        return estimator.estimate(traced, key, PARAMS, state)[0][1]
-
-    got = rows(one(jax.random.split(jax.random.key(1), 8000)))
+    got = gradients(estimator, state, jax.random.split(jax.random.key(1), 8000))
     error = got.std(0) / np.sqrt(len(got))
     assert (abs(got.mean(0) - exact) <= 4 * error + 1e-4).all()
     scores[1] = np.nanmean(scores)
