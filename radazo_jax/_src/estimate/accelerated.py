@@ -1,4 +1,4 @@
-"""Estimates ahead of the parameters: Nesterov's momentum, over random subspaces."""
+"""Estimates ahead of the parameters: where momentum leads, and the last steps' line."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -11,6 +11,10 @@ from radazo_jax._src.estimate.estimator import GradientEstimator, check_estimato
 from radazo_jax._src.estimate.points import Estimate, Points, shifted
 from radazo_jax._src.trees import at_least_float32, product, widest
 
+# Where a step starts: ahead by the momentum; at the parameters, while a point farther
+# on is tried; or at that point.
+_AHEAD, _TRIAL, _FARTHER = 0, 1, 2
+
 
 class AcceleratedState(NamedTuple):
     """State of `accelerated`.
@@ -18,10 +22,17 @@ class AcceleratedState(NamedTuple):
     Attributes:
       estimator: The state of the estimator that is accelerated.
       previous: The parameters of the latest step: a tree like the parameters.
-      momentum: z, which gathers the steps: likewise, at least float32.
-      share: The share of z in the point ahead, 0 where it is to be dropped: shape ().
-      value_ahead: The latest value ahead, infinite before the first step: shape ().
+      momentum: z − θ, which gathers the steps: likewise, at least float32.
+      share: The share of it in the point ahead, 0 where it is to be dropped: shape ().
+      value_ahead: The latest value where a step started, infinite before the first:
+        shape ().
       count: The number of steps: int32, shape ().
+      anchor: The parameters where the line along which points are tried begins: a tree
+        like the parameters, at least float32.
+      since: The number of steps since then: int32, shape ().
+      start: Where the latest step started: 0 ahead by the momentum, 1 at the parameters
+        while a point was tried, 2 at such a point: int32, shape ().
+      lower: Whether the loss at the point tried was lower: bool, shape ().
     """
 
     estimator: Any
@@ -31,6 +42,10 @@ class AcceleratedState(NamedTuple):
     value_ahead: jax.Array
     # `count` is the name that Optax's states have; it hides a method of tuple.
     count: jax.Array  # type: ignore[assignment]
+    anchor: Any
+    since: jax.Array
+    start: jax.Array
+    lower: jax.Array
 
 
 def accelerated(estimator: GradientEstimator) -> GradientEstimator:
@@ -95,31 +110,40 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
 
     def init(params: Any) -> AcceleratedState:
         return AcceleratedState(
-            estimator.init(params),
-            jax.tree.map(jnp.array, params),
-            jax.tree.map(_wide, params),
-            jnp.zeros((), widest(params)),
-            jnp.full((), jnp.inf, widest(params)),
-            jnp.zeros((), jnp.int32),
+            estimator=estimator.init(params),
+            previous=jax.tree.map(jnp.array, params),
+            momentum=jax.tree.map(lambda p: jnp.zeros_like(_wide(p)), params),
+            share=jnp.zeros((), widest(params)),
+            value_ahead=jnp.full((), jnp.inf, widest(params)),
+            count=jnp.zeros((), jnp.int32),
+            anchor=jax.tree.map(lambda p: jnp.array(_wide(p)), params),
+            since=jnp.zeros((), jnp.int32),
+            start=jnp.full((), _AHEAD, jnp.int32),
+            lower=jnp.zeros((), jnp.bool_),
         )
 
     def points(key: jax.Array, params: Any, state: AcceleratedState) -> Points:
         there = estimator.points(key, params, state.estimator)
         _check_points(there)
-        ahead = _ahead(params, _followed(params, state, len(there.scales)))
+        state = _followed(params, state, len(there.scales))
         # The point ahead itself is at distance 0 along any direction.
         directions = jax.tree.map(
             lambda x: jnp.concatenate([x[:1], x]), there.directions
         )
         scales = jnp.concatenate([jnp.zeros_like(there.scales[:1]), there.scales])
-        ones = jnp.ones_like(scales)
-        return Points(directions, scales, True, there.layout, ahead, ones)
+        # In a trial it alone is ahead, and the directions begin at the parameters.
+        others = jnp.where(state.start == _TRIAL, 0, 1).astype(scales.dtype)
+        shifts = jnp.full_like(scales, others).at[0].set(1)
+        ahead = _ahead(params, state)
+        return Points(directions, scales, True, there.layout, ahead, shifts)
 
     def reduce(
         points: Points, values: jax.Array, params: Any, state: AcceleratedState
     ) -> tuple[Estimate, AcceleratedState]:
         state = _followed(params, state, len(points.scales) - 1)
-        ahead = _ahead(params, state)
+        tries = state.start == _TRIAL
+        value, farther = values[0], values[1]
+        value_ahead = jnp.where(tries, value, farther)
         there = dataclasses.replace(
             points,
             directions=jax.tree.map(lambda x: x[1:], points.directions),
@@ -127,23 +151,33 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
             shift=None,
             shifts=None,
         )
+        ahead = jax.tree.map(lambda w: jnp.where(tries, 0, w), _ahead(params, state))
         at = shifted(params, ahead, jnp.ones((), state.share.dtype))
-        estimate, after = estimator.reduce(there, values[1:], at, state.estimator)
+        around = jnp.concatenate([value_ahead[None], values[2:]])
+        estimate, after = estimator.reduce(there, around, at, state.estimator)
+        other = jnp.where(tries, farther, value)
         estimate = estimate._replace(
-            value=values[0],
-            num_values=estimate.num_values + jnp.isfinite(values[0]).astype(jnp.int32),
+            value=value,
+            num_values=estimate.num_values + jnp.isfinite(other).astype(jnp.int32),
             ahead=ahead,
-            value_ahead=values[1],
+            value_ahead=value_ahead,
         )
         # Where the loss ahead is higher and rises, or is none, the momentum is dropped.
-        value_ahead = values[1].astype(state.value_ahead.dtype)
-        drops = (values[1] > values[0]) & (value_ahead > state.value_ahead)
-        drops |= ~jnp.isfinite(values[1])
+        latest = value_ahead.astype(state.value_ahead.dtype)
+        drops = (value_ahead > value) & (latest > state.value_ahead)
+        drops |= ~jnp.isfinite(value_ahead)
+        lower = tries & (farther < value)
+        ends = tries & ~lower
         return estimate, state._replace(
             estimator=after,
             share=jnp.where(drops, 0, state.share),
-            value_ahead=value_ahead,
+            value_ahead=latest,
             count=optax.safe_increment(state.count),
+            anchor=jax.tree.map(
+                lambda a, p: jnp.where(ends, _wide(p), a), state.anchor, params
+            ),
+            since=jnp.where(ends, 0, optax.safe_increment(state.since)),
+            lower=lower,
         )
 
     return GradientEstimator(init, points, reduce, estimator.evaluator)
@@ -169,17 +203,19 @@ def _followed(
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     first = jnp.asarray(min(1.0, num_directions / size), dtype)
     whole = jax.tree.map(lambda p, old: _wide(p) - _wide(old), params, state.previous)
-    step = jax.tree.map(
-        lambda s, old, z: s - share.astype(z.dtype) * (z - _wide(old)),
-        whole,
-        state.previous,
-        state.momentum,
+    step = jax.tree.map(lambda s, w: s - w, whole, _ahead(state.previous, state))
+    # Steps begin at the parameters in a trial, and where one is taken back instead.
+    back = product(step, step, dtype) > product(whole, whole, dtype)
+    stays = (state.start == _TRIAL) | (state.start == _FARTHER) & back
+    step = jax.tree.map(lambda s, w: jnp.where(stays, w, s), step, whole)
+    along = jnp.where(
+        state.start == _AHEAD, product(step, whole, dtype), product(step, step, dtype)
     )
-    forth = (share > 0) & (product(step, whole, dtype) > 0)
-    gain = jnp.where(forth, first / share, 0)
+    forth = (share > 0) & (along > 0)
+    kept = jnp.where(state.start == _AHEAD, 1 - share, 1)
+    kept, gain = (jnp.where(forth, x, 0) for x in (kept, first / share - 1))
     momentum = jax.tree.map(
-        lambda p, z, s: jnp.where(forth, z + gain.astype(z.dtype) * s, _wide(p)),
-        params,
+        lambda v, s: kept.astype(v.dtype) * v + gain.astype(v.dtype) * s,
         state.momentum,
         step,
     )
@@ -187,15 +223,25 @@ def _followed(
     new = state.count.astype(dtype) * num_directions < size
     following = (jnp.sqrt(share**4 + 4 * share**2) - share**2) / 2
     share = jnp.where(new, 0, jnp.where(forth, following, first))
-    return state._replace(previous=params, momentum=momentum, share=share)
+    due = state.since.astype(dtype) * num_directions >= size
+    start = jnp.where(state.lower, _FARTHER, jnp.where(due, _TRIAL, _AHEAD))
+    return state._replace(
+        previous=params,
+        momentum=momentum,
+        share=share,
+        start=start.astype(jnp.int32),
+    )
 
 
 def _ahead(params: Any, state: AcceleratedState) -> Any:
-    """What is between the parameters and the point ahead, y − θ."""
+    """What is between the parameters and the point ahead, or the one that is tried."""
     return jax.tree.map(
-        lambda p, z: state.share.astype(z.dtype) * (z - _wide(p)),
+        lambda p, v, a: jnp.where(
+            state.start == _AHEAD, state.share.astype(v.dtype) * v, _wide(p) - a
+        ),
         params,
         state.momentum,
+        state.anchor,
     )
 
 
