@@ -1,4 +1,4 @@
-"""Estimates ahead of the parameters: where momentum leads, and the last steps' line."""
+"""Estimates ahead of the parameters, by Nesterov's momentum and pattern moves."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -11,9 +11,9 @@ from radazo_jax._src.estimate.estimator import GradientEstimator, check_estimato
 from radazo_jax._src.estimate.points import Estimate, Points, shifted
 from radazo_jax._src.trees import at_least_float32, product, widest
 
-# Where a step starts: ahead by the momentum; at the parameters, while a point farther
-# on is tried; or at that point.
-_AHEAD, _TRIAL, _FARTHER = 0, 1, 2
+# Where a step starts: ahead by the momentum; at the parameters, while the end of a
+# pattern move is tried; or at that end.
+_AHEAD, _TRIAL, _MOVED = 0, 1, 2
 
 
 class AcceleratedState(NamedTuple):
@@ -27,12 +27,12 @@ class AcceleratedState(NamedTuple):
       value_ahead: The latest value where a step started, infinite before the first:
         shape ().
       count: The number of steps: int32, shape ().
-      anchor: The parameters where the line along which points are tried begins: a tree
-        like the parameters, at least float32.
+      base: b, the parameters from which a pattern move is counted: a tree like them, at
+        least float32.
       since: The number of steps since then: int32, shape ().
-      start: Where the latest step started: 0 ahead by the momentum, 1 at the parameters
-        while a point was tried, 2 at such a point: int32, shape ().
-      lower: Whether the loss at the point tried was lower: bool, shape ().
+      start: Where the latest step started: 0 ahead by the momentum; 1 at the
+        parameters, while a pattern move was tried; 2 at its end: int32, shape ().
+      lower: Whether the loss at that end was lower: bool, shape ().
     """
 
     estimator: Any
@@ -42,7 +42,7 @@ class AcceleratedState(NamedTuple):
     value_ahead: jax.Array
     # `count` is the name that Optax's states have; it hides a method of tuple.
     count: jax.Array  # type: ignore[assignment]
-    anchor: Any
+    base: Any
     since: jax.Array
     start: jax.Array
     lower: jax.Array
@@ -66,13 +66,18 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
     must suit the curvature; `parabolic_sgd` measures it by the value at θ, one
     evaluation more.
 
+    After d/K steps from b, the next one starts at θ, and has the value that is free at
+    2θ − b, as far beyond θ as b lies behind. Where that is lower, the step after it
+    starts there and the next one tries a move twice as long; if not, b ← θ. So steps
+    that are short for the sake of other directions add up to a long one.
+
     Args:
       estimator: One that evaluates the parameters themselves and a point along each
         direction, such as `forward_difference` or `adaptive_difference`; best with the
         law `orthonormal`.
 
     Returns:
-      The estimator, of one evaluation more, with an `AcceleratedState`, which has two
+      The estimator, of one evaluation more, with an `AcceleratedState`, which has three
       trees like the parameters. Its value is that at θ; gradient and slope are those at
       the point ahead. The optimizer is to be `parabolic_sgd`, which starts its steps
       there; others do not, and take steps of another kind.
@@ -104,7 +109,9 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
       Fercoq & Richtárik, Accelerated, Parallel, and Proximal Coordinate Descent, SIAM
       J. Optim. 2015, algorithm 1, <https://arxiv.org/abs/1312.5799>; restarted by the
       gradient as in O'Donoghue & Candès, Adaptive Restart for Accelerated Gradient
-      Schemes, 2015, <https://arxiv.org/abs/1204.3982>.
+      Schemes, 2015, <https://arxiv.org/abs/1204.3982>. Pattern moves: Hooke & Jeeves,
+      "Direct Search" Solution of Numerical and Statistical Problems, J. ACM 1961,
+      <https://doi.org/10.1145/321062.321069>.
     """
     check_estimator(estimator)
 
@@ -116,7 +123,7 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
             share=jnp.zeros((), widest(params)),
             value_ahead=jnp.full((), jnp.inf, widest(params)),
             count=jnp.zeros((), jnp.int32),
-            anchor=jax.tree.map(lambda p: jnp.array(_wide(p)), params),
+            base=jax.tree.map(lambda p: jnp.array(_wide(p)), params),
             since=jnp.zeros((), jnp.int32),
             start=jnp.full((), _AHEAD, jnp.int32),
             lower=jnp.zeros((), jnp.bool_),
@@ -131,7 +138,7 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
             lambda x: jnp.concatenate([x[:1], x]), there.directions
         )
         scales = jnp.concatenate([jnp.zeros_like(there.scales[:1]), there.scales])
-        # In a trial it alone is ahead, and the directions begin at the parameters.
+        # In a trial it alone is away from θ, where the directions begin.
         others = jnp.where(state.start == _TRIAL, 0, 1).astype(scales.dtype)
         shifts = jnp.full_like(scales, others).at[0].set(1)
         ahead = _ahead(params, state)
@@ -142,8 +149,8 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
     ) -> tuple[Estimate, AcceleratedState]:
         state = _followed(params, state, len(points.scales) - 1)
         tries = state.start == _TRIAL
-        value, farther = values[0], values[1]
-        value_ahead = jnp.where(tries, value, farther)
+        value, away = values[0], values[1]
+        value_ahead = jnp.where(tries, value, away)
         there = dataclasses.replace(
             points,
             directions=jax.tree.map(lambda x: x[1:], points.directions),
@@ -155,7 +162,7 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
         at = shifted(params, ahead, jnp.ones((), state.share.dtype))
         around = jnp.concatenate([value_ahead[None], values[2:]])
         estimate, after = estimator.reduce(there, around, at, state.estimator)
-        other = jnp.where(tries, farther, value)
+        other = jnp.where(tries, away, value)
         estimate = estimate._replace(
             value=value,
             num_values=estimate.num_values + jnp.isfinite(other).astype(jnp.int32),
@@ -166,15 +173,15 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
         latest = value_ahead.astype(state.value_ahead.dtype)
         drops = (value_ahead > value) & (latest > state.value_ahead)
         drops |= ~jnp.isfinite(value_ahead)
-        lower = tries & (farther < value)
+        lower = tries & (away < value)
         ends = tries & ~lower
         return estimate, state._replace(
             estimator=after,
             share=jnp.where(drops, 0, state.share),
             value_ahead=latest,
             count=optax.safe_increment(state.count),
-            anchor=jax.tree.map(
-                lambda a, p: jnp.where(ends, _wide(p), a), state.anchor, params
+            base=jax.tree.map(
+                lambda b, p: jnp.where(ends, _wide(p), b), state.base, params
             ),
             since=jnp.where(ends, 0, optax.safe_increment(state.since)),
             lower=lower,
@@ -204,9 +211,9 @@ def _followed(
     first = jnp.asarray(min(1.0, num_directions / size), dtype)
     whole = jax.tree.map(lambda p, old: _wide(p) - _wide(old), params, state.previous)
     step = jax.tree.map(lambda s, w: s - w, whole, _ahead(state.previous, state))
-    # Steps begin at the parameters in a trial, and where one is taken back instead.
+    # Steps start at the parameters in a trial, and where one is taken back instead.
     back = product(step, step, dtype) > product(whole, whole, dtype)
-    stays = (state.start == _TRIAL) | (state.start == _FARTHER) & back
+    stays = (state.start == _TRIAL) | (state.start == _MOVED) & back
     step = jax.tree.map(lambda s, w: jnp.where(stays, w, s), step, whole)
     along = jnp.where(
         state.start == _AHEAD, product(step, whole, dtype), product(step, step, dtype)
@@ -224,7 +231,7 @@ def _followed(
     following = (jnp.sqrt(share**4 + 4 * share**2) - share**2) / 2
     share = jnp.where(new, 0, jnp.where(forth, following, first))
     due = state.since.astype(dtype) * num_directions >= size
-    start = jnp.where(state.lower, _FARTHER, jnp.where(due, _TRIAL, _AHEAD))
+    start = jnp.where(state.lower, _MOVED, jnp.where(due, _TRIAL, _AHEAD))
     return state._replace(
         previous=params,
         momentum=momentum,
@@ -234,14 +241,14 @@ def _followed(
 
 
 def _ahead(params: Any, state: AcceleratedState) -> Any:
-    """What is between the parameters and the point ahead, or the one that is tried."""
+    """What is between the parameters and the point ahead, or the end of a move."""
     return jax.tree.map(
-        lambda p, v, a: jnp.where(
-            state.start == _AHEAD, state.share.astype(v.dtype) * v, _wide(p) - a
+        lambda p, v, b: jnp.where(
+            state.start == _AHEAD, state.share.astype(v.dtype) * v, _wide(p) - b
         ),
         params,
         state.momentum,
-        state.anchor,
+        state.base,
     )
 
 

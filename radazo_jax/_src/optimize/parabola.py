@@ -276,7 +276,9 @@ def _adapted(
     seen = finite & (jnp.maximum(abs(fall), abs(rise)) > rounding)
     # A step that parameters of low precision rounded away changes nothing.
     seen &= value != state.value
-    known = jnp.where(state.searching, abs(fall), state.curvature * square)
+    # Where steps could not be seen, their size has grown beyond what is known.
+    expected = jnp.minimum(state.curvature, abs(state.slope) / state.step_size)
+    known = jnp.where(state.searching, abs(fall), expected * square)
     surprising = rise > _SURPRISE * (known + state.noise)
     above = value > state.first + _SURPRISE * state.noise
     upward = seen & (rise > 2 * fall) & (surprising | above)
