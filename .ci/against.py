@@ -1,0 +1,168 @@
+"""Times steps of the package beside those of another revision, in one process.
+
+The other revision is taken from git under another name. Both take the steps of
+`examples/benchmarks/step_time.py` and `layer_time.py` by turns, so that what else the
+machine does hits both alike; a ratio above 1 says that this tree is slower.
+
+    python .ci/against.py fc4a317
+"""
+
+import argparse
+import contextlib
+import importlib
+import io
+import json
+import pathlib
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from statistics import median
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from tabulate import tabulate
+
+import radazo_jax
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from examples.benchmarks import layer_time, step_time
+from examples.benchmarks.timing import Loss, Step, key_of, scanned
+from radazo_jax.testing import rosenbrock
+
+_NAME = "radazo_jax_then"
+
+
+@contextlib.contextmanager
+def package_at(revision: str) -> Iterator[ModuleType]:
+    """The package as it was, imported under another name."""
+    archive = subprocess.run(
+        ["git", "archive", revision, "radazo_jax"], check=True, capture_output=True
+    ).stdout
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+            files.extractall(folder, filter="data")
+        root = pathlib.Path(folder, "radazo_jax").rename(pathlib.Path(folder, _NAME))
+        for path in root.rglob("*.py"):
+            path.write_text(path.read_text().replace("radazo_jax", _NAME))
+        sys.path.insert(0, folder)
+        yield importlib.import_module(_NAME)
+
+
+def step_of(zo: ModuleType, loss: Loss, estimator: Any, rate: float) -> Step:
+    """A whole R-AdaZO step by what both revisions have."""
+    value_and_grad, optimizer = zo.value_and_grad(loss, estimator), zo.radazo(rate)
+
+    def step(carry: Any, i: jax.Array) -> Any:
+        params, state = carry
+        _, gradient = value_and_grad(key_of(i), params)
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return step
+
+
+class Case(NamedTuple):
+    """What is timed: a step, where it starts, and how many steps a run has."""
+
+    name: str
+    step: Step
+    start: Any
+    count: int
+
+
+def cases(zo: ModuleType) -> Iterator[Case]:
+    """The steps of both benchmarks, by a revision of the package."""
+    rate = step_time.LEARNING_RATE
+    for dimension in step_time.DIMENSIONS:
+        x = jnp.full((dimension,), 0.5)
+        for name in step_time.ESTIMATORS:
+            for law in step_time.MEASURED:
+                k = step_time.POPULATION // (2 if name == "central" else 1)
+                make = getattr(zo, f"{name}_difference")
+                estimator = make(getattr(zo, law)(), k, step_time.SMOOTHING)
+                step = step_of(zo, rosenbrock, estimator, rate)
+                count = max(20, min(2000, 20_000_000 // dimension))
+                start = (x, zo.radazo(rate).init(x))
+                yield Case(f"{dimension:,} {name} {law}", step, start, count)
+    for work_name, make in layer_time.WORKS.items():
+        work = make()
+        for law in layer_time.MEASURED:
+            estimator = zo.forward_difference(
+                getattr(zo, law)(), layer_time.NUM_DIRECTIONS, layer_time.SMOOTHING
+            )
+
+            def loss(params: Any, work: layer_time.Work = work) -> jax.Array:
+                return work.loss(params, work.x)
+
+            step = step_of(zo, loss, estimator, layer_time.LEARNING_RATE)
+            start = (work.params, zo.radazo(rate).init(work.params))
+            yield Case(f"{work_name} {law}", step, start, work.num_steps)
+
+
+def seconds_to_compile(step: Step, start: Any) -> float:
+    """One step traced and compiled anew."""
+    jax.clear_caches()
+    begin = time.perf_counter()
+    jax.jit(step).lower(start, jnp.uint32(0)).compile()
+    return time.perf_counter() - begin
+
+
+def timed(run: Any) -> float:
+    """The seconds that a run takes."""
+    begin = time.perf_counter()
+    jax.block_until_ready(run())
+    return time.perf_counter() - begin
+
+
+def compared(now: Case, then: Case, repeats: int) -> dict[str, float]:
+    """Microseconds a step and seconds to compile it, and their ratios."""
+    pair = now, then
+    compiling = [
+        [seconds_to_compile(case.step, case.start) for case in pair]
+        for _ in range(repeats)
+    ]
+    runs = [scanned(case.step, case.start, case.count) for case in pair]
+    for run in runs:
+        timed(run)
+    running = []
+    for turn in range(repeats):
+        order = (0, 1) if turn % 2 else (1, 0)
+        seconds = {i: timed(runs[i]) for i in order}
+        running.append([seconds[0], seconds[1]])
+    return {
+        "step_us": 1e6 * median(row[0] for row in running) / now.count,
+        "now/then": median(a / b for a, b in running),
+        "compile_s": median(row[0] for row in compiling),
+        "compile now/then": median(a / b for a, b in compiling),
+    }
+
+
+def main() -> None:
+    """Prints a row for each step, and all of them at the end."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("revision", help="of git, in which the package has its names")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--only", default="", help="a part of the names of cases")
+    parser.add_argument("--output", type=pathlib.Path, help="a JSON file")
+    args = parser.parse_args()
+    rows = []
+    with package_at(args.revision) as before:
+        for now, then in zip(cases(radazo_jax), cases(before), strict=True):
+            if args.only in now.name:
+                row = {"step": now.name} | compared(now, then, args.repeats)
+                rows.append(row)
+                print(tabulate([row], tablefmt="plain", floatfmt=".3f"), flush=True)
+    print(tabulate(rows, headers="keys", floatfmt=".3f"))
+    if args.output:
+        args.output.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
