@@ -1,4 +1,4 @@
-"""Nesterov's momentum over random subspaces, against the recursion in NumPy."""
+"""Momentum over random subspaces and pattern moves, against the recursion in NumPy."""
 
 import functools
 
@@ -56,37 +56,59 @@ def run(steps, size, dtype="float64"):
     return found
 
 
-@pytest.mark.parametrize(("size", "drops"), [(1e-4, False), (3e-2, True)])
-def test_is_the_recursion_of_fercoq_and_richtarik(size, drops):
-    """Algorithm 1 with τ = K of n = d, and both restarts, in float64 NumPy."""
+@pytest.mark.parametrize(("size", "smooth"), [(1e-4, True), (3e-2, False)])
+def test_is_the_recursion_of_fercoq_and_richtarik(size, smooth):
+    """Algorithm 1 with τ = K of n = d, both restarts and pattern moves, in NumPy."""
     first = share = DIRECTIONS / DIMENSION
-    momentum, before, dropped = None, np.inf, 0
+    momentum = base = None
+    before, since, lower = np.inf, 0, False
+    dropped = moved = refused = 0
     with jax.enable_x64(True):
         found = run(25, size)
-        for t, (params, at, values, estimate) in enumerate(found):
+        for t, (params, at, values, estimate) in enumerate(found[:-1]):
             params, at, values = (np.asarray(x) for x in (params, at, values))
-            momentum = params if momentum is None else momentum
-            new = t * DIRECTIONS < DIMENSION  # The first pass is without momentum.
-            ahead = params + share * (momentum - params)
+            if t == 0:
+                momentum = base = params
+            tries = not lower and since * DIRECTIONS >= DIMENSION
+            beyond = 2 * params - base
+            if lower:
+                start = beyond
+            else:
+                start = params if tries else params + share * (momentum - params)
             np.testing.assert_allclose(at[0], params, rtol=1e-15)
-            np.testing.assert_allclose(at[1], ahead, rtol=1e-12, atol=1e-14)
-            np.testing.assert_allclose(params + estimate.ahead, ahead, rtol=1e-12)
-            assert estimate.value == values[0] and estimate.value_ahead == values[1]
+            away = beyond if tries else start
+            np.testing.assert_allclose(at[1], away, rtol=1e-12, atol=1e-14)
+            np.testing.assert_allclose(abs(at[2:] - start).max(), 1e-4, rtol=0.5)
+            spoiled = lower and values[1] >= values[0]
+            if spoiled:
+                start = params
+                assert not estimate.gradient.any() and estimate.slope == 0
+            np.testing.assert_allclose(params + estimate.ahead, start, rtol=1e-12)
+            assert estimate.value == values[0]
+            assert estimate.value_ahead == values[0 if tries or spoiled else 1]
             assert estimate.num_values == DIRECTIONS + 2
-            following = np.asarray(found[t + 1][0]) if t + 1 < len(found) else None
-            if following is None:
-                break
-            step = following - ahead
-            drop = values[1] > values[0] and values[1] > before
-            before = values[1]
-            if new:
+            following = np.asarray(found[t + 1][0])
+            step = following - start
+            drop = estimate.value_ahead > values[0] and estimate.value_ahead > before
+            before = float(estimate.value_ahead)
+            against = not (tries or lower) and step @ (following - params) <= 0
+            against |= spoiled
+            if t * DIRECTIONS < DIMENSION:  # The first pass is without momentum.
                 momentum, share = following, first
-            elif drop or step @ (following - params) <= 0:
+            elif drop or against:
                 momentum, share, dropped = following, first, dropped + 1
             else:
                 momentum = momentum + first / share * step
+                momentum += (beyond - params) * lower
                 share = (np.sqrt(share**4 + 4 * share**2) - share**2) / 2
-    assert (dropped > 0) == drops
+            moved += lower and not spoiled
+            refused += spoiled
+            lower = tries and values[1] < values[0]
+            since += 1
+            if (tries and not lower) or spoiled:
+                base, since = params, 0
+    # Short steps go the same way for long, long ones neither on nor along a line.
+    assert [n > 0 for n in (moved, dropped, refused)] == [smooth, *2 * [not smooth]]
 
 
 def test_the_gradient_is_that_of_the_estimator_ahead():

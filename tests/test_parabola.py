@@ -126,6 +126,23 @@ def test_a_step_to_nothing_is_taken_back():
     assert np.isfinite(values[2:]).all() and loss(x) < 0.1
 
 
+def test_a_step_that_grew_unseen_is_taken_back():
+    """The curvature is the known one, 1, and the size ten times its inverse."""
+    tx = zo.scale_by_parabolic_step(initial_step_size=1.0)
+    x = jnp.zeros(1)
+    given = {"params": x, "slope": 900.0}
+    _, state = tx.update(-30 * jnp.ones(1), tx.init(x), value=1000.0, **given)
+    given["slope"] = 1.0
+    for _ in range(11):
+        updates, state = tx.update(-jnp.ones(1), state, value=550.0, **given)
+    size = float(state.step_size)
+    assert 5 < size < 20
+    value = 550 - size + size**2 / 2
+    back, after = tx.update(-jnp.ones(1), state, value=value, **given)
+    np.testing.assert_array_equal(back, -updates)
+    np.testing.assert_allclose(after.step_size, 1.0, rtol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("value", "slope"), [(np.nan, 1.0), (np.inf, 1.0), (1.0, np.nan), (1.0, 0.0)]
 )

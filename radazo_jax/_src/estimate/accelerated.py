@@ -68,7 +68,8 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
 
     After d/K steps from b, the next one starts at θ, and has the value that is free at
     2θ − b, as far beyond θ as b lies behind. Where that is lower, the step after it
-    starts there and the next one tries a move twice as long; if not, b ← θ. So steps
+    starts there, if it still is, and the next one tries a move twice as long; if not,
+    b ← θ. So steps
     that are short for the sake of other directions add up to a long one.
 
     Args:
@@ -150,7 +151,8 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
         state = _followed(params, state, len(points.scales) - 1)
         tries = state.start == _TRIAL
         value, away = values[0], values[1]
-        value_ahead = jnp.where(tries, value, away)
+        # Where the step before spoiled a move, neither it nor one from there is made.
+        spoiled = (state.start == _MOVED) & ~(away < value)
         there = dataclasses.replace(
             points,
             directions=jax.tree.map(lambda x: x[1:], points.directions),
@@ -158,15 +160,18 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
             shift=None,
             shifts=None,
         )
-        ahead = jax.tree.map(lambda w: jnp.where(tries, 0, w), _ahead(params, state))
+        ahead = _unless(tries, _ahead(params, state))
         at = shifted(params, ahead, jnp.ones((), state.share.dtype))
-        around = jnp.concatenate([value_ahead[None], values[2:]])
+        around = values[1:].at[0].set(jnp.where(tries, value, away))
         estimate, after = estimator.reduce(there, around, at, state.estimator)
         other = jnp.where(tries, away, value)
+        value_ahead = jnp.where(tries | spoiled, value, away)
         estimate = estimate._replace(
             value=value,
+            gradient=_unless(spoiled, estimate.gradient),
+            slope=_unless(spoiled, estimate.slope),
             num_values=estimate.num_values + jnp.isfinite(other).astype(jnp.int32),
-            ahead=ahead,
+            ahead=_unless(spoiled, ahead),
             value_ahead=value_ahead,
         )
         # Where the loss ahead is higher and rises, or is none, the momentum is dropped.
@@ -174,7 +179,7 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
         drops = (value_ahead > value) & (latest > state.value_ahead)
         drops |= ~jnp.isfinite(value_ahead)
         lower = tries & (away < value)
-        ends = tries & ~lower
+        ends = spoiled | (tries & ~lower)
         return estimate, state._replace(
             estimator=after,
             share=jnp.where(drops, 0, state.share),
@@ -250,6 +255,11 @@ def _ahead(params: Any, state: AcceleratedState) -> Any:
         state.momentum,
         state.base,
     )
+
+
+def _unless(condition: jax.Array, tree: Any) -> Any:
+    """The tree, or zeros."""
+    return jax.tree.map(lambda x: jnp.where(condition, 0, x), tree)
 
 
 def _wide(x: jax.Array) -> jax.Array:
