@@ -234,21 +234,25 @@ def test_untuned_is_first_of_what_is_not_tuned_up_to_ten(recorded, other, budget
     assert shares[0] > shares[1]
 
 
-def test_lbfgs_is_ahead_for_a_while_by_two_targets_in_a_hundred(recorded):
+def test_lbfgs_is_ahead_for_a_while_by_two_targets(recorded):
     every = report.runs(recorded["rows"], _DETERMINISTIC)
     ours, others = every[report.UNTUNED], every["SciPy L-BFGS-B"]
     assert ours.names == others.names
-    behind = others.shares([17, 20, 25, 27]) - ours.shares([17, 20, 25, 27])
-    assert (behind > 0).all() and (behind < 0.02).all()
-    assert ours.shares([30]) > others.shares([30])
+    budgets = np.arange(1.5, 30.25, 0.25)
+    targets = others.evaluations.size
+    behind = np.rint(targets * (others.shares(budgets) - ours.shares(budgets)))
+    between = (budgets > 21) & (budgets < 24.75)
+    assert set(behind[between]) == {1, 2}
+    assert (behind[~between] <= 0).all()
+    assert (behind[(budgets <= 20) | (budgets >= 26)] < 0).all()
 
 
 def test_momentum_costs_little_at_first_and_pays_later(recorded):
     every = report.runs(recorded["rows"], _DETERMINISTIC)
     ours, plain = every[report.UNTUNED], every["radazo_jax, not accelerated"]
     assert ours.names == plain.names
-    lost = plain.shares([1.5, 2, 3, 5, 6]) - ours.shares([1.5, 2, 3, 5, 6])
-    assert (lost > 0).all() and (lost < 0.03).all()
+    lost = plain.shares([1.5, 2, 3, 4, 6]) - ours.shares([1.5, 2, 3, 4, 6])
+    assert (lost > 0).all() and (lost < 0.025).all()
     later = range(7, 31)
     assert (ours.shares(later) > plain.shares(later)).all()
     assert ours.shares([30]) > plain.shares([30]) + 0.05
@@ -263,18 +267,17 @@ def test_untuned_needs_less_than_half_of_tuned_zo_adamm(recorded):
 
 def test_noise_is_where_cma_is_first(recorded):
     every = report.runs(recorded["rows"], ["Noisy"])
-    assert np.isfinite(every[report.UNTUNED].evaluations).sum() == 1
+    assert np.isfinite(every[report.UNTUNED].evaluations).sum() == 3
     shares = {name: found.shares([30])[0] for name, found in every.items()}
     assert max(shares, key=shares.get).split(",")[0].endswith("CMA")
 
 
-def test_what_diverges_is_where_the_page_says():
+def test_nothing_diverges():
     content = read(_RECORDS / "robust.json")
     assert {row["dtype"] for row in content["rows"]} == {"float32", "float64"}
     assert len(content["rows"]) == 576
-    (bad,) = [row for row in content["rows"] if row["diverged"]]
-    assert (bad["problem"], bad["dtype"]) == ("f1", "float64")
-    assert bad["harm"] == "curvature × 10⁴ on the way"
+    assert not any(row["diverged"] or row["error"] for row in content["rows"])
+    assert max(row["last"] for row in content["rows"]) < 1.2
 
 
 # The rule behind other estimators: what docs/methods.md says.
