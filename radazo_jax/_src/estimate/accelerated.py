@@ -66,11 +66,11 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
     must suit the curvature; `parabolic_sgd` measures it by the value at θ, one
     evaluation more.
 
-    After d/K steps from b, the next one starts at θ, and has the value that is free at
-    2θ − b, as far beyond θ as b lies behind. Where that is lower, the step after it
-    starts there, if it still is, and the next one tries a move twice as long; if not,
-    b ← θ. So steps
-    that are short for the sake of other directions add up to a long one.
+    After d/K steps from b the next one starts at θ, and in place of the value ahead,
+    that at 2θ − b is taken, as far beyond θ as b lies behind. Where it is lower, the
+    step after that starts there, unless the loss is higher by then, and the next one
+    tries twice as far; else b ← θ. So steps that are short for the sake of other
+    directions add up to a long one.
 
     Args:
       estimator: One that evaluates the parameters themselves and a point along each
