@@ -153,8 +153,9 @@ class Signs(_Elementwise):
 
     def values(self) -> jax.Array:
         bits = self.words[:, None] >> jnp.arange(32, dtype=jnp.uint32)[None, :]
-        signed = sign(bits, self.magnitude).reshape(-1)
-        return signed[: math.prod(self.shape)].reshape(self.shape)
+        bits = bits.reshape(-1)[: math.prod(self.shape)]
+        # XLA moves what only reshapes into loops, where it is in the way.
+        return sign(bits.reshape(self.shape), self.magnitude)
 
 
 def sign(word: jax.Array, magnitude: float = 1.0) -> jax.Array:
