@@ -52,7 +52,10 @@ def package_at(revision: str) -> Iterator[ModuleType]:
         for path in root.rglob("*.py"):
             path.write_text(path.read_text().replace("radazo_jax", _NAME))
         sys.path.insert(0, folder)
-        yield importlib.import_module(_NAME)
+        try:
+            yield importlib.import_module(_NAME)
+        finally:
+            sys.path.remove(folder)
 
 
 def step_of(zo: ModuleType, loss: Loss, estimator: Any, rate: float) -> Step:

@@ -225,9 +225,11 @@ def _followed(
     )
     forth = (share > 0) & (along > 0)
     kept = jnp.where(state.start == _AHEAD, 1 - share, 1)
-    kept, gain = (jnp.where(forth, x, 0) for x in (kept, first / share - 1))
+    gain = first / share - 1
     momentum = jax.tree.map(
-        lambda v, s: kept.astype(v.dtype) * v + gain.astype(v.dtype) * s,
+        lambda v, s: jnp.where(
+            forth, kept.astype(v.dtype) * v + gain.astype(v.dtype) * s, 0
+        ),
         state.momentum,
         step,
     )
