@@ -79,7 +79,7 @@ def test_is_the_recursion_of_fercoq_and_richtarik(size, smooth):
             away = beyond if tries else start
             np.testing.assert_allclose(at[1], away, rtol=1e-12, atol=1e-14)
             np.testing.assert_allclose(abs(at[2:] - start).max(), 1e-4, rtol=0.5)
-            spoiled = lower and values[1] >= values[0]
+            spoiled = lower and values[1] >= before
             if spoiled:
                 start = params
                 assert not estimate.gradient.any() and estimate.slope == 0

