@@ -9,7 +9,7 @@ import optax
 
 from radazo_jax._src.estimate.estimator import GradientEstimator, check_estimator
 from radazo_jax._src.estimate.points import Estimate, Points, shifted
-from radazo_jax._src.trees import at_least_float32, product, widest
+from radazo_jax._src.trees import at_least_float32, product, wide_zeros, widest
 
 # Where a step starts: ahead by the momentum; at the parameters, while the end of a
 # pattern move is tried; or at that end.
@@ -120,7 +120,7 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
         return AcceleratedState(
             estimator=estimator.init(params),
             previous=jax.tree.map(jnp.array, params),
-            momentum=jax.tree.map(lambda p: jnp.zeros_like(_wide(p)), params),
+            momentum=wide_zeros(params),
             share=jnp.zeros((), widest(params)),
             value_ahead=jnp.full((), jnp.inf, widest(params)),
             count=jnp.zeros((), jnp.int32),
