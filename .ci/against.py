@@ -91,7 +91,7 @@ def cases(zo: ModuleType) -> Iterator[Case]:
                 make = getattr(zo, f"{name}_difference")
                 estimator = make(getattr(zo, law)(), k, step_time.SMOOTHING)
                 step = step_of(zo, rosenbrock, estimator, rate)
-                count = max(20, min(2000, 20_000_000 // dimension))
+                count = step_time.steps_of_run(dimension)
                 start = (x, zo.radazo(rate).init(x))
                 yield Case(f"{dimension:,} {name} {law}", step, start, count)
     for work_name, make in layer_time.WORKS.items():

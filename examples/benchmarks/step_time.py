@@ -80,12 +80,16 @@ def perturbed_step(law: zo.Law, num_directions: int, central: bool) -> Step:
     return step
 
 
+def steps_of_run(dimension: int) -> int:
+    """How many steps a run has: so many that a first touch of memory does not count."""
+    return max(20, min(2000, 20_000_000 // dimension))
+
+
 def measure(dimension: int, name: str, repeats: int) -> list[dict[str, Any]]:
     """The rows of one estimator at one dimension."""
     central = name == "central"
     num_directions = POPULATION // 2 if central else POPULATION
-    # So many that the first touch of the memory does not count.
-    num_steps = max(20, min(2000, 20_000_000 // dimension))
+    num_steps = steps_of_run(dimension)
     x = jnp.full((dimension,), 0.5)
     start = (x, zo.radazo(LEARNING_RATE).init(x))
     num_evaluations = POPULATION if central else num_directions + 1
