@@ -19,7 +19,7 @@ def estimate_gradient_radazo(
     """A whole zeroth-order optimizer, which needs `value_fn` and no gradient."""
     # So many directions that its gradients in two dimensions are nearly those of a
     # first-order method, whose number of steps the tests give.
-    estimator = differences.central_difference(num_directions=32, smoothing=1e-3)
+    estimator = differences.central_difference(num_directions=128, smoothing=1e-3)
     return optax.chain(
         wrapper.estimate_gradient(estimator, key), aliases.radazo(learning_rate)
     )
@@ -73,7 +73,9 @@ OPTIMIZERS = [
 OPTIMIZERS_ALONE = [
     entry("radazo", learning_rate=3e-3),
     entry("zo_signsgd", learning_rate=1e-1),
-    entry(CHAIN, learning_rate=2e-3),
+    # With 2e-3 one in twelve of the last 10,000 steps in Rosenbrock's valley is further
+    # from the minimum than the tests allow, and rounding decides which.
+    entry(CHAIN, learning_rate=7e-4),
 ]
 WRAPPED = [
     {**entry("zo_sgd", learning_rate=rate), "wrapper_name": name, "wrapper_kwargs": kw}
