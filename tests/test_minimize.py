@@ -51,7 +51,7 @@ def test_tunes_nothing_where_nothing_is_named(scale):
         scaled,
         start,
         zo.parabolic_sgd(),
-        zo.accelerated(zo.adaptive_difference(zo.orthonormal())),
+        zo.accelerated(zo.adaptive_difference(zo.orthonormal(), 14)),  # K = √200.
         60,
         0,
         progress=False,

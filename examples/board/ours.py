@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from examples.board.oracle import Oracle
 from examples.board.problems import Problem
 
 DIRECTIONS = 10  # K, the default of the estimators.
+_MOST_DIRECTIONS = 32  # Of runs that name no estimator.
 _CHUNK = 64  # Steps between two looks at what was reached.
 
 FORWARD = zo.forward_difference(zo.sphere(), DIRECTIONS)
@@ -73,24 +75,35 @@ RADAZO = Compiled(
 )
 
 
+def directions(dimension: int) -> int:
+    """K of runs that name no estimator."""
+    return min(max(math.isqrt(dimension), DIRECTIONS), _MOST_DIRECTIONS)
+
+
 class Untuned(NamedTuple):
     """A method without a learning rate: compiled, where JAX can trace the function.
 
     Attributes:
-      each: Evaluations a step.
+      more: Evaluations a step, besides those of the directions.
       optimizer: An Optax transformation, or none.
-      estimator: An estimator, or none.
+      estimator: Made of K, or none.
     """
 
-    each: int
+    more: int
     optimizer: optax.GradientTransformation | None = None
-    estimator: zo.GradientEstimator | None = None
+    estimator: Callable[[int], zo.GradientEstimator | None] = lambda count: None
+
+    def each(self, dimension: int) -> int:
+        """Evaluations a step."""
+        return directions(dimension) + self.more
+
+    def estimator_for(self, dimension: int) -> zo.GradientEstimator | None:
+        """The estimator for so many parameters."""
+        return self.estimator(directions(dimension))
 
     def __call__(self, problem: Problem, oracle: Oracle, seed: int) -> None:
         if problem.traced is not None and not problem.noise:
-            run = Compiled(
-                lambda d: self.each, self.optimizer, lambda d: self.estimator
-            )
+            run = Compiled(self.each, self.optimizer, self.estimator_for)
             return run(problem, oracle, seed)
         # What stopped it is of no interest, and what it reached is known.
         with contextlib.suppress(zo.RunError):
@@ -98,8 +111,8 @@ class Untuned(NamedTuple):
                 oracle,
                 problem.start,
                 self.optimizer,
-                self.estimator,
-                num_steps=-(-oracle.budget // self.each),
+                self.estimator_for(problem.dimension),
+                num_steps=-(-oracle.budget // self.each(problem.dimension)),
                 key=seed,
                 batched=True,
                 progress=False,
@@ -107,13 +120,16 @@ class Untuned(NamedTuple):
             )
 
 
+# The same object at each call, so that runs compile once.
+@functools.cache
+def adaptive(count: int) -> zo.GradientEstimator:
+    """The estimator of what is not tuned."""
+    return zo.adaptive_difference(zo.orthonormal(), count)
+
+
 # Without optimizer and estimator, as `minimize` is called where nothing is to be tuned.
-DEFAULT = Untuned(DIRECTIONS + 2)
-PLAIN = Untuned(
-    DIRECTIONS + 1,
-    zo.parabolic_sgd(),
-    zo.adaptive_difference(zo.orthonormal(), DIRECTIONS),
-)
+DEFAULT = Untuned(2)
+PLAIN = Untuned(1, zo.parabolic_sgd(), adaptive)
 
 
 def sweep(

@@ -14,12 +14,15 @@ from radazo_jax._src.estimate.points import Estimate, Points, points_along
 from radazo_jax._src.estimate.spread import AxisName
 from radazo_jax._src.trees import widest
 
-# How the average over steps forgets.
+# How the averages over steps forget.
 _DECAY = 0.9
 
-# Where it is above this, curvature is seen. Of noise alone, even where all differences
-# of a step have the same, it has a standard deviation of 0.23.
-_SEEN = 0.4
+# Where the average share is above this, curvature would bias the estimate.
+_SEEN = 0.2
+
+# And it is curvature, not noise of f(θ), which all differences of a step have in
+# common, where it is this many standard errors of the average from 0.
+_STANDARD_ERRORS = 3 * ((1 - _DECAY) / (1 + _DECAY)) ** 0.5
 
 # How μ changes where curvature is seen, and where it is not.
 _SHORTER, _LONGER = 0.5, 1.05
@@ -37,11 +40,13 @@ class AdaptiveDifferenceState(NamedTuple):
       numbering: The numbers of the directions, `()` unless the law is `numbered`.
       smoothing: μ of the next step: shape ().
       curvature: The average share of curvature in the differences: shape ().
+      square: The average of the squares of the shares: shape ().
     """
 
     numbering: Any
     smoothing: jax.Array
     curvature: jax.Array
+    square: jax.Array
 
 
 def adaptive_difference(
@@ -56,13 +61,14 @@ def adaptive_difference(
     A forward difference f(θ + μu) − f(θ) is μ ⟨∇f, u⟩ + μ²/2 uᵀHu up to third order.
     Near a minimum the second part remains, and a run with a constant μ ends where it is
     as large as the first. Directions are symmetric, so that the first part, as noise of
-    the values, has mean 0. Where the differences of about ten steps have one sign,
+    the values, has mean 0. Where the differences of about ten steps have one sign, that
+    is, the average over t of
 
-        average over t of  meanₖ Δₜₖ / √meanₖ Δₜₖ²,    Δₜₖ = f(θₜ + μ uₖ) − f(θₜ)
+        shareₜ = meanₖ Δₜₖ / √meanₖ Δₜₖ²,    Δₜₖ = f(θₜ + μ uₖ) − f(θₜ)
 
-    beyond ±0.4, they are curvature, and μ is halved; otherwise it grows by 5 % a step,
-    at most to what it was at the start. Differences that rounding could make do not
-    shorten it.
+    is beyond ±0.2, and more than three standard errors from 0, they are curvature, and
+    μ is halved; otherwise it grows by 5 % a step, at most to what it was at the start.
+    Differences that rounding could make do not shorten it.
 
     Args:
       law: The law of the directions u.
@@ -102,7 +108,7 @@ def adaptive_difference(
     def init(params: Any) -> AdaptiveDifferenceState:
         zero = jnp.zeros((), widest(params))
         numbers = numbering.init_for(law)(params)
-        return AdaptiveDifferenceState(numbers, zero + smoothing, zero)
+        return AdaptiveDifferenceState(numbers, zero + smoothing, zero, zero)
 
     def points(key: jax.Array, params: Any, state: AdaptiveDifferenceState) -> Points:
         key, numbers = numbering.following(state.numbering, key, num_directions)
@@ -139,11 +145,14 @@ def _shortened(
     share = jnp.where(clear, jnp.sum(found) / count / rms, 0)
     share = share.astype(state.curvature.dtype)
     curvature = _DECAY * state.curvature + (1 - _DECAY) * share
-    seen = clear & (abs(curvature) > _SEEN)
+    square = _DECAY * state.square + (1 - _DECAY) * share**2
+    error = _STANDARD_ERRORS * jnp.sqrt(square)
+    seen = clear & (abs(curvature) > jnp.maximum(_SEEN, error))
     # The share of curvature is proportional to μ.
     return state._replace(
         smoothing=jnp.minimum(
             state.smoothing * jnp.where(seen, _SHORTER, _LONGER), longest
         ).astype(state.smoothing.dtype),
         curvature=jnp.where(seen, _SHORTER, 1) * curvature,
+        square=jnp.where(seen, _SHORTER**2, 1) * square,
     )

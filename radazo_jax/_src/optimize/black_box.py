@@ -145,7 +145,8 @@ def minimize_black_box(
     path = journal
     if not callable(fun):
         raise TypeError(f"fun must be a function of params; got {fun!r}.")
-    optimizer, estimator = method(optimizer, estimator, minibatches=False)
+    initial = params if state is None else state.params
+    optimizer, estimator = method(optimizer, estimator, initial, minibatches=False)
     checks.check_int_at_least("num_steps", num_steps, 1)
     checks.check_int_at_least("max_retries", max_retries, 0)
     policy = Policy.of(on_failure, max_failures)

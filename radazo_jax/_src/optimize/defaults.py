@@ -1,8 +1,11 @@
 """What runs take that name no optimizer or estimator: nothing is tuned."""
 
 import functools
+import math
 from typing import Any, NamedTuple
 
+import jax
+import numpy as np
 import optax
 
 from radazo_jax._src.directions.signs import orthonormal
@@ -14,6 +17,10 @@ from radazo_jax._src.optimize.aliases import parabolic_sgd
 from radazo_jax._src.optimize.minibatch import scale_by_minibatch_step
 from radazo_jax._src.optimize.step import check_run
 
+# Two of the K + 2 evaluations of a step are no directions. A cycle of d directions is
+# to have many steps all the same, and all K are evaluated together.
+_FEWEST, _MOST = 10, 32
+
 
 class Method(NamedTuple):
     """What steps are taken by."""
@@ -22,12 +29,13 @@ class Method(NamedTuple):
     estimator: GradientEstimator
 
 
-def method(optimizer: Any, estimator: Any, minibatches: bool) -> Method:
+def method(optimizer: Any, estimator: Any, params: Any, minibatches: bool) -> Method:
     """What the caller named, and the defaults in place of `None`.
 
     Args:
       optimizer: An Optax transformation; by default, one without a learning rate.
       estimator: An estimator; by default, one that draws without replacement.
+      params: The parameters, a tree of arrays.
       minibatches: Whether the loss is another in each step.
 
     Raises:
@@ -36,7 +44,9 @@ def method(optimizer: Any, estimator: Any, minibatches: bool) -> Method:
     if estimator is None:
         # The steps of a named optimizer may not start where an accelerated estimator
         # measures.
-        estimator = _estimator(minibatches, optimizer is None)
+        size = sum(np.size(leaf) for leaf in jax.tree.leaves(params))
+        count = min(max(math.isqrt(size), _FEWEST), _MOST)
+        estimator = _estimator(count, minibatches, optimizer is None)
     if optimizer is None:
         optimizer = _optimizer(minibatches)
     check_run(optimizer, estimator)
@@ -52,8 +62,8 @@ def _optimizer(minibatches: bool) -> optax.GradientTransformation:
 
 
 @functools.cache
-def _estimator(minibatches: bool, accelerates: bool) -> GradientEstimator:
+def _estimator(count: int, minibatches: bool, accelerates: bool) -> GradientEstimator:
     if minibatches:
         return forward_difference(orthonormal())
-    estimator = adaptive_difference(orthonormal())
+    estimator = adaptive_difference(orthonormal(), count)
     return accelerated(estimator) if accelerates else estimator

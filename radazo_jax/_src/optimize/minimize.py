@@ -76,9 +76,9 @@ def minimize(
         `grad`, `slope` (along `grad`) and `value_fn` as extra arguments, where it
         takes any. By default nothing is tuned: `parabolic_sgd()`, or descent by
         `scale_by_minibatch_step()` where `sample` is given.
-      estimator: An estimator; by default `adaptive_difference(orthonormal())`, which is
-        `accelerated` unless an optimizer is named, or for minibatches
-        `forward_difference(orthonormal())`.
+      estimator: An estimator; by default `adaptive_difference(orthonormal(), K)`, with
+        K = √d, but at least 10 and at most 32, which is `accelerated` unless an
+        optimizer is named, or for minibatches `forward_difference(orthonormal())`.
       num_steps: The number of steps in this call; with a journal, of the whole run.
       key: The key of the whole run; it is consumed.
       sample: `sample(key) -> xi` draws the random variable ξ of the loss, such as a
@@ -129,7 +129,8 @@ def minimize(
     """
     if not callable(fun):
         raise TypeError(f"fun must be a function of params; got {fun!r}.")
-    optimizer, estimator = method(optimizer, estimator, sample is not None)
+    initial = params if state is None else state.params
+    optimizer, estimator = method(optimizer, estimator, initial, sample is not None)
     checks.check_int_at_least("num_steps", num_steps, 1)
     if chunk_size is not None:
         checks.check_int_at_least("chunk_size", chunk_size, 1)
