@@ -20,9 +20,9 @@ _DECAY = 0.9
 # Where the average share is above this, curvature would bias the estimate.
 _SEEN = 0.2
 
-# And it is curvature, not noise of f(θ), which all differences of a step have in
-# common, where it is this many standard errors of the average from 0.
-_STANDARD_ERRORS = 3 * ((1 - _DECAY) / (1 + _DECAY)) ** 0.5
+# Noise of f(θ), which all differences of a step have in common, seldom takes it beyond
+# three standard errors, here per root mean square of the shares.
+_BEYOND_NOISE = 3 * ((1 - _DECAY) / (1 + _DECAY)) ** 0.5
 
 # How μ changes where curvature is seen, and where it is not.
 _SHORTER, _LONGER = 0.5, 1.05
@@ -146,8 +146,8 @@ def _shortened(
     share = share.astype(state.curvature.dtype)
     curvature = _DECAY * state.curvature + (1 - _DECAY) * share
     square = _DECAY * state.square + (1 - _DECAY) * share**2
-    error = _STANDARD_ERRORS * jnp.sqrt(square)
-    seen = clear & (abs(curvature) > jnp.maximum(_SEEN, error))
+    limit = jnp.maximum(_SEEN, _BEYOND_NOISE * jnp.sqrt(square))
+    seen = clear & (abs(curvature) > limit)
     # The share of curvature is proportional to μ.
     return state._replace(
         smoothing=jnp.minimum(

@@ -77,8 +77,9 @@ def minimize(
         takes any. By default nothing is tuned: `parabolic_sgd()`, or descent by
         `scale_by_minibatch_step()` where `sample` is given.
       estimator: An estimator; by default `adaptive_difference(orthonormal(), K)`, with
-        K = √d, but at least 10 and at most 32, which is `accelerated` unless an
-        optimizer is named, or for minibatches `forward_difference(orthonormal())`.
+        K = √d, but at least 10 and at most 32, all evaluated together. It is
+        `accelerated` unless an optimizer is named. For minibatches it is
+        `forward_difference(orthonormal())`.
       num_steps: The number of steps in this call; with a journal, of the whole run.
       key: The key of the whole run; it is consumed.
       sample: `sample(key) -> xi` draws the random variable ξ of the loss, such as a
