@@ -36,13 +36,13 @@ def test_follows_the_share_of_curvature():
     steps = draw.normal(size=(60, SIZE)) + np.repeat([1.0, 0.0, -2.0], 20)[:, None]
     smoothing, used, _ = after(steps)
     mu, average, square, expected = SMOOTHING, 0.0, 0.0, []
+    # The average of independent shares has the weights 0.1 · 0.9ᵗ.
+    error = np.sqrt(np.sum((0.1 * 0.9 ** np.arange(1000)) ** 2))
     for differences in steps:
         share = differences.mean() / np.sqrt((differences**2).mean())
         average = 0.9 * average + 0.1 * share
         square = 0.9 * square + 0.1 * share**2
-        # The average of independent shares varies by the weights 0.1 · 0.9ᵗ.
-        error = np.sqrt(square * np.sum((0.1 * 0.9 ** np.arange(1000)) ** 2))
-        if abs(average) > max(0.2, 3 * error):
+        if abs(average) > max(0.2, 3 * error * np.sqrt(square)):
             mu, average, square = mu / 2, average / 2, square / 4
         else:
             mu = min(1.05 * mu, SMOOTHING)

@@ -84,34 +84,25 @@ class Untuned(NamedTuple):
     """A method without a learning rate: compiled, where JAX can trace the function.
 
     Attributes:
-      more: Evaluations a step, besides those of the directions.
+      each: Evaluations a step, made of d.
       optimizer: An Optax transformation, or none.
-      estimator: Made of K, or none.
+      estimator: Made of d.
     """
 
-    more: int
+    each: Callable[[int], int]
     optimizer: optax.GradientTransformation | None = None
-    estimator: Callable[[int], zo.GradientEstimator | None] = lambda count: None
-
-    def each(self, dimension: int) -> int:
-        """Evaluations a step."""
-        return directions(dimension) + self.more
-
-    def estimator_for(self, dimension: int) -> zo.GradientEstimator | None:
-        """The estimator for so many parameters."""
-        return self.estimator(directions(dimension))
+    estimator: Callable[[int], zo.GradientEstimator | None] = lambda d: None
 
     def __call__(self, problem: Problem, oracle: Oracle, seed: int) -> None:
         if problem.traced is not None and not problem.noise:
-            run = Compiled(self.each, self.optimizer, self.estimator_for)
-            return run(problem, oracle, seed)
+            return Compiled(*self)(problem, oracle, seed)
         # What stopped it is of no interest, and what it reached is known.
         with contextlib.suppress(zo.RunError):
             zo.minimize_black_box(
                 oracle,
                 problem.start,
                 self.optimizer,
-                self.estimator_for(problem.dimension),
+                self.estimator(problem.dimension),
                 num_steps=-(-oracle.budget // self.each(problem.dimension)),
                 key=seed,
                 batched=True,
@@ -122,14 +113,14 @@ class Untuned(NamedTuple):
 
 # The same object at each call, so that runs compile once.
 @functools.cache
-def adaptive(count: int) -> zo.GradientEstimator:
+def adaptive(dimension: int) -> zo.GradientEstimator:
     """The estimator of what is not tuned."""
-    return zo.adaptive_difference(zo.orthonormal(), count)
+    return zo.adaptive_difference(zo.orthonormal(), directions(dimension))
 
 
 # Without optimizer and estimator, as `minimize` is called where nothing is to be tuned.
-DEFAULT = Untuned(2)
-PLAIN = Untuned(1, zo.parabolic_sgd(), adaptive)
+DEFAULT = Untuned(lambda d: directions(d) + 2)
+PLAIN = Untuned(lambda d: directions(d) + 1, zo.parabolic_sgd(), adaptive)
 
 
 def sweep(

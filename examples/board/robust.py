@@ -14,7 +14,7 @@ import optax
 
 import radazo_jax as zo
 from examples.board import problems
-from examples.board.ours import DEFAULT, adaptive, directions
+from examples.board.ours import DEFAULT, adaptive
 from examples.board.problems import Problem
 from examples.common.record import numbers
 
@@ -94,7 +94,7 @@ def run(problem: Problem, harm: Harm, dtype: str, seed: int) -> dict[str, Any]:
     rate = np.diff(harm.change(np.array([1 - 1e-6, 1])))[0] / 1e-6
     slope = rate**2 * problem.slope / unit**2
     size = harm.step * 1e-3 * (first / slope if slope else 1.0)
-    optimizer, estimator = _method(directions(problem.dimension))
+    optimizer, estimator = _method(problem.dimension)
     state = zo.ask_tell(optimizer, estimator).init(start, jax.random.key(seed)).run
     held = optax.tree_utils.tree_set(
         state.optimizer_state, step_size=np.asarray(size, dtype)
@@ -124,9 +124,11 @@ def run(problem: Problem, harm: Harm, dtype: str, seed: int) -> dict[str, Any]:
 
 
 @functools.cache
-def _method(count: int) -> tuple[optax.GradientTransformation, zo.GradientEstimator]:
+def _method(
+    dimension: int,
+) -> tuple[optax.GradientTransformation, zo.GradientEstimator]:
     """The method without tuning, with a first step that a state can hold."""
     return (
         zo.parabolic_sgd(initial_step_size=1.0),
-        zo.accelerated(adaptive(count)),
+        zo.accelerated(adaptive(dimension)),
     )
