@@ -213,7 +213,7 @@ def _followed(
 ) -> AcceleratedState:
     """The state after the step that led to `params`, or was not taken."""
     share, dtype = state.share, state.share.dtype
-    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    size = optax.tree.size(params)
     first = jnp.asarray(min(1.0, num_directions / size), dtype)
     whole = jax.tree.map(lambda p, old: _wide(p) - _wide(old), params, state.previous)
     step = jax.tree.map(lambda s, w: s - w, whole, _ahead(state.previous, state))

@@ -4,8 +4,6 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-import jax
-import numpy as np
 import optax
 
 from radazo_jax._src.directions.signs import orthonormal
@@ -44,8 +42,7 @@ def method(optimizer: Any, estimator: Any, params: Any, minibatches: bool) -> Me
     if estimator is None:
         # The steps of a named optimizer may not start where an accelerated estimator
         # measures.
-        size = sum(np.size(leaf) for leaf in jax.tree.leaves(params))
-        count = min(max(math.isqrt(size), _FEWEST), _MOST)
+        count = min(max(math.isqrt(optax.tree.size(params)), _FEWEST), _MOST)
         estimator = _estimator(count, minibatches, optimizer is None)
     if optimizer is None:
         optimizer = _optimizer(minibatches)
