@@ -72,9 +72,9 @@ DETERMINISTIC = {
         more=1,
     ),
 }
-# More evaluations: two in each of the first 40 steps, and in one of four later.
+# More evaluations: two in each of the first 40 steps, and in one of eight later.
 MINIBATCHES = {
-    label: Method(law, optimizer, more=0.5, at_first=60)
+    label: Method(law, optimizer, more=0.25, at_first=70)
     for label, law, optimizer in (
         ("SGD, independent", zo.sphere(), lambda: chain(zo.scale_by_minibatch_step())),
         (

@@ -9,23 +9,17 @@ import optax
 from jax import lax
 
 from radazo_jax._src import checks
-from radazo_jax._src.optimize.parabola import (
-    FIRST,
-    cosine,
-    init_scalar,
-    memory_of,
-    scaled,
-)
+from radazo_jax._src.optimize.parabola import FIRST, ROUNDING, init_scalar, scaled
 from radazo_jax._src.trees import product
 from radazo_jax._src.types import GradientTransformationExtraArgs
 
-# The first so many steps are measured all, and thereafter one in so many.
-_FIRST_STEPS, _EVERY = 40, 4
+# The first so many steps are measured each, and thereafter so many together.
+_FIRST_STEPS, _EVERY = 40, 8
 
 # How much a measurement changes log η, until one says that η is too large, and later.
 _FIRST_GAIN, _GAIN = 1.0, 0.2
 
-# A step is taken back that raises the loss of the next minibatch by more than this
+# Steps are taken back that raise the loss of the next minibatch by more than this
 # share, in the first steps and later.
 _FIRST_RAISED, _RAISED = 0.1, 0.5
 
@@ -41,25 +35,23 @@ class ScaleByMinibatchStepState(NamedTuple):
       count: The number of updates so far: int32, shape ().
       step_size: η of the latest step, 0 before the first: shape ().
       power: The average square of what is measured: shape ().
-      alignment: The average cosine of a step with the one before: shape ().
       searching: Whether no measurement has said yet that η is too large: bool,
         shape ().
-      pending: Whether the latest update is a step: bool, shape ().
-      update: The latest update, a tree like the parameters.
+      pending: Whether there are steps to be measured: bool, shape ().
+      moved: The sum of these steps, a tree like the parameters.
     """
 
     # `count` is the name that Optax's states have; it hides a method of tuple.
     count: jax.Array  # type: ignore[assignment]
     step_size: jax.Array
     power: jax.Array
-    alignment: jax.Array
     searching: jax.Array
     pending: jax.Array
-    update: optax.Updates
+    moved: optax.Updates
 
     @property
     def takes_back(self) -> bool:
-        """A step to where the loss is not finite is taken back by the next update."""
+        """Steps to where the loss is not finite are taken back by the next update."""
         return True
 
 
@@ -70,20 +62,21 @@ def scale_by_minibatch_step(
 
     On the minibatch that made it, a step looks better than it is: a step size from the
     values of one step, as that of `scale_by_parabolic_step`, diverges. Here the loss of
-    the next step, of another minibatch, is evaluated before the step and as far behind
-    it. With the value after the step that makes a parabola, of slope s and curvature h
-    along the step u. At the best η both are equal on average, where h is that of u and
-    not of a unit step, and
+    the next step, of another minibatch, is evaluated where the latest steps began and
+    as far behind that. With the value after them that makes a parabola, of slope s and
+    curvature h along the sum u of the steps. At the best η both are equal on average,
+    where h is that of u and not of a unit step, and
 
         log η ← log η + γ (s − h) / √average(s² + h²)
 
-    goes there. That takes two more evaluations in each of the first 40 steps, and in
-    one of four later; γ is 1 until h exceeds s, and then 0.2. A step that raises the
-    loss of the next minibatch by a tenth, by half after the first 40, or makes it
-    infinite, is taken back.
+    goes there. Each of the first 40 steps is measured, and then eight steps together,
+    by two evaluations more each time; γ is 1 until h exceeds |s|, and then 0.2. Where
+    rounding hides both, η grows. Steps that raise the loss of the next minibatch by a
+    tenth, by half after the first 40, or make it infinite, are taken back.
 
-    The η is best for the next step. A larger one, which gains less at first, may be
-    better in the end.
+    The η is best for eight steps: along one step noise would ask for a shorter one, for
+    what it spoils in directions of large curvature does not add up over steps. In the
+    end, a larger η may be better still.
 
     Like Optax's line searches it is the last of a chain and takes directions of
     descent: put `optax.scale(-1.0)` before it.
@@ -128,10 +121,9 @@ def scale_by_minibatch_step(
             count=jnp.zeros((), jnp.int32),
             step_size=zero,
             power=zero,
-            alignment=zero,
             searching=jnp.ones((), jnp.bool_),
             pending=jnp.zeros((), jnp.bool_),
-            update=jax.tree.map(jnp.zeros_like, params),
+            moved=jax.tree.map(jnp.zeros_like, params),
         )
 
     def update_fn(
@@ -150,24 +142,26 @@ def scale_by_minibatch_step(
                 f"does; got {params!r}, {value!r} and {value_fn!r}."
             )
         dtype = state.step_size.dtype
+        resolution = ROUNDING * float(jnp.finfo(jnp.result_type(value)).eps)
         value = jnp.asarray(value).astype(dtype)
         early = state.count < _FIRST_STEPS
         measured = state.pending & (early | (state.count % _EVERY == 0))
 
         def at(distance: float) -> jax.Array:
-            moved = scaled(jnp.asarray(distance, dtype), state.update)
-            return jnp.asarray(value_fn(optax.apply_updates(params, moved)), dtype)
+            shift = scaled(jnp.asarray(distance, dtype), state.moved)
+            return jnp.asarray(value_fn(optax.apply_updates(params, shift)), dtype)
 
         before, behind = lax.cond(
             measured, lambda: (at(-1.0), at(-2.0)), lambda: (value, value)
         )
         fall, rise = (behind - value) / 2, behind + value - 2 * before
-        wanted, there = memory_of(state.alignment, fall, rise)
-        now = wanted**2 + there**2
+        now = fall**2 + rise**2
         average = _DECAY * state.power + (1 - _DECAY) * now
         power = jnp.where(measured & jnp.isfinite(now), average, state.power)
-        error = (wanted - there) / jnp.sqrt(jnp.maximum(power, now))
+        error = (fall - rise) / jnp.sqrt(jnp.maximum(power, now))
         error = jnp.where(jnp.isfinite(error), error, -1)
+        seen = ~(jnp.maximum(abs(fall), abs(rise)) <= resolution * abs(before))
+        error = jnp.where(seen, error, 1)
         factor = jnp.exp(jnp.where(state.searching, _FIRST_GAIN, _GAIN) * error)
         share = jnp.where(early, _FIRST_RAISED, _RAISED)
         raised = measured & (value - before > share * abs(before))
@@ -185,18 +179,22 @@ def scale_by_minibatch_step(
         step = jax.tree.map(
             lambda new, old: jnp.where(back, -old, jnp.where(goes, new, 0)),
             scaled(size, updates),
-            state.update,
+            state.moved,
         )
-        between = cosine(updates, state.update, dtype)
-        aligned = _DECAY * state.alignment + (1 - _DECAY) * between
+        # What was measured or taken back is not measured again.
+        kept = state.pending & ~measured & ~back
         new_state = ScaleByMinibatchStepState(
             count=optax.safe_increment(state.count),
             step_size=jnp.where(goes | back, size, state.step_size),
-            power=power,
-            alignment=jnp.where(state.pending & ~back, aligned, state.alignment),
-            searching=state.searching & ~(measured & (error < 0)) & ~back,
-            pending=goes,
-            update=step,
+            # Where the scale was wrong, what was averaged says nothing.
+            power=jnp.where(back, 0, power),
+            searching=state.searching & ~(measured & seen & (rise > abs(fall))) & ~back,
+            pending=goes | kept,
+            moved=jax.tree.map(
+                lambda s, old: jnp.where(back, 0, s) + jnp.where(kept, old, 0),
+                step,
+                state.moved,
+            ),
         )
         return step, new_state
 

@@ -14,7 +14,7 @@ from radazo_jax._src.types import GradientTransformationExtraArgs
 FIRST = 1e-3
 
 # What is below this many units of rounding of the loss is not measured, but rounding.
-_ROUNDING = 32
+ROUNDING = 32
 
 # A step that goes up is taken back where its curvature is so many times the known one.
 _SURPRISE = 4.0
@@ -199,7 +199,7 @@ def scale_by_parabolic_step(
                     f"{name} must be passed to update, as minimize does; got None."
                 )
         dtype = state.step_size.dtype
-        resolution = _ROUNDING * float(jnp.finfo(jnp.result_type(value)).eps)
+        resolution = ROUNDING * float(jnp.finfo(jnp.result_type(value)).eps)
         value, rate = (jnp.asarray(x).astype(dtype) for x in (value, decay))
 
         # The parameters are those of the latest value, unless a step was taken.
