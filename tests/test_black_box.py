@@ -18,6 +18,7 @@ from tables import slow
 from workers import CENTER
 
 import radazo_jax as zo
+from radazo_jax._src.estimate.outside import outside
 from radazo_jax._src.optimize import ask_tell
 
 START = np.zeros(6, np.float32)
@@ -240,6 +241,48 @@ def test_compiled_runs_drop_and_skip_alike():
     outside = run(sometimes)
     assert outside.state.failures.evaluations > 0
     assert_same(outside.state, compiled.state)
+
+
+def test_a_point_that_a_step_has_twice_is_evaluated_once():
+    """At first nothing lies ahead: the point there is θ, as in a run that has both."""
+    calls, values = [], []
+
+    def fun(x):
+        calls.append(None)
+        return float(np.sum((x - 1) ** 2))
+
+    def see(state, found):
+        values.append(found)
+
+    estimator = zo.accelerated(zo.forward_difference(zo.orthonormal(), 4))
+    result = zo.minimize_black_box(
+        fun,
+        np.zeros(12, np.float32),
+        zo.parabolic_sgd(),
+        estimator,
+        8,
+        progress=False,
+        callback=see,
+    )
+    steps = np.array(values)
+    assert steps.shape == (8, 6)
+    assert result.num_evaluations == 48
+    # In each of the first three steps all directions are new.
+    twice = steps[:, 0] == steps[:, 1]
+    assert twice[:3].all() and not twice.all()
+    assert len(calls) == 48 - np.sum(twice)
+
+
+def test_a_failure_is_that_of_all_points_that_are_the_same():
+    def fun(x):
+        if np.allclose(x, 0):
+            raise ValueError("not here")
+        return float(np.sum(x))
+
+    with outside(fun, None) as evaluate:
+        found = evaluate(np.array([[0.0], [0.0], [1.0]]), 3)
+    np.testing.assert_array_equal(found.values, [np.nan, np.nan, 1.0])
+    assert found.failures == dict.fromkeys((0, 1), "ValueError: not here")
 
 
 def test_retries_evaluate_the_same_point_again(reference):

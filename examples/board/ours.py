@@ -96,16 +96,16 @@ class Untuned(NamedTuple):
     def __call__(self, problem: Problem, oracle: Oracle, seed: int) -> None:
         if problem.traced is not None and not problem.noise:
             return Compiled(*self)(problem, oracle, seed)
-        # What stopped it is of no interest, and what it reached is known.
+        # What stopped it is of no interest, and what it reached is known. Steps do not
+        # all cost the same.
         with contextlib.suppress(zo.RunError):
             zo.minimize_black_box(
-                oracle,
+                oracle.one,
                 problem.start,
                 self.optimizer,
                 self.estimator(problem.dimension),
-                num_steps=-(-oracle.budget // self.each(problem.dimension)),
+                num_steps=oracle.budget,
                 key=seed,
-                batched=True,
                 progress=False,
                 callback=lambda state, values: oracle.finished,
             )

@@ -48,6 +48,8 @@ def outside(
 ) -> Iterator[Evaluate]:
     """Evaluates trees of NumPy arrays by a function, on an executor.
 
+    Points that are the same are evaluated once, unless the function takes all at once.
+
     Args:
       fun: `fun(params)` returns a number, or a pair of a number and anything.
       executor: A `concurrent.futures.Executor`, a function that makes one, or `None`.
@@ -70,7 +72,9 @@ def outside(
 
     def evaluate(candidates: Any, n: int) -> Outcome | None:
         outcome = Outcome(np.full(n, np.nan), [None] * n, {})
-        pending = list(range(n))
+        # A batch is not made smaller: `fun` may be compiled for n points.
+        firsts = list(range(n)) if batched else _firsts(candidates, n)
+        pending = sorted(set(firsts))
         for _ in range(1 + retries):
             points = (
                 [candidates] if batched else [_point(candidates, i) for i in pending]
@@ -89,7 +93,13 @@ def outside(
             pending = list(range(n)) if batched else list(outcome.failures)
             if not outcome.failures:
                 break
-        return outcome
+        failed = {
+            i: outcome.failures[first]
+            for i, first in enumerate(firsts)
+            if first in outcome.failures
+        }
+        infos = [outcome.infos[first] for first in firsts]
+        return Outcome(outcome.values[firsts], infos, failed)
 
     try:
         yield evaluate
@@ -258,6 +268,14 @@ def check_executor(executor: Any, fun: Callable[[Any], Any]) -> None:
 
 def _point(candidates: Any, i: int) -> Any:
     return jax.tree.map(lambda x: x[i], candidates)
+
+
+def _firsts(candidates: Any, n: int) -> list[int]:
+    """For each point the number of the first one that is the same."""
+    leaves = jax.tree.leaves(candidates)
+    points = [tuple(leaf[i].tobytes() for leaf in leaves) for i in range(n)]
+    numbers: dict[Any, int] = {}
+    return [numbers.setdefault(point, i) for i, point in enumerate(points)]
 
 
 def _split(result: Any, n: int) -> list[Any]:

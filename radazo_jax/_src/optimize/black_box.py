@@ -45,7 +45,7 @@ class BlackBoxResult(NamedTuple):
       params: The parameters after the last step.
       values: The value of each step's estimate: float32, [steps].
       best: The best of all evaluated points.
-      num_evaluations: How many points were evaluated, with those that failed.
+      num_evaluations: How many points were asked for, with those that failed.
       state: The state of the run, which counts what failed.
       history: What was recorded of each step; `history.plot()` draws it.
     """
@@ -82,7 +82,7 @@ def minimize_black_box(
 
     Args:
       fun: `fun(params)` gets a tree of NumPy arrays and returns a number, or a pair of
-        a number and anything else.
+        a number and anything else. A point that a step has twice is evaluated once.
       params: The starting point, a tree of floating-point arrays. Those of float64
         become float32, unless JAX has 64 bits enabled.
       optimizer: As in `minimize`; it gets no `value_fn`. Calls with the same
@@ -96,7 +96,7 @@ def minimize_black_box(
         again where workers died. `None` evaluates them in turn.
       batched: Whether `fun` takes all n points of a step at once, a tree of arrays
         with one axis more, the first, and returns n values, or a pair of these and n
-        other objects.
+        other objects; n is the same in all steps.
       bounds: As in `ask_tell`.
       timeout: Seconds; needs an executor. If no point ends for this long, those that
         are left have failed. A thread or process that hangs stays occupied.
