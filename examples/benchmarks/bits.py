@@ -22,17 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import radazo_jax as zo
-from examples.common import cli
+from examples.common import cli, laws
 from examples.common.record import record, write
 
-LAWS = {
-    "sphere": zo.sphere(),
-    "gaussian": zo.gaussian(),
-    "rademacher": zo.rademacher(),
-    "coordinate": zo.coordinate(),
-    "low_rank": zo.low_rank(),
-    "orthonormal": zo.orthonormal(),
-}
+LAWS = laws.LAWS | {"orthonormal": zo.orthonormal()}
 SHAPES = {"first": (64, 48), "bias": (48,), "second": (48, 10)}
 STEPS = 50
 ISA = "--xla_cpu_max_isa="
