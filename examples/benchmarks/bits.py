@@ -132,19 +132,17 @@ def main() -> None:
     if args.compute:
         np.savez(args.compute, version=jax.__version__, **computed())
         return
-    systems, right, versions = {}, None, []
-    others = [tuple(text.split("=", 1)) for text in args.python]
-    for name, flags, processors, python in [
-        *((name, *how, sys.executable) for name, how in SYSTEMS.items()),
-        *((name, "", None, python) for name, python in others),
-    ]:
-        found = elsewhere(python, flags, processors)
+    processes = {name: (sys.executable, *how) for name, how in SYSTEMS.items()}
+    for text in args.python:
+        name, python = text.split("=", 1)
+        processes[name] = (python, "", None)
+    right = elsewhere(*processes.pop("as it is"))
+    systems, versions = {}, [str(right["version"])]
+    for name, how in processes.items():
+        found = elsewhere(*how)
         versions.append(str(found["version"]))
-        if right is None:
-            right = found
-        else:
-            systems[name] = compared(found, right)
-            print(name, systems[name], flush=True)
+        systems[name] = compared(found, right)
+        print(name, systems[name], flush=True)
     if args.output:
         content = record(rows(systems))
         content["command"] = content["command"].split(" --python")[0]
