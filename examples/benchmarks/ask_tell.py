@@ -10,7 +10,7 @@ the sleep of its points, and how much longer the executor takes for them by itse
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 import radazo_jax as zo
+from examples.benchmarks.timing import by_turns
 from examples.common import cli
 from examples.common.record import record, write
 
@@ -60,17 +61,6 @@ def pycma(dimension: int) -> Iterator[float]:
         yield asked - begin + time.perf_counter() - told
 
 
-def by_turns(steps: dict[str, Iterator[float]], repeats: int) -> dict[str, float]:
-    """Milliseconds, medians."""
-    for step in steps.values():
-        next(step)
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(repeats):
-        for name, step in steps.items():
-            times[name].append(next(step))
-    return {name: 1e3 * statistics.median(taken) for name, taken in times.items()}
-
-
 def sleeping(x: np.ndarray) -> float:
     time.sleep(SLEEP)
     return float(np.sum(x**2))
@@ -107,11 +97,10 @@ def main() -> None:
     cli.add_record(parser)
     parser.add_argument("--repeats", type=cli.at_least_one, default=30)
     args = parser.parse_args()
-    makers: dict[str, Callable[[int], Iterator[float]]] = {"ours": ours, "pycma": pycma}
     rows: list[dict[str, Any]] = []
     for d in DIMENSIONS:
-        times = by_turns({name: make(d) for name, make in makers.items()}, args.repeats)
-        row = {"table": "ask_tell", "d": d, "ask_tell_ms": times["ours"]}
+        times = by_turns({"ours": ours(d), "pycma": pycma(d)}, args.repeats)
+        row = {"table": "ask_tell", "d": d, "ask_tell_ms": 1e3 * times["ours"]}
         rows.append(row | {"pycma/ours": times["pycma"] / times["ours"]})
         print(rows[-1])
     with ThreadPoolExecutor(THREADS) as executor:

@@ -14,7 +14,7 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from examples.benchmarks.timing import by_turns
 from examples.common import cli
 from examples.common.record import array, numbers, record, write
 from examples.common.tables import Table
@@ -72,21 +73,14 @@ def curve(settings: Settings, *problem: Any) -> dict[str, Any]:
     return row | {"passes": passes, "train_loss": numbers(losses)}
 
 
-def pass_ms(model: Any, batch: data.Batch, rounds: int) -> list[float]:
-    """What a pass takes in a step of each choice: medians of interleaved steps."""
-    settings = [settings_of(choice, passes=1000) for choice in CHOICES]
-    runs = [start(each, model()) for each in settings]
-    times: list[list[float]] = [[] for _ in CHOICES]
-    for _, i in itertools.product(range(rounds + 1), range(len(CHOICES))):
-        job, state = runs[i]
+def pass_ms(settings: Settings, model: Any, batch: data.Batch) -> Iterator[float]:
+    """What a pass takes in one step after another."""
+    job, state = start(settings, model)
+    while True:
         before = time.perf_counter()
         state, _ = jax.block_until_ready(train_step(job, state, batch))
-        times[i].append(1000 * (time.perf_counter() - before))
-        runs[i] = job, state
-    return [
-        float(np.median(found[1:])) / each.num_evaluations
-        for found, each in zip(times, settings, strict=True)
-    ]
+        taken = time.perf_counter() - before
+        yield 1000 * taken / settings.num_evaluations
 
 
 # --- Tables -----------------------------------------------------------------------
@@ -206,12 +200,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         for rate, seed in itertools.product(rates, range(options.seeds))
     ]
     batch = data.batch_at(examples[0], 0, 0, Settings.batch_size)
+    times = {
+        choice: pass_ms(settings_of(choice, passes=1000), model(), batch)
+        for choice in CHOICES
+    }
     content = {
         "passes": options.passes,
         "seeds": options.seeds,
         "rates": rates,
         "num_parameters": sum(x.size for x in jax.tree.leaves(base)),
-        "pass_ms": pass_ms(model, batch, rounds),
+        "pass_ms": list(by_turns(times, rounds).values()),
         "runs": runs,
     }
     content = record() | content

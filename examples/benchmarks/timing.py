@@ -4,7 +4,7 @@ import functools
 import importlib.util
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -97,32 +97,36 @@ def evosax(
     return ask_and_tell, strategy.init(jax.random.key(0), params, settings)
 
 
-def medians(
-    runs: Mapping[str, Callable[[], Any]], repeats: int = 7
-) -> dict[str, float]:
-    """Median seconds of each run, taken by turns so that drifts hit all alike.
+def by_turns(times: Mapping[str, Iterator[float]], repeats: int) -> dict[str, float]:
+    """The median of each, taken by turns so that drifts hit all alike.
 
     Args:
-      runs: Named functions that return arrays, or ``None`` when they are done.
-      repeats: How many times each is timed, after one run that is not.
-
-    Returns:
-      The median of each.
+      times: Named iterators, each of which does something and yields how long it took.
+      repeats: How many times of each count, after one that does not.
     """
-    for run in runs.values():
-        jax.block_until_ready(run())
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for each in times.values():
+        next(each)
+    taken: dict[str, list[float]] = {name: [] for name in times}
     for _ in range(repeats):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            jax.block_until_ready(run())
-            seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+        for name, each in times.items():
+            taken[name].append(next(each))
+    return {name: statistics.median(values) for name, values in taken.items()}
 
 
-def scanned(
-    step: Callable[[Any, jax.Array], Any], carry: Any, num_steps: int
-) -> Callable[[], Any]:
+def seconds_of(run: Callable[[], Any]) -> Iterator[float]:
+    """The seconds of a run that returns arrays, or ``None`` when it is done."""
+    while True:
+        start = time.perf_counter()
+        jax.block_until_ready(run())
+        yield time.perf_counter() - start
+
+
+def medians(runs: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """Median seconds of each run, taken by turns."""
+    return by_turns({name: seconds_of(run) for name, run in runs.items()}, repeats)
+
+
+def scanned(step: Step, carry: Any, num_steps: int) -> Callable[[], Any]:
     """A run of ``num_steps`` steps ``(carry, i) -> carry`` as one program."""
 
     @jax.jit
