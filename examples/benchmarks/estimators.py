@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from tabulate import tabulate
 
 import radazo_jax as zo
+from examples.benchmarks.programs import num_bytes
 from examples.benchmarks.timing import Step, key_of, medians, scanned
 from examples.common import cli
 from examples.common.estimators import ESTIMATORS, evaluations
@@ -57,14 +58,7 @@ def start(estimator: zo.GradientEstimator) -> Any:
 
 
 def state_bytes(estimator: zo.GradientEstimator) -> int:
-    state = jax.eval_shape(estimator.init, jnp.zeros(DIMENSION))
-    leaves = [
-        jax.eval_shape(jax.random.key_data, leaf)
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        else leaf
-        for leaf in jax.tree.leaves(state)
-    ]
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    return num_bytes(jax.eval_shape(estimator.init, jnp.zeros(DIMENSION)))
 
 
 def temporary_bytes(estimator: zo.GradientEstimator) -> int:

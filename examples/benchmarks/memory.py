@@ -33,6 +33,7 @@ from examples.benchmarks import models
 from examples.benchmarks.programs import (
     compiled_on,
     held,
+    num_bytes,
     placed,
     step_of,
     tpu_topology,
@@ -106,7 +107,7 @@ def measured(case: dict[str, Any]) -> dict[str, Any]:
         # The TPU's peak counts parameters that are fetched ahead into its fast
         # on-chip memory a second time; the CPU's does not count all arguments.
         "peak_bytes": memory.peak_memory_in_bytes,
-        "moments_bytes": sum(x.size * x.dtype.itemsize for x in state if x.ndim),
+        "moments_bytes": num_bytes([x for x in state if x.ndim]),
         "layer_bytes": model.layer_bytes,
     }
 

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from examples.benchmarks.programs import num_bytes
+
 
 class Model(NamedTuple):
     """A model that nothing has been allocated for.
@@ -110,7 +112,7 @@ def decoder(
         return jnp.mean(mapped(cross_entropy, (x, jnp.roll(tokens, -1, axis=1))))
 
     tokens = jax.ShapeDtypeStruct((batch_size, length), jnp.int32)
-    return Model(params, loss, tokens, _num_bytes(layers) // num_layers)
+    return Model(params, loss, tokens, num_bytes(layers) // num_layers)
 
 
 def grouped_query_decoder(
@@ -186,7 +188,7 @@ def grouped_query_decoder(
         return jnp.mean((jax.nn.logsumexp(logits, axis=2) - found)[:, :-1])
 
     tokens = jax.ShapeDtypeStruct((batch_size, length), jnp.int32)
-    return Model(params, loss, tokens, _num_bytes(layers) // num_layers)
+    return Model(params, loss, tokens, num_bytes(layers) // num_layers)
 
 
 def dense_layers(
@@ -214,8 +216,4 @@ def dense_layers(
     params: Any = [matrix] * num_layers
     if scanned:
         params = jax.ShapeDtypeStruct((num_layers, width, width), dtype)
-    return Model(params, loss, inputs, _num_bytes(matrix))
-
-
-def _num_bytes(tree: Any) -> int:
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    return Model(params, loss, inputs, num_bytes(matrix))

@@ -67,6 +67,11 @@ def compiled_on(
     return compiled
 
 
+def num_bytes(tree: Any) -> int:
+    """The bytes of a tree's arrays."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
 def held(memory: Any) -> int:
     """The main memory of a program: arguments, other results, temporary buffers."""
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes
