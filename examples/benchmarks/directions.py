@@ -15,7 +15,6 @@ import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -174,7 +173,7 @@ def spread(values: Any) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = cli.parser(__doc__)
-    parser.add_argument("--output", type=Path, help="a JSON file")
+    cli.add_record(parser)
     parser.add_argument("--passes", type=cli.integer(34), default=2040)
     parser.add_argument("--seeds", type=cli.at_least_one, default=3)
     parser.add_argument("--fast", action="store_true", help="to see that it works")

@@ -12,7 +12,6 @@ that the rest of a step is seen. Within one run, columns are
     python examples/benchmarks/estimators.py --output docs/benchmarks/estimators.json
 """
 
-import pathlib
 from typing import Any
 
 import jax
@@ -97,8 +96,8 @@ def rows(repeats: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = cli.parser(__doc__)
+    cli.add_record(parser)
     parser.add_argument("--repeats", type=cli.at_least_one, default=7)
-    parser.add_argument("--output", type=pathlib.Path)
     args = parser.parse_args()
     found = rows(args.repeats)
     print(tabulate(found, headers="keys", floatfmt=".2f"))

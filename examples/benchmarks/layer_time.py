@@ -13,7 +13,6 @@ and its compilation, with that of one forward pass and the chain for ``floor``.
     python examples/benchmarks/layer_time.py --output docs/benchmarks/layer_time.json
 """
 
-import pathlib
 import statistics
 import time
 from collections.abc import Callable
@@ -178,8 +177,8 @@ def plot(content: dict[str, Any]) -> plt.Figure:
 
 def main() -> None:
     parser = cli.parser(__doc__)
+    cli.add_record(parser)
     parser.add_argument("--repeats", type=cli.at_least_one, default=7)
-    parser.add_argument("--output", type=pathlib.Path)
     args = parser.parse_args()
     rows = [row for name in WORKS for row in measure(name, args.repeats)]
     print(tabulate(rows, headers="keys", floatfmt=".2f"))

@@ -22,7 +22,6 @@ further table compares ``minimize`` with its progress bar and without.
 """
 
 import functools
-import pathlib
 from typing import Any
 
 import jax
@@ -158,8 +157,8 @@ def plot(content: dict[str, Any]) -> plt.Figure:
 
 def main() -> None:
     parser = cli.parser(__doc__)
+    cli.add_record(parser)
     parser.add_argument("--repeats", type=cli.at_least_one, default=7)
-    parser.add_argument("--output", type=pathlib.Path)
     args = parser.parse_args()
 
     rows = []
