@@ -1,7 +1,6 @@
 """What is tuned of a model: all of it, low-rank adapters, or a soft prompt."""
 
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -52,20 +51,19 @@ def add_lora(
         raise ValueError(f"rank must be positive; got {rank}.")
     if isinstance(model.layers.q_proj, AdaptedLinear):
         raise ValueError("model must not have adapters already; got one that has.")
-    # A as in Hu et al.'s code: uniform in ±1/√width.
-    uniform = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
-    kinds = {"dtype": jnp.float32, "a_initializer": uniform}
-    kinds |= {"lora_param_type": nnx.LoRAParam}
     for name in ADAPTED:
         base = getattr(model.layers, name)
-        sizes = base.in_features, rank, base.out_features
-        adapter = _of_rngs(functools.partial(nnx.LoRA, *sizes, **kinds))
+        adapter = functools.partial(_adapter, base.in_features, rank, base.out_features)
         lora = stacked(model.config.num_hidden_layers, adapter, rngs)
         setattr(model.layers, name, AdaptedLinear(base, lora, alpha / rank))
 
 
-def _of_rngs(make: Callable[..., nnx.LoRA]) -> Callable[[nnx.Rngs], nnx.LoRA]:
-    return lambda rngs: make(rngs=rngs)
+def _adapter(inputs: int, rank: int, outputs: int, rngs: nnx.Rngs) -> nnx.LoRA:
+    # A as in Hu et al.'s code: uniform in ±1/√width.
+    uniform = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+    return nnx.LoRA(
+        inputs, rank, outputs, dtype=jnp.float32, a_initializer=uniform, rngs=rngs
+    )
 
 
 def merge(model: LanguageModel) -> LanguageModel:
