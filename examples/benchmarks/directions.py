@@ -27,7 +27,7 @@ from examples.common import cli
 from examples.common.record import array, numbers, record, write
 from examples.common.tables import Table
 from examples.llm import corpus, data, pretrain, weights
-from examples.llm.figure import shown_rate
+from examples.llm.figure import first_at, shown_rate
 from examples.llm.main import OUTPUT, read
 from examples.llm.run import run
 from examples.llm.train import Settings, start, train_step
@@ -98,7 +98,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
     for (choice, found), ms in zip(groups.items(), pass_ms, strict=True):
         name = f"K = {choice[1]}, {choice[0]}"
         half = min(
-            np.mean([passes_to(each[0] / 2, passes, each) for each in losses])
+            np.mean([first_at(each[0] / 2, passes, each) for each in losses])
             for passes, losses in found.values()
             if np.isfinite(losses).all()
         )
@@ -153,15 +153,6 @@ def group(
         if len(row["passes"]) == len(passes):
             losses[i] = array(row["train_loss"])
     return np.asarray(passes), losses
-
-
-def passes_to(goal: float, passes: np.ndarray, losses: np.ndarray) -> float:
-    """Until the loss is first this small, on straight lines; infinite if never."""
-    below = np.flatnonzero(losses <= goal)
-    if not below.size:
-        return math.inf
-    i = below[0]
-    return float(np.interp(-goal, -losses[i - 1 : i + 1], passes[i - 1 : i + 1]))
 
 
 def spread(values: Any) -> str:

@@ -150,19 +150,22 @@ def betas(runs: Sequence[Run]) -> list[Group]:
 
 
 def steps_to(found: Group, losses: np.ndarray) -> np.ndarray:
-    """Steps [seeds] until the loss is as low as `losses` [seeds], inf if never.
+    """Steps [seeds] until the loss is as low as `losses` [seeds], inf if never."""
+    pairs = zip(found.losses, losses, strict=True)
+    return np.array([first_at(loss, found.steps, curve) for curve, loss in pairs])
+
+
+def first_at(goal: float, steps: np.ndarray, losses: np.ndarray) -> float:
+    """The step at which a loss is first as low as the goal, inf if never.
 
     Between two evaluations the loss is taken for a straight line.
     """
-    result = np.full(len(losses), np.inf)
-    for seed, (curve, loss) in enumerate(zip(found.losses, losses, strict=True)):
-        below = np.flatnonzero(curve <= loss)
-        if below.size:
-            i = below[0]
-            ends = slice(max(i - 1, 0), i + 1)
-            # np.interp wants the x ascending, and the losses fall.
-            result[seed] = np.interp(-loss, -curve[ends], found.steps[ends])
-    return result
+    below = np.flatnonzero(losses <= goal)
+    if not below.size:
+        return math.inf
+    ends = slice(max(below[0] - 1, 0), below[0] + 1)
+    # np.interp wants the x ascending, and the losses fall.
+    return float(np.interp(-goal, -losses[ends], steps[ends]))
 
 
 # --- Tables and picture -----------------------------------------------------------

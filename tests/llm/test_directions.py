@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from examples.benchmarks import directions
+from examples.llm import figure
 
 RECORD = pathlib.Path(__file__).parents[2] / "docs" / "benchmarks" / "directions.json"
 
@@ -89,7 +90,7 @@ def test_more_directions_are_ahead_at_first_and_alike_in_the_end(content, in_the
     half = {}
     for choice in directions.CHOICES:
         half[choice[1]] = min(
-            np.mean([directions.passes_to(one[0] / 2, p, one) for one in losses])
+            np.mean([figure.first_at(one[0] / 2, p, one) for one in losses])
             for p, losses in curves(content, choice).values()
         )
     for k in (4, 16):
