@@ -14,7 +14,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -247,24 +247,16 @@ def read_config(folder: Path) -> Config:
         raise ValueError(f"{path}: {error}") from None
 
 
-class _Stored(NamedTuple):
-    """A tensor in a file."""
-
-    file: Any
-    name: str
-
-    def read(self) -> np.ndarray:
-        return self.file.get_tensor(self.name)
+# The tensors of a folder: of each the file, and its name there.
+_Stored = dict[str, tuple[Any, str]]
 
 
-def _open(
-    folder: Path, pattern: str, files: contextlib.ExitStack
-) -> dict[str, _Stored]:
+def _open(folder: Path, pattern: str, files: contextlib.ExitStack) -> _Stored:
     """The tensors of a folder, by name with the prefix `model.`.
 
     An index of shards is not read: the files themselves say what they hold.
     """
-    stored: dict[str, _Stored] = {}
+    stored: _Stored = {}
     for path in sorted(folder.glob(pattern)):
         model_file(folder, path.name)
         try:
@@ -278,7 +270,7 @@ def _open(
                 continue
             bare = original.startswith("decoder.")
             name = f"model.{original}" if bare else original
-            stored[name] = _Stored(file, original)
+            stored[name] = file, original
     if not stored:
         raise FileNotFoundError(
             f"{folder} must have {pattern.replace('*', '')}, or shards of it; got "
@@ -294,14 +286,13 @@ def _shadow(variable: Any) -> np.ndarray:
     return np.broadcast_to(np.empty((), np.bool_), variable.shape)
 
 
-def _check(
-    views: dict[str, np.ndarray], stored: dict[str, _Stored], folder: Path
-) -> None:
+def _check(views: dict[str, np.ndarray], stored: _Stored, folder: Path) -> None:
     """Raises if tensors are not there as the places need them that they are to have."""
     for name, view in views.items():
         if name not in stored:
             raise ValueError(f"{folder} lacks the tensor {name}.")
-        found = stored[name].file.get_slice(stored[name].name)
+        file, original = stored[name]
+        found = file.get_slice(original)
         kind, got = found.get_dtype(), tuple(found.get_shape())
         if got != view.shape or kind not in _FLOATS:
             raise ValueError(
@@ -310,13 +301,14 @@ def _check(
             )
 
 
-def _fill(views: dict[str, np.ndarray], stored: dict[str, _Stored]) -> None:
+def _fill(views: dict[str, np.ndarray], stored: _Stored) -> None:
     """Reads tensors into the places that they are to have, and takes them off."""
     for name, view in views.items():
-        view[...] = stored.pop(name).read()
+        file, original = stored.pop(name)
+        view[...] = file.get_tensor(original)
 
 
-def _check_empty(stored: dict[str, _Stored], folder: Path) -> None:
+def _check_empty(stored: _Stored, folder: Path) -> None:
     if stored:
         raise ValueError(f"{folder} has the unexpected tensor {min(stored)!r:.200}.")
 
