@@ -219,8 +219,7 @@ def cases(platform: str) -> Iterator[Case]:
 def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows, with what they are compared with where it is among them."""
 
-    def find(kind: str, **wanted: Any) -> dict[str, Any] | None:
-        wanted["kind"] = kind
+    def find(**wanted: Any) -> dict[str, Any] | None:
         return next((row for row in rows if wanted.items() <= row.items()), None)
 
     made = []
@@ -242,15 +241,15 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if row["replicated"]:
             row["allowed_bytes"] = 4 * row["K+1"] + ALLOWED_BYTES
             row["scalars_alone"] = row["sent_bytes"] <= row["allowed_bytes"]
-        alone = find("strong", chips=1, law=row["law"])
+        alone = find(kind="strong", chips=1, law=row["law"])
         if row["evaluations_spread"] and alone is not None:
             one = alone["evaluation_flops"] / alone["K+1"]
             row["evaluations"] = row["evaluation_flops"] / one
             row["flops/ideal"] = row["evaluations"] * row["chips"] / row["K+1"]
             row["elementwise/alone"] = row["elementwise"] / alone["elementwise"]
-        if first_order := find("gradient", mesh=row["mesh"]):
+        if first_order := find(kind="gradient", mesh=row["mesh"]):
             row["backprop_MB"] = first_order["sent_bytes"] / 1e6
-        if forward := find("forward", mesh=row["mesh"]):
+        if forward := find(kind="forward", mesh=row["mesh"]):
             row["forward_MB"] = forward["sent_bytes"] / 1e6
             row["forward_largest_MB"] = forward["largest_bytes"] / 1e6
             row["none_larger"] = row["largest_bytes"] <= forward["largest_bytes"]
@@ -259,7 +258,7 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def plot(content: dict[str, Any]) -> plt.Figure:
     """Bytes sent and operations a chip, against the number of chips."""
-    rows = [row for row in content["rows"] if row["table"] != "network"]
+    rows = content["rows"]
     figure, [axes] = figures.panels(1, 3, (13, 3.8))
 
     def draw(panel: int, of: str, label: str, found: list[Any], **style: Any) -> None:
