@@ -115,23 +115,15 @@ def decoder(
     return Model(params, loss, tokens, num_bytes(layers) // num_layers)
 
 
-def grouped_query_decoder(
-    num_layers: int = 16,
-    width: int = 2048,
-    num_heads: int = 16,
-    num_shared_heads: int = 4,
-    hidden: int = 5504,
-    vocabulary: int = 32000,
-    length: int = 1024,
-    batch_size: int = 4,
-    dtype: Any = jnp.bfloat16,
-) -> Model:
+def grouped_query_decoder(num_layers: int = 16) -> Model:
     """A decoder like Llama, written as one does who does not think of memory.
 
     Queries share keys and values in groups, the feed-forward part is a SwiGLU, and one
     product of the activations with the embedding makes all logits, in float32.
     """
-    size = width // num_heads
+    vocabulary, batch_size, length, dtype = 32000, 4, 1024, jnp.bfloat16
+    width, hidden = 2048, 5504
+    num_heads, num_shared_heads, size = 16, 4, 128
 
     def of(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype)
