@@ -147,8 +147,7 @@ def measure(name: str, repeats: int) -> list[dict[str, Any]]:
     steps |= {law: our_step(work, LAWS[law]) for law in MEASURED}
     carry = (work.params, tx.init(work.params))
     runs = {key: scanned(step, carry, work.num_steps) for key, step in steps.items()}
-    adam = optax.adam(LEARNING_RATE)
-    if found := evosax(loss, adam, work.params, NUM_DIRECTIONS, SMOOTHING):
+    if found := evosax(loss, work.params, LEARNING_RATE, NUM_DIRECTIONS, SMOOTHING):
         runs["evosax"] = scanned(*found, work.num_steps)
     seconds = medians(runs, repeats)
     compilation = compile_seconds(work, repeats)

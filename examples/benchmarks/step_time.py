@@ -27,7 +27,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
-import optax
 from tabulate import tabulate
 
 import radazo_jax as zo
@@ -90,10 +89,10 @@ def measure(dimension: int, name: str, repeats: int) -> list[dict[str, Any]]:
     num_directions = POPULATION // 2 if central else POPULATION
     num_steps = steps_of_run(dimension)
     x = jnp.full((dimension,), 0.5)
-    start = (x, zo.radazo(LEARNING_RATE).init(x))
+    optimizer = zo.radazo(LEARNING_RATE)
+    start = (x, optimizer.init(x))
     num_evaluations = POPULATION if central else num_directions + 1
     shifts = jnp.linspace(0.0, 1e-3, num_evaluations)
-    optimizer = zo.radazo(LEARNING_RATE)
     by_hand = naive(rosenbrock, optimizer, num_directions, SMOOTHING, central, True)
     runs = {
         "evaluations": scanned(evaluations_step, x[None] + shifts[:, None], num_steps),
@@ -106,8 +105,7 @@ def measure(dimension: int, name: str, repeats: int) -> list[dict[str, Any]]:
         runs[f"step {law_name}"] = scanned(step, start, num_steps)
         step = perturbed_step(law, num_directions, central)
         runs[f"perturbed {law_name}"] = scanned(step, x, num_steps)
-    adam = optax.adam(LEARNING_RATE)
-    if found := evosax(rosenbrock, adam, x, POPULATION, SMOOTHING):
+    if found := evosax(rosenbrock, x, LEARNING_RATE, POPULATION, SMOOTHING):
         runs["evosax"] = scanned(*found, num_steps)
     seconds = medians(runs, repeats)
     micro = {run: 1e6 * seconds[run] / num_steps for run in runs}

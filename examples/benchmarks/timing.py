@@ -77,15 +77,15 @@ def naive(
 
 
 def evosax(
-    loss: Loss, optimizer: Any, params: Any, population: int, smoothing: float
+    loss: Loss, params: Any, learning_rate: float, population: int, smoothing: float
 ) -> tuple[Step, Any] | None:
-    """A step of Open_ES with antithetic pairs, and where it starts, if installed."""
+    """A step of Open_ES, in antithetic pairs, by Adam, and its start, if installed."""
     if not importlib.util.find_spec("evosax"):
         return None
     from evosax.algorithms import Open_ES
 
-    schedule = optax.constant_schedule(smoothing)
-    strategy = Open_ES(population, params, optimizer=optimizer, std_schedule=schedule)
+    adam, schedule = optax.adam(learning_rate), optax.constant_schedule(smoothing)
+    strategy = Open_ES(population, params, optimizer=adam, std_schedule=schedule)
     settings = strategy.default_params
 
     def ask_and_tell(state: Any, i: jax.Array) -> Any:
