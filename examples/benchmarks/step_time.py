@@ -21,7 +21,6 @@ further table compares ``minimize`` with its progress bar and without.
     python examples/benchmarks/step_time.py --output docs/benchmarks/step_time.json
 """
 
-import functools
 from typing import Any
 
 import jax
@@ -139,9 +138,7 @@ def measure_progress(dimension: int, repeats: int) -> dict[str, Any]:
             rosenbrock, x, optimizer, estimator, num_steps, 0, progress=progress
         ).params
 
-    runs = {
-        name: functools.partial(run, name == "with") for name in ("with", "without")
-    }
+    runs = {"with": lambda: run(True), "without": lambda: run(False)}
     seconds = medians(runs, repeats)
     ratio = seconds["with"] / seconds["without"]
     return {"d": dimension, "num_steps": num_steps, "with/without": ratio}
