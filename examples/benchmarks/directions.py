@@ -10,6 +10,7 @@ steps, of better estimates. Each choice runs at each rate with each seed, and is
 compared at the rate that is best for it.
 """
 
+import copy
 import dataclasses
 import itertools
 import math
@@ -175,15 +176,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         name, settings, rates, rounds = "fast", pretrain.FAST, RATES[:1], 2
     folder = pretrain.pretrained(OUTPUT / f"{name}-model", settings)
     examples = read(data.TASKS["sst2"], corpus.SENTIMENT, folder)
-    graphdef, base = nnx.split(weights.load(folder, dtype=jnp.float32))
-
-    def model() -> Any:
-        return nnx.merge(graphdef, jax.tree.map(jnp.copy, base))
-
+    base = weights.load(folder, dtype=jnp.float32)
     runs = [
         curve(
             settings_of(choice, options.passes, learning_rate=rate, seed=seed),
-            model(),
+            copy.deepcopy(base),
             *examples,
         )
         for choice in CHOICES
@@ -191,14 +188,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     ]
     batch = data.batch_at(examples[0], 0, 0, Settings.batch_size)
     times = {
-        choice: pass_ms(settings_of(choice, passes=1000), model(), batch)
+        choice: pass_ms(settings_of(choice, passes=1000), copy.deepcopy(base), batch)
         for choice in CHOICES
     }
     content = {
         "passes": options.passes,
         "seeds": options.seeds,
         "rates": rates,
-        "num_parameters": sum(x.size for x in jax.tree.leaves(base)),
+        "num_parameters": sum(x.size for x in jax.tree.leaves(nnx.state(base))),
         "pass_ms": list(by_turns(times, rounds).values()),
         "runs": runs,
     }

@@ -10,6 +10,7 @@ that model is tuned by one method: the paper's job.
 """
 
 import argparse
+import copy
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,6 @@ from typing import Any, get_args
 
 import huggingface_hub
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
@@ -159,16 +159,16 @@ def compare(options: dict[str, Any]) -> None:
     folder = pretrain.pretrained(output / f"{name}-model", settings)
     dtype = options.get("dtype", DTYPES[0])
     train, dev = read(data.TASKS["sst2"], corpus.SENTIMENT, folder)
-    graphdef, base = nnx.split(weights.load(folder, dtype=dtype))
+    base = weights.load(folder, dtype=dtype)
 
     def execute(settings: Settings, label: str) -> list[dict[str, float]]:
-        model = nnx.merge(graphdef, jax.tree.map(jnp.copy, base))
+        model = copy.deepcopy(base)
         return run(settings, model, train, dev, label=label).evaluations
 
     content = {
         "settings": dataclasses.asdict(Settings()) | plan._asdict(),
         "pretraining": dataclasses.asdict(settings),
-        "num_parameters": sum(x.size for x in jax.tree.leaves(base)),
+        "num_parameters": sum(x.size for x in jax.tree.leaves(nnx.state(base))),
         "dtype": dtype,
         "train_examples": len(train.label),
         "dev_examples": len(dev.label),
