@@ -48,12 +48,9 @@ def naive(
     def step(carry: Any, i: jax.Array) -> Any:
         params, state = carry
         base = loss(params)
-        leaves, treedef = jax.tree.flatten(params)
 
         def term(key: jax.Array) -> Any:
-            keys = list(jax.random.split(key, len(leaves)))
-            keys = jax.tree.unflatten(treedef, keys)
-            u = jax.tree.map(lambda k, p: jax.random.normal(k, p.shape), keys, params)
+            u = optax.tree.random_like(key, params, jax.random.normal)
             if normalized:
                 norm = optax.tree.norm(u)
                 u = jax.tree.map(lambda v: v / norm, u)
@@ -68,7 +65,7 @@ def naive(
             return jax.tree.map(lambda v: slope * v, u)
 
         terms = jax.vmap(term)(jax.random.split(key_of(i), num_directions))
-        factor = sum(leaf.size for leaf in leaves) if normalized else 1
+        factor = optax.tree.size(params) if normalized else 1
         gradient = jax.tree.map(lambda v: factor * jnp.mean(v, axis=0), terms)
         updates, state = optimizer.update(gradient, state, params)
         return optax.apply_updates(params, updates), state
