@@ -78,8 +78,7 @@ class LowRank(Gaussian):
         return generator.normal(direction.key, counter.concatenate(at))
 
     def _held(self, numbers: jax.Array, layout: Layout) -> tuple[Held, ...]:
-        at = jax.eval_shape(lambda: [self._positions(leaf) for leaf in layout.leaves])
-        shapes = [part.lo.shape for of_leaf in at for part in of_leaf]
+        shapes = [shape for leaf in layout.leaves for shape in self._shapes(leaf)]
         parts = iter(counter.split(numbers, shapes))
         return tuple(
             Stored(next(parts))
@@ -89,12 +88,7 @@ class LowRank(Gaussian):
         )
 
     def _num_stored(self, leaf: Leaf) -> int:
-        axes = self.axes(leaf)
-        if axes is None:
-            return leaf.size
-        rows = math.prod(leaf.shape[axis] for axis in axes.rows)
-        columns = math.prod(leaf.shape[axis] for axis in axes.columns)
-        return self.rank * (leaf.size // rows + leaf.size // columns)
+        return sum(math.prod(shape) for shape in self._shapes(leaf))
 
     def _factors(self, a: jax.Array, b: jax.Array) -> Factors:
         return Factors(a / math.sqrt(self.rank), b)
@@ -103,19 +97,21 @@ class LowRank(Gaussian):
         """Where the numbers of a leaf begin: each has the room of two factors."""
         return 2 * self.rank * leaf.offset
 
+    def _shapes(self, leaf: Leaf) -> list[tuple[int, ...]]:
+        """The shape of a leaf, or those of its two factors, as `Factors` has them."""
+        axes = self.axes(leaf)
+        if axes is None:
+            return [leaf.shape]
+        return [
+            (*(1 if i in dropped else n for i, n in enumerate(leaf.shape)), self.rank)
+            for dropped in (axes.columns, axes.rows)
+        ]
+
     def _positions(self, leaf: Leaf) -> list[Positions]:
         """Where the elements of a leaf are drawn, or those of its two factors."""
-        axes, offset = self.axes(leaf), self._room(leaf)
-        if axes is None:
-            return [counter.positions(leaf.shape, offset=offset)]
-        at = []
-        for dropped in (axes.columns, axes.rows):
-            kept = [axis for axis in range(len(leaf.shape)) if axis not in dropped]
-            sizes = [1 if axis in dropped else n for axis, n in enumerate(leaf.shape)]
-            indices = counter.block((*sizes, self.rank))
-            shape = (*(leaf.shape[axis] for axis in kept), self.rank)
-            along = [*(indices[axis] for axis in kept), indices[-1]]
-            at.append(counter.positions(shape, along, offset))
+        at, offset = [], self._room(leaf)
+        for shape in self._shapes(leaf):
+            at.append(counter.positions(shape, offset=offset))
             offset += math.prod(shape)
         return at
 
