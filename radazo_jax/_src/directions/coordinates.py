@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from radazo_jax._src.directions.held import sign
 from radazo_jax._src.directions.law import Law
 from radazo_jax._src.directions.layout import layout_of
 from radazo_jax._src.numbers import counter, generator
@@ -28,10 +29,8 @@ class Coordinate(_Coordinate):
 
     def draw(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
         del number
-        first, second = (counter.low(jnp.uint32(i)) for i in (0, 1))
-        chosen = generator.below(key, first, max(at.dimension, 1))
-        negative = generator.bits(key, second) >> np.uint32(31)
-        signed = 1 - 2 * negative.astype(jnp.float32)
+        chosen = generator.below(key, counter.zero(), max(at.dimension, 1))
+        signed = sign(_bit(key, 0, jnp.uint32(1)))
         return jnp.where((at.hi == chosen.hi) & (at.lo == chosen.lo), signed, 0.0)
 
 
@@ -49,8 +48,7 @@ class CoordinateInTurn(_Coordinate):
         size = np.uint32(max(at.dimension, 1))
         key = generator.fold_in(key, number // size)
         chosen = shuffled(key, number % size, size)
-        negative = _bit(key, _ROUNDS, chosen)
-        signed = 1 - 2 * negative.astype(jnp.float32)
+        signed = sign(_bit(key, _ROUNDS, chosen))
         return jnp.where((at.hi == 0) & (at.lo == chosen), signed, 0.0)
 
 
