@@ -39,11 +39,7 @@ class _Signed(Law):
         return 1.0
 
     def draw(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
-        shifted = Counter(
-            at.hi >> np.uint32(5),
-            (at.lo >> np.uint32(5)) | (at.hi << np.uint32(27)),
-        )
-        word = self._word(key, number, shifted, at.dimension)
+        word = self._word(key, number, _word_of(at), at.dimension)
         bit = word >> (at.lo & np.uint32(31))
         return sign(bit, self._magnitude(at.dimension))
 
@@ -74,7 +70,7 @@ class _Signed(Law):
     ) -> jax.Array:
         """The words of `Signs` for a leaf, which need not begin with a drawn one."""
         first, start = divmod(leaf.offset, 32)
-        num_words = -(-math.prod(leaf.shape) // 32)
+        num_words = -(-leaf.size // 32)
         at = counter.positions((num_words + (start > 0),), offset=first)
         words = self._word(key, number, Counter(at.hi, at.lo), dimension)
         if start == 0:
@@ -116,9 +112,7 @@ class Orthonormal(_Signed):
         row = _row(key, number, num_bits)
         # Of the bits of a position, the low five lie in its word, the others in the
         # number of the word.
-        above = Counter(
-            row.hi >> np.uint32(5), (row.lo >> np.uint32(5)) | (row.hi << np.uint32(27))
-        )
+        above = _word_of(row)
         common = lax.population_count(above.lo & at.lo)
         if num_bits > 37:
             common = common + lax.population_count(above.hi & at.hi)
@@ -127,6 +121,13 @@ class Orthonormal(_Signed):
             is_set = (row.lo >> np.uint32(bit)) & np.uint32(1)
             word = word ^ (np.uint32(pattern) & -is_set)
         return word
+
+
+def _word_of(at: Positions | Counter) -> Counter:
+    """The number of the word that holds a position: a 32nd of it."""
+    return Counter(
+        at.hi >> np.uint32(5), (at.lo >> np.uint32(5)) | (at.hi << np.uint32(27))
+    )
 
 
 def _num_bits(dimension: int) -> int:
