@@ -73,18 +73,13 @@ def combine(
       layout: The layout of `params`.
       params: The parameters.
     """
-    program = functools.partial(_combine, layout=layout)
-    run = on_any_mesh(program, specs_of(params))
-    return run(coefficients, directions, params)
 
+    def program(coefficients: jax.Array, directions: Direction, params: Any) -> Any:
+        sums = _sums(coefficients.astype(jnp.float32), directions, layout)
+        gradient = jax.tree.unflatten(layout.treedef, sums)
+        return jax.tree.map(lambda g, p: g.astype(jnp.result_type(p)), gradient, params)
 
-def _combine(
-    coefficients: jax.Array, directions: Direction, params: Any, *, layout: Layout
-) -> Any:
-    coefficients = coefficients.astype(jnp.float32)
-    sums = _sums(coefficients, directions, layout)
-    gradient = jax.tree.unflatten(layout.treedef, sums)
-    return jax.tree.map(lambda g, p: g.astype(jnp.result_type(p)), gradient, params)
+    return on_any_mesh(program, specs_of(params))(coefficients, directions, params)
 
 
 def _sums(

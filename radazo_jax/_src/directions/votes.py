@@ -1,6 +1,5 @@
 """Signs of directions, counted element by element."""
 
-import functools
 from typing import Any
 
 import jax
@@ -25,21 +24,17 @@ def votes(
       layout: The layout of `params`.
       params: The parameters.
     """
-    program = functools.partial(_votes, layout=layout)
-    run = on_any_mesh(program, specs_of(params))
-    return run(weights, directions, params)
 
+    def program(weights: jax.Array, directions: Direction, params: Any) -> Any:
+        weights = weights.astype(jnp.float32)
 
-def _votes(
-    weights: jax.Array, directions: Direction, params: Any, *, layout: Layout
-) -> Any:
-    weights = weights.astype(jnp.float32)
+        def add(k: jax.Array, totals: list[jax.Array]) -> list[jax.Array]:
+            us = elements(jax.tree.map(lambda x: x[k], directions), layout)
+            return jax.tree.map(lambda t, u: t + weights[k] * jnp.sign(u), totals, us)
 
-    def add(k: jax.Array, totals: list[jax.Array]) -> list[jax.Array]:
-        us = elements(jax.tree.map(lambda x: x[k], directions), layout)
-        return [t + weights[k] * jnp.sign(u) for t, u in zip(totals, us, strict=True)]
+        zeros = [jnp.zeros(leaf.shape, jnp.float32) for leaf in layout.leaves]
+        totals = lax.fori_loop(0, len(weights), add, zeros)
+        tree = jax.tree.unflatten(layout.treedef, totals)
+        return jax.tree.map(lambda v, p: v.astype(jnp.result_type(p)), tree, params)
 
-    zeros = [jnp.zeros(leaf.shape, jnp.float32) for leaf in layout.leaves]
-    totals = lax.fori_loop(0, len(weights), add, zeros)
-    tree = jax.tree.unflatten(layout.treedef, totals)
-    return jax.tree.map(lambda v, p: v.astype(jnp.result_type(p)), tree, params)
+    return on_any_mesh(program, specs_of(params))(weights, directions, params)
