@@ -7,6 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+# Of the fields of a dataclass that is a pytree, those that are no arrays.
+STATIC = {"static": True}
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Static:

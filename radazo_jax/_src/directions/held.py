@@ -9,10 +9,8 @@ broadcastable to its shape: where a leaf is sliced or transposed, its marks are 
 
 import dataclasses
 import functools
-import inspect
 import math
-from collections.abc import Callable
-from typing import Any, Protocol, Self, TypeVar, dataclass_transform
+from typing import Any, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +19,7 @@ from jax import lax
 
 from radazo_jax._src.directions.layout import Leaf
 from radazo_jax._src.numbers import counter
+from radazo_jax._src.trees import STATIC
 
 # Up to this many terms, a weighted sum of directions is one expression, which fuses
 # into whatever consumes it; beyond, it is a product that is stored.
@@ -29,7 +28,6 @@ _MAX_TERMS = 16
 _EXACT = lax.Precision.HIGHEST
 
 Marks = tuple[jax.Array, ...]
-_T = TypeVar("_T")
 
 
 class Held(Protocol):
@@ -45,18 +43,6 @@ class Held(Protocol):
     def weighted_sum(self, coefficients: jax.Array) -> jax.Array: ...
 
 
-@dataclass_transform(frozen_default=True)
-def _pytree(*static: str) -> Callable[[type[_T]], type[_T]]:
-    """A frozen dataclass that is a pytree, with these fields static."""
-
-    def make(cls: type[_T]) -> type[_T]:
-        cls = dataclasses.dataclass(frozen=True)(cls)
-        data = [name for name in inspect.get_annotations(cls) if name not in static]
-        return jax.tree_util.register_dataclass(cls, data, list(static))
-
-    return make
-
-
 class _Elementwise:
     """Forms whose sums are sums of their elements."""
 
@@ -68,7 +54,8 @@ class _Elementwise:
         return functools.reduce(jnp.add, terms)
 
 
-@_pytree("law", "leaf", "dimension")
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Drawn(_Elementwise):
     """Elements that are not stored, but drawn wherever they are read.
 
@@ -84,9 +71,9 @@ class Drawn(_Elementwise):
     key: jax.Array
     number: jax.Array
     indices: Marks
-    law: Any
-    leaf: Leaf
-    dimension: int
+    law: Any = dataclasses.field(metadata=STATIC)
+    leaf: Leaf = dataclasses.field(metadata=STATIC)
+    dimension: int = dataclasses.field(metadata=STATIC)
 
     @property
     def marks(self) -> Marks:
@@ -112,7 +99,8 @@ class Drawn(_Elementwise):
         return jnp.asarray(found)
 
 
-@_pytree()
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Stored(_Elementwise):
     """Elements that are stored: float32, of the leaf's shape."""
 
@@ -129,7 +117,8 @@ class Stored(_Elementwise):
         return self.elements
 
 
-@_pytree("shape", "magnitude")
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Signs(_Elementwise):
     """Random signs of a leaf, 32 to a word.
 
@@ -141,8 +130,8 @@ class Signs(_Elementwise):
     """
 
     words: jax.Array
-    shape: tuple[int, ...]
-    magnitude: float = 1.0
+    shape: tuple[int, ...] = dataclasses.field(metadata=STATIC)
+    magnitude: float = dataclasses.field(default=1.0, metadata=STATIC)
 
     @property
     def marks(self) -> Marks:
@@ -164,7 +153,8 @@ def sign(word: jax.Array, magnitude: float = 1.0) -> jax.Array:
     return lax.bitcast_convert_type((word << np.uint32(31)) | bits, jnp.float32)
 
 
-@_pytree()
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Factors:
     """A matrix of low rank, u = Σ_ρ a[…, ρ] b[…, ρ], by its two factors.
 

@@ -19,13 +19,10 @@ from radazo_jax._src.directions.held import Drawn, Held, Stored
 from radazo_jax._src.directions.layout import Layout, Leaf, layout_of
 from radazo_jax._src.numbers import counter, keys
 from radazo_jax._src.numbers.counter import Positions
+from radazo_jax._src.trees import STATIC
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["key", "number", "scale", "held"],
-    meta_fields=["law"],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Direction:
     """A random direction u, as the numbers from which it can be computed anywhere.
@@ -44,7 +41,7 @@ class Direction:
     key: jax.Array
     number: jax.Array
     scale: jax.Array
-    law: "Law"
+    law: "Law" = dataclasses.field(metadata=STATIC)
     held: tuple[Held, ...] | None = None
 
 

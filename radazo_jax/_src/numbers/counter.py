@@ -1,7 +1,6 @@
 """Positions of elements, as 64-bit counters in two 32-bit words."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from radazo_jax._src.trees import STATIC
 
 _WORD = 2**32
 
@@ -26,11 +27,7 @@ class Counter(NamedTuple):
     lo: jax.Array
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["hi", "lo"],
-    meta_fields=["dimension"],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Positions:
     """Where elements lie among all coordinates, which are numbered from 0.
@@ -43,7 +40,7 @@ class Positions:
 
     hi: jax.Array
     lo: jax.Array
-    dimension: int
+    dimension: int = dataclasses.field(metadata=STATIC)
 
 
 def positions(
