@@ -10,6 +10,7 @@ broadcastable to its shape: where a leaf is sliced or transposed, its marks are 
 import dataclasses
 import functools
 import math
+import string
 from typing import Any, Protocol, Self
 
 import jax
@@ -187,17 +188,19 @@ class Factors:
 
 def _outer(a: jax.Array, b: jax.Array) -> jax.Array:
     """Σ_ρ a[…, ρ] b[…, ρ] where the two share no axis along which both vary."""
-    names = [chr(ord("a") + i) for i in range(a.ndim)]
-
-    def squeezed(x: jax.Array) -> tuple[str, jax.Array]:
-        axes = [i for i in range(x.ndim) if x.shape[i] > 1 or i == x.ndim - 1]
-        return "".join(names[i] for i in axes), x.reshape([x.shape[i] for i in axes])
-
     shape = jnp.broadcast_shapes(a.shape, b.shape)[:-1]
     if a.shape[-1] <= _MAX_TERMS:
         terms = [a[..., j] * b[..., j] for j in range(a.shape[-1])]
         return functools.reduce(jnp.add, terms)
-    (names_a, a), (names_b, b) = squeezed(a), squeezed(b)
+    names = string.ascii_lowercase
+    (names_a, a), (names_b, b) = (drop_constant_axes(x, names) for x in (a, b))
     out = "".join(names[i] for i, size in enumerate(shape) if size > 1)
-    spec = f"{names_a},{names_b}->{out}"
+    spec = f"{names_a}Z,{names_b}Z->{out}"
     return jnp.einsum(spec, a, b, precision=_EXACT).reshape(shape)
+
+
+def drop_constant_axes(factor: jax.Array, names: str) -> tuple[str, jax.Array]:
+    """A factor without the axes along which it is constant, and the others' names."""
+    kept = [axis for axis in range(factor.ndim - 1) if factor.shape[axis] > 1]
+    shape = (*(factor.shape[axis] for axis in kept), factor.shape[-1])
+    return "".join(names[axis] for axis in kept), factor.reshape(shape)

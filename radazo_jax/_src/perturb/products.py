@@ -11,28 +11,19 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from radazo_jax._src.directions.held import Factors
+from radazo_jax._src.directions.held import Factors, drop_constant_axes
 from radazo_jax._src.perturb.equations import bind
 from radazo_jax._src.perturb.views import View
-from radazo_jax._src.trees import at_least_float32
+from radazo_jax._src.trees import widest
 
 
 def dot_general(
     eqn: core.JaxprEqn, x: jax.Array, view: View, view_is_left: bool
-) -> jax.Array | None:
+) -> list[jax.Array] | None:
     """`lax.dot_general` with a view on one side; `None` where it must be built."""
     params = eqn.params
-    (left, right), (left_batch, right_batch) = params["dimension_numbers"]
-    if view_is_left:
-        names_view, names_x, out = _names(
-            len(view.shape), x.ndim, left, right, left_batch, right_batch
-        )
-        contracted = left
-    else:
-        names_x, names_view, out = _names(
-            x.ndim, len(view.shape), left, right, left_batch, right_batch
-        )
-        contracted = right
+    contracted_left, contracted_right = params["dimension_numbers"][0]
+    contracted = contracted_left if view_is_left else contracted_right
     view.used(contracted)
     if not _is_product(x, view):
         return None
@@ -47,14 +38,18 @@ def dot_general(
     base = view.base.astype(view.dtype)
     sides = (base, x) if view_is_left else (x, base)
     [plain] = bind(eqn, sides)
-    wide = _wide(x, base, plain)
+    names_left, names_right, out = _names(*sides, params["dimension_numbers"])
+    names_x, names_view = (
+        (names_right, names_left) if view_is_left else (names_left, names_right)
+    )
+    wide = widest((x, base, plain))
     given = (x, view.scale * view.norm, first, second)
     x, *factors = (array.astype(wide) for array in given)
     noise = _chain(x, names_x, factors, names_view, out, params["precision"])
-    return (plain.astype(wide) + noise).astype(plain.dtype)
+    return [(plain.astype(wide) + noise).astype(plain.dtype)]
 
 
-def convolution(eqn: core.JaxprEqn, x: jax.Array, view: View) -> jax.Array | None:
+def convolution(eqn: core.JaxprEqn, x: jax.Array, view: View) -> list[jax.Array] | None:
     """`lax.conv_general_dilated` with a kernel that is a view, or `None`."""
     params = eqn.params
     numbers = params["dimension_numbers"]
@@ -70,7 +65,7 @@ def convolution(eqn: core.JaxprEqn, x: jax.Array, view: View) -> jax.Array | Non
         return None
     base = view.base.astype(view.dtype)
     [plain] = bind(eqn, [x, base])
-    wide = _wide(x, base, plain)
+    wide = widest((x, base, plain))
     given = (x, view.scale * view.norm, first, second)
     x, scale, first, second = (array.astype(wide) for array in given)
     # The rank takes the place of the kernel's output features.
@@ -86,18 +81,12 @@ def convolution(eqn: core.JaxprEqn, x: jax.Array, view: View) -> jax.Array | Non
     outward = second.reshape(second.shape[out_axis], -1)
     noise = jnp.tensordot(inner, outward, axes=[(features,), (1,)])
     noise = jnp.moveaxis(noise, -1, features)
-    return (plain.astype(wide) + noise).astype(plain.dtype)
+    return [(plain.astype(wide) + noise).astype(plain.dtype)]
 
 
 def _is_product(x: jax.Array, view: View) -> bool:
     """Whether there are factors, and what they are to be multiplied with is real."""
     return isinstance(view.u, Factors) and jnp.issubdtype(x.dtype, jnp.floating)
-
-
-def _wide(*arrays: jax.Array) -> jnp.dtype:
-    """The widest dtype of the arrays, and float32 at least."""
-    dtypes = [at_least_float32(array.dtype) for array in arrays]
-    return max(dtypes, key=lambda dtype: dtype.itemsize)
 
 
 def _chain(
@@ -110,8 +99,8 @@ def _chain(
 ) -> jax.Array:
     """(x · first) · second, scaled, all of one dtype; Z names the axis of the rank."""
     scale, first, second = factors
-    names_first, first = _drop_constant_axes(first, names_view)
-    names_second, second = _drop_constant_axes(second, names_view)
+    names_first, first = drop_constant_axes(first, names_view)
+    names_second, second = drop_constant_axes(second, names_view)
     between = "".join(
         n for n in dict.fromkeys(names_x + names_first) if n in out or n in names_second
     )
@@ -129,28 +118,14 @@ def _varies_along(factor: jax.Array) -> set[int]:
     return {axis for axis in range(factor.ndim - 1) if factor.shape[axis] > 1}
 
 
-def _drop_constant_axes(factor: jax.Array, names: str) -> tuple[str, jax.Array]:
-    kept = [axis for axis in range(factor.ndim - 1) if factor.shape[axis] > 1]
-    shape = (*(factor.shape[axis] for axis in kept), factor.shape[-1])
-    return "".join(names[axis] for axis in kept), factor.reshape(shape)
-
-
-def _names(
-    left_rank: int,
-    right_rank: int,
-    left: Sequence[int],
-    right: Sequence[int],
-    left_batch: Sequence[int],
-    right_batch: Sequence[int],
-) -> tuple[str, str, str]:
+def _names(x: jax.Array, y: jax.Array, numbers: Any) -> tuple[str, str, str]:
     """Letters for the axes of both sides and of `lax.dot_general`'s result."""
+    (left, right), (left_batch, right_batch) = numbers
     letters = iter(string.ascii_lowercase)
-    names_left = [next(letters) for _ in range(left_rank)]
-    names_right = [next(letters) for _ in range(right_rank)]
-    for a, b in [
-        *zip(left, right, strict=True),
-        *zip(left_batch, right_batch, strict=True),
-    ]:
+    names_left = [next(letters) for _ in range(x.ndim)]
+    names_right = [next(letters) for _ in range(y.ndim)]
+    pairs = zip((*left, *left_batch), (*right, *right_batch), strict=True)
+    for a, b in pairs:
         names_right[b] = names_left[a]
     out = [names_left[a] for a in left_batch]
     out += [n for a, n in enumerate(names_left) if a not in (*left, *left_batch)]

@@ -203,18 +203,16 @@ def _dot_general(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
         left = left.build()
     view_is_left = isinstance(left, View)
     view, x = (left, right) if view_is_left else (right, left)
-    if not isinstance(view, View) or 0 in view.shape:
+    if 0 in view.shape:
         return None
-    product = products.dot_general(eqn, x, view, view_is_left)
-    return None if product is None else [product]
+    return products.dot_general(eqn, x, view, view_is_left)
 
 
 def _convolution(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
     x, kernel = inputs
     if not isinstance(kernel, View) or isinstance(x, View) or 0 in kernel.shape:
         return None
-    product = products.convolution(eqn, x, kernel)
-    return None if product is None else [product]
+    return products.convolution(eqn, x, kernel)
 
 
 # --- Control flow -----------------------------------------------------------------
@@ -302,8 +300,7 @@ def _cond(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
     index, *operands = inputs
     [index] = built([index])
     branches = [
-        functools.partial(lambda jaxpr: _arrays(jaxpr, operands), jaxpr)
-        for jaxpr in eqn.params["branches"]
+        functools.partial(_arrays, jaxpr, operands) for jaxpr in eqn.params["branches"]
     ]
     return lax.switch(index, branches)
 
