@@ -110,13 +110,14 @@ def gather(
     window_axes = iter(numbers.offset_dims)
     coordinates = []
     inside = jnp.ones((1,) * base.ndim, bool)
+    zero = jnp.zeros((1,) * base.ndim, jnp.uint32)
     for axis, size in enumerate(view.shape):
-        coordinate = jnp.zeros((1,) * base.ndim, jnp.uint32)
+        coordinate = zero
         if axis not in numbers.collapsed_slice_dims:
             target = next(window_axes)
             shape = [1] * base.ndim
             shape[target] = sizes[axis]
-            coordinate += jnp.arange(sizes[axis], dtype=jnp.uint32).reshape(shape)
+            coordinate = jnp.arange(sizes[axis], dtype=jnp.uint32).reshape(shape)
         if axis in numbers.start_index_map:
             start = starts[..., numbers.start_index_map.index(axis)]
             if start.dtype.itemsize < 4:
@@ -132,12 +133,11 @@ def gather(
         coordinates.append(coordinate)
 
     def of_mark(mark: jax.Array) -> jax.Array:
-        axes = [a for a in range(mark.ndim) if mark.shape[a] > 1]
-        if not axes:
+        if mark.size == 1:
             return mark.reshape((1,) * base.ndim)
         along = tuple(
-            coordinates[a] if a in axes else jnp.zeros((1,) * base.ndim, jnp.uint32)
-            for a in range(mark.ndim)
+            coordinate if size > 1 else zero
+            for coordinate, size in zip(coordinates, mark.shape, strict=True)
         )
         return mark.at[along].get(mode="promise_in_bounds")
 
@@ -166,14 +166,11 @@ def _reshape_groups(
             news.append(j)
             right, j = new[j], j + 1
         while left != right:
-            if left < right and i < len(old):
+            if left < right:
                 olds.append(i)
                 left, i = left * old[i], i + 1
-            elif j < len(new):
+            else:
                 news.append(j)
                 right, j = right * new[j], j + 1
-            else:
-                olds.append(i)
-                left, i = left * old[i], i + 1
         groups.append((olds, news))
     return groups
