@@ -221,9 +221,7 @@ def _convolution(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
 # Calls are entered: what stands inside is interpreted in their place.
 _CALLS = {
     "jit": "jaxpr",
-    "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
     "checkpoint": "jaxpr",
     "remat2": "jaxpr",
 }
