@@ -141,10 +141,10 @@ def as_params(params: Any) -> Any:
         )
     for path, leaf in leaves:
         try:
-            dtype = jax.numpy.result_type(leaf)
+            dtype = jnp.result_type(leaf)
         except TypeError:
             dtype = None
-        if dtype is None or not jax.numpy.issubdtype(dtype, np.floating):
+        if dtype is None or not jnp.issubdtype(dtype, np.floating):
             raise TypeError(
                 "params must hold real floating-point arrays; got "
                 f"{dtype or _describe(leaf)} at params{jax.tree_util.keystr(path)}. "
@@ -191,6 +191,6 @@ def _dtype_and_shape(value: Any) -> tuple[Any, tuple[int, ...]]:
     except TypeError:
         pass
     raise TypeError(
-        f"fun must return a scalar loss; got {value!r} of type "
-        f"{type(value).__name__}. With auxiliary output, set has_aux=True."
+        f"fun must return a scalar loss; got {_describe(value)}. With auxiliary "
+        "output, set has_aux=True."
     )

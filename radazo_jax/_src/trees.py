@@ -54,12 +54,10 @@ def partition(
     leaves, treedef = jax.tree.flatten(tree)
     if not _has_hash(treedef):
         leaves, treedef = [tree], jax.tree.structure(0)
+    arrays = [leaf for leaf in leaves if isinstance(leaf, kinds)]
+    others = tuple(None if isinstance(leaf, kinds) else leaf for leaf in leaves)
     is_array = tuple(isinstance(leaf, kinds) for leaf in leaves)
-    arrays = [leaf for leaf, found in zip(leaves, is_array, strict=True) if found]
-    others = (
-        None if found else leaf for leaf, found in zip(leaves, is_array, strict=True)
-    )
-    return arrays, Static(treedef, tuple(others), is_array)
+    return arrays, Static(treedef, others, is_array)
 
 
 def as_arrays(tree: Any) -> Any:
