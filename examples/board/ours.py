@@ -30,51 +30,6 @@ RATES = {
 }
 
 
-class Compiled(NamedTuple):
-    """A method for `minimize`, whose function JAX can trace.
-
-    Attributes:
-      each: Evaluations a step, made of d.
-      optimizer: An Optax transformation, or none.
-      estimator: Made of d.
-    """
-
-    each: Callable[[int], int]
-    optimizer: optax.GradientTransformation | None = None
-    estimator: Callable[[int], zo.GradientEstimator | None] = lambda d: None
-
-    def __call__(self, problem: Problem, oracle: Oracle, seed: int) -> None:
-        each = self.each(problem.dimension)
-
-        def after(state: zo.MinimizeState, values: np.ndarray) -> bool:
-            oracle.see(values, each)
-            return oracle.finished
-
-        with contextlib.suppress(zo.RunError):
-            zo.minimize(
-                problem.traced,
-                jnp.asarray(problem.start),
-                self.optimizer,
-                self.estimator(problem.dimension),
-                -(-oracle.budget // each),
-                seed,
-                chunk_size=_CHUNK,
-                progress=False,
-                callback=after,
-            )
-
-
-RADAZO = Compiled(
-    lambda d: DIRECTIONS + 2,
-    optax.chain(
-        zo.scale_by_radazo(),
-        optax.scale(-1.0),
-        zo.scale_by_parabolic_step(num_evaluations=1),
-    ),
-    lambda d: zo.forward_difference(zo.orthonormal(), DIRECTIONS),
-)
-
-
 def directions(dimension: int) -> int:
     """K of runs that name no estimator."""
     return min(max(math.isqrt(dimension), DIRECTIONS), _MOST_DIRECTIONS)
@@ -94,21 +49,39 @@ class Untuned(NamedTuple):
     estimator: Callable[[int], zo.GradientEstimator | None] = lambda d: None
 
     def __call__(self, problem: Problem, oracle: Oracle, seed: int) -> None:
-        if problem.traced is not None and not problem.noise:
-            return Compiled(*self)(problem, oracle, seed)
-        # What stopped it is of no interest, and what it reached is known. Steps do not
-        # all cost the same.
+        each = self.each(problem.dimension)
+        estimator = self.estimator(problem.dimension)
+
+        def after(state: zo.MinimizeState, values: np.ndarray) -> bool:
+            oracle.see(values, each)
+            return oracle.finished
+
+        # What stopped it is of no interest, and what it reached is known. Outside of
+        # JAX a point that a step has twice is evaluated once.
         with contextlib.suppress(zo.RunError):
-            zo.minimize_black_box(
-                oracle.one,
-                problem.start,
-                self.optimizer,
-                self.estimator(problem.dimension),
-                num_steps=oracle.budget,
-                key=seed,
-                progress=False,
-                callback=lambda state, values: oracle.finished,
-            )
+            if problem.traced is not None and not problem.noise:
+                zo.minimize(
+                    problem.traced,
+                    jnp.asarray(problem.start),
+                    self.optimizer,
+                    estimator,
+                    -(-oracle.budget // each),
+                    seed,
+                    chunk_size=_CHUNK,
+                    progress=False,
+                    callback=after,
+                )
+            else:
+                zo.minimize_black_box(
+                    oracle.one,
+                    problem.start,
+                    self.optimizer,
+                    estimator,
+                    oracle.budget,
+                    seed,
+                    progress=False,
+                    callback=lambda state, values: oracle.finished,
+                )
 
 
 # The same object at each call, so that runs compile once.
@@ -121,6 +94,15 @@ def adaptive(dimension: int) -> zo.GradientEstimator:
 # Without optimizer and estimator, as `minimize` is called where nothing is to be tuned.
 DEFAULT = Untuned(lambda d: directions(d) + 2)
 PLAIN = Untuned(lambda d: directions(d) + 1, zo.parabolic_sgd(), adaptive)
+RADAZO = Untuned(
+    lambda d: DIRECTIONS + 2,
+    optax.chain(
+        zo.scale_by_radazo(),
+        optax.scale(-1.0),
+        zo.scale_by_parabolic_step(num_evaluations=1),
+    ),
+    lambda d: zo.forward_difference(zo.orthonormal(), DIRECTIONS),
+)
 
 
 def sweep(
