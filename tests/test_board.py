@@ -1,5 +1,6 @@
 """The board: data profiles, the counting of evaluations, and its record."""
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -60,7 +61,7 @@ def _sphere(dimension=20, noise=0.0):
     start = np.linspace(0.5, 1.5, dimension)
     problem = problems.known(start, evaluate, 0.0, np.zeros(dimension))
     asked.clear()
-    return problem._replace(noise=noise), asked
+    return dataclasses.replace(problem, noise=noise), asked
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_every_value_of_a_compiled_run_is_counted(name, dimension):
         jax.debug.callback(asked.append, theta[0])
         return 0.5 * jnp.sum(theta**2)
 
-    problem = _sphere(dimension)[0]._replace(traced=traced)
+    problem = dataclasses.replace(_sphere(dimension)[0], traced=traced)
     oracle = Oracle(problem, 150)
     methods.METHODS[name].run(problem, lambda: oracle, 0)
     jax.effects_barrier()

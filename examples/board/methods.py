@@ -53,6 +53,9 @@ def _each(run: Callable[..., None], *scales: dict[str, Any]) -> Callable[..., An
     return all_scales
 
 
+_sweep = functools.lru_cache(maxsize=1)(ours.sweep)
+
+
 def _swept(
     name: str, scales: slice, estimator: zo.GradientEstimator
 ) -> Callable[..., Any]:
@@ -61,27 +64,9 @@ def _swept(
     def run(
         problem: Problem, make_oracle: Callable[[], Oracle], seed: int
     ) -> list[Oracle]:
-        return _sweep(_Held(problem), make_oracle, seed, estimator)[name][scales]
+        return _sweep(problem, make_oracle, seed, estimator)[name][scales]
 
     return run
-
-
-class _Held:
-    """A problem that is compared by what it is, for it holds arrays."""
-
-    def __init__(self, problem: Problem):
-        self.problem = problem
-
-    def __hash__(self) -> int:
-        return hash(id(self.problem))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Held) and self.problem is other.problem
-
-
-@functools.lru_cache(maxsize=1)
-def _sweep(held: _Held, make_oracle: Callable[[], Oracle], *args: Any) -> Any:
-    return ours.sweep(held.problem, make_oracle, *args)
 
 
 def _of_cma(kind: str) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ the methods without tuning see values only.
 """
 
 import contextlib
+import dataclasses
 import functools
 import importlib.util
 import os
@@ -32,7 +33,9 @@ _LEFT_OUT = {"DMN15102LS", "DMN15103LS", "INTEQNELS", "PENALTY3", "TENFOLDTRLS"}
 _LARGE = ("EDENSCH", "DIXMAANB", "WOODS", "ENGVAL1", "ARWHEAD", "BDQRTIC")
 
 
-class Problem(NamedTuple):
+# Compared by what it is, for it holds arrays.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Problem:
     """A function of a vector, and what is known of it.
 
     Attributes:
@@ -141,7 +144,7 @@ def synthetic(
         # The minimum stays where it is.
         least, traced = back(least), lambda theta: fun(turn(theta))
     problem = _of_jax(traced, start, 0.0, np.asarray(least))
-    return problem._replace(noise=noise * problem.gap) if noise else problem
+    return dataclasses.replace(problem, noise=noise * problem.gap)
 
 
 def rotation(dimension: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
