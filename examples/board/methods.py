@@ -75,9 +75,7 @@ def _of_cma(kind: str) -> Callable[..., Any]:
 
 def _of_evosax(name: str, *scales: float) -> Callable[..., Any]:
     """At scales of the distance to the minimum, or as it is."""
-    if not scales:
-        return _each(opponents.evosax, {"name": name, "scale": None, "unit": 1.0})
-    options = [{"name": name, "scale": s, "unit": None} for s in scales]
+    options = [{"name": name, "scale": scale} for scale in scales or (None,)]
     return _each(opponents.evosax, *options)
 
 

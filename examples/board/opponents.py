@@ -83,14 +83,9 @@ def nevergrad(problem: Problem, oracle: Oracle, seed: int) -> None:
 
 
 def evosax(
-    problem: Problem,
-    oracle: Oracle,
-    seed: int,
-    name: str,
-    scale: float | None,
-    unit: float | None,
+    problem: Problem, oracle: Oracle, seed: int, name: str, scale: float | None = None
 ) -> None:
-    """An algorithm of evosax, in units in which the minimum is `unit` away.
+    """An algorithm of evosax, at a scale of the distance to the minimum or as it is.
 
     Args:
       problem: The problem.
@@ -99,9 +94,8 @@ def evosax(
       name: "SNES", or "Open_ES".
       scale: The standard deviation of SNES, the learning rate of Open_ES; None for
         the defaults.
-      unit: The length of a unit; None for the distance to the minimum.
     """
-    length = problem.distance if unit is None else unit
+    length = 1.0 if scale is None else problem.distance
     search = _evosax(name, problem.dimension, name == "Open_ES" and scale is not None)
     params = search.default_params
     if name == "SNES" and scale is not None:
