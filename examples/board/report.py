@@ -160,10 +160,7 @@ def _tuned(content: dict[str, Any]) -> Table:
     for name, every in _by_estimator(content).items():
         found = runs(every)
         of = {rule: found[f"{rule}, best of 5"] for rule in RULES}
-        shares = [
-            f"{profile(one.evaluations, one.dimensions, BUDGETS[-1:])[0]:.0%}"
-            for one in of.values()
-        ]
+        shares = [f"{one.shares(BUDGETS[-1:])[0]:.0%}" for one in of.values()]
         ratios = [
             _ratio(median_ratio(of["R-AdaZO"].evaluations, of[other].evaluations))
             for other in ("ZO-AdaMM", "ZO-SGD")
