@@ -229,7 +229,7 @@ def test_pages_say_how_many_problems_there_are(recorded):
 
 @pytest.mark.parametrize("other", _OTHERS)
 def test_untuned_is_first_of_what_is_not_tuned(recorded, other):
-    """On the problems on which both were run."""
+    """On the problems on which both were run; with two it is level for a while."""
     every = report.runs(recorded["rows"], _DETERMINISTIC)
     ours, others = every[report.UNTUNED], every[other]
     both = ours.common(others)
@@ -244,10 +244,9 @@ def test_untuned_is_first_of_what_is_not_tuned(recorded, other):
     if other == "SciPy L-BFGS-B":
         level = (budgets > 21) & (budgets < 22.5)
     elif other == "NGOpt":
-        assert ahead[budgets == 1] == -1
-        level = budgets == 1.25
+        level = budgets < 1.5
     assert (ahead[level] == 0).all()
-    assert (ahead[~level & (budgets > 1)] > 0).all()
+    assert (ahead[~level] > 0).all()
 
 
 def test_momentum_costs_little_at_first_and_pays_later(recorded):
