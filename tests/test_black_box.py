@@ -18,7 +18,7 @@ from tables import slow
 from workers import CENTER
 
 import radazo_jax as zo
-from radazo_jax._src.estimate.outside import outside
+from radazo_jax._src.estimate.outside import distinct, outside
 from radazo_jax._src.optimize import ask_tell
 
 START = np.zeros(6, np.float32)
@@ -280,7 +280,7 @@ def test_a_failure_is_that_of_all_points_that_are_the_same():
         return float(np.sum(x))
 
     with outside(fun, None) as evaluate:
-        found = evaluate(np.array([[0.0], [0.0], [1.0]]), 3)
+        found = distinct(evaluate)(np.array([[0.0], [0.0], [1.0]]), 3)
     np.testing.assert_array_equal(found.values, [np.nan, np.nan, 1.0])
     assert found.failures == dict.fromkeys((0, 1), "ValueError: not here")
 

@@ -48,8 +48,6 @@ def outside(
 ) -> Iterator[Evaluate]:
     """Evaluates trees of NumPy arrays by a function, on an executor.
 
-    Points that are the same are evaluated once, unless the function takes all at once.
-
     Args:
       fun: `fun(params)` returns a number, or a pair of a number and anything.
       executor: A `concurrent.futures.Executor`, a function that makes one, or `None`.
@@ -72,9 +70,7 @@ def outside(
 
     def evaluate(candidates: Any, n: int) -> Outcome | None:
         outcome = Outcome(np.full(n, np.nan), [None] * n, {})
-        # A batch is not made smaller: `fun` may be compiled for n points.
-        firsts = list(range(n)) if batched else _firsts(candidates, n)
-        pending = sorted(set(firsts))
+        pending = list(range(n))
         for _ in range(1 + retries):
             points = (
                 [candidates] if batched else [_point(candidates, i) for i in pending]
@@ -93,19 +89,38 @@ def outside(
             pending = list(range(n)) if batched else list(outcome.failures)
             if not outcome.failures:
                 break
-        failed = {
-            i: outcome.failures[first]
-            for i, first in enumerate(firsts)
-            if first in outcome.failures
-        }
-        infos = [outcome.infos[first] for first in firsts]
-        return Outcome(outcome.values[firsts], infos, failed)
+        return outcome
 
     try:
         yield evaluate
     finally:
         for pool in pools:
             pool.shutdown(wait=False)
+
+
+def distinct(evaluate: Evaluate) -> Evaluate:
+    """Evaluates points once that are the same."""
+
+    def once(candidates: Any, n: int) -> Outcome | None:
+        leaves, places = jax.tree.leaves(candidates), {}
+        # Of each point, its place among those that are evaluated.
+        where = [
+            places.setdefault(tuple(leaf[i].tobytes() for leaf in leaves), len(places))
+            for i in range(n)
+        ]
+        chosen = [where.index(place) for place in range(len(places))]
+        found = evaluate(jax.tree.map(lambda x: x[chosen], candidates), len(chosen))
+        if found is None:
+            return None
+        failures = {
+            i: found.failures[place]
+            for i, place in enumerate(where)
+            if place in found.failures
+        }
+        infos = [found.infos[place] for place in where]
+        return Outcome(found.values[where], infos, failures)
+
+    return once
 
 
 class _Failed(NamedTuple):
@@ -268,14 +283,6 @@ def check_executor(executor: Any, fun: Callable[[Any], Any]) -> None:
 
 def _point(candidates: Any, i: int) -> Any:
     return jax.tree.map(lambda x: x[i], candidates)
-
-
-def _firsts(candidates: Any, n: int) -> list[int]:
-    """For each point the number of the first one that is the same."""
-    leaves = jax.tree.leaves(candidates)
-    points = [tuple(leaf[i].tobytes() for leaf in leaves) for i in range(n)]
-    numbers: dict[Any, int] = {}
-    return [numbers.setdefault(point, i) for i, point in enumerate(points)]
 
 
 def _split(result: Any, n: int) -> list[Any]:

@@ -11,7 +11,7 @@ import optax
 
 from radazo_jax._src import checks
 from radazo_jax._src.estimate.estimator import GradientEstimator
-from radazo_jax._src.estimate.outside import Outcome, outside
+from radazo_jax._src.estimate.outside import Outcome, distinct, outside
 from radazo_jax._src.optimize import ask_tell, host, step
 from radazo_jax._src.optimize.console import interruptible, progress_bar
 from radazo_jax._src.optimize.defaults import method
@@ -184,6 +184,8 @@ def minimize_black_box(
                 interrupted=interrupted,
             )
         )
+        if not batched:  # A batch stays as large: `fun` may be compiled for it.
+            evaluate_points = distinct(evaluate_points)
         state, steps, write = stack.enter_context(
             host.journaled(path, fun, state, estimator, tell, num_steps, seen.rebuild)
         )
