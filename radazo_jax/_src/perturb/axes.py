@@ -48,7 +48,7 @@ def specialize(law: Law, fun: Callable[[Any], Any], params: Any, layout: Layout)
             for view, leaf in zip(given, layout.leaves, strict=True)
         ]
         jaxpr = jax.make_jaxpr(lambda *x: fun(jax.tree.unflatten(treedef, x)))(*leaves)
-        rules.built(rules.interpret(jaxpr.jaxpr, jaxpr.consts, given))
+        rules.evaluate(jaxpr, given)
 
     jax.eval_shape(trace, jax.random.key(0), *leaves)
     return dataclasses.replace(law, inferred=tuple(sorted(found.items())))

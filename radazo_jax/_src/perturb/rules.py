@@ -28,20 +28,29 @@ Value = Any  # An array or a View.
 _SMALL = 2**16
 
 
-def interpret(
-    jaxpr: core.Jaxpr,
-    consts: Sequence[Any],
-    args: Sequence[Value],
-    ready: Container[int] = (),
-) -> list[Value]:
+def evaluate(
+    jaxpr: core.ClosedJaxpr, args: Sequence[Value], ready: Container[int] = ()
+) -> list[jax.Array]:
     """Evaluates `jaxpr` at arguments some of which are views.
 
     Args:
       jaxpr: The program.
-      consts: Its constants.
       args: Arrays and views.
       ready: Those of the values, by `id`, that nothing needs to wait for.
+
+    Returns:
+      Its outputs.
     """
+    return _built(_interpret(jaxpr.jaxpr, jaxpr.consts, args, ready))
+
+
+def _interpret(
+    jaxpr: core.Jaxpr,
+    consts: Sequence[Any],
+    args: Sequence[Value],
+    ready: Container[int],
+) -> list[Value]:
+    """As `evaluate`; outputs may be views."""
     env: dict[core.Var, Value] = {}
 
     def read(atom: Any) -> Value:
@@ -62,14 +71,14 @@ def interpret(
             elif name in _RULES:
                 outputs = _RULES[name](eqn, inputs)
             if outputs is None:
-                inputs = built(inputs, memo, ready)
+                inputs = _built(inputs, memo, ready)
         if outputs is None:
             outputs = bind(eqn, inputs)
         env.update(zip(eqn.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def built(
+def _built(
     values: Sequence[Value],
     memo: dict[int, jax.Array] | None = None,
     ready: Container[int] = (),
@@ -79,7 +88,7 @@ def built(
     Args:
       values: Arrays and views.
       memo: Views that have been built already, by `id`; grows.
-      ready: As in `interpret`.
+      ready: As in `evaluate`.
     """
     memo = {} if memo is None else memo
     arrays = [value for value in values if isinstance(value, jax.Array)]
@@ -229,14 +238,8 @@ _CALLS = {
 
 def _call(jaxpr: Any, inputs: list[Value], ready: Container[int]) -> list[Value]:
     if isinstance(jaxpr, core.ClosedJaxpr):
-        return interpret(jaxpr.jaxpr, jaxpr.consts, inputs, ready)
-    return interpret(jaxpr, (), inputs, ready)
-
-
-def _arrays(
-    jaxpr: core.ClosedJaxpr, args: Sequence[Value], ready: Container[int] = ()
-) -> list[jax.Array]:
-    return built(interpret(jaxpr.jaxpr, jaxpr.consts, args, ready))
+        return _interpret(jaxpr.jaxpr, jaxpr.consts, inputs, ready)
+    return _interpret(jaxpr, (), inputs, ready)
 
 
 def _scan(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
@@ -248,7 +251,7 @@ def _scan(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
     if any(isinstance(value, View) and 0 in value.shape for value in inputs):
         return None
     consts = inputs[:num_consts]
-    init = built(inputs[num_consts : num_consts + num_carry])
+    init = _built(inputs[num_consts : num_consts + num_carry])
     stacks = inputs[num_consts + num_carry :]
 
     def body(carry: list[jax.Array], xs: Any) -> tuple[Any, Any]:
@@ -262,7 +265,7 @@ def _scan(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
         # a leaf is not to be built once for all steps, ahead of the loop.
         inputs = [*(views.drawn_after(value, i) for value in consts), *carry, *slices]
         ready = {id(value) for value in inputs if params["unroll"] == 1}
-        outputs = _arrays(params["jaxpr"], inputs, ready)
+        outputs = evaluate(params["jaxpr"], inputs, ready)
         return outputs[:num_carry], outputs[num_carry:]
 
     steps = jnp.arange(params["length"], dtype=jnp.uint32)
@@ -284,10 +287,10 @@ def _while(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
         return None  # Under vmap, a condition may hold for some of the batch only.
     num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
     cond_consts, rest = inputs[:num_cond], inputs[num_cond:]
-    body_consts, init = rest[:num_body], built(rest[num_body:])
+    body_consts, init = rest[:num_body], _built(rest[num_body:])
     return lax.while_loop(
-        lambda carry: _arrays(params["cond_jaxpr"], [*cond_consts, *carry])[0],
-        lambda carry: _arrays(params["body_jaxpr"], [*body_consts, *carry]),
+        lambda carry: evaluate(params["cond_jaxpr"], [*cond_consts, *carry])[0],
+        lambda carry: evaluate(params["body_jaxpr"], [*body_consts, *carry]),
         init,
     )
 
@@ -296,9 +299,9 @@ def _cond(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
     if eqn.params.get("branches_platforms"):
         return None  # Not all branches can be lowered everywhere.
     index, *operands = inputs
-    [index] = built([index])
+    [index] = _built([index])
     branches = [
-        functools.partial(_arrays, jaxpr, operands) for jaxpr in eqn.params["branches"]
+        functools.partial(evaluate, jaxpr, operands) for jaxpr in eqn.params["branches"]
     ]
     return lax.switch(index, branches)
 

@@ -74,8 +74,7 @@ def evaluate(
     leaves, treedef = jax.tree.flatten(params)
     jaxpr, outputs_of = _trace(fun, leaves, treedef, args, kwargs)
     given = views.views_of(leaves, layout, direction, jnp.asarray(scale))
-    outputs = rules.interpret(jaxpr.jaxpr, jaxpr.consts, given)
-    return outputs_of(rules.built(outputs))
+    return outputs_of(rules.evaluate(jaxpr, given))
 
 
 def _trace(
