@@ -31,10 +31,8 @@ class OutOfTime(Exception):
     """The minutes are over; the record has what was measured."""
 
 
-def measures(
-    args: Any,
-) -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
-    """What tells a row from the others, and what measures the rest of it."""
+def measures(args: Any) -> Iterator[problems.Row]:
+    """The rows of the record."""
     for case in problems.cases(args.fast):
         for name, method in methods.METHODS.items():
             if method.takes(case.kind, case.dimension):

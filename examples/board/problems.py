@@ -83,6 +83,10 @@ def known(
     return Problem(start, evaluate, traced, least, distance, gap, slope)
 
 
+# What tells a row of a record from the others, and what measures the rest of it.
+Row = tuple[dict[str, Any], Callable[[], dict[str, Any]]]
+
+
 class Case(NamedTuple):
     """A problem that is not built yet."""
 

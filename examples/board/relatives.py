@@ -1,7 +1,7 @@
 """R-AdaZO, ZO-AdaMM and ZO-SGD behind each estimator that the paper builds on."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from examples.board import methods, problems
@@ -10,10 +10,8 @@ from examples.common.estimators import ESTIMATORS
 _MOST = 102  # The dimension up to which problems are taken.
 
 
-def measures(
-    args: Any,
-) -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
-    """What tells a row from the others, and what measures the rest of it."""
+def measures(args: Any) -> Iterator[problems.Row]:
+    """The rows of the record."""
     found = [case for case in problems.cases(args.fast) if case.dimension <= _MOST]
     # One estimator after another, and by dimension, for these are programs.
     found.sort(key=lambda case: case.dimension)

@@ -55,10 +55,8 @@ HARMS = {
 }
 
 
-def measures(
-    args: Any,
-) -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
-    """What tells a row from the others, and what measures the rest of it."""
+def measures(args: Any) -> Iterator[problems.Row]:
+    """The rows of the record."""
     order = ("Synthetic", "Rotated", "CUTEst", "BBOB")
     found = [
         c for c in problems.cases(args.fast) if c.kind in order and c.dimension <= _MOST
