@@ -102,7 +102,7 @@ def run(
     num_steps: int,
     chunk: int,
     label: str,
-    at_chunk: Callable[[Any, Any], str] = lambda states, out: "",
+    at_chunk: Callable[[Any, Any], str],
 ) -> tuple[Any, Any]:
     """Runs all seeds side by side, in compiled chunks of steps, under a progress bar.
 

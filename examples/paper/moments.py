@@ -111,7 +111,7 @@ def measure(dimension: int, steps: int, seeds: int) -> dict[str, np.ndarray]:
         params = state.params - LEARNING_RATE * update
         return State(params, optimizer_state, nu_ori, nu_true), out
 
-    keys = jax.vmap(lambda key: jax.random.split(key))(common.seed_keys(seeds))
+    keys = jax.vmap(jax.random.split)(common.seed_keys(seeds))
     starts = jax.vmap(lambda key: testing.uniform_start(key, dimension))(keys[:, 0])
     betas = jnp.asarray(BETAS)
     # The betas share their directions: the inner vmap leaves the key alone.

@@ -55,7 +55,7 @@ def compare(name: str, dimension: int, steps: int, seeds: int) -> np.ndarray:
             new_states.append(state)
         return (jnp.stack(moved), tuple(new_states)), None
 
-    keys = jax.vmap(lambda key: jax.random.split(key))(common.seed_keys(seeds))
+    keys = jax.vmap(jax.random.split)(common.seed_keys(seeds))
     starts = jax.vmap(lambda key: testing.uniform_start(key, dimension))(keys[:, 0])
     params = jnp.repeat(starts[:, None], len(chosen), axis=1)
     states = tuple(jax.vmap(optimizer.init)(starts) for optimizer in chosen)

@@ -51,9 +51,8 @@ def init(key: jax.Array, sizes: Sizes) -> dict[str, Any]:
     for one, (name, shape) in zip(keys, shapes.items(), strict=True):
         scale = width**-0.5 if len(shape) == 2 else shape[1] ** -0.5
         params[name] = (scale * jax.random.normal(one, shape)).astype(dtype)
-    for name, shape in (("norm_1", (layers, width)), ("norm_2", (layers, width))):
-        params[name] = jnp.ones(shape, dtype)
-    return params | {"norm": jnp.ones(width, dtype)}
+    norms = {"norm_1": (layers, width), "norm_2": (layers, width), "norm": (width,)}
+    return params | {name: jnp.ones(shape, dtype) for name, shape in norms.items()}
 
 
 def loss_fn(params: dict[str, Any], tokens: jax.Array, heads: int) -> jax.Array:
