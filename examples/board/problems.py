@@ -8,9 +8,8 @@ import contextlib
 import dataclasses
 import functools
 import importlib.util
-import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -246,7 +245,8 @@ def _of_coco(number: int, dimension: int) -> Problem:
     wanted = f"function_indices:{number} dimensions:{dimension} instance_indices:1"
     suite = cocoex.Suite("bbob-largescale", "", wanted)
     problem = suite.get_problem(0)
-    with _elsewhere() as folder:  # The best point is told in a file.
+    # The best point is told in a file.
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         problem._best_parameter("print")
         (file,) = Path(folder).iterdir()
         best = np.loadtxt(file)
@@ -257,15 +257,3 @@ def _of_coco(number: int, dimension: int) -> Problem:
 
     start = np.zeros(dimension)
     return known(start, evaluate, problem(best), best)
-
-
-@contextlib.contextmanager
-def _elsewhere() -> Iterator[str]:
-    """Works in a folder that is gone afterwards."""
-    here = os.getcwd()
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        try:
-            yield folder
-        finally:
-            os.chdir(here)
