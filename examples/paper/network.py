@@ -100,11 +100,10 @@ def log_probabilities(params: Params, images: jax.Array) -> jax.Array:
 def train(data: Data, epochs: int) -> Params:
     """Trains the network by backpropagation."""
     key = jax.random.key(0)
-    initialize = jax.nn.initializers.he_normal(in_axis=(0, 1, 2), out_axis=3)
+    initialize = jax.nn.initializers.he_normal()
     params: Params = {}
     for i, (name, shape) in enumerate(_SHAPES.items()):
-        init = initialize if len(shape) == 4 else jax.nn.initializers.he_normal()
-        kernel = init(jax.random.fold_in(key, i), shape, jnp.float32)
+        kernel = initialize(jax.random.fold_in(key, i), shape, jnp.float32)
         params[name] = {"kernel": kernel, "bias": jnp.zeros(shape[-1])}
     optimizer = optax.adam(1e-3)
 
