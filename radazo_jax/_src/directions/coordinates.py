@@ -1,15 +1,12 @@
 """The laws of one coordinate, with and without replacement."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from radazo_jax._src.directions.held import sign
-from radazo_jax._src.directions.law import Law
-from radazo_jax._src.directions.layout import layout_of
+from radazo_jax._src.directions.law import Law, UnitNorm
 from radazo_jax._src.numbers import counter, generator
 from radazo_jax._src.numbers.counter import Counter, Positions
 
@@ -17,14 +14,7 @@ from radazo_jax._src.numbers.counter import Counter, Positions
 _ROUNDS = 24
 
 
-class _Coordinate(Law):
-    """Laws of directions that have one element which is not 0."""
-
-    def factor(self, params: Any) -> float:
-        return float(layout_of(params).dimension)
-
-
-class Coordinate(_Coordinate):
+class Coordinate(UnitNorm):
     """See `coordinate`."""
 
     def draw(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
@@ -34,7 +24,7 @@ class Coordinate(_Coordinate):
         return jnp.where((at.hi == chosen.hi) & (at.lo == chosen.lo), signed, 0.0)
 
 
-class CoordinateInTurn(_Coordinate):
+class CoordinateInTurn(UnitNorm):
     """See `coordinate`, without replacement."""
 
     numbered = True
@@ -52,7 +42,7 @@ class CoordinateInTurn(_Coordinate):
         return jnp.where((at.hi == 0) & (at.lo == chosen), signed, 0.0)
 
 
-class Basis(_Coordinate):
+class Basis(UnitNorm):
     """Direction i is coordinate i: for estimators that choose their coordinates."""
 
     numbered = True

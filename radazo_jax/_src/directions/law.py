@@ -191,6 +191,13 @@ class Law(abc.ABC):
         return leaf.size
 
 
+class UnitNorm(Law):
+    """Laws of directions of norm 1, for which E[u uᵀ] = I/d."""
+
+    def factor(self, params: Any) -> float:
+        return float(layout_of(params).dimension)
+
+
 # Compiled as a whole where it is called outside of any jit; part of the program where
 # there is one.
 @functools.partial(jax.jit, static_argnames="layout", inline=True)

@@ -8,8 +8,8 @@ import jax
 from jax import lax
 
 from radazo_jax._src.directions.held import Held, Stored
-from radazo_jax._src.directions.law import Direction, Law, elements
-from radazo_jax._src.directions.layout import Layout, layout_of
+from radazo_jax._src.directions.law import Direction, Law, UnitNorm, elements
+from radazo_jax._src.directions.layout import Layout
 from radazo_jax._src.numbers import counter, exact, generator
 from radazo_jax._src.numbers.counter import Counter, Positions
 
@@ -29,13 +29,10 @@ class Gaussian(Law):
         return generator.normal(key, at)
 
 
-class Sphere(Law):
+class Sphere(UnitNorm):
     """See `sphere`."""
 
     _normalized = True
-
-    def factor(self, params: Any) -> float:
-        return float(layout_of(params).dimension)
 
     def draw(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
         del number

@@ -12,8 +12,8 @@ from jax import lax
 
 from radazo_jax._src import fusion
 from radazo_jax._src.directions.held import Held, Signs, sign
-from radazo_jax._src.directions.law import Direction, Law
-from radazo_jax._src.directions.layout import Layout, Leaf, layout_of
+from radazo_jax._src.directions.law import Direction, Law, UnitNorm
+from radazo_jax._src.directions.layout import Layout, Leaf
 from radazo_jax._src.numbers import counter, generator
 from radazo_jax._src.numbers.counter import Counter, Positions
 
@@ -92,13 +92,10 @@ class Rademacher(_Signed):
         return generator.bits(key, at)
 
 
-class Orthonormal(_Signed):
+class Orthonormal(UnitNorm, _Signed):
     """See `orthonormal`."""
 
     numbered = True
-
-    def factor(self, params: Any) -> float:
-        return float(layout_of(params).dimension)
 
     def _magnitude(self, dimension: int) -> float:
         return 1 / math.sqrt(max(dimension, 1))
