@@ -37,20 +37,21 @@ def specialize(law: Law, fun: Callable[[Any], Any], params: Any, layout: Layout)
     if given := law.given(params):
         return dataclasses.replace(law, inferred=given, dimension_numbers=None)
     found: dict[str, MatrixAxes | None] = {}
-    leaves, treedef = jax.tree.flatten(params)
 
-    def trace(key: jax.Array, *leaves: jax.Array) -> None:
+    def trace(key: jax.Array, params: Any) -> None:
         # Positions of a dense law tell for each axis of a leaf where it has gone.
         direction = Gaussian().sample(key, params)
-        given = views.views_of(leaves, layout, direction, jnp.float32(0))
+        given = views.views_of(params, layout, direction, jnp.float32(0))
         given = [
             dataclasses.replace(view, on_use=functools.partial(_note, found, leaf.path))
             for view, leaf in zip(given, layout.leaves, strict=True)
         ]
-        jaxpr = jax.make_jaxpr(lambda *x: fun(jax.tree.unflatten(treedef, x)))(*leaves)
+        # A new function each time: JAX remembers the programs of those it has traced,
+        # and `fun` may have no hash, or read what has changed since.
+        jaxpr = jax.make_jaxpr(lambda params: fun(params))(params)
         rules.evaluate(jaxpr, given)
 
-    jax.eval_shape(trace, jax.random.key(0), *leaves)
+    jax.eval_shape(trace, jax.random.key(0), params)
     return dataclasses.replace(law, inferred=tuple(sorted(found.items())))
 
 

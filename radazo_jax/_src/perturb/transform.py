@@ -71,30 +71,28 @@ def evaluate(
     kwargs: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
     """`perturb(fun)` where the layout of the parameters, arrays, is known."""
-    leaves, treedef = jax.tree.flatten(params)
-    jaxpr, outputs_of = _trace(fun, leaves, treedef, args, kwargs)
-    given = views.views_of(leaves, layout, direction, jnp.asarray(scale))
+    jaxpr, outputs_of = _trace(fun, params, args, kwargs)
+    given = views.views_of(params, layout, direction, jnp.asarray(scale))
     return outputs_of(rules.evaluate(jaxpr, given))
 
 
 def _trace(
     fun: Callable[..., Any],
-    leaves: list[jax.Array],
-    treedef: Any,
+    params: Any,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> tuple[Any, Callable[[list[jax.Array]], Any]]:
-    """`fun` as a program of its parameters' leaves, and what makes its output."""
+    """`fun` as a program of its parameters, and what makes its output."""
     # Not the output itself, which holds tracers.
     static: list[trees.Static] = []
 
-    def of_leaves(*leaves: jax.Array) -> list[Any]:
+    def of_params(params: Any) -> list[Any]:
         # New containers, as under jit: fun may write into them.
         new_args, new_kwargs = jax.tree.map(lambda x: x, (args, dict(kwargs)))
-        output = fun(jax.tree.unflatten(treedef, leaves), *new_args, **new_kwargs)
+        output = fun(params, *new_args, **new_kwargs)
         arrays, rest = trees.partition(output, jax.Array)
         static[:] = [rest]
         return arrays
 
-    jaxpr = jax.make_jaxpr(of_leaves)(*leaves)
+    jaxpr = jax.make_jaxpr(of_params)(params)
     return jaxpr, static[0].merge

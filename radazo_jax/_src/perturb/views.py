@@ -111,13 +111,13 @@ def _sharded_like(base: jax.Array, mark: jax.Array) -> jax.Array:
 
 
 def views_of(
-    leaves: Sequence[jax.Array], layout: Layout, direction: Direction, scale: jax.Array
+    params: Any, layout: Layout, direction: Direction, scale: jax.Array
 ) -> list[View]:
-    """All parameters perturbed by `direction`, unbuilt."""
+    """The leaves of the parameters, perturbed by `direction`, unbuilt."""
     held = direction.held or _unstored(direction, layout)
     return [
         View(leaf, leaf.dtype, scale, direction.scale, u)
-        for leaf, u in zip(leaves, held, strict=True)
+        for leaf, u in zip(jax.tree.leaves(params), held, strict=True)
     ]
 
 
