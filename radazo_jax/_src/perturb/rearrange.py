@@ -74,22 +74,6 @@ def reverse(dimensions: Sequence[int]) -> OfMark:
     return of_mark
 
 
-def expand(
-    old: tuple[int, ...], shape: Sequence[int], broadcast_dimensions: Sequence[int]
-) -> OfMark | None:
-    """`broadcast_in_dim` where it repeats nothing, else `None`."""
-    if math.prod(shape) != math.prod(old):
-        return None
-
-    def of_mark(mark: jax.Array) -> jax.Array:
-        new = [1] * len(shape)
-        for axis, target in enumerate(broadcast_dimensions):
-            new[target] = mark.shape[axis]
-        return mark.reshape(new)
-
-    return of_mark
-
-
 def at(view: View, i: jax.Array, base: jax.Array) -> View:
     """The i-th slice along the first axis, whose elements are `base`."""
 

@@ -150,8 +150,10 @@ def _squeeze(view: View, eqn: core.JaxprEqn, _: list[Any]) -> OfMark:
 def _expand(view: View, eqn: core.JaxprEqn, others: list[Any]) -> OfMark | None:
     if others:  # Sizes known only at run time.
         return None
-    params = eqn.params
-    return rearrange.expand(view.shape, params["shape"], params["broadcast_dimensions"])
+    # Where it repeats nothing, it only adds axes of size 1.
+    shape = eqn.params["shape"]
+    repeats = math.prod(shape) != math.prod(view.shape)
+    return None if repeats else rearrange.reshape(view.shape, shape)
 
 
 def _slice(view: View, eqn: core.JaxprEqn, _: list[Any]) -> OfMark | None:
