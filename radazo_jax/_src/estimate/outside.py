@@ -102,12 +102,15 @@ def distinct(evaluate: Evaluate) -> Evaluate:
     """Evaluates points once that are the same."""
 
     def once(candidates: Any, n: int) -> Outcome | None:
-        leaves, places = jax.tree.leaves(candidates), {}
+        leaves = jax.tree.leaves(candidates)
         # Of each point, its place among those that are evaluated.
+        places: dict[tuple[bytes, ...], int] = {}
         where = [
             places.setdefault(tuple(leaf[i].tobytes() for leaf in leaves), len(places))
             for i in range(n)
         ]
+        if len(places) == n:
+            return evaluate(candidates, n)
         chosen = [where.index(place) for place in range(len(places))]
         found = evaluate(jax.tree.map(lambda x: x[chosen], candidates), len(chosen))
         if found is None:
