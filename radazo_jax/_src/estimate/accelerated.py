@@ -220,7 +220,7 @@ def _followed(
     # Steps start at the parameters in a trial, and where one is taken back instead.
     back = product(step, step, dtype) > product(whole, whole, dtype)
     stays = (state.start == _TRIAL) | (state.start == _MOVED) & back
-    step = jax.tree.map(lambda s, w: jnp.where(stays, w, s), step, whole)
+    step = optax.tree.where(stays, whole, step)
     along = jnp.where(
         state.start == _AHEAD, product(step, whole, dtype), product(step, step, dtype)
     )

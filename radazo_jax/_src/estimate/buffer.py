@@ -1,6 +1,6 @@
 """Past queries: directions that can be drawn again, and values."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -46,8 +46,3 @@ def empty(size: int) -> QueryBuffer:
 def followed_by(old: jax.Array, new: jax.Array) -> jax.Array:
     """The last of both together, as many as there were."""
     return jnp.concatenate([old, new])[len(new) :]
-
-
-def unless(skipped: jax.Array, old: Any, new: Any) -> Any:
-    """The old state where a step is skipped."""
-    return jax.tree.map(lambda o, n: jnp.where(skipped, o, n), old, new)

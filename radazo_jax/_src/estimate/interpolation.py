@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from radazo_jax._src import checks
 from radazo_jax._src.directions import sums
@@ -186,17 +187,14 @@ def linear_interpolation(
             num_values=jnp.where(new > 0, new + 1, 0),
         )
         added = jnp.append(base, moved[:, 0]).astype(state.values.dtype)
-        kept = buffer.unless(
-            new == 0,
-            state[1:],
-            (
-                state.buffer.followed_by(points),
-                jax.tree.map(
-                    lambda old, p: buffer.followed_by(old, p[None]), state.past, params
-                ),
-                buffer.followed_by(state.values, added[None]),
+        queries = (
+            state.buffer.followed_by(points),
+            jax.tree.map(
+                lambda old, p: buffer.followed_by(old, p[None]), state.past, params
             ),
+            buffer.followed_by(state.values, added[None]),
         )
+        kept = optax.tree.where(new > 0, queries, state[1:])
         numbers = numbering.advanced(state.numbering, points)
         return estimate, LinearInterpolationState(numbers, *kept)
 

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from radazo_jax._src import checks
 from radazo_jax._src.directions import sums
@@ -125,7 +126,7 @@ def query_reuse(
             slope=weight * jnp.sum(slopes**2),
             num_values=new,
         )
-        kept = buffer.unless(new == 0, (state.buffer, state.values), (queries, stored))
+        kept = optax.tree.where(new > 0, (queries, stored), state[1:])
         numbers = numbering.advanced(state.numbering, points)
         return estimate, QueryReuseState(numbers, *kept)
 

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from radazo_jax._src import checks
 from radazo_jax._src.directions.law import Law
@@ -188,7 +189,7 @@ def gaussian_process(
             num_values=new,
         )
         numbers = numbering.advanced(state.numbering, points)
-        memory = buffer.unless(new == 0, state[1:], (xs, ys, key))
+        memory = optax.tree.where(new > 0, (xs, ys, key), state[1:])
         return estimate, GaussianProcessState(numbers, *memory)
 
     return GradientEstimator(init, points, reduce, evaluator)

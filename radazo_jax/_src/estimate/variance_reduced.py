@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from radazo_jax._src import checks
 from radazo_jax._src.directions.gram import inner
@@ -121,9 +122,7 @@ def variance_reduced(
         )
 
     def anchor_of(params: Any, state: VarianceReducedState) -> Any:
-        return jax.tree.map(
-            lambda p, a: jnp.where(state.count == 0, p, a), params, state.anchor
-        )
+        return optax.tree.where(state.count == 0, params, state.anchor)
 
     def points(key: jax.Array, params: Any, state: VarianceReducedState) -> Points:
         key, numbers = numbering.following(state.numbering, key, size)
@@ -179,18 +178,14 @@ def variance_reduced(
             num_values=jnp.where(used > 0, 2 * used + jnp.where(at_anchor, 0, 2), 0),
         )
 
-        def if_used(new: Any, old: Any) -> Any:
-            return jax.tree.map(lambda n, o: jnp.where(used > 0, n, o), new, old)
-
-        gradient = jax.tree.map(
-            lambda n, o: jnp.where(at_anchor, n, o), total, state.gradient
+        following = (
+            anchor_of(params, state),
+            optax.tree.where(at_anchor, total, state.gradient),
+            (state.count + 1) % period,
         )
-        return estimate, VarianceReducedState(
-            numbering.advanced(state.numbering, points, size),
-            if_used(anchor_of(params, state), state.anchor),
-            if_used(gradient, state.gradient),
-            if_used((state.count + 1) % period, state.count),
-        )
+        kept = optax.tree.where(used > 0, following, state[1:])
+        numbers = numbering.advanced(state.numbering, points, size)
+        return estimate, VarianceReducedState(numbers, *kept)
 
     return GradientEstimator(init, points, reduce, evaluator)
 

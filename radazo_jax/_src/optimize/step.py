@@ -291,9 +291,7 @@ def _unless(skipped: jax.Array, before: Any, after: Any) -> Any:
     """The state after; where the step was skipped, that of the others is as before."""
     return jax.tree.map(
         lambda old, new: (
-            new
-            if _takes_back(old)
-            else jax.tree.map(lambda x, y: jnp.where(skipped, x, y), old, new)
+            new if _takes_back(old) else optax.tree.where(skipped, old, new)
         ),
         before,
         after,
