@@ -107,7 +107,7 @@ def adaptive_difference(
 
     def init(params: Any) -> AdaptiveDifferenceState:
         zero = jnp.zeros((), widest(params))
-        numbers = numbering.init_for(law)(params)
+        numbers = numbering.init(law)
         return AdaptiveDifferenceState(numbers, zero + smoothing, zero, zero)
 
     def points(key: jax.Array, params: Any, state: AdaptiveDifferenceState) -> Points:

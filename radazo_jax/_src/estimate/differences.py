@@ -89,7 +89,7 @@ def forward_difference(
         estimate = from_differences(base, moved[:, 0] - base, smoothing, points, params)
         return estimate, numbering.advanced(state, points)
 
-    return GradientEstimator(numbering.init_for(law), points, reduce, evaluator)
+    return GradientEstimator(lambda _: numbering.init(law), points, reduce, evaluator)
 
 
 def central_difference(
@@ -157,7 +157,7 @@ def central_difference(
         estimate = from_differences(value, above - below, 2 * smoothing, points, params)
         return estimate, numbering.advanced(state, points)
 
-    return GradientEstimator(numbering.init_for(law), points, reduce, evaluator)
+    return GradientEstimator(lambda _: numbering.init(law), points, reduce, evaluator)
 
 
 def checked_evaluator(

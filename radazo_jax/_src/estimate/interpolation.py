@@ -138,7 +138,7 @@ def linear_interpolation(
 
     def init(params: Any) -> LinearInterpolationState:
         return LinearInterpolationState(
-            numbering.init_for(law)(params),
+            numbering.init(law),
             buffer.empty(before * size),
             jax.tree.map(lambda p: jnp.stack([jnp.zeros_like(p)] * before), params),
             jnp.full((before, size + 1), jnp.nan, widest(params)),

@@ -111,7 +111,7 @@ def momentum_perturbation(
 
     def init(params: Any) -> MomentumPerturbationState:
         zeros = wide_zeros(params)
-        return MomentumPerturbationState(numbering.init_for(law)(params), zeros)
+        return MomentumPerturbationState(numbering.init(law), zeros)
 
     def points(key: jax.Array, params: Any, state: MomentumPerturbationState) -> Points:
         key, numbers = numbering.following(state.numbering, key, 1)

@@ -1,6 +1,5 @@
 """Directions that are numbered through a run, under laws that are `numbered`."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -24,17 +23,12 @@ class NumberedState(NamedTuple):
     number: jax.Array
 
 
-def init_for(law: Law) -> Callable[[Any], Any]:
-    """The `init` of an estimator whose only state is the number."""
-
-    def init(params: Any) -> Any:
-        del params
-        if not law.numbered:
-            return ()
-        unused = jax.random.key(0, impl="threefry2x32")
-        return NumberedState(unused, jnp.zeros((), jnp.uint32))
-
-    return init
+def init(law: Law) -> Any:
+    """The state before the first step: a `NumberedState`, or `()`."""
+    if not law.numbered:
+        return ()
+    unused = jax.random.key(0, impl="threefry2x32")
+    return NumberedState(unused, jnp.zeros((), jnp.uint32))
 
 
 def following(state: Any, key: jax.Array, size: int) -> tuple[jax.Array, Any]:

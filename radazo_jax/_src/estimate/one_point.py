@@ -93,7 +93,7 @@ def residual_feedback(
 
     def init(params: Any) -> ResidualFeedbackState:
         none = jnp.full((), jnp.nan, widest(params))
-        return ResidualFeedbackState(numbering.init_for(law)(params), none)
+        return ResidualFeedbackState(numbering.init(law), none)
 
     def points(key: jax.Array, params: Any, state: ResidualFeedbackState) -> Points:
         key, numbers = numbering.following(state.numbering, key, num_directions)

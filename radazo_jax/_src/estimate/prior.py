@@ -122,8 +122,7 @@ def prior_guided(
 
     def init(params: Any) -> PriorGuidedState:
         zeros = wide_zeros(params)
-        numbers = numbering.init_for(law)(params)
-        return PriorGuidedState(numbers, zeros if prior is None else ())
+        return PriorGuidedState(numbering.init(law), zeros if prior is None else ())
 
     def points(key: jax.Array, params: Any, state: PriorGuidedState) -> Points:
         key, numbers = numbering.following(state.numbering, key, size)

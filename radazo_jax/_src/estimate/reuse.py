@@ -99,8 +99,7 @@ def query_reuse(
 
     def init(params: Any) -> QueryReuseState:
         values = jnp.full(size, jnp.nan, widest(params))
-        numbers = numbering.init_for(law)(params)
-        return QueryReuseState(numbers, buffer.empty(size), values)
+        return QueryReuseState(numbering.init(law), buffer.empty(size), values)
 
     def points(key: jax.Array, params: Any, state: QueryReuseState) -> Points:
         key, numbers = numbering.following(state.numbering, key, num_directions)

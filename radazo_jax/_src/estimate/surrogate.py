@@ -147,7 +147,7 @@ def gaussian_process(
                 f"surrogate; got {dimension}."
             )
         return GaussianProcessState(
-            numbering.init_for(law)(params),
+            numbering.init(law),
             jnp.zeros((memory, dimension), jnp.float32),
             jnp.full(memory, jnp.nan, widest(params)),
             jax.random.key(0, impl="threefry2x32"),

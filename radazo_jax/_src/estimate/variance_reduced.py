@@ -115,7 +115,7 @@ def variance_reduced(
 
     def init(params: Any) -> VarianceReducedState:
         return VarianceReducedState(
-            numbering.init_for(law)(params),
+            numbering.init(law),
             jax.tree.map(jnp.zeros_like, params),
             jax.tree.map(lambda p: jnp.zeros_like(p, _wide(p)), params),
             jnp.zeros((), jnp.int32),

@@ -92,4 +92,4 @@ def majority_vote(
         )
         return estimate, numbering.advanced(state, points)
 
-    return GradientEstimator(numbering.init_for(law), points, reduce, evaluator)
+    return GradientEstimator(lambda _: numbering.init(law), points, reduce, evaluator)
