@@ -9,18 +9,8 @@ from radazo_jax._src.directions.layout import Layout
 from radazo_jax._src.meshes import on_any_mesh, specs_of
 
 
-def flattened(tree: Any) -> jax.Array:
-    """The leaves of a tree, one after another: float32, [d]."""
-
-    def program(tree: Any) -> jax.Array:
-        leaves = [x.astype(jnp.float32).reshape(-1) for x in jax.tree.leaves(tree)]
-        return jnp.concatenate(leaves)
-
-    return on_any_mesh(program, jax.P())(tree)
-
-
 def rows_of(trees: Any) -> jax.Array:
-    """Those of n stacked trees: float32, [n, d]."""
+    """The leaves of n stacked trees, one after another: float32, [n, d]."""
 
     def program(trees: Any) -> jax.Array:
         leaves = [x.astype(jnp.float32) for x in jax.tree.leaves(trees)]

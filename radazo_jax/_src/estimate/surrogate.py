@@ -13,7 +13,7 @@ from radazo_jax._src.directions.layout import layout_of
 from radazo_jax._src.estimate import buffer, numbering
 from radazo_jax._src.estimate.differences import checked_evaluator, mean_of_finite
 from radazo_jax._src.estimate.estimator import GradientEstimator
-from radazo_jax._src.estimate.flat import flattened, rows_of, unflattened
+from radazo_jax._src.estimate.flat import rows_of, unflattened
 from radazo_jax._src.estimate.kernels import KERNELS, features
 from radazo_jax._src.estimate.points import Estimate, Points, candidates, points_along
 from radazo_jax._src.estimate.spread import AxisName
@@ -160,14 +160,14 @@ def gaussian_process(
     def reduce(
         points: Points, values: jax.Array, params: Any, state: GaussianProcessState
     ) -> tuple[Estimate, GaussianProcessState]:
-        asked = rows_of(candidates(points, params))
+        asked = rows_of(candidates(points, params))  # θ is the first.
         xs = buffer.followed_by(state.points, asked)
         ys = buffer.followed_by(state.values, values.astype(state.values.dtype))
         used = jnp.isfinite(ys)
         # Of the first direction of all, which is independent of what it is taken for.
         own = jax.random.fold_in(points.directions.key[0], 2**31)
         key = jnp.where(jnp.any(jnp.isfinite(state.values)), state.key, own)
-        away = jnp.where(used[:, None], xs - flattened(params)[None], 0)
+        away = jnp.where(used[:, None], xs - asked[:1], 0)
         centered = jnp.where(used, ys - mean_of_finite(ys), 0).astype(jnp.float32)
         squares = _squared_distances(away)
         scale = jnp.asarray(lengthscale or 0, jnp.float32)
