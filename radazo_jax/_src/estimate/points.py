@@ -158,9 +158,8 @@ def shifted_points(
     shift: Any,
     shifts: jax.Array,
     params: Any,
-    with_params: bool = False,
 ) -> Points:
-    """The points θ + tᵢ w + sᵢ uᵢ, with a tree w that all of them share.
+    """θ, and the points θ + tᵢ w + sᵢ uᵢ, with a tree w that all of them share.
 
     Args:
       law: The law of the directions.
@@ -171,7 +170,6 @@ def shifted_points(
       shift: w, a tree like the parameters.
       shifts: tᵢ, float32, [n].
       params: θ.
-      with_params: Whether θ itself is a point, the first.
 
     Returns:
       The points; each has a direction of its own, m = 1.
@@ -181,9 +179,7 @@ def shifted_points(
     each = jnp.asarray(which)
     directions = sums.sample(law, key, numbers, layout)
     directions = jax.tree.map(lambda x: x[each], directions)
-    return Points(
-        directions, scales[:, None], with_params, layout, shift, shifts[:, None]
-    )
+    return Points(directions, scales[:, None], True, layout, shift, shifts[:, None])
 
 
 def weighted_sum(coefficients: jax.Array, points: Points, params: Any) -> Any:

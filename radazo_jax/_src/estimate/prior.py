@@ -134,9 +134,7 @@ def prior_guided(
         scales = jnp.where(last, 0.0, smoothing).astype(jnp.float32)
         shifts = jnp.where(last, smoothing, 0.0).astype(jnp.float32)
         which = [*range(size), 0]
-        return shifted_points(
-            law, key, numbers, which, scales, unit, shifts, params, with_params=True
-        )
+        return shifted_points(law, key, numbers, which, scales, unit, shifts, params)
 
     def reduce(
         points: Points, values: jax.Array, params: Any, state: PriorGuidedState

@@ -138,9 +138,7 @@ def variance_reduced(
         back = jnp.where(at_anchor, -smoothing, smoothing)
         scales = jnp.array([*([smoothing] * size), *([back] * size), 0.0], jnp.float32)
         shifts = jnp.array([*([there] * size), *([1.0] * (size + 1))], jnp.float32)
-        return shifted_points(
-            law, key, numbers, which, scales, away, shifts, params, with_params=True
-        )
+        return shifted_points(law, key, numbers, which, scales, away, shifts, params)
 
     def reduce(
         points: Points, values: jax.Array, params: Any, state: VarianceReducedState
