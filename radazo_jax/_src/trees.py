@@ -86,6 +86,11 @@ def at_least_float32(dtype: Any) -> jnp.dtype:
     return dtype if dtype.itemsize >= 4 else jnp.dtype(jnp.float32)
 
 
+def wide(x: jax.Array) -> jax.Array:
+    """The array, in float32 if its dtype is narrower."""
+    return x.astype(at_least_float32(x.dtype))
+
+
 def widest(tree: Any) -> jnp.dtype:
     """The widest dtype of the leaves, but at least float32."""
     dtypes = [jnp.dtype(jnp.result_type(leaf)) for leaf in jax.tree.leaves(tree)]

@@ -9,7 +9,7 @@ import optax
 
 from radazo_jax._src.estimate.estimator import GradientEstimator, check_estimator
 from radazo_jax._src.estimate.points import Estimate, Points, shifted
-from radazo_jax._src.trees import at_least_float32, product, wide_zeros, widest
+from radazo_jax._src.trees import product, wide, wide_zeros, widest
 
 # Where a step starts: ahead by the momentum; at the parameters, while the end of a
 # pattern move is tried; or at that end.
@@ -124,7 +124,7 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
             share=jnp.zeros((), widest(params)),
             value_ahead=jnp.full((), jnp.inf, widest(params)),
             count=jnp.zeros((), jnp.int32),
-            base=jax.tree.map(lambda p: jnp.array(_wide(p)), params),
+            base=jax.tree.map(lambda p: jnp.array(wide(p)), params),
             since=jnp.zeros((), jnp.int32),
             start=jnp.full((), _AHEAD, jnp.int32),
             lower=jnp.zeros((), jnp.bool_),
@@ -187,7 +187,7 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
             value_ahead=latest,
             count=optax.safe_increment(state.count),
             base=jax.tree.map(
-                lambda b, p: jnp.where(ends, _wide(p), b), state.base, params
+                lambda b, p: jnp.where(ends, wide(p), b), state.base, params
             ),
             since=jnp.where(ends, 0, optax.safe_increment(state.since)),
             lower=lower,
@@ -215,7 +215,7 @@ def _followed(
     share, dtype = state.share, state.share.dtype
     size = optax.tree.size(params)
     first = jnp.asarray(min(1.0, num_directions / size), dtype)
-    whole = jax.tree.map(lambda p, old: _wide(p) - _wide(old), params, state.previous)
+    whole = jax.tree.map(lambda p, old: wide(p) - wide(old), params, state.previous)
     step = jax.tree.map(lambda s, w: s - w, whole, _ahead(state.previous, state))
     # Steps start at the parameters in a trial, and where one is taken back instead.
     back = product(step, step, dtype) > product(whole, whole, dtype)
@@ -252,7 +252,7 @@ def _ahead(params: Any, state: AcceleratedState) -> Any:
     """What is between the parameters and the point ahead, or the end of a move."""
     return jax.tree.map(
         lambda p, v, b: jnp.where(
-            state.start == _AHEAD, state.share.astype(v.dtype) * v, _wide(p) - b
+            state.start == _AHEAD, state.share.astype(v.dtype) * v, wide(p) - b
         ),
         params,
         state.momentum,
@@ -263,7 +263,3 @@ def _ahead(params: Any, state: AcceleratedState) -> Any:
 def _unless(condition: jax.Array, tree: Any) -> Any:
     """The tree, or zeros."""
     return jax.tree.map(lambda x: jnp.where(condition, 0, x), tree)
-
-
-def _wide(x: jax.Array) -> jax.Array:
-    return x.astype(at_least_float32(x.dtype))

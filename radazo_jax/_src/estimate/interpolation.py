@@ -23,7 +23,7 @@ from radazo_jax._src.estimate.points import (
     weighted_sum,
 )
 from radazo_jax._src.estimate.spread import AxisName
-from radazo_jax._src.trees import at_least_float32, widest
+from radazo_jax._src.trees import wide, widest
 
 # Added to the inner products of directions of length one: those that are nearly
 # combinations of others would amplify rounding.
@@ -154,7 +154,7 @@ def linear_interpolation(
         base, moved = points.split(values)
         past = state.buffer.directions(points.directions.law)
         away = jax.tree.map(
-            lambda old, p: _wide(old) - _wide(p)[None], state.past, params
+            lambda old, p: wide(old) - wide(p)[None], state.past, params
         )
         among = gram([points.directions, past], points.layout, [away])
         matrix = jnp.asarray(rows, values.dtype)
@@ -173,11 +173,11 @@ def linear_interpolation(
         coefficients = jnp.where(new > 0, coefficients, jnp.nan)
         each = jnp.matmul(matrix.T, coefficients, precision=exact)
         fresh, again, of_past = jnp.split(each, [size, size + before * size])
-        wide = jax.tree.map(lambda w: w[0], away)
+        like = jax.tree.map(lambda w: w[0], away)
         gradient = jax.tree.map(
             lambda a, b, w: a + b + jnp.tensordot(of_past.astype(w.dtype), w, 1),
-            weighted_sum(fresh, points, wide),
-            sums.combine(again, past, points.layout, wide),
+            weighted_sum(fresh, points, like),
+            sums.combine(again, past, points.layout, like),
             away,
         )
         estimate = Estimate(
@@ -211,7 +211,3 @@ def _rows_of_points(size: int, before: int, smoothing: float) -> np.ndarray:
     thetas = np.eye(before, size + past + before, size + past)
     moved = smoothing * np.eye(past, size + past + before, size)
     return np.concatenate([new, moved + np.repeat(thetas, size, axis=0), thetas])
-
-
-def _wide(x: jax.Array) -> jax.Array:
-    return x.astype(at_least_float32(x.dtype))

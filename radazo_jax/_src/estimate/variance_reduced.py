@@ -20,7 +20,7 @@ from radazo_jax._src.estimate.points import (
     weighted_sum,
 )
 from radazo_jax._src.estimate.spread import AxisName
-from radazo_jax._src.trees import at_least_float32
+from radazo_jax._src.trees import wide, wide_zeros
 
 
 class VarianceReducedState(NamedTuple):
@@ -117,7 +117,7 @@ def variance_reduced(
         return VarianceReducedState(
             numbering.init(law),
             jax.tree.map(jnp.zeros_like, params),
-            jax.tree.map(lambda p: jnp.zeros_like(p, _wide(p)), params),
+            wide_zeros(params),
             jnp.zeros((), jnp.int32),
         )
 
@@ -127,9 +127,7 @@ def variance_reduced(
     def points(key: jax.Array, params: Any, state: VarianceReducedState) -> Points:
         key, numbers = numbering.following(state.numbering, key, size)
         away = jax.tree.map(
-            lambda a, p: a.astype(_wide(p)) - p.astype(_wide(p)),
-            anchor_of(params, state),
-            params,
+            lambda a, p: wide(a) - wide(p), anchor_of(params, state), params
         )
         at_anchor = state.count < anchor_steps
         # Along u from θ, or from θ̃; along u, or -u, from θ̃; and θ̃ itself.
@@ -186,7 +184,3 @@ def variance_reduced(
         return estimate, VarianceReducedState(numbers, *kept)
 
     return GradientEstimator(init, points, reduce, evaluator)
-
-
-def _wide(p: Any) -> jnp.dtype:
-    return at_least_float32(jnp.result_type(p))
