@@ -82,8 +82,7 @@ def outside(
                 found = _split(found[0], n)
             for i, result in zip(pending, found, strict=True):
                 outcome.failures.pop(i, None)
-                value, outcome.infos[i], problem = _parsed(result)
-                outcome.values[i] = value
+                outcome.values[i], outcome.infos[i], problem = _parsed(result)
                 if problem:
                     outcome.failures[i] = problem
             pending = list(range(n)) if batched else list(outcome.failures)
@@ -130,6 +129,10 @@ class _Failed(NamedTuple):
     """A point that gave no result."""
 
     problem: str
+
+
+class _Broken(_Failed):
+    """One whose executor broke before it gave a result."""
 
 
 _Run = Callable[[list[Any], Callable[[], bool]], list[Any] | None]
@@ -195,18 +198,11 @@ def _submitting(
                 )
             for i, result in zip(batch, found, strict=True):
                 results[i] = result
-            alone = lost and len(batch) == 1
-            again = [] if alone else lost
+            again = lost if len(batch) > 1 else []
             missing = again + missing[len(batch) :]
-        return [_Failed(x.problem) if isinstance(x, _Broken) else x for x in results]
+        return results
 
     return run
-
-
-class _Broken(NamedTuple):
-    """A point whose executor broke before it gave a result."""
-
-    problem: str
 
 
 def _wait(
@@ -227,7 +223,6 @@ def _wait(
                 f"executor must be running; got {pool!r}: {error}."
             ) from error
     pending = {f for f in submitted if not isinstance(f, _Broken)}
-    late: set[Any] = set()
     since = time.monotonic()
     # Woken by the last alone: each time costs the workers a turn of the interpreter.
     poll = _POLL if timeout is None else min(_POLL, timeout)
@@ -238,16 +233,16 @@ def _wait(
             since = time.monotonic()
         stop = interrupted()
         if stop or (timeout is not None and time.monotonic() - since >= timeout):
-            late, pending = pending, set()
-            for future in late:
+            for future in pending:
                 future.cancel()
             if stop:
                 return None
+            break
 
     def result(future: Any) -> Any:
         if isinstance(future, _Broken):
             return future
-        if future in late:
+        if future in pending:
             return _Failed(f"no result within {timeout} s")
         try:
             return future.result()
@@ -290,7 +285,7 @@ def _point(candidates: Any, i: int) -> Any:
 
 def _split(result: Any, n: int) -> list[Any]:
     """The result of a batch, point by point."""
-    if isinstance(result, (_Failed, _Broken)):
+    if isinstance(result, _Failed):
         return [result] * n
     values, infos = result if isinstance(result, tuple) else (result, [None] * n)
     try:
@@ -304,7 +299,7 @@ def _split(result: Any, n: int) -> list[Any]:
 
 def _parsed(result: Any) -> tuple[float, Any, str]:
     """The value, what came with it, and what is wrong with it."""
-    if isinstance(result, (_Failed, _Broken)):
+    if isinstance(result, _Failed):
         return np.nan, None, result.problem
     pair = isinstance(result, tuple) and len(result) == 2
     value, info = result if pair else (result, None)
