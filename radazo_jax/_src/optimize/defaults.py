@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import optax
 
@@ -20,15 +20,10 @@ from radazo_jax._src.optimize.step import check_run
 _FEWEST, _MOST = 10, 32
 
 
-class Method(NamedTuple):
-    """What steps are taken by."""
-
-    optimizer: optax.GradientTransformation
-    estimator: GradientEstimator
-
-
-def method(optimizer: Any, estimator: Any, params: Any, minibatches: bool) -> Method:
-    """What the caller named, and the defaults in place of `None`.
+def method(
+    optimizer: Any, estimator: Any, params: Any, minibatches: bool
+) -> tuple[optax.GradientTransformation, GradientEstimator]:
+    """Optimizer and estimator as the caller named them, and defaults for `None`.
 
     Args:
       optimizer: An Optax transformation; by default, one without a learning rate.
@@ -47,7 +42,7 @@ def method(optimizer: Any, estimator: Any, params: Any, minibatches: bool) -> Me
     if optimizer is None:
         optimizer = _optimizer(minibatches)
     check_run(optimizer, estimator)
-    return Method(optimizer, estimator)
+    return optimizer, estimator
 
 
 # The same objects at each call, so that runs compile once.
