@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,14 +24,11 @@ _PART = 1000  # Steps of a journal.
 _PACKAGES = ("radazo_jax", "jax", "jaxlib", "optax")
 
 
-class Tell(Protocol):
-    """`tell_in_place` of one run."""
-
-    def __call__(
-        self, state: MinimizeState, values: jax.typing.ArrayLike
-    ) -> tuple[MinimizeState, jax.Array, jax.Array]:
-        """Returns the state after, its numbers, and the checksum of the parameters."""
-        ...
+# `tell_in_place` of one run: it takes a state and values, and returns the state after,
+# its numbers, and the checksum of the parameters.
+Tell = Callable[
+    [MinimizeState, jax.typing.ArrayLike], tuple[MinimizeState, jax.Array, jax.Array]
+]
 
 
 class Values(NamedTuple):
