@@ -44,6 +44,14 @@ def test_is_the_same_for_what_can_be_traced():
     np.testing.assert_allclose(compiled.curvature, outside.curvature, rtol=1e-2)
 
 
+@pytest.mark.parametrize("shifted", [zo.prior_guided, zo.variance_reduced])
+def test_leaves_out_the_tree_beside_which_points_lie(shifted):
+    """It is zero before the first step, and the directions are the same."""
+    expected = zo.check_up(lambda x: float(np.sum(x**2)), START, ESTIMATOR, 0)
+    found = zo.check_up(lambda x: float(np.sum(x**2)), START, shifted(smoothing=0.1), 0)
+    assert found == expected
+
+
 def test_finds_noise():
     draws = np.random.default_rng(0)
     quiet = float(np.sum(START**2))

@@ -1,6 +1,5 @@
 """What a few evaluations tell of a function before a run."""
 
-import dataclasses
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -177,15 +176,10 @@ def _lost(points: Points, params: Any) -> list[jax.Array]:
 
 def _both_ways(points: Points) -> Points:
     """θ, and both ways along the first directions."""
-    few = min(_DIRECTIONS, len(points.scales))
-    directions = jax.tree.map(lambda x: x[:few], points.directions)
-    along = points.scales[:few, :1]
-    return dataclasses.replace(
-        points,
-        directions=directions,
-        scales=jnp.concatenate([along, -along], axis=1),
-        with_params=True,
-    )
+    few = points.first(_DIRECTIONS)
+    along = few.scales[:, :1]
+    scales = jnp.concatenate([along, -along], axis=1)
+    return Points(few.directions, scales, True, points.layout)
 
 
 def _traceable(fun: Callable[[Any], Any], params: Any) -> bool:
