@@ -1,6 +1,5 @@
 """Estimates ahead of the parameters, by Nesterov's momentum and pattern moves."""
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -154,13 +153,8 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
         # Where the step of the trial spoiled its move, there is none, nor a step there.
         before = state.value_ahead.astype(away.dtype)
         spoiled = (state.start == _MOVED) & ~(away < before)
-        there = dataclasses.replace(
-            points,
-            directions=jax.tree.map(lambda x: x[1:], points.directions),
-            scales=points.scales[1:],
-            shift=None,
-            shifts=None,
-        )
+        directions = jax.tree.map(lambda x: x[1:], points.directions)
+        there = Points(directions, points.scales[1:], True, points.layout)
         ahead = _unless(tries, _ahead(params, state))
         at = shifted(params, ahead, jnp.ones((), state.share.dtype))
         around = values[1:].at[0].set(jnp.where(tries, value, away))
@@ -216,7 +210,7 @@ def _followed(
     size = optax.tree.size(params)
     first = jnp.asarray(min(1.0, num_directions / size), dtype)
     whole = jax.tree.map(lambda p, old: wide(p) - wide(old), params, state.previous)
-    step = jax.tree.map(lambda s, w: s - w, whole, _ahead(state.previous, state))
+    step = optax.tree.sub(whole, _ahead(state.previous, state))
     # Steps start at the parameters in a trial, and where one is taken back instead.
     back = product(step, step, dtype) > product(whole, whole, dtype)
     stays = (state.start == _TRIAL) | (state.start == _MOVED) & back

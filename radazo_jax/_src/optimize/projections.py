@@ -95,6 +95,6 @@ def keep_params_in(
                 "got None."
             )
         projected = projection(optax.apply_updates(params, updates))
-        return jax.tree.map(lambda y, p: y - p, projected, params), state
+        return optax.tree.sub(projected, params), state
 
     return optax.with_extra_args_support(optax.GradientTransformation(init, update))
