@@ -90,6 +90,7 @@ def ask_tell(
       ((11, 3), True)
     """
     step.check_run(optimizer, estimator)
+    programs = {"optimizer": optimizer, "estimator": estimator}
 
     def init(params: Any, key: jax.typing.ArrayLike) -> AskTellState:
         run = step.start(params, optimizer, estimator, key)
@@ -98,9 +99,7 @@ def ask_tell(
 
     def ask(state: AskTellState) -> tuple[Any, AskTellState]:
         _check_state(state)
-        asked = candidates_of(
-            state.run, bounds, optimizer=optimizer, estimator=estimator
-        )
+        asked = candidates_of(state.run, bounds, **programs)
         return as_numpy(asked), state._replace(asked=np.ones((), bool))
 
     def tell(state: AskTellState, values: Any) -> AskTellState:
@@ -111,13 +110,8 @@ def ask_tell(
                 "candidates were not asked for, or were told already."
             )
         step.check_room(state.run)
-        run, *_ = _kept_tell(
-            state.run,
-            as_values(values, state.run.params),
-            bounds,
-            optimizer=optimizer,
-            estimator=estimator,
-        )
+        values = as_values(values, state.run.params)
+        run, *_ = _kept_tell(state.run, values, bounds, **programs)
         return AskTellState(run, np.zeros((), bool))
 
     return AskTell(init, ask, tell)
