@@ -82,16 +82,11 @@ class History(NamedTuple):
         found = journal.read(path)
         if found is None:
             raise ValueError(f"path must be that of a journal; got {path!r}.")
-        return cls.of(
-            [
-                {
-                    "step": record.step,
-                    **_of_values(record.values),
-                    "seconds": record.seconds,
-                }
-                for record in found.records
-            ]
-        )
+        parts = [
+            {"step": record.step, "seconds": record.seconds} | _of_values(record.values)
+            for record in found.records
+        ]
+        return cls.of(parts)
 
     def rows(self) -> Iterator[dict[str, float]]:
         """The numbers of each step by name, for a writer such as TensorBoard's."""
