@@ -110,8 +110,7 @@ def momentum_perturbation(
         return math.sqrt(variance * law.factor(params))
 
     def init(params: Any) -> MomentumPerturbationState:
-        zeros = wide_zeros(params)
-        return MomentumPerturbationState(numbering.init(law), zeros)
+        return MomentumPerturbationState(numbering.init(law), wide_zeros(params))
 
     def points(key: jax.Array, params: Any, state: MomentumPerturbationState) -> Points:
         key, numbers = numbering.following(state.numbering, key, 1)

@@ -181,9 +181,8 @@ def gaussian_process(
         gradient = jnp.matmul(slopes.T, weights, precision=_EXACT)
         new = jnp.sum(jnp.isfinite(values), dtype=jnp.int32)
         gradient = jnp.where(new > 0, gradient, jnp.nan)
-        mean = mean_of_finite(values)
         estimate = Estimate(
-            jnp.where(jnp.isfinite(values[0]), values[0], mean),
+            jnp.where(jnp.isfinite(values[0]), values[0], mean_of_finite(values)),
             unflattened(gradient, points.layout, params),
             slope=jnp.sum(gradient**2).astype(values.dtype),
             num_values=new,

@@ -165,8 +165,7 @@ def scale_by_minibatch_step(
         factor = jnp.exp(jnp.where(state.searching, _FIRST_GAIN, _GAIN) * error)
         share = jnp.where(early, _FIRST_RAISED, _RAISED)
         raised = measured & (value - before > share * abs(before))
-        up = ~jnp.isfinite(value) | raised
-        back = state.pending & up
+        back = state.pending & (raised | ~jnp.isfinite(value))
         factor = jnp.where(back, 0.25, jnp.where(measured, factor, 1))
 
         square = product(updates, updates, dtype)
