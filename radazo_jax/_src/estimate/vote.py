@@ -10,9 +10,9 @@ from radazo_jax._src.directions.law import Law
 from radazo_jax._src.directions.laws import gaussian
 from radazo_jax._src.directions.votes import votes
 from radazo_jax._src.estimate import numbering
-from radazo_jax._src.estimate.differences import checked_evaluator
+from radazo_jax._src.estimate.differences import forward_difference
 from radazo_jax._src.estimate.estimator import GradientEstimator
-from radazo_jax._src.estimate.points import Estimate, Points, points_along
+from radazo_jax._src.estimate.points import Estimate, Points
 from radazo_jax._src.estimate.spread import AxisName
 
 
@@ -62,11 +62,8 @@ def majority_vote(
       Liu et al., signSGD via Zeroth-Order Oracle, ICLR 2019, ZO-M-signSGD,
       <https://openreview.net/forum?id=BJe-DsC5Fm>.
     """
-    evaluator = checked_evaluator(law, num_directions, smoothing, batch_size, axis_name)
-
-    def points(key: jax.Array, params: Any, state: Any) -> Points:
-        key, numbers = numbering.following(state, key, num_directions)
-        return points_along(law, key, numbers, [smoothing], params, with_params=True)
+    # The points are the same.
+    forward = forward_difference(law, num_directions, smoothing, batch_size, axis_name)
 
     def reduce(
         points: Points, values: jax.Array, params: Any, state: Any
@@ -92,4 +89,4 @@ def majority_vote(
         )
         return estimate, numbering.advanced(state, points)
 
-    return GradientEstimator(lambda _: numbering.init(law), points, reduce, evaluator)
+    return forward._replace(reduce=reduce)
