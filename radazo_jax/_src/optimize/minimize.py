@@ -275,7 +275,7 @@ def _one_by_one(
     The program that takes a step of them is the one that `replay` runs.
     """
     tell = functools.partial(ask_tell.tell_in_place, arrays=arrays, **programs)
-    estimator = programs["estimator"]
+    static, estimator = programs["static"], programs["estimator"]
     journaled = host.journaled(path, fun, state, estimator, tell, num_steps)
     with ExitStack() as stack:
         interrupted = stack.enter_context(interruptible())
@@ -285,7 +285,8 @@ def _one_by_one(
         def evaluate(state: MinimizeState) -> Values | None:
             if interrupted():
                 return None
-            found = np.asarray(_values(state, arrays, **programs))
+            values = _values(state, arrays, static=static, estimator=estimator)
+            found = np.asarray(values)
             bad = found[~np.isfinite(found)]
             return Values(found, [f"returned {value}" for value in bad])
 
@@ -301,17 +302,15 @@ def _one_by_one(
     return _result(state, [done.numbers for done in steps])
 
 
-@functools.partial(jax.jit, static_argnames=("static", "optimizer", "estimator"))
+@functools.partial(jax.jit, static_argnames=("static", "estimator"))
 def _values(
     state: MinimizeState,
     arrays: list[Any],
     *,
     static: trees.Static,
-    optimizer: optax.GradientTransformation,
     estimator: GradientEstimator,
 ) -> jax.Array:
     """The values at the points of a step, [n]."""
-    del optimizer
     loss = step.loss_at(state, *static.merge(arrays))
     points = step.points_at(state, estimator, loss)
     return evaluate(estimator, loss, state.params, points)[0]
