@@ -40,7 +40,7 @@ class Values(NamedTuple):
     """
 
     values: np.ndarray
-    failures: Sequence[str] = ()
+    failures: Sequence[str]
 
 
 class Done(NamedTuple):
@@ -68,8 +68,8 @@ def run(
     num_steps: int,
     policy: Policy,
     *,
-    write: Callable[[Record], None] = lambda record: None,
-    after: Callable[[MinimizeState, Done], Any] = lambda state, done: None,
+    write: Callable[[Record], None],
+    after: Callable[[MinimizeState, Done], Any],
 ) -> MinimizeState:
     """Takes steps, one by one.
 
