@@ -166,8 +166,7 @@ def value_fn(
     nnx.update(model, _written(evaluated, wrt, rest))
 
     def loss(params: Any) -> jax.Array:
-        evaluated = nnx.merge(graphdef, params, rest, copy=True)
-        return loss_fn(evaluated)
+        return loss_fn(nnx.merge(graphdef, params, rest, copy=True))
 
     return loss
 

@@ -155,7 +155,6 @@ def warn_of_rounding(points: Points, params: Any) -> None:
 def _lost(points: Points, params: Any) -> list[jax.Array]:
     first = jax.tree.map(lambda x: x[0], points.directions)
     scale = points.scales[0, 0]
-    law = first.law
 
     def share(p: jax.Array, u: jax.Array, kept: bool) -> jax.Array:
         if kept:
@@ -169,7 +168,7 @@ def _lost(points: Points, params: Any) -> list[jax.Array]:
 
     # A matrix that is perturbed by factors is multiplied as it is.
     leaves = points.layout.leaves
-    kept = [law._num_stored(leaf) < leaf.size for leaf in leaves]
+    kept = [first.law._num_stored(leaf) < leaf.size for leaf in leaves]
     us = elements(first, points.layout)
     return list(map(share, jax.tree.leaves(params), us, kept))
 
