@@ -44,11 +44,18 @@ def test_is_the_same_for_what_can_be_traced():
     np.testing.assert_allclose(compiled.curvature, outside.curvature, rtol=1e-2)
 
 
-@pytest.mark.parametrize("shifted", [zo.prior_guided, zo.variance_reduced])
+@pytest.mark.parametrize(
+    "shifted",
+    [
+        zo.prior_guided(smoothing=0.1),
+        zo.variance_reduced(smoothing=0.1),
+        zo.accelerated(ESTIMATOR),
+    ],
+)
 def test_leaves_out_the_tree_beside_which_points_lie(shifted):
     """It is zero before the first step, and the directions are the same."""
     expected = zo.check_up(lambda x: float(np.sum(x**2)), START, ESTIMATOR, 0)
-    found = zo.check_up(lambda x: float(np.sum(x**2)), START, shifted(smoothing=0.1), 0)
+    found = zo.check_up(lambda x: float(np.sum(x**2)), START, shifted, 0)
     assert found == expected
 
 
@@ -90,8 +97,9 @@ def test_finds_what_is_rounded_away():
     assert found.lost["['large']"] == 1
     assert found.lost["['small']"] < 1e-6
     assert any("params['large'] loses 100%" in text for text in found.advice)
-    with pytest.warns(UserWarning, match=r"params\['large'\] loses 100%"):
-        zo.minimize(fun, params, zo.zo_sgd(1e-3), sphere, 1, 0, progress=False)
+    for estimator in (sphere, zo.accelerated(sphere)):
+        with pytest.warns(UserWarning, match=r"params\['large'\] loses 100%"):
+            zo.minimize(fun, params, zo.zo_sgd(1e-3), estimator, 1, 0, progress=False)
 
 
 def test_factors_of_low_rank_lose_nothing():

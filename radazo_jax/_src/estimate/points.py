@@ -7,24 +7,20 @@ an evaluator turns these points into values, and its `reduce` makes an estimate 
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.law import Direction, Law, elements
 from radazo_jax._src.directions.layout import Layout, layout_of
-from radazo_jax._src.trees import as_arrays, at_least_float32
+from radazo_jax._src.trees import STATIC, as_arrays, at_least_float32
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["directions", "scales", "shift", "shifts"],
-    meta_fields=["with_params", "layout"],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Points:
     """Where a function is to be evaluated: θ itself, and θ + sₖᵢ uₖ.
@@ -44,8 +40,8 @@ class Points:
 
     directions: Direction
     scales: jax.Array
-    with_params: bool
-    layout: Layout
+    with_params: bool = dataclasses.field(metadata=STATIC)
+    layout: Layout = dataclasses.field(metadata=STATIC)
     shift: Any = None
     shifts: jax.Array | None = None
 
@@ -80,15 +76,15 @@ class Points:
         moved: Points = dataclasses.replace(self, shift=shift, shifts=shifts)
         return moved
 
-    def first(self, size: int) -> "Points":
-        """The points along the first directions alone."""
-        few: Points = dataclasses.replace(
+    def along(self, which: slice | np.ndarray) -> "Points":
+        """The points along some of the directions alone, by an index of them."""
+        some: Points = dataclasses.replace(
             self,
-            directions=jax.tree.map(lambda x: x[:size], self.directions),
-            scales=self.scales[:size],
-            shifts=None if self.shifts is None else self.shifts[:size],
+            directions=jax.tree.map(lambda x: x[which], self.directions),
+            scales=self.scales[which],
+            shifts=None if self.shifts is None else self.shifts[which],
         )
-        return few
+        return some
 
 
 class Estimate(NamedTuple):

@@ -141,7 +141,7 @@ def prior_guided(
     ) -> tuple[Estimate, PriorGuidedState]:
         base, moved = points.split(values)
         slopes = (moved[:, 0] - base) / smoothing
-        along, unit = points.first(size), points.shift
+        along, unit = points.along(slice(size)), points.shift
         among = _bordered(
             gram([along.directions], points.layout),
             inner(along.directions, points.layout, unit),

@@ -153,7 +153,7 @@ def variance_reduced(
         slopes, behind = (jnp.where(finite, x, 0) for x in (slopes, behind))
         factor = jnp.asarray(law.factor(params), slopes.dtype)
         weight = factor / used.astype(slopes.dtype)
-        along = points.first(size)
+        along = points.along(slice(size))
         new = weighted_sum(weight * (slopes - behind), along, state.gradient)
 
         # The mean with the estimates before, or the sum with the anchor's.

@@ -128,7 +128,7 @@ def check_up(
 
 def lost_by_rounding(points: Points, params: Any) -> dict[str, float]:
     """The share of each leaf's perturbation that its dtype rounds away."""
-    shares = jax.device_get(_lost(points, params))
+    shares = jax.device_get(_lost(_moved(points), params))
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     return {
         jax.tree_util.keystr(path): float(share)
@@ -175,10 +175,16 @@ def _lost(points: Points, params: Any) -> list[jax.Array]:
 
 def _both_ways(points: Points) -> Points:
     """θ, and both ways along the first directions."""
-    few = points.first(_DIRECTIONS)
-    along = few.scales[:, :1]
-    scales = jnp.concatenate([along, -along], axis=1)
+    few = _moved(points).along(slice(_DIRECTIONS))
+    forth = few.scales[:, :1]
+    scales = jnp.concatenate([forth, -forth], axis=1)
     return Points(few.directions, scales, True, points.layout)
+
+
+def _moved(points: Points) -> Points:
+    """Those that are away from θ along their direction, for others lie beside it."""
+    moved = np.flatnonzero(points.scales[:, 0])
+    return points.along(moved) if moved.size else points
 
 
 def _traceable(fun: Callable[[Any], Any], params: Any) -> bool:
