@@ -86,6 +86,14 @@ def at_least_float32(dtype: Any) -> jnp.dtype:
     return dtype if dtype.itemsize >= 4 else jnp.dtype(jnp.float32)
 
 
+def rounding(value: Any) -> float:
+    """The part of a loss that its rounding may change: 32 units of it.
+
+    Smaller differences of losses are not measured, but made by rounding.
+    """
+    return 32 * float(jnp.finfo(jnp.result_type(value)).eps)
+
+
 def wide(x: jax.Array) -> jax.Array:
     """The array, in float32 if its dtype is narrower."""
     return x.astype(at_least_float32(x.dtype))

@@ -12,7 +12,7 @@ from radazo_jax._src.estimate.differences import checked_evaluator, from_differe
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.points import Estimate, Points, points_along
 from radazo_jax._src.estimate.spread import AxisName
-from radazo_jax._src.trees import widest
+from radazo_jax._src.trees import rounding, widest
 
 # How the averages over steps forget.
 _DECAY = 0.9
@@ -26,9 +26,6 @@ _BEYOND_NOISE = 3 * ((1 - _DECAY) / (1 + _DECAY)) ** 0.5
 
 # How μ changes where curvature is seen, and where it is not.
 _SHORTER, _LONGER = 0.5, 1.05
-
-# Differences below this many units of rounding of the loss are made by rounding.
-_ROUNDING = 32
 
 
 class AdaptiveDifferenceState(NamedTuple):
@@ -140,8 +137,7 @@ def _shortened(
     found = jnp.where(finite, differences, 0)
     count = jnp.sum(finite).astype(found.dtype)
     rms = jnp.sqrt(jnp.sum(found**2) / count)
-    rounding = _ROUNDING * jnp.finfo(base.dtype).eps * abs(base)
-    clear = jnp.isfinite(base) & (rms > rounding)
+    clear = jnp.isfinite(base) & (rms > rounding(base) * abs(base))
     share = jnp.where(clear, jnp.sum(found) / count / rms, 0)
     share = share.astype(state.curvature.dtype)
     curvature = _DECAY * state.curvature + (1 - _DECAY) * share

@@ -9,8 +9,8 @@ import optax
 from jax import lax
 
 from radazo_jax._src import checks
-from radazo_jax._src.optimize.parabola import FIRST, ROUNDING, init_scalar, scaled
-from radazo_jax._src.trees import product
+from radazo_jax._src.optimize.parabola import FIRST, init_scalar, scaled
+from radazo_jax._src.trees import product, rounding
 from radazo_jax._src.types import GradientTransformationExtraArgs
 
 # The first so many steps are measured each, and thereafter so many together.
@@ -142,7 +142,7 @@ def scale_by_minibatch_step(
                 f"does; got {params!r}, {value!r} and {value_fn!r}."
             )
         dtype = state.step_size.dtype
-        resolution = ROUNDING * float(jnp.finfo(jnp.result_type(value)).eps)
+        resolution = rounding(value)
         value = jnp.asarray(value).astype(dtype)
         early = state.count < _FIRST_STEPS
         measured = state.pending & (early | (state.count % _EVERY == 0))

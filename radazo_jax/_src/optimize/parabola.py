@@ -7,14 +7,11 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.trees import at_least_float32, product
+from radazo_jax._src.trees import at_least_float32, product, rounding
 from radazo_jax._src.types import GradientTransformationExtraArgs
 
 # The first step is to lower the loss by this share of itself, by its slope.
 FIRST = 1e-3
-
-# What is below this many units of rounding of the loss is not measured, but rounding.
-ROUNDING = 32
 
 # A step that goes up is taken back where its curvature is so many times the known one.
 _SURPRISE = 4.0
@@ -199,7 +196,7 @@ def scale_by_parabolic_step(
                     f"{name} must be passed to update, as minimize does; got None."
                 )
         dtype = state.step_size.dtype
-        resolution = ROUNDING * float(jnp.finfo(jnp.result_type(value)).eps)
+        resolution = rounding(value)
         value, rate = (jnp.asarray(x).astype(dtype) for x in (value, decay))
 
         # The parameters are those of the latest value, unless a step was taken.
@@ -212,7 +209,7 @@ def scale_by_parabolic_step(
             along = jnp.asarray(slope).astype(dtype)
         else:
             along = product(updates, updates, dtype)
-            between = cosine(updates, state.update, dtype)
+            between = _cosine(updates, state.update, dtype)
             aligned = rate * state.alignment + (1 - rate) * between
             new = new._replace(alignment=jnp.where(new.searching, 0, aligned))
         # By its slope, the first step does not lower the loss by more than itself.
@@ -272,8 +269,8 @@ def _adapted(
     fall, rise = parabola
     square = product(state.update, state.update, value.dtype)
     finite = jnp.isfinite(value) & jnp.isfinite(fall) & jnp.isfinite(rise / square)
-    rounding = resolution * jnp.maximum(abs(value), abs(state.value))
-    seen = finite & (jnp.maximum(abs(fall), abs(rise)) > rounding)
+    least = resolution * jnp.maximum(abs(value), abs(state.value))
+    seen = finite & (jnp.maximum(abs(fall), abs(rise)) > least)
     # A step that parameters of low precision rounded away changes nothing.
     seen &= value != state.value
     # Where steps could not be seen, their size has grown beyond what is known.
@@ -294,9 +291,9 @@ def _adapted(
 
     slope = averaged(state.slope, state.step_size * fall / square)
     curvature = averaged(state.curvature, rise / square)
-    wanted, there = memory_of(state.alignment, slope, state.step_size * curvature)
+    wanted, there = _memory_of(state.alignment, slope, state.step_size * curvature)
     ratio = jnp.where(there > 0, wanted / there, jnp.inf)
-    clear = seen & (abs(rise) > jnp.maximum(rounding, _SURPRISE * state.noise))
+    clear = seen & (abs(rise) > jnp.maximum(least, _SURPRISE * state.noise))
     factor = jnp.where(
         state.searching,
         jnp.where(clear, jnp.clip(ratio, 1 / _SEARCH, _SEARCH), _SEARCH_BLIND),
@@ -317,7 +314,7 @@ def _adapted(
     return state, back
 
 
-def memory_of(
+def _memory_of(
     alignment: jax.Array, fall: jax.Array, rise: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The two sides of the equation that the best step solves.
@@ -351,7 +348,7 @@ def scaled(factor: jax.Array, tree: optax.Updates) -> optax.Updates:
     return jax.tree.map(of_leaf, tree)
 
 
-def cosine(a: optax.Updates, b: optax.Updates, dtype: Any) -> jax.Array:
+def _cosine(a: optax.Updates, b: optax.Updates, dtype: Any) -> jax.Array:
     """That of the angle between two trees; 0 where one of them is."""
     norms = jnp.sqrt(product(a, a, dtype)) * jnp.sqrt(product(b, b, dtype))
     quotient = product(a, b, dtype) / norms
