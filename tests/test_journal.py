@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from black_boxes import fun, traced
 from compare import assert_same
 from tables import ESTIMATORS, LAWS, each_law, slow
-from test_black_box import fun, traced
 
 import radazo_jax as zo
 
