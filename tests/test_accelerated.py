@@ -183,6 +183,26 @@ def test_a_step_from_ahead_is_measured_and_taken_back_from_there():
     np.testing.assert_allclose(updates, size * gradient)
 
 
+def test_no_step_begins_ahead_where_the_loss_is_above_that_at_the_start():
+    tx = zo.parabolic_sgd(initial_step_size=0.5)
+    params, gradient = jnp.zeros(2), jnp.array([2.0, 0.0])
+    state = tx.init(params)
+    given = {"slope": 4.0, "ahead": jnp.array([0.0, 3.0])}
+    _, state = tx.update(gradient, state, params, value=10.0, value_ahead=10.0, **given)
+    # Down by 1, half of the fall by the slope: a good step, but not so what is ahead.
+    updates, state = tx.update(
+        gradient, state, params, value=9.0, value_ahead=11.0, **given
+    )
+    np.testing.assert_array_equal(updates, 0)
+    updates, state = tx.update(
+        gradient, state, params, value=9.0, value_ahead=9.5, **given
+    )
+    # The values were of the same parameters, and alike.
+    assert optax.tree_utils.tree_get(state, "noise") == 0
+    size = optax.tree_utils.tree_get(state, "step_size")
+    np.testing.assert_allclose(updates, given["ahead"] - size * gradient)
+
+
 def test_other_points_are_refused():
     with pytest.raises(TypeError, match="estimator must be a GradientEstimator"):
         zo.accelerated(zo.sphere())

@@ -219,12 +219,16 @@ def scale_by_parabolic_step(
             jnp.isinf(state.value), jnp.minimum(first, most), new.step_size
         )
         value_before = value if ahead is None else jnp.asarray(value_ahead, dtype)
+        # Ahead, the loss can be above that at the start, where no step is to begin.
+        highest = jnp.maximum(value, state.first + _SURPRISE * state.noise)
         usable = (
             jnp.isfinite(value + value_before)
+            & (value_before <= highest)
             & (along > 0)
             & jnp.isfinite(size * along)
         )
         goes = usable & ~back
+        stays = ~goes & ~back & jnp.isfinite(value + state.value)
         step = jax.tree.map(
             lambda new, old: jnp.where(back, -old, jnp.where(goes, new, 0)),
             scaled(size, updates),
@@ -238,7 +242,7 @@ def scale_by_parabolic_step(
         return _from(ahead, step, goes), new._replace(
             step_size=jnp.where(goes, size, new.step_size),
             pending=goes,
-            value=jnp.where(goes, value_before, state.value),
+            value=jnp.where(goes, value_before, jnp.where(stays, value, state.value)),
             first=jnp.where(goes & jnp.isinf(state.first), value, state.first),
             fall=jnp.where(goes, fall, state.fall),
             update=step,
