@@ -333,7 +333,7 @@ def parabolic_sgd(
     Args:
       decay: The decay rate of the averages, in [0, 1).
       initial_step_size: η of the first step; by default, one that lowers the loss by a
-        thousandth, by its slope.
+        fiftieth, by its slope.
 
     Returns:
       The optimizer, an `optax.GradientTransformationExtraArgs`. Its update needs the

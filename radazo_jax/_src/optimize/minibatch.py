@@ -9,9 +9,12 @@ import optax
 from jax import lax
 
 from radazo_jax._src import checks
-from radazo_jax._src.optimize.parabola import FIRST, init_scalar, scaled
+from radazo_jax._src.optimize.parabola import init_scalar, scaled
 from radazo_jax._src.trees import product, rounding
 from radazo_jax._src.types import GradientTransformationExtraArgs
+
+# The first step would lower the loss by this share of itself along the gradient.
+_FIRST = 1e-3
 
 # The first so many steps are measured each, and thereafter so many together.
 _FIRST_STEPS, _EVERY = 40, 8
@@ -170,7 +173,7 @@ def scale_by_minibatch_step(
 
         square = product(updates, updates, dtype)
         if initial_step_size is None:
-            first = FIRST * jnp.where(value == 0, 1, abs(value)) / square
+            first = _FIRST * jnp.where(value == 0, 1, abs(value)) / square
         else:
             first = jnp.asarray(initial_step_size).astype(dtype)
         size = jnp.where(state.step_size > 0, state.step_size * factor, first)

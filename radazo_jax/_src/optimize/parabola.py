@@ -10,15 +10,17 @@ from radazo_jax._src import checks
 from radazo_jax._src.trees import at_least_float32, product, rounding
 from radazo_jax._src.types import GradientTransformationExtraArgs
 
-# The first step is to lower the loss by this share of itself, by its slope.
-FIRST = 1e-3
-
 # A step that goes up is taken back where its curvature is so many times the known one.
 _SURPRISE = 4.0
 
 # How far the step size changes at once: while its scale is being searched for, by
 # what was measured or blindly, and thereafter, by what was measured or blindly.
 _SEARCH, _SEARCH_BLIND, _AVERAGED, _BLIND = 100.0, 10.0, 2.0, 1.25
+
+# The first step is to lower the loss by this share of itself, by its slope. The best
+# step on a parabola down to 0 would lower it by twice itself, by its slope, so that one
+# measurement is enough to find it.
+_FIRST = 2 / _SEARCH
 
 
 class ScaleByParabolicStepState(NamedTuple):
@@ -100,7 +102,7 @@ def scale_by_parabolic_step(
         for the direction -ĝ alone. 1: along any direction, such as that of
         `scale_by_radazo`, the loss as far on the other side of θ is evaluated.
       initial_step_size: η of the first step, a positive number; by default, one that
-        lowers the loss by a thousandth, by its slope. It may be wrong by any factor.
+        lowers the loss by a fiftieth, by its slope. It may be wrong by any factor.
 
     Returns:
       A transformation whose `update(updates, state, params, value=..., slope=...,
@@ -214,7 +216,7 @@ def scale_by_parabolic_step(
             new = new._replace(alignment=jnp.where(new.searching, 0, aligned))
         # By its slope, the first step does not lower the loss by more than itself.
         most = jnp.where(value == 0, 1, abs(value)) / along
-        first = FIRST * most if initial_step_size is None else new.step_size
+        first = _FIRST * most if initial_step_size is None else new.step_size
         size = jnp.where(
             jnp.isinf(state.value), jnp.minimum(first, most), new.step_size
         )
