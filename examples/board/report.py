@@ -112,14 +112,25 @@ def _diverged(content: dict[str, Any], dtype: str) -> Table:
     rows = []
     for harm in dict.fromkeys(row["harm"] for row in every):
         found = [row for row in every if row["harm"] == harm]
-        bad = [f"{r['problem']} ({r['dimension']})" for r in found if r["diverged"]]
+        bad = [f"{r['problem']} ({r['dimension']})" for r in found if r["up"]]
+        diverged = sum(row["diverged"] for row in found)
         median = np.median(array([row["last"] for row in found]))
         where = ", ".join(bad[:4]) + (", …" if len(bad) > 4 else "")
-        rows.append((harm, str(len(found)), str(len(bad)), f"{median:.2g}", where))
-    headers = ["what is wrong", "problems", "diverged", "median last gap", "where"]
+        counts = len(found), diverged, len(bad)
+        rows.append((harm, *map(str, counts), f"{median:.2g}", where))
+    headers = [
+        "what is wrong",
+        "problems",
+        "diverged",
+        "up",
+        "median last gap",
+        "up on",
+    ]
+    headers.append("up on")
     return Table(
         f"Runs of `radazo_jax` untuned in {dtype}, 10 (d + 1) evaluations. Gaps are "
-        "shares of that at the start; diverged is what ended above 1.5",
+        "shares of that at the start. Up is what the last step, which no other has "
+        "measured, left above 1.5; diverged is what is there after one step more",
         headers,
         rows,
     )
