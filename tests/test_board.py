@@ -229,7 +229,7 @@ def test_pages_say_how_many_problems_there_are(recorded):
 
 @pytest.mark.parametrize("other", _OTHERS)
 def test_untuned_is_first_of_what_is_not_tuned(recorded, other):
-    """On the problems on which both were run; with two it is level for a while."""
+    """On the problems on which both were run; NGOpt is level for a while."""
     every = report.runs(recorded["rows"], _DETERMINISTIC)
     ours, others = every[report.UNTUNED], every[other]
     both = ours.common(others)
@@ -240,11 +240,7 @@ def test_untuned_is_first_of_what_is_not_tuned(recorded, other):
         for found in (ours, others)
     ]
     ahead = np.rint(others.at(both).size * (reached[0] - reached[1]))
-    level = np.zeros_like(budgets, bool)
-    if other == "SciPy L-BFGS-B":
-        level = (budgets > 21) & (budgets < 22.5)
-    elif other == "NGOpt":
-        level = budgets < 1.5
+    level = (other == "NGOpt") & (budgets < 1.5)
     assert (ahead[level] == 0).all()
     assert (ahead[~level] > 0).all()
 
@@ -253,9 +249,10 @@ def test_momentum_costs_little_at_first_and_pays_later(recorded):
     every = report.runs(recorded["rows"], _DETERMINISTIC)
     ours, plain = every[report.UNTUNED], every["radazo_jax, not accelerated"]
     assert ours.names == plain.names
-    lost = plain.shares([1.5, 2, 3, 4, 6]) - ours.shares([1.5, 2, 3, 4, 6])
-    assert (lost > 0).all() and (lost < 0.025).all()
-    later = range(7, 31)
+    first = np.arange(1, 5.75, 0.25)
+    lost = plain.shares(first) - ours.shares(first)
+    assert np.mean(lost > 0) > 0.7 and (lost < 0.02).all()
+    later = np.arange(5.75, 30.25, 0.25)
     assert (ours.shares(later) > plain.shares(later)).all()
     # In a hundred, as the page has it.
     assert np.rint(100 * (ours.shares([30]) - plain.shares([30]))) == 5
@@ -270,7 +267,7 @@ def test_untuned_needs_less_than_half_of_tuned_zo_adamm(recorded):
 
 def test_noise_is_where_cma_is_first(recorded):
     every = report.runs(recorded["rows"], ["Noisy"])
-    assert np.isfinite(every[report.UNTUNED].evaluations).sum() == 3
+    assert np.isfinite(every[report.UNTUNED].evaluations).sum() == 4
     shares = {name: found.shares([30])[0] for name, found in every.items()}
     assert max(shares, key=shares.get).split(",")[0].endswith("CMA")
 
@@ -280,9 +277,10 @@ def test_nothing_diverges():
     assert {row["dtype"] for row in content["rows"]} == {"float32", "float64"}
     assert len(content["rows"]) == 576
     assert not any(row["diverged"] or row["error"] for row in content["rows"])
-    assert {row["harm"] for row in content["rows"] if row["up"]} == {
-        "curvature × 10⁴ on the way"
-    }
+    up = [row["harm"] for row in content["rows"] if row["up"]]
+    assert up == 2 * ["curvature × 10⁴ on the way"]
+    highest = max(row["last"] for row in content["rows"] if not row["up"])
+    assert 1.335 < highest < 1.345
 
 
 # The rule behind other estimators: what docs/methods.md says.
