@@ -263,6 +263,9 @@ def test_untuned_needs_less_than_half_of_tuned_zo_adamm(recorded):
     ours, others = every[report.UNTUNED], every[report.REFERENCE]
     both = ours.common(others)
     assert profiles.median_ratio(ours.at(both), others.at(both)) < 0.5
+    longer = ours.at(both) > 1.2 * others.at(both)
+    slow = {both[i][1] for i, _ in np.argwhere(longer)}
+    assert slow == {"VARDIM", "SPIN2LS", "Levy"}
 
 
 def test_noise_is_where_cma_is_first(recorded):

@@ -118,19 +118,12 @@ def _diverged(content: dict[str, Any], dtype: str) -> Table:
         where = ", ".join(bad[:4]) + (", …" if len(bad) > 4 else "")
         counts = len(found), diverged, len(bad)
         rows.append((harm, *map(str, counts), f"{median:.2g}", where))
-    headers = [
-        "what is wrong",
-        "problems",
-        "diverged",
-        "up",
-        "median last gap",
-        "up on",
-    ]
-    headers.append("up on")
+    headers = ["what is wrong", "problems", "diverged", "up", "last gap", "where"]
     return Table(
         f"Runs of `radazo_jax` untuned in {dtype}, 10 (d + 1) evaluations. Gaps are "
-        "shares of that at the start. Up is what the last step, which no other has "
-        "measured, left above 1.5; diverged is what is there after one step more",
+        "shares of that at the start, the last one a median. Up is what the last "
+        "step, which no other has measured, left above 1.5; diverged is what is still "
+        "there after one step more",
         headers,
         rows,
     )
