@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from radazo_jax._src import checks
 from radazo_jax._src.numbers import keys
-from radazo_jax._src.trees import at_least_float32
+from radazo_jax._src.trees import wide
 
 __all__ = [
     "PROBLEMS",
@@ -247,4 +247,4 @@ def _coordinates(theta: jax.typing.ArrayLike, minimum: int) -> jax.Array:
         raise ValueError(
             f"theta must be an array [d] with d ≥ {minimum}; got shape {array.shape}."
         )
-    return array.astype(at_least_float32(array.dtype))
+    return wide(array)

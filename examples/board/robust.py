@@ -21,9 +21,10 @@ from examples.common.record import numbers
 BUDGET = 10  # In units of d + 1.
 _MOST = 200  # The dimension up to which problems are taken.
 _CHANGE = 1e4
-_UP = 1.5  # Of the gap at the start.
 # Where on the way the curvature changes, and how wide the change is: shares of the gap.
 _WHERE, _WIDTH = 0.1, 0.005
+# The share of the gap above which a run has gone up.
+_UP = 1.5
 
 
 class Harm(NamedTuple):

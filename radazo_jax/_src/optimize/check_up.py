@@ -19,7 +19,7 @@ from radazo_jax._src.estimate.estimator import (
 from radazo_jax._src.estimate.outside import outside
 from radazo_jax._src.estimate.points import Points, candidates
 from radazo_jax._src.numbers import keys
-from radazo_jax._src.trees import at_least_float32, widest
+from radazo_jax._src.trees import wide, widest
 
 _DIRECTIONS = 4
 _REPEATS = 4
@@ -159,9 +159,9 @@ def _lost(points: Points, params: Any) -> list[jax.Array]:
     def share(p: jax.Array, u: jax.Array, kept: bool) -> jax.Array:
         if kept:
             return jnp.zeros(())
-        wide = p.astype(at_least_float32(p.dtype))
-        wanted = scale.astype(wide.dtype) * u.astype(wide.dtype)
-        moved = (wide + wanted).astype(p.dtype).astype(wide.dtype) - wide
+        before = wide(p)
+        wanted = scale.astype(before.dtype) * u.astype(before.dtype)
+        moved = wide((before + wanted).astype(p.dtype)) - before
         norm = jnp.sqrt(jnp.sum(wanted**2))
         lost = jnp.sqrt(jnp.sum((moved - wanted) ** 2))
         return jnp.where(norm > 0, lost / norm, 0).astype(jnp.float32)
