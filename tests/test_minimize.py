@@ -79,6 +79,43 @@ def test_tunes_nothing_on_minibatches():
     assert result.values[-1] < 0.05 * result.values[0]
 
 
+def cliff(x, xi=None):
+    """Finite only near the start."""
+    value = jnp.sum((x + 1.0) ** 2)
+    return jnp.where(value < 18.0, jnp.nan, value)
+
+
+MEASURED = optax.chain(
+    zo.scale_by_radazo(),
+    optax.scale(-1.0),
+    zo.scale_by_parabolic_step(num_evaluations=1),
+)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "kwargs"),
+    [
+        (None, {}),
+        (MEASURED, {}),
+        (None, {"sample": lambda key: None}),
+        (None, {"journal": "run.jsonl"}),
+    ],
+)
+def test_a_last_step_to_nothing_is_taken_back(optimizer, kwargs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    estimator = None if optimizer is None else ESTIMATOR
+    at_most, nothing = loss(START - 2.0), 0
+    for num_steps in range(1, 30, 1 if "sample" not in kwargs else 4):
+        result = zo.minimize(
+            cliff, START, optimizer, estimator, num_steps, progress=False, **kwargs
+        )
+        value, last = cliff(result.params), cliff(result.state.params)
+        nothing += int(jnp.isnan(last))
+        assert value <= at_most
+        assert jnp.isnan(last) or value <= last
+    assert nothing
+
+
 def test_is_the_loop_written_by_hand():
     value_and_grad = zo.value_and_grad(loss, ESTIMATOR)
 

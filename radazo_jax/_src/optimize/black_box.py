@@ -42,7 +42,7 @@ class BlackBoxResult(NamedTuple):
     """What `minimize_black_box` returns.
 
     Attributes:
-      params: The parameters after the last step.
+      params: The parameters after the last step, where `fun` was not evaluated.
       values: The value of each step's estimate: float32, [steps].
       best: The best of all evaluated points.
       num_evaluations: How many points were asked for, with those that failed.

@@ -32,7 +32,9 @@ class MinimizeResult(NamedTuple):
     """What `minimize` returns.
 
     Attributes:
-      params: The parameters after the last step.
+      params: The parameters after the last step. Where the optimizer takes back steps
+        that went up, as the default ones do, and would do so with the last one, those
+        before it; the loss is evaluated once more for that.
       values: The loss at each step done in this call: float32, [steps].
       state: The state of the run; pass it as `state` to continue.
       history: What was recorded of each step; `history.plot()` draws it.
@@ -191,15 +193,35 @@ def minimize(
                 size = _next_size(length, time.perf_counter() - start)
             if callback is not None and callback(state, np.concatenate(values)):
                 break
-    return _result(state, recorded)
+    return _result(state, recorded, arrays, programs)
 
 
 def _result(
-    state: MinimizeState, recorded: Sequence[Mapping[str, Any]]
+    state: MinimizeState,
+    recorded: Sequence[Mapping[str, Any]],
+    arrays: list[Any],
+    programs: Mapping[str, Any],
 ) -> MinimizeResult:
+    params = state.params
+    if step.takes_back(state.optimizer_state):
+        params = _last_params(
+            state, arrays, static=programs["static"], optimizer=programs["optimizer"]
+        )
     history = History.of(recorded)
-    return MinimizeResult(
-        state.params, history.value.astype(np.float32), state, history
+    return MinimizeResult(params, history.value.astype(np.float32), state, history)
+
+
+@functools.partial(jax.jit, static_argnames=("static", "optimizer"))
+def _last_params(
+    state: MinimizeState,
+    arrays: list[Any],
+    *,
+    static: trees.Static,
+    optimizer: optax.GradientTransformation,
+) -> Any:
+    """The parameters after the latest step, unless it is to be taken back."""
+    return step.last_params(
+        state, optimizer, step.loss_at(state, *static.merge(arrays))
     )
 
 
@@ -299,7 +321,7 @@ def _one_by_one(
 
         left = num_steps - len(steps)
         state = host.run(state, evaluate, tell, left, policy, write=write, after=after)
-    return _result(state, [done.numbers for done in steps])
+    return _result(state, [done.numbers for done in steps], arrays, programs)
 
 
 @functools.partial(jax.jit, static_argnames=("static", "estimator"))

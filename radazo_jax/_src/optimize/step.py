@@ -274,6 +274,29 @@ def advance(
     return state, history.numbers(values, estimate, state)
 
 
+def last_params(
+    state: MinimizeState,
+    optimizer: optax.GradientTransformation,
+    loss: Callable[[Any], Any],
+) -> Any:
+    """The parameters after the latest step, or before it where it is taken back.
+
+    The next step would see to that; at the end of a run, it takes an evaluation.
+    """
+    # Along no direction, all that an update can do is to take the latest step back.
+    none = jax.tree.map(lambda p: jnp.full_like(p, jnp.nan), state.params)
+    updates, _ = optax.with_extra_args_support(optimizer).update(
+        none,
+        state.optimizer_state,
+        state.params,
+        value=loss(state.params),
+        grad=none,
+        slope=jnp.nan,
+        value_fn=loss,
+    )
+    return optax.apply_updates(state.params, updates)
+
+
 def takes_back(optimizer_state: Any) -> bool:
     """Whether a member of the chain is to see steps that have no value.
 
