@@ -86,11 +86,11 @@ def scale_by_parabolic_step(
 
         h = 2 (f′ − f + η s) / η²,    η = average(s / |ĝ|²) / average(h / |ĝ|²)
 
-    Until a step of the right scale is found, its size is multiplied by up to 10 at a
-    time. A step that goes up, by a curvature four times the known one or above the loss
-    at the start, is taken back by the next update, and so is one after which the loss
-    is not finite. Where value or slope are not finite the update is 0. Differences of
-    the loss that rounding could make are not believed.
+    Until a step of the right scale is found, its size changes by a factor of up to 100
+    at a time, and of up to 2 after that. A step that goes up, by a curvature four times
+    the known one or above the loss at the start, is taken back by the next update, and
+    so is one after which the loss is not finite. Where value or slope are not finite
+    the update is 0. Differences of the loss that rounding could make are not believed.
 
     The loss must be the same function in each step; for minibatches there is
     `scale_by_minibatch_step`. Like Optax's line searches it is the last of a chain and
