@@ -1,4 +1,4 @@
-"""What of a run is the same, to the bit, on other processors and versions.
+"""Which parts of a run are the same, to the bit, on other processors and versions.
 
     python examples/benchmarks/bits.py --output docs/trust/bits.json \
         --python jax_0.10.0=/path/to/another/venv/bin/python
