@@ -20,14 +20,12 @@ class Method(NamedTuple):
 
     Attributes:
       run: `(problem, make_oracle, seed)` gives an oracle for each scale that it tried.
-      tuned: Whether the best of several scales counts, for each target.
       needs: The module without which it is left out.
       most: The dimension up to which it is run.
       traced: Whether it needs a function that JAX can trace.
     """
 
     run: Callable[[Problem, Callable[[], Oracle], int], list[Oracle]]
-    tuned: bool = False
     needs: str = "radazo_jax"
     most: int = 10_000
     traced: bool = False
@@ -79,16 +77,11 @@ def _of_evosax(name: str, *scales: float) -> Callable[..., Any]:
     return _each(opponents.evosax, *options)
 
 
-_PAPER, _GRID = slice(0, 1), slice(1, None)
-
-
 def swept(estimator: zo.GradientEstimator) -> dict[str, Method]:
     """The methods with a learning rate, tuned and as in the paper."""
     return {
-        f"{name}, {how}": Method(
-            _swept(name, part, estimator), part is _GRID, most=1100
-        )
-        for how, part in (("best of 5", _GRID), ("η = 0.001", _PAPER))
+        f"{name}, {how}": Method(_swept(name, part, estimator), most=1100)
+        for how, part in (("best of 5", slice(1, None)), ("η = 0.001", slice(0, 1)))
         for name in ours.RATES
     }
 
@@ -101,30 +94,21 @@ METHODS = {
     "R-AdaZO, parabolic step": Method(_each(ours.RADAZO), traced=True),
     **swept(ours.FORWARD),
     "SciPy L-BFGS-B": Method(_each(opponents.lbfgs), needs="scipy"),
-    "CMA, best of 2": Method(_of_cma("full"), True, "cma", 200),
-    "sep-CMA, best of 2": Method(_of_cma("separable"), True, "cma", 330),
-    "VkD-CMA, best of 2": Method(_of_cma("vkd"), True, "cma", 1100),
+    "CMA, best of 2": Method(_of_cma("full"), "cma", 200),
+    "sep-CMA, best of 2": Method(_of_cma("separable"), "cma", 330),
+    "VkD-CMA, best of 2": Method(_of_cma("vkd"), "cma", 1100),
     "NGOpt": Method(_each(opponents.nevergrad), needs="nevergrad", most=200),
     "SNES": Method(_of_evosax("SNES"), **_SNES),
-    "SNES, best of 2": Method(_of_evosax("SNES", 0.1, 0.5), True, **_SNES),
+    "SNES, best of 2": Method(_of_evosax("SNES", 0.1, 0.5), **_SNES),
     "Open_ES": Method(_of_evosax("Open_ES"), **_OPEN_ES),
-    "Open_ES, best of 3": Method(
-        _of_evosax("Open_ES", 0.1, 0.3, 1.0), True, **_OPEN_ES
-    ),
+    "Open_ES, best of 3": Method(_of_evosax("Open_ES", 0.1, 0.3, 1.0), **_OPEN_ES),
 }
 
 
-def measured(oracles: list[Oracle], method: Method) -> dict[str, Any]:
-    """What a row says of a method: the best of its scales, for each target."""
-    reached = np.array([oracle.reached for oracle in oracles])
-    return {
-        "evaluations": reached.min(axis=0),
-        "best_scale": reached.argmin(axis=0) if method.tuned else None,
-        "gap": min(oracle.gap for oracle in oracles),
-    }
-
-
 def measure(case: Case, method: Method, budget: int, seed: int) -> dict[str, Any]:
-    """What a row of a record says of a method on a problem."""
+    """What a row of a record says: of several scales, the best for each target."""
     problem, make_oracle = opened(case, budget, seed)
-    return numbers(measured(method.run(problem, make_oracle, seed), method))
+    oracles = method.run(problem, make_oracle, seed)
+    reached = [oracle.reached for oracle in oracles]
+    gap = min(oracle.gap for oracle in oracles)
+    return numbers({"evaluations": np.min(reached, axis=0), "gap": gap})
