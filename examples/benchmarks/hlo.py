@@ -103,7 +103,6 @@ class Program:
     """
 
     def __init__(self, text: str) -> None:
-        self.header = text.partition("\n")[0]
         assert text.count("HloModule ") == 1, "There is more than one module."
         self.computations: dict[str, dict[str, Instruction]] = {}
         self.entry = ""
@@ -230,11 +229,6 @@ class Program:
             or "is_host_transfer=true" in instruction.text
         ]
 
-    def num_aliased(self) -> int:
-        """How many results take the place of an argument."""
-        found = re.search(r"input_output_alias=\{(.*?) \}", self.header)
-        return len(re.findall(r"(?:may|must)-alias", found[1])) if found else 0
-
 
 def facts(compiled: Any) -> dict[str, Any]:
     """What a compiled program sends, computes and holds on one of its devices."""
@@ -249,16 +243,12 @@ def facts(compiled: Any) -> dict[str, Any]:
     return {
         "devices": sorted(devices),
         "host_transfers": program.host_transfers(),
-        "num_aliased": program.num_aliased(),
         "sent_bytes": program.sent_bytes(),
         "largest_bytes": max((s.num_bytes for s in sent), default=0),
-        "num_collectives": sum(s.times for s in sent),
         "product_flops": program.product_flops(),
         "elementwise": program.elementwise_operations(),
         "cost_analysis_flops": compiled.cost_analysis()["flops"],
-        "argument_bytes": memory.argument_size_in_bytes,
         "aliased_bytes": memory.alias_size_in_bytes,
-        "temporary_bytes": memory.temp_size_in_bytes,
         "peak_bytes": memory.peak_memory_in_bytes,
     }
 
