@@ -170,8 +170,6 @@ def compare(options: dict[str, Any]) -> None:
         "pretraining": dataclasses.asdict(settings),
         "num_parameters": sum(x.size for x in jax.tree.leaves(nnx.state(base))),
         "dtype": dtype,
-        "train_examples": len(train.label),
-        "dev_examples": len(dev.label),
         "runs": figure.compare(plan, execute),
     }
     finish(output / name, content, tables, plot)

@@ -35,7 +35,7 @@ from examples.common import figures
 from examples.common.record import array
 from examples.common.tables import Table
 from examples.paper import common
-from radazo_jax import testing, theory
+from radazo_jax import testing
 
 DIMENSION = 10_000
 BETAS = (0.5, 0.7, 0.9, 0.95, 0.99)  # β₁
@@ -234,7 +234,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             "seeds": args.seeds,
         },
         "betas": BETAS,
-        "predicted_step_ratio": [theory.step_ratio(b1) for b1 in BETAS],
         "iterations": np.arange(1, points + 1) * max(1, args.steps // POINTS),
         "measures": measures,
         "first_steps": {"times": TIMES, "lengths": first_steps(dimension)},
