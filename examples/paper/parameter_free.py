@@ -10,7 +10,7 @@ is searched for or set: K=10 and μ=5e-3 are the paper's. Seeds have the starts 
 scripts, whose records in `docs/evidence/` are what is compared with.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,11 +36,10 @@ TUNED = "ZO-AdaMM, β₁=0.9"
 
 
 class Method(NamedTuple):
-    """A law and an optimizer without a learning rate."""
+    """An estimator and an optimizer without a learning rate."""
 
-    law: zo.Law
-    optimizer: Callable[[], optax.GradientTransformation]
-    accelerated: bool = False
+    estimator: zo.GradientEstimator
+    optimizer: optax.GradientTransformation
     more: float = 0.0  # Evaluations a step, besides the K + 1 of the estimate.
     at_first: int = 0  # Evaluations besides these.
 
@@ -48,45 +47,33 @@ class Method(NamedTuple):
         """Evaluations in so many steps."""
         return steps * (NUM_DIRECTIONS + 1 + self.more) + self.at_first
 
-    def transformation(self) -> optax.GradientTransformationExtraArgs:
-        estimator = zo.forward_difference(self.law, NUM_DIRECTIONS, SMOOTHING)
-        if self.accelerated:
-            estimator = zo.accelerated(estimator)
-        return zo.estimate_gradient(estimator, 0, self.optimizer())
-
 
 def chain(*members: optax.GradientTransformation) -> Any:
     """A chain whose last member takes directions of descent."""
     return optax.chain(*members[:-1], optax.scale(-1.0), members[-1])
 
 
+INDEPENDENT = zo.forward_difference(zo.sphere(), NUM_DIRECTIONS, SMOOTHING)
+ORTHONORMAL = zo.forward_difference(zo.orthonormal(), NUM_DIRECTIONS, SMOOTHING)
 DETERMINISTIC = {
-    "SGD, independent": Method(zo.sphere(), zo.parabolic_sgd),
-    "SGD, orthonormal": Method(zo.orthonormal(), zo.parabolic_sgd),
-    "SGD, accelerated": Method(zo.orthonormal(), zo.parabolic_sgd, True, more=1),
+    "SGD, independent": Method(INDEPENDENT, zo.parabolic_sgd()),
+    "SGD, orthonormal": Method(ORTHONORMAL, zo.parabolic_sgd()),
+    "SGD, accelerated": Method(zo.accelerated(ORTHONORMAL), zo.parabolic_sgd(), more=1),
     "R-AdaZO, orthonormal": Method(
-        zo.orthonormal(),
-        lambda: chain(
-            zo.scale_by_radazo(), zo.scale_by_parabolic_step(num_evaluations=1)
-        ),
+        ORTHONORMAL,
+        chain(zo.scale_by_radazo(), zo.scale_by_parabolic_step(num_evaluations=1)),
         more=1,
     ),
 }
 # More evaluations: two in each of the first 40 steps, and in one of eight later.
 MINIBATCHES = {
-    label: Method(law, optimizer, more=0.25, at_first=70)
-    for label, law, optimizer in (
-        ("SGD, independent", zo.sphere(), lambda: chain(zo.scale_by_minibatch_step())),
-        (
-            "SGD, orthonormal",
-            zo.orthonormal(),
-            lambda: chain(zo.scale_by_minibatch_step()),
-        ),
-        (
-            "R-AdaZO, orthonormal",
-            zo.orthonormal(),
-            lambda: chain(zo.scale_by_radazo(), zo.scale_by_minibatch_step()),
-        ),
+    label: Method(
+        estimator, chain(*rule, zo.scale_by_minibatch_step()), more=0.25, at_first=70
+    )
+    for label, estimator, *rule in (
+        ("SGD, independent", INDEPENDENT),
+        ("SGD, orthonormal", ORTHONORMAL),
+        ("R-AdaZO, orthonormal", ORTHONORMAL, zo.scale_by_radazo()),
     )
 }
 
@@ -107,7 +94,7 @@ def first_steps(
       targets: Losses, [seeds, targets].
       steps: How many steps at most.
     """
-    tx = method.transformation()
+    tx = zo.estimate_gradient(method.estimator, 0, method.optimizer)
 
     def start(key: jax.Array, targets: jax.Array) -> Any:
         start_key, run_key = jax.random.split(key)
