@@ -85,16 +85,17 @@ def test_every_value_is_counted(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "dimension"),
+    ("name", "dimension", "at_the_end"),
     [
-        ("radazo_jax, untuned", 20),
+        ("radazo_jax, untuned", 20, 1),
         # K = 17, and the most.
-        ("radazo_jax, untuned", 300),
-        ("radazo_jax, untuned", 2000),
-        slow("R-AdaZO, parabolic step", 20),
+        ("radazo_jax, untuned", 300, 1),
+        ("radazo_jax, untuned", 2000, 1),
+        slow("R-AdaZO, parabolic step", 20, 2),
     ],
 )
-def test_every_value_of_a_compiled_run_is_counted(name, dimension):
+def test_values_of_a_compiled_run_are_counted(name, dimension, at_the_end):
+    """All but those by which `minimize` looks where the last step ended."""
     asked = []
 
     def traced(theta):
@@ -105,7 +106,7 @@ def test_every_value_of_a_compiled_run_is_counted(name, dimension):
     oracle = Oracle(problem, 150)
     methods.METHODS[name].run(problem, lambda: oracle, 0)
     jax.effects_barrier()
-    assert oracle.count == len(asked)
+    assert oracle.count + at_the_end == len(asked)
 
 
 def test_a_target_is_reached_where_the_gap_first_is_below():
