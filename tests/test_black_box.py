@@ -51,6 +51,14 @@ def test_tunes_nothing_where_nothing_is_named():
     assert far(result.params) < 0.01 * far(start)
 
 
+def test_parameters_without_elements_stay():
+    """A leaf of size 0, such as a bias that a model does not have."""
+    start = {"bias": np.zeros((0, 2), np.float32), "weight": START}
+    result = run(lambda x: fun(x["weight"]), start=start)
+    assert result.params["bias"].shape == (0, 2)
+    np.testing.assert_array_equal(result.params["weight"], reference().params)
+
+
 def test_a_vectorized_function_gets_all_candidates():
     calls = []
 

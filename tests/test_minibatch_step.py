@@ -186,7 +186,7 @@ def test_a_step_that_rounding_hides_becomes_longer():
 
 def test_what_is_missing_is_named():
     tx, x = zo.scale_by_minibatch_step(), jnp.ones(2)
-    with pytest.raises(ValueError, match=r"^params, value and value_fn must be passed"):
+    with pytest.raises(ValueError, match=r"^value_fn must be passed to update"):
         tx.update(x, tx.init(x), x, value=1.0)
     with pytest.raises(ValueError, match="initial_step_size must be"):
         zo.scale_by_minibatch_step(0.0)

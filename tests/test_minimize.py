@@ -116,6 +116,21 @@ def test_a_last_step_to_nothing_is_taken_back(optimizer, kwargs, tmp_path, monke
     assert nothing
 
 
+def test_minibatches_with_a_journal_need_an_optimizer(tmp_path):
+    """The default one evaluates the loss by itself, of which a journal has nothing."""
+    with pytest.raises(
+        ValueError, match=r"value_fn only without a journal\); got None"
+    ):
+        zo.minimize(
+            noisy_loss,
+            START,
+            num_steps=3,
+            sample=lambda key: jnp.ones(20),
+            journal=tmp_path / "run.jsonl",
+            progress=False,
+        )
+
+
 def test_is_the_loop_written_by_hand():
     value_and_grad = zo.value_and_grad(loss, ESTIMATOR)
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.law import Direction, Law, elements
@@ -232,7 +233,7 @@ def candidates(points: Points, params: Any) -> Any:
     moved_params = jax.vmap(at_scales)(points.directions, points.scales, points.shifts)
 
     def flat(p: jax.Array, moved: jax.Array) -> jax.Array:
-        rows = moved.reshape(-1, *moved.shape[2:])
+        rows = lax.collapse(moved, 0, 2)
         return jnp.concatenate([p[None], rows]) if points.with_params else rows
 
     return jax.tree.map(flat, params, moved_params)

@@ -1,6 +1,5 @@
 """A step size for losses that are another in each step, as of minibatches."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +8,7 @@ import optax
 from jax import lax
 
 from radazo_jax._src import checks
-from radazo_jax._src.optimize.parabola import init_scalar, scaled
+from radazo_jax._src.optimize.parabola import check_passed, init_scalar, scaled
 from radazo_jax._src.trees import product, rounding
 from radazo_jax._src.types import GradientTransformationExtraArgs
 
@@ -135,15 +134,11 @@ def scale_by_minibatch_step(
         params: optax.Params | None = None,
         *,
         value: jax.typing.ArrayLike | None = None,
-        value_fn: Callable[[Any], jax.Array] | None = None,
+        value_fn: Any = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, ScaleByMinibatchStepState]:
         del extra_args
-        if params is None or value is None or value_fn is None:
-            raise ValueError(
-                "params, value and value_fn must be passed to update, as minimize "
-                f"does; got {params!r}, {value!r} and {value_fn!r}."
-            )
+        check_passed(params=params, value=value, value_fn=value_fn)
         dtype = state.step_size.dtype
         resolution = rounding(value)
         value = jnp.asarray(value).astype(dtype)

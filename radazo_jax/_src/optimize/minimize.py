@@ -100,7 +100,8 @@ def minimize(
         parameters nor optimizer state move. "raise": the run ends.
       max_failures: The number of steps skipped in a row that ends the run.
       journal: The path of a journal, as in `minimize_black_box`. Steps are then taken
-        one by one, and `optimizer` gets no `value_fn`.
+        one by one, and `optimizer` gets no `value_fn`, which the default one for
+        minibatches needs.
 
     Returns:
       The result. Ctrl-C takes effect between chunks; the result then holds the steps

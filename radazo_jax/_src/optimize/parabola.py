@@ -192,11 +192,7 @@ def scale_by_parabolic_step(
             needed |= {"slope": slope}
         else:
             needed |= {"params": params, "value_fn": value_fn}
-        for name, given in needed.items():
-            if given is None:
-                raise ValueError(
-                    f"{name} must be passed to update, as minimize does; got None."
-                )
+        check_passed(**needed)
         dtype = state.step_size.dtype
         resolution = rounding(value)
         value, rate = (jnp.asarray(x).astype(dtype) for x in (value, decay))
@@ -334,6 +330,16 @@ def _memory_of(
     """
     memory = jnp.clip(alignment, 0, 0.99)
     return fall * (1 - memory) + rise * memory, rise * (1 + memory)
+
+
+def check_passed(**needed: Any) -> None:
+    """Raises unless an update has got what it needs."""
+    for name, given in needed.items():
+        if given is None:
+            raise ValueError(
+                f"{name} must be passed to update, as minimize does (value_fn only "
+                "without a journal); got None."
+            )
 
 
 def init_scalar(params: optax.Params) -> jax.Array:
