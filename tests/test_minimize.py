@@ -116,6 +116,25 @@ def test_a_last_step_to_nothing_is_taken_back(optimizer, kwargs, tmp_path, monke
     assert nothing
 
 
+def test_other_members_of_a_chain_take_no_step_at_the_end():
+    """They have no direction to take it along."""
+    labels = {"a": "found", "b": "set"}
+    optimizer = optax.partition(
+        {"found": zo.parabolic_sgd(), "set": zo.radazo(1e-3)}, labels
+    )
+    start = {"a": jnp.zeros(4), "b": jnp.zeros(3)}
+    result = zo.minimize(
+        lambda p: loss(p["a"]) + loss(p["b"]),
+        start,
+        optimizer,
+        zo.forward_difference(),
+        5,
+        progress=False,
+    )
+    assert_same(result.params, result.state.params)
+    assert (result.params["b"] != 0).all()
+
+
 def test_minibatches_with_a_journal_need_an_optimizer(tmp_path):
     """The default one evaluates the loss by itself, of which a journal has nothing."""
     with pytest.raises(

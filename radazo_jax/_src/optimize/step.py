@@ -294,6 +294,8 @@ def last_params(
         slope=jnp.nan,
         value_fn=loss,
     )
+    # What another member makes of no direction is no update.
+    updates = jax.tree.map(lambda u: jnp.where(jnp.isnan(u), 0, u), updates)
     return optax.apply_updates(state.params, updates)
 
 
