@@ -136,6 +136,19 @@ def test_too_many_failures_end_the_run_with_its_state():
     assert result.state.step == 3 + STEPS
 
 
+def test_a_value_beyond_float32_has_failed():
+    """Such as a penalty of 1e300, which float64 can hold."""
+
+    def penalized(x):
+        return fun(x) if np.array_equal(x, START) else 1e300
+
+    with pytest.raises(
+        zo.RunError, match=r"returned 1e\+300, beyond float32\."
+    ) as error:
+        run(penalized, max_failures=2)
+    assert error.value.state.failures.evaluations == 2 * 3
+
+
 def test_raise_ends_the_run_at_the_first_failure():
     calls = []
 

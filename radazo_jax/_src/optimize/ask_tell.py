@@ -205,7 +205,8 @@ def as_values(values: Any, params: Any) -> np.ndarray:
         raise TypeError(
             f"values must be real numbers, NaN for what failed; got {values!r}."
         )
-    return array.astype(trees.widest(params))
+    with np.errstate(over="ignore"):  # Values beyond float32 are infinite: they failed.
+        return array.astype(trees.widest(params))
 
 
 def as_numpy(tree: Any) -> Any:

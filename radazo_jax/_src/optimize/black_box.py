@@ -209,7 +209,10 @@ def minimize_black_box(
                 return None
             seen.evaluated(int(state.step), candidates, outcome)
             failures = [outcome.failures[i] for i in sorted(outcome.failures)]
-            return Values(ask_tell.as_values(outcome.values, state.params), failures)
+            values = ask_tell.as_values(outcome.values, state.params)
+            beyond = outcome.values[np.isinf(values) & np.isfinite(outcome.values)]
+            failures += [f"returned {v}, beyond {values.dtype}" for v in beyond]
+            return Values(values, failures)
 
         def after(state: MinimizeState, done: Done) -> Any:
             steps.append(done)

@@ -93,8 +93,10 @@ def scale_by_parabolic_step(
     the update is 0. Differences of the loss that rounding could make are not believed.
 
     The loss must be the same function in each step; for minibatches there is
-    `scale_by_minibatch_step`. Like Optax's line searches it is the last of a chain and
-    takes directions of descent: put `optax.scale(-1.0)` before it.
+    `scale_by_minibatch_step`. In float32 no step is taken where |ĝ|² is not within
+    10⁻³⁸ and 10³⁸: scale a loss that is so small or large. Like Optax's line searches
+    it is the last of a chain and takes directions of descent: put `optax.scale(-1.0)`
+    before it.
 
     Args:
       decay: The decay rate of both averages, in [0, 1).
