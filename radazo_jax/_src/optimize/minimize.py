@@ -32,9 +32,9 @@ class MinimizeResult(NamedTuple):
     """What `minimize` returns.
 
     Attributes:
-      params: The parameters after the last step. Where the optimizer takes back steps
-        that went up, as the default ones do, and would do so with the last one, those
-        before it; the loss is evaluated once more for that.
+      params: The parameters after the last step, or before it, if the optimizer takes
+        back steps that go up, as the default ones do, and would take back this one.
+        Behind such an optimizer the loss is evaluated once more, to know.
       values: The loss at each step done in this call: float32, [steps].
       state: The state of the run; pass it as `state` to continue.
       history: What was recorded of each step; `history.plot()` draws it.
