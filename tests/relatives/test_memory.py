@@ -83,6 +83,20 @@ def test_prior_guided_by_the_cosine():
     assert shares[0] == 0 and shares[-1] == 1, shares
 
 
+@pytest.mark.parametrize("scale", [1e-25, 1e20])
+def test_the_length_of_a_prior_does_not_matter(scale):
+    """Even where its square is 0 or infinite in float32."""
+
+    def gradient(scale):
+        def prior(x):
+            return jax.tree.map(lambda x: scale * (x - 0.5), x)
+
+        steps = Steps(zo.prior_guided(zo.sphere(), 1, 0.1, prior=prior))
+        return flat(steps(0)[0].gradient)
+
+    np.testing.assert_allclose(gradient(scale), gradient(1.0), rtol=1e-4, atol=1e-5)
+
+
 def test_history_prior_guided():
     """The projection on the span of the directions and the average of the past."""
     mu, size, decay = 1e-2, 2, 0.5
@@ -197,6 +211,24 @@ def test_linear_interpolation():
         reused.append(near.sum() - size)
         assert len(x) - size - reused[-1] > 0 or i < 2
     assert max(reused) > 0
+
+
+@pytest.mark.parametrize("step", [1e-7, 5e-3])
+def test_queries_that_lie_at_the_parameters_are_left_out(step):
+    """After steps by rounding, or by μ, with which past points come to lie at θ."""
+    estimator = zo.linear_interpolation(smoothing=5e-3)
+
+    def next_step(carry, key):
+        x, state = carry
+        (_, gradient), state = estimator.estimate(lambda x: 3 * x[0], key, x, state)
+        return (x - step * jnp.sign(gradient), state), gradient
+
+    @jit
+    def run(x):
+        keys = jax.random.split(jax.random.key(1), 200)
+        return jax.lax.scan(next_step, (x, estimator.init(x)), keys)[1]
+
+    np.testing.assert_allclose(run(jnp.ones(1)), 3, rtol=1e-2)
 
 
 def test_past_queries_complete_the_gradient_of_a_linear_function():

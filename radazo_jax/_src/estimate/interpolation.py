@@ -29,6 +29,10 @@ from radazo_jax._src.trees import wide, widest
 # combinations of others would amplify rounding.
 _RIDGE = 1e-4
 
+# How far from θ past points must lie, in units of the distance of the new ones: of
+# those much closer, differences of points and of values are mostly rounding.
+_NEAREST = 0.1
+
 
 def interpolated(among: jax.Array, slopes: jax.Array, used: jax.Array) -> jax.Array:
     """The c of the shortest g = Σₖ cₖ aₖ with ⟨g, aₖ⟩ = slopesₖ.
@@ -102,7 +106,8 @@ def linear_interpolation(
       num_directions: K, the number of new directions per estimate.
       smoothing: μ, how far from θ along u the function is evaluated.
       memory: H, of how many steps queries are used, this one included: at least 2.
-      radius: How far from θ past points may lie, in units of the parameters.
+      radius: How far from θ past points may lie, in units of the parameters. Those
+        closer than a tenth of the new ones are left out.
       batch_size: How many directions are evaluated together, as in
         `forward_difference`.
       axis_name: The mesh axis (or axes) over which the evaluations are spread.
@@ -165,7 +170,9 @@ def linear_interpolation(
         olds = state.values.astype(values.dtype)
         changes = jnp.concatenate([moved[:, 0], olds[:, 1:].reshape(-1), olds[:, 0]])
         changes = changes - base
-        near = jnp.diagonal(among) <= radius**2
+        squares = jnp.diagonal(among)
+        closest = _NEAREST**2 * jnp.max(squares[:size])
+        near = (squares >= closest) & (squares <= radius**2)
         used = jnp.isfinite(changes) & (near | (jnp.arange(len(rows)) < size))
         changes = jnp.where(used, changes, 0)
         coefficients = interpolated(among, changes, used)

@@ -47,7 +47,7 @@ def momentum_perturbation(
 
         ż ~ N(0, α),  z̈ ~ N(h, 1 − α),  m = β₁ ż + (1 − β₁) z̈
         ∇̂f(θ) = (f(θ + μ m) − f(θ − μ m)) / 2μ · m
-        h ← sign(f(θ + μ m) − f(θ − μ m)) m
+        h ← m where f(θ + μ m) ≥ f(θ − μ m), else −m
 
     with variances α and 1 − α. The sum of both draws is drawn as one, of the variance
     β₁² α + (1 − β₁)² (1 − α), which has the same distribution. The estimate is large

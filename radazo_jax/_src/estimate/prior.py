@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from radazo_jax._src import checks
 from radazo_jax._src.directions.gram import gram, inner, squared_norm
@@ -127,9 +128,9 @@ def prior_guided(
     def points(key: jax.Array, params: Any, state: PriorGuidedState) -> Points:
         key, numbers = numbering.following(state.numbering, key, size)
         given = state.prior if prior is None else _checked_prior(prior(params), params)
-        norm = jnp.sqrt(squared_norm(given))
-        inverse = jnp.where(norm > 0, 1 / norm, 0)
-        unit = jax.tree.map(lambda w: inverse * w.astype(jnp.float32), given)
+        # By its largest element first, whose square could overflow, or be 0.
+        unit = _divided(given, optax.tree.norm(given, ord=jnp.inf))
+        unit = _divided(unit, jnp.sqrt(squared_norm(unit)))
         last = jnp.arange(size + 1) == size
         scales = jnp.where(last, 0.0, smoothing).astype(jnp.float32)
         shifts = jnp.where(last, smoothing, 0.0).astype(jnp.float32)
@@ -179,6 +180,12 @@ def prior_guided(
         return estimate, PriorGuidedState(numbers, kept)
 
     return GradientEstimator(init, points, reduce, evaluator)
+
+
+def _divided(tree: Any, norm: jax.Array) -> Any:
+    """The tree over its norm, in float32; zeros stay."""
+    inverse = jnp.where(norm > 0, 1 / norm, 0).astype(jnp.float32)
+    return jax.tree.map(lambda w: inverse * w.astype(jnp.float32), tree)
 
 
 def _checked_prior(given: Any, params: Any) -> Any:
