@@ -5,12 +5,14 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from compare import Hashed, assert_same
 from tables import jit, slow
 
 import radazo_jax as zo
 from radazo_jax._src.estimate.prior import optimal_share
+from radazo_jax._src.trees import wide
 
 from .table import (
     DIMENSION,
@@ -95,6 +97,21 @@ def test_the_length_of_a_prior_does_not_matter(scale):
         return flat(steps(0)[0].gradient)
 
     np.testing.assert_allclose(gradient(scale), gradient(1.0), rtol=1e-4, atol=1e-5)
+
+
+def test_a_prior_of_several_dtypes():
+    """The gradient itself, in bfloat16 and float32, is the prior."""
+    params = {"a": jnp.ones(4, jnp.bfloat16), "b": jnp.arange(3.0)}
+    estimator = zo.prior_guided(num_directions=1, smoothing=0.1, prior=lambda p: p)
+
+    def half_square(params):
+        return optax.tree.norm(jax.tree.map(wide, params), squared=True) / 2
+
+    (_, gradient), _ = estimator.estimate(
+        half_square, 0, params, estimator.init(params)
+    )
+    np.testing.assert_allclose(gradient["a"].astype(np.float32), 1, atol=0.1)
+    np.testing.assert_allclose(gradient["b"], params["b"], atol=0.1)
 
 
 def test_history_prior_guided():

@@ -128,8 +128,9 @@ def prior_guided(
     def points(key: jax.Array, params: Any, state: PriorGuidedState) -> Points:
         key, numbers = numbering.following(state.numbering, key, size)
         given = state.prior if prior is None else _checked_prior(prior(params), params)
+        unit = jax.tree.map(lambda w: w.astype(jnp.float32), given)
         # By its largest element first, whose square could overflow, or be 0.
-        unit = _divided(given, optax.tree.norm(given, ord=jnp.inf))
+        unit = _divided(unit, optax.tree.norm(unit, ord=jnp.inf))
         unit = _divided(unit, jnp.sqrt(squared_norm(unit)))
         last = jnp.arange(size + 1) == size
         scales = jnp.where(last, 0.0, smoothing).astype(jnp.float32)
@@ -183,9 +184,9 @@ def prior_guided(
 
 
 def _divided(tree: Any, norm: jax.Array) -> Any:
-    """The tree over its norm, in float32; zeros stay."""
-    inverse = jnp.where(norm > 0, 1 / norm, 0).astype(jnp.float32)
-    return jax.tree.map(lambda w: inverse * w.astype(jnp.float32), tree)
+    """The tree over its norm; zeros stay."""
+    inverse = jnp.where(norm > 0, 1 / norm, 0)
+    return jax.tree.map(lambda w: inverse * w, tree)
 
 
 def _checked_prior(given: Any, params: Any) -> Any:
