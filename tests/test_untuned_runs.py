@@ -1,0 +1,134 @@
+"""Runs that find the size of their steps: the defaults, and where they end."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from compare import Hashed, assert_same
+from tables import slow
+
+import radazo_jax as zo
+
+START = jnp.zeros(20)
+ESTIMATOR = zo.forward_difference(Hashed(), num_directions=4)
+
+
+def loss(x):
+    return jnp.sum((x - 1.0) ** 2)
+
+
+def noisy_loss(x, xi):
+    return jnp.sum((x - xi) ** 2)
+
+
+@pytest.mark.parametrize("scale", [1e-4, slow(1e4)])
+def test_tunes_nothing_where_nothing_is_named(scale):
+    """Whatever the units of the loss."""
+
+    def scaled(x):
+        return scale * loss(x)
+
+    start = jnp.zeros(200)
+    result = zo.minimize(scaled, start, num_steps=60, progress=False)
+    assert result.values[-1] < 0.01 * result.values[0]
+    again = zo.minimize(
+        scaled,
+        start,
+        zo.parabolic_sgd(),
+        zo.accelerated(zo.adaptive_difference(zo.orthonormal(), 14)),  # K = √200.
+        60,
+        0,
+        progress=False,
+    )
+    assert_same(result.params, again.params)
+
+
+def test_is_not_accelerated_behind_another_optimizer():
+    result = zo.minimize(
+        loss, START, optax.sgd(0.1), num_steps=3, key=0, progress=False
+    )
+    plain = zo.adaptive_difference(zo.orthonormal())
+    again = zo.minimize(loss, START, optax.sgd(0.1), plain, 3, 0, progress=False)
+    assert_same(result.params, again.params)
+
+
+def test_tunes_nothing_on_minibatches():
+    result = zo.minimize(
+        noisy_loss,
+        START,
+        num_steps=60,
+        sample=lambda key: 1 + 0.01 * jax.random.normal(key, (20,)),
+        progress=False,
+    )
+    assert result.values[-1] < 0.05 * result.values[0]
+
+
+def cliff(x, xi=None):
+    """Finite only near the start."""
+    value = jnp.sum((x + 1.0) ** 2)
+    return jnp.where(value < 18.0, jnp.nan, value)
+
+
+MEASURED = optax.chain(
+    zo.scale_by_radazo(),
+    optax.scale(-1.0),
+    zo.scale_by_parabolic_step(num_evaluations=1),
+)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "kwargs"),
+    [
+        (None, {}),
+        (MEASURED, {}),
+        (None, {"sample": lambda key: None}),
+        (None, {"journal": "run.jsonl"}),
+    ],
+)
+def test_a_last_step_to_nothing_is_taken_back(optimizer, kwargs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    estimator = None if optimizer is None else ESTIMATOR
+    at_most, nothing = loss(START - 2.0), 0
+    for num_steps in range(1, 30, 1 if "sample" not in kwargs else 4):
+        result = zo.minimize(
+            cliff, START, optimizer, estimator, num_steps, progress=False, **kwargs
+        )
+        value, last = cliff(result.params), cliff(result.state.params)
+        nothing += int(jnp.isnan(last))
+        assert value <= at_most
+        assert jnp.isnan(last) or value <= last
+    assert nothing
+
+
+def test_other_members_of_a_chain_take_no_step_at_the_end():
+    """They have no direction to take it along."""
+    labels = {"a": "found", "b": "set"}
+    optimizer = optax.partition(
+        {"found": zo.parabolic_sgd(), "set": zo.radazo(1e-3)}, labels
+    )
+    start = {"a": jnp.zeros(4), "b": jnp.zeros(3)}
+    result = zo.minimize(
+        lambda p: loss(p["a"]) + loss(p["b"]),
+        start,
+        optimizer,
+        zo.forward_difference(),
+        5,
+        progress=False,
+    )
+    assert_same(result.params, result.state.params)
+    assert (result.params["b"] != 0).all()
+
+
+def test_minibatches_with_a_journal_need_an_optimizer(tmp_path):
+    """The default one evaluates the loss by itself, of which a journal has nothing."""
+    with pytest.raises(
+        ValueError, match=r"value_fn only without a journal\); got None"
+    ):
+        zo.minimize(
+            noisy_loss,
+            START,
+            num_steps=3,
+            sample=lambda key: jnp.ones(20),
+            journal=tmp_path / "run.jsonl",
+            progress=False,
+        )
