@@ -124,6 +124,17 @@ def test_a_target_is_reached_where_the_gap_first_is_below():
     assert oracle.finished and oracle.gap == pytest.approx(0.01)
 
 
+def test_a_step_of_many_evaluations_begins_with_its_value():
+    problem, _ = _sphere(2)
+    oracle = Oracle(problem, 40)
+    value = problem.evaluate(problem.start[None])[0]
+    oracle.see(value * np.array([1.0, 0.05]), each=12)
+    np.testing.assert_array_equal(oracle.reached, [12 + 1, np.inf, np.inf])
+    oracle.see(value * np.array([0.05, 0.005]), each=12)
+    np.testing.assert_array_equal(oracle.reached, [13, 3 * 12 + 1, np.inf])
+    assert oracle.count == 48 and oracle.finished
+
+
 def test_a_rotation_is_one():
     turn, back = problems.rotation(100)
     x = np.random.default_rng(0).normal(size=100)

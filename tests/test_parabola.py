@@ -280,6 +280,45 @@ def test_no_step_above_the_start_is_kept(seed):
     assert above.any() and not (above[1:] & above[:-1]).any()
 
 
+@pytest.mark.parametrize("scale", [2.0**-30, 2.0**30])
+def test_units_of_the_loss_do_not_matter(scale):
+    """Nor for directions of a length of their own."""
+    optimizer = optax.chain(
+        zo.scale_by_radazo(eps_root=0.0),
+        optax.scale(-1.0),
+        zo.scale_by_parabolic_step(num_evaluations=1),
+    )
+
+    def run(scale):
+        return zo.minimize(
+            lambda x: scale * jnp.sum(jnp.cosh(x - 1.0)),
+            jnp.zeros(40),
+            optimizer,
+            zo.forward_difference(zo.orthonormal(), 8),
+            40,
+            0,
+            progress=False,
+        ).values
+
+    np.testing.assert_allclose(run(scale) / scale, run(1.0), rtol=1e-5)
+
+
+def test_a_first_step_along_any_direction_is_as_long_as_one_along_the_estimate():
+    grad, direction = jnp.array([3.0, 4.0]), jnp.array([-1e5, 0.0])
+    tx = zo.scale_by_parabolic_step(num_evaluations=1)
+    update, _ = tx.update(
+        direction,
+        tx.init(grad),
+        jnp.zeros(2),
+        value=7.0,
+        slope=50.0,
+        grad=grad,
+        value_fn=lambda params: 0.0,
+    )
+    # A fiftieth of 7 by the slope of 50 / |ĝ|.
+    np.testing.assert_allclose(update, [-7 / 50 / 10, 0.0], rtol=1e-6)
+
+
 def test_what_is_missing_is_named():
     x = jnp.ones(3)
     for num, given, name in (

@@ -100,6 +100,24 @@ def test_a_last_step_to_nothing_is_taken_back(optimizer, kwargs, tmp_path, monke
     assert nothing
 
 
+def test_a_gradient_from_where_a_step_is_taken_back_is_forgotten():
+    optimizer = optax.chain(
+        zo.scale_by_radazo(),
+        optax.scale(-1.0),
+        zo.scale_by_parabolic_step(num_evaluations=1, initial_step_size=1e3),
+    )
+
+    def state(num_steps):
+        return zo.minimize(
+            loss, START, optimizer, ESTIMATOR, num_steps, 0, progress=False
+        ).state.optimizer_state
+
+    moments, _, step = state(2)
+    assert step.took_back
+    assert_same(moments, state(1)[0])
+    assert not state(3)[-1].took_back
+
+
 def test_other_members_of_a_chain_take_no_step_at_the_end():
     """They have no direction to take it along."""
     labels = {"a": "found", "b": "set"}

@@ -47,8 +47,8 @@ class Oracle:
         return values
 
     def see(self, values: np.ndarray, each: int = 1) -> None:
-        """Counts values without noise, each of which cost so many evaluations."""
-        numbers = self.count + each * (1 + np.arange(len(values)))
+        """Counts values without noise, each the first of so many evaluations."""
+        numbers = self.count + 1 + each * np.arange(len(values))
         self.count += each * len(values)
         gaps = (np.asarray(values, np.float64) - self.problem.least) / self.problem.gap
         gaps = np.where(np.isfinite(gaps) & (numbers <= self.budget), gaps, np.inf)

@@ -139,6 +139,10 @@ def as_params(params: Any) -> Any:
         raise ValueError(
             f"params must hold at least one array; got the empty tree {params!r}."
         )
+    if not any(np.size(leaf) for _, leaf in leaves):
+        raise ValueError(
+            f"params must hold at least one number; got empty arrays in {params!r}."
+        )
     for path, leaf in leaves:
         try:
             dtype = jnp.result_type(leaf)

@@ -91,7 +91,10 @@ def rounding(value: Any) -> float:
 
     Smaller differences of losses are not measured, but made by rounding.
     """
-    return 32 * float(jnp.finfo(jnp.result_type(value)).eps)
+    dtype = jnp.result_type(value)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        dtype = jnp.float32
+    return 32 * float(jnp.finfo(dtype).eps)
 
 
 def wide(x: jax.Array) -> jax.Array:
@@ -120,3 +123,8 @@ def product(a: Any, b: Any, dtype: Any) -> jax.Array:
         return jnp.sum((x.conj() * y).real).astype(dtype)
 
     return sum(jax.tree.leaves(jax.tree.map(of_leaf, a, b)), jnp.zeros((), dtype))
+
+
+def norm(tree: Any, dtype: Any) -> jax.Array:
+    """The Euclidean norm of a tree."""
+    return jnp.sqrt(product(tree, tree, dtype))

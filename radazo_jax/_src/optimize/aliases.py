@@ -175,7 +175,7 @@ def zo_rmsprop(
       learning_rate: The step size η, a scalar or a schedule.
       b2: Decay rate β₂ of the second moment, in [0, 1).
       eps_root: The constant ζ ≥ 0, inside the root, in units of the
-        squared gradient.
+        squared gradient. With 0, a coordinate whose gradients were all zero is NaN.
       initial_accumulator_value: v₀ ≥ 0, the same for all coordinates.
       bias_correction: Whether to debias the second moment, which makes the first step
         η per coordinate in place of η/√(1−β₂).

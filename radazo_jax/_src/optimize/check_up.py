@@ -237,7 +237,8 @@ def _judged(
     failures: tuple[str, ...],
 ) -> CheckUp:
     base, moved = values[:_REPEATS], values[_REPEATS:].reshape(-1, 2)
-    value, noise = _mean(base), np.std(base, ddof=1)
+    value = _mean(base)
+    noise = np.std(base, ddof=1) if np.isfinite(base).all() else np.nan
     above, below = moved.T - value
     difference = np.sqrt(_mean(above**2))
     slope, curve = (above - below) / 2, (above + below) / 2

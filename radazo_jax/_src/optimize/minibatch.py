@@ -9,7 +9,7 @@ from jax import lax
 
 from radazo_jax._src import checks
 from radazo_jax._src.optimize.parabola import check_passed, init_scalar, scaled
-from radazo_jax._src.trees import product, rounding
+from radazo_jax._src.trees import norm, product, rounding
 from radazo_jax._src.types import GradientTransformationExtraArgs
 
 # The first step would lower the loss by this share of itself along the gradient.
@@ -40,6 +40,7 @@ class ScaleByMinibatchStepState(NamedTuple):
       searching: Whether no measurement has said yet that η is too large: bool,
         shape ().
       pending: Whether there are steps to be measured: bool, shape ().
+      took_back: Whether the latest update took steps back: bool, shape ().
       moved: The sum of these steps, a tree like the parameters.
     """
 
@@ -49,12 +50,8 @@ class ScaleByMinibatchStepState(NamedTuple):
     power: jax.Array
     searching: jax.Array
     pending: jax.Array
+    took_back: jax.Array
     moved: optax.Updates
-
-    @property
-    def takes_back(self) -> bool:
-        """Steps to where the loss is not finite are taken back by the next update."""
-        return True
 
 
 def scale_by_minibatch_step(
@@ -85,11 +82,13 @@ def scale_by_minibatch_step(
 
     Args:
       initial_step_size: η of the first step, a positive number; by default, one that
-        would lower the loss by a thousandth if the direction were its gradient.
+        makes a step as long as that along -ĝ which would lower the loss by a
+        thousandth, if ĝ were its gradient.
 
     Returns:
       A transformation whose `update(updates, state, params, value=..., value_fn=...)`
-      needs the loss at `params`, and the loss as a function; `minimize` passes both.
+      needs the loss at `params`, and the loss as a function; `minimize` passes both,
+      and ĝ as `grad`, without which it takes the direction for -ĝ.
       Its state is a `ScaleByMinibatchStepState`; it has a copy of the latest update,
       of the size of the parameters.
 
@@ -125,6 +124,7 @@ def scale_by_minibatch_step(
             power=zero,
             searching=jnp.ones((), jnp.bool_),
             pending=jnp.zeros((), jnp.bool_),
+            took_back=jnp.zeros((), jnp.bool_),
             moved=jax.tree.map(jnp.zeros_like, params),
         )
 
@@ -134,6 +134,7 @@ def scale_by_minibatch_step(
         params: optax.Params | None = None,
         *,
         value: jax.typing.ArrayLike | None = None,
+        grad: optax.Updates | None = None,
         value_fn: Any = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, ScaleByMinibatchStepState]:
@@ -168,7 +169,9 @@ def scale_by_minibatch_step(
 
         square = product(updates, updates, dtype)
         if initial_step_size is None:
-            first = _FIRST * jnp.where(value == 0, 1, abs(value)) / square
+            # As long as the one along -ĝ.
+            lengths = 1 if grad is None else norm(grad, dtype) / norm(updates, dtype)
+            first = _FIRST * jnp.where(value == 0, 1, abs(value)) / (square * lengths)
         else:
             first = jnp.asarray(initial_step_size).astype(dtype)
         size = jnp.where(state.step_size > 0, state.step_size * factor, first)
@@ -187,6 +190,7 @@ def scale_by_minibatch_step(
             power=jnp.where(back, 0, power),
             searching=state.searching & ~(measured & seen & (rise > abs(fall))) & ~back,
             pending=goes | kept,
+            took_back=back,
             moved=jax.tree.map(
                 lambda s, old: jnp.where(back, 0, s) + jnp.where(kept, old, 0),
                 step,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.trees import at_least_float32, product, rounding
+from radazo_jax._src.trees import at_least_float32, norm, product, rounding
 from radazo_jax._src.types import GradientTransformationExtraArgs
 
 # A step that goes up is taken back where its curvature is so many times the known one.
@@ -37,6 +37,7 @@ class ScaleByParabolicStepState(NamedTuple):
       searching: Whether the scale of the step is still being searched for: bool,
         shape ().
       pending: Whether the latest update is a step to be measured: bool, shape ().
+      took_back: Whether it took back the step before: bool, shape ().
       value: The loss before it, infinite before the first: shape ().
       first: The loss before the first step, likewise: shape ().
       noise: How far two values at the same parameters were apart: shape ().
@@ -52,16 +53,12 @@ class ScaleByParabolicStepState(NamedTuple):
     alignment: jax.Array
     searching: jax.Array
     pending: jax.Array
+    took_back: jax.Array
     value: jax.Array
     first: jax.Array
     noise: jax.Array
     fall: jax.Array
     update: optax.Updates
-
-    @property
-    def takes_back(self) -> bool:
-        """A step to where the loss is not finite is taken back by the next update."""
-        return True
 
 
 class _Parabola(NamedTuple):
@@ -104,14 +101,16 @@ def scale_by_parabolic_step(
         for the direction -ĝ alone. 1: along any direction, such as that of
         `scale_by_radazo`, the loss as far on the other side of θ is evaluated.
       initial_step_size: η of the first step, a positive number; by default, one that
-        lowers the loss by a fiftieth, by its slope. It may be wrong by any factor.
+        lowers the loss by a fiftieth, by its slope; along other directions than -ĝ, one
+        that makes a step as long. It may be wrong by any factor.
 
     Returns:
       A transformation whose `update(updates, state, params, value=..., slope=...,
       value_fn=...)` needs the loss at `params` as value, and the derivative along ĝ as
-      slope, or `params` and `value_fn` with `num_evaluations`. `minimize` passes them,
-      and of an estimator that is `accelerated` also `ahead` and `value_ahead`: the step
-      then starts at `params + ahead`, where the loss is that.
+      slope, or `params` and `value_fn` with `num_evaluations`; there `slope`, and ĝ as
+      `grad`, give the first step its length. `minimize` passes them, and of an
+      estimator that is `accelerated` also `ahead` and `value_ahead`: the step then
+      starts at `params + ahead`, where the loss is that.
       Its state is a `ScaleByParabolicStepState`; it has a copy of the latest update,
       of the size of the parameters.
 
@@ -146,7 +145,7 @@ def scale_by_parabolic_step(
       <https://arxiv.org/abs/1903.11991>, with another slope and other averages.
     """
     checks.check_unit_interval("decay", decay)
-    if num_evaluations not in (0, 1):
+    if checks.check_int_at_least("num_evaluations", num_evaluations, 0) > 1:
         raise ValueError(f"num_evaluations must be 0 or 1; got {num_evaluations!r}.")
     if initial_step_size is not None:
         checks.check_positive("initial_step_size", initial_step_size)
@@ -162,6 +161,7 @@ def scale_by_parabolic_step(
             alignment=zero,
             searching=jnp.ones((), jnp.bool_),
             pending=jnp.zeros((), jnp.bool_),
+            took_back=jnp.zeros((), jnp.bool_),
             value=zero + jnp.inf,
             first=zero + jnp.inf,
             noise=zero,
@@ -183,6 +183,7 @@ def scale_by_parabolic_step(
         *,
         value: jax.typing.ArrayLike | None = None,
         slope: jax.typing.ArrayLike | None = None,
+        grad: optax.Updates | None = None,
         value_fn: Any = None,
         ahead: optax.Updates | None = None,
         value_ahead: jax.typing.ArrayLike | None = None,
@@ -206,14 +207,18 @@ def scale_by_parabolic_step(
         state = state._replace(noise=jnp.where(again, noise, state.noise))
         new, back = _adapted(state, measure(state, value), value, resolution, rate)
         if num_evaluations == 0:
-            along = jnp.asarray(slope).astype(dtype)
+            along = steepest = jnp.asarray(slope).astype(dtype)
         else:
-            along = product(updates, updates, dtype)
+            along = steepest = product(updates, updates, dtype)
+            if slope is not None and grad is not None:
+                # That of a step as long, along -ĝ.
+                lengths = norm(updates, dtype) / norm(grad, dtype)
+                steepest = jnp.asarray(slope).astype(dtype) * lengths
             between = _cosine(updates, state.update, dtype)
             aligned = rate * state.alignment + (1 - rate) * between
             new = new._replace(alignment=jnp.where(new.searching, 0, aligned))
         # By its slope, the first step does not lower the loss by more than itself.
-        most = jnp.where(value == 0, 1, abs(value)) / along
+        most = jnp.where(value == 0, 1, abs(value)) / steepest
         first = _FIRST * most if initial_step_size is None else new.step_size
         size = jnp.where(
             jnp.isinf(state.value), jnp.minimum(first, most), new.step_size
@@ -242,6 +247,7 @@ def scale_by_parabolic_step(
         return _from(ahead, step, goes), new._replace(
             step_size=jnp.where(goes, size, new.step_size),
             pending=goes,
+            took_back=back,
             value=jnp.where(goes, value_before, jnp.where(stays, value, state.value)),
             first=jnp.where(goes & jnp.isinf(state.first), value, state.first),
             fall=jnp.where(goes, fall, state.fall),
@@ -364,6 +370,5 @@ def scaled(factor: jax.Array, tree: optax.Updates) -> optax.Updates:
 
 def _cosine(a: optax.Updates, b: optax.Updates, dtype: Any) -> jax.Array:
     """That of the angle between two trees; 0 where one of them is."""
-    norms = jnp.sqrt(product(a, a, dtype)) * jnp.sqrt(product(b, b, dtype))
-    quotient = product(a, b, dtype) / norms
+    quotient = product(a, b, dtype) / (norm(a, dtype) * norm(b, dtype))
     return jnp.where(jnp.isfinite(quotient), quotient, 0)

@@ -141,7 +141,13 @@ def resumed(state: MinimizeState) -> MinimizeState:
 
 
 def check_room(state: MinimizeState, num_steps: int = 1) -> None:
-    """Raises if a run would be longer than its steps can be counted."""
+    """Raises if a run cannot be of so many steps, or is to be traced."""
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(state)):
+        raise TypeError(
+            "params, key and state must be arrays that are known: a run compiles its "
+            "own loop, so call it outside of jax.jit, jax.vmap and jax.grad; inside, "
+            "take value_and_grad or estimate_gradient. Got traced ones."
+        )
     if num_steps > _MAX_STEPS - int(state.step):
         raise ValueError(
             f"num_steps must end a run before 2^31 steps; got {num_steps} after "
@@ -256,7 +262,10 @@ def advance(
 
     if takes_back(state.optimizer_state):
         params, after = update(state.params, state.optimizer_state)
-        optimizer_state = _unless(skipped, state.optimizer_state, after)
+        # A gradient from where a step is taken back belongs to no average either.
+        optimizer_state = _unless(
+            skipped | _took_back(after), state.optimizer_state, after
+        )
     else:
         params, optimizer_state = _times(
             1 - one, update, state.params, state.optimizer_state
@@ -302,21 +311,33 @@ def last_params(
 def takes_back(optimizer_state: Any) -> bool:
     """Whether a member of the chain is to see steps that have no value.
 
-    It says so by the property `takes_back` of its state: after a step to where the loss
-    is not finite, it alone can return.
+    It has `took_back` in its state: after a step to where the loss is not finite, it
+    alone can return.
     """
-    return any(map(_takes_back, jax.tree.leaves(optimizer_state, is_leaf=_takes_back)))
+    return bool(_that_take_back(optimizer_state))
+
+
+def _took_back(optimizer_state: Any) -> jax.Array:
+    """Whether the latest update took a step back."""
+    members = _that_take_back(optimizer_state)
+    return jnp.any(jnp.stack([member.took_back for member in members]))
+
+
+def _that_take_back(optimizer_state: Any) -> list[Any]:
+    """The states of the members of a chain that can take a step back."""
+    nodes = jax.tree.leaves(optimizer_state, is_leaf=_takes_back)
+    return [node for node in nodes if _takes_back(node)]
 
 
 def _takes_back(node: Any) -> bool:
-    return getattr(node, "takes_back", False) is True
+    return hasattr(node, "took_back")
 
 
-def _unless(skipped: jax.Array, before: Any, after: Any) -> Any:
-    """The state after; where the step was skipped, that of the others is as before."""
+def _unless(condition: jax.Array, before: Any, after: Any) -> Any:
+    """The state after; under a condition, that of the others is as before."""
     return jax.tree.map(
         lambda old, new: (
-            new if _takes_back(old) else optax.tree.where(skipped, old, new)
+            new if _takes_back(old) else optax.tree.where(condition, old, new)
         ),
         before,
         after,

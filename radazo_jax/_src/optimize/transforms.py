@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.trees import at_least_float32
+from radazo_jax._src.trees import as_arrays, at_least_float32
 from radazo_jax._src.types import GradientTransformationExtraArgs
 
 
@@ -310,6 +310,7 @@ def with_float32_moments(
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         _check_layout(jax.eval_shape(inner.init, updates), state)
+        updates = as_arrays(updates)
         wide = jax.tree.map(lambda g: g.astype(_moment_dtype(g)), updates)
         scaled, state = inner.update(wide, state, params, **extra_args)
         scaled = jax.tree.map(lambda s, g: s.astype(g.dtype), scaled, updates)
