@@ -84,6 +84,13 @@ def test_finds_failures():
     assert "fun failed at 12 of 12 points" in found.advice[0]
 
 
+@pytest.mark.parametrize("value", [-np.inf, np.nan])
+def test_finds_that_all_values_are_without_use(value):
+    for fun in (lambda x: value, lambda x: jnp.sum(x) * value):
+        found = zo.check_up(fun, START, ESTIMATOR, 0)
+        assert "fun failed at 12 of 12 points" in found.advice[0]
+
+
 @pytest.mark.slow
 def test_finds_what_is_rounded_away():
     """0.1/√d per element, of numbers whose spacing is 2⁻⁷ between 1 and 2."""

@@ -317,6 +317,7 @@ def test_aux_without_a_pair(difference):
     [
         ({}, ValueError, "params must hold at least one array; got the empty tree"),
         (None, ValueError, "empty tree None"),
+        ({"a": jnp.zeros((0, 3))}, ValueError, "at least one number; got empty arrays"),
         (
             {"a": jnp.ones(2), "n": {"i": jnp.arange(3)}},
             TypeError,

@@ -210,6 +210,7 @@ def test_stateful_and_value_taking_optimizers():
         ({"key": None}, TypeError, "key must be a key"),
         ({"key": jax.random.key(0, impl="rbg")}, ValueError, "rbg"),
         ({"params": {}}, ValueError, "empty tree"),
+        ({"params": jnp.zeros(0)}, ValueError, "empty arrays in Array"),
         ({"params": jnp.arange(3)}, TypeError, "int32 at params"),
         ({"fun": 3.0}, TypeError, "fun must be a function of params; got 3.0"),
         (
@@ -234,6 +235,17 @@ def test_bad_input(kwargs, error, message):
     }
     with pytest.raises(error, match=message):
         zo.minimize(**arguments)
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad])
+def test_a_run_is_not_traced(transform):
+    def last(params):
+        run = zo.minimize(loss, params, OPTIMIZER, ESTIMATOR, 3, 0, progress=False)
+        return jnp.sum(run.params)
+
+    params = START[None] if transform is jax.vmap else START
+    with pytest.raises(TypeError, match=r"call it outside of jax\.jit"):
+        transform(last)(params)
 
 
 @dataclasses.dataclass

@@ -333,6 +333,16 @@ def test_what_is_missing_is_named():
         zo.scale_by_parabolic_step(num_evaluations=3)
     with pytest.raises(ValueError, match="initial_step_size must be"):
         zo.scale_by_parabolic_step(initial_step_size=-1.0)
+    with pytest.raises(TypeError, match=r"num_evaluations must be an int.*static_args"):
+        optax.inject_hyperparams(zo.scale_by_parabolic_step)(num_evaluations=1).init(x)
+
+
+def test_a_value_that_is_an_integer():
+    x = jnp.ones(3)
+    tx = zo.parabolic_sgd()
+    for value in (3, np.int32(3)):
+        update, _ = tx.update(x, tx.init(x), x, value=value, slope=3.0)
+        np.testing.assert_allclose(update, -0.02, rtol=1e-6)
 
 
 def test_updates_have_the_dtypes_of_the_directions():

@@ -206,6 +206,13 @@ def test_compiles_once(name):
     assert state.count == 4
 
 
+def test_numbers_are_arrays_of_one_element():
+    tx = transforms.with_float32_moments(optax.scale_by_rms(0.99, 1e-8))
+    updates, _ = tx.update({"a": 3.0}, tx.init({"a": 1.0}))
+    expected, _ = tx.update({"a": jnp.float32(3)}, tx.init({"a": jnp.float32(1)}))
+    assert_bitwise_equal(updates, expected)
+
+
 @pytest.mark.parametrize(
     "inner",
     [optax.scale_by_rms(0.99, 1e-8), optax.trace(0.9), optax.trace(0.9, nesterov=True)],
