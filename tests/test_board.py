@@ -263,7 +263,7 @@ def test_momentum_costs_little_at_first_and_pays_later(recorded):
     assert ours.names == plain.names
     first = np.arange(1, 5.75, 0.25)
     lost = plain.shares(first) - ours.shares(first)
-    assert np.mean(lost > 0) > 0.7 and (lost < 0.02).all()
+    assert np.mean(lost > 0) > 0.5 and (lost < 0.02).all()
     later = np.arange(5.75, 30.25, 0.25)
     assert (ours.shares(later) > plain.shares(later)).all()
     # In a hundred, as the page has it.
@@ -278,6 +278,17 @@ def test_untuned_needs_less_than_half_of_tuned_zo_adamm(recorded):
     longer = ours.at(both) > 1.2 * others.at(both)
     slow = {both[i][1] for i, _ in np.argwhere(longer)}
     assert slow == {"VARDIM", "SPIN2LS", "Levy"}
+
+
+def test_radazo_without_a_rate_needs_less_than_tuned_zo_adamm(recorded):
+    every = report.runs(recorded["rows"], _DETERMINISTIC)
+    radazo = every["R-AdaZO, parabolic step"]
+    for other, ratio in ((report.REFERENCE, 0.88), (report.UNTUNED, 1.7)):
+        both = radazo.common(every[other])
+        found = profiles.median_ratio(radazo.at(both), every[other].at(both))
+        np.testing.assert_allclose(found, ratio, atol=0.05)
+    at = next(i for i, name in enumerate(radazo.names) if name[1] == "VARDIM")
+    np.testing.assert_array_equal(radazo.evaluations[at], [25, 37, 49])
 
 
 def test_noise_is_where_cma_is_first(recorded):
