@@ -144,9 +144,9 @@ def check_room(state: MinimizeState, num_steps: int = 1) -> None:
     """Raises if a run cannot be of so many steps, or is to be traced."""
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(state)):
         raise TypeError(
-            "params, key and state must be arrays that are known: a run compiles its "
-            "own loop, so call it outside of jax.jit, jax.vmap and jax.grad; inside, "
-            "take value_and_grad or estimate_gradient. Got traced ones."
+            "params, key and state must be known arrays; got traced ones. A run "
+            "compiles its own loop, so call it outside of jax.jit, jax.vmap and "
+            "jax.grad; inside, take value_and_grad or estimate_gradient."
         )
     if num_steps > _MAX_STEPS - int(state.step):
         raise ValueError(
