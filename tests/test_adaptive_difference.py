@@ -30,26 +30,74 @@ def after(steps, base=0.0):
     return [np.asarray(x, np.float64) for x in run(jnp.asarray(steps, jnp.float32))]
 
 
-def test_follows_the_share_of_curvature():
-    """Against the rule in float64, for differences of one sign, and of both."""
-    draw = np.random.default_rng(0)
-    steps = draw.normal(size=(60, SIZE)) + np.repeat([1.0, 0.0, -2.0], 20)[:, None]
-    smoothing, used, _ = after(steps)
-    mu, average, square, expected = SMOOTHING, 0.0, 0.0, []
+def rule(steps):
+    """The same in float64."""
+    mu, average, square, found = SMOOTHING, 0.0, 0.0, []
     # The average of independent shares has the weights 0.1 · 0.9ᵗ.
     error = np.sqrt(np.sum((0.1 * 0.9 ** np.arange(1000)) ** 2))
     for differences in steps:
         share = differences.mean() / np.sqrt((differences**2).mean())
         average = 0.9 * average + 0.1 * share
         square = 0.9 * square + 0.1 * share**2
+        variance, slopes = square - average**2, 1 / len(differences)
         if abs(average) > max(0.2, 3 * error * np.sqrt(square)):
             mu, average, square = mu / 2, average / 2, square / 4
+        elif variance > slopes + max(0.1, slopes):
+            mu = min(1.2 * mu, 200 * SMOOTHING)
         else:
-            mu = min(1.05 * mu, SMOOTHING)
-        expected.append(mu)
+            mu = min(1.05 * mu, max(mu, SMOOTHING))
+        found.append(mu)
+    return np.array(found)
+
+
+def test_follows_the_share_of_curvature():
+    """For differences of one sign, and of both."""
+    draw = np.random.default_rng(0)
+    steps = draw.normal(size=(60, SIZE)) + np.repeat([1.0, 0.0, -2.0], 20)[:, None]
+    smoothing, used, _ = after(steps)
+    expected = rule(steps)
     np.testing.assert_allclose(smoothing, expected, rtol=1e-5)
     np.testing.assert_allclose(used, [SMOOTHING, *expected[:-1]], rtol=1e-5)
     assert min(expected[20:40]) > min(expected) and min(expected) < SMOOTHING / 8
+
+
+def test_follows_noise_of_the_value_at_the_parameters():
+    """Slopes, values that are all noise, slopes again, and curvature."""
+    draw = np.random.default_rng(0)
+    steps = draw.normal(size=(160, 16))
+    steps[60:110] += draw.normal(size=(50, 1))
+    steps[140:] += 3.0
+    smoothing, _, _ = after(steps)
+    np.testing.assert_allclose(smoothing, rule(steps), rtol=1e-5)
+    np.testing.assert_allclose(smoothing[:60], SMOOTHING)
+    np.testing.assert_allclose(smoothing[109:140], 200 * SMOOTHING)
+    assert smoothing[-1] < 10 * SMOOTHING
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 10, 32])
+def test_slopes_are_seldom_taken_for_noise(count):
+    steps = np.random.default_rng(2).normal(size=(1000, count))
+    assert after(steps)[0].max() < 3 * SMOOTHING
+
+
+@pytest.mark.parametrize("noise", [slow(1e-4), 1e-2])
+def test_a_run_goes_on_under_noise(noise):
+    """Of a standard deviation of so much of the loss at the start."""
+    draw = np.random.default_rng(0)
+
+    def run(estimator):
+        result = zo.minimize_black_box(
+            lambda x: float(np.mean((x - 1) ** 2) + noise * draw.normal()),
+            np.zeros(50),
+            zo.parabolic_sgd(),
+            estimator(zo.orthonormal()),
+            1500,
+            0,
+            progress=False,
+        )
+        return float(np.mean((result.params - 1) ** 2))
+
+    assert run(zo.adaptive_difference) < 0.3 * run(zo.forward_difference)
 
 
 def test_noise_and_rounding_do_not_shorten_it():

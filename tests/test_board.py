@@ -291,11 +291,30 @@ def test_radazo_without_a_rate_needs_less_than_tuned_zo_adamm(recorded):
     np.testing.assert_array_equal(radazo.evaluations[at], [25, 37, 49])
 
 
-def test_noise_is_where_cma_is_first(recorded):
+def test_much_noise_is_where_cma_is_first(recorded):
     every = report.runs(recorded["rows"], ["Noisy"])
-    assert np.isfinite(every[report.UNTUNED].evaluations).sum() == 4
+    assert np.isfinite(every[report.UNTUNED].evaluations).sum() == 7
     shares = {name: found.shares([30])[0] for name, found in every.items()}
     assert max(shares, key=shares.get).split(",")[0].endswith("CMA")
+
+
+def test_under_little_noise_untuned_is_first_where_it_arrives(recorded):
+    every = report.runs(recorded["rows"], ["Noisy"])
+    ours = every.pop(report.UNTUNED)
+    little = [name for name in ours.names if name[1].endswith(" 0.01%")]
+    arrived = np.isfinite(ours.at(little))
+    np.testing.assert_array_equal(arrived.sum(axis=0), [4, 2, 0])
+    for others in every.values():
+        assert (ours.at(little)[arrived] < others.at(little)[arrived]).all()
+    much = [name for name in ours.names if name[1].endswith(" 1.00%")]
+    rows = {
+        row["problem"]: row["gap"]
+        for row in recorded["rows"]
+        if row["kind"] == "Noisy" and row["method"] == report.UNTUNED
+    }
+    assert len(much) == 5
+    stays = [rows[name] for _, name, _ in much if not name.startswith("Levy")]
+    assert max(stays) < 1 / 6
 
 
 def test_nothing_diverges():

@@ -24,8 +24,15 @@ _SEEN = 0.2
 # three standard errors, here per root mean square of the shares.
 _BEYOND_NOISE = 3 * ((1 - _DECAY) / (1 + _DECAY)) ** 0.5
 
-# How μ changes where curvature is seen, and where it is not.
-_SHORTER, _LONGER = 0.5, 1.05
+# Where the variance of the shares is above that of slopes by this, values have noise.
+# That of slopes is 1/K, and three standard errors of its average are another 1/K.
+_NOISY = 0.1
+
+# How μ changes where curvature is seen, where it is not, and where noise is seen.
+_SHORTER, _LONGER, _ABOVE_NOISE = 0.5, 1.05, 1.2
+
+# Where all is noise, no μ is long enough.
+_MOST = 200
 
 
 class AdaptiveDifferenceState(NamedTuple):
@@ -53,7 +60,7 @@ def adaptive_difference(
     batch_size: int | None = None,
     axis_name: AxisName | None = None,
 ) -> GradientEstimator:
-    """`forward_difference` with a μ that becomes smaller where curvature is seen.
+    """`forward_difference` with a μ that follows curvature and noise.
 
     A forward difference f(θ + μu) − f(θ) is μ ⟨∇f, u⟩ + μ²/2 uᵀHu up to third order.
     Near a minimum the second part remains, and a run with a constant μ ends where it is
@@ -67,10 +74,16 @@ def adaptive_difference(
     μ is halved; otherwise it grows by 5 % a step, at most to what it was at the start.
     Differences that rounding could make do not shorten it.
 
+    Noise of f(θ) is in all differences of a step, with either sign. Shares of slopes
+    have the variance 1/K, and those of noise more than 1/2. Where it is above 1/K by
+    0.1 and by 1/K on average, differences are noise for a good part, and μ grows by
+    20 % a step, at most to 200 times what it was at the start. With fewer than four
+    directions noise is not seen.
+
     Args:
       law: The law of the directions u.
       num_directions: K, the number of directions per estimate, of K + 1 evaluations.
-      smoothing: The largest μ, and the first.
+      smoothing: The first μ, and the largest where no noise is seen.
       batch_size: How many directions are evaluated together, as in
         `forward_difference`.
       axis_name: The mesh axis (or axes) over which the evaluations are spread.
@@ -119,18 +132,18 @@ def adaptive_difference(
         differences = moved[:, 0] - base
         distance = points.scales[0, 0].astype(values.dtype)
         estimate = from_differences(base, differences, distance, points, params)
-        shorter = _shortened(state, base, differences, smoothing)
+        adapted = _adapted(state, base, differences, smoothing)
         numbers = numbering.advanced(state.numbering, points)
-        return estimate, shorter._replace(numbering=numbers)
+        return estimate, adapted._replace(numbering=numbers)
 
     return GradientEstimator(init, points, reduce, evaluator)
 
 
-def _shortened(
+def _adapted(
     state: AdaptiveDifferenceState,
     base: jax.Array,
     differences: jax.Array,
-    longest: float,
+    first: float,
 ) -> AdaptiveDifferenceState:
     """The state after some differences, with another μ."""
     finite = jnp.isfinite(differences)
@@ -144,11 +157,15 @@ def _shortened(
     square = _DECAY * state.square + (1 - _DECAY) * share**2
     limit = jnp.maximum(_SEEN, _BEYOND_NOISE * jnp.sqrt(square))
     seen = clear & (abs(curvature) > limit)
+    of_slopes = 1 / count.astype(square.dtype)
+    variance = square - curvature**2
+    noisy = clear & (variance > of_slopes + jnp.maximum(_NOISY, of_slopes))
+    before = state.smoothing
+    longest = jnp.where(noisy, _MOST * first, jnp.maximum(before, first))
+    longer = jnp.minimum(before * jnp.where(noisy, _ABOVE_NOISE, _LONGER), longest)
     # The share of curvature is proportional to μ.
     return state._replace(
-        smoothing=jnp.minimum(
-            state.smoothing * jnp.where(seen, _SHORTER, _LONGER), longest
-        ).astype(state.smoothing.dtype),
+        smoothing=jnp.where(seen, _SHORTER * before, longer).astype(before.dtype),
         curvature=jnp.where(seen, _SHORTER, 1) * curvature,
         square=jnp.where(seen, _SHORTER**2, 1) * square,
     )
