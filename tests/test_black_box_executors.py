@@ -3,7 +3,12 @@
 import os
 import signal
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import (
+    BrokenExecutor,
+    Executor,
+    Future,
+    ThreadPoolExecutor,
+)
 
 import numpy as np
 import pytest
@@ -75,6 +80,26 @@ def test_points_that_kill_their_worker_fail_alone(make):
     expected = run(lambda x: np.nan if workers.kills(x) else fun(x), steps=2)
     assert expected.state.failures.evaluations > 0
     assert_same(result.state, expected.state)
+
+
+def test_an_executor_may_break_before_any_point_returns():
+    """Twice, by a point that is done before the others: alone, they return."""
+    made = []
+
+    class Fragile(Executor):
+        def __init__(self):
+            made.append(self)
+
+        def submit(self, fn, /, *args):
+            future = Future()
+            if len(made) <= 2:
+                future.set_exception(BrokenExecutor("a worker died"))
+            else:
+                future.set_result(fn(*args))
+            return future
+
+    assert_same(run(executor=Fragile, steps=2).state, run(steps=2).state)
+    assert len(made) == 3
 
 
 def test_an_executor_that_never_works_is_not_made_again_and_again():

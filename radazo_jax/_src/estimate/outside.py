@@ -190,7 +190,8 @@ def _submitting(
             if lost:
                 pools.pop().shutdown(wait=False)
                 broken += 1
-            if broken == _TOGETHER and not works:
+            # Together, one point can break it before another returns.
+            if broken == 2 * _TOGETHER and not works:
                 raise RuntimeError(
                     f"executor broke {broken} times before fun returned once "
                     f"({found[0].problem}). A script that starts processes must stand "
