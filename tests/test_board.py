@@ -263,7 +263,7 @@ def test_momentum_costs_little_at_first_and_pays_later(recorded):
     assert ours.names == plain.names
     first = np.arange(1, 5.75, 0.25)
     lost = plain.shares(first) - ours.shares(first)
-    assert np.mean(lost > 0) > 0.5 and (lost < 0.02).all()
+    assert np.mean(lost > 0) > 0.6 and (lost < 0.02).all()
     later = np.arange(5.75, 30.25, 0.25)
     assert (ours.shares(later) > plain.shares(later)).all()
     # In a hundred, as the page has it.
@@ -306,15 +306,16 @@ def test_under_little_noise_untuned_is_first_where_it_arrives(recorded):
     np.testing.assert_array_equal(arrived.sum(axis=0), [4, 2, 0])
     for others in every.values():
         assert (ours.at(little)[arrived] < others.at(little)[arrived]).all()
-    much = [name for name in ours.names if name[1].endswith(" 1.00%")]
-    rows = {
+
+
+def test_under_much_noise_untuned_ends_at_a_sixth_but_on_levy(recorded):
+    gaps = {
         row["problem"]: row["gap"]
         for row in recorded["rows"]
-        if row["kind"] == "Noisy" and row["method"] == report.UNTUNED
+        if row["method"] == report.UNTUNED and row["problem"].endswith(" 1.00%")
     }
-    assert len(much) == 5
-    stays = [rows[name] for _, name, _ in much if not name.startswith("Levy")]
-    assert max(stays) < 1 / 6
+    assert len(gaps) == 5
+    assert {name for name, gap in gaps.items() if gap >= 1 / 6} == {"Levy, 1.00%"}
 
 
 def test_nothing_diverges():

@@ -164,6 +164,7 @@ def minimize_black_box(
     if state is None:
         state = step.start(params, optimizer, estimator, key)
         step.check_bounds(bounds, state.params)
+    step.check_known(state)
     step.check_room(state, num_steps)
     # Steps work in place on their state, so the caller keeps a copy of the first.
     state = step.resumed(jax.tree.map(jax.numpy.copy, state))

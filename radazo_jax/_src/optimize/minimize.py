@@ -152,6 +152,7 @@ def minimize(
     if state is None:
         state = step.start(params, optimizer, estimator, key)
     state = step.resumed(state)
+    step.check_known(state)
     step.check_room(state, num_steps)
     if any(leaf.dtype.itemsize < 4 for leaf in jax.tree.leaves(state.params)):
         loss = step.loss_at(state, fun, sample)

@@ -140,14 +140,18 @@ def resumed(state: MinimizeState) -> MinimizeState:
     return state._replace(failures=state.failures._replace(in_a_row=none))
 
 
-def check_room(state: MinimizeState, num_steps: int = 1) -> None:
-    """Raises if a run cannot be of so many steps, or is to be traced."""
+def check_known(state: MinimizeState) -> None:
+    """Raises if a run is to be traced."""
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(state)):
         raise TypeError(
             "params, key and state must be known arrays; got traced ones. A run "
             "compiles its own loop, so call it outside of jax.jit, jax.vmap and "
             "jax.grad; inside, take value_and_grad or estimate_gradient."
         )
+
+
+def check_room(state: MinimizeState, num_steps: int = 1) -> None:
+    """Raises if a run would be longer than its steps can be counted."""
     if num_steps > _MAX_STEPS - int(state.step):
         raise ValueError(
             f"num_steps must end a run before 2^31 steps; got {num_steps} after "
