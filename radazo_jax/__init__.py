@@ -79,6 +79,7 @@ from radazo_jax._src.optimize.black_box import (
     minimize_black_box,
 )
 from radazo_jax._src.optimize.check_up import CheckUp, check_up
+from radazo_jax._src.optimize.failures import RunError
 from radazo_jax._src.optimize.history import History, scalars
 from radazo_jax._src.optimize.minibatch import (
     ScaleByMinibatchStepState,
@@ -91,7 +92,7 @@ from radazo_jax._src.optimize.parabola import (
 )
 from radazo_jax._src.optimize.projections import keep_params_in
 from radazo_jax._src.optimize.replay import replay
-from radazo_jax._src.optimize.step import Failures, MinimizeState, RunError
+from radazo_jax._src.optimize.step import Failures, MinimizeState
 from radazo_jax._src.optimize.transforms import (
     ScaleByRadazoState,
     ScaleByZoAdammState,

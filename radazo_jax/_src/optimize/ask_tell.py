@@ -12,8 +12,9 @@ import optax
 from radazo_jax._src import trees
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.points import candidates
-from radazo_jax._src.optimize import step
-from radazo_jax._src.optimize.step import Bounds, MinimizeState
+from radazo_jax._src.optimize import box, step
+from radazo_jax._src.optimize.box import Bounds
+from radazo_jax._src.optimize.step import MinimizeState
 
 
 class AskTellState(NamedTuple):
@@ -94,7 +95,7 @@ def ask_tell(
 
     def init(params: Any, key: jax.typing.ArrayLike) -> AskTellState:
         run = step.start(params, optimizer, estimator, key)
-        step.check_bounds(bounds, run.params)
+        box.check_bounds(bounds, run.params)
         return AskTellState(run, np.zeros((), bool))
 
     def ask(state: AskTellState) -> tuple[Any, AskTellState]:
@@ -128,7 +129,7 @@ def candidates_of(
     """The candidates of a step, a tree like the parameters: [n, …]."""
     _check_trees(state, optimizer, estimator)
     asked = candidates(step.points_at(state, estimator), state.params)
-    return jax.vmap(lambda params: step.into(bounds, params))(asked)
+    return jax.vmap(lambda params: box.into(bounds, params))(asked)
 
 
 def _tell(

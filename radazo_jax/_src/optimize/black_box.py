@@ -13,12 +13,14 @@ from radazo_jax._src import checks
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.outside import Outcome, distinct, outside
 from radazo_jax._src.optimize import ask_tell, host, step
+from radazo_jax._src.optimize.box import Bounds, check_bounds
 from radazo_jax._src.optimize.console import interruptible, progress_bar
 from radazo_jax._src.optimize.defaults import method
+from radazo_jax._src.optimize.failures import Policy, resumed, told
 from radazo_jax._src.optimize.history import History
 from radazo_jax._src.optimize.host import Done, Path, Values
 from radazo_jax._src.optimize.journal import Record
-from radazo_jax._src.optimize.step import Bounds, MinimizeState, Policy
+from radazo_jax._src.optimize.step import MinimizeState
 
 
 class Best(NamedTuple):
@@ -163,11 +165,11 @@ def minimize_black_box(
         )
     if state is None:
         state = step.start(params, optimizer, estimator, key)
-        step.check_bounds(bounds, state.params)
+        check_bounds(bounds, state.params)
     step.check_known(state)
     step.check_room(state, num_steps)
     # Steps work in place on their state, so the caller keeps a copy of the first.
-    state = step.resumed(jax.tree.map(jax.numpy.copy, state))
+    state = resumed(jax.tree.map(jax.numpy.copy, state))
     programs = {"optimizer": optimizer, "estimator": estimator}
     ask = functools.partial(ask_tell.candidates_of, bounds=bounds, **programs)
     tell = functools.partial(ask_tell.tell_in_place, bounds=bounds, **programs)
@@ -219,7 +221,7 @@ def minimize_black_box(
             steps.append(done)
             rate = len(done.record.values) / max(done.record.seconds, 1e-9)
             figures = {"best": f"{seen.best.value:.6g}", "evaluations/s": f"{rate:.3g}"}
-            report(1, figures | step.told(state))
+            report(1, figures | told(state))
             return callback is not None and callback(state, done.record.values)
 
         left = num_steps - len(steps)

@@ -15,8 +15,9 @@ from radazo_jax._src import checks, trees
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.points import Points
 from radazo_jax._src.optimize import ask_tell, history, journal, step
+from radazo_jax._src.optimize.failures import Policy, RunError
 from radazo_jax._src.optimize.journal import Record
-from radazo_jax._src.optimize.step import MinimizeState, Policy, RunError
+from radazo_jax._src.optimize.step import MinimizeState
 
 Path = str | os.PathLike[str]
 

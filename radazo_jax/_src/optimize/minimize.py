@@ -18,9 +18,10 @@ from radazo_jax._src.optimize import ask_tell, host, step
 from radazo_jax._src.optimize.check_up import warn_of_rounding
 from radazo_jax._src.optimize.console import interruptible, progress_bar
 from radazo_jax._src.optimize.defaults import method
+from radazo_jax._src.optimize.failures import Policy, exceeds, resumed, told
 from radazo_jax._src.optimize.history import History, names
 from radazo_jax._src.optimize.host import Done, Path, Values
-from radazo_jax._src.optimize.step import MinimizeState, Policy
+from radazo_jax._src.optimize.step import MinimizeState
 
 # Without a given chunk size, chunks aim at this many seconds: long enough that what
 # is done between them does not count, short enough for a progress bar and Ctrl-C.
@@ -151,7 +152,7 @@ def minimize(
         )
     if state is None:
         state = step.start(params, optimizer, estimator, key)
-    state = step.resumed(state)
+    state = resumed(state)
     step.check_known(state)
     step.check_room(state, num_steps)
     if any(leaf.dtype.itemsize < 4 for leaf in jax.tree.leaves(state.params)):
@@ -188,7 +189,7 @@ def minimize(
                     taken, (time.perf_counter() - begun) / taken
                 )
                 values.append(numbers[0])
-                report(taken, {"loss": f"{numbers[0, -1]:.6g}", **step.told(state)})
+                report(taken, {"loss": f"{numbers[0, -1]:.6g}", **told(state)})
                 policy.check(state, limits)
             done += length
             if chunk_size is None:
@@ -258,7 +259,7 @@ def _run_chunk(
 
     def goes_on(carry: tuple[MinimizeState, jax.Array]) -> jax.Array:
         state, _ = carry
-        return (state.step - first < length) & ~step.exceeds(state, limits)
+        return (state.step - first < length) & ~exceeds(state, limits)
 
     def body(
         carry: tuple[MinimizeState, jax.Array],
@@ -317,7 +318,7 @@ def _one_by_one(
         def after(state: MinimizeState, done: Done) -> Any:
             steps.append(done)
             value = done.numbers["value"]
-            report(1, {"loss": f"{value:.6g}", **step.told(state)})
+            report(1, {"loss": f"{value:.6g}", **told(state)})
             last = np.array([value], np.float32)
             return callback is not None and callback(state, last)
 

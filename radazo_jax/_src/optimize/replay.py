@@ -11,9 +11,10 @@ import optax
 from radazo_jax._src import trees
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.optimize import ask_tell, host, step
+from radazo_jax._src.optimize.box import Bounds
 from radazo_jax._src.optimize.host import Path
 from radazo_jax._src.optimize.journal import check_same_run, read
-from radazo_jax._src.optimize.step import Bounds, MinimizeState
+from radazo_jax._src.optimize.step import MinimizeState
 
 
 def replay(

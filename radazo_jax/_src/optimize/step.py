@@ -26,10 +26,9 @@ from radazo_jax._src.estimate.gradients import of_params
 from radazo_jax._src.estimate.points import Points
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.optimize import history
+from radazo_jax._src.optimize.box import Bounds, into
 
 _MAX_STEPS = np.iinfo(np.int32).max
-# A lower and an upper bound: trees like the parameters, or scalars.
-Bounds = tuple[Any, Any]
 
 
 class Failures(NamedTuple):
@@ -67,79 +66,6 @@ class MinimizeState(NamedTuple):
     failures: Failures
 
 
-class RunError(RuntimeError):
-    """A run that cannot go on, with all that it has done.
-
-    Attributes:
-      state: The state after the last step that was done: pass it as `state` to
-        continue.
-    """
-
-    def __init__(self, message: str, state: MinimizeState):
-        super().__init__(message)
-        self.state = state
-
-
-class Policy(NamedTuple):
-    """What ends a run.
-
-    Attributes:
-      on_failure: "drop", "raise" or "retry".
-      max_failures: The number of steps skipped in a row.
-    """
-
-    on_failure: str
-    max_failures: int
-
-    @classmethod
-    def of(cls, on_failure: Any, max_failures: Any) -> "Policy":
-        """The policy; raises if an argument is not as described."""
-        if on_failure not in ("drop", "raise", "retry"):
-            raise ValueError(
-                f"on_failure must be 'drop', 'raise' or 'retry'; got {on_failure!r}."
-            )
-        checks.check_int_at_least("max_failures", max_failures, 1)
-        return cls(on_failure, max_failures)
-
-    def limits(self, state: MinimizeState) -> np.ndarray:
-        """The failures that end a run from here: in all, and in a row; int32, [2]."""
-        so_far = int(state.failures.evaluations)
-        most = so_far if self.on_failure == "raise" else np.iinfo(np.int32).max - 1
-        return np.array([most + 1, self.max_failures], np.int32)
-
-    def check(self, state: MinimizeState, limits: np.ndarray, last: str = "") -> None:
-        """Raises a RunError if the failures have reached the limits."""
-        failures = jax.device_get(state.failures)
-        if failures.evaluations < limits[0] and failures.in_a_row < limits[1]:
-            return
-        told = f" The last failure: {last}." if last else ""
-        if self.on_failure == "raise":
-            raise RunError(
-                f"fun failed at step {int(state.step) - 1}, and on_failure is 'raise'."
-                f"{told} The error's state is the run without what failed."
-                + checks.see("api/black_boxes"),
-                state,
-            )
-        raise RunError(
-            f"fun had no finite value to use in {int(state.failures.in_a_row)} steps "
-            f"in a row (max_failures), up to step {int(state.step) - 1}.{told} The "
-            "error's state continues the run." + checks.see("api/black_boxes"),
-            state,
-        )
-
-
-def exceeds(state: MinimizeState, limits: jax.Array) -> jax.Array:
-    """Whether the failures have reached the limits of a policy."""
-    reached = jnp.stack([state.failures.evaluations, state.failures.in_a_row])
-    return jnp.any(reached >= limits)
-
-
-def resumed(state: MinimizeState) -> MinimizeState:
-    """The state to start a call with: what failed in a row before does not count."""
-    none = jnp.zeros((), jnp.int32)
-    return state._replace(failures=state.failures._replace(in_a_row=none))
-
-
 def check_known(state: MinimizeState) -> None:
     """Raises if a run is to be traced."""
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(state)):
@@ -158,13 +84,6 @@ def check_room(state: MinimizeState, num_steps: int = 1) -> None:
             f"{int(state.step)}. A step draws by its number: begin another run, with "
             "another key."
         )
-
-
-def told(state: MinimizeState) -> dict[str, str]:
-    """The failures so far, for a progress bar."""
-    evaluations, skipped, _ = (int(count) for count in state.failures)
-    shown = {"failed": evaluations, "skipped": skipped}
-    return {name: str(count) for name, count in shown.items() if count}
 
 
 def check_run(optimizer: Any, estimator: Any) -> None:
@@ -365,50 +284,6 @@ def _times(
     start = (jnp.zeros((), jnp.int32), params, state)
     _, params, state = lax.while_loop(lambda carry: carry[0] < count, body, start)
     return params, state
-
-
-def into(bounds: Bounds | None, params: Any) -> Any:
-    """The closest parameters within the bounds."""
-    if bounds is None:
-        return params
-    lower, upper = (_like(bound, params) for bound in bounds)
-    return optax.projections.projection_box(params, lower, upper)
-
-
-def check_bounds(bounds: Any, params: Any) -> None:
-    """Raises unless these are bounds, and `params` lie between them."""
-    if bounds is None:
-        return
-    try:
-        lower, upper = (_like(bound, params) for bound in bounds)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            "bounds must be a pair (lower, upper) of numbers, or of trees like params; "
-            f"got {bounds!r}."
-        ) from error
-    leaves = zip(
-        jax.tree_util.tree_leaves_with_path(params),
-        jax.tree.leaves(lower),
-        jax.tree.leaves(upper),
-        strict=True,
-    )
-    for (path, p), low, high in leaves:
-        if not bool(jnp.all((low <= p) & (p <= high))):
-            raise ValueError(
-                "params must lie within bounds; got values outside of them at "
-                f"params{jax.tree_util.keystr(path)}."
-            )
-
-
-def _like(bound: Any, params: Any) -> Any:
-    """A bound as a tree of arrays that broadcast against those of `params`."""
-    if np.ndim(bound) == 0 and jax.tree_util.all_leaves([bound]):
-        bound = jax.tree.map(lambda _: bound, params)
-
-    def check(p: jax.Array, b: Any) -> jax.Array:
-        return jnp.broadcast_to(jnp.asarray(b, p.dtype), p.shape)
-
-    return jax.tree.map(check, params, bound)
 
 
 def _keys(state: MinimizeState) -> tuple[jax.Array, jax.Array]:

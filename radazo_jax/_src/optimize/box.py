@@ -1,0 +1,55 @@
+"""A box in which the parameters of a run stay."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+# A lower and an upper bound: trees like the parameters, or scalars.
+Bounds = tuple[Any, Any]
+
+
+def into(bounds: Bounds | None, params: Any) -> Any:
+    """The closest parameters within the bounds."""
+    if bounds is None:
+        return params
+    lower, upper = (_like(bound, params) for bound in bounds)
+    return optax.projections.projection_box(params, lower, upper)
+
+
+def check_bounds(bounds: Any, params: Any) -> None:
+    """Raises unless these are bounds, and `params` lie between them."""
+    if bounds is None:
+        return
+    try:
+        lower, upper = (_like(bound, params) for bound in bounds)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "bounds must be a pair (lower, upper) of numbers, or of trees like params; "
+            f"got {bounds!r}."
+        ) from error
+    leaves = zip(
+        jax.tree_util.tree_leaves_with_path(params),
+        jax.tree.leaves(lower),
+        jax.tree.leaves(upper),
+        strict=True,
+    )
+    for (path, p), low, high in leaves:
+        if not bool(jnp.all((low <= p) & (p <= high))):
+            raise ValueError(
+                "params must lie within bounds; got values outside of them at "
+                f"params{jax.tree_util.keystr(path)}."
+            )
+
+
+def _like(bound: Any, params: Any) -> Any:
+    """A bound as a tree of arrays that broadcast against those of `params`."""
+    if np.ndim(bound) == 0 and jax.tree_util.all_leaves([bound]):
+        bound = jax.tree.map(lambda _: bound, params)
+
+    def check(p: jax.Array, b: Any) -> jax.Array:
+        return jnp.broadcast_to(jnp.asarray(b, p.dtype), p.shape)
+
+    return jax.tree.map(check, params, bound)

@@ -1,0 +1,90 @@
+"""What ends a run of which evaluations fail."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from radazo_jax._src import checks
+from radazo_jax._src.optimize.step import MinimizeState
+
+
+class RunError(RuntimeError):
+    """A run that cannot go on, with all that it has done.
+
+    Attributes:
+      state: The state after the last step that was done: pass it as `state` to
+        continue.
+    """
+
+    def __init__(self, message: str, state: MinimizeState):
+        super().__init__(message)
+        self.state = state
+
+
+class Policy(NamedTuple):
+    """What ends a run.
+
+    Attributes:
+      on_failure: "drop", "raise" or "retry".
+      max_failures: The number of steps skipped in a row.
+    """
+
+    on_failure: str
+    max_failures: int
+
+    @classmethod
+    def of(cls, on_failure: Any, max_failures: Any) -> "Policy":
+        """The policy; raises if an argument is not as described."""
+        if on_failure not in ("drop", "raise", "retry"):
+            raise ValueError(
+                f"on_failure must be 'drop', 'raise' or 'retry'; got {on_failure!r}."
+            )
+        checks.check_int_at_least("max_failures", max_failures, 1)
+        return cls(on_failure, max_failures)
+
+    def limits(self, state: MinimizeState) -> np.ndarray:
+        """The failures that end a run from here: in all, and in a row; int32, [2]."""
+        so_far = int(state.failures.evaluations)
+        most = so_far if self.on_failure == "raise" else np.iinfo(np.int32).max - 1
+        return np.array([most + 1, self.max_failures], np.int32)
+
+    def check(self, state: MinimizeState, limits: np.ndarray, last: str = "") -> None:
+        """Raises a RunError if the failures have reached the limits."""
+        failures = jax.device_get(state.failures)
+        if failures.evaluations < limits[0] and failures.in_a_row < limits[1]:
+            return
+        told = f" The last failure: {last}." if last else ""
+        if self.on_failure == "raise":
+            raise RunError(
+                f"fun failed at step {int(state.step) - 1}, and on_failure is 'raise'."
+                f"{told} The error's state is the run without what failed."
+                + checks.see("api/black_boxes"),
+                state,
+            )
+        raise RunError(
+            f"fun had no finite value to use in {int(state.failures.in_a_row)} steps "
+            f"in a row (max_failures), up to step {int(state.step) - 1}.{told} The "
+            "error's state continues the run." + checks.see("api/black_boxes"),
+            state,
+        )
+
+
+def exceeds(state: MinimizeState, limits: jax.Array) -> jax.Array:
+    """Whether the failures have reached the limits of a policy."""
+    reached = jnp.stack([state.failures.evaluations, state.failures.in_a_row])
+    return jnp.any(reached >= limits)
+
+
+def resumed(state: MinimizeState) -> MinimizeState:
+    """The state to start a call with: what failed in a row before does not count."""
+    none = jnp.zeros((), jnp.int32)
+    return state._replace(failures=state.failures._replace(in_a_row=none))
+
+
+def told(state: MinimizeState) -> dict[str, str]:
+    """The failures so far, for a progress bar."""
+    evaluations, skipped, _ = (int(count) for count in state.failures)
+    shown = {"failed": evaluations, "skipped": skipped}
+    return {name: str(count) for name, count in shown.items() if count}
