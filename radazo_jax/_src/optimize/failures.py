@@ -55,17 +55,17 @@ class Policy(NamedTuple):
         failures = jax.device_get(state.failures)
         if failures.evaluations < limits[0] and failures.in_a_row < limits[1]:
             return
-        told = f" The last failure: {last}." if last else ""
+        cause = f" The last failure: {last}." if last else ""
         if self.on_failure == "raise":
             raise RunError(
                 f"fun failed at step {int(state.step) - 1}, and on_failure is 'raise'."
-                f"{told} The error's state is the run without what failed."
+                f"{cause} The error's state is the run without what failed."
                 + checks.see("api/black_boxes"),
                 state,
             )
         raise RunError(
-            f"fun had no finite value to use in {int(state.failures.in_a_row)} steps "
-            f"in a row (max_failures), up to step {int(state.step) - 1}.{told} The "
+            f"fun had no finite value to use in {failures.in_a_row} steps "
+            f"in a row (max_failures), up to step {int(state.step) - 1}.{cause} The "
             "error's state continues the run." + checks.see("api/black_boxes"),
             state,
         )
