@@ -16,11 +16,14 @@ Examples:
   >>> params = optax.apply_updates(params, updates)
 """
 
+from radazo_jax import estimators as estimators
 from radazo_jax import random as random
+from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.coordinates import coordinate
 from radazo_jax._src.directions.law import Direction, Law
 from radazo_jax._src.directions.laws import gaussian, sphere
-from radazo_jax._src.directions.low_rank import MatrixAxes, low_rank
+from radazo_jax._src.directions.layout import MatrixAxes
+from radazo_jax._src.directions.low_rank import low_rank
 from radazo_jax._src.directions.signs import orthonormal, rademacher
 from radazo_jax._src.estimate.accelerated import AcceleratedState, accelerated
 from radazo_jax._src.estimate.adaptive import (
@@ -28,7 +31,6 @@ from radazo_jax._src.estimate.adaptive import (
     adaptive_difference,
 )
 from radazo_jax._src.estimate.buffer import QueryBuffer
-from radazo_jax._src.estimate.compiled import Evaluator, compiled
 from radazo_jax._src.estimate.coordinates import CoordinateWiseState, coordinate_wise
 from radazo_jax._src.estimate.differences import central_difference, forward_difference
 from radazo_jax._src.estimate.estimator import GradientEstimator
@@ -47,22 +49,23 @@ from radazo_jax._src.estimate.one_point import (
     spsa,
 )
 from radazo_jax._src.estimate.points import (
+    Draw,
     Estimate,
     Points,
+    Values,
     candidates,
-    points_along,
-    weighted_sum,
+    sample_points,
 )
 from radazo_jax._src.estimate.prior import PriorGuidedState, prior_guided
 from radazo_jax._src.estimate.reuse import QueryReuseState, query_reuse
-from radazo_jax._src.estimate.spread import spread
+from radazo_jax._src.estimate.sharded import sharded
 from radazo_jax._src.estimate.surrogate import GaussianProcessState, gaussian_process
 from radazo_jax._src.estimate.variance_reduced import (
     VarianceReducedState,
     variance_reduced,
 )
+from radazo_jax._src.estimate.vectorized import Evaluator, vectorized
 from radazo_jax._src.estimate.vote import majority_vote
-from radazo_jax._src.estimate.wrapper import EstimateGradientState, estimate_gradient
 from radazo_jax._src.numbers.keys import check_same_key
 from radazo_jax._src.optimize.aliases import (
     parabolic_sgd,
@@ -79,6 +82,7 @@ from radazo_jax._src.optimize.black_box import (
     minimize_black_box,
 )
 from radazo_jax._src.optimize.check_up import CheckUp, check_up
+from radazo_jax._src.optimize.defaults import default_method
 from radazo_jax._src.optimize.failures import RunError
 from radazo_jax._src.optimize.history import History, scalars
 from radazo_jax._src.optimize.minibatch import (
@@ -86,13 +90,18 @@ from radazo_jax._src.optimize.minibatch import (
     scale_by_minibatch_step,
 )
 from radazo_jax._src.optimize.minimize import MinimizeResult, minimize
+from radazo_jax._src.optimize.optax_wrapper import (
+    EstimateGradientState,
+    estimate_gradient,
+)
 from radazo_jax._src.optimize.parabola import (
     ScaleByParabolicStepState,
     scale_by_parabolic_step,
 )
 from radazo_jax._src.optimize.projections import keep_params_in
 from radazo_jax._src.optimize.replay import replay
-from radazo_jax._src.optimize.step import Failures, MinimizeState
+from radazo_jax._src.optimize.solver import Solver, solver
+from radazo_jax._src.optimize.step import Failures, SolverState, StepInfo
 from radazo_jax._src.optimize.transforms import (
     ScaleByRadazoState,
     ScaleByZoAdammState,
@@ -113,6 +122,7 @@ __all__ = [
     "CheckUp",
     "CoordinateWiseState",
     "Direction",
+    "Draw",
     "Estimate",
     "EstimateGradientState",
     "Evaluator",
@@ -121,10 +131,10 @@ __all__ = [
     "GradientEstimator",
     "History",
     "Law",
+    "LinearCombination",
     "LinearInterpolationState",
     "MatrixAxes",
     "MinimizeResult",
-    "MinimizeState",
     "MomentumPerturbationState",
     "Points",
     "PriorGuidedState",
@@ -136,6 +146,10 @@ __all__ = [
     "ScaleByParabolicStepState",
     "ScaleByRadazoState",
     "ScaleByZoAdammState",
+    "Solver",
+    "SolverState",
+    "StepInfo",
+    "Values",
     "VarianceReducedState",
     "accelerated",
     "adaptive_difference",
@@ -144,9 +158,9 @@ __all__ = [
     "central_difference",
     "check_same_key",
     "check_up",
-    "compiled",
     "coordinate",
     "coordinate_wise",
+    "default_method",
     "estimate_gradient",
     "forward_difference",
     "gaussian",
@@ -161,24 +175,25 @@ __all__ = [
     "orthonormal",
     "parabolic_sgd",
     "perturb",
-    "points_along",
     "prior_guided",
     "query_reuse",
     "radazo",
     "rademacher",
     "replay",
     "residual_feedback",
+    "sample_points",
     "scalars",
     "scale_by_minibatch_step",
     "scale_by_parabolic_step",
     "scale_by_radazo",
     "scale_by_zo_adamm",
+    "sharded",
+    "solver",
     "sphere",
-    "spread",
     "spsa",
     "value_and_grad",
     "variance_reduced",
-    "weighted_sum",
+    "vectorized",
     "zo_adamm",
     "zo_rmsprop",
     "zo_sgd",

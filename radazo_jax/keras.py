@@ -23,6 +23,7 @@ import optax
 
 from radazo_jax._src.estimate import gradients
 from radazo_jax._src.estimate.estimator import GradientEstimator, check_estimator
+from radazo_jax._src.estimate.vectorized import Evaluator, check_evaluator, vectorized
 from radazo_jax._src.numbers import keys
 
 if keras.backend.backend() != "jax":
@@ -46,6 +47,7 @@ class ZerothOrder(keras.Model):
     Args:
       model: Any Keras model.
       estimator: An estimator without state, such as `forward_difference()`.
+      evaluator: The evaluator of the points, as in `radazo_jax.value_and_grad`.
       key: A key, typed or raw, or an integer. Step i draws with `fold_in(key, i)`,
         where i is the optimizer's count of steps.
 
@@ -69,13 +71,17 @@ class ZerothOrder(keras.Model):
         self,
         model: Any,
         estimator: GradientEstimator,
+        evaluator: Evaluator = vectorized(),
         key: jax.typing.ArrayLike = 0,
     ) -> None:
         check_estimator(estimator)
+        check_evaluator(evaluator)
         super().__init__()
         self.model = model
         # In a function, since Keras takes tuples apart that are attributes.
-        self._estimated = functools.partial(_estimated, estimator, keys.as_key(key))
+        self._estimated = functools.partial(
+            _estimated, estimator, evaluator, keys.as_key(key)
+        )
 
     def compile(self, optimizer: Any = "rmsprop", **kwargs: Any) -> None:
         """As `keras.Model.compile`.
@@ -117,10 +123,14 @@ class ZerothOrder(keras.Model):
 
 
 def _estimated(
-    estimator: GradientEstimator, key: jax.Array, loss: Any, step: jax.Array
+    estimator: GradientEstimator,
+    evaluator: Evaluator,
+    key: jax.Array,
+    loss: Any,
+    step: jax.Array,
 ) -> Any:
     """`loss`, with an estimate for its derivative where one is taken."""
-    estimate = gradients.value_and_grad(loss, estimator, has_aux=True)
+    estimate = gradients.value_and_grad(loss, estimator, evaluator, has_aux=True)
     key = jax.random.fold_in(key, step.astype("uint32"))
 
     def forward(params: Any) -> tuple[Any, Any]:

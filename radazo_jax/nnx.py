@@ -28,6 +28,7 @@ from flax import nnx
 
 from radazo_jax._src.estimate import gradients
 from radazo_jax._src.estimate.estimator import GradientEstimator, check_estimator
+from radazo_jax._src.estimate.vectorized import Evaluator, check_evaluator, vectorized
 
 __all__ = ["value_and_grad", "value_fn"]
 
@@ -35,6 +36,8 @@ __all__ = ["value_and_grad", "value_fn"]
 def value_and_grad(
     loss_fn: Callable[..., Any],
     estimator: GradientEstimator,
+    evaluator: Evaluator = vectorized(),
+    *,
     wrt: nnx.filterlib.Filter = nnx.Param,
     has_aux: bool = False,
 ) -> Callable[..., tuple[Any, nnx.State]]:
@@ -50,6 +53,7 @@ def value_and_grad(
       loss_fn: `loss_fn(model, *args, **kwargs)` returns a real scalar, or
         `(scalar, aux)` with `has_aux`.
       estimator: An estimator without state, such as `forward_difference()`.
+      evaluator: The evaluator of the points, as in `radazo_jax.value_and_grad`.
       wrt: A Flax filter for the variables to perturb; all others are fixed.
         `nnx.LoRAParam` selects the adapters of a frozen model.
       has_aux: Whether `loss_fn` returns a pair whose second element is auxiliary.
@@ -104,14 +108,17 @@ def value_and_grad(
 
         if not has_aux and not _writes(loss, arguments):
             # Nothing but values to keep track of, which estimators make use of.
-            estimate = gradients.value_and_grad(lambda *a: loss(*a)[0], estimator)
+            estimate = gradients.value_and_grad(
+                lambda *a: loss(*a)[0], estimator, evaluator
+            )
             return estimate(key, *arguments)
-        estimate = gradients.value_and_grad(loss, estimator, has_aux=True)
+        estimate = gradients.value_and_grad(loss, estimator, evaluator, has_aux=True)
         (value, (aux, written)), gradient = estimate(key, *arguments)
         nnx.update(model, written)
         return ((value, aux) if has_aux else value), gradient
 
     check_estimator(estimator)
+    check_evaluator(evaluator)
     return estimated
 
 

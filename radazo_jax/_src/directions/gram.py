@@ -68,8 +68,8 @@ def squared_norm(tree: Any) -> jax.Array:
 def _rows(directions: Direction, layout: Layout, i: int) -> jax.Array:
     """The elements of leaf i of all directions: float32, [K, size]."""
     law, leaf = directions.law, layout.leaves[i]
-    if directions.held is not None:
-        us = jax.vmap(lambda held: held.values())(directions.held[i])
+    if directions.cached is not None:
+        us = jax.vmap(lambda held: held.values())(directions.cached[i])
     else:
         us = jax.vmap(lambda u: law._whole(u, leaf, layout.dimension))(directions)
     return directions.scale[:, None] * us.reshape(len(directions.scale), -1)

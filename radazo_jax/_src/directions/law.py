@@ -35,14 +35,14 @@ class Direction:
       number: Which direction it is of those that share the key: uint32, shape ().
       scale: What the draw is multiplied by, float32, shape ().
       law: The law that sampled it; static.
-      held: Where an estimator stores the elements, those of each leaf.
+      cached: The stored elements of each leaf, `None` if they are not stored.
     """
 
     key: jax.Array
     number: jax.Array
     scale: jax.Array
     law: "Law" = dataclasses.field(metadata=STATIC)
-    held: tuple[Held, ...] | None = None
+    cached: tuple[Held, ...] | None = None
 
 
 @dataclass_transform(frozen_default=True)
@@ -134,8 +134,8 @@ class Law(abc.ABC):
         Returns:
           The direction, number 0 under the key.
         """
-        key = keys.as_key(key)
-        return self._sample(key, jnp.uint32(0), layout_of(params))
+        layout = self._annotate(layout_of(params), params)
+        return self._sample(keys.as_key(key), jnp.uint32(0), layout)
 
     def materialize(self, direction: Direction, params: Any) -> Any:
         """Computes all elements of `direction`.
@@ -147,7 +147,7 @@ class Law(abc.ABC):
         Returns:
           A tree like `params`, in the shapes and dtypes of its leaves.
         """
-        layout = layout_of(params)
+        layout = self._annotate(layout_of(params), params)
         return jax.tree.map(
             lambda u, p: u.astype(jnp.result_type(p)),
             jax.tree.unflatten(layout.treedef, elements(direction, layout)),
@@ -156,6 +156,11 @@ class Law(abc.ABC):
 
     # How directions are drawn and stored: laws that know of a cheaper way than element
     # by element override what follows.
+
+    def _annotate(self, layout: Layout, params: Any) -> Layout:
+        """The layout with the axes that the law itself prescribes."""
+        del params
+        return layout
 
     def _sample(self, key: jax.Array, number: jax.Array, layout: Layout) -> Direction:
         del layout
@@ -203,8 +208,8 @@ class UnitNorm(Law):
 @functools.partial(jax.jit, static_argnames="layout", inline=True)
 def elements(direction: Direction, layout: Layout) -> list[jax.Array]:
     """All elements of `direction`, leaf by leaf, scaled: float32."""
-    if direction.held is not None:
-        return [direction.scale * held.values() for held in direction.held]
+    if direction.cached is not None:
+        return [direction.scale * held.values() for held in direction.cached]
     return [
         direction.scale * direction.law._whole(direction, leaf, layout.dimension)
         for leaf in layout.leaves

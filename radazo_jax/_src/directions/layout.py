@@ -1,24 +1,40 @@
 """Where the leaves of a tree lie among all of its coordinates."""
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 
+class MatrixAxes(NamedTuple):
+    """The axes of a leaf that form matrices.
+
+    Attributes:
+      rows: The axes that index the rows.
+      columns: The axes that index the columns. All other axes stack matrices.
+    """
+
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+
+
 class Leaf(NamedTuple):
-    """Where a leaf of the parameters lies among all coordinates.
+    """The place of a leaf among all coordinates.
 
     Attributes:
       shape: The leaf's shape.
-      offset: How many coordinates the leaves before it have.
+      offset: Number of coordinates in the leaves before it.
       path: Its path in the tree, as `jax.tree_util.keystr` writes it.
+      axes: The axes that form matrices, `None` if the leaf is not a matrix. Without
+        a function that uses the leaf, the last two axes form matrices.
     """
 
     shape: tuple[int, ...]
     offset: int
     path: str
+    axes: MatrixAxes | None
 
     @property
     def size(self) -> int:
@@ -41,6 +57,20 @@ class Layout(NamedTuple):
         """d, the number of coordinates of all leaves together."""
         return sum(leaf.size for leaf in self.leaves)
 
+    def with_axes(self, axes: Mapping[str, MatrixAxes | None]) -> "Layout":
+        """The layout with the axes of some leaves, by their paths."""
+        leaves = (
+            leaf._replace(axes=axes.get(leaf.path, leaf.axes)) for leaf in self.leaves
+        )
+        return self._replace(leaves=tuple(leaves))
+
+
+def matrix_axes(remaining: Sequence[int]) -> MatrixAxes | None:
+    """The last two of the remaining axes of a leaf; `None` if there are fewer."""
+    if len(remaining) < 2:
+        return None
+    return MatrixAxes((remaining[-2],), (remaining[-1],))
+
 
 def layout_of(params: Any) -> Layout:
     """The layout of a tree of arrays."""
@@ -48,6 +78,7 @@ def layout_of(params: Any) -> Layout:
     found, treedef = jax.tree_util.tree_flatten_with_path(params)
     for path, array in found:
         shape = tuple(jnp.shape(array))
-        leaves.append(Leaf(shape, offset, jax.tree_util.keystr(path)))
+        axes = matrix_axes(range(len(shape)))
+        leaves.append(Leaf(shape, offset, jax.tree_util.keystr(path), axes))
         offset += leaves[-1].size
     return Layout(tuple(leaves), treedef)

@@ -1,8 +1,8 @@
 """Directions that are matrices of low rank, leaf by leaf."""
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -10,21 +10,9 @@ from radazo_jax._src import checks
 from radazo_jax._src.directions.held import Factors, Held, Stored
 from radazo_jax._src.directions.law import Direction, Law
 from radazo_jax._src.directions.laws import Gaussian
-from radazo_jax._src.directions.layout import Layout, Leaf, layout_of
+from radazo_jax._src.directions.layout import Layout, Leaf, MatrixAxes
 from radazo_jax._src.numbers import counter, generator
 from radazo_jax._src.numbers.counter import Positions
-
-
-class MatrixAxes(NamedTuple):
-    """Which axes of a leaf form matrices.
-
-    Attributes:
-      rows: The axes that index the rows.
-      columns: The axes that index the columns. All other axes stack matrices.
-    """
-
-    rows: tuple[int, ...]
-    columns: tuple[int, ...]
 
 
 class LowRank(Gaussian):
@@ -32,38 +20,28 @@ class LowRank(Gaussian):
 
     rank: int
     where: Callable[[str, tuple[int, ...]], bool] | None
-    dimension_numbers: Callable[[Any], Any] | None
-    # What a function's use of the leaves says, by path; set by `axes.specialize`.
-    inferred: tuple[tuple[str, MatrixAxes | None], ...] = ()
+    # The axes that the user gave: by path, or as a function of the parameters.
+    given: tuple[tuple[str, MatrixAxes | None], ...] | Callable[[Any], Any] | None
 
-    def sample(self, key: jax.typing.ArrayLike, params: Any) -> Direction:
-        self.check_where(layout_of(params))
-        return super().sample(key, params)
-
-    def check_where(self, layout: Layout) -> None:
-        """Raises if `where` matches no leaf."""
+    def _annotate(self, layout: Layout, params: Any) -> Layout:
         leaves = [(leaf.path, leaf.shape) for leaf in layout.leaves]
         if self.where and leaves and not any(self.where(*leaf) for leaf in leaves):
             raise ValueError(
                 f"where must match at least one leaf; it matches none of {leaves}."
             )
-
-    def given(self, params: Any) -> tuple[tuple[str, MatrixAxes | None], ...]:
-        """The axes that the user gave for `params`, by path."""
-        if self.dimension_numbers is None:
-            return self.inferred
-        return _by_path(self.dimension_numbers(params))
+        if self.given is None:
+            return layout
+        given = _by_path(self.given(params)) if callable(self.given) else self.given
+        return layout.with_axes(dict(given))
 
     def axes(self, leaf: Leaf) -> MatrixAxes | None:
         """The axes that make the matrices of a leaf; `None` if it is drawn dense."""
         if self.where is not None and not self.where(leaf.path, leaf.shape):
             return None
-        default = default_axes(range(len(leaf.shape)))
-        axes = dict(self.inferred).get(leaf.path, default)
-        if axes is None:
+        if leaf.axes is None:
             return None
-        sides = [math.prod(leaf.shape[axis] for axis in side) for side in axes]
-        return axes if min(sides) > self.rank else None
+        sides = [math.prod(leaf.shape[axis] for axis in side) for side in leaf.axes]
+        return leaf.axes if min(sides) > self.rank else None
 
     def _lazy(self, direction: Direction, leaf: Leaf, dimension: int) -> Held:
         if self.axes(leaf) is None:
@@ -116,13 +94,6 @@ class LowRank(Gaussian):
         return at
 
 
-def default_axes(remaining: Sequence[int]) -> MatrixAxes | None:
-    """The last two of the remaining axes of a leaf, where there are two."""
-    if len(remaining) < 2:
-        return None
-    return MatrixAxes((remaining[-2],), (remaining[-1],))
-
-
 def low_rank(
     rank: int = 1,
     where: Callable[[str, tuple[int, ...]], bool] | None = None,
@@ -171,10 +142,10 @@ def low_rank(
     checks.check_int_at_least("rank", rank, 1)
     if where is not None and not callable(where):
         raise TypeError(f"where must be a function of path and shape; got {where!r}.")
-    inferred: tuple[tuple[str, MatrixAxes | None], ...] = ()
-    if dimension_numbers is not None and not callable(dimension_numbers):
-        inferred, dimension_numbers = _by_path(dimension_numbers), None
-    return LowRank(rank, where, dimension_numbers, inferred)
+    given = dimension_numbers
+    if given is not None and not callable(given):
+        given = _by_path(given)
+    return LowRank(rank, where, given)
 
 
 def _by_path(tree: Any) -> tuple[tuple[str, MatrixAxes | None], ...]:

@@ -46,7 +46,7 @@ def sample(law: Law, key: jax.Array, numbers: jax.Array, layout: Layout) -> Dire
     return lax.map(one, numbers) if law._normalized else jax.vmap(one)(numbers)
 
 
-def hold(directions: Direction, layout: Layout, at_once: bool) -> Direction:
+def cache(directions: Direction, layout: Layout, at_once: bool) -> Direction:
     """The same directions, with their elements stored where that pays.
 
     Args:
@@ -86,9 +86,9 @@ def _sums(
     coefficients: jax.Array, directions: Direction, layout: Layout
 ) -> list[jax.Array]:
     """The weighted sum of the directions, leaf by leaf."""
-    if directions.held is not None:
+    if directions.cached is not None:
         weights = coefficients * directions.scale
-        return [held.weighted_sum(weights) for held in directions.held]
+        return [held.weighted_sum(weights) for held in directions.cached]
     # Drawn again rather than kept: without the barrier the compiler would see that it
     # has drawn these before, and keep them through the evaluations.
     coefficients, directions = lax.optimization_barrier((coefficients, directions))
@@ -139,4 +139,4 @@ def _keep(directions: Direction, layout: Layout) -> Direction:
     drawn = fusion.compute_once(jax.vmap(numbers), directions.key, directions.number)
     held = jax.vmap(functools.partial(law._held, layout=layout))(drawn)
     scale = jax.vmap(law._inverse_norm)(held) if law._normalized else directions.scale
-    return dataclasses.replace(directions, held=held, scale=scale)
+    return dataclasses.replace(directions, cached=held, scale=scale)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src.estimate.estimator import GradientEstimator, check_estimator
-from radazo_jax._src.estimate.points import Estimate, Points, shifted
+from radazo_jax._src.estimate.points import Draw, Estimate, Points, Values, shifted
 from radazo_jax._src.trees import product, wide, wide_zeros, widest
 
 # Where a step starts: ahead by the momentum; at the parameters, while the end of a
@@ -23,7 +23,7 @@ class AcceleratedState(NamedTuple):
       previous: The parameters of the latest step: a tree like the parameters.
       momentum: z − θ, which gathers the steps: likewise, at least float32.
       share: The share of it in the point ahead, 0 where it is to be dropped: shape ().
-      value_ahead: The latest value where a step started, infinite before the first:
+      lookahead_value: The latest value where a step started, infinite before the first:
         shape ().
       count: The number of steps: int32, shape ().
       base: b, the parameters from which a pattern move is counted: a tree like them, at
@@ -32,19 +32,22 @@ class AcceleratedState(NamedTuple):
       start: Where the latest step started: 0 ahead by the momentum; 1 at the
         parameters, while a pattern move was tried; 2 at its end: int32, shape ().
       lower: Whether the loss at that end was lower: bool, shape ().
+      latest_step: The displacement by the latest step from its start, between `points`
+        and `reduce`; `()` at all other times.
     """
 
     estimator: Any
     previous: Any
     momentum: Any
     share: jax.Array
-    value_ahead: jax.Array
+    lookahead_value: jax.Array
     # `count` is the name that Optax's states have; it hides a method of tuple.
     count: jax.Array  # type: ignore[assignment]
     base: Any
     since: jax.Array
     start: jax.Array
     lower: jax.Array
+    latest_step: Any = ()
 
 
 def accelerated(estimator: GradientEstimator) -> GradientEstimator:
@@ -121,7 +124,7 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
             previous=jax.tree.map(jnp.array, params),
             momentum=wide_zeros(params),
             share=jnp.zeros((), widest(params)),
-            value_ahead=jnp.full((), jnp.inf, widest(params)),
+            lookahead_value=jnp.full((), jnp.inf, widest(params)),
             count=jnp.zeros((), jnp.int32),
             base=jax.tree.map(lambda p: jnp.array(wide(p)), params),
             since=jnp.zeros((), jnp.int32),
@@ -129,70 +132,82 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
             lower=jnp.zeros((), jnp.bool_),
         )
 
-    def points(key: jax.Array, params: Any, state: AcceleratedState) -> Points:
-        there = estimator.points(key, params, state.estimator)
-        _check_points(there)
-        state = _followed(params, state, len(there.scales))
-        # The point ahead itself is at distance 0 along any direction.
+    def points(
+        draw: Draw, params: Any, state: AcceleratedState
+    ) -> tuple[Points, AcceleratedState]:
+        at_params, inner = estimator.points(draw, params, state.estimator)
+        _check_points(at_params)
+        state = _followed(params, state, len(at_params.scales))
+        # The lookahead point itself is at distance 0 along any direction.
         directions = jax.tree.map(
-            lambda x: jnp.concatenate([x[:1], x]), there.directions
+            lambda x: jnp.concatenate([x[:1], x]), at_params.directions
         )
-        scales = jnp.concatenate([jnp.zeros_like(there.scales[:1]), there.scales])
-        # In a trial it alone is away from θ, where the directions begin.
+        scales = jnp.concatenate(
+            [jnp.zeros_like(at_params.scales[:1]), at_params.scales]
+        )
+        # In a trial, all other points lie around θ.
         others = jnp.where(state.start == _TRIAL, 0, 1).astype(scales.dtype)
         shifts = jnp.full_like(scales, others).at[0].set(1)
-        ahead = _ahead(params, state)
-        return Points(directions, scales, True, there.layout, ahead, shifts)
+        lookahead = _lookahead(params, state)
+        points = Points(directions, scales, True, at_params.layout, lookahead, shifts)
+        return points, state._replace(estimator=inner)
 
     def reduce(
-        points: Points, values: jax.Array, params: Any, state: AcceleratedState
+        points: Points, values: Values, params: Any, state: AcceleratedState
     ) -> tuple[Estimate, AcceleratedState]:
-        state = _followed(params, state, len(points.scales) - 1)
         tries = state.start == _TRIAL
-        value, away = values[0], values[1]
-        # Where the step of the trial spoiled its move, there is none, nor a step there.
-        before = state.value_ahead.astype(away.dtype)
-        spoiled = (state.start == _MOVED) & ~(away < before)
+        value, away = values.base, values.along[0, 0]
+        # If the step of the trial undid its move, there is neither, nor a step there.
+        before = state.lookahead_value.astype(away.dtype)
+        undone = (state.start == _MOVED) & ~(away < before)
         directions = jax.tree.map(lambda x: x[1:], points.directions)
-        there = Points(directions, points.scales[1:], True, points.layout)
-        ahead = _unless(tries, _ahead(params, state))
-        at = shifted(params, ahead, jnp.ones((), state.share.dtype))
-        around = values[1:].at[0].set(jnp.where(tries, value, away))
-        estimate, after = estimator.reduce(there, around, at, state.estimator)
+        around = Points(directions, points.scales[1:], True, points.layout)
+        lookahead = _zero_if(tries, _lookahead(params, state))
+        at = shifted(params, lookahead, jnp.ones((), state.share.dtype))
+        center = jnp.where(tries, value, away)
+        estimate, after = estimator.reduce(
+            around, Values(center, values.along[1:]), at, state.estimator
+        )
         other = jnp.where(tries, away, value)
-        value_ahead = jnp.where(tries | spoiled, value, away)
+        lookahead_value = jnp.where(tries | undone, value, away)
+        gradient = estimate.gradient
         estimate = estimate._replace(
             value=value,
-            gradient=_unless(spoiled, estimate.gradient),
-            slope=_unless(spoiled, estimate.slope),
+            slope=jnp.where(undone, 0, estimate.slope),
             num_values=estimate.num_values + jnp.isfinite(other).astype(jnp.int32),
-            ahead=_unless(spoiled, ahead),
-            value_ahead=value_ahead,
+            gradient=gradient.scaled(jnp.where(undone, 0.0, 1.0)),
+            extra_args={
+                "lookahead": _zero_if(undone, lookahead),
+                "lookahead_value": lookahead_value,
+                "latest_step": state.latest_step,
+            },
         )
-        # Where the loss ahead is higher and rises, or is none, the momentum is dropped.
-        latest = value_ahead.astype(state.value_ahead.dtype)
-        drops = (value_ahead > value) & (latest > state.value_ahead)
-        drops |= ~jnp.isfinite(value_ahead)
+        # Momentum is reset if the loss at the lookahead point exceeds the current loss
+        # and is rising, or is not finite.
+        latest = lookahead_value.astype(state.lookahead_value.dtype)
+        resets = (lookahead_value > value) & (latest > state.lookahead_value)
+        resets |= ~jnp.isfinite(lookahead_value)
         lower = tries & (away < value)
-        ends = spoiled | (tries & ~lower)
+        ends = undone | (tries & ~lower)
         return estimate, state._replace(
             estimator=after,
-            share=jnp.where(drops, 0, state.share),
-            value_ahead=latest,
+            share=jnp.where(resets, 0, state.share),
+            lookahead_value=latest,
             count=optax.safe_increment(state.count),
             base=jax.tree.map(
                 lambda b, p: jnp.where(ends, wide(p), b), state.base, params
             ),
             since=jnp.where(ends, 0, optax.safe_increment(state.since)),
             lower=lower,
+            latest_step=(),
         )
 
-    return GradientEstimator(init, points, reduce, estimator.evaluator)
+    return GradientEstimator(init, points, reduce)
 
 
 def _check_points(points: Points) -> None:
     if (
-        not points.with_params
+        not points.includes_params
         or points.scales.shape[1] != 1
         or points.shift is not None
     ):
@@ -210,7 +225,7 @@ def _followed(
     size = optax.tree.size(params)
     first = jnp.asarray(min(1.0, num_directions / size), dtype)
     whole = jax.tree.map(lambda p, old: wide(p) - wide(old), params, state.previous)
-    step = optax.tree.sub(whole, _ahead(state.previous, state))
+    step = optax.tree.sub(whole, _lookahead(state.previous, state))
     # Steps start at the parameters in a trial, and where one is taken back instead.
     back = product(step, step, dtype) > product(whole, whole, dtype)
     stays = (state.start == _TRIAL) | (state.start == _MOVED) & back
@@ -239,10 +254,11 @@ def _followed(
         momentum=momentum,
         share=share,
         start=start.astype(jnp.int32),
+        latest_step=step,
     )
 
 
-def _ahead(params: Any, state: AcceleratedState) -> Any:
+def _lookahead(params: Any, state: AcceleratedState) -> Any:
     """What is between the parameters and the point ahead, or the end of a move."""
     return jax.tree.map(
         lambda p, v, b: jnp.where(
@@ -254,6 +270,6 @@ def _ahead(params: Any, state: AcceleratedState) -> Any:
     )
 
 
-def _unless(condition: jax.Array, tree: Any) -> Any:
-    """The tree, or zeros."""
+def _zero_if(condition: jax.Array, tree: Any) -> Any:
+    """Zeros if the condition holds, else the tree."""
     return jax.tree.map(lambda x: jnp.where(condition, 0, x), tree)

@@ -7,11 +7,15 @@ import jax.numpy as jnp
 
 from radazo_jax._src.directions.law import Law
 from radazo_jax._src.directions.laws import sphere
-from radazo_jax._src.estimate import numbering
-from radazo_jax._src.estimate.differences import checked_evaluator, from_differences
+from radazo_jax._src.estimate.differences import check_differences, from_differences
 from radazo_jax._src.estimate.estimator import GradientEstimator
-from radazo_jax._src.estimate.points import Estimate, Points, points_along
-from radazo_jax._src.estimate.spread import AxisName
+from radazo_jax._src.estimate.points import (
+    Draw,
+    Estimate,
+    Points,
+    Values,
+    sample_points,
+)
 from radazo_jax._src.trees import rounding, widest
 
 # How the averages over steps forget.
@@ -41,13 +45,11 @@ class AdaptiveDifferenceState(NamedTuple):
     Scalars are float32, or float64 where the parameters are.
 
     Attributes:
-      numbering: The numbers of the directions, `()` unless the law is `numbered`.
       smoothing: μ of the next step: shape ().
       curvature: The average share of curvature in the differences: shape ().
       square: The average of the squares of the shares: shape ().
     """
 
-    numbering: Any
     smoothing: jax.Array
     curvature: jax.Array
     square: jax.Array
@@ -57,8 +59,6 @@ def adaptive_difference(
     law: Law = sphere(),
     num_directions: int = 10,
     smoothing: float = 5e-3,
-    batch_size: int | None = None,
-    axis_name: AxisName | None = None,
 ) -> GradientEstimator:
     """`forward_difference` with a μ that follows curvature and noise.
 
@@ -84,9 +84,6 @@ def adaptive_difference(
       law: The law of the directions u.
       num_directions: K, the number of directions per estimate, of K + 1 evaluations.
       smoothing: The first μ, and the largest where no noise is seen.
-      batch_size: How many directions are evaluated together, as in
-        `forward_difference`.
-      axis_name: The mesh axis (or axes) over which the evaluations are spread.
 
     Returns:
       The estimator, with an `AdaptiveDifferenceState`; else as `forward_difference`.
@@ -113,30 +110,31 @@ def adaptive_difference(
       >>> bool(adaptive < 1e-2 * constant)
       True
     """
-    evaluator = checked_evaluator(law, num_directions, smoothing, batch_size, axis_name)
+    check_differences(law, num_directions, smoothing)
 
     def init(params: Any) -> AdaptiveDifferenceState:
         zero = jnp.zeros((), widest(params))
-        numbers = numbering.init(law)
-        return AdaptiveDifferenceState(numbers, zero + smoothing, zero, zero)
+        return AdaptiveDifferenceState(zero + smoothing, zero, zero)
 
-    def points(key: jax.Array, params: Any, state: AdaptiveDifferenceState) -> Points:
-        key, numbers = numbering.following(state.numbering, key, num_directions)
+    def points(
+        draw: Draw, params: Any, state: AdaptiveDifferenceState
+    ) -> tuple[Points, Any]:
         scales = state.smoothing[None].astype(jnp.float32)
-        return points_along(law, key, numbers, scales, params, with_params=True)
+        points = sample_points(
+            law, draw, num_directions, scales, params, includes_params=True
+        )
+        return points, state
 
     def reduce(
-        points: Points, values: jax.Array, params: Any, state: AdaptiveDifferenceState
+        points: Points, values: Values, params: Any, state: AdaptiveDifferenceState
     ) -> tuple[Estimate, AdaptiveDifferenceState]:
-        base, moved = points.split(values)
-        differences = moved[:, 0] - base
-        distance = points.scales[0, 0].astype(values.dtype)
+        base = values.base
+        differences = values.along[:, 0] - base
+        distance = points.scales[0, 0].astype(base.dtype)
         estimate = from_differences(base, differences, distance, points, params)
-        adapted = _adapted(state, base, differences, smoothing)
-        numbers = numbering.advanced(state.numbering, points)
-        return estimate, adapted._replace(numbering=numbers)
+        return estimate, _adapted(state, base, differences, smoothing)
 
-    return GradientEstimator(init, points, reduce, evaluator)
+    return GradientEstimator(init, points, reduce)
 
 
 def _adapted(

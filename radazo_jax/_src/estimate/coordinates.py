@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 
 from radazo_jax._src import checks
+from radazo_jax._src.directions import sums
+from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.coordinates import Basis
 from radazo_jax._src.directions.layout import layout_of
-from radazo_jax._src.estimate.differences import checked_evaluator, mean_of_finite
+from radazo_jax._src.estimate.differences import check_differences, mean_of_finite
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.flat import unflattened
-from radazo_jax._src.estimate.points import Estimate, Points, points_along
-from radazo_jax._src.estimate.spread import AxisName
+from radazo_jax._src.estimate.points import Draw, Estimate, Points, Values
 
 
 class CoordinateWiseState(NamedTuple):
@@ -31,8 +32,6 @@ def coordinate_wise(
     smoothing: float = 5e-3,
     decay: float = 0.9,
     uniform: float = 0.5,
-    batch_size: int | None = None,
-    axis_name: AxisName | None = None,
 ) -> GradientEstimator:
     """Central differences along coordinates, chosen by importance.
 
@@ -54,8 +53,6 @@ def coordinate_wise(
       smoothing: μ, how far from θ along each coordinate the function is evaluated.
       decay: Decay rate of the scores, in [0, 1).
       uniform: ε, the share of the choice that is uniform, in (0, 1].
-      batch_size: How many coordinates (two evaluations each) are evaluated together.
-      axis_name: The mesh axis (or axes) over which the evaluations are spread.
 
     Returns:
       The estimator, without state or with a `CoordinateWiseState`, d floats. Its value
@@ -84,7 +81,7 @@ def coordinate_wise(
       Problems, SIAM J. Optim. 2012, for probabilities by importance.
     """
     size = 1 if num_directions is None else num_directions
-    evaluator = checked_evaluator(Basis(), size, smoothing, batch_size, axis_name)
+    check_differences(Basis(), size, smoothing)
     checks.check_unit_interval("decay", decay)
     checks.check_positive("uniform", uniform)
     if uniform > 1:
@@ -97,22 +94,25 @@ def coordinate_wise(
         dimension = layout_of(params).dimension
         return CoordinateWiseState(jnp.full(dimension, jnp.nan, jnp.float32))
 
-    def points(key: jax.Array, params: Any, state: Any) -> Points:
-        dimension = layout_of(params).dimension
+    def points(draw: Draw, params: Any, state: Any) -> tuple[Points, Any]:
+        layout = layout_of(params)
+        dimension = layout.dimension
         if not state:
             chosen = jnp.arange(dimension)
         else:
             # By the inverse of the cumulative distribution.
-            sums = jnp.cumsum(_probabilities(state.scores, uniform))
-            drawn = jax.random.uniform(key, (size,), sums.dtype) * sums[-1]
-            chosen = jnp.searchsorted(sums, drawn, side="right")
+            shares = jnp.cumsum(_probabilities(state.scores, uniform))
+            drawn = jax.random.uniform(draw.key, (size,), shares.dtype) * shares[-1]
+            chosen = jnp.searchsorted(shares, drawn, side="right")
             chosen = jnp.minimum(chosen, dimension - 1)
-        return points_along(Basis(), key, chosen, distances, params)
+        directions = sums.sample(Basis(), draw.key, chosen.astype(jnp.uint32), layout)
+        scales = jnp.broadcast_to(jnp.asarray(distances, jnp.float32), (len(chosen), 2))
+        return Points(directions, scales, False, layout), state
 
     def reduce(
-        points: Points, values: jax.Array, params: Any, state: Any
+        points: Points, values: Values, params: Any, state: Any
     ) -> tuple[Estimate, Any]:
-        moved = points.split(values)[1]
+        moved = values.along
         slopes = (moved[:, 0] - moved[:, 1]) / (2 * smoothing)
         finite = jnp.isfinite(slopes)
         used = jnp.sum(finite, dtype=jnp.int32)
@@ -131,9 +131,11 @@ def coordinate_wise(
         flat = zeros.at[chosen].add(coefficients)
         estimate = Estimate(
             mean_of_finite(moved),
-            unflattened(flat, points.layout, params),
             slope=jnp.sum(coefficients * slopes),
             num_values=2 * used,
+            gradient=LinearCombination.of_tree(
+                unflattened(flat, points.layout, params), points.layout
+            ),
         )
         if not state:
             return estimate, state
@@ -143,7 +145,7 @@ def coordinate_wise(
         scores = state.scores.at[chosen].set(jnp.where(finite, new, before))
         return estimate, CoordinateWiseState(scores)
 
-    return GradientEstimator(init, points, reduce, evaluator)
+    return GradientEstimator(init, points, reduce)
 
 
 def _probabilities(scores: jax.Array, uniform: float) -> jax.Array:

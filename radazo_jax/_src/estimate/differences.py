@@ -8,24 +8,20 @@ import jax.numpy as jnp
 from radazo_jax._src import checks
 from radazo_jax._src.directions.law import Law
 from radazo_jax._src.directions.laws import sphere
-from radazo_jax._src.estimate import numbering
-from radazo_jax._src.estimate.compiled import Evaluator, compiled
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.points import (
+    Draw,
     Estimate,
     Points,
-    points_along,
-    weighted_sum,
+    Values,
+    sample_points,
 )
-from radazo_jax._src.estimate.spread import AxisName, spread
 
 
 def forward_difference(
     law: Law = sphere(),
     num_directions: int = 10,
     smoothing: float = 5e-3,
-    batch_size: int | None = None,
-    axis_name: AxisName | None = None,
 ) -> GradientEstimator:
     """The forward-difference estimator of the paper, of K + 1 evaluations.
 
@@ -44,17 +40,9 @@ def forward_difference(
       num_directions: K, the number of directions per estimate.
       smoothing: μ, how far from θ along u the function is evaluated; a positive
         number in the units of the parameters.
-      batch_size: How many directions are evaluated together, as in `jax.lax.map`.
-        `None` evaluates all of them under one `vmap`; 1 evaluates one at a time, in the
-        memory of a single evaluation. The estimate is the same up to rounding.
-      axis_name: The mesh axis (or axes) over which the evaluations are spread, under
-        `jax.set_mesh`. Each device evaluates its share of them, up to `batch_size`
-        together. Only the losses are sent, and every device computes the same gradient
-        from them. Parameters and minibatch may be sharded over other axes.
 
     Returns:
-      The estimator. It has no state, unless the law is `numbered`; then that is a key
-      and the number of the next direction.
+      The estimator; it has no state.
 
     Raises:
       TypeError, ValueError: If an argument is not as described.
@@ -76,28 +64,28 @@ def forward_difference(
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       eq. (2).
     """
-    evaluator = checked_evaluator(law, num_directions, smoothing, batch_size, axis_name)
+    check_differences(law, num_directions, smoothing)
 
-    def points(key: jax.Array, params: Any, state: Any) -> Points:
-        key, numbers = numbering.following(state, key, num_directions)
-        return points_along(law, key, numbers, [smoothing], params, with_params=True)
+    def points(draw: Draw, params: Any, state: Any) -> tuple[Points, Any]:
+        points = sample_points(
+            law, draw, num_directions, [smoothing], params, includes_params=True
+        )
+        return points, state
 
     def reduce(
-        points: Points, values: jax.Array, params: Any, state: Any
+        points: Points, values: Values, params: Any, state: Any
     ) -> tuple[Estimate, Any]:
-        base, moved = points.split(values)
-        estimate = from_differences(base, moved[:, 0] - base, smoothing, points, params)
-        return estimate, numbering.advanced(state, points)
+        differences = values.along[:, 0] - values.base
+        estimate = from_differences(values.base, differences, smoothing, points, params)
+        return estimate, state
 
-    return GradientEstimator(lambda _: numbering.init(law), points, reduce, evaluator)
+    return GradientEstimator(stateless, points, reduce)
 
 
 def central_difference(
     law: Law = sphere(),
     num_directions: int = 10,
     smoothing: float = 5e-3,
-    batch_size: int | None = None,
-    axis_name: AxisName | None = None,
 ) -> GradientEstimator:
     """The central-difference estimator, of 2K evaluations.
 
@@ -114,15 +102,9 @@ def central_difference(
       num_directions: K, the number of directions per estimate.
       smoothing: μ, how far from θ along u and -u the function is evaluated; a positive
         number in the units of the parameters.
-      batch_size: How many directions (two evaluations each) are evaluated together, as
-        in `jax.lax.map`. `None` evaluates all of them under one `vmap`; 1 evaluates one
-        at a time. The estimate is the same up to rounding.
-      axis_name: The mesh axis (or axes) over which the 2K evaluations are spread, as
-        in `forward_difference`.
 
     Returns:
-      The estimator. It has no state, unless the law is `numbered`; then that is a key
-      and the number of the next direction.
+      The estimator; it has no state.
 
     Raises:
       TypeError, ValueError: If an argument is not as described.
@@ -142,35 +124,35 @@ def central_difference(
       Malladi et al., Fine-Tuning Language Models with Just Forward Passes, 2023,
       definition 1, with the law Gaussian, <https://arxiv.org/abs/2305.17333>.
     """
-    evaluator = checked_evaluator(law, num_directions, smoothing, batch_size, axis_name)
+    check_differences(law, num_directions, smoothing)
 
-    def points(key: jax.Array, params: Any, state: Any) -> Points:
-        key, numbers = numbering.following(state, key, num_directions)
-        return points_along(law, key, numbers, [smoothing, -smoothing], params)
+    def points(draw: Draw, params: Any, state: Any) -> tuple[Points, Any]:
+        scales = [smoothing, -smoothing]
+        return sample_points(law, draw, num_directions, scales, params), state
 
     def reduce(
-        points: Points, values: jax.Array, params: Any, state: Any
+        points: Points, values: Values, params: Any, state: Any
     ) -> tuple[Estimate, Any]:
-        _, moved = points.split(values)
-        above, below = moved.T
-        value = mean_of_finite(moved)
+        above, below = values.along.T
+        value = mean_of_finite(values.along)
         estimate = from_differences(value, above - below, 2 * smoothing, points, params)
-        return estimate, numbering.advanced(state, points)
+        return estimate, state
 
-    return GradientEstimator(lambda _: numbering.init(law), points, reduce, evaluator)
+    return GradientEstimator(stateless, points, reduce)
 
 
-def checked_evaluator(
-    law: Any, num_directions: Any, smoothing: Any, batch_size: Any, axis_name: Any
-) -> Evaluator:
-    """The evaluator; raises if an argument is not as described."""
+def stateless(params: Any) -> tuple[()]:
+    """The `init` of an estimator without state."""
+    del params
+    return ()
+
+
+def check_differences(law: Any, num_directions: Any, smoothing: Any) -> None:
+    """Raises if an argument that all difference estimators have is wrong."""
     if not isinstance(law, Law):
         raise TypeError(f"law must be a Law such as sphere(); got {law!r}.")
     checks.check_int_at_least("num_directions", num_directions, 1)
     checks.check_positive("smoothing", smoothing)
-    if axis_name is None:
-        return compiled(batch_size)
-    return spread(axis_name, batch_size)
 
 
 def mean_of_finite(values: jax.Array) -> jax.Array:
@@ -194,11 +176,10 @@ def from_differences(
     slopes = jnp.where(finite, differences, 0) / distance
     factor = jnp.asarray(points.directions.law.factor(params), slopes.dtype)
     weight = factor / count.astype(slopes.dtype)
-    gradient = weighted_sum(slopes * weight, points, params)
-    used = count * points.scales.shape[1] + int(points.with_params)
+    used = count * points.scales.shape[1] + int(points.includes_params)
     return Estimate(
         value,
-        gradient,
         slope=weight * jnp.sum(slopes**2),
         num_values=jnp.where(count > 0, used, 0),
+        gradient=points.combine(slopes * weight),
     )

@@ -1,43 +1,42 @@
 """Estimators: points, and a reduction of the values at them."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import optax
 
 from radazo_jax._src import checks, fusion
-from radazo_jax._src.estimate.compiled import Evaluator, compiled
-from radazo_jax._src.estimate.points import Estimate, Points
-from radazo_jax._src.numbers import keys
-from radazo_jax._src.perturb import axes
+from radazo_jax._src.directions.combination import LinearCombination
+from radazo_jax._src.estimate.points import Draw, Estimate, Points, Values
+from radazo_jax._src.estimate.vectorized import Evaluator, vectorized
 
 
 class GradientEstimator(NamedTuple):
     """Pure functions that estimate gradients from function values.
 
     Attributes:
-      init: `init(params) -> state`, the estimator's state; `()` where it has none.
-      points: `points(key, params, state) -> Points`: where the function is to be
-        evaluated. The typed key is consumed.
-      reduce: `reduce(points, values, params, state) -> (Estimate, state)`; the values
-        are at least float32, [n], in the order of the points.
-      evaluator: What turns points into values, unless they are evaluated elsewhere.
+      init: `init(params) -> state`, the estimator's state; `()` if it has none.
+      points: `points(draw, params, state) -> (Points, state)`: where the function is
+        evaluated in this step. The keys of the draw are consumed.
+      reduce: `reduce(points, values, params, state) -> (Estimate, state)`, with the
+        `Values` at the points.
 
     Examples:
-      Simultaneous perturbation with one direction, along which there are two points:
+      Simultaneous perturbation with one direction and two points along it:
 
       >>> import jax, jax.numpy as jnp
       >>> import radazo_jax as zo
+      >>> from radazo_jax.estimators import Estimate, sample_points
       >>> law, mu = zo.rademacher(), 1e-3
-      >>> def points(key, params, state):
-      ...     return zo.points_along(law, key, [0], [mu, -mu], params)
+      >>> def points(draw, params, state):
+      ...     return sample_points(law, draw, 1, [mu, -mu], params), state
       >>> def reduce(points, values, params, state):
-      ...     above, below = values
+      ...     above, below = values.along[0]
       ...     slope = (above - below) / (2 * mu)
-      ...     gradient = zo.weighted_sum(slope[None], points, params)
+      ...     gradient = points.combine(slope[None])
       ...     value = (above + below) / 2
-      ...     return zo.Estimate(value, gradient, slope**2, jnp.int32(2)), state
+      ...     return Estimate(value, slope**2, jnp.int32(2), gradient), state
       >>> spsa = zo.GradientEstimator(lambda params: (), points, reduce)
       >>> value_and_grad = zo.value_and_grad(lambda x: jnp.sum(x**2), spsa)
       >>> value, gradient = value_and_grad(jax.random.key(0), jnp.ones(3))
@@ -46,9 +45,8 @@ class GradientEstimator(NamedTuple):
     """
 
     init: Callable[[Any], Any]
-    points: Callable[[jax.Array, Any, Any], Points]
-    reduce: Callable[[Points, jax.Array, Any, Any], tuple[Estimate, Any]]
-    evaluator: Evaluator = compiled()
+    points: Callable[[Draw, Any, Any], tuple[Points, Any]]
+    reduce: Callable[[Points, Values, Any, Any], tuple[Estimate, Any]]
 
     def estimate(
         self,
@@ -57,100 +55,126 @@ class GradientEstimator(NamedTuple):
         params: Any,
         state: Any,
         *,
+        evaluator: Evaluator = vectorized(),
         has_aux: bool = False,
     ) -> tuple[tuple[Any, Any], Any]:
         """Estimates value and gradient of a function that JAX can trace.
+
+        Each call is a run of its own: directions without replacement are numbered
+        from 0. For an estimator with state, or for many steps, use `solver`.
 
         Args:
           fun: `fun(params)` returns a real scalar, or `(scalar, aux)` with `has_aux`.
           key: A key; it is consumed.
           params: A tree of floating-point arrays.
           state: The estimator's state.
+          evaluator: The evaluator of the points.
           has_aux: Whether `fun` returns a pair.
 
         Returns:
           `((value, gradient), state)`, with `(value, aux)` for the value if `has_aux`;
-          aux is that at the first point.
+          aux is the output at the first point.
         """
-        estimate, aux, state = evaluated(self, fun, key, params, state, has_aux)
+        params = checks.as_params(params)
+        estimate, (_, aux), state = evaluated(
+            self, evaluator, fun, Draw.once(key), params, state, has_aux
+        )
         value = (estimate.value, aux) if has_aux else estimate.value
-        return (value, estimate.gradient), state
+        return (value, estimate.gradient.materialize(params)), state
 
 
 def evaluated(
     estimator: GradientEstimator,
+    evaluator: Evaluator,
     fun: Callable[[Any], Any],
-    key: jax.typing.ArrayLike,
+    draw: Draw,
     params: Any,
     state: Any,
     has_aux: bool = False,
-) -> tuple[Estimate, Any, Any]:
-    """The estimate of a function, its aux at the first point, and the new state."""
-    params = checks.as_params(params)
-    points = held_points(estimator, keys.as_key(key), params, state, fun, has_aux)
-    values, aux = evaluate(estimator, fun, params, points, has_aux)
-    estimate, state = estimator.reduce(points, values, params, state)
-    return estimate, aux, state
+) -> tuple[Estimate, tuple[Values, Any], Any]:
+    """The estimate of a function, its values and aux, and the estimator's new state."""
+    loss = checks.checked_loss(fun, has_aux)
+    draw = draw._replace(fun=lambda params: loss(params)[0])
+    points, state = points_of(estimator, evaluator, draw, params, state)
+    values, aux = values_at(evaluator, fun, params, points, has_aux)
+    estimate, state = reduced(estimator, points, values, params, state)
+    return estimate, (values, aux), state
 
 
-def held_points(
+def points_of(
     estimator: GradientEstimator,
-    key: jax.Array,
+    evaluator: Evaluator,
+    draw: Draw,
     params: Any,
     state: Any,
-    fun: Callable[[Any], Any] | None = None,
-    has_aux: bool = False,
-) -> Points:
-    """The points of an estimate, stored where that pays.
-
-    Args:
-      estimator: The estimator.
-      key: A typed key; it is consumed.
-      params: θ, arrays.
-      state: The estimator's state.
-      fun: What will be evaluated, where it can be traced: from it, a law may learn
-        which matrices are multiplied. It is not evaluated here.
-      has_aux: Whether `fun` returns a pair.
-    """
-    points = estimator.points(key, params, state)
-    if fun is not None:
-        points = _specialized(points, fun, params, has_aux)
-    return estimator.evaluator.hold(points)
+) -> tuple[Points, Any]:
+    """The points of an estimate, cached, and the state of the estimator after them."""
+    found = estimator.points(draw, params, state)
+    if isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Points):
+        points, state = found
+        return evaluator.cache(points), state
+    raise TypeError(
+        "points of the estimator must return a pair (Points, state); got "
+        f"{type(found).__name__}. It is called as points(draw, params, state)."
+    )
 
 
-def evaluate(
-    estimator: GradientEstimator,
+def values_at(
+    evaluator: Evaluator,
     fun: Callable[[Any], Any],
     params: Any,
     points: Points,
     has_aux: bool = False,
-) -> tuple[jax.Array, Any]:
-    """The values at the points, rounded as values from elsewhere would be, and aux."""
-    values, aux = estimator.evaluator.evaluate(fun, params, points, has_aux)
-    return fusion.rounded(values), aux
+) -> tuple[Values, Any]:
+    """The values at the points, rounded as values from elsewhere are, and aux."""
+    values, aux = evaluator.evaluate(fun, params, points, has_aux)
+    return jax.tree.map(fusion.rounded, values), aux
+
+
+def reduced(
+    estimator: GradientEstimator,
+    points: Points,
+    values: Values,
+    params: Any,
+    state: Any,
+) -> tuple[Estimate, Any]:
+    """The estimate, and the state of the estimator after it."""
+    estimate, state = estimator.reduce(points, values, params, state)
+    gradient = estimate.gradient
+    if not isinstance(gradient, LinearCombination):
+        raise TypeError(
+            "gradient of an Estimate must be a LinearCombination; got "
+            f"{type(gradient).__name__}. Make it by points.combine(coefficients), or "
+            "by LinearCombination.of_tree(tree, points.layout)."
+        )
+    return estimate, state
+
+
+def updated_if_usable(estimate: Estimate, before: Any, after: Any) -> Any:
+    """The state after an estimate, or before it if no value could be used."""
+    return optax.tree.where(estimate.num_values > 0, after, before)
 
 
 def extra_args(
-    estimate: Estimate, value_fn: Callable[[Any], Any] | None
+    estimate: Estimate, gradient: Any, value_fn: Callable[[Any], Any] | None
 ) -> dict[str, Any]:
-    """What Optax transformations get of an estimate besides its gradient."""
+    """The extra arguments that Optax transformations get with a gradient."""
 
-    def at(params: Any, slope: Any = None) -> Any:
-        # Optax's line searches hand all extra arguments that they do not know to the
-        # function, and refuse those that it does not take.
-        del slope
+    def at(params: Any, **others: Any) -> Any:
+        # Optax's line searches pass all extra arguments that they do not know on to
+        # the function, and refuse those that it does not take.
+        del others
         assert value_fn is not None
         return value_fn(params)
 
-    args = {
+    return {
         "value": estimate.value,
-        "grad": estimate.gradient,
+        "grad": gradient,
         "slope": estimate.slope,
+        "combination": estimate.gradient,
         "value_fn": None if value_fn is None else at,
+        **estimate.extra_args,
     }
-    if estimate.ahead is not None:
-        args |= {"ahead": estimate.ahead, "value_ahead": estimate.value_ahead}
-    return args
 
 
 def check_estimator(estimator: Any) -> None:
@@ -160,14 +184,3 @@ def check_estimator(estimator: Any) -> None:
             "estimator must be a GradientEstimator such as forward_difference(); got "
             f"{estimator!r}.{checks.see('api/estimators')}"
         )
-
-
-def _specialized(
-    points: Points, fun: Callable[[Any], Any], params: Any, has_aux: bool
-) -> Points:
-    """The points by a law that knows which matrices `fun` multiplies."""
-    loss = checks.checked_loss(fun, has_aux)
-    directions = points.directions
-    law = axes.specialize(directions.law, lambda p: loss(p)[0], params, points.layout)
-    directions = dataclasses.replace(directions, law=law)
-    return dataclasses.replace(points, directions=directions)

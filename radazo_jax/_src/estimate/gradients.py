@@ -7,11 +7,15 @@ import jax
 from jax.tree_util import Partial
 
 from radazo_jax._src.estimate.estimator import GradientEstimator, check_estimator
-from radazo_jax._src.estimate.numbering import NumberedState
+from radazo_jax._src.estimate.vectorized import Evaluator, check_evaluator, vectorized
 
 
 def value_and_grad(
-    fun: Callable[..., Any], estimator: GradientEstimator, has_aux: bool = False
+    fun: Callable[..., Any],
+    estimator: GradientEstimator,
+    evaluator: Evaluator = vectorized(),
+    *,
+    has_aux: bool = False,
 ) -> Callable[..., tuple[Any, Any]]:
     """Estimates value and gradient where `jax.value_and_grad` would differentiate.
 
@@ -21,6 +25,8 @@ def value_and_grad(
         `has_aux`. It need not be differentiable.
       estimator: An estimator without state, such as `forward_difference()`. Under a
         law that is `numbered`, the directions of each call are numbered from 0.
+      evaluator: The evaluator of the points: `vectorized(batch_size)`, or
+        `sharded(axis_name)` to evaluate them on the devices along a mesh axis.
       has_aux: Whether `fun` returns a pair whose second element is auxiliary.
 
     Returns:
@@ -33,7 +39,7 @@ def value_and_grad(
       TypeError: If `estimator` is not a `GradientEstimator`, or, when called, if
         the loss is not real or the parameters are not floating-point.
       ValueError: If, when called, the loss is not a scalar, the tree of parameters is
-        empty, or the estimator has state (use its `estimate`).
+        empty, or the estimator has state (use `solver`).
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -51,20 +57,20 @@ def value_and_grad(
       eq. (2).
     """
     check_estimator(estimator)
+    check_evaluator(evaluator)
 
     def estimated(
         key: jax.typing.ArrayLike, params: Any, *args: Any, **kwargs: Any
     ) -> tuple[Any, Any]:
         state = estimator.init(params)
-        # A law without replacement then has a basis, or an order, for each call.
-        if jax.tree.leaves(state) and not isinstance(state, NumberedState):
+        if jax.tree.leaves(state):
             raise ValueError(
-                "estimator has state, which value_and_grad would lose; call "
-                "estimator.estimate(fun, key, params, state) and keep what it returns."
+                "estimator must have no state, which value_and_grad would lose; got "
+                "one with state. Use solver(fun, optimizer, estimator) instead."
             )
         loss = Partial(of_params, fun, args, kwargs)
         (value, gradient), _ = estimator.estimate(
-            loss, key, params, state, has_aux=has_aux
+            loss, key, params, state, evaluator=evaluator, has_aux=has_aux
         )
         return value, gradient
 

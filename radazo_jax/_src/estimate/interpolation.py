@@ -5,24 +5,24 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from radazo_jax._src import checks
 from radazo_jax._src.directions import sums
+from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.gram import gram
 from radazo_jax._src.directions.law import Law
 from radazo_jax._src.directions.laws import sphere
-from radazo_jax._src.estimate import buffer, numbering
+from radazo_jax._src.estimate import buffer
 from radazo_jax._src.estimate.buffer import QueryBuffer
-from radazo_jax._src.estimate.differences import checked_evaluator
-from radazo_jax._src.estimate.estimator import GradientEstimator
+from radazo_jax._src.estimate.differences import check_differences
+from radazo_jax._src.estimate.estimator import GradientEstimator, updated_if_usable
 from radazo_jax._src.estimate.points import (
+    Draw,
     Estimate,
     Points,
-    points_along,
-    weighted_sum,
+    Values,
+    sample_points,
 )
-from radazo_jax._src.estimate.spread import AxisName
 from radazo_jax._src.trees import wide, widest
 
 # Added to the inner products of directions of length one: those that are nearly
@@ -59,14 +59,12 @@ class LinearInterpolationState(NamedTuple):
     """State of `linear_interpolation`.
 
     Attributes:
-      numbering: The numbers of the directions, `()` unless the law is `numbered`.
       buffer: The directions of the past H − 1 steps, K each, the oldest first.
       past: The parameters of these steps, stacked: a tree like them, [H − 1, …].
       values: The values at θ and at θ + μ uₖ of these steps: float32, or float64 where
         the parameters are, [H − 1, K + 1]. NaN where there is none.
     """
 
-    numbering: Any
     buffer: QueryBuffer
     past: Any
     values: jax.Array
@@ -78,8 +76,6 @@ def linear_interpolation(
     smoothing: float = 5e-3,
     memory: int = 3,
     radius: float = 1e-2,
-    batch_size: int | None = None,
-    axis_name: AxisName | None = None,
 ) -> GradientEstimator:
     """ReLIZO: the shortest gradient that interpolates new and past queries.
 
@@ -108,9 +104,6 @@ def linear_interpolation(
       memory: H, of how many steps queries are used, this one included: at least 2.
       radius: How far from θ past points may lie, in units of the parameters. Those
         closer than a tenth of the new ones are left out.
-      batch_size: How many directions are evaluated together, as in
-        `forward_difference`.
-      axis_name: The mesh axis (or axes) over which the evaluations are spread.
 
     Returns:
       The estimator, with a `LinearInterpolationState`. Its value is f(θ). Values that
@@ -135,7 +128,7 @@ def linear_interpolation(
       Wang et al., ReLIZO: Sample Reusable Linear Interpolation-based Zeroth-order
       Optimization, NeurIPS 2024, the solution of its quadratically constrained program.
     """
-    evaluator = checked_evaluator(law, num_directions, smoothing, batch_size, axis_name)
+    check_differences(law, num_directions, smoothing)
     checks.check_int_at_least("memory", memory, 2)
     checks.check_positive("radius", radius)
     before, size = memory - 1, num_directions
@@ -143,31 +136,34 @@ def linear_interpolation(
 
     def init(params: Any) -> LinearInterpolationState:
         return LinearInterpolationState(
-            numbering.init(law),
             buffer.empty(before * size),
             jax.tree.map(lambda p: jnp.stack([jnp.zeros_like(p)] * before), params),
             jnp.full((before, size + 1), jnp.nan, widest(params)),
         )
 
-    def points(key: jax.Array, params: Any, state: LinearInterpolationState) -> Points:
-        key, numbers = numbering.following(state.numbering, key, size)
-        return points_along(law, key, numbers, [smoothing], params, with_params=True)
+    def points(
+        draw: Draw, params: Any, state: LinearInterpolationState
+    ) -> tuple[Points, Any]:
+        points = sample_points(
+            law, draw, size, [smoothing], params, includes_params=True
+        )
+        return points, state
 
     def reduce(
-        points: Points, values: jax.Array, params: Any, state: LinearInterpolationState
+        points: Points, values: Values, params: Any, state: LinearInterpolationState
     ) -> tuple[Estimate, LinearInterpolationState]:
-        base, moved = points.split(values)
-        past = state.buffer.directions(points.directions.law)
+        base, moved = values
+        past = state.buffer.directions(law)
         away = jax.tree.map(
             lambda old, p: wide(old) - wide(p)[None], state.past, params
         )
         among = gram([points.directions, past], points.layout, [away])
-        matrix = jnp.asarray(rows, values.dtype)
+        matrix = jnp.asarray(rows, base.dtype)
         exact = jax.lax.Precision.HIGHEST
         among = jnp.linalg.multi_dot(
-            [matrix, among.astype(values.dtype), matrix.T], precision=exact
+            [matrix, among.astype(base.dtype), matrix.T], precision=exact
         )
-        olds = state.values.astype(values.dtype)
+        olds = state.values.astype(base.dtype)
         changes = jnp.concatenate([moved[:, 0], olds[:, 1:].reshape(-1), olds[:, 0]])
         changes = changes - base
         squares = jnp.diagonal(among)
@@ -183,29 +179,27 @@ def linear_interpolation(
         like = jax.tree.map(lambda w: w[0], away)
         gradient = jax.tree.map(
             lambda a, b, w: a + b + jnp.tensordot(of_past.astype(w.dtype), w, 1),
-            weighted_sum(fresh, points, like),
+            points.combine(fresh).materialize(like),
             sums.combine(again, past, points.layout, like),
             away,
         )
         estimate = Estimate(
             base,
-            jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, params),
             slope=jnp.sum(coefficients * changes),
             num_values=jnp.where(new > 0, new + 1, 0),
+            gradient=LinearCombination.of_tree(gradient, points.layout),
         )
         added = jnp.append(base, moved[:, 0]).astype(state.values.dtype)
-        queries = (
+        queries = LinearInterpolationState(
             state.buffer.followed_by(points),
             jax.tree.map(
                 lambda old, p: buffer.followed_by(old, p[None]), state.past, params
             ),
             buffer.followed_by(state.values, added[None]),
         )
-        kept = optax.tree.where(new > 0, queries, state[1:])
-        numbers = numbering.advanced(state.numbering, points)
-        return estimate, LinearInterpolationState(numbers, *kept)
+        return estimate, updated_if_usable(estimate, state, queries)
 
-    return GradientEstimator(init, points, reduce, evaluator)
+    return GradientEstimator(init, points, reduce)
 
 
 def _rows_of_points(size: int, before: int, smoothing: float) -> np.ndarray:

@@ -7,18 +7,18 @@ import jax
 import jax.numpy as jnp
 
 from radazo_jax._src import checks
+from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.law import Law
 from radazo_jax._src.directions.laws import gaussian
-from radazo_jax._src.estimate import numbering
-from radazo_jax._src.estimate.differences import checked_evaluator, mean_of_finite
-from radazo_jax._src.estimate.estimator import GradientEstimator
+from radazo_jax._src.estimate.differences import check_differences, mean_of_finite
+from radazo_jax._src.estimate.estimator import GradientEstimator, updated_if_usable
 from radazo_jax._src.estimate.points import (
+    Draw,
     Estimate,
     Points,
-    points_along,
-    weighted_sum,
+    Values,
+    sample_points,
 )
-from radazo_jax._src.estimate.spread import AxisName
 from radazo_jax._src.trees import wide_zeros
 
 
@@ -26,12 +26,10 @@ class MomentumPerturbationState(NamedTuple):
     """State of `momentum_perturbation`.
 
     Attributes:
-      numbering: The numbers of the directions, `()` unless the law is `numbered`.
       history: h, the latest perturbation, in the direction in which the loss rose: a
         tree like the parameters, at least float32; zero before the first.
     """
 
-    numbering: Any
     history: Any
 
 
@@ -40,8 +38,6 @@ def momentum_perturbation(
     smoothing: float = 1e-3,
     b1: float = 0.5,
     uncertainty: float = 0.5,
-    batch_size: int | None = None,
-    axis_name: AxisName | None = None,
 ) -> GradientEstimator:
     """The perturbation of ZO-AdaMU: with a momentum, of 2 evaluations.
 
@@ -63,8 +59,6 @@ def momentum_perturbation(
       smoothing: μ, how far from θ along m the function is evaluated.
       b1: β₁, the weight of the new draw, in (0, 1].
       uncertainty: α, the share of the variance that is around zero, in [0, 1).
-      batch_size: How many points are evaluated together, as in `jax.lax.map`.
-      axis_name: The mesh axis (or axes) over which the evaluations are spread.
 
     Returns:
       The estimator, with a `MomentumPerturbationState`. Its value is the mean of both
@@ -93,7 +87,7 @@ def momentum_perturbation(
       Uncertainty in Zeroth-Order Optimization, AAAI 2024, algorithm 1,
       <https://arxiv.org/abs/2312.15184>.
     """
-    evaluator = checked_evaluator(law, 1, smoothing, batch_size, axis_name)
+    check_differences(law, 1, smoothing)
     checks.check_positive("b1", b1)
     if b1 > 1:
         raise ValueError(f"b1 must be a number in (0, 1]; got {b1!r}.")
@@ -110,44 +104,38 @@ def momentum_perturbation(
         return math.sqrt(variance * law.factor(params))
 
     def init(params: Any) -> MomentumPerturbationState:
-        return MomentumPerturbationState(numbering.init(law), wide_zeros(params))
+        return MomentumPerturbationState(wide_zeros(params))
 
-    def points(key: jax.Array, params: Any, state: MomentumPerturbationState) -> Points:
-        key, numbers = numbering.following(state.numbering, key, 1)
+    def points(
+        draw: Draw, params: Any, state: MomentumPerturbationState
+    ) -> tuple[Points, Any]:
         far = smoothing * deviation(params)
-        points = points_along(law, key, numbers, [far, -far], params)
+        points = sample_points(law, draw, 1, [far, -far], params)
         shift = (1 - b1) * smoothing
         shifts = jnp.array([[shift, -shift]], jnp.float32)
-        return points.beside(state.history, shifts)
+        return points.with_shift(state.history, shifts), state
 
     def reduce(
         points: Points,
-        values: jax.Array,
+        values: Values,
         params: Any,
         state: MomentumPerturbationState,
     ) -> tuple[Estimate, MomentumPerturbationState]:
-        moved = points.split(values)[1]
+        moved = values.along
         slope = (moved[0, 0] - moved[0, 1]) / (2 * smoothing)
         used = jnp.isfinite(slope)
         slope = jnp.where(used, slope, jnp.nan)
-        new = weighted_sum(
-            jnp.full(1, deviation(params), jnp.float32), points, state.history
-        )
+        coefficient = jnp.full(1, deviation(params), jnp.float32)
+        new = points.combine(coefficient).materialize(state.history)
         m = jax.tree.map(lambda u, h: u + (1 - b1) * h, new, state.history)
-        history = jax.tree.map(
-            lambda m, h: jnp.where(used, jnp.where(slope < 0, -m, m), h),
-            m,
-            state.history,
-        )
+        history = jax.tree.map(lambda m: jnp.where(slope < 0, -m, m), m)
         estimate = Estimate(
             mean_of_finite(moved),
-            jax.tree.map(
-                lambda m, p: (slope.astype(m.dtype) * m).astype(p.dtype), m, params
-            ),
             slope=slope**2,
             num_values=jnp.where(used, 2, 0).astype(jnp.int32),
+            gradient=LinearCombination(None, None, points.layout).plus(slope, m),
         )
-        numbers = numbering.advanced(state.numbering, points)
-        return estimate, MomentumPerturbationState(numbers, history)
+        after = MomentumPerturbationState(history)
+        return estimate, updated_if_usable(estimate, state, after)
 
-    return GradientEstimator(init, points, reduce, evaluator)
+    return GradientEstimator(init, points, reduce)

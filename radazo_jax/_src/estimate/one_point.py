@@ -8,16 +8,20 @@ import jax.numpy as jnp
 from radazo_jax._src.directions.law import Law
 from radazo_jax._src.directions.laws import sphere
 from radazo_jax._src.directions.signs import rademacher
-from radazo_jax._src.estimate import numbering
 from radazo_jax._src.estimate.differences import (
     central_difference,
-    checked_evaluator,
+    check_differences,
     from_differences,
     mean_of_finite,
 )
 from radazo_jax._src.estimate.estimator import GradientEstimator
-from radazo_jax._src.estimate.points import Estimate, Points, points_along
-from radazo_jax._src.estimate.spread import AxisName
+from radazo_jax._src.estimate.points import (
+    Draw,
+    Estimate,
+    Points,
+    Values,
+    sample_points,
+)
 from radazo_jax._src.trees import widest
 
 
@@ -25,12 +29,10 @@ class ResidualFeedbackState(NamedTuple):
     """State of `residual_feedback`.
 
     Attributes:
-      numbering: The numbers of the directions, `()` unless the law is `numbered`.
       value: The mean value of the latest step, NaN before the first: float32, or
         float64 where the parameters are, shape ().
     """
 
-    numbering: Any
     value: jax.Array
 
 
@@ -38,8 +40,6 @@ def residual_feedback(
     law: Law = sphere(),
     num_directions: int = 1,
     smoothing: float = 5e-2,
-    batch_size: int | None = None,
-    axis_name: AxisName | None = None,
 ) -> GradientEstimator:
     """The one-point estimator with residual feedback, of K evaluations.
 
@@ -59,9 +59,6 @@ def residual_feedback(
       law: The law of the directions u.
       num_directions: K, the number of directions, and of evaluations, per estimate.
       smoothing: μ, how far from θ along u the function is evaluated.
-      batch_size: How many directions are evaluated together, as in
-        `forward_difference`.
-      axis_name: The mesh axis (or axes) over which the evaluations are spread.
 
     Returns:
       The estimator, with a `ResidualFeedbackState`. Its value is the mean of the K
@@ -89,36 +86,34 @@ def residual_feedback(
       Zhang et al., A New One-Point Residual-Feedback Oracle for Black-Box Learning and
       Control, Automatica 2022, <https://arxiv.org/abs/2006.10820>.
     """
-    evaluator = checked_evaluator(law, num_directions, smoothing, batch_size, axis_name)
+    check_differences(law, num_directions, smoothing)
 
     def init(params: Any) -> ResidualFeedbackState:
         none = jnp.full((), jnp.nan, widest(params))
-        return ResidualFeedbackState(numbering.init(law), none)
+        return ResidualFeedbackState(none)
 
-    def points(key: jax.Array, params: Any, state: ResidualFeedbackState) -> Points:
-        key, numbers = numbering.following(state.numbering, key, num_directions)
-        return points_along(law, key, numbers, [smoothing], params)
+    def points(
+        draw: Draw, params: Any, state: ResidualFeedbackState
+    ) -> tuple[Points, Any]:
+        return sample_points(law, draw, num_directions, [smoothing], params), state
 
     def reduce(
-        points: Points, values: jax.Array, params: Any, state: ResidualFeedbackState
+        points: Points, values: Values, params: Any, state: ResidualFeedbackState
     ) -> tuple[Estimate, ResidualFeedbackState]:
-        moved = points.split(values)[1][:, 0]
+        moved = values.along[:, 0]
         value = mean_of_finite(moved)
         before = state.value.astype(value.dtype)
         before = jnp.where(jnp.isnan(before), value, before)
         estimate = from_differences(value, moved - before, smoothing, points, params)
         kept = jnp.where(jnp.isnan(value), before, value).astype(state.value.dtype)
-        numbers = numbering.advanced(state.numbering, points)
-        return estimate, ResidualFeedbackState(numbers, kept)
+        return estimate, ResidualFeedbackState(kept)
 
-    return GradientEstimator(init, points, reduce, evaluator)
+    return GradientEstimator(init, points, reduce)
 
 
 def spsa(
     num_directions: int = 1,
     smoothing: float = 5e-3,
-    batch_size: int | None = None,
-    axis_name: AxisName | None = None,
 ) -> GradientEstimator:
     """Simultaneous perturbation (SPSA): two evaluations along random signs.
 
@@ -130,9 +125,6 @@ def spsa(
     Args:
       num_directions: K, the number of directions per estimate: 2K evaluations.
       smoothing: μ, by how much each parameter is moved.
-      batch_size: How many directions are evaluated together, as in
-        `central_difference`.
-      axis_name: The mesh axis (or axes) over which the evaluations are spread.
 
     Returns:
       The estimator; it has no state.
@@ -152,6 +144,4 @@ def spsa(
       Spall, Multivariate Stochastic Approximation Using a Simultaneous Perturbation
       Gradient Approximation, 1992, eq. (2.2), <https://doi.org/10.1109/9.119632>.
     """
-    return central_difference(
-        rademacher(), num_directions, smoothing, batch_size, axis_name
-    )
+    return central_difference(rademacher(), num_directions, smoothing)

@@ -1,13 +1,15 @@
-"""What an estimator asks for, and what it makes of the answer.
+"""The points of an estimate, their values, and the estimate itself.
 
-An estimator never evaluates. Its `points` says where the function is to be evaluated,
-an evaluator turns these points into values, and its `reduce` makes an estimate of them:
+An estimator never evaluates. Its `points` says where the function is evaluated, an
+evaluator turns these points into values, and its `reduce` turns the values into an
+estimate:
 
-    key ──▶ points ──▶ evaluator ──▶ values ──▶ reduce ──▶ estimate
+    draw ──▶ points ──▶ evaluator ──▶ values ──▶ reduce ──▶ estimate
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -16,9 +18,50 @@ import numpy as np
 from jax import lax
 
 from radazo_jax._src.directions import sums
+from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.law import Direction, Law, elements
 from radazo_jax._src.directions.layout import Layout, layout_of
+from radazo_jax._src.numbers import keys
+from radazo_jax._src.perturb import axes
 from radazo_jax._src.trees import STATIC, as_arrays, at_least_float32
+
+
+class Draw(NamedTuple):
+    """The keys from which a step draws its directions.
+
+    Independent directions use `key`. Directions without replacement depend on one
+    another through a whole run: they use `run_key`, and are numbered `step · K + k`.
+
+    Attributes:
+      key: The typed key of the step, shape ().
+      run_key: The typed key of the run, shape (), the same in every step.
+      step: Number of the step in the run, from 0: int32, shape ().
+      fun: The function of the parameters that will be evaluated, if JAX can trace it.
+        `low_rank` learns from it which axes of a leaf form a matrix.
+    """
+
+    key: jax.Array
+    run_key: jax.Array
+    step: jax.typing.ArrayLike = 0
+    fun: Callable[[Any], Any] | None = None
+
+    @classmethod
+    def once(cls, key: jax.typing.ArrayLike) -> "Draw":
+        """The draw of a single estimate, which is a run of one step."""
+        typed = keys.as_key(key)
+        return cls(typed, typed)
+
+
+class Values(NamedTuple):
+    """The values of a function at some points.
+
+    Attributes:
+      base: The value at θ, NaN if θ is not a point: at least float32, shape ().
+      along: The values at the other points: at least float32, [K, m].
+    """
+
+    base: jax.Array
+    along: jax.Array
 
 
 @jax.tree_util.register_dataclass
@@ -33,7 +76,7 @@ class Points:
     Attributes:
       directions: The directions uₖ, stacked: [K].
       scales: The scales sₖᵢ, float32, [K, m]: each direction is evaluated at m points.
-      with_params: Whether θ is a point as well, the first; static.
+      includes_params: Whether θ is a point as well, the first; static.
       layout: The layout of the parameters; static.
       shift: w, a tree like the parameters, or `None`.
       shifts: The scales tₖᵢ of w, float32, [K, m], or `None`.
@@ -41,7 +84,7 @@ class Points:
 
     directions: Direction
     scales: jax.Array
-    with_params: bool = dataclasses.field(metadata=STATIC)
+    includes_params: bool = dataclasses.field(metadata=STATIC)
     layout: Layout = dataclasses.field(metadata=STATIC)
     shift: Any = None
     shifts: jax.Array | None = None
@@ -49,16 +92,10 @@ class Points:
     @property
     def num_points(self) -> int:
         """n, the number of points: K m, and one more if θ is one."""
-        return self.scales.size + self.with_params
+        return self.scales.size + self.includes_params
 
-    def split(self, values: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The value at θ, and the others: [K, m].
-
-        Args:
-          values: The values at the points, [n].
-
-        Returns:
-          The value at θ, NaN if it is not a point, and the others.
+    def split(self, values: jax.Array) -> Values:
+        """Arranges a vector with a value per point, [n], θ first.
 
         Raises:
           ValueError: If there are not n values.
@@ -68,17 +105,24 @@ class Points:
                 f"values must have one value per point, shape ({self.num_points},); "
                 f"got shape {values.shape}."
             )
-        rest = values[self.with_params :].reshape(self.scales.shape)
+        along = values[self.includes_params :].reshape(self.scales.shape)
         nan = jnp.full((), jnp.nan, values.dtype)
-        return (values[0] if self.with_params else nan), rest
+        return Values(values[0] if self.includes_params else nan, along)
 
-    def beside(self, shift: Any, shifts: jax.Array) -> "Points":
+    def join(self, values: Values) -> jax.Array:
+        """The inverse of `split`: a vector with a value per point, [n]."""
+        along = values.along.reshape(-1)
+        if not self.includes_params:
+            return along
+        return jnp.concatenate([values.base[None], along])
+
+    def with_shift(self, shift: Any, shifts: jax.Array) -> "Points":
         """The same points, each moved by a multiple of one tree: w, and [K, m]."""
         moved: Points = dataclasses.replace(self, shift=shift, shifts=shifts)
         return moved
 
-    def along(self, which: slice | np.ndarray) -> "Points":
-        """The points along some of the directions alone, by an index of them."""
+    def select(self, which: slice | np.ndarray) -> "Points":
+        """The points along some of the directions, by an index of the directions."""
         some: Points = dataclasses.replace(
             self,
             directions=jax.tree.map(lambda x: x[which], self.directions),
@@ -87,45 +131,53 @@ class Points:
         )
         return some
 
+    def combine(self, coefficients: jax.Array) -> LinearCombination:
+        """Σₖ coefficientsₖ uₖ over the directions of the points.
+
+        Args:
+          coefficients: Real, [K].
+        """
+        return LinearCombination(coefficients, self.directions, self.layout)
+
 
 class Estimate(NamedTuple):
-    """What an estimator makes of the values at its points.
+    """An estimate of a gradient.
 
     Attributes:
-      value: The value at θ, or what stands for it: at least float32, shape ().
-      gradient: The estimate of the gradient, a tree like the parameters.
-      slope: The derivative along `gradient` as the values show it: shape ().
-      num_values: How many values were used: int32, shape ().
-      ahead: w, where the estimate is that at θ + w: a tree like the parameters, or
-        `None`.
-      value_ahead: The value at θ + w, shape (), or `None`.
+      value: The value at θ, or a substitute for it: at least float32, shape ().
+      slope: The derivative along the gradient, according to the values: shape ().
+      num_values: Number of values used: int32, shape (). If it is 0, the step is
+        skipped.
+      gradient: The estimate of the gradient, as a `LinearCombination`.
+      extra_args: Further extra arguments for the optimizer, by name.
     """
 
     value: jax.Array
-    gradient: Any
     slope: jax.Array
     num_values: jax.Array
-    ahead: Any = None
-    value_ahead: jax.Array | None = None
+    gradient: LinearCombination
+    extra_args: Mapping[str, Any] = MappingProxyType({})
 
 
-def points_along(
+def sample_points(
     law: Law,
-    key: jax.Array,
-    numbers: jax.typing.ArrayLike,
+    draw: Draw,
+    num_directions: int,
     scales: Sequence[float] | jax.Array,
     params: Any,
-    with_params: bool = False,
+    *,
+    includes_params: bool = False,
 ) -> Points:
-    """Points along the directions of these numbers, all at the same scales.
+    """Samples the directions of a step, and points at the same scales along each.
 
     Args:
       law: The law of the directions.
-      key: A typed key; it is consumed.
-      numbers: Which of the directions under the key, uint32, [K].
-      scales: How far from θ along each, [m]; in the units of the parameters.
+      draw: The draw of the step; its keys are consumed.
+      num_directions: K. It must be the same in every step if the law is `numbered`.
+      scales: Displacements sᵢ along each direction, shape [m], in units of the
+        parameters.
       params: θ, a tree of arrays, of which only the shapes are used.
-      with_params: Whether θ itself is a point, the first.
+      includes_params: Whether θ itself is a point, the first.
 
     Returns:
       The points.
@@ -133,23 +185,23 @@ def points_along(
     Examples:
       >>> import jax, jax.numpy as jnp
       >>> import radazo_jax as zo
-      >>> law, key, params = zo.sphere(), jax.random.key(0), jnp.zeros(3)
-      >>> points = zo.points_along(law, key, jnp.arange(4), [0.1, -0.1], params)
+      >>> draw, params = zo.estimators.Draw.once(jax.random.key(0)), jnp.zeros(3)
+      >>> points = zo.estimators.sample_points(
+      ...     zo.sphere(), draw, 4, [0.1, -0.1], params
+      ... )
       >>> points.num_points
       8
     """
-    layout = layout_of(params)
-    numbers = jnp.asarray(numbers).astype(jnp.uint32)
+    directions, layout = _sample(law, draw, num_directions, params)
     along = jnp.asarray(scales, jnp.float32)
-    directions = sums.sample(law, key, numbers, layout)
-    each = jnp.broadcast_to(along, (len(numbers), *along.shape))
-    return Points(directions, each, with_params, layout)
+    each = jnp.broadcast_to(along, (num_directions, *along.shape))
+    return Points(directions, each, includes_params, layout)
 
 
 def shifted_points(
     law: Law,
-    key: jax.Array,
-    numbers: jax.typing.ArrayLike,
+    draw: Draw,
+    num_directions: int,
     which: Sequence[int],
     scales: jax.Array,
     shift: Any,
@@ -160,9 +212,9 @@ def shifted_points(
 
     Args:
       law: The law of the directions.
-      key: A typed key; it is consumed.
-      numbers: Which of the directions under the key, uint32, [K].
-      which: Which of these directions each point has, [n].
+      draw: The draw of the step; its keys are consumed.
+      num_directions: K, the number of directions to sample.
+      which: The number of the direction of each point, [n].
       scales: sᵢ, float32, [n].
       shift: w, a tree like the parameters.
       shifts: tᵢ, float32, [n].
@@ -171,35 +223,22 @@ def shifted_points(
     Returns:
       The points; each has a direction of its own, m = 1.
     """
-    layout = layout_of(params)
-    numbers = jnp.asarray(numbers).astype(jnp.uint32)
-    each = jnp.asarray(which)
-    directions = sums.sample(law, key, numbers, layout)
+    each = np.asarray(which)
+    directions, layout = _sample(law, draw, num_directions, params)
     directions = jax.tree.map(lambda x: x[each], directions)
     return Points(directions, scales[:, None], True, layout, shift, shifts[:, None])
 
 
-def weighted_sum(coefficients: jax.Array, points: Points, params: Any) -> Any:
-    """Σₖ coefficientsₖ uₖ over the directions of some points.
-
-    Args:
-      coefficients: Real, [K].
-      points: The points.
-      params: θ.
-
-    Returns:
-      A tree like `params`; the sum is taken in float32.
-
-    Examples:
-      >>> import jax, jax.numpy as jnp
-      >>> import radazo_jax as zo
-      >>> params = jnp.zeros(3)
-      >>> key = jax.random.key(0)
-      >>> points = zo.points_along(zo.rademacher(), key, [0, 1], [1.0], params)
-      >>> zo.weighted_sum(jnp.ones(2), points, params).shape
-      (3,)
-    """
-    return sums.combine(coefficients, points.directions, points.layout, params)
+def _sample(
+    law: Law, draw: Draw, num_directions: int, params: Any
+) -> tuple[Direction, Layout]:
+    """The directions of a step, stacked, and the layout of the parameters."""
+    layout = axes.annotate(layout_of(params), law, draw.fun, params)
+    numbers = np.arange(num_directions, dtype=np.uint32)
+    if not law.numbered:
+        return sums.sample(law, draw.key, numbers, layout), layout
+    first = jnp.asarray(draw.step).astype(jnp.uint32) * np.uint32(num_directions)
+    return sums.sample(law, draw.run_key, first + numbers, layout), layout
 
 
 def candidates(points: Points, params: Any) -> Any:
@@ -216,8 +255,9 @@ def candidates(points: Points, params: Any) -> Any:
       >>> import jax, jax.numpy as jnp
       >>> import radazo_jax as zo
       >>> estimator, params = zo.central_difference(num_directions=3), jnp.zeros(2)
-      >>> points = estimator.points(jax.random.key(0), params, ())
-      >>> zo.candidates(points, params).shape
+      >>> draw = zo.estimators.Draw.once(jax.random.key(0))
+      >>> points, _ = estimator.points(draw, params, ())
+      >>> zo.estimators.candidates(points, params).shape
       (6, 2)
     """
     params = as_arrays(params)
@@ -234,7 +274,7 @@ def candidates(points: Points, params: Any) -> Any:
 
     def flat(p: jax.Array, moved: jax.Array) -> jax.Array:
         rows = lax.collapse(moved, 0, 2)
-        return jnp.concatenate([p[None], rows]) if points.with_params else rows
+        return jnp.concatenate([p[None], rows]) if points.includes_params else rows
 
     return jax.tree.map(flat, params, moved_params)
 

@@ -8,20 +8,20 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks
+from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.gram import gram, inner, squared_norm
 from radazo_jax._src.directions.law import Law
 from radazo_jax._src.directions.laws import sphere
-from radazo_jax._src.estimate import numbering
-from radazo_jax._src.estimate.differences import checked_evaluator
-from radazo_jax._src.estimate.estimator import GradientEstimator
+from radazo_jax._src.estimate.differences import check_differences
+from radazo_jax._src.estimate.estimator import GradientEstimator, updated_if_usable
 from radazo_jax._src.estimate.interpolation import interpolated
 from radazo_jax._src.estimate.points import (
+    Draw,
     Estimate,
     Points,
+    Values,
     shifted_points,
-    weighted_sum,
 )
-from radazo_jax._src.estimate.spread import AxisName
 from radazo_jax._src.trees import wide_zeros
 
 
@@ -29,12 +29,10 @@ class PriorGuidedState(NamedTuple):
     """State of `prior_guided`.
 
     Attributes:
-      numbering: The numbers of the directions, `()` unless the law is `numbered`.
       prior: The average of the past gradients, zero before the first: a tree like the
         parameters, at least float32; `()` where the prior is a function.
     """
 
-    numbering: Any
     prior: Any
 
 
@@ -45,8 +43,6 @@ def prior_guided(
     prior: Callable[[Any], Any] | None = None,
     decay: float = 0.0,
     mix: str = "projection",
-    batch_size: int | None = None,
-    axis_name: AxisName | None = None,
 ) -> GradientEstimator:
     """Prior-guided random gradient-free estimation (PRGF), of K + 2 evaluations.
 
@@ -83,8 +79,6 @@ def prior_guided(
       decay: Decay rate of this average, in [0, 1); 0 takes the last estimate alone.
       mix: "projection" or "cosine". The latter takes the prior alone where its cosine
         is large, and then has nothing new to remember: give it a `prior`.
-      batch_size: How many points are evaluated together, as in `jax.lax.map`.
-      axis_name: The mesh axis (or axes) over which the evaluations are spread.
 
     Returns:
       The estimator, with a `PriorGuidedState`. Its value is f(θ). Differences that are
@@ -113,7 +107,7 @@ def prior_guided(
       Algorithms, NeurIPS 2021, PRGF and History-PRGF,
       <https://arxiv.org/abs/2107.10110>.
     """
-    evaluator = checked_evaluator(law, num_directions, smoothing, batch_size, axis_name)
+    check_differences(law, num_directions, smoothing)
     checks.check_unit_interval("decay", decay)
     if prior is not None and not callable(prior):
         raise TypeError(f"prior must be a function of params; got {prior!r}.")
@@ -123,10 +117,9 @@ def prior_guided(
 
     def init(params: Any) -> PriorGuidedState:
         zeros = wide_zeros(params)
-        return PriorGuidedState(numbering.init(law), zeros if prior is None else ())
+        return PriorGuidedState(zeros if prior is None else ())
 
-    def points(key: jax.Array, params: Any, state: PriorGuidedState) -> Points:
-        key, numbers = numbering.following(state.numbering, key, size)
+    def points(draw: Draw, params: Any, state: PriorGuidedState) -> tuple[Points, Any]:
         given = state.prior if prior is None else _checked_prior(prior(params), params)
         unit = jax.tree.map(lambda w: w.astype(jnp.float32), given)
         # By its largest element first, whose square could overflow, or be 0.
@@ -136,14 +129,15 @@ def prior_guided(
         scales = jnp.where(last, 0.0, smoothing).astype(jnp.float32)
         shifts = jnp.where(last, smoothing, 0.0).astype(jnp.float32)
         which = [*range(size), 0]
-        return shifted_points(law, key, numbers, which, scales, unit, shifts, params)
+        points = shifted_points(law, draw, size, which, scales, unit, shifts, params)
+        return points, state
 
     def reduce(
-        points: Points, values: jax.Array, params: Any, state: PriorGuidedState
+        points: Points, values: Values, params: Any, state: PriorGuidedState
     ) -> tuple[Estimate, PriorGuidedState]:
-        base, moved = points.split(values)
+        base, moved = values
         slopes = (moved[:, 0] - base) / smoothing
-        along, unit = points.along(slice(size)), points.shift
+        along, unit = points.select(slice(size)), points.shift
         among = _bordered(
             gram([along.directions], points.layout),
             inner(along.directions, points.layout, unit),
@@ -158,29 +152,27 @@ def prior_guided(
             coefficients = _mixed(among, slopes, used, points.layout.dimension)
         count = jnp.sum(finite, dtype=jnp.int32)
         coefficients = jnp.where(count > 0, coefficients, jnp.nan)
-        random = weighted_sum(coefficients[:size], along, unit)
-        gradient = jax.tree.map(
-            lambda g, w: g + coefficients[size].astype(w.dtype) * w, random, unit
-        )
+        gradient = along.combine(coefficients[:size]).plus(coefficients[size], unit)
         estimate = Estimate(
             base,
-            jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, params),
             slope=jnp.sum(coefficients * slopes),
             num_values=jnp.where(count > 0, count + 1, 0),
+            gradient=gradient,
         )
-        numbers = numbering.advanced(state.numbering, points, size)
         if prior is not None:
-            return estimate, PriorGuidedState(numbers, ())
-        kept = jax.tree.map(
-            lambda old, new: jnp.where(
-                count > 0, decay * old + (1 - decay) * new.astype(old.dtype), old
-            ),
-            state.prior,
-            gradient,
+            return estimate, state
+        # The average needs the gradient as a tree, so that it is built here.
+        tree = gradient.materialize(state.prior)
+        averaged = PriorGuidedState(
+            jax.tree.map(
+                lambda old, new: decay * old + (1 - decay) * new, state.prior, tree
+            )
         )
-        return estimate, PriorGuidedState(numbers, kept)
+        of_tree = LinearCombination.of_tree(tree, points.layout)
+        estimate = estimate._replace(gradient=of_tree)
+        return estimate, updated_if_usable(estimate, state, averaged)
 
-    return GradientEstimator(init, points, reduce, evaluator)
+    return GradientEstimator(init, points, reduce)
 
 
 def _divided(tree: Any, norm: jax.Array) -> Any:

@@ -4,18 +4,22 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.directions import sums
+from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.law import Law
 from radazo_jax._src.directions.laws import sphere
-from radazo_jax._src.estimate import buffer, numbering
+from radazo_jax._src.estimate import buffer
 from radazo_jax._src.estimate.buffer import QueryBuffer
-from radazo_jax._src.estimate.differences import checked_evaluator, mean_of_finite
-from radazo_jax._src.estimate.estimator import GradientEstimator
-from radazo_jax._src.estimate.points import Estimate, Points, points_along
-from radazo_jax._src.estimate.spread import AxisName
+from radazo_jax._src.estimate.differences import check_differences, mean_of_finite
+from radazo_jax._src.estimate.estimator import GradientEstimator, updated_if_usable
+from radazo_jax._src.estimate.points import (
+    Draw,
+    Estimate,
+    Points,
+    Values,
+    sample_points,
+)
 from radazo_jax._src.trees import widest
 
 
@@ -23,14 +27,12 @@ class QueryReuseState(NamedTuple):
     """State of `query_reuse`: 20 bytes a query.
 
     Attributes:
-      numbering: The numbers of the directions, `()` unless the law is `numbered`.
       buffer: The directions of the latest H steps, H K of them, the oldest first: their
         keys, numbers and scales, from which they are drawn again.
       values: The values at θ + μ u: float32, or float64 where the parameters are,
         [H K]. NaN where there is none.
     """
 
-    numbering: Any
     buffer: QueryBuffer
     values: jax.Array
 
@@ -40,8 +42,6 @@ def query_reuse(
     num_directions: int = 10,
     smoothing: float = 5e-2,
     memory: int = 6,
-    batch_size: int | None = None,
-    axis_name: AxisName | None = None,
 ) -> GradientEstimator:
     """ZoAR: averages over the queries of the latest steps, of K evaluations.
 
@@ -62,9 +62,6 @@ def query_reuse(
       num_directions: K, the number of directions, and of evaluations, per estimate.
       smoothing: μ, how far from θ along u the function is evaluated.
       memory: H, of how many steps queries are used, this one included: at least 2.
-      batch_size: How many directions are evaluated together, as in
-        `forward_difference`.
-      axis_name: The mesh axis (or axes) over which the evaluations are spread.
 
     Returns:
       The estimator, with a `QueryReuseState`. Its value is the mean of the K values.
@@ -93,40 +90,38 @@ def query_reuse(
       2025, <https://arxiv.org/abs/2506.14460>. By n − 1, and not by n, because the
       baseline is of the same values.
     """
-    evaluator = checked_evaluator(law, num_directions, smoothing, batch_size, axis_name)
+    check_differences(law, num_directions, smoothing)
     checks.check_int_at_least("memory", memory, 2)
     size = num_directions * memory
 
     def init(params: Any) -> QueryReuseState:
         values = jnp.full(size, jnp.nan, widest(params))
-        return QueryReuseState(numbering.init(law), buffer.empty(size), values)
+        return QueryReuseState(buffer.empty(size), values)
 
-    def points(key: jax.Array, params: Any, state: QueryReuseState) -> Points:
-        key, numbers = numbering.following(state.numbering, key, num_directions)
-        return points_along(law, key, numbers, [smoothing], params)
+    def points(draw: Draw, params: Any, state: QueryReuseState) -> tuple[Points, Any]:
+        return sample_points(law, draw, num_directions, [smoothing], params), state
 
     def reduce(
-        points: Points, values: jax.Array, params: Any, state: QueryReuseState
+        points: Points, values: Values, params: Any, state: QueryReuseState
     ) -> tuple[Estimate, QueryReuseState]:
-        moved = points.split(values)[1][:, 0]
+        moved = values.along[:, 0]
         queries = state.buffer.followed_by(points)
         stored = buffer.followed_by(state.values, moved.astype(state.values.dtype))
-        ys = stored.astype(values.dtype)
+        ys = stored.astype(moved.dtype)
         used = jnp.isfinite(ys)
         count = jnp.sum(used).astype(ys.dtype)
         slopes = jnp.where(used, ys - mean_of_finite(ys), 0) / smoothing
         weight = jnp.asarray(law.factor(params), ys.dtype) / jnp.maximum(count - 1, 1)
         new = jnp.sum(jnp.isfinite(moved), dtype=jnp.int32)
         weight = jnp.where(new > 0, weight, jnp.nan)
-        directions = queries.directions(points.directions.law)
+        directions = queries.directions(law)
         estimate = Estimate(
             mean_of_finite(moved),
-            sums.combine(weight * slopes, directions, points.layout, params),
             slope=weight * jnp.sum(slopes**2),
             num_values=new,
+            gradient=LinearCombination(weight * slopes, directions, points.layout),
         )
-        kept = optax.tree.where(new > 0, (queries, stored), state[1:])
-        numbers = numbering.advanced(state.numbering, points)
-        return estimate, QueryReuseState(numbers, *kept)
+        after = QueryReuseState(queries, stored)
+        return estimate, updated_if_usable(estimate, state, after)
 
-    return GradientEstimator(init, points, reduce, evaluator)
+    return GradientEstimator(init, points, reduce)

@@ -4,19 +4,25 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from radazo_jax._src import checks
+from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.law import Law
 from radazo_jax._src.directions.laws import sphere
 from radazo_jax._src.directions.layout import layout_of
-from radazo_jax._src.estimate import buffer, numbering
-from radazo_jax._src.estimate.differences import checked_evaluator, mean_of_finite
-from radazo_jax._src.estimate.estimator import GradientEstimator
+from radazo_jax._src.estimate import buffer
+from radazo_jax._src.estimate.differences import check_differences, mean_of_finite
+from radazo_jax._src.estimate.estimator import GradientEstimator, updated_if_usable
 from radazo_jax._src.estimate.flat import rows_of, unflattened
 from radazo_jax._src.estimate.kernels import KERNELS, features
-from radazo_jax._src.estimate.points import Estimate, Points, candidates, points_along
-from radazo_jax._src.estimate.spread import AxisName
+from radazo_jax._src.estimate.points import (
+    Draw,
+    Estimate,
+    Points,
+    Values,
+    candidates,
+    sample_points,
+)
 from radazo_jax._src.trees import widest
 
 # Beyond these the queries take too much memory, and the equation too much time.
@@ -33,14 +39,12 @@ class GaussianProcessState(NamedTuple):
     """State of `gaussian_process`.
 
     Attributes:
-      numbering: The numbers of the directions, `()` unless the law is `numbered`.
       points: The latest n queries, the oldest first: float32, [n, d].
       values: Their values: float32, or float64 where the parameters are, [n]. NaN
         where there is none.
       key: The key of the random features: a typed key, shape (), of the first step.
     """
 
-    numbering: Any
     points: jax.Array
     values: jax.Array
     key: jax.Array
@@ -55,8 +59,6 @@ def gaussian_process(
     lengthscale: float | None = None,
     jitter: float = 1e-5,
     num_features: int | None = None,
-    batch_size: int | None = None,
-    axis_name: AxisName | None = None,
 ) -> GradientEstimator:
     """ZoRD: the derivative of a Gaussian process, of K + 1 evaluations.
 
@@ -88,8 +90,6 @@ def gaussian_process(
         number. The rounding of n queries, 10⁻⁷ n, is added.
       num_features: M, with the kernel "squared_exponential"; `None` takes the kernel
         itself.
-      batch_size: How many points are evaluated together, as in `jax.lax.map`.
-      axis_name: The mesh axis (or axes) over which the evaluations are spread.
 
     Returns:
       The estimator, with a `GaussianProcessState` of n (d + 1) floats. Its value is
@@ -122,7 +122,7 @@ def gaussian_process(
       Shu et al., Federated Zeroth-Order Optimization using Trajectory-Informed
       Surrogate Gradients, 2023, the random features, <https://arxiv.org/abs/2308.04077>.
     """
-    evaluator = checked_evaluator(law, num_directions, smoothing, batch_size, axis_name)
+    check_differences(law, num_directions, smoothing)
     checks.check_int_at_least("memory", memory, num_directions + 1)
     if memory > MAX_MEMORY:
         raise ValueError(f"memory must be an int ≤ {MAX_MEMORY}; got {memory}.")
@@ -147,26 +147,29 @@ def gaussian_process(
                 f"surrogate; got {dimension}."
             )
         return GaussianProcessState(
-            numbering.init(law),
             jnp.zeros((memory, dimension), jnp.float32),
             jnp.full(memory, jnp.nan, widest(params)),
             jax.random.key(0, impl="threefry2x32"),
         )
 
-    def points(key: jax.Array, params: Any, state: GaussianProcessState) -> Points:
-        key, numbers = numbering.following(state.numbering, key, num_directions)
-        return points_along(law, key, numbers, [smoothing], params, with_params=True)
+    def points(
+        draw: Draw, params: Any, state: GaussianProcessState
+    ) -> tuple[Points, Any]:
+        points = sample_points(
+            law, draw, num_directions, [smoothing], params, includes_params=True
+        )
+        # The key of the random features, the same in every step.
+        key = jax.random.fold_in(draw.run_key, 2**31)
+        return points, state._replace(key=key)
 
     def reduce(
-        points: Points, values: jax.Array, params: Any, state: GaussianProcessState
+        points: Points, values: Values, params: Any, state: GaussianProcessState
     ) -> tuple[Estimate, GaussianProcessState]:
         asked = rows_of(candidates(points, params))  # θ is the first.
         xs = buffer.followed_by(state.points, asked)
-        ys = buffer.followed_by(state.values, values.astype(state.values.dtype))
+        added = points.join(values)
+        ys = buffer.followed_by(state.values, added.astype(state.values.dtype))
         used = jnp.isfinite(ys)
-        # Of the first direction of all, which is independent of what it is taken for.
-        own = jax.random.fold_in(points.directions.key[0], 2**31)
-        key = jnp.where(jnp.any(jnp.isfinite(state.values)), state.key, own)
         away = jnp.where(used[:, None], xs - asked[:1], 0)
         centered = jnp.where(used, ys - mean_of_finite(ys), 0).astype(jnp.float32)
         squares = _squared_distances(away)
@@ -176,22 +179,23 @@ def gaussian_process(
         if num_features is None:
             rows, slopes = KERNELS[kernel](squares, away, scale)
         else:
-            rows, slopes = features(key, num_features, away, scale)
+            rows, slopes = features(state.key, num_features, away, scale)
         weights = _solved(rows, centered, used, jitter)
         gradient = jnp.matmul(slopes.T, weights, precision=_EXACT)
-        new = jnp.sum(jnp.isfinite(values), dtype=jnp.int32)
+        new = jnp.sum(jnp.isfinite(added), dtype=jnp.int32)
         gradient = jnp.where(new > 0, gradient, jnp.nan)
         estimate = Estimate(
-            jnp.where(jnp.isfinite(values[0]), values[0], mean_of_finite(values)),
-            unflattened(gradient, points.layout, params),
-            slope=jnp.sum(gradient**2).astype(values.dtype),
+            jnp.where(jnp.isfinite(values.base), values.base, mean_of_finite(added)),
+            slope=jnp.sum(gradient**2).astype(added.dtype),
             num_values=new,
+            gradient=LinearCombination.of_tree(
+                unflattened(gradient, points.layout, params), points.layout
+            ),
         )
-        numbers = numbering.advanced(state.numbering, points)
-        memory = optax.tree.where(new > 0, (xs, ys, key), state[1:])
-        return estimate, GaussianProcessState(numbers, *memory)
+        after = GaussianProcessState(xs, ys, state.key)
+        return estimate, updated_if_usable(estimate, state, after)
 
-    return GradientEstimator(init, points, reduce, evaluator)
+    return GradientEstimator(init, points, reduce)
 
 
 def _squared_distances(away: jax.Array) -> jax.Array:

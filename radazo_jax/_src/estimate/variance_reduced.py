@@ -7,19 +7,19 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks
+from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.gram import inner
 from radazo_jax._src.directions.law import Law
 from radazo_jax._src.directions.laws import sphere
-from radazo_jax._src.estimate import numbering
-from radazo_jax._src.estimate.differences import checked_evaluator
-from radazo_jax._src.estimate.estimator import GradientEstimator
+from radazo_jax._src.estimate.differences import check_differences
+from radazo_jax._src.estimate.estimator import GradientEstimator, updated_if_usable
 from radazo_jax._src.estimate.points import (
+    Draw,
     Estimate,
     Points,
+    Values,
     shifted_points,
-    weighted_sum,
 )
-from radazo_jax._src.estimate.spread import AxisName
 from radazo_jax._src.trees import wide, wide_zeros
 
 
@@ -27,14 +27,12 @@ class VarianceReducedState(NamedTuple):
     """State of `variance_reduced`: twice the parameters.
 
     Attributes:
-      numbering: The numbers of the directions, `()` unless the law is `numbered`.
       anchor: θ̃, a tree like the parameters.
       gradient: The mean estimate at θ̃, a tree like the parameters: at least float32.
       count: The number of steps since θ̃ was set: int32, shape (). At 0, the next
         step sets it.
     """
 
-    numbering: Any
     anchor: Any
     gradient: Any
     # `count` is the name that Optax's states have; it hides a method of tuple.
@@ -47,8 +45,6 @@ def variance_reduced(
     smoothing: float = 5e-3,
     period: int = 50,
     anchor_steps: int = 5,
-    batch_size: int | None = None,
-    axis_name: AxisName | None = None,
 ) -> GradientEstimator:
     """ZO-SVRG: differences to the estimate at an anchor, of 2K + 2 evaluations.
 
@@ -70,8 +66,6 @@ def variance_reduced(
       smoothing: μ, how far from θ and θ̃ along u the function is evaluated.
       period: How many steps an anchor serves, at least 2.
       anchor_steps: How many of them make its gradient: fewer than `period`.
-      batch_size: How many points are evaluated together, as in `jax.lax.map`.
-      axis_name: The mesh axis (or axes) over which the evaluations are spread.
 
     Returns:
       The estimator, with a `VarianceReducedState`. Its value is f(θ; ξ). What is not
@@ -104,7 +98,7 @@ def variance_reduced(
       Liu et al., Zeroth-Order Stochastic Variance Reduction for Nonconvex Optimization,
       NeurIPS 2018, algorithm 2, <https://arxiv.org/abs/1805.10367>.
     """
-    evaluator = checked_evaluator(law, num_directions, smoothing, batch_size, axis_name)
+    check_differences(law, num_directions, smoothing)
     checks.check_int_at_least("period", period, 2)
     checks.check_int_at_least("anchor_steps", anchor_steps, 1)
     if anchor_steps >= period:
@@ -115,7 +109,6 @@ def variance_reduced(
 
     def init(params: Any) -> VarianceReducedState:
         return VarianceReducedState(
-            numbering.init(law),
             jax.tree.map(jnp.zeros_like, params),
             wide_zeros(params),
             jnp.zeros((), jnp.int32),
@@ -124,8 +117,9 @@ def variance_reduced(
     def anchor_of(params: Any, state: VarianceReducedState) -> Any:
         return optax.tree.where(state.count == 0, params, state.anchor)
 
-    def points(key: jax.Array, params: Any, state: VarianceReducedState) -> Points:
-        key, numbers = numbering.following(state.numbering, key, size)
+    def points(
+        draw: Draw, params: Any, state: VarianceReducedState
+    ) -> tuple[Points, Any]:
         away = jax.tree.map(
             lambda a, p: wide(a) - wide(p), anchor_of(params, state), params
         )
@@ -136,12 +130,13 @@ def variance_reduced(
         back = jnp.where(at_anchor, -smoothing, smoothing)
         scales = jnp.array([*([smoothing] * size), *([back] * size), 0.0], jnp.float32)
         shifts = jnp.array([*([there] * size), *([1.0] * (size + 1))], jnp.float32)
-        return shifted_points(law, key, numbers, which, scales, away, shifts, params)
+        points = shifted_points(law, draw, size, which, scales, away, shifts, params)
+        return points, state
 
     def reduce(
-        points: Points, values: jax.Array, params: Any, state: VarianceReducedState
+        points: Points, values: Values, params: Any, state: VarianceReducedState
     ) -> tuple[Estimate, VarianceReducedState]:
-        base, moved = points.split(values)
+        base, moved = values
         first, second = moved[:size, 0], moved[size:-1, 0]
         at_anchor = state.count < anchor_steps
         slopes = jnp.where(
@@ -153,8 +148,8 @@ def variance_reduced(
         slopes, behind = (jnp.where(finite, x, 0) for x in (slopes, behind))
         factor = jnp.asarray(law.factor(params), slopes.dtype)
         weight = factor / used.astype(slopes.dtype)
-        along = points.along(slice(size))
-        new = weighted_sum(weight * (slopes - behind), along, state.gradient)
+        along = points.select(slice(size))
+        new = along.combine(weight * (slopes - behind)).materialize(state.gradient)
 
         # The mean with the estimates before, or the sum with the anchor's.
         before = state.count.astype(slopes.dtype)
@@ -169,18 +164,15 @@ def variance_reduced(
         seen = part_new * (slopes - behind) + part_old * dots.astype(slopes.dtype)
         estimate = Estimate(
             base,
-            jax.tree.map(lambda g, p: g.astype(p.dtype), total, params),
             slope=weight * jnp.sum(slopes * seen),
             num_values=jnp.where(used > 0, 2 * used + jnp.where(at_anchor, 0, 2), 0),
+            gradient=LinearCombination.of_tree(total, points.layout),
         )
-
-        following = (
+        following = VarianceReducedState(
             anchor_of(params, state),
             optax.tree.where(at_anchor, total, state.gradient),
             (state.count + 1) % period,
         )
-        kept = optax.tree.where(used > 0, following, state[1:])
-        numbers = numbering.advanced(state.numbering, points, size)
-        return estimate, VarianceReducedState(numbers, *kept)
+        return estimate, updated_if_usable(estimate, state, following)
 
-    return GradientEstimator(init, points, reduce, evaluator)
+    return GradientEstimator(init, points, reduce)

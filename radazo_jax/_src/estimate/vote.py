@@ -2,26 +2,22 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
+from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.gram import inner
 from radazo_jax._src.directions.law import Law
 from radazo_jax._src.directions.laws import gaussian
 from radazo_jax._src.directions.votes import votes
-from radazo_jax._src.estimate import numbering
 from radazo_jax._src.estimate.differences import forward_difference
 from radazo_jax._src.estimate.estimator import GradientEstimator
-from radazo_jax._src.estimate.points import Estimate, Points
-from radazo_jax._src.estimate.spread import AxisName
+from radazo_jax._src.estimate.points import Estimate, Points, Values
 
 
 def majority_vote(
     law: Law = gaussian(),
     num_directions: int = 10,
     smoothing: float = 5e-3,
-    batch_size: int | None = None,
-    axis_name: AxisName | None = None,
 ) -> GradientEstimator:
     """The mean sign of K gradients along single directions, of K + 1 evaluations.
 
@@ -36,9 +32,6 @@ def majority_vote(
       law: The law of the directions u.
       num_directions: K, the number of directions per estimate.
       smoothing: μ, how far from θ along u the function is evaluated.
-      batch_size: How many directions are evaluated together, as in
-        `forward_difference`.
-      axis_name: The mesh axis (or axes) over which the evaluations are spread.
 
     Returns:
       The estimator; it has no state, unless the law is `numbered`. Its elements lie in
@@ -63,13 +56,12 @@ def majority_vote(
       <https://openreview.net/forum?id=BJe-DsC5Fm>.
     """
     # The points are the same.
-    forward = forward_difference(law, num_directions, smoothing, batch_size, axis_name)
+    forward = forward_difference(law, num_directions, smoothing)
 
     def reduce(
-        points: Points, values: jax.Array, params: Any, state: Any
+        points: Points, values: Values, params: Any, state: Any
     ) -> tuple[Estimate, Any]:
-        base, moved = points.split(values)
-        slopes = (moved[:, 0] - base) / smoothing
+        slopes = (values.along[:, 0] - values.base) / smoothing
         finite = jnp.isfinite(slopes)
         slopes = jnp.where(finite, slopes, 0)
         count = jnp.sum(finite, dtype=jnp.int32)
@@ -80,13 +72,13 @@ def majority_vote(
             weight * jnp.sign(slopes), points.directions, points.layout, params
         )
         dots = inner(points.directions, points.layout, gradient).astype(slopes.dtype)
-        factor = jnp.asarray(points.directions.law.factor(params), slopes.dtype)
+        factor = jnp.asarray(law.factor(params), slopes.dtype)
         estimate = Estimate(
-            base,
-            gradient,
+            values.base,
             slope=factor * weight * jnp.sum(slopes * dots),
             num_values=jnp.where(count > 0, count + 1, 0),
+            gradient=LinearCombination.of_tree(gradient, points.layout),
         )
-        return estimate, numbering.advanced(state, points)
+        return estimate, state
 
     return forward._replace(reduce=reduce)

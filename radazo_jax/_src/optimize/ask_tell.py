@@ -12,9 +12,9 @@ import optax
 from radazo_jax._src import trees
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.points import candidates
-from radazo_jax._src.optimize import box, step
+from radazo_jax._src.optimize import box, history, step
 from radazo_jax._src.optimize.box import Bounds
-from radazo_jax._src.optimize.step import MinimizeState
+from radazo_jax._src.optimize.step import Run, SolverState
 
 
 class AskTellState(NamedTuple):
@@ -26,7 +26,7 @@ class AskTellState(NamedTuple):
         shape (), for it stays on the host.
     """
 
-    run: MinimizeState
+    run: SolverState
     asked: np.ndarray
 
     @property
@@ -91,16 +91,15 @@ def ask_tell(
       ((11, 3), True)
     """
     step.check_run(optimizer, estimator)
-    programs = {"optimizer": optimizer, "estimator": estimator}
+    arrays, static = split(Run(None, None, optimizer, estimator, bounds=bounds))
 
     def init(params: Any, key: jax.typing.ArrayLike) -> AskTellState:
-        run = step.start(params, optimizer, estimator, key)
-        box.check_bounds(bounds, run.params)
-        return AskTellState(run, np.zeros((), bool))
+        run = static.merge(arrays)
+        return AskTellState(step.start(run, params, key), np.zeros((), bool))
 
     def ask(state: AskTellState) -> tuple[Any, AskTellState]:
         _check_state(state)
-        asked = candidates_of(state.run, bounds, **programs)
+        asked = candidates_of(state.run, arrays, static=static)
         return as_numpy(asked), state._replace(asked=np.ones((), bool))
 
     def tell(state: AskTellState, values: Any) -> AskTellState:
@@ -112,67 +111,58 @@ def ask_tell(
             )
         step.check_room(state.run)
         values = as_values(values, state.run.params)
-        run, *_ = _kept_tell(state.run, values, bounds, **programs)
-        return AskTellState(run, np.zeros((), bool))
+        told, *_ = _kept_tell(state.run, values, arrays, static=static)
+        return AskTellState(told, np.zeros((), bool))
 
     return AskTell(init, ask, tell)
 
 
-@functools.partial(jax.jit, static_argnames=("optimizer", "estimator"))
+def split(run: Run) -> tuple[list[Any], trees.Static]:
+    """The arrays of a run, and the rest of it, which can be static under `jit`."""
+    return trees.partition(run)
+
+
+@functools.partial(jax.jit, static_argnames="static")
 def candidates_of(
-    state: MinimizeState,
-    bounds: Bounds | None,
-    *,
-    optimizer: optax.GradientTransformation,
-    estimator: GradientEstimator,
+    state: SolverState, arrays: list[Any], *, static: trees.Static
 ) -> Any:
     """The candidates of a step, a tree like the parameters: [n, …]."""
-    _check_trees(state, optimizer, estimator)
-    asked = candidates(step.points_at(state, estimator), state.params)
-    return jax.vmap(lambda params: box.into(bounds, params))(asked)
+    run = static.merge(arrays)
+    step.check_state(run, state)
+    points, _ = step.points_at(run, state, step.loss_at(run, state))
+    asked = candidates(points, state.params)
+    return jax.vmap(lambda params: box.project(run.bounds, params))(asked)
 
 
 def _tell(
-    state: MinimizeState,
-    values: jax.Array,
-    bounds: Bounds | None = None,
-    arrays: Any = None,
-    *,
-    static: trees.Static | None = None,
-    optimizer: optax.GradientTransformation,
-    estimator: GradientEstimator,
-) -> tuple[MinimizeState, jax.Array, jax.Array]:
+    state: SolverState, values: jax.Array, arrays: list[Any], *, static: trees.Static
+) -> tuple[SolverState, jax.Array, jax.Array]:
     """Takes a step, given its values.
 
     Args:
       state: The state before.
       values: The values, [n].
-      bounds: A box in which the parameters stay.
-      arrays: Those of the loss and the sampling function, where the loss is traced.
-      static: The two without their arrays.
-      optimizer: As in `minimize`.
-      estimator: As in `minimize`.
+      arrays: The arrays of the run.
+      static: The run without them.
 
     Returns:
       The state after, the numbers of the step, and the checksum of the parameters.
     """
-    _check_trees(state, optimizer, estimator)
-    loss = step.loss_at(state, *static.merge(arrays)) if static is not None else None
-    points = step.points_at(state, estimator, loss)
+    run = static.merge(arrays)
+    step.check_state(run, state)
+    points, estimator_state = step.points_at(run, state, step.loss_at(run, state))
     if values.shape != (points.num_points,):
         raise ValueError(
             f"values must have one value per candidate, shape ({points.num_points},); "
             f"got shape {values.shape}."
         )
-    state, numbers = step.advance(
-        state, points, values, optimizer, estimator, bounds=bounds
-    )
-    return state, numbers, checksum(state.params)
+    state = state._replace(estimator_state=estimator_state)
+    state, info = step.advance(run, state, points, points.split(values))
+    return state, history.numbers(info, state), checksum(state.params)
 
 
-_STATIC = ("static", "optimizer", "estimator")
-_kept_tell = jax.jit(_tell, static_argnames=_STATIC)
-tell_in_place = jax.jit(_tell, static_argnames=_STATIC, donate_argnames="state")
+_kept_tell = jax.jit(_tell, static_argnames="static")
+tell_in_place = jax.jit(_tell, static_argnames="static", donate_argnames="state")
 
 
 def checksum(params: Any) -> jax.Array:
@@ -218,21 +208,3 @@ def as_numpy(tree: Any) -> Any:
 def _check_state(state: Any) -> None:
     if not isinstance(state, AskTellState):
         raise TypeError(f"state must be an AskTellState, of init; got {state!r}.")
-
-
-def _check_trees(
-    state: MinimizeState,
-    optimizer: optax.GradientTransformation,
-    estimator: GradientEstimator,
-) -> None:
-    """Raises, while a program is traced, if the state is not of this run."""
-    for name, init, got in (
-        ("optimizer", optimizer.init, state.optimizer_state),
-        ("estimator", estimator.init, state.estimator_state),
-    ):
-        expected: Any = jax.tree.structure(jax.eval_shape(init, state.params))
-        if jax.tree.structure(got) != expected:
-            raise ValueError(
-                f"state must be of this {name} and these params, a tree {expected}; "
-                f"got {jax.tree.structure(got)}."
-            )

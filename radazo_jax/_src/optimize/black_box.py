@@ -13,14 +13,14 @@ from radazo_jax._src import checks
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.outside import Outcome, distinct, outside
 from radazo_jax._src.optimize import ask_tell, host, step
-from radazo_jax._src.optimize.box import Bounds, check_bounds
+from radazo_jax._src.optimize.box import Bounds
 from radazo_jax._src.optimize.console import interruptible, progress_bar
 from radazo_jax._src.optimize.defaults import method
 from radazo_jax._src.optimize.failures import Policy, resumed, told
 from radazo_jax._src.optimize.history import History
 from radazo_jax._src.optimize.host import Done, Path, Values
 from radazo_jax._src.optimize.journal import Record
-from radazo_jax._src.optimize.step import MinimizeState
+from radazo_jax._src.optimize.step import Run, SolverState
 
 
 class Best(NamedTuple):
@@ -56,7 +56,7 @@ class BlackBoxResult(NamedTuple):
     values: np.ndarray
     best: Best
     num_evaluations: int
-    state: MinimizeState
+    state: SolverState
     history: History
 
 
@@ -76,9 +76,9 @@ def minimize_black_box(
     max_retries: int = 2,
     max_failures: int = 10,
     journal: Path | None = None,
-    state: MinimizeState | None = None,
+    state: SolverState | None = None,
     progress: bool = True,
-    callback: Callable[[MinimizeState, np.ndarray], Any] | None = None,
+    callback: Callable[[SolverState, np.ndarray], Any] | None = None,
 ) -> BlackBoxResult:
     """Minimizes any Python function from its values alone.
 
@@ -89,8 +89,7 @@ def minimize_black_box(
         become float32, unless JAX has 64 bits enabled.
       optimizer: As in `minimize`; it gets no `value_fn`. Calls with the same
         `optimizer` and `estimator` objects compile once.
-      estimator: As in `minimize`. It says where the
-        function is evaluated; its `batch_size` and `axis_name` have no effect.
+      estimator: As in `minimize`; it says where the function is evaluated.
       num_steps: The number of steps in this call; with a journal, of the whole run.
       key: The key of the whole run; it is consumed. The run is that of `minimize`.
       executor: A `concurrent.futures.Executor` on which the points of a step are
@@ -163,16 +162,16 @@ def minimize_black_box(
         raise ValueError(
             "state must be None with a journal, which says where to go on; got a state."
         )
+    run = Run(None, None, optimizer, estimator, bounds=bounds)
     if state is None:
-        state = step.start(params, optimizer, estimator, key)
-        check_bounds(bounds, state.params)
+        state = step.start(run, params, key)
     step.check_known(state)
     step.check_room(state, num_steps)
     # Steps work in place on their state, so the caller keeps a copy of the first.
     state = resumed(jax.tree.map(jax.numpy.copy, state))
-    programs = {"optimizer": optimizer, "estimator": estimator}
-    ask = functools.partial(ask_tell.candidates_of, bounds=bounds, **programs)
-    tell = functools.partial(ask_tell.tell_in_place, bounds=bounds, **programs)
+    arrays, static = ask_tell.split(run)
+    ask = functools.partial(ask_tell.candidates_of, arrays=arrays, static=static)
+    tell = functools.partial(ask_tell.tell_in_place, arrays=arrays, static=static)
     seen = _Seen(state, ask)
 
     with ExitStack() as stack:
@@ -198,13 +197,13 @@ def minimize_black_box(
         following = [ask(state)]
 
         def tell_and_ask(
-            state: MinimizeState, values: jax.typing.ArrayLike
-        ) -> tuple[MinimizeState, jax.Array, jax.Array]:
+            state: SolverState, values: jax.typing.ArrayLike
+        ) -> tuple[SolverState, jax.Array, jax.Array]:
             state, numbers, total = tell(state, values)
             following.append(ask(state))
             return state, numbers, total
 
-        def evaluate(state: MinimizeState) -> Values | None:
+        def evaluate(state: SolverState) -> Values | None:
             candidates = ask_tell.as_numpy(following.pop())
             n = len(jax.tree.leaves(candidates)[0])
             outcome = evaluate_points(candidates, n)
@@ -217,7 +216,7 @@ def minimize_black_box(
             failures += [f"returned {v}, beyond {values.dtype}" for v in beyond]
             return Values(values, failures)
 
-        def after(state: MinimizeState, done: Done) -> Any:
+        def after(state: SolverState, done: Done) -> Any:
             steps.append(done)
             rate = len(done.record.values) / max(done.record.seconds, 1e-9)
             figures = {"best": f"{seen.best.value:.6g}", "evaluations/s": f"{rate:.3g}"}
@@ -236,7 +235,7 @@ def minimize_black_box(
 class _Seen:
     """The best of the points so far, and their number."""
 
-    def __init__(self, state: MinimizeState, ask: Callable[[MinimizeState], Any]):
+    def __init__(self, state: SolverState, ask: Callable[[SolverState], Any]):
         self.best = Best(ask_tell.as_numpy(state.params), np.inf, -1, None)
         self.count = 0
         self._ask = ask
@@ -252,7 +251,7 @@ class _Seen:
             info = outcome.infos[i]
             self.best = Best(point, float(values[i]), number * n + i, info)
 
-    def rebuild(self, records: Sequence[Record]) -> Callable[[MinimizeState], None]:
+    def rebuild(self, records: Sequence[Record]) -> Callable[[SolverState], None]:
         """Finds the best in a journal: its point is asked for at its step."""
         lowest = [
             np.min(r.values, initial=np.inf, where=np.isfinite(r.values))
@@ -260,7 +259,7 @@ class _Seen:
         ]
         best = records[int(np.argmin(lowest))].step
 
-        def before(state: MinimizeState) -> None:
+        def before(state: SolverState) -> None:
             record = records[int(state.step) - records[0].step]
             if record.step == best:
                 infos = [None] * len(record.values)

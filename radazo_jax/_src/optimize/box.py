@@ -11,7 +11,7 @@ import optax
 Bounds = tuple[Any, Any]
 
 
-def into(bounds: Bounds | None, params: Any) -> Any:
+def project(bounds: Bounds | None, params: Any) -> Any:
     """The closest parameters within the bounds."""
     if bounds is None:
         return params

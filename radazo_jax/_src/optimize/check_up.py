@@ -10,15 +10,14 @@ import numpy as np
 
 from radazo_jax._src import checks
 from radazo_jax._src.directions.law import elements
-from radazo_jax._src.estimate.compiled import compiled
 from radazo_jax._src.estimate.estimator import (
     GradientEstimator,
     check_estimator,
-    held_points,
+    points_of,
 )
 from radazo_jax._src.estimate.outside import outside
-from radazo_jax._src.estimate.points import Points, candidates
-from radazo_jax._src.numbers import keys
+from radazo_jax._src.estimate.points import Draw, Points, candidates
+from radazo_jax._src.estimate.vectorized import vectorized
 from radazo_jax._src.trees import wide, widest
 
 _DIRECTIONS = 4
@@ -113,12 +112,9 @@ def check_up(
     params = checks.as_params(params)
     state = estimator.init(params)
     traced = _traceable(fun, params)
-    one_by_one = estimator._replace(evaluator=compiled(1))
-    points = _both_ways(
-        held_points(
-            one_by_one, keys.as_key(key), params, state, fun if traced else None
-        )
-    )
+    draw = Draw.once(key)._replace(fun=fun if traced else None)
+    points, _ = points_of(estimator, vectorized(1), draw, params, state)
+    points = _both_ways(points)
     evaluate = _by_jax if traced else _by_hand
     values, failures, dtype = evaluate(fun, params, points)
     found = _judged(values, dtype, lost_by_rounding(points, params), failures)
@@ -175,7 +171,7 @@ def _lost(points: Points, params: Any) -> list[jax.Array]:
 
 def _both_ways(points: Points) -> Points:
     """θ, and both ways along the first directions."""
-    few = _moved(points).along(slice(_DIRECTIONS))
+    few = _moved(points).select(slice(_DIRECTIONS))
     forth = few.scales[:, :1]
     scales = jnp.concatenate([forth, -forth], axis=1)
     return Points(few.directions, scales, True, points.layout)
@@ -184,7 +180,7 @@ def _both_ways(points: Points) -> Points:
 def _moved(points: Points) -> Points:
     """Those that are away from θ along their direction, for others lie beside it."""
     moved = np.flatnonzero(points.scales[:, 0])
-    return points.along(moved) if moved.size else points
+    return points.select(moved) if moved.size else points
 
 
 def _traceable(fun: Callable[[Any], Any], params: Any) -> bool:
@@ -208,7 +204,8 @@ def _by_jax(
 ) -> tuple[np.ndarray, tuple[str, ...], Any]:
     @jax.jit
     def at_points(params: Any, points: Points) -> jax.Array:
-        return compiled(1).evaluate(fun, params, points, False)[0]
+        values, _ = vectorized(1).evaluate(fun, params, points, False)
+        return points.join(values)
 
     again = jax.jit(lambda params: checks.checked_loss(fun, False)(params)[0])
     values = at_points(params, points)

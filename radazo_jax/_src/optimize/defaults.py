@@ -1,4 +1,4 @@
-"""What runs take that name no optimizer or estimator: nothing is tuned."""
+"""The default method, which has nothing to tune."""
 
 import functools
 import math
@@ -20,23 +20,48 @@ from radazo_jax._src.optimize.step import check_run
 _FEWEST, _MOST = 10, 32
 
 
+def default_method(
+    params: Any, minibatches: bool = False
+) -> tuple[optax.GradientTransformation, GradientEstimator]:
+    """The optimizer and the estimator of runs that name neither.
+
+    Neither has a learning rate: step sizes are found from values. Use it with `solver`
+    and `ask_tell`; `minimize` and `minimize_black_box` use it by themselves.
+
+    Args:
+      params: The parameters, a tree of arrays; their number determines K.
+      minibatches: Whether the loss changes from step to step.
+
+    Returns:
+      An Optax transformation and an estimator. For the same number of parameters they
+      are the same objects, so that programs compile once.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> params = jnp.zeros(4)
+      >>> method = zo.default_method(params)
+      >>> init, step = zo.solver(lambda x: jnp.sum((x - 1) ** 2), *method)
+      >>> state, step = init(params, jax.random.key(0)), jax.jit(step)
+      >>> for _ in range(20):
+      ...     state, info = step(state)
+      >>> bool(info.value < 1e-3)
+      True
+    """
+    return method(None, None, params, minibatches)
+
+
 def method(
     optimizer: Any, estimator: Any, params: Any, minibatches: bool
 ) -> tuple[optax.GradientTransformation, GradientEstimator]:
-    """Optimizer and estimator as the caller named them, and defaults for `None`.
-
-    Args:
-      optimizer: An Optax transformation; by default, one without a learning rate.
-      estimator: An estimator; by default, one that draws without replacement.
-      params: The parameters, a tree of arrays.
-      minibatches: Whether the loss is another in each step.
+    """The optimizer and the estimator that the caller named, or the default ones.
 
     Raises:
-      TypeError: If an argument is something else.
+      TypeError: If one is something else.
     """
     if estimator is None:
-        # The steps of a named optimizer may not start where an accelerated estimator
-        # measures.
+        # Only the default optimizer is known to start its steps at the lookahead point
+        # of an accelerated estimator.
         count = min(max(math.isqrt(optax.tree.size(params)), _FEWEST), _MOST)
         estimator = _estimator(count, minibatches, optimizer is None)
     if optimizer is None:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from radazo_jax._src import checks
-from radazo_jax._src.optimize.step import MinimizeState
+from radazo_jax._src.optimize.step import SolverState
 
 
 class RunError(RuntimeError):
@@ -18,7 +18,7 @@ class RunError(RuntimeError):
         continue.
     """
 
-    def __init__(self, message: str, state: MinimizeState):
+    def __init__(self, message: str, state: SolverState):
         super().__init__(message)
         self.state = state
 
@@ -44,13 +44,13 @@ class Policy(NamedTuple):
         checks.check_int_at_least("max_failures", max_failures, 1)
         return cls(on_failure, max_failures)
 
-    def limits(self, state: MinimizeState) -> np.ndarray:
+    def limits(self, state: SolverState) -> np.ndarray:
         """The failures that end a run from here: in all, and in a row; int32, [2]."""
         so_far = int(state.failures.evaluations)
         most = so_far if self.on_failure == "raise" else np.iinfo(np.int32).max - 1
         return np.array([most + 1, self.max_failures], np.int32)
 
-    def check(self, state: MinimizeState, limits: np.ndarray, last: str = "") -> None:
+    def check(self, state: SolverState, limits: np.ndarray, last: str = "") -> None:
         """Raises a RunError if the failures have reached the limits."""
         failures = jax.device_get(state.failures)
         if failures.evaluations < limits[0] and failures.in_a_row < limits[1]:
@@ -71,19 +71,19 @@ class Policy(NamedTuple):
         )
 
 
-def exceeds(state: MinimizeState, limits: jax.Array) -> jax.Array:
+def exceeds(state: SolverState, limits: jax.Array) -> jax.Array:
     """Whether the failures have reached the limits of a policy."""
     reached = jnp.stack([state.failures.evaluations, state.failures.in_a_row])
     return jnp.any(reached >= limits)
 
 
-def resumed(state: MinimizeState) -> MinimizeState:
+def resumed(state: SolverState) -> SolverState:
     """The state to start a call with: what failed in a row before does not count."""
     none = jnp.zeros((), jnp.int32)
     return state._replace(failures=state.failures._replace(in_a_row=none))
 
 
-def told(state: MinimizeState) -> dict[str, str]:
+def told(state: SolverState) -> dict[str, str]:
     """The failures so far, for a progress bar."""
     evaluations, skipped, _ = (int(count) for count in state.failures)
     shown = {"failed": evaluations, "skipped": skipped}

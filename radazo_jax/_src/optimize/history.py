@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from radazo_jax._src.estimate.points import Estimate
 from radazo_jax._src.optimize import journal
+from radazo_jax._src.optimize.step import StepInfo
 
 # The numbers of each step, beside those in the states.
 _OF_A_STEP = ("value", "spread", "slope", "evaluations", "failed")
@@ -203,15 +203,14 @@ def names(state: Any) -> tuple[str, ...]:
     return (*_OF_A_STEP, *_scalars(state, _OF_A_STEP))
 
 
-def numbers(values: jax.Array, estimate: Estimate, state: Any) -> jax.Array:
+def numbers(info: StepInfo, state: Any) -> jax.Array:
     """The numbers of a step: float32, [names].
 
     Args:
-      values: The values at the points, [n].
-      estimate: What was made of them.
+      info: What happened in the step.
       state: The state of the run after the step.
     """
-    known = {**_of_values(values), "value": estimate.value, "slope": estimate.slope}
+    known = {**_of_values(info.values), "value": info.value, "slope": info.slope}
     found = [known[name] for name in _OF_A_STEP]
     found += _scalars(state, _OF_A_STEP).values()
     return jnp.stack([jnp.asarray(x, jnp.float32) for x in found])

@@ -17,7 +17,7 @@ from radazo_jax._src.estimate.points import Points
 from radazo_jax._src.optimize import ask_tell, history, journal, step
 from radazo_jax._src.optimize.failures import Policy, RunError
 from radazo_jax._src.optimize.journal import Record
-from radazo_jax._src.optimize.step import MinimizeState
+from radazo_jax._src.optimize.step import SolverState
 
 Path = str | os.PathLike[str]
 
@@ -28,7 +28,7 @@ _PACKAGES = ("radazo_jax", "jax", "jaxlib", "optax")
 # `tell_in_place` of one run: it takes a state and values, and returns the state after,
 # its numbers, and the checksum of the parameters.
 Tell = Callable[
-    [MinimizeState, jax.typing.ArrayLike], tuple[MinimizeState, jax.Array, jax.Array]
+    [SolverState, jax.typing.ArrayLike], tuple[SolverState, jax.Array, jax.Array]
 ]
 
 
@@ -63,15 +63,15 @@ class Done(NamedTuple):
 
 
 def run(
-    state: MinimizeState,
-    evaluate: Callable[[MinimizeState], Values | None],
+    state: SolverState,
+    evaluate: Callable[[SolverState], Values | None],
     tell: Tell,
     num_steps: int,
     policy: Policy,
     *,
     write: Callable[[Record], None],
-    after: Callable[[MinimizeState, Done], Any],
-) -> MinimizeState:
+    after: Callable[[SolverState, Done], Any],
+) -> SolverState:
     """Takes steps, one by one.
 
     Args:
@@ -123,12 +123,12 @@ def run(
 def journaled(
     path: Path | None,
     fun: Any,
-    state: MinimizeState,
+    state: SolverState,
     estimator: GradientEstimator,
     tell: Tell,
     num_steps: int,
-    watch: Callable[[Sequence[Record]], Callable[[MinimizeState], None]] | None = None,
-) -> Iterator[tuple[MinimizeState, list[Done], Callable[[Record], None]]]:
+    watch: Callable[[Sequence[Record]], Callable[[SolverState], None]] | None = None,
+) -> Iterator[tuple[SolverState, list[Done], Callable[[Record], None]]]:
     """Takes the steps that a journal holds, and opens it for those to come.
 
     Args:
@@ -159,12 +159,12 @@ def journaled(
 
 
 def rebuild(
-    state: MinimizeState,
+    state: SolverState,
     records: Sequence[Record],
     tell: Tell,
-    before: Callable[[MinimizeState], None] | None = None,
+    before: Callable[[SolverState], None] | None = None,
     exact: bool = True,
-) -> tuple[MinimizeState, list[Done]]:
+) -> tuple[SolverState, list[Done]]:
     """Takes the steps of records, without an evaluation.
 
     Args:
@@ -206,7 +206,7 @@ def rebuild(
 
 
 def line_of_run(
-    fun: Any, state: MinimizeState, estimator: GradientEstimator
+    fun: Any, state: SolverState, estimator: GradientEstimator
 ) -> dict[str, Any]:
     """What a journal says of its run, before the first step."""
     points = _points(state, estimator)
@@ -231,8 +231,9 @@ def line_of_run(
 
 
 @functools.partial(jax.jit, static_argnames="estimator")
-def _points(state: MinimizeState, estimator: GradientEstimator) -> Points:
-    return step.points_at(state, estimator)
+def _points(state: SolverState, estimator: GradientEstimator) -> Points:
+    draw = step.draw_of(state.key, state.step)
+    return estimator.points(draw, state.params, state.estimator_state)[0]
 
 
 def _version(package: str) -> str:

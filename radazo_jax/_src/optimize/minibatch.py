@@ -9,6 +9,7 @@ from jax import lax
 
 from radazo_jax._src import checks
 from radazo_jax._src.optimize.parabola import check_passed, init_scalar, scaled
+from radazo_jax._src.optimize.revert import Revert
 from radazo_jax._src.trees import norm, product, rounding
 from radazo_jax._src.types import GradientTransformationExtraArgs
 
@@ -40,8 +41,7 @@ class ScaleByMinibatchStepState(NamedTuple):
       searching: Whether no measurement has said yet that η is too large: bool,
         shape ().
       pending: Whether there are steps to be measured: bool, shape ().
-      took_back: Whether the latest update took steps back: bool, shape ().
-      moved: The sum of these steps, a tree like the parameters.
+      revert: The parameters before these steps, and whether they were reverted.
     """
 
     # `count` is the name that Optax's states have; it hides a method of tuple.
@@ -50,8 +50,7 @@ class ScaleByMinibatchStepState(NamedTuple):
     power: jax.Array
     searching: jax.Array
     pending: jax.Array
-    took_back: jax.Array
-    moved: optax.Updates
+    revert: Revert
 
 
 def scale_by_minibatch_step(
@@ -124,8 +123,7 @@ def scale_by_minibatch_step(
             power=zero,
             searching=jnp.ones((), jnp.bool_),
             pending=jnp.zeros((), jnp.bool_),
-            took_back=jnp.zeros((), jnp.bool_),
-            moved=jax.tree.map(jnp.zeros_like, params),
+            revert=Revert.init(params),
         )
 
     def update_fn(
@@ -146,8 +144,10 @@ def scale_by_minibatch_step(
         early = state.count < _FIRST_STEPS
         measured = state.pending & (early | (state.count % _EVERY == 0))
 
+        moved = jax.tree.map(lambda p, old: p - old, params, state.revert.params)
+
         def at(distance: float) -> jax.Array:
-            shift = scaled(jnp.asarray(distance, dtype), state.moved)
+            shift = scaled(jnp.asarray(distance, dtype), moved)
             return jnp.asarray(value_fn(optax.apply_updates(params, shift)), dtype)
 
         before, behind = lax.cond(
@@ -177,9 +177,9 @@ def scale_by_minibatch_step(
         size = jnp.where(state.step_size > 0, state.step_size * factor, first)
         goes = jnp.isfinite(value) & jnp.isfinite(size * square) & (square > 0) & ~back
         step = jax.tree.map(
-            lambda new, old: jnp.where(back, -old, jnp.where(goes, new, 0)),
+            lambda new, m: jnp.where(back, -m, jnp.where(goes, new, 0)),
             scaled(size, updates),
-            state.moved,
+            moved,
         )
         # What was measured or taken back is not measured again.
         kept = state.pending & ~measured & ~back
@@ -190,11 +190,8 @@ def scale_by_minibatch_step(
             power=jnp.where(back, 0, power),
             searching=state.searching & ~(measured & seen & (rise > abs(fall))) & ~back,
             pending=goes | kept,
-            took_back=back,
-            moved=jax.tree.map(
-                lambda s, old: jnp.where(back, 0, s) + jnp.where(kept, old, 0),
-                step,
-                state.moved,
+            revert=Revert(
+                optax.tree.where(kept | back, state.revert.params, params), back
             ),
         )
         return step, new_state

@@ -13,15 +13,16 @@ import optax
 from jax import lax
 
 from radazo_jax._src import checks, trees
-from radazo_jax._src.estimate.estimator import GradientEstimator, evaluate
-from radazo_jax._src.optimize import ask_tell, host, step
+from radazo_jax._src.estimate.estimator import GradientEstimator, values_at
+from radazo_jax._src.estimate.vectorized import Evaluator, check_evaluator, vectorized
+from radazo_jax._src.optimize import ask_tell, host, revert, step
 from radazo_jax._src.optimize.check_up import warn_of_rounding
 from radazo_jax._src.optimize.console import interruptible, progress_bar
 from radazo_jax._src.optimize.defaults import method
 from radazo_jax._src.optimize.failures import Policy, exceeds, resumed, told
-from radazo_jax._src.optimize.history import History, names
+from radazo_jax._src.optimize.history import History, names, numbers
 from radazo_jax._src.optimize.host import Done, Path, Values
-from radazo_jax._src.optimize.step import MinimizeState
+from radazo_jax._src.optimize.step import Run, SolverState
 
 # Without a given chunk size, chunks aim at this many seconds: long enough that what
 # is done between them does not count, short enough for a progress bar and Ctrl-C.
@@ -33,9 +34,9 @@ class MinimizeResult(NamedTuple):
     """What `minimize` returns.
 
     Attributes:
-      params: The parameters after the last step, or before it, if the optimizer takes
-        back steps that go up, as the default ones do, and would take back this one.
-        Behind such an optimizer the loss is evaluated once more, to know.
+      params: The parameters after the last step, or before it if the optimizer reverts
+        steps that go up, as the default ones do, and would revert this one. With such
+        an optimizer the loss is evaluated once more to find out.
       values: The loss at each step done in this call: float32, [steps].
       state: The state of the run; pass it as `state` to continue.
       history: What was recorded of each step; `history.plot()` draws it.
@@ -43,7 +44,7 @@ class MinimizeResult(NamedTuple):
 
     params: Any
     values: np.ndarray
-    state: MinimizeState
+    state: SolverState
     history: History
 
 
@@ -55,11 +56,12 @@ def minimize(
     num_steps: int = 1000,
     key: jax.typing.ArrayLike = 0,
     *,
+    evaluator: Evaluator = vectorized(),
     sample: Callable[[jax.Array], Any] | None = None,
-    state: MinimizeState | None = None,
+    state: SolverState | None = None,
     chunk_size: int | None = None,
     progress: bool = True,
-    callback: Callable[[MinimizeState, np.ndarray], Any] | None = None,
+    callback: Callable[[SolverState, np.ndarray], Any] | None = None,
     on_failure: str = "drop",
     max_failures: int = 10,
     journal: Path | None = None,
@@ -85,6 +87,8 @@ def minimize(
         `forward_difference(orthonormal())`.
       num_steps: The number of steps in this call; with a journal, of the whole run.
       key: The key of the whole run; it is consumed.
+      evaluator: The evaluator of the points: `vectorized(batch_size)`, or
+        `sharded(axis_name)`.
       sample: `sample(key) -> xi` draws the random variable ξ of the loss, such as a
         minibatch, once a step: all evaluations of the step share it.
       state: A state to continue from, as returned by a previous call or passed to
@@ -150,24 +154,25 @@ def minimize(
             "state and chunk_size must be None with a journal, which says where to go "
             f"on, and takes steps one by one; got chunk_size={chunk_size!r}."
         )
+    check_evaluator(evaluator)
+    run = Run(fun, sample, optimizer, estimator, evaluator)
     if state is None:
-        state = step.start(params, optimizer, estimator, key)
+        state = step.start(run, params, key)
     state = resumed(state)
     step.check_known(state)
     step.check_room(state, num_steps)
     if any(leaf.dtype.itemsize < 4 for leaf in jax.tree.leaves(state.params)):
-        loss = step.loss_at(state, fun, sample)
-        warn_of_rounding(step.points_at(state, estimator, loss), state.params)
+        points, _ = step.points_at(run, state, step.loss_at(run, state))
+        warn_of_rounding(points, state.params)
     # The chunks work in place on their state, so the caller keeps a copy of the first.
     state = jax.tree.map(jnp.copy, state)
 
-    arrays, static = trees.partition((fun, sample))
-    programs = {"static": static, "optimizer": optimizer, "estimator": estimator}
+    arrays, static = ask_tell.split(run)
     if journal is not None:
         return _one_by_one(
-            state, fun, num_steps, policy, journal, progress, callback, arrays, programs
+            state, fun, num_steps, policy, journal, progress, callback, arrays, static
         )
-    run_chunk = functools.partial(_run_chunk, **programs)
+    run_chunk = functools.partial(_run_chunk, static=static)
     named = names(state)
     recorded: list[dict[str, Any]] = []
     limits = policy.limits(state)
@@ -181,101 +186,80 @@ def minimize(
                 wanted = min(_MAX_CHUNK, length - first)
                 before, begun = int(state.step), time.perf_counter()
                 state, buffer = run_chunk(state, np.int32(wanted), limits, arrays)
-                numbers = np.asarray(buffer)[: int(state.step) - before].T
-                taken = numbers.shape[1]
-                recorded.append(dict(zip(named, numbers, strict=True)))
+                found = np.asarray(buffer)[: int(state.step) - before].T
+                taken = found.shape[1]
+                recorded.append(dict(zip(named, found, strict=True)))
                 recorded[-1]["step"] = before + np.arange(taken)
                 recorded[-1]["seconds"] = np.full(
                     taken, (time.perf_counter() - begun) / taken
                 )
-                values.append(numbers[0])
-                report(taken, {"loss": f"{numbers[0, -1]:.6g}", **told(state)})
+                values.append(found[0])
+                report(taken, {"loss": f"{found[0, -1]:.6g}", **told(state)})
                 policy.check(state, limits)
             done += length
             if chunk_size is None:
                 size = _next_size(length, time.perf_counter() - start)
             if callback is not None and callback(state, np.concatenate(values)):
                 break
-    return _result(state, recorded, arrays, programs)
+    return _result(state, recorded, arrays, static)
 
 
 def _result(
-    state: MinimizeState,
+    state: SolverState,
     recorded: Sequence[Mapping[str, Any]],
     arrays: list[Any],
-    programs: Mapping[str, Any],
+    static: trees.Static,
 ) -> MinimizeResult:
     params = state.params
-    if step.takes_back(state.optimizer_state):
-        params = _last_params(
-            state, arrays, static=programs["static"], optimizer=programs["optimizer"]
-        )
+    if revert.can_revert(state.optimizer_state):
+        params = _final_params(state, arrays, static=static)
     history = History.of(recorded)
     return MinimizeResult(params, history.value.astype(np.float32), state, history)
 
 
-@functools.partial(jax.jit, static_argnames=("static", "optimizer"))
-def _last_params(
-    state: MinimizeState,
-    arrays: list[Any],
-    *,
-    static: trees.Static,
-    optimizer: optax.GradientTransformation,
+@functools.partial(jax.jit, static_argnames="static")
+def _final_params(
+    state: SolverState, arrays: list[Any], *, static: trees.Static
 ) -> Any:
-    """The parameters after the latest step, unless it is to be taken back."""
-    return step.last_params(
-        state, optimizer, step.loss_at(state, *static.merge(arrays))
-    )
+    run = static.merge(arrays)
+    return step.final_params(run, state, step.loss_at(run, state))
 
 
-@functools.partial(
-    jax.jit,
-    static_argnames=("static", "optimizer", "estimator"),
-    donate_argnames="state",
-)
+@functools.partial(jax.jit, static_argnames="static", donate_argnames="state")
 def _run_chunk(
-    state: MinimizeState,
+    state: SolverState,
     length: jax.Array,
     limits: jax.Array,
     arrays: list[Any],
     *,
     static: trees.Static,
-    optimizer: optax.GradientTransformation,
-    estimator: GradientEstimator,
-) -> tuple[MinimizeState, jax.Array]:
+) -> tuple[SolverState, jax.Array]:
     """Does `length` steps in place; returns their numbers in a buffer.
 
     Args:
-      state: Where to start.
-      length: How many steps, at most `_MAX_CHUNK`.
-      limits: Of the policy: fewer steps are done if the failures reach one.
-      arrays: The arrays that the loss and the sampling function hold.
-      static: The two without their arrays.
-      optimizer: As in `minimize`.
-      estimator: As in `minimize`.
+      state: The state to start from.
+      length: The number of steps, at most `_MAX_CHUNK`.
+      limits: The limits of the policy: fewer steps are done if the failures reach one.
+      arrays: The arrays of the run.
+      static: The run without them.
     """
-    fun, sample = static.merge(arrays)
+    run = static.merge(arrays)
     first = state.step
 
-    def goes_on(carry: tuple[MinimizeState, jax.Array]) -> jax.Array:
+    def continues(carry: tuple[SolverState, jax.Array]) -> jax.Array:
         state, _ = carry
         return (state.step - first < length) & ~exceeds(state, limits)
 
     def body(
-        carry: tuple[MinimizeState, jax.Array],
-    ) -> tuple[MinimizeState, jax.Array]:
+        carry: tuple[SolverState, jax.Array],
+    ) -> tuple[SolverState, jax.Array]:
         state, buffer = carry
         i = state.step - first
-        loss = step.loss_at(state, fun, sample)
-        points = step.points_at(state, estimator, loss)
-        values, _ = evaluate(estimator, loss, state.params, points)
-        state, numbers = step.advance(
-            state, points, values, optimizer, estimator, value_fn=loss
-        )
-        return state, buffer.at[i].set(numbers)
+        state, info = step.take(run, state, step.loss_at(run, state))
+        return state, buffer.at[i].set(numbers(info, state))
 
     buffer = jnp.zeros((_MAX_CHUNK, len(names(state))), jnp.float32)
-    return lax.while_loop(goes_on, body, (state, buffer))
+    return lax.while_loop(continues, body, (state, buffer))
 
 
 def _next_size(length: int, seconds: float) -> int:
@@ -285,37 +269,37 @@ def _next_size(length: int, seconds: float) -> int:
 
 
 def _one_by_one(
-    state: MinimizeState,
+    state: SolverState,
     fun: Callable[..., Any],
     num_steps: int,
     policy: Policy,
     path: Path,
     progress: bool,
-    callback: Callable[[MinimizeState, np.ndarray], Any] | None,
+    callback: Callable[[SolverState, np.ndarray], Any] | None,
     arrays: list[Any],
-    programs: dict[str, Any],
+    static: trees.Static,
 ) -> MinimizeResult:
     """Steps whose values are written to a journal.
 
     The program that takes a step of them is the one that `replay` runs.
     """
-    tell = functools.partial(ask_tell.tell_in_place, arrays=arrays, **programs)
-    static, estimator = programs["static"], programs["estimator"]
+    tell = functools.partial(ask_tell.tell_in_place, arrays=arrays, static=static)
+    estimator = static.merge(arrays).estimator
     journaled = host.journaled(path, fun, state, estimator, tell, num_steps)
     with ExitStack() as stack:
         interrupted = stack.enter_context(interruptible())
         state, steps, write = stack.enter_context(journaled)
         report = stack.enter_context(progress_bar(progress, len(steps), num_steps))
 
-        def evaluate(state: MinimizeState) -> Values | None:
+        def evaluate(state: SolverState) -> Values | None:
             if interrupted():
                 return None
-            values = _values(state, arrays, static=static, estimator=estimator)
+            values = _values(state, arrays, static=static)
             found = np.asarray(values)
             bad = found[~np.isfinite(found)]
             return Values(found, [f"returned {value}" for value in bad])
 
-        def after(state: MinimizeState, done: Done) -> Any:
+        def after(state: SolverState, done: Done) -> Any:
             steps.append(done)
             value = done.numbers["value"]
             report(1, {"loss": f"{value:.6g}", **told(state)})
@@ -324,18 +308,16 @@ def _one_by_one(
 
         left = num_steps - len(steps)
         state = host.run(state, evaluate, tell, left, policy, write=write, after=after)
-    return _result(state, [done.numbers for done in steps], arrays, programs)
+    return _result(state, [done.numbers for done in steps], arrays, static)
 
 
-@functools.partial(jax.jit, static_argnames=("static", "estimator"))
+@functools.partial(jax.jit, static_argnames="static")
 def _values(
-    state: MinimizeState,
-    arrays: list[Any],
-    *,
-    static: trees.Static,
-    estimator: GradientEstimator,
+    state: SolverState, arrays: list[Any], *, static: trees.Static
 ) -> jax.Array:
     """The values at the points of a step, [n]."""
-    loss = step.loss_at(state, *static.merge(arrays))
-    points = step.points_at(state, estimator, loss)
-    return evaluate(estimator, loss, state.params, points)[0]
+    run = static.merge(arrays)
+    loss = step.loss_at(run, state)
+    points, _ = step.points_at(run, state, loss)
+    values, _ = values_at(run.evaluator, loss, state.params, points)
+    return points.join(values)

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.trees import at_least_float32, norm, product, rounding
+from radazo_jax._src.optimize.revert import Revert
+from radazo_jax._src.trees import at_least_float32, norm, product, rounding, wide
 from radazo_jax._src.types import GradientTransformationExtraArgs
 
 # A step that goes up is taken back where its curvature is so many times the known one.
@@ -37,13 +38,16 @@ class ScaleByParabolicStepState(NamedTuple):
       searching: Whether the scale of the step is still being searched for: bool,
         shape ().
       pending: Whether the latest update is a step to be measured: bool, shape ().
-      took_back: Whether it took back the step before: bool, shape ().
-      value: The loss before it, infinite before the first: shape ().
+      value: The loss at its start, infinite before the first: shape ().
+      params_value: The loss at the parameters before it, which differs if the step
+        started at a lookahead point: shape ().
       first: The loss before the first step, likewise: shape ().
       noise: How far two values at the same parameters were apart: shape ().
       fall: How far the loss would fall in it by its slope alone; with
-        `num_evaluations=1`, the loss as far on the other side: shape ().
-      update: The latest update, a tree like the parameters.
+        `extra_evaluations=1`, the loss as far on the other side: shape ().
+      step: The latest step from its start, before bounds and projections: a tree like
+        the parameters.
+      revert: The parameters before the latest step, and whether it was reverted.
     """
 
     step_size: jax.Array
@@ -53,24 +57,32 @@ class ScaleByParabolicStepState(NamedTuple):
     alignment: jax.Array
     searching: jax.Array
     pending: jax.Array
-    took_back: jax.Array
     value: jax.Array
+    params_value: jax.Array
     first: jax.Array
     noise: jax.Array
     fall: jax.Array
-    update: optax.Updates
+    step: optax.Updates
+    revert: Revert
 
 
 class _Parabola(NamedTuple):
-    """The loss along the latest step, f(θ + t u) ≈ f₀ − t·fall + t²·rise / 2."""
+    """The loss along the latest step u, f(θ + t u) ≈ f₀ − t·fall + t²·rise / 2.
+
+    Attributes:
+      fall: See above.
+      rise: See above.
+      square: |u|².
+    """
 
     fall: jax.Array
     rise: jax.Array
+    square: jax.Array
 
 
 def scale_by_parabolic_step(
     decay: jax.typing.ArrayLike = 0.8,
-    num_evaluations: int = 0,
+    extra_evaluations: int = 0,
     initial_step_size: jax.typing.ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Scales descent directions by a step size that is found from values.
@@ -97,7 +109,7 @@ def scale_by_parabolic_step(
 
     Args:
       decay: The decay rate of both averages, in [0, 1).
-      num_evaluations: How many more evaluations a step takes, by `value_fn`. 0: none,
+      extra_evaluations: How many more evaluations a step takes, by `value_fn`. 0: none,
         for the direction -ĝ alone. 1: along any direction, such as that of
         `scale_by_radazo`, the loss as far on the other side of θ is evaluated.
       initial_step_size: η of the first step, a positive number; by default, one that
@@ -107,10 +119,10 @@ def scale_by_parabolic_step(
     Returns:
       A transformation whose `update(updates, state, params, value=..., slope=...,
       value_fn=...)` needs the loss at `params` as value, and the derivative along ĝ as
-      slope, or `params` and `value_fn` with `num_evaluations`; there `slope`, and ĝ as
-      `grad`, give the first step its length. `minimize` passes them, and of an
-      estimator that is `accelerated` also `ahead` and `value_ahead`: the step then
-      starts at `params + ahead`, where the loss is that.
+      slope, or `value_fn` with `extra_evaluations`; there `slope`, and ĝ as `grad`,
+      give the first step its length. `minimize` passes them, and of an
+      estimator that is `accelerated` also `lookahead` and `lookahead_value`: the step
+      then starts at `params + lookahead`.
       Its state is a `ScaleByParabolicStepState`; it has a copy of the latest update,
       of the size of the parameters.
 
@@ -126,7 +138,7 @@ def scale_by_parabolic_step(
       >>> optimizer = optax.chain(
       ...     zo.scale_by_radazo(),
       ...     optax.scale(-1.0),
-      ...     zo.scale_by_parabolic_step(num_evaluations=1),
+      ...     zo.scale_by_parabolic_step(extra_evaluations=1),
       ... )
       >>> result = zo.minimize(
       ...     lambda x: jnp.sum((x - 1.0) ** 2),
@@ -145,8 +157,10 @@ def scale_by_parabolic_step(
       <https://arxiv.org/abs/1903.11991>, with another slope and other averages.
     """
     checks.check_unit_interval("decay", decay)
-    if checks.check_int_at_least("num_evaluations", num_evaluations, 0) > 1:
-        raise ValueError(f"num_evaluations must be 0 or 1; got {num_evaluations!r}.")
+    if checks.check_int_at_least("extra_evaluations", extra_evaluations, 0) > 1:
+        raise ValueError(
+            f"extra_evaluations must be 0 or 1; got {extra_evaluations!r}."
+        )
     if initial_step_size is not None:
         checks.check_positive("initial_step_size", initial_step_size)
 
@@ -161,20 +175,30 @@ def scale_by_parabolic_step(
             alignment=zero,
             searching=jnp.ones((), jnp.bool_),
             pending=jnp.zeros((), jnp.bool_),
-            took_back=jnp.zeros((), jnp.bool_),
             value=zero + jnp.inf,
+            params_value=zero + jnp.inf,
             first=zero + jnp.inf,
             noise=zero,
             fall=zero,
-            update=jax.tree.map(jnp.zeros_like, params),
+            step=jax.tree.map(jnp.zeros_like, params),
+            revert=Revert.init(params),
         )
 
-    def measure(state: ScaleByParabolicStepState, value: jax.Array) -> _Parabola:
+    def measure(
+        state: ScaleByParabolicStepState, moved: _Moved, value: jax.Array
+    ) -> _Parabola:
         """The parabola along the latest step."""
-        if num_evaluations == 0:
-            return _Parabola(state.fall, 2 * (value - state.value + state.fall))
-        behind = state.fall
-        return _Parabola((behind - value) / 2, behind + value - 2 * state.value)
+        share = moved.share
+        if extra_evaluations == 0:
+            fall = share * state.fall
+            return _Parabola(fall, 2 * (value - state.value + fall), moved.square)
+        opposite, change = state.fall - state.value, value - state.value
+        half = (share * opposite + change) / (1 + share)
+        # Of a whole step, rounded as the differences of three values.
+        whole = (state.fall - value) / 2, state.fall + value - 2 * state.value
+        fall = jnp.where(share == 1, whole[0], share * opposite - half)
+        rise = jnp.where(share == 1, whole[1], 2 * half)
+        return _Parabola(fall, rise, moved.square)
 
     def update_fn(
         updates: optax.Updates,
@@ -185,28 +209,33 @@ def scale_by_parabolic_step(
         slope: jax.typing.ArrayLike | None = None,
         grad: optax.Updates | None = None,
         value_fn: Any = None,
-        ahead: optax.Updates | None = None,
-        value_ahead: jax.typing.ArrayLike | None = None,
+        lookahead: optax.Updates | None = None,
+        lookahead_value: jax.typing.ArrayLike | None = None,
+        latest_step: optax.Updates | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, ScaleByParabolicStepState]:
         del extra_args
-        needed: dict[str, Any] = {"value": value}
-        if num_evaluations == 0:
+        needed: dict[str, Any] = {"params": params, "value": value}
+        if extra_evaluations == 0:
             needed |= {"slope": slope}
         else:
-            needed |= {"params": params, "value_fn": value_fn}
+            needed |= {"value_fn": value_fn}
         check_passed(**needed)
         dtype = state.step_size.dtype
         resolution = rounding(value)
         value, rate = (jnp.asarray(x).astype(dtype) for x in (value, decay))
 
+        moved = _moved(state, params, latest_step)
+        state = state._replace(pending=state.pending & (moved.square > 0))
         # The parameters are those of the latest value, unless a step was taken.
         apart = abs(value - state.value)
         again = ~state.pending & jnp.isfinite(apart)
         noise = jnp.maximum(apart, rate * state.noise)
         state = state._replace(noise=jnp.where(again, noise, state.noise))
-        new, back = _adapted(state, measure(state, value), value, resolution, rate)
-        if num_evaluations == 0:
+        new, back = _adapted(
+            state, measure(state, moved, value), value, resolution, rate
+        )
+        if extra_evaluations == 0:
             along = steepest = jnp.asarray(slope).astype(dtype)
         else:
             along = steepest = product(updates, updates, dtype)
@@ -214,7 +243,7 @@ def scale_by_parabolic_step(
                 # That of a step as long, along -ĝ.
                 lengths = norm(updates, dtype) / norm(grad, dtype)
                 steepest = jnp.asarray(slope).astype(dtype) * lengths
-            between = _cosine(updates, state.update, dtype)
+            between = _cosine(updates, state.step, dtype)
             aligned = rate * state.alignment + (1 - rate) * between
             new = new._replace(alignment=jnp.where(new.searching, 0, aligned))
         # By its slope, the first step does not lower the loss by more than itself.
@@ -223,48 +252,91 @@ def scale_by_parabolic_step(
         size = jnp.where(
             jnp.isinf(state.value), jnp.minimum(first, most), new.step_size
         )
-        value_before = value if ahead is None else jnp.asarray(value_ahead, dtype)
-        # Ahead, the loss can be above that at the start, where no step is to begin.
+        if lookahead is None:
+            start_value = value
+        else:
+            start_value = jnp.asarray(lookahead_value, dtype)
+        # No step starts at a lookahead point where the loss exceeds the first loss.
         highest = jnp.maximum(value, state.first + _SURPRISE * state.noise)
         usable = (
-            jnp.isfinite(value + value_before)
-            & (value_before <= highest)
+            jnp.isfinite(value + start_value)
+            & (start_value <= highest)
             & (along > 0)
             & jnp.isfinite(size * along)
         )
         goes = usable & ~back
         stays = ~goes & ~back & jnp.isfinite(value + state.value)
-        step = jax.tree.map(
-            lambda new, old: jnp.where(back, -old, jnp.where(goes, new, 0)),
-            scaled(size, updates),
-            state.update,
-        )
+        step = jax.tree.map(lambda new: jnp.where(goes, new, 0), scaled(size, updates))
         fall = size * along
-        if num_evaluations == 1:
-            start = params if ahead is None else optax.apply_updates(params, ahead)
-            behind = optax.apply_updates(start, scaled(-jnp.ones((), dtype), step))
-            fall = jnp.asarray(value_fn(behind), dtype)
-        return _from(ahead, step, goes), new._replace(
+        if extra_evaluations == 1:
+            start = params
+            if lookahead is not None:
+                start = optax.apply_updates(params, lookahead)
+            opposite = optax.apply_updates(start, scaled(-jnp.ones((), dtype), step))
+            fall = jnp.asarray(value_fn(opposite), dtype)
+        latest = jnp.where(back, state.params_value, state.value)
+        new = new._replace(
             step_size=jnp.where(goes, size, new.step_size),
             pending=goes,
-            took_back=back,
-            value=jnp.where(goes, value_before, jnp.where(stays, value, state.value)),
+            value=jnp.where(goes, start_value, jnp.where(stays, value, latest)),
+            params_value=jnp.where(goes, value, state.params_value),
             first=jnp.where(goes & jnp.isinf(state.first), value, state.first),
             fall=jnp.where(goes, fall, state.fall),
-            update=step,
+            step=step,
+            revert=Revert(optax.tree.where(goes, params, state.revert.params), back),
         )
+        # `solver` restores the parameters exactly; in other loops, this does so up to
+        # rounding.
+        returned = jax.tree.map(
+            lambda s, old, p: jnp.where(back, old - p, s),
+            _from(lookahead, step, goes),
+            state.revert.params,
+            params,
+        )
+        return returned, new
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
+class _Moved(NamedTuple):
+    """What became of the latest step, once bounds and projections were applied.
+
+    Attributes:
+      share: The share of the step that was taken: ⟨p, u⟩ / |u|² of the step u and of
+        the displacement p: shape ().
+      square: |p|², shape ().
+    """
+
+    share: jax.Array
+    square: jax.Array
+
+
+def _moved(state: ScaleByParabolicStepState, params: Any, latest_step: Any) -> _Moved:
+    """Compares the latest step with the displacement of the parameters."""
+    dtype = state.step_size.dtype
+    if latest_step is None:
+        latest_step = jax.tree.map(
+            lambda p, old: wide(p) - wide(old), params, state.revert.params
+        )
+    square = product(state.step, state.step, dtype)
+    missing = jax.tree.map(lambda p, u: p - wide(u), latest_step, state.step)
+    # A difference of parameters is rounded by this much in any case.
+    eps = max(float(jnp.finfo(p.dtype).eps) for p in jax.tree.leaves(params))
+    rounded = (4 * eps) ** 2 * product(params, params, dtype)
+    whole = product(missing, missing, dtype) <= rounded
+    share = product(latest_step, state.step, dtype) / square
+    taken = product(latest_step, latest_step, dtype)
+    return _Moved(jnp.where(whole, 1, share), jnp.where(whole, square, taken))
+
+
 def _from(
-    ahead: optax.Updates | None, step: optax.Updates, goes: jax.Array
+    lookahead: optax.Updates | None, step: optax.Updates, goes: jax.Array
 ) -> optax.Updates:
-    """A step that starts ahead of the parameters, unless it is not taken."""
-    if ahead is None:
+    """The update for a step that starts at a lookahead point."""
+    if lookahead is None:
         return step
     return jax.tree.map(
-        lambda s, w: jnp.where(goes, s + w.astype(s.dtype), s), step, ahead
+        lambda s, w: jnp.where(goes, s + w.astype(s.dtype), s), step, lookahead
     )
 
 
@@ -276,8 +348,7 @@ def _adapted(
     decay: jax.Array,
 ) -> tuple[ScaleByParabolicStepState, jax.Array]:
     """The step size after a measurement, and whether the step is to be taken back."""
-    fall, rise = parabola
-    square = product(state.update, state.update, value.dtype)
+    fall, rise, square = parabola
     finite = jnp.isfinite(value) & jnp.isfinite(fall) & jnp.isfinite(rise / square)
     least = resolution * jnp.maximum(abs(value), abs(state.value))
     seen = finite & (jnp.maximum(abs(fall), abs(rise)) > least)

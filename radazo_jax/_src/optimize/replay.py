@@ -8,13 +8,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src import trees
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.optimize import ask_tell, host, step
 from radazo_jax._src.optimize.box import Bounds
 from radazo_jax._src.optimize.host import Path
 from radazo_jax._src.optimize.journal import check_same_run, read
-from radazo_jax._src.optimize.step import MinimizeState
+from radazo_jax._src.optimize.step import Run, SolverState
 
 
 def replay(
@@ -27,7 +26,7 @@ def replay(
     sample: Callable[[jax.Array], Any] | None = None,
     bounds: Bounds | None = None,
     exact: bool = True,
-) -> MinimizeState:
+) -> SolverState:
     """Rebuilds a run from the values in its journal, without an evaluation.
 
     Args:
@@ -75,21 +74,15 @@ def replay(
         raise ValueError(f"journal must be a file with a run; got {journal!r}.")
     step.check_run(optimizer, estimator)
     key = jax.random.wrap_key_data(jnp.array(found.run["key"], jnp.uint32))
-    state = step.start(params, optimizer, estimator, key)
+    run = Run(fun, sample, optimizer, estimator, bounds=bounds)
+    state = step.start(run, params, key)
     if exact:
         line = host.line_of_run(fun, state, estimator)
         if fun is None:
             line["fun"] = found.run["fun"]
         check_same_run(journal, found.run, line)
-    arrays, static = trees.partition((fun, sample))
-    tell = functools.partial(
-        ask_tell.tell_in_place,
-        bounds=bounds,
-        arrays=arrays,
-        static=None if fun is None else static,
-        optimizer=optimizer,
-        estimator=estimator,
-    )
+    arrays, static = ask_tell.split(run)
+    tell = functools.partial(ask_tell.tell_in_place, arrays=arrays, static=static)
     state = jax.tree.map(jnp.copy, state)
     state, _ = host.rebuild(state, found.records, tell, exact=exact)
     return state

@@ -1,8 +1,8 @@
 """One step of a run: points, their values, the update.
 
-What evaluates the points is between the two functions here, so that a compiled run, one
-whose function is evaluated elsewhere, and one that is rebuilt from its journal take the
-same steps.
+The points are evaluated between `points_at` and `advance`, so that the same steps are
+taken by a compiled run, a run whose function is evaluated elsewhere, and a run that is
+rebuilt from its journal.
 """
 
 from collections.abc import Callable
@@ -16,17 +16,14 @@ from jax import lax
 from jax.tree_util import Partial
 
 from radazo_jax._src import checks
-from radazo_jax._src.estimate.estimator import (
-    GradientEstimator,
-    check_estimator,
-    extra_args,
-    held_points,
-)
+from radazo_jax._src.estimate import estimator as estimators
+from radazo_jax._src.estimate.estimator import GradientEstimator, check_estimator
 from radazo_jax._src.estimate.gradients import of_params
-from radazo_jax._src.estimate.points import Points
+from radazo_jax._src.estimate.points import Draw, Estimate, Points, Values
+from radazo_jax._src.estimate.vectorized import Evaluator, check_evaluator, vectorized
 from radazo_jax._src.numbers import keys
-from radazo_jax._src.optimize import history
-from radazo_jax._src.optimize.box import Bounds, into
+from radazo_jax._src.optimize import box, revert
+from radazo_jax._src.optimize.box import Bounds
 
 _MAX_STEPS = np.iinfo(np.int32).max
 
@@ -46,7 +43,50 @@ class Failures(NamedTuple):
     in_a_row: jax.Array
 
 
-class MinimizeState(NamedTuple):
+class Run(NamedTuple):
+    """The definition of a run.
+
+    `trees.partition` splits it into its arrays and a hashable remainder, which is
+    static under `jit`.
+
+    Attributes:
+      fun: The loss, a function of the parameters and of a batch; `None` if JAX does
+        not evaluate it.
+      sample: A function from a key to a batch, a tuple of arguments; `None` without.
+      optimizer: An Optax transformation.
+      estimator: An estimator.
+      evaluator: The evaluator of the points.
+      bounds: The box in which parameters and points stay; `None` without.
+    """
+
+    fun: Callable[..., Any] | None
+    sample: Callable[[jax.Array], Any] | None
+    optimizer: optax.GradientTransformation
+    estimator: GradientEstimator
+    evaluator: Evaluator = vectorized()
+    bounds: Bounds | None = None
+
+
+class StepInfo(NamedTuple):
+    """What happened in a step.
+
+    Attributes:
+      value: The value at θ, or a substitute for it: at least float32, shape ().
+      slope: The derivative along the estimate, according to the values: shape ().
+      values: The values at the points, θ first: [n].
+      skipped: Whether the step was skipped because no value could be used: bool,
+        shape ().
+      reverted: Whether the step before was reverted instead: bool, shape ().
+    """
+
+    value: jax.Array
+    slope: jax.Array
+    values: jax.Array
+    skipped: jax.Array
+    reverted: jax.Array
+
+
+class SolverState(NamedTuple):
     """The state of a run: everything that is needed to continue it.
 
     Attributes:
@@ -66,7 +106,7 @@ class MinimizeState(NamedTuple):
     failures: Failures
 
 
-def check_known(state: MinimizeState) -> None:
+def check_known(state: SolverState) -> None:
     """Raises if a run is to be traced."""
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(state)):
         raise TypeError(
@@ -76,7 +116,7 @@ def check_known(state: MinimizeState) -> None:
         )
 
 
-def check_room(state: MinimizeState, num_steps: int = 1) -> None:
+def check_room(state: SolverState, num_steps: int = 1) -> None:
     """Raises if a run would be longer than its steps can be counted."""
     if num_steps > _MAX_STEPS - int(state.step):
         raise ValueError(
@@ -86,113 +126,140 @@ def check_room(state: MinimizeState, num_steps: int = 1) -> None:
         )
 
 
-def check_run(optimizer: Any, estimator: Any) -> None:
-    """Raises unless these are an Optax transformation and an estimator."""
+def check_run(optimizer: Any, estimator: Any, evaluator: Any = vectorized()) -> None:
+    """Raises unless these are what they are named."""
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         raise TypeError(
             "optimizer must be an Optax transformation such as radazo(1e-3); got "
             f"{optimizer!r}."
         )
     check_estimator(estimator)
+    check_evaluator(evaluator)
 
 
-def start(
-    params: Any,
-    optimizer: optax.GradientTransformation,
-    estimator: GradientEstimator,
-    key: jax.typing.ArrayLike,
-) -> MinimizeState:
-    """The state before the first step."""
+def check_state(run: Run, state: Any) -> None:
+    """Raises if a state is not of this run, by the structures of its trees."""
+    if not isinstance(state, SolverState):
+        raise TypeError(
+            f"state must be a SolverState, made by init; got {type(state).__name__}."
+        )
+    for name, init, got in (
+        ("optimizer", run.optimizer.init, state.optimizer_state),
+        ("estimator", run.estimator.init, state.estimator_state),
+    ):
+        expected: Any = jax.tree.structure(jax.eval_shape(init, state.params))
+        if jax.tree.structure(got) != expected:
+            raise ValueError(
+                f"state must be of this {name} and these params, a tree {expected}; "
+                f"got {jax.tree.structure(got)}."
+            )
+
+
+def start(run: Run, params: Any, key: jax.typing.ArrayLike) -> SolverState:
+    """The state before the first step; raises if `params` lie outside of the bounds."""
     params = checks.as_params(params)
+    box.check_bounds(run.bounds, params)
     count = jnp.zeros((), jnp.int32)
-    return MinimizeState(
+    return SolverState(
         params,
-        optimizer.init(params),
-        estimator.init(params),
+        run.optimizer.init(params),
+        run.estimator.init(params),
         keys.check_same_key(key),
         count,
         Failures(count, count, count),
     )
 
 
-def loss_at(
-    state: MinimizeState,
-    fun: Callable[..., Any],
-    sample: Callable[[jax.Array], Any] | None,
+def loss_at(run: Run, state: SolverState) -> Callable[[Any], Any] | None:
+    """The loss of a step as a function of the parameters; `None` without one."""
+    if run.fun is None:
+        return None
+    _, key = _keys(state.key, state.step)
+    batch = () if run.sample is None else (run.sample(key),)
+    return loss_of(run, batch, {})
+
+
+def loss_of(
+    run: Run, batch: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[Any], Any]:
-    """The loss of a step as a function of the parameters."""
-    _, key = _keys(state)
-    xi = () if sample is None else (sample(key),)
-    return Partial(of_params, fun, xi, {})
+    """The loss on a batch as a function of the parameters, within the bounds."""
+    if run.bounds is None:
+        return Partial(of_params, run.fun, batch, kwargs)
+    return Partial(_of_params_within, run.fun, run.bounds, batch, kwargs)
 
 
 def points_at(
-    state: MinimizeState,
-    estimator: GradientEstimator,
-    loss: Callable[[Any], Any] | None = None,
-) -> Points:
-    """The points of a step; `loss` as `fun` in `held_points`."""
-    key, _ = _keys(state)
-    return held_points(estimator, key, state.params, state.estimator_state, loss)
+    run: Run, state: SolverState, loss: Callable[[Any], Any] | None
+) -> tuple[Points, Any]:
+    """The points of a step, and the state of the estimator after them.
+
+    Args:
+      run: The run.
+      state: The state before the step.
+      loss: The loss of the step if JAX can trace it, else `None`.
+    """
+    draw = draw_of(state.key, state.step)._replace(fun=loss)
+    return estimators.points_of(
+        run.estimator, run.evaluator, draw, state.params, state.estimator_state
+    )
+
+
+def draw_of(key: jax.Array, step: jax.Array) -> Draw:
+    """The draw of a step of the run with this key."""
+    # The first step's own key is that of the run: no other step has it.
+    run_key, _ = _keys(key, jnp.zeros((), jnp.int32))
+    step_key, _ = _keys(key, step)
+    return Draw(step_key, run_key, step)
+
+
+def take(
+    run: Run, state: SolverState, loss: Callable[[Any], Any]
+) -> tuple[SolverState, StepInfo]:
+    """Evaluates the points of a step, and takes it."""
+    points, estimator_state = points_at(run, state, loss)
+    values, _ = estimators.values_at(run.evaluator, loss, state.params, points)
+    state = state._replace(estimator_state=estimator_state)
+    return advance(run, state, points, values, loss)
 
 
 def advance(
-    state: MinimizeState,
+    run: Run,
+    state: SolverState,
     points: Points,
-    values: jax.Array,
-    optimizer: optax.GradientTransformation,
-    estimator: GradientEstimator,
-    *,
-    bounds: Bounds | None = None,
+    values: Values,
     value_fn: Callable[[Any], Any] | None = None,
-) -> tuple[MinimizeState, jax.Array]:
-    """Takes a step, or skips it where no value can be used.
+) -> tuple[SolverState, StepInfo]:
+    """Takes a step, or skips it if no value can be used.
 
     Args:
-      state: The state before.
-      points: The points of this step.
-      values: The values at them, [n]; those that are not finite have failed.
-      optimizer: An Optax transformation.
-      estimator: The estimator of the points.
-      bounds: A box in which the parameters stay.
+      run: The run.
+      state: The state before the step, with the estimator's state after `points_at`.
+      points: The points of the step.
+      values: The values at them; those that are not finite have failed.
       value_fn: The loss, for transformations that evaluate it.
 
     Returns:
-      The state after, and the numbers of the step, float32, [`history.names`]: the
-      value of the estimate is the first.
+      The state after the step, and what happened.
     """
-    estimate, estimator_state = estimator.reduce(
-        points, values, state.params, state.estimator_state
+    estimate, estimator_state = estimators.reduced(
+        run.estimator, points, values, state.params, state.estimator_state
     )
-    failed = jnp.sum(~jnp.isfinite(values), dtype=jnp.int32)
-    unusable = (failed > 0) & ~jnp.isfinite(estimate.slope)
-    skipped = (estimate.num_values == 0) | unusable
-    one = skipped.astype(jnp.int32)
+    all_values = points.join(values)
+    failed = jnp.sum(~jnp.isfinite(all_values), dtype=jnp.int32)
+    skipped = is_unusable(estimate, values)
 
     def update(params: Any, optimizer_state: Any) -> tuple[Any, Any]:
-        estimate, _ = estimator.reduce(points, values, params, state.estimator_state)
-        gradient = estimate.gradient
-        if takes_back(optimizer_state):
-            # Its own members of the chain see a skipped step, without NaN.
-            gradient = jax.tree.map(
-                lambda g: jnp.where(skipped, jnp.zeros_like(g), g), gradient
-            )
-        args = extra_args(estimate._replace(gradient=gradient), value_fn)
-        updates, optimizer_state = optax.with_extra_args_support(optimizer).update(
-            gradient, optimizer_state, params, **args
+        updates, optimizer_state = optimizer_update(
+            run.optimizer, estimate, skipped, optimizer_state, params, value_fn
         )
-        return into(bounds, optax.apply_updates(params, updates)), optimizer_state
+        return box.project(run.bounds, optax.apply_updates(params, updates)), (
+            optimizer_state
+        )
 
-    if takes_back(state.optimizer_state):
-        params, after = update(state.params, state.optimizer_state)
-        # A gradient from where a step is taken back belongs to no average either.
-        optimizer_state = _unless(
-            skipped | _took_back(after), state.optimizer_state, after
-        )
-    else:
-        params, optimizer_state = _times(
-            1 - one, update, state.params, state.optimizer_state
-        )
+    params, optimizer_state = update_unless(
+        skipped, update, state.params, state.optimizer_state
+    )
+    one = skipped.astype(jnp.int32)
     most = _MAX_STEPS - 1 - failed
     failures = Failures(
         jnp.minimum(state.failures.evaluations, most) + failed,
@@ -200,72 +267,88 @@ def advance(
         one * (state.failures.in_a_row + 1),
     )
     step = optax.safe_increment(state.step)
-    state = MinimizeState(
+    state = SolverState(
         params, optimizer_state, estimator_state, state.key, step, failures
     )
-    return state, history.numbers(values, estimate, state)
+    back = revert.reverted(optimizer_state)
+    info = StepInfo(estimate.value, estimate.slope, all_values, skipped, back)
+    return state, info
 
 
-def last_params(
-    state: MinimizeState,
+def is_unusable(estimate: Estimate, values: Values) -> jax.Array:
+    """Whether a step must be skipped because values failed: bool, shape ()."""
+    # Squares of large differences overflow in a slope although no value failed.
+    failed = ~jnp.isfinite(values.base) | jnp.any(~jnp.isfinite(values.along))
+    return (estimate.num_values == 0) | (failed & ~jnp.isfinite(estimate.slope))
+
+
+def optimizer_update(
     optimizer: optax.GradientTransformation,
-    loss: Callable[[Any], Any],
-) -> Any:
-    """The parameters after the latest step, or before it where it is taken back.
+    estimate: Estimate,
+    skipped: jax.Array,
+    optimizer_state: Any,
+    params: Any,
+    value_fn: Callable[[Any], Any] | None,
+    **others: Any,
+) -> tuple[Any, Any]:
+    """The updates of an optimizer for an estimate, whose gradient is built here."""
+    gradient = estimate.gradient.materialize(params)
+    if revert.can_revert(optimizer_state):
+        # Members of the chain take part in skipped steps, so they must not get NaN.
+        gradient = jax.tree.map(
+            lambda g: jnp.where(skipped, jnp.zeros_like(g), g), gradient
+        )
+    args = others | estimators.extra_args(estimate, gradient, value_fn)
+    return optax.with_extra_args_support(optimizer).update(
+        gradient, optimizer_state, params, **args
+    )
 
-    The next step would see to that; at the end of a run, it takes an evaluation.
+
+def update_unless(
+    skipped: jax.Array, update: Callable[..., tuple[Any, Any]], params: Any, state: Any
+) -> tuple[Any, Any]:
+    """Parameters and optimizer state after an update, unless the step is skipped.
+
+    An optimizer that can revert steps takes part in skipped steps too: after a step to
+    parameters without a finite loss, it alone can return.
     """
-    # Along no direction, all that an update can do is to take the latest step back.
-    none = jax.tree.map(lambda p: jnp.full_like(p, jnp.nan), state.params)
-    updates, _ = optax.with_extra_args_support(optimizer).update(
-        none,
+    if not revert.can_revert(state):
+        return _times(1 - skipped.astype(jnp.int32), update, params, state)
+    new_params, after = update(params, state)
+    new_params = revert.restored(after, new_params)
+    keep = skipped | revert.reverted(after)
+    return new_params, revert.keep_others(keep, state, after)
+
+
+def final_params(run: Run, state: SolverState, loss: Callable[[Any], Any]) -> Any:
+    """The parameters after the latest step, or before it if it would be reverted.
+
+    The next step would revert it. At the end of a run there is no next step, so that
+    the loss is evaluated once more to find out.
+    """
+    # The decision does not depend on the gradient.
+    zeros = jax.tree.map(jnp.zeros_like, state.params)
+    value = loss(state.params)
+    _, after = optax.with_extra_args_support(run.optimizer).update(
+        zeros,
         state.optimizer_state,
         state.params,
-        value=loss(state.params),
-        grad=none,
-        slope=jnp.nan,
+        value=value,
+        grad=zeros,
+        slope=jnp.zeros_like(value),
         value_fn=loss,
     )
-    # What another member makes of no direction is no update.
-    updates = jax.tree.map(lambda u: jnp.where(jnp.isnan(u), 0, u), updates)
-    return optax.apply_updates(state.params, updates)
+    return revert.restored(after, state.params)
 
 
-def takes_back(optimizer_state: Any) -> bool:
-    """Whether a member of the chain is to see steps that have no value.
-
-    It has `took_back` in its state: after a step to where the loss is not finite, it
-    alone can return.
-    """
-    return bool(_that_take_back(optimizer_state))
-
-
-def _took_back(optimizer_state: Any) -> jax.Array:
-    """Whether the latest update took a step back."""
-    members = _that_take_back(optimizer_state)
-    return jnp.any(jnp.stack([member.took_back for member in members]))
-
-
-def _that_take_back(optimizer_state: Any) -> list[Any]:
-    """The states of the members of a chain that can take a step back."""
-    nodes = jax.tree.leaves(optimizer_state, is_leaf=_takes_back)
-    return [node for node in nodes if _takes_back(node)]
-
-
-def _takes_back(node: Any) -> bool:
-    return hasattr(node, "took_back")
-
-
-def _unless(condition: jax.Array, before: Any, after: Any) -> Any:
-    """The state after; under a condition, that of the others is as before."""
-    return jax.tree.map(
-        lambda old, new: (
-            new if _takes_back(old) else optax.tree.where(condition, old, new)
-        ),
-        before,
-        after,
-        is_leaf=_takes_back,
-    )
+def _of_params_within(
+    fun: Callable[..., Any],
+    bounds: Bounds,
+    batch: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    params: Any,
+) -> Any:
+    return of_params(fun, batch, kwargs, box.project(bounds, params))
 
 
 def _times(
@@ -273,8 +356,8 @@ def _times(
 ) -> tuple[Any, Any]:
     """Calls `update` once or not at all.
 
-    By a loop, which works in place. A conditional, or a choice between before and
-    after, holds two copies of the parameters more.
+    A loop works in place. A conditional, or a choice between before and after, holds
+    two more copies of the parameters.
     """
 
     def body(carry: tuple[jax.Array, Any, Any]) -> tuple[jax.Array, Any, Any]:
@@ -286,9 +369,7 @@ def _times(
     return params, state
 
 
-def _keys(state: MinimizeState) -> tuple[jax.Array, jax.Array]:
-    """The keys of a step: that of its directions, and that of its sample."""
-    estimate_key, sample_key = jax.random.split(
-        jax.random.fold_in(state.key, state.step)
-    )
+def _keys(key: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The keys of a step: for its directions, and for its batch."""
+    estimate_key, sample_key = jax.random.split(jax.random.fold_in(key, step))
     return estimate_key, sample_key

@@ -1,4 +1,4 @@
-"""Which axes of a leaf make a matrix: taken from how a function uses it."""
+"""The axes of a leaf that form a matrix, inferred from a function's use of it."""
 
 import dataclasses
 import functools
@@ -10,32 +10,30 @@ import jax.numpy as jnp
 
 from radazo_jax._src.directions.law import Law
 from radazo_jax._src.directions.laws import Gaussian
-from radazo_jax._src.directions.layout import Layout
-from radazo_jax._src.directions.low_rank import LowRank, MatrixAxes, default_axes
+from radazo_jax._src.directions.layout import Layout, MatrixAxes, matrix_axes
+from radazo_jax._src.directions.low_rank import LowRank
 from radazo_jax._src.perturb import rules, views
 
 
-def specialize(law: Law, fun: Callable[[Any], Any], params: Any, layout: Layout) -> Law:
-    """`law` with the matrices that `fun` makes of the leaves of `params`.
+def annotate(
+    layout: Layout, law: Law, fun: Callable[[Any], Any] | None, params: Any
+) -> Layout:
+    """The layout with the axes of the matrices that `fun` makes of the leaves.
 
     The first use of a leaf decides. A product makes rows of the axes that it
     contracts and columns of those that it leaves; axes that are gone by then (a scan
     has sliced them, an index has picked from them) stack matrices.
 
     Args:
-      law: Any law; only those of low rank have matrices.
-      fun: A function of the parameters. It is traced once more.
+      layout: The layout of the parameters.
+      law: The law of the directions. Only `low_rank` reads the axes; for other laws
+        nothing is traced.
+      fun: A function of the parameters, traced once more; `None` if JAX cannot.
       params: The parameters, arrays.
-      layout: Their layout.
-
-    Returns:
-      The law to sample from.
     """
-    if not isinstance(law, LowRank):
-        return law
-    law.check_where(layout)
-    if given := law.given(params):
-        return dataclasses.replace(law, inferred=given, dimension_numbers=None)
+    layout = law._annotate(layout, params)
+    if not isinstance(law, LowRank) or law.given is not None or fun is None:
+        return layout
     found: dict[str, MatrixAxes | None] = {}
 
     def trace(key: jax.Array, params: Any) -> None:
@@ -52,7 +50,7 @@ def specialize(law: Law, fun: Callable[[Any], Any], params: Any, layout: Layout)
         rules.evaluate(jaxpr, given)
 
     jax.eval_shape(trace, jax.random.key(0), params)
-    return dataclasses.replace(law, inferred=tuple(sorted(found.items())))
+    return layout.with_axes(found)
 
 
 def _note(
@@ -73,4 +71,4 @@ def _note(
     if rows and columns:
         found[path] = MatrixAxes(rows, columns)
     else:
-        found[path] = default_axes(remaining)
+        found[path] = matrix_axes(remaining)

@@ -54,7 +54,8 @@ def perturb(fun: Callable[..., Any]) -> Callable[..., Any]:
         **kwargs: Any,
     ) -> Any:
         params = trees.as_arrays(params)
-        return evaluate(fun, params, layout_of(params), direction, scale, args, kwargs)
+        layout = direction.law._annotate(layout_of(params), params)
+        return evaluate(fun, params, layout, direction, scale, args, kwargs)
 
     # It takes other arguments than fun: what inspects signatures is not to follow.
     del perturbed.__wrapped__

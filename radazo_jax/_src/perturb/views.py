@@ -114,7 +114,7 @@ def views_of(
     params: Any, layout: Layout, direction: Direction, scale: jax.Array
 ) -> list[View]:
     """The leaves of the parameters, perturbed by `direction`, unbuilt."""
-    held = direction.held or _unstored(direction, layout)
+    held = direction.cached or _unstored(direction, layout)
     return [
         View(leaf, leaf.dtype, scale, direction.scale, u)
         for leaf, u in zip(jax.tree.leaves(params), held, strict=True)

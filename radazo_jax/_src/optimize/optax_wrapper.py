@@ -12,9 +12,12 @@ from radazo_jax._src.estimate.estimator import (
     GradientEstimator,
     check_estimator,
     evaluated,
-    extra_args,
 )
+from radazo_jax._src.estimate.points import Estimate
+from radazo_jax._src.estimate.vectorized import Evaluator, check_evaluator, vectorized
 from radazo_jax._src.numbers import keys
+from radazo_jax._src.optimize import revert
+from radazo_jax._src.optimize.step import draw_of, is_unusable, optimizer_update
 from radazo_jax._src.types import GradientTransformationExtraArgs
 
 
@@ -22,13 +25,16 @@ class EstimateGradientState(NamedTuple):
     """State of `estimate_gradient`.
 
     Attributes:
-      key: The key of the updates to come: a typed key, shape ().
-      value: The value at the latest update, infinite before: float32, shape ().
+      key: The key of the run: a typed key, shape (); it does not change.
+      step: The number of updates so far: int32, shape ().
+      value: The value at the latest update, infinite before the first: float32,
+        shape ().
       estimator_state: The state of the estimator.
       inner_state: The state of the inner transformation, `()` without one.
     """
 
     key: jax.Array
+    step: jax.Array
     value: jax.Array
     estimator_state: Any
     inner_state: Any = ()
@@ -38,8 +44,10 @@ def estimate_gradient(
     estimator: GradientEstimator,
     key: jax.typing.ArrayLike,
     inner: optax.GradientTransformation | None = None,
+    *,
+    evaluator: Evaluator = vectorized(),
 ) -> GradientTransformationExtraArgs:
-    """Emits an estimate of the gradient in place of the updates that come in.
+    """Replaces the updates that come in by an estimate of the gradient.
 
     Put first in an `optax.chain`, it makes the whole zeroth-order step an Optax
     optimizer. Key and estimator state live in the optimizer state, so that a
@@ -59,13 +67,18 @@ def estimate_gradient(
       inner: A transformation that gets the estimate as its updates, and `value`,
         `grad`, `slope` and `value_fn` as extra arguments, where it takes any. A chain
         passes the same extra arguments to all of its members, so what needs those of
-        the estimate, as `parabolic_sgd` does, goes here.
+        the estimate, as `parabolic_sgd` does, goes here. A step in which no value can
+        be used is skipped as by `solver`: the updates are zero, and the state of
+        `inner` does not change.
+      evaluator: The evaluator of the points, as in `value_and_grad`.
 
     Returns:
       A transformation whose `update(updates, state, params, value_fn=fn)` ignores
       `updates`: they may be `None` or `params` themselves where a wrapper
       maps over them. `fn(params)` is the loss, a function known when the update is
-      traced: close over it under `jax.jit`. The latest value is
+      traced: close over it under `jax.jit`. `obj_fn` is another name for `value_fn`.
+      Without `inner`, updates are NaN if no value can be used; `optax.apply_if_finite`
+      skips such a step. The latest value is
       `optax.tree.get(state, "value")`.
 
     Raises:
@@ -101,6 +114,7 @@ def estimate_gradient(
       algorithm 2, first line of the loop.
     """
     check_estimator(estimator)
+    check_evaluator(evaluator)
     key = keys.check_same_key(key)
     tx = optax.with_extra_args_support(optax.identity() if inner is None else inner)
 
@@ -110,6 +124,7 @@ def estimate_gradient(
             # Cloned here, where the mesh is, so that its type is that of the keys
             # that update returns.
             key=jax.random.clone(key),
+            step=jnp.zeros((), jnp.int32),
             value=jnp.full((), jnp.inf, jnp.float32),
             estimator_state=estimator.init(params),
             inner_state=() if inner is None else tx.init(params),
@@ -121,6 +136,7 @@ def estimate_gradient(
         params: Any = None,
         *,
         value_fn: Callable[[Any], jax.Array] | None = None,
+        obj_fn: Callable[[Any], jax.Array] | None = None,
         **others: Any,
     ) -> tuple[Any, EstimateGradientState]:
         del updates
@@ -130,23 +146,63 @@ def estimate_gradient(
                 "value_fn=...); got None."
             )
         _check_not_masked(params)
+        if value_fn is None:
+            value_fn = obj_fn
         if not callable(value_fn):
             raise TypeError(
                 "value_fn must be passed to update, as the function of params whose "
                 f"gradient is estimated; got {value_fn!r}."
             )
-        next_key, subkey = jax.random.split(state.key)
-        estimate, _, estimator_state = evaluated(
-            estimator, value_fn, subkey, params, state.estimator_state
+        params = checks.as_params(params)
+        estimate, (values, _), estimator_state = evaluated(
+            estimator,
+            evaluator,
+            value_fn,
+            draw_of(state.key, state.step),
+            params,
+            state.estimator_state,
         )
-        new, inner_state = estimate.gradient, state.inner_state
-        if inner is not None:
-            args = others | extra_args(estimate, value_fn)
-            new, inner_state = tx.update(new, inner_state, params, **args)
-        value = estimate.value.astype(jnp.float32)
-        return new, EstimateGradientState(next_key, value, estimator_state, inner_state)
+        if inner is None:
+            new, inner_state = estimate.gradient.materialize(params), ()
+        else:
+            skipped = is_unusable(estimate, values)
+            new, inner_state = _inner_update(
+                tx, estimate, skipped, state.inner_state, params, value_fn, others
+            )
+        after = EstimateGradientState(
+            state.key,
+            optax.safe_increment(state.step),
+            estimate.value.astype(jnp.float32),
+            estimator_state,
+            inner_state,
+        )
+        return new, after
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _inner_update(
+    tx: optax.GradientTransformationExtraArgs,
+    estimate: Estimate,
+    skipped: jax.Array,
+    state: Any,
+    params: Any,
+    value_fn: Callable[[Any], Any],
+    others: dict[str, Any],
+) -> tuple[Any, Any]:
+    """The updates of the inner transformation, zero if the step is skipped."""
+    updates, after = optimizer_update(
+        tx, estimate, skipped, state, params, value_fn, **others
+    )
+    back = revert.reverted(after)
+    if revert.can_revert(state):
+        before = revert.restored(after, params)
+        updates = jax.tree.map(
+            lambda u, p, old: jnp.where(back, old - p, u), updates, params, before
+        )
+    else:
+        updates = optax.tree.where(skipped, optax.tree.zeros_like(updates), updates)
+    return updates, revert.keep_others(skipped | back, state, after)
 
 
 def _check_not_masked(params: Any) -> None:

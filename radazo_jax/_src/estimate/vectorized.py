@@ -1,6 +1,7 @@
 """Values of points by one compiled program: all at once, or one by one."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -12,7 +13,7 @@ from radazo_jax._src import checks, fusion, trees
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.held import Factors
 from radazo_jax._src.directions.law import Direction
-from radazo_jax._src.estimate.points import Points, shifted
+from radazo_jax._src.estimate.points import Points, Values, shifted
 from radazo_jax._src.perturb import transform
 
 # θ joins the batch of the points where all but this fraction of the parameters are
@@ -25,31 +26,41 @@ class EvaluateFn(Protocol):
 
     def __call__(
         self, fun: Callable[[Any], Any], params: Any, points: Points, has_aux: bool
-    ) -> tuple[jax.Array, Any]:
-        """Returns the values, [n], and the auxiliary output at the first point."""
+    ) -> tuple[Values, Any]:
+        """Returns the values, and the auxiliary output at the first point."""
         ...
 
 
 class Evaluator(NamedTuple):
-    """What turns points into values.
+    """Pure functions that turn points into values, within a compiled program.
 
     Attributes:
-      hold: `hold(points) -> points`, the same points, of which the elements of the
-        directions are stored where they are needed again.
-      evaluate: `evaluate(fun, params, points, has_aux) -> (values, aux)`.
+      cache: `cache(points) -> points`, the same points, with the elements of their
+        directions stored if the evaluation and the estimate both need them.
+      evaluate: `evaluate(fun, params, points, has_aux) -> (Values, aux)`.
     """
 
-    hold: Callable[[Points], Points]
+    cache: Callable[[Points], Points]
     evaluate: EvaluateFn
 
 
-def compiled(batch_size: int | None = None) -> Evaluator:
-    """Evaluates points as part of the compiled program that asks for them.
+def check_evaluator(evaluator: Any) -> None:
+    """Raises unless `evaluator` is one."""
+    if not isinstance(evaluator, Evaluator):
+        raise TypeError(
+            "evaluator must be an Evaluator such as vectorized(batch_size=1); got "
+            f"{evaluator!r}."
+        )
+
+
+def vectorized(batch_size: int | None = None) -> Evaluator:
+    """Evaluates points within the compiled step, under `jax.vmap` or in turn.
 
     Args:
-      batch_size: How many directions are evaluated together, as in `jax.lax.map`:
-        `None` is all of them under one `vmap`, 1 is one by one in the memory of a
-        single evaluation. The values are the same up to rounding.
+      batch_size: Number of directions that are evaluated together, as in
+        `jax.lax.map`. `None` evaluates all of them under one `vmap`, which is fastest;
+        1 evaluates one at a time, in the memory of a single evaluation. The values are
+        the same up to rounding.
 
     Returns:
       The evaluator.
@@ -58,28 +69,41 @@ def compiled(batch_size: int | None = None) -> Evaluator:
       TypeError, ValueError: If `batch_size` is not a positive integer or `None`.
 
     Examples:
+      >>> import jax, jax.numpy as jnp
       >>> import radazo_jax as zo
-      >>> estimator = zo.forward_difference()._replace(evaluator=zo.compiled(1))
+      >>> value_and_grad = zo.value_and_grad(
+      ...     lambda x: jnp.sum(x**2), zo.forward_difference(), zo.vectorized(1)
+      ... )
+      >>> value, gradient = value_and_grad(jax.random.key(0), jnp.ones(3))
+      >>> float(value)
+      3.0
     """
     if batch_size is not None:
         checks.check_int_at_least("batch_size", batch_size, 1)
+    return _vectorized(batch_size)
 
+
+# The same object at each call, so that programs compile once.
+@functools.cache
+def _vectorized(batch_size: int | None) -> Evaluator:
     def evaluate(
         fun: Callable[[Any], Any], params: Any, points: Points, has_aux: bool
-    ) -> tuple[jax.Array, Any]:
+    ) -> tuple[Values, Any]:
         loss = checks.checked_loss(fun, has_aux)
         if not has_aux and _shares_products(points, batch_size):
-            return _values_in_one_batch(loss, params, points), None
-        return _values(loss, params, points, has_aux, batch_size)
+            values, aux = _values_in_one_batch(loss, params, points), None
+        else:
+            values, aux = _values(loss, params, points, has_aux, batch_size)
+        return points.split(values), aux
 
-    return Evaluator(lambda points: hold(points, batch_size), evaluate)
+    return Evaluator(lambda points: cache(points, batch_size), evaluate)
 
 
-def hold(points: Points, batch_size: int | None) -> Points:
-    """The same points, of which what is needed again is stored where that pays."""
+def cache(points: Points, batch_size: int | None) -> Points:
+    """The same points, with directions stored if that saves more than it costs."""
     at_once = _together(len(points.scales), batch_size)
-    held = sums.hold(points.directions, points.layout, at_once)
-    return dataclasses.replace(points, directions=held)
+    cached = sums.cache(points.directions, points.layout, at_once)
+    return dataclasses.replace(points, directions=cached)
 
 
 def batched_map(fun: Callable[[Any], Any], xs: Any, batch_size: int | None) -> Any:
@@ -102,7 +126,7 @@ def _values(
     has_aux: bool,
     batch_size: int | None,
 ) -> tuple[jax.Array, Any]:
-    base = loss(params) if points.with_params else None
+    base = loss(params) if points.includes_params else None
     # In turn, also with what of θ is the same for all, as rows looked up.
     in_turn = not _together(len(points.scales), batch_size)
     first = (base[0],) if base and in_turn else ()
@@ -134,8 +158,8 @@ def _values(
 
 def _shares_products(points: Points, batch_size: int | None) -> bool:
     """Whether all evaluations are products with the same parameters, but for a few."""
-    held = points.directions.held
-    if not held or not points.with_params or points.scales.shape[1] > 1:
+    held = points.directions.cached
+    if not held or not points.includes_params or points.scales.shape[1] > 1:
         return False
     if points.shift is not None:
         return False

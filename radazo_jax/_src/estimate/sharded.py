@@ -1,6 +1,7 @@
 """Values of points evaluated on the devices along a mesh axis."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,15 +12,15 @@ import numpy as np
 from jax import lax
 
 from radazo_jax._src import checks, trees
-from radazo_jax._src.estimate.compiled import Evaluator, batched_map, hold
-from radazo_jax._src.estimate.points import Points, shifted
+from radazo_jax._src.estimate.points import Points, Values, shifted
+from radazo_jax._src.estimate.vectorized import Evaluator, batched_map, cache
 from radazo_jax._src.meshes import on_any_mesh
 from radazo_jax._src.perturb import transform
 
 AxisName = str | tuple[str, ...]
 
 
-def spread(axis_name: AxisName, batch_size: int | None = None) -> Evaluator:
+def sharded(axis_name: AxisName, batch_size: int | None = None) -> Evaluator:
     """Evaluates points on the devices along a mesh axis, under `jax.set_mesh`.
 
     Each device evaluates ⌈n / devices⌉ of the n points. The values are gathered, and
@@ -40,9 +41,10 @@ def spread(axis_name: AxisName, batch_size: int | None = None) -> Evaluator:
     Examples:
       >>> import jax, jax.numpy as jnp
       >>> import radazo_jax as zo
-      >>> estimator = zo.forward_difference()._replace(evaluator=zo.spread("k"))
       >>> value_and_grad = jax.jit(
-      ...     zo.value_and_grad(lambda x: jnp.sum(x**2), estimator)
+      ...     zo.value_and_grad(
+      ...         lambda x: jnp.sum(x**2), zo.forward_difference(), zo.sharded("k")
+      ...     )
       ... )
       >>> with jax.set_mesh(jax.make_mesh((jax.device_count(),), ("k",))):
       ...     value, gradient = value_and_grad(jax.random.key(0), jnp.ones(3))
@@ -59,27 +61,34 @@ def spread(axis_name: AxisName, batch_size: int | None = None) -> Evaluator:
         raise ValueError(f"axis_name must name each axis once; got {axis_name!r}.")
     if batch_size is not None:
         checks.check_int_at_least("batch_size", batch_size, 1)
+    return _sharded(names, batch_size)
 
+
+# The same object at each call, so that programs compile once.
+@functools.cache
+def _sharded(names: tuple[str, ...], batch_size: int | None) -> Evaluator:
     def evaluate(
         fun: Callable[[Any], Any], params: Any, points: Points, has_aux: bool
-    ) -> tuple[jax.Array, Any]:
+    ) -> tuple[Values, Any]:
         if not has_aux:
-            return _values(fun, params, points, False, names, batch_size), None
-        # All devices evaluate the first point, for that is where its aux is wanted.
+            values = _values(fun, params, points, False, names, batch_size)
+            return points.split(values), None
+        # All devices evaluate the first point, because its aux is returned.
         loss = checks.checked_loss(fun, has_aux)
-        if points.with_params:
+        if points.includes_params:
             value, aux = loss(params)
-            rest = dataclasses.replace(points, with_params=False)
+            rest = dataclasses.replace(points, includes_params=False)
             values = _values(fun, params, rest, True, names, batch_size)
-            return jnp.concatenate([value[None], values]), aux
+            return Values(value, rest.split(values).along), aux
         first = jax.tree.map(lambda x: x[0], points.directions)
         scale = points.scales[0, 0]
         t = None if points.shifts is None else points.shifts[0, 0]
         at = shifted(params, points.shift, t)
         _, aux = transform.evaluate(loss, at, points.layout, first, scale)
-        return _values(fun, params, points, True, names, batch_size), aux
+        values = _values(fun, params, points, True, names, batch_size)
+        return points.split(values), aux
 
-    return Evaluator(lambda points: hold(points, batch_size), evaluate)
+    return Evaluator(lambda points: cache(points, batch_size), evaluate)
 
 
 def _values(
@@ -103,7 +112,7 @@ def _values(
         given = fun if static is None else static.merge(arrays)
         loss = checks.checked_loss(given, has_aux)
         # θ is a point along the first direction, at scale 0.
-        base = [0] * points.with_params
+        base = [0] * points.includes_params
         along = np.repeat(np.arange(len(points.scales)), points.scales.shape[1])
         which = jnp.asarray(np.array([*base, *along]))
         scales, shifts = jax.tree.map(

@@ -1,0 +1,95 @@
+"""Linear combinations of directions, which are built when they are needed."""
+
+import dataclasses
+from functools import partial, reduce
+from operator import add
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from radazo_jax._src.directions import sums
+from radazo_jax._src.directions.law import Direction
+from radazo_jax._src.directions.layout import Layout
+from radazo_jax._src.trees import STATIC, wide
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LinearCombination:
+    """Σₖ cₖ uₖ + Σⱼ wⱼ Tⱼ: a few numbers and keys that stand for a gradient.
+
+    The tree of the size of the parameters exists only after `materialize`. An optimizer
+    that can work with coefficients and keys receives the combination as the extra
+    argument `combination`, and never causes the tree to be built.
+
+    Attributes:
+      coefficients: cₖ, real, [K]; `None` without directions.
+      directions: uₖ, stacked: [K]; `None` without directions.
+      layout: The layout of the parameters; static.
+      trees: Pairs of a weight wⱼ, shape (), and a tree Tⱼ like the parameters.
+    """
+
+    coefficients: jax.Array | None
+    directions: Direction | None
+    layout: Layout = dataclasses.field(metadata=STATIC)
+    trees: tuple[tuple[jax.Array, Any], ...] = ()
+
+    @classmethod
+    def of_tree(cls, tree: Any, layout: Layout) -> "LinearCombination":
+        """The combination that is a single tree like the parameters."""
+        return cls(None, None, layout).plus(jnp.ones((), jnp.float32), tree)
+
+    def plus(self, weight: jax.Array, tree: Any) -> "LinearCombination":
+        """The combination with one more weighted tree."""
+        more: LinearCombination = dataclasses.replace(
+            self, trees=(*self.trees, (weight, tree))
+        )
+        return more
+
+    def scaled(self, factor: jax.Array) -> "LinearCombination":
+        """The combination times a number, shape ().
+
+        Zero times a coefficient or a weight is zero, also if it is not finite.
+        """
+
+        def times(x: jax.Array) -> jax.Array:
+            return jnp.where(factor == 0, 0, factor.astype(x.dtype) * x)
+
+        coefficients = self.coefficients
+        scaled: LinearCombination = dataclasses.replace(
+            self,
+            coefficients=None if coefficients is None else times(coefficients),
+            trees=tuple((times(weight), tree) for weight, tree in self.trees),
+        )
+        return scaled
+
+    def materialize(self, params: Any) -> Any:
+        """Builds the tree.
+
+        Args:
+          params: θ, whose shapes, dtypes and shardings the result has.
+
+        Returns:
+          A tree like `params`. Sums are taken in float32, or wider if a tree is.
+        """
+        if self.directions is not None and not self.trees:
+            return sums.combine(self.coefficients, self.directions, self.layout, params)
+        terms = [
+            jax.tree.map(partial(_times, weight), tree) for weight, tree in self.trees
+        ]
+        if self.directions is not None:
+            like = terms[0]
+            terms.append(
+                sums.combine(self.coefficients, self.directions, self.layout, like)
+            )
+        return jax.tree.map(
+            lambda p, *leaves: reduce(add, leaves).astype(jnp.result_type(p)),
+            params,
+            *terms,
+        )
+
+
+def _times(weight: jax.Array, x: jax.Array) -> jax.Array:
+    x = wide(x)
+    return weight.astype(x.dtype) * x

@@ -1,0 +1,77 @@
+"""Steps that an optimizer can revert."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+class Revert(NamedTuple):
+    """A field in the state of a transformation that can revert its latest step.
+
+    A transformation learns only from the next value that its step was wrong. The next
+    update then sets `reverted`, and whatever applies the updates sets the parameters to
+    `params`. Subtracting the step instead would not restore them: a sum of
+    floating-point numbers is rounded, and bounds or projections may have shortened the
+    step.
+
+    `solver` finds every `Revert` in the state of an optimizer. After a reverted step,
+    it also restores the states of all other members of the chain, because their
+    gradient belongs to a point that the run has left.
+
+    Attributes:
+      params: The parameters before the latest step: a tree like the parameters.
+      reverted: Whether the latest update reverted that step: bool, shape ().
+    """
+
+    params: Any
+    reverted: jax.Array
+
+    @classmethod
+    def init(cls, params: Any) -> "Revert":
+        """The field before the first step."""
+        return cls(jax.tree.map(jnp.array, params), jnp.zeros((), jnp.bool_))
+
+
+def can_revert(optimizer_state: Any) -> bool:
+    """Whether a member of a chain can revert steps."""
+    return bool(_reverts(optimizer_state))
+
+
+def reverted(optimizer_state: Any) -> jax.Array:
+    """Whether the latest update reverted a step: bool, shape ()."""
+    found = [revert.reverted for revert in _reverts(optimizer_state)]
+    return jnp.any(jnp.stack(found)) if found else jnp.zeros((), jnp.bool_)
+
+
+def restored(optimizer_state: Any, params: Any) -> Any:
+    """The parameters before the latest step if it was reverted, else `params`."""
+    for revert in _reverts(optimizer_state):
+        params = optax.tree.where(revert.reverted, revert.params, params)
+    return params
+
+
+def keep_others(condition: jax.Array, before: Any, after: Any) -> Any:
+    """The state after an update, for members that can revert steps.
+
+    The states of all other members stay as before if the condition holds.
+    """
+    return jax.tree.map(
+        lambda old, new: (
+            new if _is_revertible(old) else optax.tree.where(condition, old, new)
+        ),
+        before,
+        after,
+        is_leaf=_is_revertible,
+    )
+
+
+def _reverts(optimizer_state: Any) -> list[Revert]:
+    nodes = jax.tree.leaves(optimizer_state, is_leaf=lambda x: isinstance(x, Revert))
+    return [node for node in nodes if isinstance(node, Revert)]
+
+
+def _is_revertible(node: Any) -> bool:
+    """Whether a node is the state of a transformation that can revert steps."""
+    return isinstance(node, tuple) and any(isinstance(x, Revert) for x in node)
