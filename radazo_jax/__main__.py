@@ -72,10 +72,10 @@ def _devices() -> None:
     """All devices compute the gradient that one does."""
     mesh = jax.make_mesh((jax.device_count(),), ("perturbation",))
     found = []
-    for axis_name in (None, "perturbation"):
-        estimator = zo.forward_difference(num_directions=7, axis_name=axis_name)
+    estimator = zo.forward_difference(num_directions=7)
+    for evaluator in (zo.vectorized(), zo.sharded("perturbation")):
         with jax.set_mesh(mesh):
-            estimate = jax.jit(zo.value_and_grad(_bowl, estimator))
+            estimate = jax.jit(zo.value_and_grad(_bowl, estimator, evaluator))
             found.append(estimate(jax.random.key(0), jnp.zeros(4))[1])
     # One rounding of a value, divided by the distance of a difference, is about 1e-3.
     np.testing.assert_allclose(found[1], found[0], rtol=0, atol=2e-2)

@@ -73,16 +73,13 @@ class LinearCombination:
         Returns:
           A tree like `params`. Sums are taken in float32, or wider if a tree is.
         """
-        if self.directions is not None and not self.trees:
-            return sums.combine(self.coefficients, self.directions, self.layout, params)
         terms = [
             jax.tree.map(partial(_times, weight), tree) for weight, tree in self.trees
         ]
-        if self.directions is not None:
-            like = terms[0]
-            terms.append(
-                sums.combine(self.coefficients, self.directions, self.layout, like)
-            )
+        if self.coefficients is not None and self.directions is not None:
+            like = terms[0] if terms else params
+            summed = sums.combine(self.coefficients, self.directions, self.layout, like)
+            terms.append(summed)
         return jax.tree.map(
             lambda p, *leaves: reduce(add, leaves).astype(jnp.result_type(p)),
             params,

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from radazo_jax._src.directions.held import sign
+from radazo_jax._src.directions.elements import sign
 from radazo_jax._src.directions.law import Law, UnitNorm
 from radazo_jax._src.numbers import counter, generator
 from radazo_jax._src.numbers.counter import Counter, Positions

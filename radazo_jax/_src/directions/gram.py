@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from radazo_jax._src.directions.law import Direction
+from radazo_jax._src.directions.law import Direction, whole
 from radazo_jax._src.directions.layout import Layout
 from radazo_jax._src.meshes import on_any_mesh
 
@@ -67,9 +67,9 @@ def squared_norm(tree: Any) -> jax.Array:
 
 def _rows(directions: Direction, layout: Layout, i: int) -> jax.Array:
     """The elements of leaf i of all directions: float32, [K, size]."""
-    law, leaf = directions.law, layout.leaves[i]
+    leaf = layout.leaves[i]
     if directions.cached is not None:
         us = jax.vmap(lambda held: held.values())(directions.cached[i])
     else:
-        us = jax.vmap(lambda u: law._whole(u, leaf, layout.dimension))(directions)
+        us = jax.vmap(lambda u: whole(u, leaf, layout.dimension))(directions)
     return directions.scale[:, None] * us.reshape(len(directions.scale), -1)

@@ -1,4 +1,4 @@
-"""What a law of random directions is, and the directions that laws sample.
+"""Distributions of random directions, and the directions sampled from them.
 
 A direction is a law, a key and a number, not an array: its elements are computed where
 they are needed, from their positions. Positions run through the whole tree of
@@ -9,15 +9,18 @@ coordinates are cut into leaves, and no two leaves share their numbers.
 import abc
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import Any, ClassVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from radazo_jax._src.directions.held import Drawn, Held, Stored
+from radazo_jax._src import fusion
+from radazo_jax._src.directions import norm
+from radazo_jax._src.directions.elements import Elements
 from radazo_jax._src.directions.layout import Layout, Leaf, layout_of
-from radazo_jax._src.numbers import counter, keys
+from radazo_jax._src.directions.storage import DENSE, Storage
+from radazo_jax._src.numbers import keys
 from radazo_jax._src.numbers.counter import Positions
 from radazo_jax._src.trees import STATIC
 
@@ -32,8 +35,9 @@ class Direction:
 
     Attributes:
       key: The typed key of the draw, shape ().
-      number: Which direction it is of those that share the key: uint32, shape ().
-      scale: What the draw is multiplied by, float32, shape ().
+      number: The number of the direction among those that share the key: uint32,
+        shape ().
+      scale: The factor of all elements, float32, shape ().
       law: The law that sampled it; static.
       cached: The stored elements of each leaf, `None` if they are not stored.
     """
@@ -42,7 +46,7 @@ class Direction:
     number: jax.Array
     scale: jax.Array
     law: "Law" = dataclasses.field(metadata=STATIC)
-    cached: tuple[Held, ...] | None = None
+    cached: tuple[Elements, ...] | None = None
 
 
 @dataclass_transform(frozen_default=True)
@@ -50,14 +54,19 @@ class Direction:
 class Law(abc.ABC):
     """A distribution of directions u over all coordinates of a tree.
 
-    Laws are centered and symmetric. A law of your own is a subclass with two methods,
-    `factor` and `draw`. It becomes a frozen dataclass, so that laws with equal fields
-    are equal and can be static under `jit`; fields must be hashable.
+    Distributions are centered and symmetric. A custom distribution is a subclass with
+    two methods, `factor` and `draw`, and up to two flags. It becomes a frozen
+    dataclass, so that distributions with equal fields are equal and can be static under
+    `jit`; fields must be hashable.
 
     Attributes:
-      numbered: Whether the directions under one key depend on one another, as draws
-        without replacement do. `draw` then gets the key that they share, and tells them
-        apart by their number. Otherwise each direction has a key of its own.
+      numbered: Whether the directions of a run depend on one another, as draws without
+        replacement do. `draw` then gets the key of the run, and the number of the
+        direction in the run. Otherwise each direction has a key of its own.
+      normalized: Whether directions are divided by their Euclidean norm over all
+        coordinates. `draw` then returns elements before this division, of absolute
+        values below 8. The norm is exact, so that it does not depend on how the
+        parameters are sharded. If an element is larger, all elements are NaN.
 
     Raises:
       TypeError: When a subclass is defined whose instances could not be compared, or
@@ -69,7 +78,7 @@ class Law(abc.ABC):
       >>> class Uniform(zo.Law):
       ...     width: float = 1.0
       ...
-      ...     def factor(self, params):
+      ...     def factor(self, dimension):
       ...         return 3 / self.width**2
       ...
       ...     def draw(self, key, number, at):
@@ -81,9 +90,10 @@ class Law(abc.ABC):
     """
 
     numbered: ClassVar[bool] = False
+    normalized: ClassVar[bool] = False
 
-    # Whether directions are divided by their norm.
-    _normalized: ClassVar[bool] = False
+    # How elements are stored. Built-in distributions know of cheaper ways than `DENSE`.
+    _storage: ClassVar[Storage] = DENSE
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -102,20 +112,20 @@ class Law(abc.ABC):
         dataclasses.dataclass(frozen=True, eq="__eq__" not in own)(cls)
 
     @abc.abstractmethod
-    def factor(self, params: Any) -> float:
+    def factor(self, dimension: int) -> float:
         """The c of E[u uᵀ] = I / c, by which estimators multiply.
 
         Args:
-          params: A tree of arrays, of which only the shapes are used.
+          dimension: d, the number of coordinates of all leaves together.
         """
 
     @abc.abstractmethod
     def draw(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
-        """The elements of a direction at some positions, each from its position alone.
+        """Computes the elements of a direction at some positions, each on its own.
 
         Args:
-          key: A typed key: the direction's own, or, under a law that is `numbered`, the
-            one that it shares.
+          key: A typed key: the direction's own or, if the law is `numbered`, the key
+            that it shares.
           number: The number of the direction: uint32, shape ().
           at: The positions, of any shape; `at.dimension` is d. `radazo_jax.random`
             draws numbers at them.
@@ -135,7 +145,7 @@ class Law(abc.ABC):
           The direction, number 0 under the key.
         """
         layout = self._annotate(layout_of(params), params)
-        return self._sample(keys.as_key(key), jnp.uint32(0), layout)
+        return sample(self, keys.as_key(key), jnp.uint32(0), layout)
 
     def materialize(self, direction: Direction, params: Any) -> Any:
         """Computes all elements of `direction`.
@@ -154,53 +164,56 @@ class Law(abc.ABC):
             params,
         )
 
-    # How directions are drawn and stored: laws that know of a cheaper way than element
-    # by element override what follows.
-
     def _annotate(self, layout: Layout, params: Any) -> Layout:
         """The layout with the axes that the law itself prescribes."""
         del params
         return layout
 
-    def _sample(self, key: jax.Array, number: jax.Array, layout: Layout) -> Direction:
-        del layout
-        return Direction(key, number, jnp.ones((), jnp.float32), self)
-
-    def _lazy(self, direction: Direction, leaf: Leaf, dimension: int) -> Held:
-        """The elements of a leaf, unstored."""
-        indices = tuple(counter.block(leaf.shape))
-        key, number = direction.key, direction.number
-        return Drawn(key, number, indices, self, leaf, dimension)
-
-    def _whole(self, direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
-        """All elements of a leaf at once, before they are scaled: float32."""
-        return self._lazy(direction, leaf, dimension).values()
-
-    def _numbers(self, direction: Direction, layout: Layout) -> Any:
-        """What is stored of a direction whose elements are needed again."""
-        return [
-            self._whole(direction, leaf, layout.dimension) for leaf in layout.leaves
-        ]
-
-    def _held(self, numbers: Any, layout: Layout) -> tuple[Held, ...]:
-        """What is stored, leaf by leaf."""
-        del layout
-        return tuple(Stored(of_leaf) for of_leaf in numbers)
-
-    def _inverse_norm(self, held: Sequence[Held]) -> jax.Array:
-        """One over the norm of all elements, of a law that is normalized."""
-        raise NotImplementedError
-
-    def _num_stored(self, leaf: Leaf) -> int:
-        """How many numbers make the elements of a leaf."""
-        return leaf.size
-
 
 class UnitNorm(Law):
     """Laws of directions of norm 1, for which E[u uᵀ] = I/d."""
 
-    def factor(self, params: Any) -> float:
-        return float(layout_of(params).dimension)
+    def factor(self, dimension: int) -> float:
+        return float(dimension)
+
+
+def sample(law: Law, key: jax.Array, number: jax.Array, layout: Layout) -> Direction:
+    """The direction of this number under a key, which is typed.
+
+    The elements of a normalized direction are all drawn once, to find their norm.
+    """
+    scale = jnp.ones((), jnp.float32)
+    if law.normalized:
+        scale = norm.inverse_norm(law, key, number, layout)
+    return Direction(key, number, scale, law)
+
+
+def lazy(direction: Direction, leaf: Leaf, dimension: int) -> Elements:
+    """The elements of a leaf before they are scaled, unstored."""
+    law = direction.law
+    return law._storage.lazy(law, direction.key, direction.number, leaf, dimension)
+
+
+def whole(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
+    """All elements of a leaf before they are scaled, computed together: float32."""
+    law = direction.law
+
+    def element_by_element(direction: Direction) -> jax.Array:
+        return lazy(direction, leaf, dimension).values()
+
+    if not law._storage.packs:
+        return element_by_element(direction)
+
+    def from_words(direction: Direction) -> jax.Array:
+        def words(key: jax.Array, number: jax.Array) -> tuple[Elements, ...]:
+            return law._storage.store(law, key, number, (leaf,), dimension)
+
+        (stored,) = fusion.compute_once(words, direction.key, direction.number)
+        values: jax.Array = stored.values()
+        return values
+
+    # XLA's CPU backend would compute each word 32 times.
+    return lax.platform_dependent(direction, cpu=from_words, default=element_by_element)
 
 
 # Compiled as a whole where it is called outside of any jit; part of the program where
@@ -209,8 +222,8 @@ class UnitNorm(Law):
 def elements(direction: Direction, layout: Layout) -> list[jax.Array]:
     """All elements of `direction`, leaf by leaf, scaled: float32."""
     if direction.cached is not None:
-        return [direction.scale * held.values() for held in direction.cached]
+        return [direction.scale * stored.values() for stored in direction.cached]
     return [
-        direction.scale * direction.law._whole(direction, leaf, layout.dimension)
+        direction.scale * whole(direction, leaf, layout.dimension)
         for leaf in layout.leaves
     ]

@@ -7,10 +7,11 @@ from typing import Any
 import jax
 
 from radazo_jax._src import checks
-from radazo_jax._src.directions.held import Factors, Held, Stored
-from radazo_jax._src.directions.law import Direction, Law
+from radazo_jax._src.directions.elements import DenseElements, Elements, LowRankFactors
+from radazo_jax._src.directions.law import Law
 from radazo_jax._src.directions.laws import Gaussian
 from radazo_jax._src.directions.layout import Layout, Leaf, MatrixAxes
+from radazo_jax._src.directions.storage import Dense
 from radazo_jax._src.numbers import counter, generator
 from radazo_jax._src.numbers.counter import Positions
 
@@ -43,55 +44,78 @@ class LowRank(Gaussian):
         sides = [math.prod(leaf.shape[axis] for axis in side) for side in leaf.axes]
         return leaf.axes if min(sides) > self.rank else None
 
-    def _lazy(self, direction: Direction, leaf: Leaf, dimension: int) -> Held:
-        if self.axes(leaf) is None:
-            moved = leaf._replace(offset=self._room(leaf))
-            return super()._lazy(direction, moved, dimension)
-        a, b = (generator.normal(direction.key, at) for at in self._positions(leaf))
-        return self._factors(a, b)
 
-    def _numbers(self, direction: Direction, layout: Layout) -> jax.Array:
+class _LowRank(Dense):
+    """Matrices are stored as two factors, which are never computed one by one."""
+
+    def lazy(
+        self,
+        law: LowRank,
+        key: jax.Array,
+        number: jax.Array,
+        leaf: Leaf,
+        dimension: int,
+    ) -> Elements:
+        if law.axes(leaf) is None:
+            moved = leaf._replace(offset=_room(law, leaf))
+            return super().lazy(law, key, number, moved, dimension)
+        a, b = (generator.normal(key, at) for at in _positions(law, leaf))
+        return _factors(law, a, b)
+
+    def store(
+        self,
+        law: LowRank,
+        key: jax.Array,
+        number: jax.Array,
+        leaves: tuple[Leaf, ...],
+        dimension: int,
+    ) -> tuple[Elements, ...]:
         # Drawn together they are one piece of code, which compiles faster.
-        at = [part for leaf in layout.leaves for part in self._positions(leaf)]
-        return generator.normal(direction.key, counter.concatenate(at))
-
-    def _held(self, numbers: jax.Array, layout: Layout) -> tuple[Held, ...]:
-        shapes = [shape for leaf in layout.leaves for shape in self._shapes(leaf)]
+        at = [part for leaf in leaves for part in _positions(law, leaf)]
+        numbers = generator.normal(key, counter.concatenate(at))
+        shapes = [shape for leaf in leaves for shape in _shapes(law, leaf)]
         parts = iter(counter.split(numbers, shapes))
         return tuple(
-            Stored(next(parts))
-            if self.axes(leaf) is None
-            else self._factors(next(parts), next(parts))
-            for leaf in layout.leaves
+            DenseElements(next(parts))
+            if law.axes(leaf) is None
+            else _factors(law, next(parts), next(parts))
+            for leaf in leaves
         )
 
-    def _num_stored(self, leaf: Leaf) -> int:
-        return sum(math.prod(shape) for shape in self._shapes(leaf))
+    def size(self, law: LowRank, leaf: Leaf) -> int:
+        return sum(math.prod(shape) for shape in _shapes(law, leaf))
 
-    def _factors(self, a: jax.Array, b: jax.Array) -> Factors:
-        return Factors(a / math.sqrt(self.rank), b)
 
-    def _room(self, leaf: Leaf) -> int:
-        """Where the numbers of a leaf begin: each has the room of two factors."""
-        return 2 * self.rank * leaf.offset
+LowRank._storage = _LowRank()
 
-    def _shapes(self, leaf: Leaf) -> list[tuple[int, ...]]:
-        """The shape of a leaf, or those of its two factors, as `Factors` has them."""
-        axes = self.axes(leaf)
-        if axes is None:
-            return [leaf.shape]
-        return [
-            (*(1 if i in dropped else n for i, n in enumerate(leaf.shape)), self.rank)
-            for dropped in (axes.columns, axes.rows)
-        ]
 
-    def _positions(self, leaf: Leaf) -> list[Positions]:
-        """Where the elements of a leaf are drawn, or those of its two factors."""
-        at, offset = [], self._room(leaf)
-        for shape in self._shapes(leaf):
-            at.append(counter.positions(shape, offset=offset))
-            offset += math.prod(shape)
-        return at
+def _factors(law: LowRank, a: jax.Array, b: jax.Array) -> LowRankFactors:
+    return LowRankFactors(a / math.sqrt(law.rank), b)
+
+
+def _room(law: LowRank, leaf: Leaf) -> int:
+    """The position of the first number of a leaf: each has the room of two factors."""
+    return 2 * law.rank * leaf.offset
+
+
+def _shapes(law: LowRank, leaf: Leaf) -> list[tuple[int, ...]]:
+    """The shape of a leaf, or the shapes of its two factors."""
+    axes = law.axes(leaf)
+    if axes is None:
+        return [leaf.shape]
+    return [
+        (*(1 if i in dropped else n for i, n in enumerate(leaf.shape)), law.rank)
+        for dropped in (axes.columns, axes.rows)
+    ]
+
+
+def _positions(law: LowRank, leaf: Leaf) -> list[Positions]:
+    """The positions of the elements of a leaf, or of its two factors."""
+    at, offset = [], _room(law, leaf)
+    for shape in _shapes(law, leaf):
+        at.append(counter.positions(shape, offset=offset))
+        offset += math.prod(shape)
+    return at
 
 
 def low_rank(

@@ -1,19 +1,17 @@
 """The laws whose elements are signs, of which 32 share a word."""
 
 import abc
-import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from radazo_jax._src import fusion
-from radazo_jax._src.directions.held import Held, Signs, sign
-from radazo_jax._src.directions.law import Direction, Law, UnitNorm
-from radazo_jax._src.directions.layout import Layout, Leaf
+from radazo_jax._src.directions.elements import Elements, PackedSigns, sign
+from radazo_jax._src.directions.law import Law, UnitNorm
+from radazo_jax._src.directions.layout import Leaf
+from radazo_jax._src.directions.storage import Dense
 from radazo_jax._src.numbers import counter, generator
 from radazo_jax._src.numbers.counter import Counter, Positions
 
@@ -43,46 +41,50 @@ class _Signed(Law):
         bit = word >> (at.lo & np.uint32(31))
         return sign(bit, self._magnitude(at.dimension))
 
-    def _whole(self, direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
-        def from_words(direction: Direction) -> jax.Array:
-            words = functools.partial(self._words, leaf=leaf, dimension=dimension)
-            stored = fusion.compute_once(words, direction.key, direction.number)
-            return Signs(stored, leaf.shape, self._magnitude(dimension)).values()
 
-        one_by_one = functools.partial(super()._whole, leaf=leaf, dimension=dimension)
-        return lax.platform_dependent(direction, cpu=from_words, default=one_by_one)
+class _Packed(Dense):
+    """The signs of 32 neighbors are stored in a word."""
 
-    def _numbers(self, direction: Direction, layout: Layout) -> list[jax.Array]:
-        key, number = direction.key, direction.number
-        return [
-            self._words(key, number, leaf, layout.dimension) for leaf in layout.leaves
-        ]
+    packs = True
 
-    def _held(self, numbers: list[jax.Array], layout: Layout) -> tuple[Held, ...]:
-        magnitude = self._magnitude(layout.dimension)
+    def store(
+        self,
+        law: _Signed,
+        key: jax.Array,
+        number: jax.Array,
+        leaves: tuple[Leaf, ...],
+        dimension: int,
+    ) -> tuple[Elements, ...]:
+        magnitude = law._magnitude(dimension)
         return tuple(
-            Signs(words, leaf.shape, magnitude)
-            for words, leaf in zip(numbers, layout.leaves, strict=True)
+            PackedSigns(
+                _words(law, key, number, leaf, dimension), leaf.shape, magnitude
+            )
+            for leaf in leaves
         )
 
-    def _words(
-        self, key: jax.Array, number: jax.Array, leaf: Leaf, dimension: int
-    ) -> jax.Array:
-        """The words of `Signs` for a leaf, which need not begin with a drawn one."""
-        first, start = divmod(leaf.offset, 32)
-        num_words = -(-leaf.size // 32)
-        at = counter.positions((num_words + (start > 0),), offset=first)
-        words = self._word(key, number, Counter(at.hi, at.lo), dimension)
-        if start == 0:
-            return words
-        return (words[:-1] >> np.uint32(start)) | (words[1:] << np.uint32(32 - start))
+
+_Signed._storage = _Packed()
+
+
+def _words(
+    law: _Signed, key: jax.Array, number: jax.Array, leaf: Leaf, dimension: int
+) -> jax.Array:
+    """The words of a leaf, whose first element may lie in the middle of a drawn one."""
+    first, start = divmod(leaf.offset, 32)
+    num_words = -(-leaf.size // 32)
+    at = counter.positions((num_words + (start > 0),), offset=first)
+    words = law._word(key, number, Counter(at.hi, at.lo), dimension)
+    if start == 0:
+        return words
+    return (words[:-1] >> np.uint32(start)) | (words[1:] << np.uint32(32 - start))
 
 
 class Rademacher(_Signed):
     """See `rademacher`."""
 
-    def factor(self, params: Any) -> float:
-        del params
+    def factor(self, dimension: int) -> float:
+        del dimension
         return 1.0
 
     def _word(
@@ -190,10 +192,9 @@ def orthonormal() -> Law:
     otherwise there are n > d of them, which cannot all be, and d evaluations do not
     see everything.
 
-    `forward_difference` and `central_difference` number their directions through the
-    run, and keep the number and the key of the run in their state. `value_and_grad`
-    keeps no state: each call has directions of a basis of its own, and only those of
-    the same call are without replacement. After 2³² directions a run repeats them.
+    Step t of a run with K directions per step uses the directions tK to tK + K − 1.
+    Each call of `value_and_grad` is a run of one step: only the directions of the same
+    call are drawn without replacement. After 2³² directions a run repeats them.
 
     Returns:
       The law.
@@ -202,8 +203,9 @@ def orthonormal() -> Law:
       >>> import jax, jax.numpy as jnp
       >>> import radazo_jax as zo
       >>> params, estimator = jnp.zeros(4), zo.forward_difference(zo.orthonormal(), 4)
-      >>> points = estimator.points(jax.random.key(0), params, estimator.init(params))
-      >>> u = zo.candidates(points, params)[1:] / points.scales
+      >>> draw = zo.estimators.Draw.once(jax.random.key(0))
+      >>> points, _ = estimator.points(draw, params, estimator.init(params))
+      >>> u = zo.estimators.candidates(points, params)[1:] / points.scales
       >>> bool(jnp.allclose(u @ u.T, jnp.eye(4)))
       True
 

@@ -9,6 +9,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from radazo_jax._src import fusion
+from radazo_jax._src.directions import law as law_module
+from radazo_jax._src.directions import norm
+from radazo_jax._src.directions.elements import Elements
 from radazo_jax._src.directions.law import Direction, Law
 from radazo_jax._src.directions.layout import Layout, Leaf
 from radazo_jax._src.meshes import on_any_mesh, specs_of
@@ -27,7 +30,9 @@ _MAX_KEPT = 2**24
 _SMALL = 8
 
 
-def sample(law: Law, key: jax.Array, numbers: jax.Array, layout: Layout) -> Direction:
+def sample(
+    law: Law, key: jax.Array, numbers: jax.typing.ArrayLike, layout: Layout
+) -> Direction:
     """The directions of these numbers under a key, stacked.
 
     Args:
@@ -40,10 +45,11 @@ def sample(law: Law, key: jax.Array, numbers: jax.Array, layout: Layout) -> Dire
 
     def one(number: jax.Array) -> Direction:
         own = key if law.numbered else generator.fold_in(key, number)
-        return law._sample(own, number, layout)
+        return law_module.sample(law, own, number, layout)
 
     # In turn where all elements of each are drawn, to find its norm.
-    return lax.map(one, numbers) if law._normalized else jax.vmap(one)(numbers)
+    numbers = jnp.asarray(numbers)
+    return lax.map(one, numbers) if law.normalized else jax.vmap(one)(numbers)
 
 
 def cache(directions: Direction, layout: Layout, at_once: bool) -> Direction:
@@ -88,11 +94,11 @@ def _sums(
     """The weighted sum of the directions, leaf by leaf."""
     if directions.cached is not None:
         weights = coefficients * directions.scale
-        return [held.weighted_sum(weights) for held in directions.cached]
+        return [stored.weighted_sum(weights) for stored in directions.cached]
     # Drawn again rather than kept: without the barrier the compiler would see that it
     # has drawn these before, and keep them through the evaluations.
     coefficients, directions = lax.optimization_barrier((coefficients, directions))
-    law, size = directions.law, len(coefficients)
+    size = len(coefficients)
     stored, few = _stored(directions, layout)
     # The loops below have accumulators of the size of the parameters.
     in_a_loop = size > _MAX_UNROLLED
@@ -102,10 +108,10 @@ def _sums(
     def term(k: Any, leaf: Leaf) -> jax.Array:
         direction = jax.tree.map(lambda x: x[k], directions)
         if size == 1:
-            u = law._whole(direction, leaf, layout.dimension)
+            u = law_module.whole(direction, leaf, layout.dimension)
         else:
             # Element by element: of words of random signs, the CPU would hold all K.
-            u = law._lazy(direction, leaf, layout.dimension).values()
+            u = law_module.lazy(direction, leaf, layout.dimension).values()
         return coefficients[k] * (direction.scale * u)
 
     def of_leaf(leaf: Leaf) -> jax.Array:
@@ -122,7 +128,8 @@ def _sums(
 
 def _stored(directions: Direction, layout: Layout) -> tuple[int, bool]:
     """How many numbers make the directions, and whether those are few."""
-    one = sum(directions.law._num_stored(leaf) for leaf in layout.leaves)
+    law = directions.law
+    one = sum(law._storage.size(law, leaf) for leaf in layout.leaves)
     stored = len(directions.scale) * one
     return stored, stored * _SMALL <= layout.dimension
 
@@ -131,12 +138,12 @@ def _keep(directions: Direction, layout: Layout) -> Direction:
     """The same directions with their elements, each number drawn once."""
     law = directions.law
 
-    def numbers(key: jax.Array, number: jax.Array) -> Any:
-        # Without the scale, which is computed here again where it takes a norm.
-        unscaled = Direction(key, number, jnp.ones((), jnp.float32), law)
-        return law._numbers(unscaled, layout)
+    def store(key: jax.Array, number: jax.Array) -> tuple[Elements, ...]:
+        return law._storage.store(law, key, number, layout.leaves, layout.dimension)
 
-    drawn = fusion.compute_once(jax.vmap(numbers), directions.key, directions.number)
-    held = jax.vmap(functools.partial(law._held, layout=layout))(drawn)
-    scale = jax.vmap(law._inverse_norm)(held) if law._normalized else directions.scale
-    return dataclasses.replace(directions, cached=held, scale=scale)
+    stored = fusion.compute_once(jax.vmap(store), directions.key, directions.number)
+    scale = directions.scale
+    if law.normalized:
+        # The norm of what is stored, so that nothing is drawn twice.
+        scale = jax.vmap(norm.inverse_norm_of)(stored)
+    return dataclasses.replace(directions, cached=stored, scale=scale)

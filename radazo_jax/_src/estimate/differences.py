@@ -174,7 +174,9 @@ def from_differences(
     finite = jnp.isfinite(differences)
     count = jnp.sum(finite, dtype=jnp.int32)
     slopes = jnp.where(finite, differences, 0) / distance
-    factor = jnp.asarray(points.directions.law.factor(params), slopes.dtype)
+    factor = jnp.asarray(
+        points.directions.law.factor(points.layout.dimension), slopes.dtype
+    )
     weight = factor / count.astype(slopes.dtype)
     used = count * points.scales.shape[1] + int(points.includes_params)
     return Estimate(

@@ -10,6 +10,7 @@ from radazo_jax._src import checks
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.law import Law
 from radazo_jax._src.directions.laws import gaussian
+from radazo_jax._src.directions.layout import layout_of
 from radazo_jax._src.estimate.differences import check_differences, mean_of_finite
 from radazo_jax._src.estimate.estimator import GradientEstimator, updated_if_usable
 from radazo_jax._src.estimate.points import (
@@ -99,9 +100,9 @@ def momentum_perturbation(
             "perturbs nothing."
         )
 
-    def deviation(params: Any) -> float:
+    def deviation(dimension: int) -> float:
         """Of what the elements of u are multiplied by."""
-        return math.sqrt(variance * law.factor(params))
+        return math.sqrt(variance * law.factor(dimension))
 
     def init(params: Any) -> MomentumPerturbationState:
         return MomentumPerturbationState(wide_zeros(params))
@@ -109,7 +110,7 @@ def momentum_perturbation(
     def points(
         draw: Draw, params: Any, state: MomentumPerturbationState
     ) -> tuple[Points, Any]:
-        far = smoothing * deviation(params)
+        far = smoothing * deviation(layout_of(params).dimension)
         points = sample_points(law, draw, 1, [far, -far], params)
         shift = (1 - b1) * smoothing
         shifts = jnp.array([[shift, -shift]], jnp.float32)
@@ -125,7 +126,7 @@ def momentum_perturbation(
         slope = (moved[0, 0] - moved[0, 1]) / (2 * smoothing)
         used = jnp.isfinite(slope)
         slope = jnp.where(used, slope, jnp.nan)
-        coefficient = jnp.full(1, deviation(params), jnp.float32)
+        coefficient = jnp.full(1, deviation(points.layout.dimension), jnp.float32)
         new = points.combine(coefficient).materialize(state.history)
         m = jax.tree.map(lambda u, h: u + (1 - b1) * h, new, state.history)
         history = jax.tree.map(lambda m: jnp.where(slope < 0, -m, m), m)

@@ -94,6 +94,11 @@ class Points:
         """n, the number of points: K m, and one more if θ is one."""
         return self.scales.size + self.includes_params
 
+    @property
+    def factor(self) -> float:
+        """The c of E[u uᵀ] = I / c of the directions."""
+        return self.directions.law.factor(self.layout.dimension)
+
     def split(self, values: jax.Array) -> Values:
         """Arranges a vector with a value per point, [n], θ first.
 

@@ -111,7 +111,9 @@ def query_reuse(
         used = jnp.isfinite(ys)
         count = jnp.sum(used).astype(ys.dtype)
         slopes = jnp.where(used, ys - mean_of_finite(ys), 0) / smoothing
-        weight = jnp.asarray(law.factor(params), ys.dtype) / jnp.maximum(count - 1, 1)
+        weight = jnp.asarray(
+            law.factor(points.layout.dimension), ys.dtype
+        ) / jnp.maximum(count - 1, 1)
         new = jnp.sum(jnp.isfinite(moved), dtype=jnp.int32)
         weight = jnp.where(new > 0, weight, jnp.nan)
         directions = queries.directions(law)

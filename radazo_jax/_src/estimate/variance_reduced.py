@@ -146,7 +146,7 @@ def variance_reduced(
         finite = jnp.isfinite(slopes - behind)
         used = jnp.sum(finite, dtype=jnp.int32)
         slopes, behind = (jnp.where(finite, x, 0) for x in (slopes, behind))
-        factor = jnp.asarray(law.factor(params), slopes.dtype)
+        factor = jnp.asarray(points.factor, slopes.dtype)
         weight = factor / used.astype(slopes.dtype)
         along = points.select(slice(size))
         new = along.combine(weight * (slopes - behind)).materialize(state.gradient)

@@ -11,7 +11,7 @@ from jax import lax
 
 from radazo_jax._src import checks, fusion, trees
 from radazo_jax._src.directions import sums
-from radazo_jax._src.directions.held import Factors
+from radazo_jax._src.directions.elements import LowRankFactors
 from radazo_jax._src.directions.law import Direction
 from radazo_jax._src.estimate.points import Points, Values, shifted
 from radazo_jax._src.perturb import transform
@@ -166,7 +166,7 @@ def _shares_products(points: Points, batch_size: int | None) -> bool:
     if not _together(len(points.scales), batch_size):
         return False
     pairs = zip(points.layout.leaves, held, strict=True)
-    dense = sum(leaf.size for leaf, u in pairs if not isinstance(u, Factors))
+    dense = sum(leaf.size for leaf, u in pairs if not isinstance(u, LowRankFactors))
     return dense * _SMALL <= points.layout.dimension
 
 

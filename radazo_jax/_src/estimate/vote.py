@@ -72,7 +72,7 @@ def majority_vote(
             weight * jnp.sign(slopes), points.directions, points.layout, params
         )
         dots = inner(points.directions, points.layout, gradient).astype(slopes.dtype)
-        factor = jnp.asarray(law.factor(params), slopes.dtype)
+        factor = jnp.asarray(points.factor, slopes.dtype)
         estimate = Estimate(
             values.base,
             slope=factor * weight * jnp.sum(slopes * dots),

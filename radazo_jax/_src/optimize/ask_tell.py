@@ -129,7 +129,7 @@ def candidates_of(
     """The candidates of a step, a tree like the parameters: [n, …]."""
     run = static.merge(arrays)
     step.check_state(run, state)
-    points, _ = step.points_at(run, state, step.loss_at(run, state))
+    points, _ = step.points_at(run, state, _traced_loss(run, state))
     asked = candidates(points, state.params)
     return jax.vmap(lambda params: box.project(run.bounds, params))(asked)
 
@@ -150,7 +150,7 @@ def _tell(
     """
     run = static.merge(arrays)
     step.check_state(run, state)
-    points, estimator_state = step.points_at(run, state, step.loss_at(run, state))
+    points, estimator_state = step.points_at(run, state, _traced_loss(run, state))
     if values.shape != (points.num_points,):
         raise ValueError(
             f"values must have one value per candidate, shape ({points.num_points},); "
@@ -159,6 +159,11 @@ def _tell(
     state = state._replace(estimator_state=estimator_state)
     state, info = step.advance(run, state, points, points.split(values))
     return state, history.numbers(info, state), checksum(state.params)
+
+
+def _traced_loss(run: Run, state: SolverState) -> Callable[[Any], Any] | None:
+    """The loss if JAX evaluates it: `low_rank` needs it in both kinds of programs."""
+    return None if run.fun is None else step.loss_at(run, state)
 
 
 _kept_tell = jax.jit(_tell, static_argnames="static")

@@ -164,7 +164,8 @@ def _lost(points: Points, params: Any) -> list[jax.Array]:
 
     # A matrix that is perturbed by factors is multiplied as it is.
     leaves = points.layout.leaves
-    kept = [first.law._num_stored(leaf) < leaf.size for leaf in leaves]
+    law = first.law
+    kept = [law._storage.size(law, leaf) < leaf.size for leaf in leaves]
     us = elements(first, points.layout)
     return list(map(share, jax.tree.leaves(params), us, kept))
 

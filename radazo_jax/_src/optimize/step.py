@@ -170,10 +170,8 @@ def start(run: Run, params: Any, key: jax.typing.ArrayLike) -> SolverState:
     )
 
 
-def loss_at(run: Run, state: SolverState) -> Callable[[Any], Any] | None:
-    """The loss of a step as a function of the parameters; `None` without one."""
-    if run.fun is None:
-        return None
+def loss_at(run: Run, state: SolverState) -> Callable[[Any], Any]:
+    """The loss of a step as a function of the parameters."""
     _, key = _keys(state.key, state.step)
     batch = () if run.sample is None else (run.sample(key),)
     return loss_of(run, batch, {})

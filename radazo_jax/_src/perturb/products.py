@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from radazo_jax._src.directions.held import Factors, drop_constant_axes
+from radazo_jax._src.directions.elements import LowRankFactors, drop_constant_axes
 from radazo_jax._src.perturb.equations import bind
 from radazo_jax._src.perturb.views import View
 from radazo_jax._src.trees import widest
@@ -86,7 +86,7 @@ def convolution(eqn: core.JaxprEqn, x: jax.Array, view: View) -> list[jax.Array]
 
 def _is_product(x: jax.Array, view: View) -> bool:
     """Whether there are factors, and what they are to be multiplied with is real."""
-    return isinstance(view.u, Factors) and jnp.issubdtype(x.dtype, jnp.floating)
+    return isinstance(view.u, LowRankFactors) and jnp.issubdtype(x.dtype, jnp.floating)
 
 
 def _chain(

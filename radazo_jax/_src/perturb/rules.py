@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
-from radazo_jax._src.directions.held import Drawn, Factors
+from radazo_jax._src.directions.elements import LazyElements, LowRankFactors
 from radazo_jax._src.perturb import products, rearrange, views
 from radazo_jax._src.perturb.equations import bind
 from radazo_jax._src.perturb.rearrange import OfMark
@@ -160,7 +160,7 @@ def _slice(view: View, eqn: core.JaxprEqn, _: list[Any]) -> OfMark | None:
     starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
     # Slices that overlap would each be drawn.
     size = math.prod(b - a for a, b in zip(starts, limits, strict=True))
-    if isinstance(view.u, Drawn) and 2 * size > math.prod(view.shape):
+    if isinstance(view.u, LazyElements) and 2 * size > math.prod(view.shape):
         return None
     return rearrange.slice_(starts, limits, eqn.params["strides"] or [1] * len(starts))
 
@@ -198,7 +198,7 @@ def _gather(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
 def _constrained(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
     # A leaf that is drawn is built where it lies, before it is gathered.
     [view] = inputs
-    if not isinstance(view.u, Factors):
+    if not isinstance(view.u, LowRankFactors):
         return None
     return [dataclasses.replace(view, base=bind(eqn, [view.base])[0])]
 

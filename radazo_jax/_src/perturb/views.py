@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from radazo_jax._src import fusion
-from radazo_jax._src.directions.held import Drawn, Factors, Held
+from radazo_jax._src.directions import law
+from radazo_jax._src.directions.elements import Elements, LazyElements, LowRankFactors
 from radazo_jax._src.directions.law import Direction
 from radazo_jax._src.directions.layout import Layout, Leaf
 from radazo_jax._src.trees import at_least_float32
@@ -39,7 +40,7 @@ class View:
     dtype: Any
     scale: jax.Array
     norm: jax.Array
-    u: Held
+    u: Elements
     mask: jax.Array | None = None
     on_use: Callable[["View", set[int]], None] | None = None
 
@@ -50,16 +51,16 @@ class View:
     def map(self, base: jax.Array, of_mark: Callable[[Any], Any]) -> "View":
         """The view whose elements have become `base`; its marks follow."""
         mask = None if self.mask is None else of_mark(self.mask)
-        if isinstance(self.u, Factors):
+        if isinstance(self.u, LowRankFactors):
             of_mark = jax.vmap(of_mark, in_axes=-1, out_axes=-1)
         u = self.u.with_marks(tuple(of_mark(mark) for mark in self.u.marks))
         return dataclasses.replace(self, base=base, u=u, mask=mask)
 
     def only_where(self, mask: jax.Array) -> "View":
         """The view with no noise where `mask`, of the rank of `base`, is false."""
-        if isinstance(self.u, Factors):
+        if isinstance(self.u, LowRankFactors):
             a = jnp.where(jnp.expand_dims(mask, -1), self.u.a, 0.0)
-            return dataclasses.replace(self, u=Factors(a, self.u.b))
+            return dataclasses.replace(self, u=LowRankFactors(a, self.u.b))
         if self.mask is not None:
             mask = mask & self.mask
         return dataclasses.replace(self, mask=mask)
@@ -82,7 +83,7 @@ class View:
         self.used()
         wide = at_least_float32(self.base.dtype)
 
-        def moved(u: Held, norm: jax.Array, scale: jax.Array) -> jax.Array:
+        def moved(u: Elements, norm: jax.Array, scale: jax.Array) -> jax.Array:
             u = u.with_marks(tuple(_sharded_like(self.base, mark) for mark in u.marks))
             noise = norm * u.values()
             if self.mask is not None:
@@ -90,7 +91,7 @@ class View:
             step = scale.astype(wide) * noise.astype(wide)
             return (self.base.astype(wide) + step).astype(self.dtype)
 
-        if not isinstance(self.u, Drawn):
+        if not isinstance(self.u, LazyElements):
             return moved(self.u, self.norm, self.scale)
         late = [value for value in after if id(value) not in ready]
         u = fusion.tie(self.u, *late)
@@ -121,17 +122,17 @@ def views_of(
     ]
 
 
-def _unstored(direction: Direction, layout: Layout) -> list[Held]:
+def _unstored(direction: Direction, layout: Layout) -> list[Elements]:
     """The elements of a direction that are drawn where they are read, or factors."""
 
-    def lazy(direction: Direction, leaf: Leaf) -> Held:
-        return direction.law._lazy(direction, leaf, layout.dimension)
+    def lazy(direction: Direction, leaf: Leaf) -> Elements:
+        return law.lazy(direction, leaf, layout.dimension)
 
-    def factors(direction: Direction) -> list[Held | None]:
+    def factors(direction: Direction) -> list[Elements | None]:
         held = [lazy(direction, leaf) for leaf in layout.leaves]
-        return [u if isinstance(u, Factors) else None for u in held]
+        return [u if isinstance(u, LowRankFactors) else None for u in held]
 
-    # Stored: XLA's CPU backend would draw a factor in every product with it.
+    # DenseElements: XLA's CPU backend would draw a factor in every product with it.
     drawn = jax.eval_shape(factors, direction)
     if jax.tree.leaves(drawn):
         drawn = fusion.compute_once(factors, direction)
@@ -143,6 +144,6 @@ def _unstored(direction: Direction, layout: Layout) -> list[Held]:
 
 def drawn_after(value: Any, after: jax.Array) -> Any:
     """`value`, which if it is a view to be drawn is drawn after `after`."""
-    if not isinstance(value, View) or not isinstance(value.u, Drawn):
+    if not isinstance(value, View) or not isinstance(value.u, LazyElements):
         return value
     return dataclasses.replace(value, u=fusion.tie(value.u, after))

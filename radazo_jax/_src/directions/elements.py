@@ -1,7 +1,7 @@
-"""How the elements of a direction are held: not at all, or in one of three forms.
+"""The elements of a leaf of a direction: unstored, or stored in one of three forms.
 
 All forms have one interface. `values()` are the elements of a leaf, before they are
-scaled. `weighted_sum(coefficients)`, of several stacked, is their weighted sum. `marks`
+scaled. `weighted_sum(coefficients)` is the weighted sum of several, stacked. `marks`
 are the arrays from which the elements are computed, each of the rank of the leaf and
 broadcastable to its shape: where a leaf is sliced or transposed, its marks are too, and
 `with_marks` has the elements that are left.
@@ -31,13 +31,13 @@ _EXACT = lax.Precision.HIGHEST
 Marks = tuple[jax.Array, ...]
 
 
-class Held(Protocol):
+class Elements(Protocol):
     """Elements of a leaf of a direction, in one of the forms below."""
 
     @property
     def marks(self) -> Marks: ...
 
-    def with_marks(self, marks: Marks) -> "Held": ...
+    def with_marks(self, marks: Marks) -> "Elements": ...
 
     def values(self) -> jax.Array: ...
 
@@ -48,7 +48,7 @@ class _Elementwise:
     """Forms whose sums are sums of their elements."""
 
     def weighted_sum(self, coefficients: jax.Array) -> jax.Array:
-        us = jax.vmap(lambda held: held.values())(self)
+        us = jax.vmap(lambda elements: elements.values())(self)
         if len(coefficients) > _MAX_TERMS:
             return jnp.tensordot(coefficients, us, 1, precision=_EXACT)
         terms = [coefficients[k] * us[k] for k in range(len(coefficients))]
@@ -57,7 +57,7 @@ class _Elementwise:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Drawn(_Elementwise):
+class LazyElements(_Elementwise):
     """Elements that are not stored, but drawn wherever they are read.
 
     Attributes:
@@ -102,25 +102,25 @@ class Drawn(_Elementwise):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Stored(_Elementwise):
+class DenseElements(_Elementwise):
     """Elements that are stored: float32, of the leaf's shape."""
 
-    elements: jax.Array
+    array: jax.Array
 
     @property
     def marks(self) -> Marks:
-        return (self.elements,)
+        return (self.array,)
 
     def with_marks(self, marks: Marks) -> Self:
-        return dataclasses.replace(self, elements=marks[0])
+        return dataclasses.replace(self, array=marks[0])
 
     def values(self) -> jax.Array:
-        return self.elements
+        return self.array
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Signs(_Elementwise):
+class PackedSigns(_Elementwise):
     """Random signs of a leaf, 32 to a word.
 
     Attributes:
@@ -138,8 +138,8 @@ class Signs(_Elementwise):
     def marks(self) -> Marks:
         return (self.values(),)
 
-    def with_marks(self, marks: Marks) -> Stored:
-        return Stored(*marks)
+    def with_marks(self, marks: Marks) -> DenseElements:
+        return DenseElements(*marks)
 
     def values(self) -> jax.Array:
         bits = self.words[:, None] >> jnp.arange(32, dtype=jnp.uint32)[None, :]
@@ -156,7 +156,7 @@ def sign(word: jax.Array, magnitude: float = 1.0) -> jax.Array:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Factors:
+class LowRankFactors:
     """A matrix of low rank, u = Σ_ρ a[…, ρ] b[…, ρ], by its two factors.
 
     Attributes:
