@@ -18,6 +18,31 @@ Examples:
 
 from radazo_jax import estimators as estimators
 from radazo_jax import random as random
+from radazo_jax._src.contrib.buffer import QueryBuffer
+from radazo_jax._src.contrib.coordinate_wise import CoordinateWiseState, coordinate_wise
+from radazo_jax._src.contrib.gaussian_process import (
+    GaussianProcessState,
+    gaussian_process,
+)
+from radazo_jax._src.contrib.linear_interpolation import (
+    LinearInterpolationState,
+    linear_interpolation,
+)
+from radazo_jax._src.contrib.majority_vote import majority_vote
+from radazo_jax._src.contrib.momentum_perturbation import (
+    MomentumPerturbationState,
+    momentum_perturbation,
+)
+from radazo_jax._src.contrib.prior_guided import PriorGuidedState, prior_guided
+from radazo_jax._src.contrib.query_reuse import QueryReuseState, query_reuse
+from radazo_jax._src.contrib.residual_feedback import (
+    ResidualFeedbackState,
+    residual_feedback,
+)
+from radazo_jax._src.contrib.variance_reduced import (
+    VarianceReducedState,
+    variance_reduced,
+)
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.coordinates import coordinate
 from radazo_jax._src.directions.law import Direction, Law
@@ -30,24 +55,13 @@ from radazo_jax._src.estimate.adaptive import (
     AdaptiveDifferenceState,
     adaptive_difference,
 )
-from radazo_jax._src.estimate.buffer import QueryBuffer
-from radazo_jax._src.estimate.coordinates import CoordinateWiseState, coordinate_wise
-from radazo_jax._src.estimate.differences import central_difference, forward_difference
-from radazo_jax._src.estimate.estimator import GradientEstimator
-from radazo_jax._src.estimate.gradients import value_and_grad
-from radazo_jax._src.estimate.interpolation import (
-    LinearInterpolationState,
-    linear_interpolation,
-)
-from radazo_jax._src.estimate.momentum import (
-    MomentumPerturbationState,
-    momentum_perturbation,
-)
-from radazo_jax._src.estimate.one_point import (
-    ResidualFeedbackState,
-    residual_feedback,
+from radazo_jax._src.estimate.differences import (
+    central_difference,
+    forward_difference,
     spsa,
 )
+from radazo_jax._src.estimate.estimator import GradientEstimator
+from radazo_jax._src.estimate.gradients import value_and_grad
 from radazo_jax._src.estimate.points import (
     Draw,
     Estimate,
@@ -56,16 +70,8 @@ from radazo_jax._src.estimate.points import (
     candidates,
     sample_points,
 )
-from radazo_jax._src.estimate.prior import PriorGuidedState, prior_guided
-from radazo_jax._src.estimate.reuse import QueryReuseState, query_reuse
 from radazo_jax._src.estimate.sharded import sharded
-from radazo_jax._src.estimate.surrogate import GaussianProcessState, gaussian_process
-from radazo_jax._src.estimate.variance_reduced import (
-    VarianceReducedState,
-    variance_reduced,
-)
 from radazo_jax._src.estimate.vectorized import Evaluator, vectorized
-from radazo_jax._src.estimate.vote import majority_vote
 from radazo_jax._src.numbers.keys import check_same_key
 from radazo_jax._src.optimize.aliases import (
     parabolic_sgd,

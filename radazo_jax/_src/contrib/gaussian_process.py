@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 
 from radazo_jax._src import checks
+from radazo_jax._src.contrib import buffer
+from radazo_jax._src.contrib.flat import rows_of, unflattened
+from radazo_jax._src.contrib.kernels import KERNELS, features
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.law import Law
 from radazo_jax._src.directions.laws import sphere
 from radazo_jax._src.directions.layout import layout_of
-from radazo_jax._src.estimate import buffer
 from radazo_jax._src.estimate.differences import check_differences, mean_of_finite
 from radazo_jax._src.estimate.estimator import GradientEstimator, updated_if_usable
-from radazo_jax._src.estimate.flat import rows_of, unflattened
-from radazo_jax._src.estimate.kernels import KERNELS, features
 from radazo_jax._src.estimate.points import (
     Draw,
     Estimate,

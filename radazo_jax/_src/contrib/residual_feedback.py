@@ -7,9 +7,7 @@ import jax.numpy as jnp
 
 from radazo_jax._src.directions.law import Law
 from radazo_jax._src.directions.laws import sphere
-from radazo_jax._src.directions.signs import rademacher
 from radazo_jax._src.estimate.differences import (
-    central_difference,
     check_differences,
     from_differences,
     mean_of_finite,
@@ -109,39 +107,3 @@ def residual_feedback(
         return estimate, ResidualFeedbackState(kept)
 
     return GradientEstimator(init, points, reduce)
-
-
-def spsa(
-    num_directions: int = 1,
-    smoothing: float = 5e-3,
-) -> GradientEstimator:
-    """Simultaneous perturbation (SPSA): two evaluations along random signs.
-
-        ∇̂f(θ)ᵢ = (f(θ + μ Δ) − f(θ − μ Δ)) / (2μ Δᵢ)
-
-    averaged over K vectors Δ of random signs. As 1/Δᵢ = Δᵢ, this is
-    `central_difference` with the law `rademacher`.
-
-    Args:
-      num_directions: K, the number of directions per estimate: 2K evaluations.
-      smoothing: μ, by how much each parameter is moved.
-
-    Returns:
-      The estimator; it has no state.
-
-    Raises:
-      TypeError, ValueError: If an argument is not as described.
-
-    Examples:
-      >>> import jax, jax.numpy as jnp
-      >>> import radazo_jax as zo
-      >>> value_and_grad = zo.value_and_grad(lambda x: jnp.sum(x), zo.spsa())
-      >>> _, gradient = value_and_grad(jax.random.key(0), jnp.ones(3))
-      >>> [abs(round(float(g))) in (1, 3) for g in gradient]
-      [True, True, True]
-
-    References:
-      Spall, Multivariate Stochastic Approximation Using a Simultaneous Perturbation
-      Gradient Approximation, 1992, eq. (2.2), <https://doi.org/10.1109/9.119632>.
-    """
-    return central_difference(rademacher(), num_directions, smoothing)

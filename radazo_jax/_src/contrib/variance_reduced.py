@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks
+from radazo_jax._src.contrib.inner_products import inner
 from radazo_jax._src.directions.combination import LinearCombination
-from radazo_jax._src.directions.gram import inner
 from radazo_jax._src.directions.law import Law
 from radazo_jax._src.directions.laws import sphere
 from radazo_jax._src.estimate.differences import check_differences

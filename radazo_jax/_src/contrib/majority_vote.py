@@ -2,16 +2,19 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+from jax import lax
 
+from radazo_jax._src.contrib.inner_products import inner
 from radazo_jax._src.directions.combination import LinearCombination
-from radazo_jax._src.directions.gram import inner
-from radazo_jax._src.directions.law import Law
+from radazo_jax._src.directions.law import Direction, Law, elements
 from radazo_jax._src.directions.laws import gaussian
-from radazo_jax._src.directions.votes import votes
+from radazo_jax._src.directions.layout import Layout
 from radazo_jax._src.estimate.differences import forward_difference
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.points import Estimate, Points, Values
+from radazo_jax._src.meshes import on_any_mesh, specs_of
 
 
 def majority_vote(
@@ -68,7 +71,7 @@ def majority_vote(
         # Without a vote, NaN.
         weight = 1 / count.astype(slopes.dtype)
         weight = jnp.where(count > 0, weight, jnp.nan)
-        gradient = votes(
+        gradient = _votes(
             weight * jnp.sign(slopes), points.directions, points.layout, params
         )
         dots = inner(points.directions, points.layout, gradient).astype(slopes.dtype)
@@ -82,3 +85,32 @@ def majority_vote(
         return estimate, state
 
     return forward._replace(reduce=reduce)
+
+
+def _votes(
+    weights: jax.Array, directions: Direction, layout: Layout, params: Any
+) -> Any:
+    """Σₖ weightsₖ sign(uₖ), element by element, a tree like `params`.
+
+    One direction is alive at a time.
+
+    Args:
+      weights: Real, [K].
+      directions: Directions, stacked.
+      layout: The layout of `params`.
+      params: The parameters.
+    """
+
+    def program(weights: jax.Array, directions: Direction, params: Any) -> Any:
+        weights = weights.astype(jnp.float32)
+
+        def add(k: jax.Array, totals: list[jax.Array]) -> list[jax.Array]:
+            us = elements(jax.tree.map(lambda x: x[k], directions), layout)
+            return jax.tree.map(lambda t, u: t + weights[k] * jnp.sign(u), totals, us)
+
+        zeros = [jnp.zeros(leaf.shape, jnp.float32) for leaf in layout.leaves]
+        totals = lax.fori_loop(0, len(weights), add, zeros)
+        tree = jax.tree.unflatten(layout.treedef, totals)
+        return jax.tree.map(lambda v, p: v.astype(jnp.result_type(p)), tree, params)
+
+    return on_any_mesh(program, specs_of(params))(weights, directions, params)

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks
+from radazo_jax._src.contrib.inner_products import gram, inner, squared_norm
+from radazo_jax._src.contrib.linear_interpolation import interpolated
 from radazo_jax._src.directions.combination import LinearCombination
-from radazo_jax._src.directions.gram import gram, inner, squared_norm
 from radazo_jax._src.directions.law import Law
 from radazo_jax._src.directions.laws import sphere
 from radazo_jax._src.estimate.differences import check_differences
 from radazo_jax._src.estimate.estimator import GradientEstimator, updated_if_usable
-from radazo_jax._src.estimate.interpolation import interpolated
 from radazo_jax._src.estimate.points import (
     Draw,
     Estimate,

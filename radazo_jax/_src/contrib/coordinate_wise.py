@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from radazo_jax._src import checks
+from radazo_jax._src.contrib.flat import unflattened
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.coordinates import Basis
 from radazo_jax._src.directions.layout import layout_of
 from radazo_jax._src.estimate.differences import check_differences, mean_of_finite
 from radazo_jax._src.estimate.estimator import GradientEstimator
-from radazo_jax._src.estimate.flat import unflattened
 from radazo_jax._src.estimate.points import Draw, Estimate, Points, Values
 
 
