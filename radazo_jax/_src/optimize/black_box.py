@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 
-from radazo_jax._src import checks
+from radazo_jax._src import checks, shown
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.outside import Outcome, distinct, outside
 from radazo_jax._src.optimize import ask_tell, host, step
@@ -39,6 +39,15 @@ class Best(NamedTuple):
     number: int
     info: Any
 
+    def __repr__(self) -> str:
+        return shown.on_a_line(
+            self,
+            params=shown.tree(self.params),
+            value=shown.number(self.value),
+            number=str(self.number),
+            info=shown.tree(self.info),
+        )
+
 
 class BlackBoxResult(NamedTuple):
     """What `minimize_black_box` returns.
@@ -58,6 +67,17 @@ class BlackBoxResult(NamedTuple):
     num_evaluations: int
     state: MinimizeState
     history: History
+
+    def __repr__(self) -> str:
+        return shown.on_lines(
+            self,
+            params=shown.tree(self.params),
+            values=shown.series(self.values),
+            best=repr(self.best),
+            num_evaluations=str(self.num_evaluations),
+            state=repr(self.state),
+            history=repr(self.history),
+        )
 
 
 def minimize_black_box(

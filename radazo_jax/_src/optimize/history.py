@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from radazo_jax._src import shown
 from radazo_jax._src.estimate.points import Estimate
 from radazo_jax._src.optimize import journal
 
@@ -39,6 +40,13 @@ class History(NamedTuple):
     failed: np.ndarray
     seconds: np.ndarray
     scalars: dict[str, np.ndarray]
+
+    def __repr__(self) -> str:
+        return shown.on_a_line(
+            self,
+            value=shown.series(self.value),
+            scalars=shown.names(list(self.scalars)),
+        )
 
     @classmethod
     def of(cls, parts: Sequence[Mapping[str, Any]]) -> "History":

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from radazo_jax._src import checks, trees
+from radazo_jax._src import checks, shown, trees
 from radazo_jax._src.estimate.estimator import GradientEstimator, evaluate
 from radazo_jax._src.optimize import ask_tell, host, step
 from radazo_jax._src.optimize.check_up import warn_of_rounding
@@ -45,6 +45,15 @@ class MinimizeResult(NamedTuple):
     values: np.ndarray
     state: MinimizeState
     history: History
+
+    def __repr__(self) -> str:
+        return shown.on_lines(
+            self,
+            params=shown.tree(self.params),
+            values=shown.series(self.values),
+            state=repr(self.state),
+            history=repr(self.history),
+        )
 
 
 def minimize(

@@ -15,7 +15,7 @@ import optax
 from jax import lax
 from jax.tree_util import Partial
 
-from radazo_jax._src import checks
+from radazo_jax._src import checks, shown
 from radazo_jax._src.estimate.estimator import (
     GradientEstimator,
     check_estimator,
@@ -45,6 +45,10 @@ class Failures(NamedTuple):
     skipped: jax.Array
     in_a_row: jax.Array
 
+    def __repr__(self) -> str:
+        counts = {name: shown.number(x) for name, x in self._asdict().items()}
+        return shown.on_a_line(self, **counts)
+
 
 class MinimizeState(NamedTuple):
     """The state of a run: everything that is needed to continue it.
@@ -64,6 +68,16 @@ class MinimizeState(NamedTuple):
     key: jax.Array
     step: jax.Array
     failures: Failures
+
+    def __repr__(self) -> str:
+        return shown.on_a_line(
+            self,
+            step=shown.number(self.step),
+            params=shown.tree(self.params),
+            optimizer_state=shown.count(self.optimizer_state),
+            estimator_state=shown.count(self.estimator_state),
+            failures=shown.number(getattr(self.failures, "evaluations", None)),
+        )
 
 
 def check_known(state: MinimizeState) -> None:
