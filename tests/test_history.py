@@ -136,6 +136,19 @@ def test_trees_like_the_parameters_are_left_out():
     assert not names & {"a", "b", "mu", "nu"}
 
 
+def test_numbers_inside_of_multi_steps():
+    """A chain without floating-point numbers has none to be found."""
+    inner = optax.inject_hyperparams(zo.radazo)(0.5)
+    estimate = zo.estimate_gradient(zo.forward_difference(), 0)
+    for chain, names in (
+        (inner, {"learning_rate"}),
+        (optax.chain(estimate, inner), {"learning_rate", "value"}),
+        (zo.parabolic_sgd(), {"step_size"}),
+    ):
+        state = optax.MultiSteps(chain, 2).init(jnp.ones(3))
+        assert names <= zo.scalars(state).keys()
+
+
 def test_table_of_a_run(compiled, tmp_path):
     history = compiled[0].history
     history.write_csv(tmp_path / "run.csv")

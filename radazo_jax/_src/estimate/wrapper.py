@@ -66,7 +66,7 @@ def estimate_gradient(
       `updates`: they may be `None` or `params` themselves where a wrapper
       maps over them. `fn(params)` is the loss, a function known when the update is
       traced: close over it under `jax.jit`. The latest value is
-      `optax.tree.get(state, "value")`.
+      `optax.tree.get(state, "EstimateGradientState").value`, in any chain.
 
     Raises:
       TypeError: If `estimator` is not a `GradientEstimator`, the key is no key,
@@ -90,6 +90,8 @@ def estimate_gradient(
       >>> for _ in range(200):
       ...     params, state = step(params, state)
       >>> bool(loss(params) < 0.01)
+      True
+      >>> bool(optax.tree.get(state, "EstimateGradientState").value < 0.01)
       True
 
       Without a learning rate:
