@@ -208,6 +208,13 @@ def not_picklable():
         (lambda: run(max_retries=-1), ValueError, "max_retries must be an int ≥ 0"),
         (lambda: run(fun=3), TypeError, "fun must be a function"),
         (lambda: run(bounds=(0.5, 1.0)), ValueError, "params must lie within bounds"),
+        (lambda: run(bounds=(2, -2)), ValueError, "lower 2.0 and upper -2.0 at params"),
+        (
+            lambda: run(bounds=(np.nan, 2)),
+            ValueError,
+            "got lower nan and upper",
+        ),
+        (lambda: run(bounds=(-1, np.r_[[1.0] * 5, -3])), ValueError, r"-3.0.*\[5\]"),
         (lambda: run(bounds=3.0), ValueError, "bounds must be a pair"),
         (lambda: run(bounds=(-1, {"a": 2})), ValueError, "bounds must be a pair"),
         (

@@ -6,8 +6,10 @@ from typing import Any
 import jax
 from jax.tree_util import Partial
 
+from radazo_jax._src import shown
 from radazo_jax._src.estimate.estimator import GradientEstimator, check_estimator
 from radazo_jax._src.estimate.numbering import NumberedState
+from radazo_jax._src.numbers import keys
 
 
 def value_and_grad(
@@ -53,8 +55,12 @@ def value_and_grad(
     check_estimator(estimator)
 
     def estimated(
-        key: jax.typing.ArrayLike, params: Any, *args: Any, **kwargs: Any
+        key: jax.typing.ArrayLike | None = None,
+        params: Any = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[Any, Any]:
+        key = key_first(key, params, "params")
         state = estimator.init(params)
         # A law without replacement then has a basis, or an order, for each call.
         if jax.tree.leaves(state) and not isinstance(state, NumberedState):
@@ -69,6 +75,24 @@ def value_and_grad(
         return value, gradient
 
     return estimated
+
+
+def key_first(key: Any, params: Any, name: str) -> jax.Array:
+    """The key, typed; raises if the key is missing, or follows the parameters."""
+    try:
+        typed = keys.as_key(key)
+    except TypeError as error:
+        raise TypeError(
+            f"key must be the first argument, as in (key, {name}, ...); got "
+            f"{shown.tree(key)} first. Pass a key such as jax.random.key(0) before "
+            f"{name}."
+        ) from error
+    if params is None:
+        raise TypeError(
+            f"{name} must be the second argument, as in (key, {name}, ...); got a key "
+            "alone."
+        )
+    return typed
 
 
 def of_params(

@@ -130,7 +130,7 @@ def candidates_of(
     estimator: GradientEstimator,
 ) -> Any:
     """The candidates of a step, a tree like the parameters: [n, …]."""
-    _check_trees(state, optimizer, estimator)
+    step.check_trees(state, optimizer, estimator)
     asked = candidates(step.points_at(state, estimator), state.params)
     return jax.vmap(lambda params: box.into(bounds, params))(asked)
 
@@ -159,7 +159,7 @@ def _tell(
     Returns:
       The state after, the numbers of the step, and the checksum of the parameters.
     """
-    _check_trees(state, optimizer, estimator)
+    step.check_trees(state, optimizer, estimator)
     loss = step.loss_at(state, *static.merge(arrays)) if static is not None else None
     points = step.points_at(state, estimator, loss)
     if values.shape != (points.num_points,):
@@ -221,21 +221,3 @@ def as_numpy(tree: Any) -> Any:
 def _check_state(state: Any) -> None:
     if not isinstance(state, AskTellState):
         raise TypeError(f"state must be an AskTellState, of init; got {state!r}.")
-
-
-def _check_trees(
-    state: MinimizeState,
-    optimizer: optax.GradientTransformation,
-    estimator: GradientEstimator,
-) -> None:
-    """Raises, while a program is traced, if the state is not of this run."""
-    for name, init, got in (
-        ("optimizer", optimizer.init, state.optimizer_state),
-        ("estimator", estimator.init, state.estimator_state),
-    ):
-        expected: Any = jax.tree.structure(jax.eval_shape(init, state.params))
-        if jax.tree.structure(got) != expected:
-            raise ValueError(
-                f"state must be of this {name} and these params, a tree {expected}; "
-                f"got {jax.tree.structure(got)}."
-            )

@@ -50,7 +50,7 @@ class CheckUp(NamedTuple):
       ulp: The spacing of the numbers in which values are compared, at the value.
       curvature: The part of a difference that is due to the curvature of the
         function, divided by the part due to its slope. The part due to noise is
-        subtracted from both.
+        subtracted from both. NaN if noise hides the difference.
       lost: The share of each leaf's perturbation that its dtype rounds away: the norm
         of what is lost, divided by that of the perturbation.
       failures: What was said of evaluations that failed.

@@ -161,6 +161,8 @@ def minimize(
         )
     if state is None:
         state = step.start(params, optimizer, estimator, key)
+    else:
+        step.check_trees(state, optimizer, estimator, leaves=True)
     state = resumed(state)
     step.check_known(state)
     step.check_room(state, num_steps)

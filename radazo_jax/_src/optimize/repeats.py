@@ -58,13 +58,17 @@ def measures(values: Values) -> Measures:
     at_start = noise**2 / max(np.sum(np.isfinite(base)), 1)
     at_points = noise**2 / len(moved)
     size = _signal(change, at_start + at_points)
+    likely = _range_of_signal(change, at_start, at_points)
+    curvature = ratio(
+        _signal(curve, at_start + at_points / 2), _signal(slope, at_points / 2)
+    )
     return Measures(
         float(value),
         float(noise),
         _range_of_noise(noise, freedom),
         size,
-        _range_of_signal(change, at_start, at_points),
-        ratio(_signal(curve, at_start + at_points / 2), _signal(slope, at_points / 2)),
+        likely,
+        np.nan if noise > 0 and likely[0] == 0 else curvature,
         bool(noise == 0 and np.all(change == 0)),
     )
 

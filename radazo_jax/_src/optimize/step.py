@@ -88,6 +88,45 @@ def check_known(state: MinimizeState) -> None:
             "compiles its own loop, so call it outside of jax.jit, jax.vmap and "
             "jax.grad; inside, take value_and_grad or estimate_gradient."
         )
+    checks.check_not_deleted("state", state)
+
+
+def check_trees(
+    state: MinimizeState,
+    optimizer: optax.GradientTransformation,
+    estimator: GradientEstimator,
+    *,
+    leaves: bool = False,
+) -> None:
+    """Raises if a state is not of this optimizer and this estimator.
+
+    Args:
+      state: The state, which may be traced.
+      optimizer: An Optax transformation.
+      estimator: An estimator.
+      leaves: Whether to compare dtypes and shapes, too, which a compiled loop keeps.
+    """
+    for name, init, got in (
+        ("optimizer", optimizer.init, state.optimizer_state),
+        ("estimator", estimator.init, state.estimator_state),
+    ):
+        expected = jax.eval_shape(init, state.params)
+        structures: list[Any] = [jax.tree.structure(x) for x in (expected, got)]
+        if structures[0] != structures[1]:
+            trees = structures
+        elif leaves and _kinds(expected) != _kinds(got):
+            trees = [shown.tree(x) for x in (expected, got)]
+        else:
+            continue
+        raise ValueError(
+            f"state must be of this {name} and these params, a tree {trees[0]}; got "
+            f"{trees[1]}. Continue with the {name} that made it, or start another run "
+            "from state.params."
+        )
+
+
+def _kinds(tree: Any) -> list[Any]:
+    return [(jnp.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(tree)]
 
 
 def check_room(state: MinimizeState, num_steps: int = 1) -> None:
@@ -137,7 +176,25 @@ def loss_at(
     """The loss of a step as a function of the parameters."""
     _, key = _keys(state)
     xi = () if sample is None else (sample(key),)
-    return Partial(of_params, fun, xi, {})
+    return Partial(_of_traced_params, fun, xi, {})
+
+
+def _of_traced_params(
+    fun: Callable[..., Any], xi: tuple[Any, ...], kwargs: dict[str, Any], params: Any
+) -> Any:
+    """`of_params`, with an error that names what fits where JAX cannot trace `fun`."""
+    try:
+        return of_params(fun, xi, kwargs, params)
+    except (
+        jax.errors.ConcretizationTypeError,
+        jax.errors.TracerArrayConversionError,
+        jax.errors.TracerIntegerConversionError,
+    ) as error:
+        raise TypeError(
+            "fun must be a function that JAX can trace; got one that turns params into "
+            "a Python number or a NumPy array. Use jax.numpy in it, or pass it to "
+            "minimize_black_box." + checks.see("api/black_boxes")
+        ) from error
 
 
 def points_at(
