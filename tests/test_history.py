@@ -56,7 +56,13 @@ def black_box(tmp_path_factory):
 
     estimator = zo.forward_difference(num_directions=3, smoothing=0.1)
     result = zo.minimize_black_box(
-        fun, np.zeros(3), zo.zo_sgd(0.1), estimator, 5, journal=path, progress=False
+        fun,
+        np.zeros(3, np.float32),
+        zo.zo_sgd(0.1),
+        estimator,
+        5,
+        journal=path,
+        progress=False,
     )
     return result, np.array(values).reshape(5, 4), path
 

@@ -8,6 +8,7 @@ optimizers) cannot be compared with anything: the numeric checks let them pass.
 """
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -160,6 +161,28 @@ def as_params(params: Any) -> Any:
                 "Close over what is not optimized, or split it off."
             )
     return trees.as_arrays(params)
+
+
+def warn_of_float32(params: Any, stacklevel: int) -> None:
+    """Warns where NumPy's float64 becomes float32.
+
+    Args:
+      params: What a caller passed, floating-point.
+      stacklevel: The caller's frame, counted as `warnings.warn` would from the function
+        that calls this one. Python shows a warning once for each line of a caller.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not isinstance(leaf, np.ndarray | np.generic):
+            continue
+        if leaf.dtype == np.float64 and jnp.result_type(leaf) == jnp.float32:
+            warnings.warn(
+                f"params{jax.tree_util.keystr(path)} is float64 and becomes float32, "
+                "because JAX has 64 bits disabled. Pass float32, such as "
+                "np.zeros(5, np.float32), or enable 64 bits by "
+                "jax.config.update('jax_enable_x64', True).",
+                stacklevel=stacklevel + 1,
+            )
+            return
 
 
 def check_not_deleted(name: str, tree: Any) -> None:

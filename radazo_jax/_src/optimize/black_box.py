@@ -106,7 +106,7 @@ def minimize_black_box(
       fun: `fun(params)` gets a tree of NumPy arrays and returns a number, or a pair of
         a number and anything else. A point that a step has twice is evaluated once.
       params: The starting point, a tree of floating-point arrays. Those of float64
-        become float32, unless JAX has 64 bits enabled.
+        become float32, with a warning, unless JAX has 64 bits enabled.
       optimizer: As in `minimize`; it gets no `value_fn`. Calls with the same
         `optimizer` and `estimator` objects compile once.
       estimator: As in `minimize`. It says where the

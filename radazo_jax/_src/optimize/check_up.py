@@ -123,7 +123,9 @@ def check_up(
       → fun changes by ... ulps: make smoothing 1.5 times as large, ...
     """
     check_estimator(estimator)
-    params = checks.as_params(params)
+    arrays = checks.as_params(params)
+    checks.warn_of_float32(params, stacklevel=2)
+    params = arrays
     state = estimator.init(params)
     traced = _traceable(fun, params)
     one_by_one = estimator._replace(evaluator=compiled(1))

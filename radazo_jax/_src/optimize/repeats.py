@@ -3,7 +3,6 @@
 Ranges are confidence intervals of 95 %, for normal noise of one variance everywhere.
 """
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -46,11 +45,9 @@ def measures(values: Values) -> Measures:
     base, moved = values.base, values.moved
     value = _mean(base)
     noise, freedom = _noise([base, *moved.reshape(len(moved), -1).T])
-    # Without a value that is finite, a point tells nothing.
-    with warnings.catch_warnings(), np.errstate(invalid="ignore"):
-        warnings.simplefilter("ignore", RuntimeWarning)
-        finite = np.where(np.isfinite(moved), moved, np.nan)
-        change = np.nanmean(finite, axis=0) - value
+    finite = np.isfinite(moved)
+    with np.errstate(invalid="ignore"):  # A point without a finite value is NaN.
+        change = np.where(finite, moved, 0).sum(0) / finite.sum(0) - value
     above, below = change.T
     slope, curve = (above - below) / 2, (above + below) / 2
 

@@ -155,8 +155,10 @@ def start(
     estimator: GradientEstimator,
     key: jax.typing.ArrayLike,
 ) -> MinimizeState:
-    """The state before the first step."""
-    params = checks.as_params(params)
+    """The state before the first step; called by what a user calls."""
+    arrays = checks.as_params(params)
+    checks.warn_of_float32(params, stacklevel=3)
+    params = arrays
     count = jnp.zeros((), jnp.int32)
     return MinimizeState(
         params,
