@@ -33,7 +33,8 @@ def value_and_grad(
 
     Raises:
       TypeError: If `estimator` is not a `GradientEstimator`, or, when called, if
-        the loss is not real or the parameters are not floating-point.
+        the first argument is no key, the loss is not real or the parameters are not
+        floating-point.
       ValueError: If, when called, the loss is not a scalar, the tree of parameters is
         empty, or the estimator has state (use its `estimate`).
 

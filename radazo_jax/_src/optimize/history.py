@@ -189,7 +189,8 @@ def scalars(state: Any) -> dict[str, Any]:
 
     Args:
       state: The state of a run, of `ask_tell`, of an Optax chain or of an estimator.
-        What lies in a tree like the parameters of a run is left out.
+        What lies in a tree like the parameters of a run is left out. So are counts,
+        which are integers.
 
     Returns:
       Name -> a scalar, an array of shape (). The name is that of the field or, where

@@ -78,7 +78,7 @@ def read(path: str | os.PathLike[str]) -> Journal | None:
         for number, line in enumerate(lines):
             if number == 0 and line[: len(_BEGIN)] != _BEGIN[: len(line)]:
                 raise ValueError(
-                    f"journal must be a file that a run wrote, or a new one; got "
+                    "journal must be a file that a run wrote, or a new one; got "
                     f"{os.fspath(path)!r}, which begins with {line[:20]!r}. Give "
                     "another path." + checks.see("api/black_boxes")
                 )
