@@ -93,6 +93,12 @@ def test_ranges_cover_the_true_noise_and_the_true_change():
     assert np.all(missed <= 9), missed
 
 
+def test_tiny_noise_leaves_a_narrow_range_of_the_change():
+    found = zo.check_up(noisy_linear(30.0, 1e-6, 0), TEN, ESTIMATOR)
+    least, most = found.difference_range
+    assert 0 < least <= found.difference <= most < least + 1e-5
+
+
 def advised_factor(found):
     """What the first advice multiplies smoothing by."""
     words = found.advice[0].partition("make smoothing ")[2]

@@ -116,7 +116,9 @@ def _range_of_signal(changes: np.ndarray, shared: Any, own: Any) -> tuple[float,
     variance = np.sum(variances**2) / np.sum(variances)
     k = np.sum(variances) / variance
     total = np.sum(found**2) / variance
-    lam = np.linspace(0, np.sqrt(total) + 5, 2000) ** 2
+    # √λ lies within a few units of the root of the sum.
+    root = np.sqrt(total)
+    lam = np.linspace(max(root - 6, 0), root + 6, 2000) ** 2
     r, p = k + lam, (k + 2 * lam) / (k + lam) ** 2
     h = 1 - 2 * r * (k + 3 * lam) / (3 * (k + 2 * lam) ** 2)
     m = (h - 1) * (1 - 3 * h)

@@ -111,22 +111,31 @@ def check_trees(
         ("estimator", estimator.init, state.estimator_state),
     ):
         expected = jax.eval_shape(init, state.params)
-        structures: list[Any] = [jax.tree.structure(x) for x in (expected, got)]
-        if structures[0] != structures[1]:
-            trees = structures
-        elif leaves and _kinds(expected) != _kinds(got):
-            trees = [shown.tree(x) for x in (expected, got)]
-        else:
-            continue
-        raise ValueError(
-            f"state must be of this {name} and these params, a tree {trees[0]}; got "
-            f"{trees[1]}. Continue with the {name} that made it, or start another run "
-            "from state.params."
+        pair = _difference(expected, got, leaves)
+        if pair is not None:
+            raise ValueError(
+                f"state must be of this {name} and these params, with {pair[0]}; got "
+                f"{pair[1]}. Continue with the {name} that made it, or start another "
+                "run from state.params."
+            )
+
+
+def _difference(expected: Any, got: Any, leaves: bool) -> tuple[str, str] | None:
+    """Two trees where they differ: their structures, or their first such leaves."""
+    structures: list[Any] = [jax.tree.structure(x) for x in (expected, got)]
+    if structures[0] != structures[1]:
+        return f"a tree {structures[0]}", f"a tree {structures[1]}"
+    if leaves:
+        paired = zip(
+            jax.tree_util.tree_leaves_with_path(expected),
+            jax.tree.leaves(got),
+            strict=True,
         )
-
-
-def _kinds(tree: Any) -> list[Any]:
-    return [(jnp.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(tree)]
+        for (path, x), y in paired:
+            if (jnp.shape(x), jnp.result_type(x)) != (jnp.shape(y), jnp.result_type(y)):
+                place = jax.tree_util.keystr(path)
+                return f"{shown.tree(x)} at {place}", f"{shown.tree(y)} there"
+    return None
 
 
 def check_room(state: MinimizeState, num_steps: int = 1) -> None:
