@@ -94,8 +94,12 @@ def value_and_grad(
     _check_loss_fn(loss_fn)
 
     def estimated(
-        key: jax.typing.ArrayLike, model: Any, *args: Any, **kwargs: Any
+        key: jax.typing.ArrayLike | None = None,
+        model: Any = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[Any, nnx.State]:
+        key = gradients.key_first(key, model, "model")
         graphdef, *arguments = *_split(model, wrt), args, kwargs
 
         def loss(

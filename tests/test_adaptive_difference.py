@@ -88,7 +88,7 @@ def test_a_run_goes_on_under_noise(noise):
     def run(estimator):
         result = zo.minimize_black_box(
             lambda x: float(np.mean((x - 1) ** 2) + noise * draw.normal()),
-            np.zeros(50),
+            np.zeros(50, np.float32),
             zo.parabolic_sgd(),
             estimator(zo.orthonormal()),
             1500,

@@ -3,9 +3,11 @@
 import itertools
 import multiprocessing
 import pickle
+import warnings
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from black_boxes import (
@@ -208,6 +210,13 @@ def not_picklable():
         (lambda: run(max_retries=-1), ValueError, "max_retries must be an int ≥ 0"),
         (lambda: run(fun=3), TypeError, "fun must be a function"),
         (lambda: run(bounds=(0.5, 1.0)), ValueError, "params must lie within bounds"),
+        (lambda: run(bounds=(2, -2)), ValueError, "lower 2.0 and upper -2.0 at params"),
+        (
+            lambda: run(bounds=(np.nan, 2)),
+            ValueError,
+            "got lower nan and upper",
+        ),
+        (lambda: run(bounds=(-1, np.r_[[1.0] * 5, -3])), ValueError, r"-3.0.*\[5\]"),
         (lambda: run(bounds=3.0), ValueError, "bounds must be a pair"),
         (lambda: run(bounds=(-1, {"a": 2})), ValueError, "bounds must be a pair"),
         (
@@ -229,3 +238,42 @@ def test_the_bar_tells_the_best_the_rate_and_failures(capsys):
     run(lambda x: fun(x) if next(calls) != 2 else np.nan, steps=2, progress=True)
     shown = capsys.readouterr().err
     assert all(f"{name}=" in shown for name in ("best", "evaluations/s", "failed"))
+
+
+def calls_with(start):
+    """What takes parameters to begin with."""
+    options = {"num_steps": 1, "progress": False}
+    methods = zo.radazo(1e-2), zo.forward_difference(num_directions=1)
+    return {
+        "minimize": lambda: zo.minimize(jnp.sum, start, *methods, **options),
+        "black box": lambda: zo.minimize_black_box(np.sum, start, *methods, **options),
+        "ask_tell": lambda: zo.ask_tell(*methods).init(start, 0),
+        "check_up": lambda: zo.check_up(np.sum, start, methods[1]),
+    }
+
+
+@pytest.mark.parametrize("name", calls_with(None))
+def test_float64_that_becomes_float32_is_noted_at_the_line_of_the_call(name):
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.resetwarnings()  # Python's default: once for each line.
+        warnings.simplefilter("default")
+        for _ in range(2):
+            calls_with(np.zeros(3))[name]()
+    (note,) = noted
+    assert note.category is UserWarning and note.filename == __file__
+    for words in ("params is float64", "float32", "jax_enable_x64"):
+        assert words in str(note.message)
+
+
+@pytest.mark.parametrize("name", calls_with(None))
+def test_other_dtypes_are_not_noted(name):
+    """Warnings are errors here. A Python number is no float64."""
+    calls_with(np.zeros(3, np.float32))[name]()
+    with jax.enable_x64(True):
+        calls_with(np.zeros(3))[name]()
+
+
+def test_the_array_that_becomes_float32_is_named():
+    init = zo.ask_tell(zo.radazo(1e-2), zo.forward_difference()).init
+    with pytest.warns(UserWarning, match=r"params\['b'\] is float64"):
+        init({"a": 1.0, "b": np.ones(2), "c": np.ones(2)}, 0)

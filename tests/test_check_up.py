@@ -1,5 +1,7 @@
 """What a few evaluations tell before a run."""
 
+import itertools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -24,7 +26,7 @@ def test_measures_a_quadratic(capsys):
     points = np.stack(evaluations[4:]).astype(np.float64)
     above, below = points[0::2], points[1::2]
     np.testing.assert_allclose(above + below, 2 * np.stack([START] * 4), rtol=1e-6)
-    moved = np.sum(above**2, 1) / 2 - value
+    moved = np.sum(points**2, 1) / 2 - value
     slopes = np.sum(above**2 - below**2, 1) / 4
     assert len(evaluations) == 12
     np.testing.assert_allclose(found.value, value, rtol=1e-6)
@@ -32,6 +34,7 @@ def test_measures_a_quadratic(capsys):
     expected = (0.1**2 / 2) / np.sqrt(np.mean(slopes**2))
     np.testing.assert_allclose(found.curvature, expected, rtol=1e-4)
     assert found.noise == 0
+    assert found.difference_range == (found.difference, found.difference)
     assert found.ulp == np.spacing(np.float32(value))
     assert found.advice == ()
     assert "nothing to mend" in capsys.readouterr().out
@@ -59,12 +62,100 @@ def test_leaves_out_the_tree_beside_which_points_lie(shifted):
     assert found == expected
 
 
-def test_finds_noise():
+def noisy_linear(slope, noise, seed):
+    """A linear function of ten numbers, and its change along the paper's law."""
+    draws = np.random.default_rng(seed)
+    return lambda x: float(slope * x[0] + noise * draws.normal())
+
+
+TEN = np.zeros(10, np.float32)
+
+
+def test_ranges_cover_the_true_noise_and_the_true_change():
+    """Each of 60 ranges misses with probability 0.05: more than 9 have p < 0.002."""
+    noise, missed = 0.1, np.zeros(2)
+    for seed, slope in itertools.product(range(20), (0.1, 1.0, 30.0)):
+        points, fun = [], noisy_linear(slope, noise, seed)
+
+        def recorded(x, fun=fun, points=points):
+            value = fun(x)
+            points.append(x)
+            return value
+
+        found = zo.check_up(recorded, TEN, ESTIMATOR, seed)
+        moved = np.array([x[0] for x in points if x.any()], np.float64)
+        change = slope * np.sqrt(np.mean(moved**2))
+        for i, (true, (least, most)) in enumerate(
+            [(noise, found.noise_range), (change, found.difference_range)]
+        ):
+            missed[i] += not least <= true <= most
+        assert 0.6 * noise < found.noise < 1.5 * noise  # Of 39 degrees of freedom.
+    assert np.all(missed <= 9), missed
+
+
+def test_tiny_noise_leaves_a_narrow_range_of_the_change():
+    found = zo.check_up(noisy_linear(30.0, 1e-6, 0), TEN, ESTIMATOR)
+    least, most = found.difference_range
+    assert 0 < least <= found.difference <= most < least + 1e-5
+
+
+def advised_factor(found):
+    """What the first advice multiplies smoothing by."""
+    words = found.advice[0].partition("make smoothing ")[2]
+    return float(words.removeprefix("at least ").split()[0])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_advice_under_noise_ends_near_the_right_smoothing(seed):
+    """The right one makes the noise of 0.1 the 0.3 of the change: 0.3 s |u₀| = 0.1."""
+    smoothing, points, fun = 0.032, [], noisy_linear(1.0, 0.1, seed)
+
+    def recorded(x):
+        value = fun(x)
+        points.append(x[0])
+        return value
+
+    for calls in itertools.count():
+        estimator = zo.forward_difference(smoothing=smoothing)
+        found = zo.check_up(recorded, TEN, estimator, seed)
+        if calls == 0:
+            moved = np.array(points)[np.array(points) != 0]
+            right = 0.1 / 0.3 / (np.sqrt(np.mean(moved**2)) / smoothing)
+            assert found.advice[0].partition("make smoothing at least ")[1]
+            # The lower limit of 95 % is printed with two digits.
+            assert 2 < advised_factor(found) < 1.1 * right / smoothing
+        if not found.advice:
+            break
+        smoothing *= advised_factor(found)
+    assert calls < 5
+    assert right / 1.5 < smoothing < 2.5 * right
+
+
+def test_noise_is_not_called_a_difference():
     draws = np.random.default_rng(0)
     quiet = float(np.sum(START**2))
     found = zo.check_up(lambda x: quiet + draws.normal(), START, ESTIMATOR, 0)
-    assert 0.3 < found.noise < 3
+    assert found.difference < 0.5
+    assert found.difference_range[0] == 0
     assert "the noise of fun hides its change" in found.advice[0]
+
+
+def test_noisy_values_are_evaluated_more_often():
+    calls, draws = [], np.random.default_rng(0)
+
+    def fun(x):
+        calls.append(np.asarray(x))
+        return draws.normal()
+
+    zo.check_up(fun, START, ESTIMATOR)
+    at_start = [x for x in calls if np.array_equal(x, START)]
+    assert (len(at_start), len(calls)) == (16, 48)
+
+
+@pytest.mark.parametrize("fun", [lambda x: 3.0, lambda x: jnp.float32(3.0)])
+def test_says_that_a_function_does_not_change(fun):
+    found = zo.check_up(fun, START, ESTIMATOR)
+    assert found.advice[0].startswith("fun did not change: does it use its argument?")
 
 
 def test_finds_differences_of_few_ulps():

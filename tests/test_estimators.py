@@ -419,3 +419,19 @@ def test_aux_holds_what_is_no_array(make, batch_size):
     (_, aux), _ = value_and_grad(0, jnp.ones(4))
     assert aux["name"] == "loss" and aux["none"] is None
     assert aux["twice"].shape == (4,)
+
+
+def test_the_key_comes_first():
+    value_and_grad = zo.value_and_grad(jnp.sum, zo.forward_difference())
+    params = {"w": jnp.ones(3)}
+    for call in (
+        lambda: value_and_grad(params),
+        lambda: value_and_grad(params, jax.random.key(0)),
+        lambda: value_and_grad(jnp.ones(3), 0),
+    ):
+        with pytest.raises(TypeError, match="key must be the first argument"):
+            call()
+    with pytest.raises(TypeError, match="params must be the second argument"):
+        value_and_grad(jax.random.key(0))
+    value, _ = value_and_grad(key=0, params=jnp.ones(3))
+    assert value == 3

@@ -56,7 +56,13 @@ def black_box(tmp_path_factory):
 
     estimator = zo.forward_difference(num_directions=3, smoothing=0.1)
     result = zo.minimize_black_box(
-        fun, np.zeros(3), zo.zo_sgd(0.1), estimator, 5, journal=path, progress=False
+        fun,
+        np.zeros(3, np.float32),
+        zo.zo_sgd(0.1),
+        estimator,
+        5,
+        journal=path,
+        progress=False,
     )
     return result, np.array(values).reshape(5, 4), path
 
@@ -134,6 +140,19 @@ def test_trees_like_the_parameters_are_left_out():
     names = {name.rpartition(".")[2] for name in zo.scalars(state)}
     assert {"learning_rate", "smoothing", "curvature"} < names
     assert not names & {"a", "b", "mu", "nu"}
+
+
+def test_numbers_inside_of_multi_steps():
+    """A chain without floating-point numbers has none to be found."""
+    inner = optax.inject_hyperparams(zo.radazo)(0.5)
+    estimate = zo.estimate_gradient(zo.forward_difference(), 0)
+    for chain, names in (
+        (inner, {"learning_rate"}),
+        (optax.chain(estimate, inner), {"learning_rate", "value"}),
+        (zo.parabolic_sgd(), {"step_size"}),
+    ):
+        state = optax.MultiSteps(chain, 2).init(jnp.ones(3))
+        assert names <= zo.scalars(state).keys()
 
 
 def test_table_of_a_run(compiled, tmp_path):

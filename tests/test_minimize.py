@@ -307,3 +307,51 @@ def test_a_long_chunk_is_one_chunk():
     )
     assert steps == [15_000, 5_000]
     assert_same(result.values, run(20_000).values)
+
+
+@pytest.mark.parametrize(
+    "fun",
+    [
+        lambda x: float(x[0]) ** 2,
+        lambda x: np.sum(np.abs(x)),
+        lambda x: jnp.sum(x) if x[0] > 0 else -jnp.sum(x),
+        lambda x: jnp.float32(range(3)[x[0].astype(jnp.int32)]),
+    ],
+    ids=["float", "NumPy", "if", "index"],
+)
+def test_a_function_that_cannot_be_traced_is_sent_to_black_boxes(fun):
+    with pytest.raises(TypeError, match=r"fun must be .*minimize_black_box") as caught:
+        run(2, fun)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value.__cause__, jax.errors.JAXTypeError | TypeError)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "estimator", "name"),
+    [
+        (zo.zo_sgd(1e-2), ESTIMATOR, "optimizer"),
+        (zo.radazo(1e-2, mu_dtype="bfloat16"), ESTIMATOR, "optimizer"),
+        (OPTIMIZER, zo.adaptive_difference(Hashed()), "estimator"),
+    ],
+    ids=["tree", "dtype", "estimator"],
+)
+def test_a_state_of_another_method_is_refused(optimizer, estimator, name):
+    state = run(2).state
+    with pytest.raises(
+        ValueError, match=f"state must be of this {name}.*Continue"
+    ) as e:
+        zo.minimize(loss, START, optimizer, estimator, 2, state=state, progress=False)
+    assert "\n" not in str(e.value)
+
+
+def test_arrays_that_were_donated_are_named():
+    params = {"w": jnp.ones(20)}
+    jax.jit(lambda x: x + 1, donate_argnums=0)(params["w"])
+    call = {"num_steps": 2, "progress": False}
+    for drive in (zo.minimize, zo.minimize_black_box):
+        with pytest.raises(ValueError, match=r"donated.*params\['w'\].*jnp.copy"):
+            drive(lambda p: loss(p["w"]), params, OPTIMIZER, ESTIMATOR, **call)
+    kept = []
+    run(4, chunk_size=2, callback=lambda state, values: kept.append(state))
+    with pytest.raises(ValueError, match=r"state must hold.*donated.*jnp\.copy, state"):
+        run(2, state=kept[0])

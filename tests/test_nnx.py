@@ -259,3 +259,13 @@ def test_bad_input_is_named():
         zo_nnx.value_fn(lambda model: loss_fn(model, X, Y), model, nnx.LoRAParam)
     with pytest.raises(ValueError, match="scalar loss"):
         zo_nnx.value_and_grad(lambda model: model(X), estimator)(0, model)
+
+
+def test_the_key_comes_first():
+    model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+    value_and_grad = zo_nnx.value_and_grad(
+        lambda model: jnp.sum(model(jnp.ones(2))), zo.forward_difference()
+    )
+    for args in ((model,), (model, 0)):
+        with pytest.raises(TypeError, match=r"key must be the first.*\(key, model"):
+            value_and_grad(*args)

@@ -1,5 +1,6 @@
 """`estimate_gradient`: the zeroth-order step as an Optax chain."""
 
+import inspect
 import pathlib
 import pickle
 import re
@@ -62,8 +63,27 @@ def test_a_chain_minimizes_and_reports_its_value():
     )
     params, state = run(tx, PARAMS, tx.init(PARAMS), 300)
     assert loss(params) < 0.05 * loss(PARAMS)
-    np.testing.assert_allclose(optax.tree.get(state, "value"), loss(params), atol=0.2)
-    assert optax.tree.get(tx.init(PARAMS), "value") == jnp.inf
+    np.testing.assert_allclose(latest_value(state), loss(params), atol=0.2)
+    assert latest_value(tx.init(PARAMS)) == jnp.inf
+
+
+def latest_value(state):
+    """By the expression that the docstring of `estimate_gradient` prints."""
+    text = inspect.getdoc(zo.estimate_gradient)
+    (expression,) = re.findall(r"latest value is\s+`(.*?)`", text)
+    return eval(expression, {"optax": optax, "state": state})
+
+
+def test_the_value_is_found_beside_those_of_an_inner_transformation():
+    def loss_of_square(params):
+        return optax.tree.norm(params, squared=True)
+
+    alone = zo.estimate_gradient(ESTIMATOR, 0, zo.parabolic_sgd())
+    for tx in (alone, optax.chain(alone, optax.scale(1.0))):
+        update = updater(tx, loss_of_square)
+        _, state = update(PARAMS, tx.init(PARAMS))
+        expected = loss_of_square(PARAMS)
+        np.testing.assert_allclose(latest_value(state), expected, rtol=1e-6)
 
 
 def test_a_checkpoint_of_the_state_is_a_checkpoint_of_the_run(tmp_path):

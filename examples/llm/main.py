@@ -139,15 +139,32 @@ def read(
 
 def find_model(name: str) -> Path:
     """The folder of a model: `name` itself, or its place in Hugging Face's cache."""
-    if Path(name).is_dir():
-        return Path(name)
-    try:
-        return Path(huggingface_hub.snapshot_download(name, local_files_only=True))
-    except (HFValidationError, LocalEntryNotFoundError):
-        raise FileNotFoundError(
-            f"--model must be a folder or a model in the local Hugging Face cache; got "
-            f"{name!r}. `hf download {name}` gets its files where there is a network."
-        ) from None
+    folder = Path(name)
+    if not (folder.is_dir() or folder.suffix.lower() == ".gguf"):
+        try:
+            folder = Path(
+                huggingface_hub.snapshot_download(name, local_files_only=True)
+            )
+        except (HFValidationError, LocalEntryNotFoundError):
+            raise FileNotFoundError(
+                "--model must be a folder or a model in the local Hugging Face cache; "
+                f"got {name!r}. `hf download {name}` gets its files where there is a "
+                "network."
+            ) from None
+    if not folder.is_dir() or _has_only_gguf(folder):
+        raise ValueError(
+            "--model must be a folder in Hugging Face's format, with config.json and "
+            f"safetensors; got GGUF: {name!r}. Use the model that the GGUF file was "
+            "made from."
+        )
+    return folder
+
+
+def _has_only_gguf(folder: Path) -> bool:
+    """Whether a folder has GGUF files, and no model in Hugging Face's format."""
+    return not (folder / weights.CONFIG).exists() and any(
+        path.suffix.lower() == ".gguf" for path in folder.glob("*")
+    )
 
 
 def compare(options: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ optimizers) cannot be compared with anything: the numeric checks let them pass.
 """
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -122,9 +123,13 @@ def _check_number(
     return value
 
 
+# A wheel has no pages, and they have no address on the web.
+_PAGE = "docs/{}.md in the source distribution of radazo_jax"
+
+
 def see(page: str) -> str:
     """The end of an error that a page of the documentation explains."""
-    return f" See docs/{page}.md."
+    return f" See {_PAGE.format(page)}."
 
 
 def _describe(value: Any) -> str:
@@ -143,6 +148,7 @@ def as_params(params: Any) -> Any:
         raise ValueError(
             f"params must hold at least one number; got empty arrays in {params!r}."
         )
+    check_not_deleted("params", params)
     for path, leaf in leaves:
         try:
             dtype = jnp.result_type(leaf)
@@ -155,6 +161,40 @@ def as_params(params: Any) -> Any:
                 "Close over what is not optimized, or split it off."
             )
     return trees.as_arrays(params)
+
+
+def warn_of_float32(params: Any, stacklevel: int) -> None:
+    """Warns where NumPy's float64 becomes float32.
+
+    Args:
+      params: What a caller passed, floating-point.
+      stacklevel: The caller's frame, counted as `warnings.warn` would from the function
+        that calls this one. Python shows a warning once for each line of a caller.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not isinstance(leaf, np.ndarray | np.generic):
+            continue
+        if leaf.dtype == np.float64 and jnp.result_type(leaf) == jnp.float32:
+            warnings.warn(
+                f"params{jax.tree_util.keystr(path)} is float64 and becomes float32, "
+                "because JAX has 64 bits disabled. Pass float32, such as "
+                "np.zeros(5, np.float32), or enable 64 bits by "
+                "jax.config.update('jax_enable_x64', True).",
+                stacklevel=stacklevel + 1,
+            )
+            return
+
+
+def check_not_deleted(name: str, tree: Any) -> None:
+    """Raises if an array of a tree was donated to a program, or deleted."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        known = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+        if known and leaf.is_deleted():
+            raise ValueError(
+                f"{name} must hold arrays with values; got one that was deleted or "
+                f"donated to a compiled function, {name}{jax.tree_util.keystr(path)}. "
+                f"Donate or keep a copy instead: jax.tree.map(jnp.copy, {name})."
+            )
 
 
 def checked_loss(

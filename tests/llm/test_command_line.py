@@ -141,6 +141,19 @@ def test_bad_input_is_one_line(job, tmp_path, capsys, given, message):
     assert len(lines) == 1 and message in lines[0], lines
 
 
+@pytest.mark.parametrize("given", ["model.Q4_K.gguf", "folder"])
+def test_a_model_in_gguf_is_named(job, tmp_path, capsys, given):
+    file = tmp_path / "folder" / "model.gguf"
+    file.parent.mkdir()
+    for path in (file, tmp_path / "model.Q4_K.gguf"):
+        path.write_bytes(b"GGUF")
+    with pytest.raises(SystemExit):
+        main.main(_arguments(job, tmp_path / "run", "--model", str(tmp_path / given)))
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "--model must be a folder in Hugging Face's format" in line
+    assert "got GGUF" in line
+
+
 def test_a_prompt_longer_than_the_context_is_refused(job, tmp_path, capsys):
     lines = (job / "train.tsv").read_text(encoding="utf-8").splitlines()
     lines.append(f"{'a good day. ' * 100}\t1")

@@ -6,8 +6,10 @@ from typing import Any
 import jax
 from jax.tree_util import Partial
 
+from radazo_jax._src import shown
 from radazo_jax._src.estimate.estimator import GradientEstimator, check_estimator
 from radazo_jax._src.estimate.vectorized import Evaluator, check_evaluator, vectorized
+from radazo_jax._src.numbers import keys
 
 
 def value_and_grad(
@@ -37,7 +39,8 @@ def value_and_grad(
 
     Raises:
       TypeError: If `estimator` is not a `GradientEstimator`, or, when called, if
-        the loss is not real or the parameters are not floating-point.
+        the first argument is no key, the loss is not real or the parameters are not
+        floating-point.
       ValueError: If, when called, the loss is not a scalar, the tree of parameters is
         empty, or the estimator has state (use `solver`).
 
@@ -60,8 +63,12 @@ def value_and_grad(
     check_evaluator(evaluator)
 
     def estimated(
-        key: jax.typing.ArrayLike, params: Any, *args: Any, **kwargs: Any
+        key: jax.typing.ArrayLike | None = None,
+        params: Any = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[Any, Any]:
+        key = key_first(key, params, "params")
         state = estimator.init(params)
         if jax.tree.leaves(state):
             raise ValueError(
@@ -75,6 +82,24 @@ def value_and_grad(
         return value, gradient
 
     return estimated
+
+
+def key_first(key: Any, params: Any, name: str) -> jax.Array:
+    """The key, typed; raises if the key is missing, or follows the parameters."""
+    try:
+        typed = keys.as_key(key)
+    except TypeError as error:
+        raise TypeError(
+            f"key must be the first argument, as in (key, {name}, ...); got "
+            f"{shown.tree(key)} first. Pass a key such as jax.random.key(0) before "
+            f"{name}."
+        ) from error
+    if params is None:
+        raise TypeError(
+            f"{name} must be the second argument, as in (key, {name}, ...); got a key "
+            "alone."
+        )
+    return typed
 
 
 def of_params(

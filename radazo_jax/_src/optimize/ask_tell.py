@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src import trees
+from radazo_jax._src import shown, trees
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.points import candidates
 from radazo_jax._src.optimize import box, history, step
@@ -28,6 +28,9 @@ class AskTellState(NamedTuple):
 
     run: SolverState
     asked: np.ndarray
+
+    def __repr__(self) -> str:
+        return shown.on_a_line(self, run=repr(self.run), asked=shown.number(self.asked))
 
     @property
     def params(self) -> Any:

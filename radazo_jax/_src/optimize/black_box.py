@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 
-from radazo_jax._src import checks
+from radazo_jax._src import checks, shown
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.outside import Outcome, distinct, outside
 from radazo_jax._src.optimize import ask_tell, host, step
@@ -39,6 +39,15 @@ class Best(NamedTuple):
     number: int
     info: Any
 
+    def __repr__(self) -> str:
+        return shown.on_a_line(
+            self,
+            params=shown.tree(self.params),
+            value=shown.number(self.value),
+            number=str(self.number),
+            info=shown.tree(self.info),
+        )
+
 
 class BlackBoxResult(NamedTuple):
     """What `minimize_black_box` returns.
@@ -58,6 +67,17 @@ class BlackBoxResult(NamedTuple):
     num_evaluations: int
     state: SolverState
     history: History
+
+    def __repr__(self) -> str:
+        return shown.on_lines(
+            self,
+            params=shown.tree(self.params),
+            values=shown.series(self.values),
+            best=repr(self.best),
+            num_evaluations=str(self.num_evaluations),
+            state=repr(self.state),
+            history=repr(self.history),
+        )
 
 
 def minimize_black_box(
@@ -86,7 +106,7 @@ def minimize_black_box(
       fun: `fun(params)` gets a tree of NumPy arrays and returns a number, or a pair of
         a number and anything else. A point that a step has twice is evaluated once.
       params: The starting point, a tree of floating-point arrays. Those of float64
-        become float32, unless JAX has 64 bits enabled.
+        become float32, with a warning, unless JAX has 64 bits enabled.
       optimizer: As in `minimize`; it gets no `value_fn`. Calls with the same
         `optimizer` and `estimator` objects compile once.
       estimator: As in `minimize`; it says where the function is evaluated.

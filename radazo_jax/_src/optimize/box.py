@@ -37,10 +37,18 @@ def check_bounds(bounds: Any, params: Any) -> None:
         strict=True,
     )
     for (path, p), low, high in leaves:
+        where = f"params{jax.tree_util.keystr(path)}"
+        wrong = np.argwhere(~np.asarray(low <= high))
+        if len(wrong):
+            place = tuple(wrong[0])
+            raise ValueError(
+                "bounds must have no lower bound that exceeds its upper bound, and no "
+                f"NaN; got lower {low[place]} and upper {high[place]} at {where}"
+                f"{list(map(int, place)) or ''}. Pass (lower, upper), in this order."
+            )
         if not bool(jnp.all((low <= p) & (p <= high))):
             raise ValueError(
-                "params must lie within bounds; got values outside of them at "
-                f"params{jax.tree_util.keystr(path)}."
+                f"params must lie within bounds; got values outside of them at {where}."
             )
 
 

@@ -1,7 +1,8 @@
 """What a few evaluations tell of a function before a run."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
@@ -18,10 +19,14 @@ from radazo_jax._src.estimate.estimator import (
 from radazo_jax._src.estimate.outside import outside
 from radazo_jax._src.estimate.points import Draw, Points, candidates
 from radazo_jax._src.estimate.vectorized import vectorized
+from radazo_jax._src.optimize.repeats import Values, measures, ratio
 from radazo_jax._src.trees import wide, widest
 
 _DIRECTIONS = 4
 _REPEATS = 4
+
+# Evaluations added where the first ones at θ differ: at θ, and at each other point.
+_MORE_AT_START, _MORE_AT_POINTS = 12, 3
 
 # Shares and ratios beyond which something is to be mended.
 _MUCH_LOST = 0.3
@@ -36,12 +41,15 @@ class CheckUp(NamedTuple):
 
     Attributes:
       value: The value at θ, the mean of what was evaluated there.
-      noise: The standard deviation of the value at one point, evaluated again.
-      difference: The root mean square of f(θ + s u) − f(θ), with s the distance at
-        which the estimator evaluates.
+      noise: The standard deviation of repeated values at one point.
+      noise_range: A 95 % confidence interval of `noise`, for normal noise.
+      difference: The root mean square of f(θ ± s u) − f(θ), with s the distance at
+        which the estimator evaluates. The part due to noise is subtracted.
+      difference_range: A 95 % confidence interval of `difference`, for normal noise.
       ulp: The spacing of the numbers in which values are compared, at the value.
       curvature: The part of a difference that is due to the curvature of the
-        function, divided by the part due to its slope.
+        function, divided by the part due to its slope. The part due to noise is
+        subtracted from both. NaN if noise hides the difference.
       lost: The share of each leaf's perturbation that its dtype rounds away: the norm
         of what is lost, divided by that of the perturbation.
       failures: What was said of evaluations that failed.
@@ -50,7 +58,9 @@ class CheckUp(NamedTuple):
 
     value: float
     noise: float
+    noise_range: tuple[float, float]
     difference: float
+    difference_range: tuple[float, float]
     ulp: float
     curvature: float
     lost: dict[str, float]
@@ -62,10 +72,11 @@ class CheckUp(NamedTuple):
         worst = max(self.lost, key=lambda name: self.lost[name])
         lines = [
             f"value at θ              {self.value:.6g}",
-            f"noise at one point      {self.noise:.3g}",
-            f"difference along u      {self.difference:.3g}",
-            f"  in units of the noise {_ratio(self.difference, self.noise):.3g}",
-            f"  in ulps of the value  {_ratio(self.difference, self.ulp):.3g}",
+            f"noise at one point      {self.noise:.3g}{_shown(self.noise_range)}",
+            f"difference along u      {self.difference:.3g}"
+            f"{_shown(self.difference_range)}",
+            f"  in units of the noise {ratio(self.difference, self.noise):.3g}",
+            f"  in ulps of the value  {ratio(self.difference, self.ulp):.3g}",
             f"curvature / slope       {self.curvature:.3g}",
             f"lost by rounding        {self.lost[worst]:.1%} (params{worst})",
             *(f"failed                  {text}" for text in self.failures),
@@ -78,12 +89,14 @@ def check_up(
     fun: Callable[[Any], Any],
     params: Any,
     estimator: GradientEstimator,
-    key: jax.typing.ArrayLike,
+    key: jax.typing.ArrayLike = 0,
 ) -> CheckUp:
     """Evaluates a function at a few points, and says what to set before a run.
 
     It evaluates θ four times, and two points along each of at most four directions,
-    at the distance of the estimator: 12 evaluations.
+    at the distance of the estimator: 12 evaluations. If the values at θ differ, it
+    evaluates θ 12 more times and each other point 3 more times, to separate the noise
+    from the change of the function: 48 evaluations.
 
     Args:
       fun: A function of the parameters, as in `minimize` or `minimize_black_box`. One
@@ -109,15 +122,17 @@ def check_up(
       → fun changes by ... ulps: make smoothing 1.5 times as large, ...
     """
     check_estimator(estimator)
-    params = checks.as_params(params)
+    arrays = checks.as_params(params)
+    checks.warn_of_float32(params, stacklevel=2)
+    params = arrays
     state = estimator.init(params)
     traced = _traceable(fun, params)
     draw = Draw.once(key)._replace(fun=fun if traced else None)
     points, _ = points_of(estimator, vectorized(1), draw, params, state)
     points = _both_ways(points)
-    evaluate = _by_jax if traced else _by_hand
-    values, failures, dtype = evaluate(fun, params, points)
-    found = _judged(values, dtype, lost_by_rounding(points, params), failures)
+    with (_by_jax if traced else _by_hand)(fun, params, points) as evaluate:
+        values = _measured(evaluate)
+    found = _judged(values, lost_by_rounding(points, params))
     print(found)
     return found
 
@@ -200,70 +215,99 @@ def _traceable(fun: Callable[[Any], Any], params: Any) -> bool:
     return traced[0]
 
 
+# `evaluate(n, m)` evaluates θ n times and the other points m times each.
+_Evaluate = Callable[[int, int], Values]
+
+
+def _measured(evaluate: _Evaluate) -> Values:
+    """The values, with more repetitions where the values at θ differ."""
+    few = evaluate(_REPEATS, 1)
+    if np.unique(few.base[np.isfinite(few.base)]).size < 2:
+        return few
+    more = evaluate(_MORE_AT_START, _MORE_AT_POINTS)
+    return Values(
+        np.concatenate([few.base, more.base]),
+        np.concatenate([few.moved, more.moved]),
+        few.dtype,
+        tuple(sorted({*few.failures, *more.failures})),
+    )
+
+
+@contextmanager
 def _by_jax(
     fun: Callable[[Any], Any], params: Any, points: Points
-) -> tuple[np.ndarray, tuple[str, ...], Any]:
+) -> Iterator[_Evaluate]:
     @jax.jit
     def at_points(params: Any, points: Points) -> jax.Array:
         values, _ = vectorized(1).evaluate(fun, params, points, False)
-        return points.join(values)
+        return values.along.reshape(-1)
 
     again = jax.jit(lambda params: checks.checked_loss(fun, False)(params)[0])
-    values = at_points(params, points)
-    repeated = [again(params) for _ in range(_REPEATS)]
-    return np.array([*repeated, *values[1:]], np.float64), (), values.dtype
+
+    def evaluate(at_start: int, at_points_each: int) -> Values:
+        moved = [at_points(params, points) for _ in range(at_points_each)]
+        base = [again(params) for _ in range(at_start)]
+        others = np.array(moved, np.float64).reshape(at_points_each, -1, 2)
+        return Values(np.array(base, np.float64), others, moved[0].dtype, ())
+
+    yield evaluate
 
 
+@contextmanager
 def _by_hand(
     fun: Callable[[Any], Any], params: Any, points: Points
-) -> tuple[np.ndarray, tuple[str, ...], Any]:
-    asked = jax.jit(candidates)(points, params)
-    repeats = [0] * (_REPEATS - 1)
-    order = np.array([*repeats, *range(points.num_points)])
-    asked = jax.tree.map(lambda x: np.array(x)[order], asked)
+) -> Iterator[_Evaluate]:
+    asked = jax.device_get(jax.jit(candidates)(points, params))
+    others = list(range(1, points.num_points))
     with outside(fun, None) as evaluate_points:
-        outcome = evaluate_points(asked, len(order))
-    assert outcome is not None
-    failures = tuple(sorted(set(outcome.failures.values())))
-    return outcome.values, failures, widest(params)
+
+        def evaluate(at_start: int, at_points_each: int) -> Values:
+            order = np.array([0] * at_start + others * at_points_each)
+            outcome = evaluate_points(
+                jax.tree.map(lambda x: x[order], asked), len(order)
+            )
+            assert outcome is not None
+            return Values(
+                outcome.values[:at_start],
+                outcome.values[at_start:].reshape(at_points_each, -1, 2),
+                widest(params),
+                tuple(sorted(set(outcome.failures.values()))),
+            )
+
+        yield evaluate
 
 
-def _judged(
-    values: np.ndarray,
-    dtype: Any,
-    lost: dict[str, float],
-    failures: tuple[str, ...],
-) -> CheckUp:
-    base, moved = values[:_REPEATS], values[_REPEATS:].reshape(-1, 2)
-    value = _mean(base)
-    noise = np.std(base, ddof=1) if np.isfinite(base).all() else np.nan
-    above, below = moved.T - value
-    difference = np.sqrt(_mean(above**2))
-    slope, curve = (above - below) / 2, (above + below) / 2
-    curvature = _ratio(np.sqrt(_mean(curve**2)), np.sqrt(_mean(slope**2)))
-    ulp = float(np.spacing(np.abs(np.asarray(value, dtype))))
-
-    # Noise alone makes a difference, for it is in both values.
-    seen = difference**2 - noise**2 * (1 + 1 / len(base))
-    signal = np.sqrt(max(seen, 0.0))
-
+def _judged(values: Values, lost: dict[str, float]) -> CheckUp:
+    found = measures(values)
+    noise, difference, curvature = found.noise, found.difference, found.curvature
+    ulp = float(np.spacing(np.abs(np.asarray(found.value, values.dtype))))
+    all_values = np.concatenate([values.base, values.moved.ravel()])
     advice = []
-    failed = int(np.sum(~np.isfinite(values)))
+    failed = int(np.sum(~np.isfinite(all_values)))
     if failed:
         advice.append(
-            f"fun failed at {failed} of {len(values)} points: find out why first"
+            f"fun failed at {failed} of {len(all_values)} points: find out why first"
         )
-    if noise > _NOISY * signal:
-        larger = min(_ratio(noise, _NOISY * signal), 10.0)
+    least, most = found.difference_range
+    if found.unchanged:
         advice.append(
-            f"the noise of fun hides its change along u: make smoothing {larger:.2g} "
+            "fun did not change: does it use its argument? If it does, make smoothing "
+            "10 times as large, and check again"
+        )
+    elif noise > _NOISY * difference:
+        # If the change cannot be told from zero, its upper limit bounds the factor.
+        hidden = least == 0
+        wanted = ratio(noise, _NOISY * (most if hidden else difference))
+        larger = f"{'at least ' if hidden else ''}{min(max(wanted, 1.5), 10.0):.2g}"
+        advice.append(
+            f"the noise of fun hides its change along u: make smoothing {larger} "
             "times as large, and check again, or average more directions"
         )
     elif difference < _FEW_ULPS * ulp:
-        larger = min(_ratio(_FEW_ULPS * ulp, difference), 10.0)
+        larger = f"{min(ratio(_FEW_ULPS * ulp, difference), 10.0):.2g}"
         advice.append(
             f"fun changes by {difference / ulp:.2g} ulps: make smoothing "
-            f"{larger:.2g} times as large, and check again, or subtract a constant "
+            f"{larger} times as large, and check again, or subtract a constant "
             "from fun, or compute it in float64"
         )
     elif curvature > _CURVED:
@@ -281,22 +325,20 @@ def _judged(
             "make smoothing larger, keep it in float32, or take low_rank()"
         )
     return CheckUp(
-        float(value),
-        float(noise),
-        float(difference),
+        found.value,
+        noise,
+        found.noise_range,
+        difference,
+        found.difference_range,
         ulp,
-        float(curvature),
+        curvature,
         lost,
-        failures,
+        values.failures,
         tuple(advice),
     )
 
 
-def _mean(values: np.ndarray) -> Any:
-    """The mean of those that are finite."""
-    finite = values[np.isfinite(values)]
-    return np.mean(finite) if finite.size else np.nan
-
-
-def _ratio(a: Any, b: Any) -> float:
-    return float(a) / float(b) if b else float("inf") if a else 0.0
+def _shown(interval: tuple[float, float]) -> str:
+    """A range, as reports print it; nothing where it is a number."""
+    least, most = interval
+    return f" (95 %: {least:.3g} to {most:.3g})" if least < most else ""

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from radazo_jax._src import shown
 from radazo_jax._src.optimize import journal
 from radazo_jax._src.optimize.step import StepInfo
 
@@ -39,6 +40,13 @@ class History(NamedTuple):
     failed: np.ndarray
     seconds: np.ndarray
     scalars: dict[str, np.ndarray]
+
+    def __repr__(self) -> str:
+        return shown.on_a_line(
+            self,
+            value=shown.series(self.value),
+            scalars=shown.names(list(self.scalars)),
+        )
 
     @classmethod
     def of(cls, parts: Sequence[Mapping[str, Any]]) -> "History":
@@ -181,7 +189,8 @@ def scalars(state: Any) -> dict[str, Any]:
 
     Args:
       state: The state of a run, of `ask_tell`, of an Optax chain or of an estimator.
-        What lies in a tree like the parameters of a run is left out.
+        What lies in a tree like the parameters of a run is left out. So are counts,
+        which are integers.
 
     Returns:
       Name -> a scalar, an array of shape (). The name is that of the field or, where

@@ -23,6 +23,7 @@ import numpy as np
 from radazo_jax._src import checks
 
 _LONGEST = 1 << 26  # Bytes of a line that are read.
+_BEGIN = b'{"fun":'  # Of the line of a run.
 
 
 class Record(NamedTuple):
@@ -75,6 +76,12 @@ def read(path: str | os.PathLike[str]) -> Journal | None:
     with file:
         lines = iter(lambda: file.readline(_LONGEST), b"")
         for number, line in enumerate(lines):
+            if number == 0 and line[: len(_BEGIN)] != _BEGIN[: len(line)]:
+                raise ValueError(
+                    "journal must be a file that a run wrote, or a new one; got "
+                    f"{os.fspath(path)!r}, which begins with {line[:20]!r}. Give "
+                    "another path." + checks.see("api/black_boxes")
+                )
             if not line.endswith(b"\n"):
                 _check_torn(path, number, line)
                 break
@@ -129,7 +136,7 @@ def _record(fields: dict[str, Any], step: int, run: dict[str, Any]) -> Record:
 
 def _check_torn(path: str | os.PathLike[str], number: int, line: bytes) -> None:
     """Warns of a line without its end, where it is one that a run began to write."""
-    begin = b'{"step":%d,' % (number - 1) if number else b'{"fun":'
+    begin = b'{"step":%d,' % (number - 1) if number else _BEGIN
     if len(line) == _LONGEST or not (line.startswith(begin) or begin.startswith(line)):
         raise _damaged(path, number, "it is not what a run writes")
     warnings.warn(

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from radazo_jax._src import checks, trees
+from radazo_jax._src import checks, shown, trees
 from radazo_jax._src.estimate.estimator import GradientEstimator, values_at
 from radazo_jax._src.estimate.vectorized import Evaluator, check_evaluator, vectorized
 from radazo_jax._src.optimize import ask_tell, host, revert, step
@@ -46,6 +46,15 @@ class MinimizeResult(NamedTuple):
     values: np.ndarray
     state: SolverState
     history: History
+
+    def __repr__(self) -> str:
+        return shown.on_lines(
+            self,
+            params=shown.tree(self.params),
+            values=shown.series(self.values),
+            state=repr(self.state),
+            history=repr(self.history),
+        )
 
 
 def minimize(
@@ -158,6 +167,8 @@ def minimize(
     run = Run(fun, sample, optimizer, estimator, evaluator)
     if state is None:
         state = step.start(run, params, key)
+    else:
+        step.check_state(run, state, leaves=True)
     state = resumed(state)
     step.check_known(state)
     step.check_room(state, num_steps)

@@ -79,7 +79,7 @@ def estimate_gradient(
       traced: close over it under `jax.jit`. `obj_fn` is another name for `value_fn`.
       Without `inner`, updates are NaN if no value can be used; `optax.apply_if_finite`
       skips such a step. The latest value is
-      `optax.tree.get(state, "value")`.
+      `optax.tree.get(state, "EstimateGradientState").value`, in any chain.
 
     Raises:
       TypeError: If `estimator` is not a `GradientEstimator`, the key is no key,
@@ -103,6 +103,8 @@ def estimate_gradient(
       >>> for _ in range(200):
       ...     params, state = step(params, state)
       >>> bool(loss(params) < 0.01)
+      True
+      >>> bool(optax.tree.get(state, "EstimateGradientState").value < 0.01)
       True
 
       Without a learning rate:

@@ -15,7 +15,7 @@ import optax
 from jax import lax
 from jax.tree_util import Partial
 
-from radazo_jax._src import checks
+from radazo_jax._src import checks, shown
 from radazo_jax._src.estimate import estimator as estimators
 from radazo_jax._src.estimate.estimator import GradientEstimator, check_estimator
 from radazo_jax._src.estimate.gradients import of_params
@@ -41,6 +41,10 @@ class Failures(NamedTuple):
     evaluations: jax.Array
     skipped: jax.Array
     in_a_row: jax.Array
+
+    def __repr__(self) -> str:
+        counts = {name: shown.number(x) for name, x in self._asdict().items()}
+        return shown.on_a_line(self, **counts)
 
 
 class Run(NamedTuple):
@@ -105,6 +109,16 @@ class SolverState(NamedTuple):
     step: jax.Array
     failures: Failures
 
+    def __repr__(self) -> str:
+        return shown.on_a_line(
+            self,
+            step=shown.number(self.step),
+            params=shown.tree(self.params),
+            optimizer_state=shown.count(self.optimizer_state),
+            estimator_state=shown.count(self.estimator_state),
+            failures=shown.number(getattr(self.failures, "evaluations", None)),
+        )
+
 
 def check_known(state: SolverState) -> None:
     """Raises if a run is to be traced."""
@@ -114,6 +128,51 @@ def check_known(state: SolverState) -> None:
             "compiles its own loop, so call it outside of jax.jit, jax.vmap and "
             "jax.grad; inside, take value_and_grad or estimate_gradient."
         )
+    checks.check_not_deleted("state", state)
+
+
+def check_state(run: Run, state: Any, *, leaves: bool = False) -> None:
+    """Raises if a state is not of this run.
+
+    Args:
+      run: The run.
+      state: The state, which may be traced.
+      leaves: Whether to compare dtypes and shapes too, which a compiled loop keeps.
+    """
+    if not isinstance(state, SolverState):
+        raise TypeError(
+            f"state must be a SolverState, made by init; got {type(state).__name__}."
+        )
+    for name, init, got in (
+        ("optimizer", run.optimizer.init, state.optimizer_state),
+        ("estimator", run.estimator.init, state.estimator_state),
+    ):
+        expected = jax.eval_shape(init, state.params)
+        pair = _difference(expected, got, leaves)
+        if pair is not None:
+            raise ValueError(
+                f"state must be of this {name} and these params, with {pair[0]}; got "
+                f"{pair[1]}. Continue with the {name} that made it, or start another "
+                "run from state.params."
+            )
+
+
+def _difference(expected: Any, got: Any, leaves: bool) -> tuple[str, str] | None:
+    """Two trees where they differ: their structures, or their first such leaves."""
+    structures: list[Any] = [jax.tree.structure(x) for x in (expected, got)]
+    if structures[0] != structures[1]:
+        return f"a tree {structures[0]}", f"a tree {structures[1]}"
+    if leaves:
+        paired = zip(
+            jax.tree_util.tree_leaves_with_path(expected),
+            jax.tree.leaves(got),
+            strict=True,
+        )
+        for (path, x), y in paired:
+            if (jnp.shape(x), jnp.result_type(x)) != (jnp.shape(y), jnp.result_type(y)):
+                place = jax.tree_util.keystr(path)
+                return f"{shown.tree(x)} at {place}", f"{shown.tree(y)} there"
+    return None
 
 
 def check_room(state: SolverState, num_steps: int = 1) -> None:
@@ -137,27 +196,11 @@ def check_run(optimizer: Any, estimator: Any, evaluator: Any = vectorized()) -> 
     check_evaluator(evaluator)
 
 
-def check_state(run: Run, state: Any) -> None:
-    """Raises if a state is not of this run, by the structures of its trees."""
-    if not isinstance(state, SolverState):
-        raise TypeError(
-            f"state must be a SolverState, made by init; got {type(state).__name__}."
-        )
-    for name, init, got in (
-        ("optimizer", run.optimizer.init, state.optimizer_state),
-        ("estimator", run.estimator.init, state.estimator_state),
-    ):
-        expected: Any = jax.tree.structure(jax.eval_shape(init, state.params))
-        if jax.tree.structure(got) != expected:
-            raise ValueError(
-                f"state must be of this {name} and these params, a tree {expected}; "
-                f"got {jax.tree.structure(got)}."
-            )
-
-
 def start(run: Run, params: Any, key: jax.typing.ArrayLike) -> SolverState:
-    """The state before the first step; raises if `params` lie outside of the bounds."""
-    params = checks.as_params(params)
+    """The state before the first step; called by what a user calls."""
+    arrays = checks.as_params(params)
+    checks.warn_of_float32(params, stacklevel=3)
+    params = arrays
     box.check_bounds(run.bounds, params)
     count = jnp.zeros((), jnp.int32)
     return SolverState(
@@ -181,9 +224,29 @@ def loss_of(
     run: Run, batch: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[Any], Any]:
     """The loss on a batch as a function of the parameters, within the bounds."""
-    if run.bounds is None:
-        return Partial(of_params, run.fun, batch, kwargs)
-    return Partial(_of_params_within, run.fun, run.bounds, batch, kwargs)
+    return Partial(_of_traced_params, run.fun, run.bounds, batch, kwargs)
+
+
+def _of_traced_params(
+    fun: Callable[..., Any],
+    bounds: Bounds | None,
+    batch: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    params: Any,
+) -> Any:
+    """`of_params` within bounds; names what fits a function that JAX cannot trace."""
+    try:
+        return of_params(fun, batch, kwargs, box.project(bounds, params))
+    except (
+        jax.errors.ConcretizationTypeError,
+        jax.errors.TracerArrayConversionError,
+        jax.errors.TracerIntegerConversionError,
+    ) as error:
+        raise TypeError(
+            "fun must be a function that JAX can trace; got one that turns params into "
+            "a Python number or a NumPy array. Use jax.numpy in it, or pass it to "
+            "minimize_black_box." + checks.see("api/black_boxes")
+        ) from error
 
 
 def points_at(
@@ -337,16 +400,6 @@ def final_params(run: Run, state: SolverState, loss: Callable[[Any], Any]) -> An
         value_fn=loss,
     )
     return revert.restored(after, state.params)
-
-
-def _of_params_within(
-    fun: Callable[..., Any],
-    bounds: Bounds,
-    batch: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    params: Any,
-) -> Any:
-    return of_params(fun, batch, kwargs, box.project(bounds, params))
 
 
 def _times(

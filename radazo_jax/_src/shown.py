@@ -1,0 +1,80 @@
+"""Short texts for what holds large arrays: their dtypes and shapes, and few numbers.
+
+They read no array but scalars, and work on what has no values: traced arrays,
+`jax.ShapeDtypeStruct`, and arrays that were deleted or lie on other processes.
+"""
+
+import reprlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+_LEAVES = 4  # The leaves of a tree that are listed.
+
+
+def on_a_line(named: Any, **fields: str) -> str:
+    """The text of a NamedTuple, given those of its fields, on one line."""
+    return f"{type(named).__name__}({', '.join(_fields(fields))})"
+
+
+def on_lines(named: Any, **fields: str) -> str:
+    """The text of a NamedTuple, given those of its fields, with a line for each."""
+    inner = "".join(f"  {field},\n" for field in _fields(fields))
+    return f"{type(named).__name__}(\n{inner})"
+
+
+def tree(x: Any) -> str:
+    """The dtypes and shapes of a tree, such as "{w: float32[3, 4], b: float32[4]}"."""
+    leaves = jax.tree_util.tree_leaves_with_path(x)
+    if x is None or jax.tree_util.all_leaves([x]):
+        return _leaf(x)
+    listed = [
+        f"{jax.tree_util.keystr(path, simple=True, separator='.')}: {_leaf(leaf)}"
+        for path, leaf in leaves[:_LEAVES]
+    ]
+    if len(leaves) > _LEAVES:
+        listed.append(f"{len(leaves) - _LEAVES} more")
+    return "{" + ", ".join(listed) + "}"
+
+
+def count(x: Any) -> str:
+    """How many arrays a tree has."""
+    arrays = len(jax.tree.leaves(x))
+    return "1 array" if arrays == 1 else f"{arrays} arrays"
+
+
+def names(found: Sequence[str]) -> str:
+    """The first names of several."""
+    more = [f"{len(found) - _LEAVES} more"] if len(found) > _LEAVES else []
+    return f"[{', '.join([*found[:_LEAVES], *more])}]"
+
+
+def number(x: Any) -> str:
+    """A scalar, or its dtype and shape if it has no value here."""
+    if isinstance(x, jax.Array):
+        known = not isinstance(x, jax.core.Tracer) and not x.is_deleted()
+        if not (known and x.is_fully_addressable):
+            return _leaf(x)
+    if isinstance(x, jax.Array | np.ndarray | np.generic | float) and np.ndim(x) == 0:
+        value = np.asarray(x).item()
+        return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return tree(x)
+
+
+def series(x: Any) -> str:
+    """A vector of numbers, such as "8 to 0.002 in 300 steps"."""
+    if isinstance(x, np.ndarray) and x.ndim == 1 and x.size:
+        return f"{x[0]:.6g} to {x[-1]:.6g} in {x.size} steps"
+    return tree(x)
+
+
+def _leaf(x: Any) -> str:
+    if hasattr(x, "dtype") and hasattr(x, "shape"):
+        return f"{x.dtype}{list(x.shape)}"
+    return reprlib.repr(x)
+
+
+def _fields(fields: Mapping[str, str]) -> Iterator[str]:
+    return (f"{name}={text}" for name, text in fields.items())

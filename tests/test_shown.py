@@ -1,0 +1,83 @@
+"""What results, states and histories print."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import radazo_jax as zo
+
+SIZE = 5_000
+START = {"w": np.ones((50, SIZE // 50), np.float32), "b": np.ones(3, np.float32)}
+
+
+def traced(params):
+    return jnp.sum(params["w"] ** 2) + jnp.sum(params["b"] ** 2)
+
+
+@pytest.fixture(scope="module")
+def results():
+    """A compiled run, a black box, and the state of ask and tell."""
+    options = {"num_steps": 40, "progress": False}
+    # A black box may give anything besides its value.
+    box = zo.minimize_black_box(lambda p: (p["w"].sum(), [p["w"]]), START, **options)
+    init, _, _ = zo.ask_tell(zo.radazo(1e-2), zo.forward_difference())
+    return zo.minimize(traced, START, **options), box, init(START, 0)
+
+
+def test_are_a_few_lines_without_arrays(results):
+    compiled, box, state = results
+    for found, lines in (
+        (compiled, 6),
+        (box, 8),
+        (compiled.state, 1),
+        (compiled.history, 1),
+        (box.best, 1),
+        (state, 1),
+        (compiled.state.failures, 1),
+    ):
+        text = repr(found)
+        assert text.startswith(f"{type(found).__name__}(")
+        assert text.count("\n") < lines and len(text) < 800
+        assert "array(" not in text.lower()
+
+
+def test_say_the_steps_the_values_and_the_shapes(results):
+    compiled, box, state = results
+    first, last = compiled.values[0], compiled.values[-1]
+    shapes = "{b: float32[3], w: float32[50, 100]}"
+    assert f"values={first:.6g} to {last:.6g} in 40 steps" in repr(compiled)
+    assert f"params={shapes}" in repr(compiled)
+    assert f"step=40, params={shapes}" in repr(compiled.state)
+    assert "step_size" in repr(compiled.history)
+    assert f"value={box.best.value:.6g}, number={box.best.number}" in repr(box.best)
+    assert f"num_evaluations={box.num_evaluations}" in repr(box)
+    assert "step=0" in repr(state) and "asked=False" in repr(state)
+
+
+def test_arrays_without_values_are_printed(results):
+    """Traced, abstract, deleted, and trees of what is no array."""
+    _, box, state = results
+    shapes = "params={b: float32[3], w: float32[50, 100]}"
+    seen = []
+
+    def record(state):
+        seen.append(repr(state))
+        return state.run.step
+
+    jax.jit(record)(state)
+    seen.append(repr(jax.eval_shape(lambda: state)))
+    copies = jax.tree.map(jnp.copy, state)
+    for leaf in jax.tree.leaves(copies):
+        leaf.delete()
+    seen.append(repr(copies))
+    for text in seen:
+        assert "step=int32[]" in text and shapes in text
+    assert "step=None" in repr(jax.tree.map(lambda x: None, box.state))
+    assert repr(zo.History.of([])) == "History(value=float64[0], scalars=[])"
+
+
+def test_remain_pytrees(results):
+    for found in results:
+        leaves, structure = jax.tree.flatten(found)
+        assert type(jax.tree.unflatten(structure, leaves)) is type(found)
