@@ -21,8 +21,8 @@ class Sparse(zo.Law):
 
     share: float = 0.1
 
-    def factor(self, params):
-        del params
+    def factor(self, dimension):
+        del dimension
         return 1.0  # E[u²] = share · 1/share in every coordinate, so E[u uᵀ] = I.
 
     def draw(self, key, number, at):
@@ -41,8 +41,8 @@ class Smooth(zo.Law):
 
     weight: float = 1.0
 
-    def factor(self, params):
-        del params
+    def factor(self, dimension):
+        del dimension
         return 1.0
 
     def draw(self, key, number, at):

@@ -18,8 +18,8 @@ class Hashed(zo.Law):
     Threefry takes most of the time of a small program.
     """
 
-    def factor(self, params):
-        del params
+    def factor(self, dimension):
+        del dimension
         return 1.0
 
     def draw(self, key, number, at):

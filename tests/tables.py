@@ -98,7 +98,7 @@ def covariance(law, params):
     dimension = sum(leaf.size for leaf in jax.tree.leaves(params))
     if hasattr(law, "covariance"):
         return law.covariance(dimension)
-    return np.eye(dimension) / law.factor(params)
+    return np.eye(dimension) / law.factor(dimension)
 
 
 def mesh_of(*sizes, types=AxisType.Auto):

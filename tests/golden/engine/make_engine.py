@@ -63,19 +63,13 @@ def compute(kind: str, law: str, estimator: str, batch: Any) -> list[np.ndarray]
     """The arrays that are recorded under this name."""
     if kind == "directions":
         return _leaves([_direction(LAWS[law], seed) for seed in range(3)])
-    spread = batch == "axis"
-    made = ESTIMATORS[estimator](
-        LAWS[law],
-        NUM_DIRECTIONS,
-        1e-2,
-        batch_size=None if spread else batch,
-        axis_name="k" if spread else None,
-    )
+    made = ESTIMATORS[estimator](LAWS[law], NUM_DIRECTIONS, 1e-2)
+    evaluator = zo.sharded("k") if batch == "axis" else zo.vectorized(batch)
     mesh = jax.make_mesh((8,), ("k",), axis_types=(jax.sharding.AxisType.Auto,))
     with jax.set_mesh(mesh):
         x = inputs()
         if kind == "gradient":
-            value_and_grad = jax.jit(zo.value_and_grad(loss, made))
+            value_and_grad = jax.jit(zo.value_and_grad(loss, made, evaluator))
             return _leaves(value_and_grad(jax.random.key(3), params(), x))
         result = zo.minimize(
             lambda p: loss(p, x),
@@ -84,6 +78,7 @@ def compute(kind: str, law: str, estimator: str, batch: Any) -> list[np.ndarray]
             made,
             STEPS,
             4,
+            evaluator=evaluator,
             progress=False,
         )
     return _leaves((result.params, result.values))
