@@ -86,19 +86,21 @@ def cases(zo: ModuleType) -> Iterator[Case]:
     for dimension in step_time.DIMENSIONS:
         x = jnp.full((dimension,), 0.5)
         for name in step_time.ESTIMATORS:
-            for law in step_time.MEASURED:
+            for distribution in step_time.MEASURED:
                 k = step_time.POPULATION // (2 if name == "central" else 1)
                 make = getattr(zo, f"{name}_difference")
-                estimator = make(getattr(zo, law)(), k, step_time.SMOOTHING)
+                estimator = make(getattr(zo, distribution)(), k, step_time.SMOOTHING)
                 step = step_of(zo, rosenbrock, estimator, rate)
                 count = step_time.steps_of_run(dimension)
                 start = (x, zo.radazo(rate).init(x))
-                yield Case(f"{dimension:,} {name} {law}", step, start, count)
+                yield Case(f"{dimension:,} {name} {distribution}", step, start, count)
     for work_name, make in layer_time.WORKS.items():
         work = make()
-        for law in layer_time.MEASURED:
+        for distribution in layer_time.MEASURED:
             estimator = zo.forward_difference(
-                getattr(zo, law)(), layer_time.NUM_DIRECTIONS, layer_time.SMOOTHING
+                getattr(zo, distribution)(),
+                layer_time.NUM_DIRECTIONS,
+                layer_time.SMOOTHING,
             )
 
             def loss(params: Any, work: layer_time.Work = work) -> jax.Array:
@@ -106,7 +108,7 @@ def cases(zo: ModuleType) -> Iterator[Case]:
 
             step = step_of(zo, loss, estimator, layer_time.LEARNING_RATE)
             start = (work.params, zo.radazo(rate).init(work.params))
-            yield Case(f"{work_name} {law}", step, start, work.num_steps)
+            yield Case(f"{work_name} {distribution}", step, start, work.num_steps)
 
 
 def seconds_to_compile(step: Step, start: Any) -> float:

@@ -16,45 +16,19 @@ Examples:
   >>> params = optax.apply_updates(params, updates)
 """
 
+from radazo_jax import contrib as contrib
+from radazo_jax import distributions as distributions
 from radazo_jax import estimators as estimators
 from radazo_jax import random as random
-from radazo_jax._src.contrib.buffer import QueryBuffer
-from radazo_jax._src.contrib.coordinate_wise import CoordinateWiseState, coordinate_wise
-from radazo_jax._src.contrib.gaussian_process import (
-    GaussianProcessState,
-    gaussian_process,
-)
-from radazo_jax._src.contrib.linear_interpolation import (
-    LinearInterpolationState,
-    linear_interpolation,
-)
-from radazo_jax._src.contrib.majority_vote import majority_vote
-from radazo_jax._src.contrib.momentum_perturbation import (
-    MomentumPerturbationState,
-    momentum_perturbation,
-)
-from radazo_jax._src.contrib.prior_guided import PriorGuidedState, prior_guided
-from radazo_jax._src.contrib.query_reuse import QueryReuseState, query_reuse
-from radazo_jax._src.contrib.residual_feedback import (
-    ResidualFeedbackState,
-    residual_feedback,
-)
-from radazo_jax._src.contrib.variance_reduced import (
-    VarianceReducedState,
-    variance_reduced,
-)
-from radazo_jax._src.directions.combination import LinearCombination
+from radazo_jax import runs as runs
+from radazo_jax import transforms as transforms
 from radazo_jax._src.directions.coordinates import coordinate
-from radazo_jax._src.directions.law import Direction, Law
-from radazo_jax._src.directions.laws import gaussian, sphere
-from radazo_jax._src.directions.layout import MatrixAxes
+from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.low_rank import low_rank
+from radazo_jax._src.directions.normal import gaussian, sphere
 from radazo_jax._src.directions.signs import orthonormal, rademacher
-from radazo_jax._src.estimate.accelerated import AcceleratedState, accelerated
-from radazo_jax._src.estimate.adaptive import (
-    AdaptiveDifferenceState,
-    adaptive_difference,
-)
+from radazo_jax._src.estimate.accelerated import accelerated
+from radazo_jax._src.estimate.adaptive import adaptive_difference
 from radazo_jax._src.estimate.differences import (
     central_difference,
     forward_difference,
@@ -62,17 +36,8 @@ from radazo_jax._src.estimate.differences import (
 )
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.gradients import value_and_grad
-from radazo_jax._src.estimate.points import (
-    Draw,
-    Estimate,
-    Points,
-    Values,
-    candidates,
-    sample_points,
-)
 from radazo_jax._src.estimate.sharded import sharded
 from radazo_jax._src.estimate.vectorized import Evaluator, vectorized
-from radazo_jax._src.numbers.keys import check_same_key
 from radazo_jax._src.optimize.aliases import (
     parabolic_sgd,
     radazo,
@@ -81,114 +46,48 @@ from radazo_jax._src.optimize.aliases import (
     zo_sgd,
     zo_signsgd,
 )
-from radazo_jax._src.optimize.ask_tell import AskTell, AskTellState, ask_tell
-from radazo_jax._src.optimize.black_box import (
-    Best,
-    BlackBoxResult,
-    minimize_black_box,
-)
-from radazo_jax._src.optimize.check_up import CheckUp, check_up
+from radazo_jax._src.optimize.ask_tell import ask_tell
+from radazo_jax._src.optimize.black_box import minimize_black_box
 from radazo_jax._src.optimize.defaults import default_method
+from radazo_jax._src.optimize.diagnose import diagnose
 from radazo_jax._src.optimize.failures import RunError
-from radazo_jax._src.optimize.history import History, scalars
-from radazo_jax._src.optimize.minibatch import (
-    ScaleByMinibatchStepState,
-    scale_by_minibatch_step,
-)
-from radazo_jax._src.optimize.minimize import MinimizeResult, minimize
-from radazo_jax._src.optimize.optax_wrapper import (
-    EstimateGradientState,
-    estimate_gradient,
-)
-from radazo_jax._src.optimize.parabola import (
-    ScaleByParabolicStepState,
-    scale_by_parabolic_step,
-)
+from radazo_jax._src.optimize.minibatch import scale_by_minibatch_step
+from radazo_jax._src.optimize.minimize import minimize
+from radazo_jax._src.optimize.optax_wrapper import estimate_gradient
+from radazo_jax._src.optimize.parabola import scale_by_parabolic_step
 from radazo_jax._src.optimize.projections import keep_params_in
 from radazo_jax._src.optimize.replay import replay
-from radazo_jax._src.optimize.solver import Solver, solver
-from radazo_jax._src.optimize.step import Failures, SolverState, StepInfo
-from radazo_jax._src.optimize.transforms import (
-    ScaleByRadazoState,
-    ScaleByZoAdammState,
-    scale_by_radazo,
-    scale_by_zo_adamm,
-)
+from radazo_jax._src.optimize.solver import solver
+from radazo_jax._src.optimize.transforms import scale_by_radazo, scale_by_zo_adamm
 from radazo_jax._src.perturb.transform import perturb
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "AcceleratedState",
-    "AdaptiveDifferenceState",
-    "AskTell",
-    "AskTellState",
-    "Best",
-    "BlackBoxResult",
-    "CheckUp",
-    "CoordinateWiseState",
-    "Direction",
-    "Draw",
-    "Estimate",
-    "EstimateGradientState",
+    "Distribution",
     "Evaluator",
-    "Failures",
-    "GaussianProcessState",
     "GradientEstimator",
-    "History",
-    "Law",
-    "LinearCombination",
-    "LinearInterpolationState",
-    "MatrixAxes",
-    "MinimizeResult",
-    "MomentumPerturbationState",
-    "Points",
-    "PriorGuidedState",
-    "QueryBuffer",
-    "QueryReuseState",
-    "ResidualFeedbackState",
     "RunError",
-    "ScaleByMinibatchStepState",
-    "ScaleByParabolicStepState",
-    "ScaleByRadazoState",
-    "ScaleByZoAdammState",
-    "Solver",
-    "SolverState",
-    "StepInfo",
-    "Values",
-    "VarianceReducedState",
     "accelerated",
     "adaptive_difference",
     "ask_tell",
-    "candidates",
     "central_difference",
-    "check_same_key",
-    "check_up",
     "coordinate",
-    "coordinate_wise",
     "default_method",
+    "diagnose",
     "estimate_gradient",
     "forward_difference",
     "gaussian",
-    "gaussian_process",
     "keep_params_in",
-    "linear_interpolation",
     "low_rank",
-    "majority_vote",
     "minimize",
     "minimize_black_box",
-    "momentum_perturbation",
     "orthonormal",
     "parabolic_sgd",
     "perturb",
-    "prior_guided",
-    "query_reuse",
     "radazo",
     "rademacher",
     "replay",
-    "residual_feedback",
-    "sample_points",
-    "scalars",
     "scale_by_minibatch_step",
     "scale_by_parabolic_step",
     "scale_by_radazo",
@@ -198,7 +97,6 @@ __all__ = [
     "sphere",
     "spsa",
     "value_and_grad",
-    "variance_reduced",
     "vectorized",
     "zo_adamm",
     "zo_rmsprop",

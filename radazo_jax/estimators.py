@@ -1,10 +1,12 @@
-"""Parts for custom estimators: draws, points, values, estimates, evaluators.
+"""Contracts between an estimator and what evaluates its points.
 
-What belongs here: the contracts between an estimator and what evaluates its points.
+Import from here to write a custom estimator, or a wrapper around one. The estimators
+themselves are in `radazo_jax` and `radazo_jax.contrib`.
 """
 
 from radazo_jax._src.directions.combination import LinearCombination
-from radazo_jax._src.directions.law import Direction
+from radazo_jax._src.estimate.accelerated import AcceleratedState
+from radazo_jax._src.estimate.adaptive import AdaptiveDifferenceState
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.points import (
     Draw,
@@ -17,7 +19,8 @@ from radazo_jax._src.estimate.points import (
 from radazo_jax._src.estimate.vectorized import Evaluator
 
 __all__ = [
-    "Direction",
+    "AcceleratedState",
+    "AdaptiveDifferenceState",
     "Draw",
     "Estimate",
     "Evaluator",

@@ -1,4 +1,4 @@
-"""Random numbers by position, of which laws of directions are made.
+"""Random numbers by position, of which distributions of directions are made.
 
 The number at a position depends on the key and the position alone, so that any part of
 a large array can be drawn, and drawn again, by itself.
@@ -14,5 +14,6 @@ Examples:
 
 from radazo_jax._src.numbers.counter import Positions, positions
 from radazo_jax._src.numbers.generator import bits, normal, uniform
+from radazo_jax._src.numbers.keys import check_same_key
 
-__all__ = ["Positions", "bits", "normal", "positions", "uniform"]
+__all__ = ["Positions", "bits", "check_same_key", "normal", "positions", "uniform"]

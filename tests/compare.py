@@ -11,11 +11,11 @@ import radazo_jax as zo
 SCALE = 0.1
 
 
-class Hashed(zo.Law):
+class Hashed(zo.Distribution):
     """Numbers that depend on key and position and cost nothing to compile.
 
-    What `perturb` does is the same for all laws that draw by position, and compiling
-    Threefry takes most of the time of a small program.
+    What `perturb` does is the same for all distributions that draw by position, and
+    compiling Threefry takes most of the time of a small program.
     """
 
     def factor(self, dimension):
@@ -28,12 +28,12 @@ class Hashed(zo.Law):
         return (word >> np.uint32(8)).astype(jnp.float32) * np.float32(2**-23) - 1
 
 
-LAWS = tables.LAWS | {"hashed": Hashed()}
+DISTRIBUTIONS = tables.DISTRIBUTIONS | {"hashed": Hashed()}
 
 
-def displaced(law, params, direction):
+def displaced(distribution, params, direction):
     """The definition: a leaf at a time, from the materialized direction."""
-    u = law.materialize(direction, params)
+    u = distribution.materialize(direction, params)
     return jax.tree.map(lambda p, v: p + SCALE * v, params, u)
 
 
@@ -46,21 +46,21 @@ def arrays(tree):
     ]
 
 
-def sample(law, params, key=None):
+def sample(distribution, params, key=None):
     key = jax.random.key(0) if key is None else key
-    return jit(lambda key: law.sample(key, params))(key)
+    return jit(lambda key: distribution.sample(key, params))(key)
 
 
-def samples(law, params, num=3):
+def samples(distribution, params, num=3):
     keys = jax.random.split(jax.random.key(0), num)
-    return jit(jax.vmap(lambda key: law.sample(key, params)))(keys)
+    return jit(jax.vmap(lambda key: distribution.sample(key, params)))(keys)
 
 
-def both(fun, law, params, *args):
+def both(fun, distribution, params, *args):
     """The perturbed function and its definition, of a direction."""
     return (
         lambda u: arrays(zo.perturb(fun)(params, u, SCALE, *args)),
-        lambda u: arrays(fun(displaced(law, params, u), *args)),
+        lambda u: arrays(fun(displaced(distribution, params, u), *args)),
     )
 
 

@@ -41,12 +41,14 @@ def equations(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
             yield eqn
 
 
-def described(law, params):
+def described(distribution, params):
     """A direction without numbers, which is all that tracing needs."""
-    return jax.eval_shape(lambda key: law.sample(key, params), jax.random.key(0))
+    return jax.eval_shape(
+        lambda key: distribution.sample(key, params), jax.random.key(0)
+    )
 
 
-def computed_sizes(fun, law, params, *args, num=None) -> list[tuple[int, str]]:
+def computed_sizes(fun, distribution, params, *args, num=None) -> list[tuple[int, str]]:
     """The size of each value that the perturbed function computes, and by what.
 
     Of `num` directions under `vmap`, or of one.
@@ -55,7 +57,7 @@ def computed_sizes(fun, law, params, *args, num=None) -> list[tuple[int, str]]:
     def perturbed(params, direction, *args):
         return zo.perturb(fun)(params, direction, SCALE, *args)
 
-    direction = described(law, params)
+    direction = described(distribution, params)
     if num:
         direction = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((num, *x.shape), x.dtype), direction
@@ -70,13 +72,13 @@ def computed_sizes(fun, law, params, *args, num=None) -> list[tuple[int, str]]:
     ]
 
 
-def waits(fun, law, params, *args) -> list[list[tuple[int, ...]]]:
+def waits(fun, distribution, params, *args) -> list[list[tuple[int, ...]]]:
     """The shapes of what each barrier of the perturbed function ties together."""
 
     def perturbed(params, direction, *args):
         return zo.perturb(fun)(params, direction, SCALE, *args)
 
-    direction = described(law, params)
+    direction = described(distribution, params)
     jaxpr = jax.make_jaxpr(perturbed)(params, direction, *args)
     return [
         [atom.aval.shape for atom in eqn.invars]

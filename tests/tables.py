@@ -1,4 +1,4 @@
-"""What the tests of a kind run through: a new law is one line here."""
+"""What the tests of a kind run through: a new distribution is one line here."""
 
 import functools
 import itertools
@@ -10,9 +10,9 @@ import pytest
 from jax.sharding import AxisType
 
 import radazo_jax as zo
-from examples.custom_law import Smooth, Sparse
+from examples.custom_distribution import Smooth, Sparse
 
-LAWS = {
+DISTRIBUTIONS = {
     "sphere": zo.sphere(),
     "gaussian": zo.gaussian(),
     "rademacher": zo.rademacher(),
@@ -24,17 +24,20 @@ LAWS = {
     "sparse": Sparse(),
     "smooth": Smooth(),
 }
-# Laws whose numbers depend on positions alone, and not on the shapes of leaves.
+# Distributions whose numbers depend on positions alone, and not on the shapes of
+# leaves.
 BY_POSITION = {
-    name: law
-    for name, law in LAWS.items()
-    if not isinstance(law, type(LAWS["low_rank"]))
+    name: distribution
+    for name, distribution in DISTRIBUTIONS.items()
+    if not isinstance(distribution, type(DISTRIBUTIONS["low_rank"]))
 }
-# A law that is normalized, drawn by element, packed in words, and made of factors.
+# A distribution that is normalized, drawn by element, packed in words, and made of
+# factors.
 KINDS = ("sphere", "gaussian", "rademacher", "low_rank")
 # Of these, what the fast run takes: one by position, and the one of factors.
 FAST = ("sphere", "low_rank")
-# Laws whose elements are sums of products. A compiler rounds these in one way or
+# Distributions whose elements are sums of products. A compiler rounds these in one way
+# or
 # another: it may fuse a multiplication and an addition, or merge two constants.
 SUMS = ("low_rank(2)", "smooth")
 ESTIMATORS = {"forward": zo.forward_difference, "central": zo.central_difference}
@@ -64,11 +67,11 @@ def every(table, *fast):
     ]
 
 
-def assert_same_draws(law, got, expected):
-    """Trees of elements that two programs drew, by the name of the law."""
+def assert_same_draws(distribution, got, expected):
+    """Trees of elements that two programs drew, by the name of the distribution."""
 
     def compare(a, b):
-        ulps = 4 if law in SUMS else 0
+        ulps = 4 if distribution in SUMS else 0
         largest = np.max(np.abs(b), initial=0).astype(np.float32)
         atol = ulps * float(np.spacing(largest))
         np.testing.assert_allclose(a, b, rtol=0, atol=atol)
@@ -76,29 +79,33 @@ def assert_same_draws(law, got, expected):
     jax.tree.map(compare, got, expected)
 
 
-def each_law(*axes, twice=False, fast=FAST):
-    """Each law with one combination of values, and all combinations among the laws.
+def each_distribution(*axes, twice=False, fast=FAST):
+    """Each distribution with one combination of values, and all combinations among the
+    distributions.
 
-    What a law does does not depend on these values, so that all laws with all values
-    would find no more. `twice` adds the combination of the opposite values. The fast
-    run takes the named laws.
+    What a distribution does does not depend on these values, so that all distributions
+    with all values would find no more. `twice` adds the combination of the opposite
+    values. The fast run takes the named distributions.
     """
     combinations = list(itertools.product(*axes))
     cases = []
-    for i, law in enumerate((*fast, *(name for name in LAWS if name not in fast))):
+    for i, distribution in enumerate(
+        (*fast, *(name for name in DISTRIBUTIONS if name not in fast))
+    ):
         at = i % len(combinations)
         for values in combinations[at], *[combinations[-1 - at]] * twice:
-            case = (law, *values)
-            cases.append(case if law in fast else slow(*case))
+            case = (distribution, *values)
+            cases.append(case if distribution in fast else slow(*case))
     return cases
 
 
-def covariance(law, params):
-    """E[u uᵀ], an array [d, d]: the law's own, or the identity over its factor."""
+def covariance(distribution, params):
+    """E[u uᵀ], an array [d, d]: the distribution's own, or the identity over its
+    factor."""
     dimension = sum(leaf.size for leaf in jax.tree.leaves(params))
-    if hasattr(law, "covariance"):
-        return law.covariance(dimension)
-    return np.eye(dimension) / law.factor(dimension)
+    if hasattr(distribution, "covariance"):
+        return distribution.covariance(dimension)
+    return np.eye(dimension) / distribution.factor(dimension)
 
 
 def mesh_of(*sizes, types=AxisType.Auto):

@@ -42,7 +42,7 @@ def run(steps, size, dtype="float64"):
     @jit
     def step(key, params, state):
         points = estimator.points(key, params, state)
-        at = zo.candidates(points, params)
+        at = zo.estimators.candidates(points, params)
         values = jax.vmap(loss)(at)
         return at, values, *estimator.reduce(points, values, params, state)
 

@@ -9,12 +9,12 @@ from tables import jit, slow
 
 import radazo_jax as zo
 
-LAW, SMOOTHING, SIZE = Hashed(), 1e-2, 4
+DISTRIBUTION, SMOOTHING, SIZE = Hashed(), 1e-2, 4
 
 
 def after(steps, base=0.0):
     """The smoothing after each step of these differences, [steps, K]."""
-    estimator = zo.adaptive_difference(LAW, len(steps[0]), SMOOTHING)
+    estimator = zo.adaptive_difference(DISTRIBUTION, len(steps[0]), SMOOTHING)
     params = jnp.zeros(3)
 
     @jit

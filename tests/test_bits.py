@@ -14,12 +14,13 @@ EXACT = {"rademacher", "coordinate", "orthonormal"}
 
 
 def test_directions_without_rounding_are_equal_everywhere():
-    rows = {row["law"]: row for row in ROWS if row["what"] == "direction"}
-    assert rows.keys() == bits.LAWS.keys()
-    for law in EXACT:
-        assert {rows[law][name] for name in rows[law].keys() - {"what", "law"}} == {
-            "equal"
-        }
+    rows = {row["distribution"]: row for row in ROWS if row["what"] == "direction"}
+    assert rows.keys() == bits.DISTRIBUTIONS.keys()
+    for distribution in EXACT:
+        assert {
+            rows[distribution][name]
+            for name in rows[distribution].keys() - {"what", "distribution"}
+        } == {"equal"}
 
 
 @pytest.mark.slow
@@ -31,5 +32,5 @@ def test_rows_are_as_the_page_has_them():
         compared = bits.compared(found, right)
         for row in ROWS:
             if row[system] == "equal":
-                name = f"{row['what']} {row['law']}"
+                name = f"{row['what']} {row['distribution']}"
                 assert compared[name] == "equal", (system, name)

@@ -206,7 +206,11 @@ def not_picklable():
         (lambda: run(executor=3), TypeError, "executor must be a concurrent.futures"),
         (lambda: run(timeout=1.0), ValueError, r"ThreadPoolExecutor\(1\)"),
         (lambda: run(on_failure="skip"), ValueError, "on_failure must be 'drop'"),
-        (lambda: run(max_failures=0), ValueError, "max_failures must be an int ≥ 1"),
+        (
+            lambda: run(max_consecutive_failures=0),
+            ValueError,
+            "max_consecutive_failures must be an int ≥ 1",
+        ),
         (lambda: run(max_retries=-1), ValueError, "max_retries must be an int ≥ 0"),
         (lambda: run(fun=3), TypeError, "fun must be a function"),
         (lambda: run(bounds=(0.5, 1.0)), ValueError, "params must lie within bounds"),
@@ -248,7 +252,7 @@ def calls_with(start):
         "minimize": lambda: zo.minimize(jnp.sum, start, *methods, **options),
         "black box": lambda: zo.minimize_black_box(np.sum, start, *methods, **options),
         "ask_tell": lambda: zo.ask_tell(*methods).init(start, 0),
-        "check_up": lambda: zo.check_up(np.sum, start, methods[1]),
+        "diagnose": lambda: zo.diagnose(np.sum, start, methods[1]),
     }
 
 

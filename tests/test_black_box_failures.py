@@ -11,7 +11,7 @@ from compare import assert_same
 from workers import CENTER
 
 import radazo_jax as zo
-from radazo_jax._src.estimate.outside import distinct, outside
+from radazo_jax._src.estimate.executors import distinct, outside
 
 NONE = [float("nan"), float("inf"), "text", np.ones(2), None, {}]
 
@@ -28,7 +28,7 @@ def test_what_is_not_a_number_is_dropped(bad):
     assert result.state.failures.evaluations == 1
     key = jax.random.split(jax.random.fold_in(jax.random.key(0), 0))[0]
     points = ESTIMATOR.points(key, START, ())
-    candidates = zo.candidates(points, START)
+    candidates = zo.estimators.candidates(points, START)
     values = np.array([fun(x) for x in candidates], np.float64)
     # Of the points 0 (θ), 1, 2 and 3, the third call is of the second direction.
     u = (np.asarray(candidates, np.float64)[1:] - START) / 0.5
@@ -127,10 +127,10 @@ def test_too_many_failures_end_the_run_with_its_state():
         raise OSError("no answer")
 
     with pytest.raises(zo.RunError, match=r"OSError: no answer") as caught:
-        run(broken, max_failures=3)
+        run(broken, max_consecutive_failures=3)
     assert caught.value.state.step == 3
     with pytest.raises(zo.RunError, match=r"in 3 steps in a row") as caught:
-        compiled_without_values(max_failures=3)
+        compiled_without_values(max_consecutive_failures=3)
     assert caught.value.state.step == 3
     result = run(state=caught.value.state)
     assert result.state.step == 3 + STEPS
@@ -145,7 +145,7 @@ def test_a_value_beyond_float32_has_failed():
     with pytest.raises(
         zo.RunError, match=r"returned 1e\+300, beyond float32\."
     ) as error:
-        run(penalized, max_failures=2)
+        run(penalized, max_consecutive_failures=2)
     assert error.value.state.failures.evaluations == 2 * 3
 
 

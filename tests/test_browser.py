@@ -44,12 +44,12 @@ RULES = (
 DARK = ("", "tutorial/reading/", "gallery/", "api/estimators/", "board/", "methods/")
 # Term -> the page that is found by it, and a name that one finds by a part of it.
 TERMS = {
-    "low_rank": "api/laws/",
+    "low_rank": "api/distributions/",
     "radazo": "api/optimizers/",
     "minimize_black_box": "api/black_boxes/",
-    "orthonormal": "api/laws/",
+    "orthonormal": "api/distributions/",
     "journal": "api/black_boxes/",
-    "check_up": "tutorial/choosing/",
+    "diagnose": "tutorial/choosing/",
     "LoRA": "llm/",
     "axis_name": "api/devices/",
     "TensorBoard": "api/history/",

@@ -12,7 +12,7 @@ from tables import jit
 
 import radazo_jax as zo
 
-LAW = zo.coordinate(replace=False)
+DISTRIBUTION = zo.coordinate(replace=False)
 
 
 @pytest.mark.parametrize("dimension", [1, 7, 64])
@@ -22,8 +22,8 @@ def test_each_cycle_has_every_coordinate_once(dimension):
     @jit
     def drawn(key):
         numbers = jnp.arange(cycles * dimension)
-        points = zo.points_along(LAW, key, numbers, [1.0], params)
-        return zo.candidates(points, params)
+        points = zo.estimators.sample_points(DISTRIBUTION, key, numbers, [1.0], params)
+        return zo.estimators.candidates(points, params)
 
     u = np.asarray(drawn(jax.random.key(1)))
     assert (np.sort(abs(u)) == np.eye(dimension)[-1]).all()
@@ -40,8 +40,10 @@ def test_all_orders_and_signs_are_equally_likely():
     @jax.vmap
     def drawn(key):
         params = jnp.zeros(dimension)
-        points = zo.points_along(LAW, key, jnp.arange(dimension), [1.0], params)
-        return zo.candidates(points, params)
+        points = zo.estimators.sample_points(
+            DISTRIBUTION, key, jnp.arange(dimension), [1.0], params
+        )
+        return zo.estimators.candidates(points, params)
 
     u = np.asarray(drawn(jax.random.split(jax.random.key(0), num)))
     orders = abs(u).argmax(axis=2).tolist()
@@ -58,7 +60,7 @@ def test_full_differences_are_those_along_each_coordinate():
     def loss(x):
         return (x**3).sum() + x[0] * x[-1]
 
-    estimator = zo.central_difference(LAW, x.size, smoothing)
+    estimator = zo.central_difference(DISTRIBUTION, x.size, smoothing)
     with jax.enable_x64():
         _, gradient = jit(zo.value_and_grad(loss, estimator))(jax.random.key(0), x)
     rows = smoothing * np.eye(x.size)
@@ -81,7 +83,7 @@ def test_with_them_optax_runs_its_lbfgs():
         lambda x: jax.lax.stop_gradient(loss(x)),
         start,
         optax.lbfgs(linesearch=search),
-        zo.forward_difference(LAW, num_directions=12, smoothing=1e-3),
+        zo.forward_difference(DISTRIBUTION, num_directions=12, smoothing=1e-3),
         20,
         key=0,
         progress=False,
@@ -94,4 +96,6 @@ def test_with_them_optax_runs_its_lbfgs():
 def test_too_many_coordinates_are_refused():
     params = jax.ShapeDtypeStruct((2**16, 2**16), "float32")
     with pytest.raises(ValueError, match=r"fewer than 2\^32 coordinates .*; got"):
-        jax.eval_shape(lambda p: LAW.materialize(LAW.sample(0, p), p), params)
+        jax.eval_shape(
+            lambda p: DISTRIBUTION.materialize(DISTRIBUTION.sample(0, p), p), params
+        )

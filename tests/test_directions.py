@@ -1,4 +1,5 @@
-"""The laws: their moments, and directions as small, position-addressed pytrees."""
+"""The distributions: their moments, and directions as small, position-addressed
+pytrees."""
 
 import dataclasses
 
@@ -6,7 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tables import BY_POSITION, FAST, LAWS, assert_same_draws, covariance, every, jit
+from tables import (
+    BY_POSITION,
+    DISTRIBUTIONS,
+    FAST,
+    assert_same_draws,
+    covariance,
+    every,
+    jit,
+)
 
 import radazo_jax as zo
 from radazo_jax._src.directions import sums
@@ -18,13 +27,13 @@ PARAMS = {name: jnp.zeros(shape) for name, shape in SHAPES.items()}
 NUM_COORDINATES = 9
 
 
-@pytest.fixture(params=LAWS)
-def law(request):
-    return LAWS[request.param]
+@pytest.fixture(params=DISTRIBUTIONS)
+def distribution(request):
+    return DISTRIBUTIONS[request.param]
 
 
-def drawn(law, key, params=PARAMS):
-    return law.materialize(law.sample(key, params), params)
+def drawn(distribution, key, params=PARAMS):
+    return distribution.materialize(distribution.sample(key, params), params)
 
 
 draw = jit(drawn, static_argnums=0)
@@ -34,14 +43,14 @@ def flat(tree):
     return jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(tree)])
 
 
-def test_covariance_is_the_identity_over_the_factor(law):
-    """Or what the law says that it is."""
+def test_covariance_is_the_identity_over_the_factor(distribution):
+    """Or what the distribution says that it is."""
     params, num = {"b": jnp.zeros(2), "w": jnp.zeros((4, 3))}, 40_000
     keys = jax.random.split(jax.random.key(0), num)
-    draws = jit(jax.vmap(lambda key: flat(drawn(law, key, params))))
+    draws = jit(jax.vmap(lambda key: flat(drawn(distribution, key, params))))
     u = np.asarray(draws(keys), np.float64)
     products = u[:, :, None] * u[:, None, :]
-    error = products.mean(0) - covariance(law, params)
+    error = products.mean(0) - covariance(distribution, params)
     standard_error = products.std(0) / np.sqrt(num)
     assert (abs(error) <= 4.5 * standard_error + 1e-7).all()
     assert (abs(u.mean(0)) <= 4.5 * u.std(0) / np.sqrt(num) + 1e-7).all()
@@ -58,7 +67,7 @@ def test_covariance_is_the_identity_over_the_factor(law):
     ],
 )
 def test_factor(name, factor):
-    assert LAWS[name].factor(PARAMS) == factor
+    assert DISTRIBUTIONS[name].factor(PARAMS) == factor
 
 
 def test_sphere_is_over_the_whole_tree():
@@ -103,10 +112,13 @@ def test_coordinate_reaches_every_coordinate_and_sign():
     "name", every(BY_POSITION, "sphere", "rademacher", "orthonormal")
 )
 def test_how_the_coordinates_are_cut_into_leaves_does_not_matter(name):
-    law, tree = LAWS[name], {"a": jnp.zeros((2, 2)), "b": jnp.zeros(5)}
+    distribution, tree = (
+        DISTRIBUTIONS[name],
+        {"a": jnp.zeros((2, 2)), "b": jnp.zeros(5)},
+    )
     for seed in range(4):
-        one = draw(law, seed, jnp.zeros(9))
-        assert_same_draws(name, flat(draw(law, seed, tree)), one)
+        one = draw(distribution, seed, jnp.zeros(9))
+        assert_same_draws(name, flat(draw(distribution, seed, tree)), one)
 
 
 def test_leaves_of_one_shape_differ():
@@ -115,10 +127,10 @@ def test_leaves_of_one_shape_differ():
     assert not (u["a"] == u["b"]).any()
 
 
-def test_a_direction_is_small_whatever_the_parameters(law):
-    small = law.sample(jax.random.key(0), {"a": jnp.zeros(3)})
+def test_a_direction_is_small_whatever_the_parameters(distribution):
+    small = distribution.sample(jax.random.key(0), {"a": jnp.zeros(3)})
     large = jax.eval_shape(
-        law.sample,
+        distribution.sample,
         jax.random.key(0),
         {"a": jax.ShapeDtypeStruct((2**18, 2**18), jnp.float32)},
     )
@@ -127,46 +139,52 @@ def test_a_direction_is_small_whatever_the_parameters(law):
         assert leaf.shape == ()
 
 
-@pytest.mark.parametrize("law", every(LAWS, *FAST))
-def test_directions_are_pytrees_that_vmap_and_scan(law):
-    law = LAWS[law]
+@pytest.mark.parametrize("distribution", every(DISTRIBUTIONS, *FAST))
+def test_directions_are_pytrees_that_vmap_and_scan(distribution):
+    distribution = DISTRIBUTIONS[distribution]
     keys = jax.random.split(jax.random.key(1), 3)
 
     def materialized(direction):
-        return flat(law.materialize(direction, PARAMS))
+        return flat(distribution.materialize(direction, PARAMS))
 
     @jit
     def both(keys):
-        batch = jax.vmap(lambda key: law.sample(key, PARAMS))(keys)
+        batch = jax.vmap(lambda key: distribution.sample(key, PARAMS))(keys)
         return jax.vmap(materialized)(batch), jax.lax.map(materialized, batch)
 
     together, scanned = both(keys)
-    single = jnp.stack([flat(draw(law, k)) for k in keys])
+    single = jnp.stack([flat(draw(distribution, k)) for k in keys])
     np.testing.assert_allclose(together, single, rtol=1e-6)
     np.testing.assert_allclose(scanned, single, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", every(BY_POSITION, "sphere", "rademacher"))
 def test_kept_directions_are_the_sampled_ones(name):
-    law, key, layout = LAWS[name], jax.random.key(1), layout_of(PARAMS)
+    distribution, key, layout = (
+        DISTRIBUTIONS[name],
+        jax.random.key(1),
+        layout_of(PARAMS),
+    )
 
     @jax.jit
     def both(key):
-        sampled = sums.sample(law, key, jnp.arange(3, dtype=jnp.uint32), layout)
+        sampled = sums.sample(
+            distribution, key, jnp.arange(3, dtype=jnp.uint32), layout
+        )
         stored = sums.hold(sampled, layout, at_once=True)
         assert sampled.held is None and stored.held is not None
         return [
-            jax.vmap(lambda u: flat(law.materialize(u, PARAMS)))(directions)
+            jax.vmap(lambda u: flat(distribution.materialize(u, PARAMS)))(directions)
             for directions in (sampled, stored)
         ]
 
     @jax.jit
     def one(k):
-        own = key if law.numbered else jax.random.fold_in(key, k)
-        alone = law.sample(own, PARAMS)
-        if law.numbered:
+        own = key if distribution.sequential else jax.random.fold_in(key, k)
+        alone = distribution.sample(own, PARAMS)
+        if distribution.sequential:
             alone = dataclasses.replace(alone, number=k)
-        return flat(law.materialize(alone, PARAMS))
+        return flat(distribution.materialize(alone, PARAMS))
 
     expected = np.stack([one(jnp.uint32(k)) for k in range(3)])
     for got in both(key):
@@ -175,34 +193,34 @@ def test_kept_directions_are_the_sampled_ones(name):
 
 @pytest.mark.parametrize("sizes", [(7, 1), (32, 64), (5, 3000, 40)])
 def test_signs_of_leaves_that_begin_within_a_word(sizes):
-    key, law = jax.random.key(3), zo.rademacher()
+    key, distribution = jax.random.key(3), zo.rademacher()
     params = [jnp.zeros(size) for size in sizes]
     total, layout = sum(sizes), layout_of(params)
 
     @jit
     def three_ways(key):
-        one_by_one = law.draw(key, jnp.uint32(0), counter.positions((total,)))
-        direction = law.sample(key, params)
-        held = law._held(law._numbers(direction, layout), layout)
+        one_by_one = distribution.draw(key, jnp.uint32(0), counter.positions((total,)))
+        direction = distribution.sample(key, params)
+        held = distribution._held(distribution._numbers(direction, layout), layout)
         assert sum(x.size for x in jax.tree.leaves(held)) <= total / 32 + len(sizes)
         us = [of_leaf.values() for of_leaf in held]
-        return one_by_one, flat(law.materialize(direction, params)), flat(us)
+        return one_by_one, flat(distribution.materialize(direction, params)), flat(us)
 
     one_by_one, *others = three_ways(key)
     for got in others:
         np.testing.assert_array_equal(got, one_by_one)
 
 
-def test_materialize_has_the_dtypes_of_the_parameters(law):
+def test_materialize_has_the_dtypes_of_the_parameters(distribution):
     params = {"h": jnp.zeros(3, jnp.bfloat16), "f": jnp.zeros(4, jnp.float32)}
-    u = draw(law, 0, params)
+    u = draw(distribution, 0, params)
     assert jax.tree.map(lambda x: x.dtype, u) == jax.tree.map(lambda x: x.dtype, params)
 
 
-def test_laws_are_values(law):
-    again = dataclasses.replace(law)
-    assert law == again and law is not again
-    assert hash(law) == hash(again)
+def test_distributions_are_values(distribution):
+    again = dataclasses.replace(distribution)
+    assert distribution == again and distribution is not again
+    assert hash(distribution) == hash(again)
 
 
 def test_positions_of_leaves():
@@ -222,11 +240,13 @@ def test_coordinates_past_two_to_the_32():
         return counter.positions((size,), offset=offset, dimension=total)
 
     for offset in (2**32 - 2, 2**33 - 2, total - 4):
-        for law in BY_POSITION.values():
-            if law == zo.coordinate(replace=False):
+        for distribution in BY_POSITION.values():
+            if distribution == zo.coordinate(replace=False):
                 continue  # Refuses so many: see its own test.
-            block = law.draw(key, number, at(4, offset))
-            again = [law.draw(key, number, at(1, offset + i))[0] for i in range(4)]
+            block = distribution.draw(key, number, at(4, offset))
+            again = [
+                distribution.draw(key, number, at(1, offset + i))[0] for i in range(4)
+            ]
             # The compiler may fuse a multiplication and an addition in one of the two.
             np.testing.assert_array_max_ulp(
                 np.asarray(block), np.asarray(jnp.stack(again)), 1

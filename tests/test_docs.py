@@ -53,15 +53,15 @@ def test_a_table_is_replaced(tmp_path):
         "device": "cpu (cpu)",
         "cpu_count": 2,
         "rows": [
-            {"d": 10000, "law": "sphere", "ratio": 1.234},
-            {"d": 10000, "law": "gaussian", "ratio": 123.4, "met": False},
+            {"d": 10000, "distribution": "sphere", "ratio": 1.234},
+            {"d": 10000, "distribution": "gaussian", "ratio": 123.4, "met": False},
         ],
     }
     (tmp_path / "record.json").write_text(json.dumps(record), encoding="utf-8")
     page = tmp_path / "page.md"
     page.write_text(
-        "a\n<!-- table: record.json law=gaussian | d law ratio met -->\nold\n"
-        "<!-- end -->\nb\n",
+        "a\n<!-- table: record.json distribution=gaussian | d distribution ratio met"
+        " -->\nold\n<!-- end -->\nb\n",
         encoding="utf-8",
     )
     found = tables.rendered(page)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compare import Hashed
-from tables import ESTIMATORS, LAWS, covariance, each_law, jit, slow
+from tables import DISTRIBUTIONS, ESTIMATORS, covariance, each_distribution, jit, slow
 
 import radazo_jax as zo
 
@@ -53,7 +53,7 @@ def estimate(fun, estimator, key=0, params=PARAMS, **kwargs):
 
 
 @functools.cache
-def numpy_directions(law, key, num):
+def numpy_directions(distribution, key, num):
     """The directions the estimators take: the k-th from `fold_in(key, k)`.
 
     Or the k-th under the key itself, of those that depend on one another.
@@ -63,10 +63,12 @@ def numpy_directions(law, key, num):
     @jax.vmap
     def draw(k):
         own = jax.random.fold_in(jax.random.key(key), k)
-        direction = law.sample(jax.random.key(key) if law.numbered else own, PARAMS)
-        if law.numbered:
+        direction = distribution.sample(
+            jax.random.key(key) if distribution.sequential else own, PARAMS
+        )
+        if distribution.sequential:
             direction = dataclasses.replace(direction, number=k.astype(jnp.uint32))
-        return flat(law.materialize(direction, PARAMS))
+        return flat(distribution.materialize(direction, PARAMS))
 
     return np.asarray(draw(jnp.arange(num)), np.float64)
 
@@ -83,25 +85,25 @@ def numpy_eq2(f, theta, us, mu, factor, *, central):
 
 
 @pytest.mark.parametrize(
-    ("law", "name", "batch_size"),
+    ("distribution", "name", "batch_size"),
     [
-        *each_law(ESTIMATORS, (None, 1), twice=True),
+        *each_distribution(ESTIMATORS, (None, 1), twice=True),
         ("sphere", "forward", 3),
         slow("low_rank", "central", 3),
     ],
 )
-def test_is_eq_2(law, name, batch_size):
-    law, mu, num = LAWS[law], 0.5, 7
-    estimator = ESTIMATORS[name](law, num, mu, batch_size)
+def test_is_eq_2(distribution, name, batch_size):
+    distribution, mu, num = DISTRIBUTIONS[distribution], 0.5, 7
+    estimator = ESTIMATORS[name](distribution, num, mu, batch_size)
     value, gradient = jit(functools.partial(estimate, quadratic, estimator))()
 
     def f(x):
         return np.sum(SLOPES * x + 0.5 * CURVATURES * x**2)
 
     theta = flat64(PARAMS)
-    us = numpy_directions(law, 0, num)
+    us = numpy_directions(distribution, 0, num)
     expected = numpy_eq2(
-        f, theta, us, mu, law.factor(PARAMS), central=name == "central"
+        f, theta, us, mu, distribution.factor(PARAMS), central=name == "central"
     )
     np.testing.assert_allclose(flat(gradient), expected, rtol=2e-4, atol=2e-4)
     if name == "forward":
@@ -133,14 +135,16 @@ def mean_gradient(fun, estimator, num=4000):
     return gradients.mean(0), gradients.std(0) / np.sqrt(num)
 
 
-# The fast run has the cubic below, and low rank among the tests of that law.
-@pytest.mark.parametrize(("law", "name"), each_law(ESTIMATORS, fast=()))
-def test_mean_on_a_quadratic_is_the_gradient(law, name):
+# The fast run has the cubic below, and low rank among the tests of that distribution.
+@pytest.mark.parametrize(
+    ("distribution", "name"), each_distribution(ESTIMATORS, fast=())
+)
+def test_mean_on_a_quadratic_is_the_gradient(distribution, name):
     # The smoothed quadratic has the same gradient, for any μ.
-    law, difference = LAWS[law], ESTIMATORS[name]
-    mean, standard_error = mean_gradient(quadratic, difference(law, 4, 0.5))
+    distribution, difference = DISTRIBUTIONS[distribution], ESTIMATORS[name]
+    mean, standard_error = mean_gradient(quadratic, difference(distribution, 4, 0.5))
     gradient = SLOPES + CURVATURES * flat64(PARAMS)
-    expected = law.factor(PARAMS) * covariance(law, PARAMS) @ gradient
+    expected = distribution.factor(PARAMS) * covariance(distribution, PARAMS) @ gradient
     assert (abs(mean - expected) <= 4 * standard_error).all()
 
 
@@ -155,10 +159,12 @@ def test_mean_on_a_quadratic_is_the_gradient(law, name):
     ],
 )
 def test_mean_on_a_cubic_is_the_smoothed_gradient(name, fourth, difference):
-    # For f = Σ aᵢxᵢ³ and a symmetric law, ∇F_μ = 3 aᵢxᵢ² + μ² aᵢ c E[uᵢ⁴]: large μ, so
-    # that the two gradients lie many standard errors apart.
+    # For f = Σ aᵢxᵢ³ and a symmetric distribution, ∇F_μ = 3 aᵢxᵢ² + μ² aᵢ c E[uᵢ⁴]:
+    # large μ, so that the two gradients lie many standard errors apart.
     mu = 1.5
-    mean, standard_error = mean_gradient(cubic, difference(LAWS[name], 4, mu), 20_000)
+    mean, standard_error = mean_gradient(
+        cubic, difference(DISTRIBUTIONS[name], 4, mu), 20_000
+    )
     x = flat64(PARAMS)
     expected = 3 * CURVATURES * x**2 + mu**2 * CURVATURES * fourth
     assert (abs(mean - expected) <= 4 * standard_error).all()
@@ -200,18 +206,18 @@ def test_all_evaluations_get_the_same_arguments(difference):
     np.testing.assert_allclose(flat(got), flat(expected), atol=0.2)
 
 
-@pytest.mark.parametrize("law", ["sphere", slow("rademacher")])
-def test_the_directions_do_not_depend_on_how_many_there_are(law):
-    law = LAWS[law]
+@pytest.mark.parametrize("distribution", ["sphere", slow("rademacher")])
+def test_the_directions_do_not_depend_on_how_many_there_are(distribution):
+    distribution = DISTRIBUTIONS[distribution]
 
     @jit
     def gradients():
-        estimators = [zo.central_difference(law, num) for num in (1, 2)]
+        estimators = [zo.central_difference(distribution, num) for num in (1, 2)]
         return [flat(estimate(quadratic, estimator)[1]) for estimator in estimators]
 
     one = gradients()
     second = 2 * one[1] - one[0]
-    u = numpy_directions(law, 0, 2)[1]
+    u = numpy_directions(distribution, 0, 2)[1]
     np.testing.assert_allclose(
         np.abs(np.dot(second, u)), np.linalg.norm(second) * np.linalg.norm(u), rtol=1e-3
     )
@@ -367,11 +373,13 @@ def test_bad_smoothing(difference, value, error):
         difference(smoothing=value)
 
 
-def test_bad_law(difference):
-    with pytest.raises(TypeError, match="law must be a Law such as sphere"):
-        difference(law="sphere")
-    with pytest.raises(TypeError, match="law must be a Law"):
-        difference(law=zo.sphere)
+def test_bad_distribution(difference):
+    with pytest.raises(
+        TypeError, match="distribution must be a Distribution such as sphere"
+    ):
+        difference(distribution="sphere")
+    with pytest.raises(TypeError, match="distribution must be a Distribution"):
+        difference(distribution=zo.sphere)
 
 
 def test_bad_keys(difference):

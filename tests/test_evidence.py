@@ -367,8 +367,8 @@ def test_tuned_zo_sgd_is_often_the_best():
     assert np.mean(wins) >= 0.5
 
 
-# Nothing to tune: evaluations of the prototype that the law and the step come from, at
-# d = 1000, and iterations that were asked for at d = 10⁴.
+# Nothing to tune: evaluations of the prototype that the distribution and the step come
+# from, at d = 1000, and iterations that were asked for at d = 10⁴.
 _PROTOTYPE = {
     "Quadratic": (1039, 1787),
     "Cubic": (1024, 1919),

@@ -7,7 +7,7 @@ import pytest
 from tables import jit
 
 import radazo_jax as zo
-from radazo_jax._src.directions import laws
+from radazo_jax._src.directions import distributions
 from radazo_jax._src.numbers import counter, exact, generator
 
 
@@ -95,11 +95,13 @@ def test_any_order_and_any_parts_make_the_same_bits():
 
 def test_a_direction_drawn_in_pieces_is_the_one_drawn_at_once(monkeypatch):
     params = {"a": jnp.zeros((30, 50)), "b": jnp.zeros(77)}
-    law = zo.sphere()
+    distribution = zo.sphere()
 
     def scale():
-        return jax.jit(lambda key: law.sample(key, params).scale)(jax.random.key(1))
+        return jax.jit(lambda key: distribution.sample(key, params).scale)(
+            jax.random.key(1)
+        )
 
     at_once = scale()
-    monkeypatch.setattr(laws, "_CHUNK", 100)
+    monkeypatch.setattr(distributions, "_CHUNK", 100)
     np.testing.assert_array_equal(scale(), at_once)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tables import LAWS, every, jit
+from tables import DISTRIBUTIONS, every, jit
 
 import radazo_jax as zo
 
@@ -19,10 +19,12 @@ def loss(params, x):
     return jnp.mean(hidden**2)
 
 
-@pytest.mark.parametrize("law", every(LAWS, "sphere"))
-def test_a_step_is_exported_for_every_platform(law):
+@pytest.mark.parametrize("distribution", every(DISTRIBUTIONS, "sphere"))
+def test_a_step_is_exported_for_every_platform(distribution):
     optimizer = zo.radazo(1e-2)
-    value_and_grad = zo.value_and_grad(loss, zo.forward_difference(LAWS[law], 3))
+    value_and_grad = zo.value_and_grad(
+        loss, zo.forward_difference(DISTRIBUTIONS[distribution], 3)
+    )
 
     params = {
         "w": jax.random.normal(jax.random.key(1), (16, 8)),

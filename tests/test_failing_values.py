@@ -1,4 +1,4 @@
-"""Estimators that remember, and laws of users, in runs whose values fail."""
+"""Estimators that remember, and distributions of users, in runs whose values fail."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -6,13 +6,13 @@ import optax
 import pytest
 from compare import assert_same
 from relatives.table import PARAMS, flat, make, quadratic
-from tables import LAWS, slow
+from tables import DISTRIBUTIONS, slow
 
 import radazo_jax as zo
 
 STEPS = 6
-# The estimators that keep something of the steps before, and laws that users wrote or
-# that draw without replacement.
+# The estimators that keep something of the steps before, and distributions that users
+# wrote or that draw without replacement.
 CASES = [
     slow("query_reuse", "sparse"),
     slow("variance_reduced", "coordinate in turn"),
@@ -24,7 +24,7 @@ CASES = [
     slow("momentum_perturbation", "sparse"),
     slow("adaptive_difference", "orthonormal"),
 ]
-each_case = pytest.mark.parametrize(("name", "law"), CASES)
+each_case = pytest.mark.parametrize(("name", "distribution"), CASES)
 
 
 def whole(params):
@@ -60,8 +60,8 @@ def run(estimator, fun=whole, **options):
 
 
 @each_case
-def test_a_run_without_some_values_is_rebuilt(name, law, tmp_path):
-    estimator, path = make(name, LAWS[law]), tmp_path / "run.jsonl"
+def test_a_run_without_some_values_is_rebuilt(name, distribution, tmp_path):
+    estimator, path = make(name, DISTRIBUTIONS[distribution]), tmp_path / "run.jsonl"
     result = run(estimator, Failing(lambda: np.nan), journal=path)
     assert result.state.failures.evaluations > 1
     assert np.isfinite(flat(result.params)).all()
@@ -70,17 +70,17 @@ def test_a_run_without_some_values_is_rebuilt(name, law, tmp_path):
 
 @pytest.mark.slow
 @each_case
-def test_a_value_that_is_asked_for_again_leaves_no_trace(name, law):
-    estimator = make(name, LAWS[law])
+def test_a_value_that_is_asked_for_again_leaves_no_trace(name, distribution):
+    estimator = make(name, DISTRIBUTIONS[distribution])
     retried = run(estimator, Failing(no_answer), on_failure="retry")
     assert_same(retried.state, run(estimator).state)
 
 
 @pytest.mark.slow
 @each_case
-def test_a_run_that_a_failure_ended_goes_on(name, law):
+def test_a_run_that_a_failure_ended_goes_on(name, distribution):
     """To what it is where the value is dropped."""
-    estimator, failing = make(name, LAWS[law]), Failing(no_answer)
+    estimator, failing = make(name, DISTRIBUTIONS[distribution]), Failing(no_answer)
     with pytest.raises(zo.RunError, match="OSError: no answer") as caught:
         run(estimator, failing, on_failure="raise")
     state = caught.value.state

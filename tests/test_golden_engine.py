@@ -8,12 +8,13 @@ from golden.engine import make_engine
 from tables import assert_same_draws, slow
 
 RECORD = np.load(make_engine.FILE)
-# Directions are equal to the bit, but for laws of sums. Sums may be taken in another
+# Directions are equal to the bit, but for distributions of sums. Sums may be taken in
+# another
 # order, on another processor, and a run amplifies that: what is 1e-6 of the values
 # after three steps is up to 2e-3 after twenty, and 4e-2 after fifty.
 RUNS = list(itertools.product(make_engine.ESTIMATORS, (None, 1, "axis")))
 # Directions without sums, which compilers with any optimization draw alike.
-EXACT = {("directions", law) for law in ("rademacher", "coordinate")}
+EXACT = {("directions", distribution) for distribution in ("rademacher", "coordinate")}
 TOLERANCES = {"gradient": 2e-5, "run": 2e-2}
 STEPS_COMPARED = 20
 
@@ -24,9 +25,10 @@ def recorded(name):
     return [RECORD[f"{prefix}/{i}"] for i in range(len(found))]
 
 
-def chosen(kind, law, estimator, batch):
-    """Of each law the directions, a run, and the gradients of both estimators."""
-    first = list(make_engine.LAWS).index(law)
+def chosen(kind, distribution, estimator, batch):
+    """Of each distribution the directions, a run, and the gradients of both
+    estimators."""
+    first = list(make_engine.DISTRIBUTIONS).index(distribution)
     if kind == "run":
         return (estimator, batch) == RUNS[first]
     batches = (None, 1, 4, "axis")

@@ -99,20 +99,20 @@ def test_numbers_of_a_black_box(black_box):
     np.testing.assert_array_equal(history.value, result.values)
     np.testing.assert_array_equal(history.failed, (~good).sum(axis=1))
     np.testing.assert_array_equal(history.evaluations, np.full(5, 4))
-    np.testing.assert_allclose(history.spread, np.nanstd(values, axis=1), rtol=1e-5)
+    np.testing.assert_allclose(history.value_std, np.nanstd(values, axis=1), rtol=1e-5)
 
 
 def test_a_journal_has_the_same_numbers(black_box):
     result, values, path = black_box
-    read, history = zo.History.from_journal(path), result.history
+    read, history = zo.runs.History.from_journal(path), result.history
     for name in ("step", "evaluations", "failed"):
         np.testing.assert_array_equal(getattr(read, name), getattr(history, name))
-    np.testing.assert_allclose(read.spread, history.spread, rtol=1e-5)
+    np.testing.assert_allclose(read.value_std, history.value_std, rtol=1e-5)
     np.testing.assert_allclose(read.seconds, history.seconds, rtol=1e-2)
     np.testing.assert_allclose(read.value, np.nanmean(values, axis=1), rtol=1e-6)
     assert np.isnan(read.slope).all()
     with pytest.raises(ValueError, match=r"path must be that of a journal; got 'no'\."):
-        zo.History.from_journal("no")
+        zo.runs.History.from_journal("no")
 
 
 def test_states_of_ones_own_loop():
@@ -122,22 +122,22 @@ def test_states_of_ones_own_loop():
     state, recorded = tx.init(params), []
     update = jax.jit(lambda s, p: tx.update(None, s, p, value_fn=linear))
     for _ in range(3):
-        recorded.append({**zo.scalars(state), "seconds": 1.0})
+        recorded.append({**zo.runs.scalars(state), "seconds": 1.0})
         _, state = update(state, params)
-    history = zo.History.of([*recorded, {"value": 7.0}])
+    history = zo.runs.History.of([*recorded, {"value": 7.0}])
     np.testing.assert_array_equal(history.value, [np.inf, 2.0, 2.0, 7.0])
     np.testing.assert_array_equal(history.step, np.arange(4))
     np.testing.assert_array_equal(history.seconds, [1, 1, 1, np.nan])
     own = state.inner_state[1]
-    assert zo.scalars(state)["step_size"] is own.step_size
-    assert zo.scalars(state)["inner_state.1.value"] is own.value
+    assert zo.runs.scalars(state)["step_size"] is own.step_size
+    assert zo.runs.scalars(state)["inner_state.1.value"] is own.value
 
 
 def test_trees_like_the_parameters_are_left_out():
     optimizer = optax.inject_hyperparams(zo.radazo)(0.5)
     init, _, _ = zo.ask_tell(optimizer, zo.adaptive_difference())
     state = init({"a": jnp.ones(()), "b": jnp.ones(3)}, 0)
-    names = {name.rpartition(".")[2] for name in zo.scalars(state)}
+    names = {name.rpartition(".")[2] for name in zo.runs.scalars(state)}
     assert {"learning_rate", "smoothing", "curvature"} < names
     assert not names & {"a", "b", "mu", "nu"}
 
@@ -152,7 +152,7 @@ def test_numbers_inside_of_multi_steps():
         (zo.parabolic_sgd(), {"step_size"}),
     ):
         state = optax.MultiSteps(chain, 2).init(jnp.ones(3))
-        assert names <= zo.scalars(state).keys()
+        assert names <= zo.runs.scalars(state).keys()
 
 
 def test_table_of_a_run(compiled, tmp_path):
@@ -202,8 +202,8 @@ def test_picture_of_a_run(compiled, black_box):
     histories = {
         "compiled": compiled[0].history,
         "black box": black_box[0].history,
-        "journal": zo.History.from_journal(black_box[2]),
-        "empty": zo.History.of([]),
+        "journal": zo.runs.History.from_journal(black_box[2]),
+        "empty": zo.runs.History.of([]),
     }
     common = ["loss", "differences", "slope", "evaluations a second"]
     expected = {

@@ -16,7 +16,7 @@ import optax
 import pytest
 from black_boxes import fun, traced
 from compare import assert_same
-from tables import ESTIMATORS, LAWS, each_law, slow
+from tables import DISTRIBUTIONS, ESTIMATORS, each_distribution, slow
 
 import radazo_jax as zo
 
@@ -81,9 +81,13 @@ def replayed(tmp_path, optimizer, estimator, fun=nested):
     return params, state
 
 
-@pytest.mark.parametrize(("law", "name"), each_law(ESTIMATORS, fast=("sphere",)))
-def test_replays_every_law_and_estimator(law, name, tmp_path):
-    estimator = ESTIMATORS[name](LAWS[law], num_directions=3, smoothing=0.1)
+@pytest.mark.parametrize(
+    ("distribution", "name"), each_distribution(ESTIMATORS, fast=("sphere",))
+)
+def test_replays_every_distribution_and_estimator(distribution, name, tmp_path):
+    estimator = ESTIMATORS[name](
+        DISTRIBUTIONS[distribution], num_directions=3, smoothing=0.1
+    )
     replayed(tmp_path, zo.radazo(1e-2), estimator)
 
 
@@ -103,15 +107,20 @@ def test_replays_every_chain(optimizer, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("law", "batch_size"), each_law([None, 1], fast=()))
-def test_runs_without_a_journal_take_the_same_steps(law, batch_size, tmp_path):
+@pytest.mark.parametrize(
+    ("distribution", "batch_size"), each_distribution([None, 1], fast=())
+)
+def test_runs_without_a_journal_take_the_same_steps(distribution, batch_size, tmp_path):
     """Bit for bit, though the loop is another program, where the values are."""
 
     def rounded(params):
         return jnp.round(nested(params) * 16) / 16
 
     estimator = zo.forward_difference(
-        LAWS[law], num_directions=3, smoothing=0.1, batch_size=batch_size
+        DISTRIBUTIONS[distribution],
+        num_directions=3,
+        smoothing=0.1,
+        batch_size=batch_size,
     )
     optimizer = zo.radazo(1e-2)
     params, state = replayed(tmp_path, optimizer, estimator, rounded)
@@ -322,7 +331,7 @@ def test_other_machines_are_rebuilt_up_to_rounding_if_asked(tmp_path):
 def test_another_file_is_no_journal(content, tmp_path):
     path = tmp_path / "notes.txt"
     path.write_bytes(content)
-    for call in (run, compiled, lambda path, steps: zo.History.from_journal(path)):
+    for call in (run, compiled, lambda path, steps: zo.runs.History.from_journal(path)):
         with pytest.raises(ValueError, match="journal must be a file that a run") as e:
             call(path, 3)
         assert "notes.txt" in str(e.value) and "Cut this line" not in str(e.value)

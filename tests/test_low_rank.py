@@ -1,4 +1,5 @@
-"""The low-rank law: its distribution, its axes, and its place in the estimators."""
+"""The low-rank distribution: its distribution, its axes, and its place in the
+estimators."""
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +20,8 @@ def flat(tree):
 
 def test_rank_and_stacks():
     params = {"w": jnp.zeros((5, 8, 6)), "v": jnp.zeros(7), "thin": jnp.zeros((9, 2))}
-    law = zo.low_rank(2)
-    u = law.materialize(law.sample(KEY, params), params)
+    distribution = zo.low_rank(2)
+    u = distribution.materialize(distribution.sample(KEY, params), params)
     assert np.linalg.matrix_rank(u["w"]).tolist() == [2] * 5
     assert abs(np.corrcoef(u["w"][0].ravel(), u["w"][1].ravel())[0, 1]) < 0.9
     assert np.linalg.matrix_rank(u["thin"]) == 2  # Drawn dense: a side of 2 is full.
@@ -29,15 +30,19 @@ def test_rank_and_stacks():
 
 def test_where_chooses_the_leaves():
     params = {"a": jnp.zeros((8, 6)), "b": jnp.zeros((8, 6))}
-    law = zo.low_rank(1, where=lambda path, shape: path == "['a']" and len(shape) == 2)
-    u = law.materialize(law.sample(KEY, params), params)
+    distribution = zo.low_rank(
+        1, where=lambda path, shape: path == "['a']" and len(shape) == 2
+    )
+    u = distribution.materialize(distribution.sample(KEY, params), params)
     assert np.linalg.matrix_rank(u["a"]) == 1
     assert np.linalg.matrix_rank(u["b"]) == 6
 
 
 def inferred(fun, params, **kwargs):
-    law = axes.specialize(zo.low_rank(**kwargs), fun, params, layout_of(params))
-    return dict(law.inferred)
+    distribution = axes.specialize(
+        zo.low_rank(**kwargs), fun, params, layout_of(params)
+    )
+    return dict(distribution.inferred)
 
 
 def test_axes_are_taken_from_the_use():
@@ -84,12 +89,14 @@ def test_axes_are_taken_from_the_use():
 @pytest.mark.parametrize("as_function", [True, False])
 def test_dimension_numbers_override_what_is_inferred(as_function):
     params = {"w": jnp.ones((4, 6, 5)), "v": jnp.ones((4, 6))}
-    numbers = {"w": zo.MatrixAxes((0, 1), (2,)), "v": None}
-    law = zo.low_rank(
+    numbers = {"w": zo.distributions.MatrixAxes((0, 1), (2,)), "v": None}
+    distribution = zo.low_rank(
         1, dimension_numbers=(lambda p: numbers) if as_function else numbers
     )
-    law = axes.specialize(law, lambda p: jnp.sum(p["w"]), params, layout_of(params))
-    u = law.materialize(law.sample(KEY, params), params)
+    distribution = axes.specialize(
+        distribution, lambda p: jnp.sum(p["w"]), params, layout_of(params)
+    )
+    u = distribution.materialize(distribution.sample(KEY, params), params)
     assert np.linalg.matrix_rank(u["w"].reshape(24, 5)) == 1
     assert np.linalg.matrix_rank(u["v"]) == 4
 
@@ -166,14 +173,14 @@ def test_bad_rank(rank, error):
 def test_bad_where():
     with pytest.raises(TypeError, match="where must be a function"):
         zo.low_rank(where="w")
-    law = zo.low_rank(where=lambda path, shape: False)
+    distribution = zo.low_rank(where=lambda path, shape: False)
     params = {"w": jnp.ones((3, 3))}
     with pytest.raises(ValueError, match=r"where must match at least one leaf.*'w'"):
-        law.sample(KEY, params)
+        distribution.sample(KEY, params)
     with pytest.raises(ValueError, match="where must match at least one leaf"):
-        zo.value_and_grad(lambda p: jnp.sum(p["w"]), zo.forward_difference(law))(
-            KEY, params
-        )
+        zo.value_and_grad(
+            lambda p: jnp.sum(p["w"]), zo.forward_difference(distribution)
+        )(KEY, params)
 
 
 def test_bad_dimension_numbers():

@@ -12,7 +12,7 @@ from tables import ESTIMATORS, jit
 import radazo_jax as zo
 from radazo_jax._src.numbers import counter
 
-LAW = zo.orthonormal()
+DISTRIBUTION = zo.orthonormal()
 # A power of two; and where the basis has more directions than there are coordinates.
 DIMENSIONS = [1, 16, 21, 64]
 
@@ -30,8 +30,8 @@ def rows(dimension, cycles=2, seed=0):
     @jit
     def drawn(key):
         numbers = jnp.arange(cycles * size)
-        points = zo.points_along(LAW, key, numbers, [1.0], params)
-        return zo.candidates(points, params)
+        points = zo.estimators.sample_points(DISTRIBUTION, key, numbers, [1.0], params)
+        return zo.estimators.candidates(points, params)
 
     return np.asarray(drawn(jax.random.key(seed)), np.float64).reshape(
         cycles, size, dimension
@@ -55,7 +55,7 @@ def test_a_cycle_is_a_walsh_hadamard_basis(dimension):
 
 
 @pytest.mark.parametrize("dimension", DIMENSIONS)
-def test_the_mean_over_a_cycle_is_exactly_that_of_the_law(dimension):
+def test_the_mean_over_a_cycle_is_exactly_that_of_the_distribution(dimension):
     for basis in rows(dimension):
         mean = basis.T @ basis / len(basis)
         np.testing.assert_allclose(mean, np.eye(dimension) / dimension, atol=1e-7)
@@ -81,8 +81,10 @@ def test_rows_come_in_a_random_order():
     @jax.vmap
     def two(key):
         params = jnp.zeros(size)
-        points = zo.points_along(LAW, key, jnp.arange(2), [1.0], params)
-        return zo.candidates(points, params)
+        points = zo.estimators.sample_points(
+            DISTRIBUTION, key, jnp.arange(2), [1.0], params
+        )
+        return zo.estimators.candidates(points, params)
 
     u = np.asarray(two(jax.random.split(jax.random.key(0), num)))
     relative = np.sign(u[:, 0] * u[:, 1])
@@ -106,7 +108,7 @@ def test_of_more_coordinates_than_a_word_counts(dimension, one, other):
     at = counter.concatenate([counter.positions((1,), offset=i) for i in places])
     at = counter.Positions(at.hi, at.lo, dimension)
     numbers = jnp.arange(40, dtype=jnp.uint32) * np.uint32(2**27 - 39)
-    signs = np.sign(jit(jax.vmap(lambda i: LAW.draw(key, i, at)))(numbers))
+    signs = np.sign(jit(jax.vmap(lambda i: DISTRIBUTION.draw(key, i, at)))(numbers))
     at_zero, first, second, both = (signs * signs[0]).T
     assert (at_zero == 1).all()
     np.testing.assert_array_equal(first * second, both)
@@ -116,7 +118,7 @@ def test_of_more_coordinates_than_a_word_counts(dimension, one, other):
 
 @pytest.fixture(params=ESTIMATORS)
 def estimator(request):
-    return ESTIMATORS[request.param](LAW, num_directions=3, smoothing=0.1)
+    return ESTIMATORS[request.param](DISTRIBUTION, num_directions=3, smoothing=0.1)
 
 
 def quadratic(x):
@@ -132,9 +134,9 @@ def test_the_numbers_go_on_through_the_run(estimator):
     @jit
     def step(key, state):
         points = estimator.points(key, params, state)
-        values = jax.vmap(quadratic)(zo.candidates(points, params))
-        at = zo.candidates(points, params)
-        first = points.with_params
+        values = jax.vmap(quadratic)(zo.estimators.candidates(points, params))
+        at = zo.estimators.candidates(points, params)
+        first = points.includes_params
         moved = at[first:].reshape(3, -1, 8)[:, 0] / 0.1
         return moved, estimator.reduce(points, values, params, state)[1]
 
@@ -148,11 +150,13 @@ def test_the_numbers_go_on_through_the_run(estimator):
 
 def rows_of_key(key, dimension=8, num=24):
     params = jnp.zeros(dimension)
-    points = zo.points_along(LAW, key, jnp.arange(num), [1.0], params)
-    return np.asarray(zo.candidates(points, params))
+    points = zo.estimators.sample_points(
+        DISTRIBUTION, key, jnp.arange(num), [1.0], params
+    )
+    return np.asarray(zo.estimators.candidates(points, params))
 
 
-def test_other_laws_have_no_state():
+def test_other_distributions_have_no_state():
     for make in ESTIMATORS.values():
         assert make(zo.sphere()).init(jnp.zeros(3)) == ()
 
@@ -184,7 +188,7 @@ def test_in_an_optax_chain(estimator):
 def test_a_whole_basis_in_one_call_makes_the_gradient():
     """Of a quadratic, by central differences: exact, also where n > d."""
     for dimension, size in ((8, 8), (6, 8)):
-        estimator = zo.central_difference(LAW, size, smoothing=0.1)
+        estimator = zo.central_difference(DISTRIBUTION, size, smoothing=0.1)
         x = jnp.arange(dimension, dtype=jnp.float32)
         _, gradient = jit(zo.value_and_grad(quadratic, estimator))(0, x)
         np.testing.assert_allclose(gradient, x - 1, atol=1e-4)
@@ -192,7 +196,7 @@ def test_a_whole_basis_in_one_call_makes_the_gradient():
 
 def test_low_precision_and_empty_leaves():
     params = {"h": jnp.ones(5, jnp.bfloat16), "e": jnp.zeros((0, 3)), "s": jnp.ones(())}
-    u = LAW.materialize(LAW.sample(0, params), params)
+    u = DISTRIBUTION.materialize(DISTRIBUTION.sample(0, params), params)
     assert u["h"].dtype == jnp.bfloat16 and u["e"].shape == (0, 3)
     np.testing.assert_allclose(abs(u["h"].astype(jnp.float32)), 6**-0.5, rtol=2**-8)
     np.testing.assert_allclose(abs(u["s"]), 6**-0.5, rtol=1e-6)

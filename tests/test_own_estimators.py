@@ -1,4 +1,4 @@
-"""Estimators and laws that a user writes work wherever ours do."""
+"""Estimators and distributions that a user writes work wherever ours do."""
 
 import dataclasses
 
@@ -8,23 +8,23 @@ import numpy as np
 import optax
 import pytest
 from compare import Hashed, sample
-from tables import FAST, LAWS, every, jit
+from tables import DISTRIBUTIONS, FAST, every, jit
 
 import radazo_jax as zo
 
 
-def spsa(law, mu):
+def spsa(distribution, mu):
     """Simultaneous perturbation: two points along one direction."""
 
     def points(key, params, state):
-        return zo.points_along(law, key, [0], [mu, -mu], params)
+        return zo.estimators.sample_points(distribution, key, [0], [mu, -mu], params)
 
     def reduce(points, values, params, state):
         above, below = values
         slope = (above - below) / (2 * mu)
         gradient = zo.weighted_sum(slope[None], points, params)
         value = (above + below) / 2
-        return zo.Estimate(value, gradient, slope**2, jnp.int32(2)), state
+        return zo.estimators.Estimate(value, gradient, slope**2, jnp.int32(2)), state
 
     return zo.GradientEstimator(lambda params: (), points, reduce)
 
@@ -41,9 +41,9 @@ def test_is_the_derivative_along_the_direction():
     """On a quadratic the central difference is exact: (u · ∇f) u."""
     key, x = jax.random.key(3), jnp.ones(6)
     value, gradient = jit(zo.value_and_grad(quadratic, SPSA))(key, x)
-    law = zo.rademacher()
-    direction = sample(law, x, jax.random.fold_in(key, 0))
-    u = jit(lambda direction: law.materialize(direction, x))(direction)
+    distribution = zo.rademacher()
+    direction = sample(distribution, x, jax.random.fold_in(key, 0))
+    u = jit(lambda direction: distribution.materialize(direction, x))(direction)
     exact = np.asarray(CURVATURES * (x - CENTER), np.float64)
     np.testing.assert_allclose(gradient, (exact @ u) * u, rtol=1e-4)
     curvature = np.sum(np.asarray(CURVATURES, np.float64)) * 0.1**2 / 2
@@ -51,7 +51,7 @@ def test_is_the_derivative_along_the_direction():
 
 
 def test_spread_over_devices_is_the_same():
-    spread = SPSA._replace(evaluator=zo.spread("k"))
+    spread = SPSA._replace(evaluator=zo.sharded("k"))
     expected = jit(zo.value_and_grad(quadratic, SPSA))(0, jnp.ones(6))
     with jax.set_mesh(jax.make_mesh((8,), ("k",))):
         got = jit(zo.value_and_grad(quadratic, spread))(0, jnp.ones(6))
@@ -93,7 +93,7 @@ def test_values_that_come_from_elsewhere():
     forward = zo.forward_difference(Hashed(), num_directions=3)
     for estimator in (forward, spsa(Hashed(), 0.1)):
         points = estimator.points(jax.random.key(0), params, ())
-        at = jax.tree.map(np.asarray, zo.candidates(points, params))
+        at = jax.tree.map(np.asarray, zo.estimators.candidates(points, params))
         assert at["b"].shape == (points.num_points, 2, 3)
         values = jnp.asarray(loss(at), jnp.float32)
         estimate, _ = estimator.reduce(points, values, params, ())
@@ -114,7 +114,7 @@ def test_values_that_come_from_elsewhere():
 def test_the_slope_is_that_along_the_gradient(make):
     estimator = make(Hashed(), num_directions=4, smoothing=1e-3)
     points = estimator.points(jax.random.key(1), CENTER, ())
-    at = zo.candidates(points, jnp.ones(6))
+    at = zo.estimators.candidates(points, jnp.ones(6))
     # A linear function, of which differences are exact.
     values = at @ CURVATURES
     estimate, _ = estimator.reduce(points, values, jnp.ones(6), ())
@@ -130,10 +130,11 @@ def test_values_of_the_wrong_number():
         estimator.reduce(points, jnp.ones(3), jnp.ones(2), ())
 
 
-# --- Laws --------------------------------------------------------------------------
+# --- Distributions
+# --------------------------------------------------------------------------
 
 
-class Scaled(zo.Law):
+class Scaled(zo.Distribution):
     width: float = 1.0
 
     def factor(self, params):
@@ -143,10 +144,10 @@ class Scaled(zo.Law):
         return self.width * zo.random.normal(key, at)
 
 
-class WithoutReplacement(zo.Law):
+class WithoutReplacement(zo.Distribution):
     """Coordinates in a random order, each once."""
 
-    numbered = True
+    sequential = True
 
     def factor(self, params):
         return float(sum(p.size for p in jax.tree.leaves(params)))
@@ -156,12 +157,12 @@ class WithoutReplacement(zo.Law):
         return (at.lo == order[number % at.dimension]).astype(jnp.float32)
 
 
-def test_laws_compare_by_their_fields():
+def test_distributions_compare_by_their_fields():
     assert Scaled(1.0) == Scaled(1.0) and hash(Scaled(1.0)) == hash(Scaled(1.0))
     assert Scaled(1.0) != Scaled(2.0)
     value_and_grad = jax.jit(
-        lambda law, x: zo.value_and_grad(
-            quadratic, zo.central_difference(law, 3, smoothing=0.1)
+        lambda distribution, x: zo.value_and_grad(
+            quadratic, zo.central_difference(distribution, 3, smoothing=0.1)
         )(0, x)[1],
         static_argnums=0,
     )
@@ -175,16 +176,16 @@ def test_laws_compare_by_their_fields():
 def test_all_coordinates_without_replacement_make_the_gradient():
     estimator = zo.central_difference(WithoutReplacement(), 6, smoothing=0.1)
     for batch_size in (None, 1):
-        batched = estimator._replace(evaluator=zo.compiled(batch_size))
+        batched = estimator._replace(evaluator=zo.vectorized(batch_size))
         _, gradient = jit(zo.value_and_grad(quadratic, batched))(0, jnp.ones(6))
         expected = CURVATURES * (1 - CENTER)
         np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-3)
 
 
-def test_laws_that_would_compare_wrongly_are_refused():
+def test_distributions_that_would_compare_wrongly_are_refused():
     with pytest.raises(TypeError, match="Own must be comparable by its fields"):
 
-        class Own(zo.Law):
+        class Own(zo.Distribution):
             def __init__(self, width):
                 object.__setattr__(self, "width", width)
 
@@ -225,22 +226,22 @@ def test_what_is_no_array_of_the_positions_is_refused(drawn):
         jax.eval_shape(value_and_grad, jax.random.key(0), jnp.ones(6))
 
 
-SCALED = LAWS | {"scaled": Scaled(2.0)}
+SCALED = DISTRIBUTIONS | {"scaled": Scaled(2.0)}
 
 
-@pytest.mark.parametrize("law", every(SCALED, *FAST, "scaled"))
-def test_the_scale_of_a_direction_scales_it(law):
-    law = SCALED[law]
+@pytest.mark.parametrize("distribution", every(SCALED, *FAST, "scaled"))
+def test_the_scale_of_a_direction_scales_it(distribution):
+    distribution = SCALED[distribution]
     params, x = {"w": jnp.ones((5, 4)), "b": jnp.zeros(3)}, jnp.ones((2, 5))
 
     @jit
     def both(key):
-        direction = law.sample(key, params)
+        direction = distribution.sample(key, params)
         twice = dataclasses.replace(direction, scale=2 * direction.scale)
         fun = zo.perturb(lambda p, x: x @ p["w"])
         return (
-            law.materialize(direction, params),
-            law.materialize(twice, params),
+            distribution.materialize(direction, params),
+            distribution.materialize(twice, params),
             fun(params, direction, 0.2, x),
             fun(params, twice, 0.1, x),
         )

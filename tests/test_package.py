@@ -30,7 +30,7 @@ OPTIMIZERS = [
 WRONG = """
 zo.radazo(1e-2).update()
 zo.forward_difference(num_directions="ten")
-zo.History.of([]).losses
+zo.runs.History.of([]).losses
 """
 
 

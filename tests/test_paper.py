@@ -175,10 +175,18 @@ def test_data_that_cannot_be_read_are_named(content, says, tmp_path, refused):
 def test_radazo_learns_the_digits_along_rank_one_as_well(tmp_path):
     """One test, for workers that share it would each run the first part."""
 
-    def runs(law):
-        done = _run("digits", "--law", law, "--seeds", 2, "--output", tmp_path / law)
+    def runs(distribution):
+        done = _run(
+            "digits",
+            "--distribution",
+            distribution,
+            "--seeds",
+            2,
+            "--output",
+            tmp_path / distribution,
+        )
         assert done.returncode == 0, done.stderr
-        text = (tmp_path / law / "digits.json").read_text(encoding="utf-8")
+        text = (tmp_path / distribution / "digits.json").read_text(encoding="utf-8")
         return json.loads(text)["runs"]
 
     full = runs("sphere")

@@ -215,9 +215,9 @@ def test_noise_does_not_make_it_diverge(num_evaluations, smoothing):
 
 
 @functools.cache
-def evaluations(optimizer, more=0, law=None, seed=3):
+def evaluations(optimizer, more=0, distribution=None, seed=3):
     """To a hundredth of the loss."""
-    estimator = zo.forward_difference(law or zo.orthonormal(), 8)
+    estimator = zo.forward_difference(distribution or zo.orthonormal(), 8)
     result = zo.minimize(
         testing.quadratic,
         testing.uniform_start(0, 256),
@@ -237,7 +237,7 @@ SGD = zo.parabolic_sgd()
 def test_without_replacement_a_basis_is_almost_enough():
     """Independent directions need d ln 100 · 9/8 = 1,326 and a rate for it."""
     assert evaluations(SGD) < 0.5 * 256 * np.log(100) * 9 / 8
-    independent = evaluations(SGD, law=zo.sphere())
+    independent = evaluations(SGD, distribution=zo.sphere())
     np.testing.assert_allclose(independent, 256 * np.log(100) * 9 / 8, rtol=0.25)
 
 
@@ -251,7 +251,7 @@ def test_without_replacement_a_basis_is_almost_enough():
 )
 def test_directions_with_a_memory(direction):
     """Along an average, the best step is not the one that falls the most."""
-    step = zo.scale_by_parabolic_step(num_evaluations=1)
+    step = zo.scale_by_parabolic_step(extra_evaluations=1)
     optimizer = optax.chain(direction, optax.scale(-1.0), step)
     assert evaluations(optimizer, more=1) < 2.5 * evaluations(SGD)
 
@@ -286,7 +286,7 @@ def test_units_of_the_loss_do_not_matter(scale):
     optimizer = optax.chain(
         zo.scale_by_radazo(eps_root=0.0),
         optax.scale(-1.0),
-        zo.scale_by_parabolic_step(num_evaluations=1),
+        zo.scale_by_parabolic_step(extra_evaluations=1),
     )
 
     def run(scale):
@@ -305,7 +305,7 @@ def test_units_of_the_loss_do_not_matter(scale):
 
 def test_a_first_step_along_any_direction_is_as_long_as_one_along_the_estimate():
     grad, direction = jnp.array([3.0, 4.0]), jnp.array([-1e5, 0.0])
-    tx = zo.scale_by_parabolic_step(num_evaluations=1)
+    tx = zo.scale_by_parabolic_step(extra_evaluations=1)
     update, _ = tx.update(
         direction,
         tx.init(grad),
@@ -326,11 +326,11 @@ def test_what_is_missing_is_named():
         (0, {"value": 1.0}, "slope"),
         (1, {"value": 1.0}, "value_fn"),
     ):
-        tx = zo.scale_by_parabolic_step(num_evaluations=num)
+        tx = zo.scale_by_parabolic_step(extra_evaluations=num)
         with pytest.raises(ValueError, match=f"^{name} must be passed to update"):
             tx.update(x, tx.init(x), x, **given)
     with pytest.raises(ValueError, match=r"num_evaluations must be 0 or 1; got 3\."):
-        zo.scale_by_parabolic_step(num_evaluations=3)
+        zo.scale_by_parabolic_step(extra_evaluations=3)
     with pytest.raises(ValueError, match="initial_step_size must be"):
         zo.scale_by_parabolic_step(initial_step_size=-1.0)
     with pytest.raises(TypeError, match=r"num_evaluations must be an int.*static_args"):

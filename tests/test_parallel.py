@@ -13,11 +13,11 @@ from compare import Hashed
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from tables import (
+    DISTRIBUTIONS,
     ESTIMATORS,
     FAST,
-    LAWS,
     assert_same_draws,
-    each_law,
+    each_distribution,
     every,
     jit,
     mesh_of,
@@ -56,9 +56,9 @@ def estimate_on(mesh, estimator, params, x, params_spec=None, batch_spec=None, j
 
 
 @functools.cache
-def on_one_device(name, law, batch_size=None):
+def on_one_device(name, distribution, batch_size=None):
     """What an estimator of five directions says of the problem."""
-    estimator = ESTIMATORS[name](LAWS[law], 5, 0.1, batch_size)
+    estimator = ESTIMATORS[name](DISTRIBUTIONS[distribution], 5, 0.1, batch_size)
     return jit(zo.value_and_grad(loss, estimator))(jax.random.key(3), *problem())
 
 
@@ -92,13 +92,15 @@ def assert_trees_equal(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-@pytest.mark.parametrize(("law", "name", "batch_size"), each_law(ESTIMATORS, (None, 1)))
-def test_estimates_what_one_device_does(law, name, batch_size):
+@pytest.mark.parametrize(
+    ("distribution", "name", "batch_size"), each_distribution(ESTIMATORS, (None, 1))
+)
+def test_estimates_what_one_device_does(distribution, name, batch_size):
     """K = 5, so that neither 6 points nor 10 divide by 4 devices."""
     params, x = problem()
     options = {"num_directions": 5, "batch_size": batch_size, "smoothing": 0.1}
-    value, gradient = on_one_device(name, law, batch_size)
-    spread = ESTIMATORS[name](LAWS[law], axis_name="k", **options)
+    value, gradient = on_one_device(name, distribution, batch_size)
+    spread = ESTIMATORS[name](DISTRIBUTIONS[distribution], axis_name="k", **options)
     (spread_value, spread_gradient), sent = estimate_on(mesh_of(4), spread, params, x)
     np.testing.assert_allclose(spread_value, value, rtol=1e-6)
     assert_close(spread_gradient, gradient)
@@ -106,11 +108,13 @@ def test_estimates_what_one_device_does(law, name, batch_size):
     assert sent == [4 * 4 * -(-num_points // 4)], "one gather of the padded losses"
 
 
-@pytest.mark.parametrize(("law", "name"), each_law(ESTIMATORS, fast=["sphere"]))
-def test_one_by_one_is_bit_equal_on_any_number_of_devices(law, name):
+@pytest.mark.parametrize(
+    ("distribution", "name"), each_distribution(ESTIMATORS, fast=["sphere"])
+)
+def test_one_by_one_is_bit_equal_on_any_number_of_devices(distribution, name):
     params, x = problem()
     estimator = ESTIMATORS[name](
-        LAWS[law], num_directions=5, batch_size=1, axis_name="k"
+        DISTRIBUTIONS[distribution], num_directions=5, batch_size=1, axis_name="k"
     )
     results = [
         estimate_on(mesh_of(size), estimator, params, x, jit=jax.jit)[0]
@@ -120,8 +124,8 @@ def test_one_by_one_is_bit_equal_on_any_number_of_devices(law, name):
         assert_trees_equal(result, results[0])
 
 
-@pytest.mark.parametrize("law", every(LAWS, "sphere"))
-def test_equal_losses_make_bit_equal_gradients_whatever_is_together(law):
+@pytest.mark.parametrize("distribution", every(DISTRIBUTIONS, "sphere"))
+def test_equal_losses_make_bit_equal_gradients_whatever_is_together(distribution):
     """Sums of small integers have no rounding, in whatever order."""
 
     def exact(params, x):
@@ -131,7 +135,9 @@ def test_equal_losses_make_bit_equal_gradients_whatever_is_together(law):
     params, x = problem()
     results = []
     for size in (1, 4, 8):
-        estimator = zo.forward_difference(LAWS[law], 11, smoothing=1.0, axis_name="k")
+        estimator = zo.forward_difference(
+            DISTRIBUTIONS[distribution], 11, smoothing=1.0, axis_name="k"
+        )
         with jax.set_mesh(mesh_of(size)):
             step = jax.jit(zo.value_and_grad(exact, estimator))
             results.append(jax.device_get(step(jax.random.key(0), params, x)))
@@ -140,36 +146,42 @@ def test_equal_losses_make_bit_equal_gradients_whatever_is_together(law):
 
 
 @pytest.mark.parametrize(
-    ("law", "name", "types"),
-    each_law(ESTIMATORS, (AxisType.Auto, AxisType.Explicit)),
+    ("distribution", "name", "types"),
+    each_distribution(ESTIMATORS, (AxisType.Auto, AxisType.Explicit)),
 )
-def test_replicated_parameters_send_scalars_alone(law, name, types):
+def test_replicated_parameters_send_scalars_alone(distribution, name, types):
     params, x = problem(features=64, hidden=32)
-    estimator = ESTIMATORS[name](LAWS[law], num_directions=7, axis_name="k")
+    estimator = ESTIMATORS[name](
+        DISTRIBUTIONS[distribution], num_directions=7, axis_name="k"
+    )
     mesh = mesh_of(4, 2, types=types)
     _, sent = estimate_on(mesh, estimator, params, x, batch_spec=P("data"))
     num_values = 8 if name == "forward" else 14
     assert sent and sum(sent) <= 4 * (num_values + 1) + 64
 
 
-@pytest.mark.parametrize("law", every(LAWS, *FAST))
-def test_data_parallelism_alone_sends_scalars_alone(law):
+@pytest.mark.parametrize("distribution", every(DISTRIBUTIONS, *FAST))
+def test_data_parallelism_alone_sends_scalars_alone(distribution):
     params, x = problem(features=64, hidden=32)
-    estimator = zo.forward_difference(LAWS[law], num_directions=7)
+    estimator = zo.forward_difference(DISTRIBUTIONS[distribution], num_directions=7)
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     _, sent = estimate_on(mesh, estimator, params, x, batch_spec=P("data"))
     assert sent and sum(sent) <= 4 * 8 + 64
 
 
-@pytest.mark.parametrize(("law", "types"), each_law((AxisType.Auto, AxisType.Explicit)))
-def test_all_three_in_one_mesh(law, types):
+@pytest.mark.parametrize(
+    ("distribution", "types"), each_distribution((AxisType.Auto, AxisType.Explicit))
+)
+def test_all_three_in_one_mesh(distribution, types):
     params, x = problem()
     options = {"num_directions": 5, "smoothing": 0.1}
-    estimator = zo.forward_difference(LAWS[law], axis_name="k", **options)
+    estimator = zo.forward_difference(
+        DISTRIBUTIONS[distribution], axis_name="k", **options
+    )
     (value, gradient), _ = estimate_on(
         mesh_of(2, 2, 2, types=types), estimator, params, x, P(None, "model"), P("data")
     )
-    expected_value, expected = on_one_device("forward", law)
+    expected_value, expected = on_one_device("forward", distribution)
     np.testing.assert_allclose(value, expected_value, rtol=1e-6)
     assert_close(gradient, expected)
 
@@ -178,14 +190,14 @@ SPECS = (P(None, ("data", "model")), P("k", "data"))
 
 
 @pytest.mark.parametrize(
-    ("name", "types"), each_law((AxisType.Auto, AxisType.Explicit))
+    ("name", "types"), each_distribution((AxisType.Auto, AxisType.Explicit))
 )
 def test_directions_are_the_same_where_the_parameters_are_sharded(name, types):
     params, _ = problem()
-    law = LAWS[name]
+    distribution = DISTRIBUTIONS[name]
 
     def draw(key, params):
-        return law.materialize(law.sample(key, params), params)
+        return distribution.materialize(distribution.sample(key, params), params)
 
     # As an argument: of a constant key, XLA would compute a few numbers by itself.
     key = jax.random.key(5)
@@ -202,12 +214,12 @@ def test_directions_are_the_same_where_the_parameters_are_sharded(name, types):
 @pytest.mark.parametrize("types", [slow(AxisType.Auto), AxisType.Explicit], ids=str)
 def test_factors_are_the_same_where_the_parameters_are_sharded(types):
     """A Bᵀ / √2 and its factors: B as it is drawn, and A divided by √2."""
-    w, law, key = problem()[0]["w"], zo.low_rank(2), jax.random.key(5)
+    w, distribution, key = problem()[0]["w"], zo.low_rank(2), jax.random.key(5)
 
     def draw(key, w):
-        direction, (leaf,) = law.sample(key, w), layout_of(w).leaves
-        a, b = law._lazy(direction, leaf, w.size).marks
-        return a, b, law.materialize(direction, w)
+        direction, (leaf,) = distribution.sample(key, w), layout_of(w).leaves
+        a, b = distribution._lazy(direction, leaf, w.size).marks
+        return a, b, distribution.materialize(direction, w)
 
     a, b, _ = jax.device_get(jax.jit(draw)(key, w))
     products = a.astype(np.float64) * b
@@ -249,16 +261,16 @@ def test_gradients_and_steps_have_the_sharding_of_explicit_parameters():
             assert after[name].sharding.spec == spec
 
 
-@pytest.mark.parametrize("law", every(LAWS, *FAST))
-def test_explicit_parameters_without_a_mesh_around(law):
+@pytest.mark.parametrize("distribution", every(DISTRIBUTIONS, *FAST))
+def test_explicit_parameters_without_a_mesh_around(distribution):
     """As operations of JAX, which take the mesh from the types of arrays."""
     params, x = problem()
     mesh = mesh_of(1, 1, 2, types=AxisType.Explicit)
     params["w"] = jax.device_put(params["w"], jax.NamedSharding(mesh, P(None, "model")))
-    estimator = ESTIMATORS["forward"](LAWS[law], 5, 0.1)
+    estimator = ESTIMATORS["forward"](DISTRIBUTIONS[distribution], 5, 0.1)
     value_and_grad = jit(zo.value_and_grad(loss, estimator))
     value, gradient = value_and_grad(jax.random.key(3), params, x)
-    expected_value, expected = on_one_device("forward", law)
+    expected_value, expected = on_one_device("forward", distribution)
     np.testing.assert_allclose(value, expected_value, rtol=1e-6)
     assert_close(gradient, expected)
 
@@ -303,7 +315,7 @@ def test_aux_is_that_of_one_device(name):
     def with_aux(params, x):
         return loss(params, x), {"mean": jnp.mean(x @ params["w"])}
 
-    options = {"law": Hashed(), "num_directions": 3, "batch_size": 1}
+    options = {"distribution": Hashed(), "num_directions": 3, "batch_size": 1}
     make = ESTIMATORS[name]
     alone = zo.value_and_grad(with_aux, make(**options), has_aux=True)
     spread = zo.value_and_grad(with_aux, make(axis_name="k", **options), has_aux=True)
@@ -389,10 +401,12 @@ def test_an_axis_that_is_in_use_is_named(types):
             value_and_grad(0, params, batch)
 
 
-@pytest.mark.parametrize(("law", "batch_size"), each_law((None, 1)))
-def test_estimates_of_their_own_inside_a_shard_map(law, batch_size):
+@pytest.mark.parametrize(("distribution", "batch_size"), each_distribution((None, 1)))
+def test_estimates_of_their_own_inside_a_shard_map(distribution, batch_size):
     """Parameters and keys of each device, with the checks of `shard_map` on."""
-    estimator = zo.forward_difference(LAWS[law], 3, batch_size=batch_size)
+    estimator = zo.forward_difference(
+        DISTRIBUTIONS[distribution], 3, batch_size=batch_size
+    )
     value_and_grad = zo.value_and_grad(loss, estimator)
     keys = jax.random.split(jax.random.key(0), 4)
     params = {
@@ -403,7 +417,7 @@ def test_estimates_of_their_own_inside_a_shard_map(law, batch_size):
 
     def of_device(key, params):
         params = jax.tree.map(lambda p: p[0], params)
-        direction = LAWS[law].sample(key[0], params)
+        direction = DISTRIBUTIONS[distribution].sample(key[0], params)
         moved = zo.perturb(loss)(params, direction, 0.1, x)
         value, gradient = value_and_grad(key[0], params, x)
         return jax.tree.map(lambda y: y[None], (moved, value, gradient))

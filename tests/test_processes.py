@@ -14,7 +14,7 @@ jax.config.update("jax_num_cpu_devices", 4)
 jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=process)
 import radazo_jax as zo
 
-zo.check_same_key(jax.random.key(7))
+zo.random.check_same_key(jax.random.key(7))
 zo.estimate_gradient(zo.forward_difference(), key=3)
 try:
     zo.minimize(

@@ -104,7 +104,7 @@ def test_psgd_finds_the_minimum_within_a_ball():
         lambda x: jnp.sum((x - center) ** 2),
         jnp.zeros(2),
         optimizer,
-        zo.coordinate_wise(),
+        zo.contrib.coordinate_wise(),
         300,
         progress=False,
     )
@@ -128,10 +128,10 @@ def test_bad_projections():
 
 def test_a_majority_of_signs_is_not_moved_by_one_that_is_far_off():
     """ZO-M-signSGD takes the step of the vote."""
-    estimator = zo.majority_vote(zo.rademacher(), 3, 1.0)
+    estimator = zo.contrib.majority_vote(zo.rademacher(), 3, 1.0)
     optimizer, x = zo.zo_signsgd(0.1), jnp.zeros(4)
     points = estimator.points(jax.random.key(0), x, ())
-    us = np.asarray(zo.candidates(points, x))[1:]
+    us = np.asarray(zo.estimators.candidates(points, x))[1:]
     values = np.array([0.0, 1.0, 2.0, -1e6])
     estimate, _ = estimator.reduce(points, jnp.asarray(values, jnp.float32), x, ())
     updates, _ = optimizer.update(estimate.gradient, optimizer.init(x), x)

@@ -18,7 +18,7 @@ import radazo_jax as zo
 from examples.benchmarks import hlo
 
 # Those of the record.
-LAWS = {name: tables.LAWS[name] for name in tables.KINDS}
+DISTRIBUTIONS = {name: tables.DISTRIBUTIONS[name] for name in tables.KINDS}
 ROOT = pathlib.Path(__file__).parents[1]
 RECORDS = ROOT / "docs" / "benchmarks"
 WIDTH, ROWS, DEPTH = 32, 16, 3
@@ -43,9 +43,9 @@ def layers(params, x, weights=lambda w: w):
     return jnp.mean(x**2)
 
 
-def step(loss, law, num_directions, batch_size=1, axis_name="k"):
+def step(loss, distribution, num_directions, batch_size=1, axis_name="k"):
     estimator = zo.forward_difference(
-        LAWS[law], num_directions, 1e-3, batch_size, axis_name
+        DISTRIBUTIONS[distribution], num_directions, 1e-3, batch_size, axis_name
     )
     return zo.value_and_grad(loss, estimator)
 
@@ -153,7 +153,7 @@ ENTRY %main (x: f32[8,8]) -> f32[8,8] {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("law", "size", "num_directions", "evaluations"),
+    ("distribution", "size", "num_directions", "evaluations"),
     [
         ("sphere", 1, 7, 8),
         ("gaussian", 8, 7, 1),
@@ -162,36 +162,36 @@ ENTRY %main (x: f32[8,8]) -> f32[8,8] {
         ("low_rank", 8, 8, 2),
     ],
 )
-def test_products_a_device(law, size, num_directions, evaluations):
+def test_products_a_device(distribution, size, num_directions, evaluations):
     """Of K + 1 evaluations, ⌈(K + 1) / N⌉ each, and N losses are gathered for each."""
     mesh = mesh_of(size, 1, 1)
     params = abstract(mesh, P(), DEPTH, WIDTH, WIDTH)
     x = abstract(mesh, P(), ROWS, WIDTH)
-    fun = step(layers, law, num_directions)
+    fun = step(layers, distribution, num_directions)
     program = hlo.Program(compiled(mesh, fun, KEY, params, x).as_text())
     # Products with the two factors are of a width of one.
-    allowed = 0.1 if law == "low_rank" else 0
+    allowed = 0.1 if distribution == "low_rank" else 0
     share = evaluations * EVALUATION
     assert share <= program.product_flops() <= (1 + allowed) * share
     if size > 1:
         assert program.sent_bytes() == 4 * size * evaluations
 
 
-@pytest.mark.parametrize("law", tables.every(LAWS, *tables.FAST))
-def test_replicated_parameters_send_scalars_alone(law):
+@pytest.mark.parametrize("distribution", tables.every(DISTRIBUTIONS, *tables.FAST))
+def test_replicated_parameters_send_scalars_alone(distribution):
     """Of scanned layers, whose directions the CPU draws one after another."""
     mesh = mesh_of(2, 4, 1)
     params = abstract(mesh, P(), DEPTH, WIDTH, WIDTH)
     x = abstract(mesh, P("data"), ROWS, WIDTH)
     program = hlo.Program(
-        compiled(mesh, step(layers, law, 1), KEY, params, x).as_text()
+        compiled(mesh, step(layers, distribution, 1), KEY, params, x).as_text()
     )
     # An evaluation a device: a sum over the minibatch, and both losses.
     assert program.sent_bytes() == 4 + 4 * 2
 
 
-@pytest.mark.parametrize("law", tables.every(LAWS, *tables.FAST))
-def test_sharded_parameters_send_what_a_forward_pass_sends(law):
+@pytest.mark.parametrize("distribution", tables.every(DISTRIBUTIONS, *tables.FAST))
+def test_sharded_parameters_send_what_a_forward_pass_sends(distribution):
     mesh = mesh_of(2, 2, 2)
     params = abstract(mesh, P(None, None, "model"), DEPTH, WIDTH, WIDTH)
     x = abstract(mesh, P(("data", "model")), ROWS, WIDTH)
@@ -206,7 +206,7 @@ def test_sharded_parameters_send_what_a_forward_pass_sends(law):
     program = hlo.Program(
         compiled(
             mesh,
-            step(loss, law, 1),
+            step(loss, distribution, 1),
             KEY,
             params,
             x,
@@ -244,12 +244,14 @@ def test_low_rank_evaluations_share_a_gathered_layer():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("law", ["gaussian", "low_rank"])
-def test_a_constraint_in_the_loss_changes_nothing(law):
+@pytest.mark.parametrize("distribution", ["gaussian", "low_rank"])
+def test_a_constraint_in_the_loss_changes_nothing(distribution):
     mesh = mesh_of(2, 2, 2)
     params = jax.random.normal(jax.random.key(1), (DEPTH, WIDTH, WIDTH)) / WIDTH**0.5
     x = jax.random.normal(jax.random.key(2), (ROWS, WIDTH))
-    expected = step(layers, law, 3, axis_name=None)(jax.random.key(0), params, x)
+    expected = step(layers, distribution, 3, axis_name=None)(
+        jax.random.key(0), params, x
+    )
 
     def loss(params, x):
         return layers(params, x, lambda w: lax.with_sharding_constraint(w, P()))
@@ -257,7 +259,7 @@ def test_a_constraint_in_the_loss_changes_nothing(law):
     with jax.set_mesh(mesh):
         placed = jax.device_put(params, P(None, None, "model"))
         x = jax.device_put(x, P("data"))
-        got = jax.jit(step(loss, law, 3))(jax.random.key(0), placed, x)
+        got = jax.jit(step(loss, distribution, 3))(jax.random.key(0), placed, x)
     np.testing.assert_allclose(got[0], expected[0], rtol=1e-6)
     scale = np.linalg.norm(expected[1])
     np.testing.assert_allclose(got[1], expected[1], rtol=0, atol=2e-3 * scale)
@@ -299,7 +301,7 @@ def test_the_record_meets_the_bars(platform):
     path = RECORDS / f"scaling_{platform}.json"
     record = json.loads(path.read_text(encoding="utf-8"))
     steps = [row for row in record["rows"] if row["table"] == "steps"]
-    assert {row["law"] for row in steps} == set(LAWS)
+    assert {row["distribution"] for row in steps} == set(DISTRIBUTIONS)
     assert max(row["chips"] for row in steps) == (256 if platform == "tpu" else 8)
     for row in steps:
         assert row["host_transfers"] == []

@@ -42,14 +42,18 @@ def test_contributing_shows_an_error_that_the_code_raises():
 
 
 @pytest.mark.parametrize("make", [zo.forward_difference, zo.central_difference])
-def test_readme_says_which_law_is_the_default(make):
-    default = inspect.signature(make).parameters["law"].default
-    laws = {"sphere", "gaussian", "rademacher", "low_rank", "coordinate"}
+def test_readme_says_which_distribution_is_the_default(make):
+    default = inspect.signature(make).parameters["distribution"].default
+    distributions = {"sphere", "gaussian", "rademacher", "low_rank", "coordinate"}
     table = {
         row[0].strip("`()"): " ".join(row[1:])
         for row in rows("README.md")
-        if row[0].strip("`()") in laws
+        if row[0].strip("`()") in distributions
     }
-    assert set(table) == laws
-    named = [law for law, text in table.items() if re.search(r"\bdefault\b", text)]
-    assert [getattr(zo, law)() for law in named] == [default]
+    assert set(table) == distributions
+    named = [
+        distribution
+        for distribution, text in table.items()
+        if re.search(r"\bdefault\b", text)
+    ]
+    assert [getattr(zo, distribution)() for distribution in named] == [default]

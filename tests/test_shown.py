@@ -74,7 +74,7 @@ def test_arrays_without_values_are_printed(results):
     for text in seen:
         assert "step=int32[]" in text and shapes in text
     assert "step=None" in repr(jax.tree.map(lambda x: None, box.state))
-    assert repr(zo.History.of([])) == "History(value=float64[0], scalars=[])"
+    assert repr(zo.runs.History.of([])) == "History(value=float64[0], scalars=[])"
 
 
 def test_remain_pytrees(results):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tables import LAWS, each_law, every, jit
+from tables import DISTRIBUTIONS, each_distribution, every, jit
 
 import radazo_jax as zo
 
@@ -32,9 +32,11 @@ def quadratic64(x):
 def test_the_papers_algorithms_end_to_end(refined):
     """Algorithms 1 and 2 with eq. (2), transcribed in float64."""
     b1, b2, zeta, eta, mu, num = 0.9, 0.99, 1e-8, 1e-2, 0.1, 4
-    law = zo.sphere()
+    distribution = zo.sphere()
     optimizer = (zo.radazo if refined else zo.zo_adamm)(eta, b1, b2, zeta)
-    value_and_grad = zo.value_and_grad(quadratic, zo.forward_difference(law, num, mu))
+    value_and_grad = zo.value_and_grad(
+        quadratic, zo.forward_difference(distribution, num, mu)
+    )
     key = jax.random.key(0)
 
     @jax.jit
@@ -47,7 +49,9 @@ def test_the_papers_algorithms_end_to_end(refined):
     def directions(t):
         keys = [jax.random.fold_in(jax.random.fold_in(key, t), k) for k in range(num)]
         like = jnp.zeros(DIMENSION)
-        return [law.materialize(law.sample(k, like), like) for k in keys]
+        return [
+            distribution.materialize(distribution.sample(k, like), like) for k in keys
+        ]
 
     x = jnp.ones(DIMENSION)
     state = optimizer.init(x)
@@ -70,11 +74,13 @@ def test_the_papers_algorithms_end_to_end(refined):
     assert quadratic64(theta) < 0.6 * quadratic64(np.ones(DIMENSION))
 
 
-@pytest.mark.parametrize(("law", "batch_size"), each_law((None, 1)))
-def test_one_program(law, batch_size):
+@pytest.mark.parametrize(("distribution", "batch_size"), each_distribution((None, 1)))
+def test_one_program(distribution, batch_size):
     """The step compiles once, and its program never calls the host."""
     optimizer = zo.radazo(lambda t: 1e-2 / (1 + t.astype(jnp.float32)))
-    estimator = zo.forward_difference(LAWS[law], 4, batch_size=batch_size)
+    estimator = zo.forward_difference(
+        DISTRIBUTIONS[distribution], 4, batch_size=batch_size
+    )
     traces = []
 
     def loss(x, target):

@@ -50,8 +50,8 @@ CASE = """
 import json, sys
 from examples.benchmarks import scaling
 
-spread, law, num_evaluations = json.loads(sys.argv[1])
-case = scaling.Case("weak", scaling.Spread(*spread), law, num_evaluations)
+spread, distribution, num_evaluations = json.loads(sys.argv[1])
+case = scaling.Case("weak", scaling.Spread(*spread), distribution, num_evaluations)
 print(json.dumps(scaling.measured("tpu", case)))
 """
 
@@ -65,13 +65,13 @@ from jax.sharding import Mesh
 model = models.grouped_query_decoder(num_layers=4)
 mesh = Mesh(np.array([memory.device("tpu")]), ("one",))
 peaks = {}
-for law in ("", "gaussian", "rademacher", "low_rank"):
-    run = "zo_sgd" if law else "forward"
-    fun, args, donated = memory.program(model, run, law, 2)
+for distribution in ("", "gaussian", "rademacher", "low_rank"):
+    run = "zo_sgd" if distribution else "forward"
+    fun, args, donated = memory.program(model, run, distribution, 2)
     args = programs.placed(args, mesh, lambda x: jax.P())
     compiled = programs.compiled_on(mesh, fun, args, donated)
     peak = compiled.memory_analysis().peak_memory_in_bytes
-    peaks[law or run] = peak
+    peaks[distribution or run] = peak
 print(json.dumps(peaks))
 """
 
@@ -93,8 +93,8 @@ def run(script, *args):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def compiled(spread, law, num_evaluations):
-    return run(CASE, json.dumps([spread, law, num_evaluations]))
+def compiled(spread, distribution, num_evaluations):
+    return run(CASE, json.dumps([spread, distribution, num_evaluations]))
 
 
 def test_quickstart_step():
@@ -109,9 +109,9 @@ def test_quickstart_step():
     assert 11 * products == pytest.approx(facts["product_flops"], rel=0.1)
 
 
-@pytest.mark.parametrize("law", ["rademacher", "low_rank"])
-def test_decoder_step_on_one_chip(law):
-    facts = compiled((1, 1, 1), law, 2)
+@pytest.mark.parametrize("distribution", ["rademacher", "low_rank"])
+def test_decoder_step_on_one_chip(distribution):
+    facts = compiled((1, 1, 1), distribution, 2)
     assert facts["host_transfers"] == []
     assert facts["sent_bytes"] == 0
     assert STATE * 0.999 <= facts["aliased_bytes"] <= STATE * 1.01
@@ -123,14 +123,16 @@ def test_step_of_another_decoder_takes_the_memory_of_its_forward_pass():
     # the loop over the directions.
     peaks = run(STEPS)
     forward = peaks.pop("forward")
-    for law, peak in peaks.items():
-        assert peak <= 1.02 * forward, law
+    for distribution, peak in peaks.items():
+        assert peak <= 1.02 * forward, distribution
 
 
-@pytest.mark.parametrize("law", ["sphere", "gaussian", "rademacher", "low_rank"])
-def test_evaluations_spread_over_eight_chips(law):
-    alone = compiled((1, 1, 1), law, 2)
-    facts = compiled((8, 1, 1), law, 8)
+@pytest.mark.parametrize(
+    "distribution", ["sphere", "gaussian", "rademacher", "low_rank"]
+)
+def test_evaluations_spread_over_eight_chips(distribution):
+    alone = compiled((1, 1, 1), distribution, 2)
+    facts = compiled((8, 1, 1), distribution, 8)
     assert facts["host_transfers"] == []
     assert 0 < facts["sent_bytes"] <= 4 * 8 + 64
     assert facts["aliased_bytes"] >= STATE * 0.999

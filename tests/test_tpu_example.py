@@ -322,13 +322,13 @@ def test_seeds_that_differ_between_processes_are_named():
 @pytest.mark.slow
 def test_settings_that_differ_between_processes_are_named():
     def own(process):
-        return ["--law", ("sphere", "gaussian")[process]]
+        return ["--distribution", ("sphere", "gaussian")[process]]
 
     for code, _, stderr in _finish(_start([], devices=2, processes=2, own=own)):
         assert code == 2
         assert (
-            "--law must be the same in all processes; got 'sphere' in process 0 and "
-            "'gaussian' in process 1" in stderr
+            "--distribution must be the same in all processes; got 'sphere' in process "
+            "0 and 'gaussian' in process 1" in stderr
         )
 
 
@@ -345,10 +345,13 @@ def short(tmp_path_factory):
     ("change", "message"),
     [
         (["--width", "32"], "width must be 16, as in the checkpoint"),
-        (["--law", "sphere"], "law must be 'rademacher', as in the checkpoint"),
+        (
+            ["--distribution", "sphere"],
+            "distribution must be 'rademacher', as in the checkpoint",
+        ),
         (["--seed", "1"], "/2; got 1"),
     ],
-    ids=["tree", "law", "seed"],
+    ids=["tree", "distribution", "seed"],
 )
 def test_checkpoint_of_another_run_is_refused_and_kept(short, change, message):
     before = _digest(short)

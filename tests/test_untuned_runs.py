@@ -72,7 +72,7 @@ def cliff(x, xi=None):
 MEASURED = optax.chain(
     zo.scale_by_radazo(),
     optax.scale(-1.0),
-    zo.scale_by_parabolic_step(num_evaluations=1),
+    zo.scale_by_parabolic_step(extra_evaluations=1),
 )
 
 
@@ -104,7 +104,7 @@ def test_a_gradient_from_where_a_step_is_taken_back_is_forgotten():
     optimizer = optax.chain(
         zo.scale_by_radazo(),
         optax.scale(-1.0),
-        zo.scale_by_parabolic_step(num_evaluations=1, initial_step_size=1e3),
+        zo.scale_by_parabolic_step(extra_evaluations=1, initial_step_size=1e3),
     )
 
     def state(num_steps):

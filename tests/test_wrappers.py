@@ -313,7 +313,7 @@ def test_an_inner_transformation_gets_what_the_estimate_knows():
     @jax.jit
     def by_hand(key, params, state):
         points = ESTIMATOR.points(key, params, ())
-        values = jax.vmap(loss)(zo.candidates(points, params))
+        values = jax.vmap(loss)(zo.estimators.candidates(points, params))
         estimate, _ = ESTIMATOR.reduce(points, values, params, ())
         updates, state = inner.update(
             estimate.gradient, state, params, value=estimate.value, slope=estimate.slope

@@ -22,10 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import radazo_jax as zo
-from examples.common import cli, laws
+from examples.common import cli, distributions
 from examples.common.record import record, write
 
-LAWS = laws.LAWS | {"orthonormal": zo.orthonormal()}
+DISTRIBUTIONS = distributions.DISTRIBUTIONS | {"orthonormal": zo.orthonormal()}
 SHAPES = {"first": (64, 48), "bias": (48,), "second": (48, 10)}
 STEPS = 50
 ISA = "--xla_cpu_max_isa="
@@ -69,12 +69,14 @@ def computed() -> dict[str, np.ndarray]:
         leaves = [np.ravel(x).astype(np.float64) for x in jax.tree.leaves(tree)]
         result[name] = np.concatenate(leaves)
 
-    for name, law in LAWS.items():
+    for name, distribution in DISTRIBUTIONS.items():
         draw: Callable[[jax.Array], Any] = jax.jit(
-            lambda key, law=law: law.materialize(law.sample(key, params), params)
+            lambda key, distribution=distribution: distribution.materialize(
+                distribution.sample(key, params), params
+            )
         )
         keep(f"direction {name}", draw(key))
-        estimator = zo.forward_difference(law, 4, 1e-2)
+        estimator = zo.forward_difference(distribution, 4, 1e-2)
         estimate = jax.jit(zo.value_and_grad(network, estimator))
         keep(f"estimate {name}", estimate(key, params))
         for run, fun in (("run", network), ("run on rounded values", rounded)):
@@ -111,13 +113,13 @@ def compared(found: dict[str, Any], right: dict[str, Any]) -> dict[str, str]:
 
 
 def rows(systems: dict[str, dict[str, str]]) -> list[dict[str, str]]:
-    """One row for each kind and law."""
+    """One row for each kind and distribution."""
     names = next(iter(systems.values()))
     made = []
     for name in names:
-        what, _, law = name.rpartition(" ")
+        what, _, distribution = name.rpartition(" ")
         made.append(
-            {"what": what, "law": law}
+            {"what": what, "distribution": distribution}
             | {system: found[name] for system, found in systems.items()}
         )
     return sorted(made, key=lambda row: list(names).index(f"{row['what']} sphere"))

@@ -4,9 +4,9 @@
 
 A small language model, pretrained first, is tuned to name the word that fits each of
 the sentences in `examples/llm/sentiment`: all parameters, by R-AdaZO, along directions
-of the law `low_rank`. K = 1 with central differences is the paper's choice. With
-forward differences K directions cost K + 1 passes, so that the same passes make fewer
-steps, of better estimates. Each choice runs at each rate with each seed, and is
+of the distribution `low_rank`. K = 1 with central differences is the paper's choice.
+With forward differences K directions cost K + 1 passes, so that the same passes make
+fewer steps, of better estimates. Each choice runs at each rate with each seed, and is
 compared at the rate that is best for it.
 """
 
@@ -50,7 +50,7 @@ def settings_of(choice: tuple[str, int], passes: int, **options: Any) -> Setting
         difference=difference,
         num_directions=k,
         tune="full",
-        law="low_rank",
+        distribution="low_rank",
         objective="language_model",
         **options,
     )

@@ -30,9 +30,12 @@ DIMENSION = 10_000
 STEPS = 50
 # Those that keep queries, with so many steps, or queries, more.
 LARGER = {
-    "query_reuse": (zo.query_reuse(memory=7), 10),
-    "linear_interpolation": (zo.linear_interpolation(memory=4), 10),
-    "gaussian_process": (zo.gaussian_process(num_directions=10, memory=101), 1),
+    "query_reuse": (zo.contrib.query_reuse(memory_size=7), 10),
+    "linear_interpolation": (zo.contrib.linear_interpolation(memory_size=4), 10),
+    "gaussian_process": (
+        zo.contrib.gaussian_process(num_directions=10, memory_size=101),
+        1,
+    ),
 }
 OPTIMIZER = zo.radazo(1e-6)
 

@@ -1,6 +1,7 @@
 """How long a step of a small network takes, in multiples of its forward passes.
 
-For every law, a whole R-AdaZO step (K + 1 evaluations, estimate, update) against
+For every distribution, a whole R-AdaZO step (K + 1 evaluations, estimate, update)
+against
 
 * ``floor``: one forward pass over K + 1 times the rows, and the Optax chain's update
   and its application on a gradient that lies ready;
@@ -28,7 +29,7 @@ from tabulate import tabulate
 import radazo_jax as zo
 from examples.benchmarks.timing import Step, bars, evosax, medians, naive, ours, scanned
 from examples.common import cli, figures
-from examples.common.laws import LAWS
+from examples.common.distributions import DISTRIBUTIONS
 from examples.common.record import record, write
 
 NUM_DIRECTIONS = 8
@@ -105,8 +106,8 @@ def floor_step(work: Work, tx: optax.GradientTransformationExtraArgs) -> Step:
     return step
 
 
-def our_step(work: Work, law: zo.Law) -> Step:
-    estimator = zo.forward_difference(law, NUM_DIRECTIONS, SMOOTHING)
+def our_step(work: Work, distribution: zo.Distribution) -> Step:
+    estimator = zo.forward_difference(distribution, NUM_DIRECTIONS, SMOOTHING)
     return ours(lambda p: work.loss(p, work.x), estimator, zo.radazo(LEARNING_RATE))
 
 
@@ -123,7 +124,9 @@ def compile_seconds(work: Work, repeats: int) -> dict[str, float]:
         updates, state = tx.update(gradient, state, params)
         return optax.apply_updates(params, updates), state, value
 
-    steps = {"floor": floor} | {name: our_step(work, LAWS[name]) for name in MEASURED}
+    steps = {"floor": floor} | {
+        name: our_step(work, DISTRIBUTIONS[name]) for name in MEASURED
+    }
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(repeats):
         for name, step in steps.items():
@@ -144,7 +147,10 @@ def measure(name: str, repeats: int) -> list[dict[str, Any]]:
 
     by_hand = naive(loss, tx, NUM_DIRECTIONS, SMOOTHING)
     steps = {"floor": floor_step(work, tx), "naive": by_hand}
-    steps |= {law: our_step(work, LAWS[law]) for law in MEASURED}
+    steps |= {
+        distribution: our_step(work, DISTRIBUTIONS[distribution])
+        for distribution in MEASURED
+    }
     carry = (work.params, tx.init(work.params))
     runs = {key: scanned(step, carry, work.num_steps) for key, step in steps.items()}
     if found := evosax(loss, work.params, LEARNING_RATE, NUM_DIRECTIONS, SMOOTHING):
@@ -154,23 +160,23 @@ def measure(name: str, repeats: int) -> list[dict[str, Any]]:
     return [
         {
             "work": name,
-            "law": law,
-            "step_ms": 1e3 * seconds[law] / work.num_steps,
-            "step/floor": seconds[law] / seconds["floor"],
+            "distribution": distribution,
+            "step_ms": 1e3 * seconds[distribution] / work.num_steps,
+            "step/floor": seconds[distribution] / seconds["floor"],
             **{
-                f"{other}/step": seconds[other] / seconds[law]
+                f"{other}/step": seconds[other] / seconds[distribution]
                 for other in ("naive", "evosax")
                 if other in seconds
             },
-            "compile_s": compilation[law],
-            "compile/floor": compilation[law] / compilation["floor"],
+            "compile_s": compilation[distribution],
+            "compile/floor": compilation[distribution] / compilation["floor"],
         }
-        for law in MEASURED
+        for distribution in MEASURED
     ]
 
 
 def plot(content: dict[str, Any]) -> plt.Figure:
-    named = {f"{row['work']}, {row['law']}": row for row in content["rows"]}
+    named = {f"{row['work']}, {row['distribution']}": row for row in content["rows"]}
     return bars(named, ("step/floor", "naive/step", "evosax/step"))
 
 

@@ -39,7 +39,7 @@ from examples.benchmarks.programs import (
     tpu_topology,
 )
 from examples.common import cli, figures
-from examples.common.laws import LAWS
+from examples.common.distributions import DISTRIBUTIONS
 from examples.common.record import collect
 
 SMOOTHING = 1e-3
@@ -66,7 +66,7 @@ def device(platform: str) -> Any:
 
 
 def program(
-    model: models.Model, run: str, law: str, num_directions: int | str
+    model: models.Model, run: str, distribution: str, num_directions: int | str
 ) -> tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]:
     """What to compile, its arguments and those donated."""
     params, loss, batch = model.params, model.loss, model.batch
@@ -75,16 +75,16 @@ def program(
     key = jax.eval_shape(lambda: jax.random.key(0))
     if run in OPTIMIZERS:
         estimator = zo.forward_difference(
-            LAWS[law], num_directions, SMOOTHING, batch_size=1
+            DISTRIBUTIONS[distribution], num_directions, SMOOTHING, batch_size=1
         )
         state = jax.eval_shape(OPTIMIZERS[run].init, params)
         step = step_of(loss, estimator, OPTIMIZERS[run])
         return step, (params, state, key, batch), (0, 1)
-    direction = jax.eval_shape(LAWS[law].sample, key, params)
+    direction = jax.eval_shape(DISTRIBUTIONS[distribution].sample, key, params)
     scale = jax.ShapeDtypeStruct((), jnp.float32)
 
     def by_hand(params: Any, direction: Any, scale: Any, batch: Any) -> jax.Array:
-        u = LAWS[law].materialize(direction, params)
+        u = DISTRIBUTIONS[distribution].materialize(direction, params)
         moved = jax.tree.map(lambda p, v: (p + scale * v).astype(p.dtype), params, u)
         return loss(moved, batch)
 
@@ -117,26 +117,32 @@ def cases(
 ) -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
     for name in names:
         rows = [("forward", "", "")]
-        for law in LAWS:
+        for distribution in DISTRIBUTIONS:
             for run in runs:
                 numbers = counts if run in OPTIMIZERS else [""]
-                rows += [(run, law, k) for k in numbers]
-        for run, law, k in rows:
-            case = {"platform": platform, "model": name, "run": run, "law": law, "K": k}
+                rows += [(run, distribution, k) for k in numbers]
+        for run, distribution, k in rows:
+            case = {
+                "platform": platform,
+                "model": name,
+                "run": run,
+                "distribution": distribution,
+                "K": k,
+            }
             yield case, functools.partial(measured, case)
 
 
 def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows with what is beyond the forward pass and the moments, and tables.
 
-    A table for each model, and of the TPU's peak, has a row a law and a column a run:
-    in percent of the forward pass for the decoders, in layers for the others.
+    A table for each model, and of the TPU's peak, has a row a distribution and a column
+    a run: in percent of the forward pass for the decoders, in layers for the others.
     """
     made: list[dict[str, Any]] = []
     tables: dict[tuple[str, str], dict[str, Any]] = {}
     forward = {row["model"]: row for row in rows if row["run"] == "forward"}
     for row in rows:
-        platform, model, run, law, k = list(row.values())[:5]
+        platform, model, run, distribution, k = list(row.values())[:5]
         base, layer = forward[model], row["layer_bytes"]
         beyond, peak = (
             row[of] - base[of] - row["moments_bytes"] for of in ("bytes", "peak_bytes")
@@ -145,17 +151,19 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         column = f"{run}_K={k}" if k else run.replace("naive", "by_hand")
         amounts = {"": ("bytes", beyond), "_peak": ("peak_bytes", peak)}
         for suffix, (of, amount) in amounts.items():
-            if law and not (suffix and platform == "cpu"):
+            if distribution and not (suffix and platform == "cpu"):
                 name = f"{platform}_{model}{suffix}"
                 unit = base[of] / 100 if model.endswith("decoder") else layer
-                cells = tables.setdefault((name, law), {"table": name, "law": law})
+                cells = tables.setdefault(
+                    (name, distribution), {"table": name, "distribution": distribution}
+                )
                 cells[column] = amount / unit
     return [*made, *tables.values()]
 
 
 def plot(content: dict[str, Any]) -> plt.Figure:
     """What each run allocates beyond the forward pass, a panel for each model."""
-    rows = [row for row in content["rows"] if "run" in row and row["law"]]
+    rows = [row for row in content["rows"] if "run" in row and row["distribution"]]
     models = list(dict.fromkeys((row["platform"], row["model"]) for row in rows))
     runs = list(dict.fromkeys((row["run"], row["K"]) for row in rows))
     size = (1.5 + 3.4 * len(models), 3.2)
@@ -167,14 +175,21 @@ def plot(content: dict[str, Any]) -> plt.Figure:
             label = "copies by tree_map" if run == "naive" else run
             axes.scatter(
                 [max(row["beyond/layer"], 1e-3) for row in found],
-                [list(LAWS).index(row["law"]) + (i - 2.5) / 9 for row in found],
+                [
+                    list(DISTRIBUTIONS).index(row["distribution"]) + (i - 2.5) / 9
+                    for row in found
+                ],
                 marker="xo^^ss"[i % 6],
                 color=f"C{i}",
                 label=f"{label}, K={k}" if k else label,
                 s=22,
             )
-        axes.set(title=f"{platform} {model}", xscale="log", yticks=range(len(LAWS)))
-        axes.set(yticklabels=list(LAWS), xlabel="layers beyond forward (+ moments)")
+        axes.set(
+            title=f"{platform} {model}", xscale="log", yticks=range(len(DISTRIBUTIONS))
+        )
+        axes.set(
+            yticklabels=list(DISTRIBUTIONS), xlabel="layers beyond forward (+ moments)"
+        )
         axes.xaxis.set_minor_formatter(NullFormatter())
     all_axes[0].invert_yaxis()
     figures.legend(figure, all_axes[0], 3)

@@ -38,7 +38,7 @@ from examples.benchmarks.programs import (
     without_tpu,
 )
 from examples.common import cli, figures
-from examples.common.laws import LAWS
+from examples.common.distributions import DISTRIBUTIONS
 from examples.common.record import collect
 
 AXES = ("k", "data", "model")
@@ -79,13 +79,13 @@ class Case(NamedTuple):
         ``indivisible`` (one evaluation more), ``forward`` (one loss) or ``gradient``
         (by backpropagation).
       spread: The sizes of the mesh's axes.
-      law: The name of a law, empty where there is none.
+      distribution: The name of a distribution, empty where there is none.
       num_evaluations: K + 1, or nothing where there are no directions.
     """
 
     kind: str
     spread: Spread
-    law: str = ""
+    distribution: str = ""
     num_evaluations: int | None = None
 
     @property
@@ -96,7 +96,7 @@ class Case(NamedTuple):
 
     def described(self, platform: str) -> dict[str, Any]:
         """What tells a row from all others."""
-        names = ("kind", "mesh", "law", "K+1")
+        names = ("kind", "mesh", "distribution", "K+1")
         values = (self.kind, str(self.spread), *self[2:])
         return {"platform": platform, **dict(zip(names, values, strict=True))}
 
@@ -151,7 +151,7 @@ def compiled_case(platform: str, case: Case) -> Any:
     if case.kind == "gradient":
         return compiled_on(mesh, jax.value_and_grad(model.loss), (params, batch))
     estimator = zo.forward_difference(
-        LAWS[case.law],
+        DISTRIBUTIONS[case.distribution],
         case.num_evaluations - 1,
         SMOOTHING,
         batch_size=1,
@@ -179,7 +179,7 @@ def measured(platform: str, case: Case) -> dict[str, Any]:
 
 def update_flops(platform: str, case: Case) -> int:
     """The products of an update by many factors; every chip makes its shard of it."""
-    if case.law != "low_rank" or case.num_evaluations <= 17:
+    if case.distribution != "low_rank" or case.num_evaluations <= 17:
         return 0
     matrices = [
         x for x in jax.tree.leaves(decoder(platform, case).params) if x.ndim > 1
@@ -198,17 +198,17 @@ def cases(platform: str) -> Iterator[Case]:
     # The last axis is that over which the parameters are sharded.
     sharded = [Spread(2, 2, 2), *([Spread(4, 8, 8)] if tpu else [])]
     minibatch = [Spread(data=n) for n in (8, *many)]
-    for law in MEASURED:
+    for distribution in MEASURED:
         for n in some:
             # The same evaluations whatever the number of chips; then one a chip.
-            yield Case("strong", Spread(k=n), law, max(some))
+            yield Case("strong", Spread(k=n), distribution, max(some))
         for n in many:
-            yield Case("weak", Spread(k=n), law, n)
+            yield Case("weak", Spread(k=n), distribution, n)
         for spread in minibatch:
-            yield Case("weak", spread, law, 8)
+            yield Case("weak", spread, distribution, 8)
         for spread in (Spread(k=side, data=most // side), *sharded):
-            yield Case("weak", spread, law, spread.k)
-        yield Case("indivisible", Spread(k=8), law, max(some) + 1)
+            yield Case("weak", spread, distribution, spread.k)
+        yield Case("indivisible", Spread(k=8), distribution, max(some) + 1)
     for spread in minibatch:
         yield Case("gradient", spread)
     for spread in sharded:
@@ -224,7 +224,7 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     made = []
     for row in rows:
-        step = row["law"] != ""
+        step = row["distribution"] != ""
         row = row | {
             "table": "steps" if step else "other",
             "replicated": row["mesh"].endswith("x1"),
@@ -241,7 +241,7 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if row["replicated"]:
             row["allowed_bytes"] = 4 * row["K+1"] + ALLOWED_BYTES
             row["scalars_alone"] = row["sent_bytes"] <= row["allowed_bytes"]
-        alone = find(kind="strong", chips=1, law=row["law"])
+        alone = find(kind="strong", chips=1, distribution=row["distribution"])
         if row["evaluations_spread"] and alone is not None:
             one = alone["evaluation_flops"] / alone["K+1"]
             row["evaluations"] = row["evaluation_flops"] / one
@@ -265,17 +265,23 @@ def plot(content: dict[str, Any]) -> plt.Figure:
         chips, values = [r["chips"] for r in found], [r[of] for r in found]
         axes[panel].plot(chips, values, label=label, **style)
 
-    low_rank = [r for r in rows if r["kind"] == "weak" and r["law"] == "low_rank"]
+    low_rank = [
+        r for r in rows if r["kind"] == "weak" and r["distribution"] == "low_rank"
+    ]
     spread = [r for r in low_rank if r["evaluations_spread"]]
     draw(0, "sent_bytes", "perturbations, K + 1 = chips", spread, marker="o")
     data = [r for r in low_rank if r["mesh"] == f"1x{r['chips']}x1"]
     draw(0, "sent_bytes", "minibatch, K + 1 = 8", data, marker="o")
     gradient = [r for r in rows if r["kind"] == "gradient" and r["replicated"]]
     draw(0, "sent_bytes", "backpropagation, minibatch", gradient, marker="o")
-    for law, marker in zip(MEASURED, "osx^", strict=True):
-        found = [r for r in rows if r["kind"] == "strong" and r["law"] == law]
-        draw(1, "evaluation_flops", law, found, marker=marker, alpha=0.7)
-        draw(2, "elementwise", law, found, marker=marker)
+    for distribution, marker in zip(MEASURED, "osx^", strict=True):
+        found = [
+            r
+            for r in rows
+            if r["kind"] == "strong" and r["distribution"] == distribution
+        ]
+        draw(1, "evaluation_flops", distribution, found, marker=marker, alpha=0.7)
+        draw(2, "elementwise", distribution, found, marker=marker)
     labels = (
         "bytes received a step and chip",
         "flops of products a chip (evaluations)",

@@ -1,7 +1,7 @@
 """How long a zeroth-order step takes, in multiples of what it cannot do without.
 
-On Rosenbrock's function, for every law, by forward differences with K = 10 directions
-and by central ones with K = 5 (an evaluation fewer), the time of a
+On Rosenbrock's function, for every distribution, by forward differences with K = 10
+directions and by central ones with K = 5 (an evaluation fewer), the time of a
 whole R-AdaZO step (evaluations, estimate, update) is divided, within one run, by the
 time of
 
@@ -40,7 +40,7 @@ from examples.benchmarks.timing import (
     scanned,
 )
 from examples.common import cli, figures
-from examples.common.laws import LAWS
+from examples.common.distributions import DISTRIBUTIONS
 from examples.common.record import record, write
 from radazo_jax.testing import rosenbrock
 
@@ -58,11 +58,13 @@ def evaluations_step(points: jax.Array, i: jax.Array) -> jax.Array:
     return points + 1e-30 * jnp.expand_dims(jax.vmap(rosenbrock)(points), 1)
 
 
-def perturbed_step(law: zo.Law, num_directions: int, central: bool) -> Step:
+def perturbed_step(
+    distribution: zo.Distribution, num_directions: int, central: bool
+) -> Step:
     """The evaluations of a step with their directions drawn, and nothing else."""
 
     def elements(key: jax.Array, x: jax.Array) -> jax.Array:
-        return law.materialize(law.sample(key, x), x)
+        return distribution.materialize(distribution.sample(key, x), x)
 
     def step(x: jax.Array, i: jax.Array) -> jax.Array:
         keys = jax.random.split(key_of(i), num_directions)
@@ -97,28 +99,28 @@ def measure(dimension: int, name: str, repeats: int) -> list[dict[str, Any]]:
         "evaluations": scanned(evaluations_step, x[None] + shifts[:, None], num_steps),
         "naive": scanned(by_hand, start, num_steps),
     }
-    for law_name in MEASURED:
-        law = LAWS[law_name]
-        estimator = ESTIMATORS[name](law, num_directions, SMOOTHING)
+    for distribution_name in MEASURED:
+        distribution = DISTRIBUTIONS[distribution_name]
+        estimator = ESTIMATORS[name](distribution, num_directions, SMOOTHING)
         step = ours(rosenbrock, estimator, optimizer)
-        runs[f"step {law_name}"] = scanned(step, start, num_steps)
-        step = perturbed_step(law, num_directions, central)
-        runs[f"perturbed {law_name}"] = scanned(step, x, num_steps)
+        runs[f"step {distribution_name}"] = scanned(step, start, num_steps)
+        step = perturbed_step(distribution, num_directions, central)
+        runs[f"perturbed {distribution_name}"] = scanned(step, x, num_steps)
     if found := evosax(rosenbrock, x, LEARNING_RATE, POPULATION, SMOOTHING):
         runs["evosax"] = scanned(*found, num_steps)
     seconds = medians(runs, repeats)
     micro = {run: 1e6 * seconds[run] / num_steps for run in runs}
     rows = []
-    for law_name in MEASURED:
-        step = micro[f"step {law_name}"]
+    for distribution_name in MEASURED:
+        step = micro[f"step {distribution_name}"]
         row = {
             "d": dimension,
             "estimator": name,
             "K": num_directions,
-            "law": law_name,
+            "distribution": distribution_name,
             "step_us": step,
             "step/evaluations": step / micro["evaluations"],
-            "step/perturbed": step / micro[f"perturbed {law_name}"],
+            "step/perturbed": step / micro[f"perturbed {distribution_name}"],
             "naive/step": micro["naive"] / step,
         }
         if "evosax" in micro:
@@ -146,7 +148,9 @@ def measure_progress(dimension: int, repeats: int) -> dict[str, Any]:
 
 def plot(content: dict[str, Any]) -> plt.Figure:
     rows = [row for row in content["rows"] if row["table"] == "steps"]
-    named = {f"d = {r['d']:.0e}, {r['estimator']}, {r['law']}": r for r in rows}
+    named = {
+        f"d = {r['d']:.0e}, {r['estimator']}, {r['distribution']}": r for r in rows
+    }
     return bars(named, ("naive/step", "evosax/step"))
 
 

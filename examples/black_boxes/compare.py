@@ -70,7 +70,7 @@ def decaying(rate: float, steps: int) -> optax.GradientTransformation:
 def radazo(problem: Problem, rate: float, budget: int, seed: int, pool: Any) -> Run:
     values: list[float] = []
 
-    def keep(state: zo.MinimizeState, found: np.ndarray) -> None:
+    def keep(state: zo.runs.SolverState, found: np.ndarray) -> None:
         del state
         values.extend(found)
 

@@ -52,7 +52,7 @@ class Untuned(NamedTuple):
         each = self.each(problem.dimension)
         estimator = self.estimator(problem.dimension)
 
-        def after(state: zo.MinimizeState, values: np.ndarray) -> bool:
+        def after(state: zo.runs.SolverState, values: np.ndarray) -> bool:
             oracle.see(values, each)
             return oracle.finished
 
@@ -99,7 +99,7 @@ RADAZO = Untuned(
     optax.chain(
         zo.scale_by_radazo(),
         optax.scale(-1.0),
-        zo.scale_by_parabolic_step(num_evaluations=1),
+        zo.scale_by_parabolic_step(extra_evaluations=1),
     ),
     lambda d: zo.forward_difference(zo.orthonormal(), DIRECTIONS),
 )
@@ -172,7 +172,7 @@ def _programs(estimator: zo.GradientEstimator) -> tuple[Callable[..., Any], ...]
         return params, states, memories
 
     def points(key: jax.Array, params: jax.Array, memory: Any) -> jax.Array:
-        return zo.candidates(estimator.points(key, params, memory), params)
+        return zo.estimators.candidates(estimator.points(key, params, memory), params)
 
     def estimate(key: jax.Array, params: jax.Array, memory: Any, values: jax.Array):
         asked = estimator.points(key, params, memory)

@@ -8,15 +8,15 @@ import radazo_jax as zo
 ESTIMATORS = {
     "forward_difference": zo.forward_difference(),
     "spsa": zo.spsa(5, 5e-4),
-    "coordinate_wise": zo.coordinate_wise(5),
-    "residual_feedback": zo.residual_feedback(num_directions=10),
-    "variance_reduced": zo.variance_reduced(num_directions=5),
-    "prior_guided": zo.prior_guided(num_directions=9),
-    "query_reuse": zo.query_reuse(),
-    "linear_interpolation": zo.linear_interpolation(),
-    "gaussian_process": zo.gaussian_process(num_directions=10, memory=100),
-    "majority_vote": zo.majority_vote(),
-    "momentum_perturbation": zo.momentum_perturbation(),
+    "coordinate_wise": zo.contrib.coordinate_wise(5),
+    "residual_feedback": zo.contrib.residual_feedback(num_directions=10),
+    "variance_reduced": zo.contrib.variance_reduced(num_directions=5),
+    "prior_guided": zo.contrib.prior_guided(num_directions=9),
+    "query_reuse": zo.contrib.query_reuse(),
+    "linear_interpolation": zo.contrib.linear_interpolation(),
+    "gaussian_process": zo.contrib.gaussian_process(num_directions=10, memory_size=100),
+    "majority_vote": zo.contrib.majority_vote(),
+    "momentum_perturbation": zo.contrib.momentum_perturbation(),
 }
 
 
@@ -25,6 +25,6 @@ def evaluations(estimator: zo.GradientEstimator, params: jax.Array) -> int:
 
     def candidates(key: jax.Array) -> jax.Array:
         points = estimator.points(key, params, estimator.init(params))
-        return zo.candidates(points, params)
+        return zo.estimators.candidates(points, params)
 
     return jax.eval_shape(candidates, jax.random.key(0)).shape[0]

@@ -5,8 +5,8 @@
 A page marks what goes where; paths are relative to it. What stands between a mark and
 its end is replaced.
 
-    <!-- table: benchmarks/step_time.json table=steps | d law step/evaluations -->
-    <!-- end -->
+    <!-- table: benchmarks/step_time.json table=steps | d distribution step/evaluations
+    --> <!-- end -->
 
 are the rows of a record that have these values, in these columns, and how the record
 came about. ``table: evidence/tuned.json 2`` is table number 2 of those that the script

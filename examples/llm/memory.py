@@ -36,7 +36,7 @@ GIB = 2**30
 # What these steps may take, as a multiple of the forward pass.
 BAR = 1.06
 BARRED = (("1.3b", "zo_sgd", "full"), ("1.3b", "radazo", "lora"))
-LAWS = ("gaussian", "rademacher", "low_rank")
+DISTRIBUTIONS = ("gaussian", "rademacher", "low_rank")
 
 
 class Case(NamedTuple):
@@ -46,7 +46,7 @@ class Case(NamedTuple):
     device: str  # A TPU's topology.
     method: str  # "forward", "zo_sgd", "radazo", "adam" or "adam, remat".
     tuned: str  # "", "lora", "scales" or "full".
-    law: str
+    distribution: str
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> "Case":
@@ -54,10 +54,10 @@ class Case(NamedTuple):
 
 
 FORWARD = [("forward", "", "")]
-ZO_SGD = [("zo_sgd", "full", law) for law in LAWS]
-LORA = [("radazo", "lora", law) for law in LAWS]
+ZO_SGD = [("zo_sgd", "full", distribution) for distribution in DISTRIBUTIONS]
+LORA = [("radazo", "lora", distribution) for distribution in DISTRIBUTIONS]
 SCALES = [("radazo", "scales", "low_rank")]
-FULL = [("radazo", "full", law) for law in LAWS]
+FULL = [("radazo", "full", distribution) for distribution in DISTRIBUTIONS]
 ADAM = [
     (method, tuned, "")
     for tuned in ("lora", "full")
@@ -127,13 +127,13 @@ def abstract_batch() -> Batch:
 
 def program(case: Case) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """What to compile, and its abstract arguments; a step donates the second."""
-    method = case.method if case.law else "radazo"
+    method = case.method if case.distribution else "radazo"
     small = case.size.endswith(INT4)
     settings = train.Settings(
         method=method,
         tune=case.tuned or ("lora" if small else "full"),
         quantize="int4" if small else "no",
-        law=case.law or LAWS[0],
+        distribution=case.distribution or DISTRIBUTIONS[0],
     )
     config = MODELS[case.size.removesuffix(INT4)]
 
@@ -144,7 +144,7 @@ def program(case: Case) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     job, state = jax.eval_shape(start)
     if case.method == "forward":
         return _loss, (job, state.params, abstract_batch())
-    if case.law:
+    if case.distribution:
         return train.train_step, (job, state, abstract_batch())
     state = state._replace(opt_state=jax.eval_shape(adam(0.0).init, state.params))
     return _adam_step, (job, state, abstract_batch())

@@ -17,7 +17,7 @@ from flax import nnx
 
 import radazo_jax as zo
 import radazo_jax.nnx as zo_nnx
-from examples.common.laws import LAWS
+from examples.common.distributions import DISTRIBUTIONS
 from examples.llm import lora, quantization
 from examples.llm.data import Batch
 from examples.llm.model import LanguageModel
@@ -35,7 +35,7 @@ class Settings:
     tune: Literal["lora", "prompt", "full", "scales"] = "lora"
     quantize: Literal["no", "int8", "int4"] = "no"  # The frozen matrices.
     objective: Literal["classification", "language_model"] = "classification"
-    law: Literal["gaussian", "sphere", "rademacher", "low_rank"] = "gaussian"
+    distribution: Literal["gaussian", "sphere", "rademacher", "low_rank"] = "gaussian"
     num_directions: int = 1  # K
     difference: Literal["central", "forward"] = "central"  # 2K evaluations, or K + 1.
     smoothing: float = 1e-3  # μ
@@ -86,7 +86,14 @@ class Settings:
 
         Runs that differ in the others share a step.
         """
-        names = ("method", "tune", "quantize", "objective", "law", "num_directions")
+        names = (
+            "method",
+            "tune",
+            "quantize",
+            "objective",
+            "distribution",
+            "num_directions",
+        )
         names = (*names, "difference", "smoothing", "b2")
         return Settings(**{name: getattr(self, name) for name in names})
 
@@ -151,7 +158,10 @@ def train_step(job: Job, state: State, batch: Batch) -> tuple[State, jax.Array]:
     forward = settings.difference == "forward"
     difference = zo.forward_difference if forward else zo.central_difference
     estimator = difference(
-        LAWS[settings.law], settings.num_directions, settings.smoothing, batch_size=1
+        DISTRIBUTIONS[settings.distribution],
+        settings.num_directions,
+        settings.smoothing,
+        batch_size=1,
     )
     value_and_grad = zo_nnx.value_and_grad(
         functools.partial(loss_fn, objective=settings.objective),

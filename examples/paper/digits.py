@@ -22,7 +22,7 @@ import radazo_jax as zo
 from examples import quickstart
 from examples.common import figures
 from examples.common.cli import positive
-from examples.common.laws import LAWS
+from examples.common.distributions import DISTRIBUTIONS
 from examples.common.record import array
 from examples.common.tables import Table
 from examples.paper import common
@@ -43,12 +43,16 @@ def loss_fn(params: nnx.State, images: jax.Array, labels: jax.Array) -> jax.Arra
 
 
 def train(
-    name: str, law: zo.Law, learning_rate: float, num_steps: int, keys: jax.Array
+    name: str,
+    distribution: zo.Distribution,
+    learning_rate: float,
+    num_steps: int,
+    keys: jax.Array,
 ) -> dict[str, Any]:
     """Losses on all training digits [seeds, points], accuracies at the end [seeds]."""
     images, test_images, labels, test_labels = quickstart.load_data()
     optimizer = METHODS[name](optax.linear_schedule(learning_rate, 0.0, num_steps))
-    estimator = zo.forward_difference(law, NUM_DIRECTIONS, SMOOTHING)
+    estimator = zo.forward_difference(distribution, NUM_DIRECTIONS, SMOOTHING)
     value_and_grad = zo.value_and_grad(loss_fn, estimator)
 
     @jax.jit
@@ -87,9 +91,9 @@ def train(
 def tables(content: dict[str, Any]) -> list[Table]:
     settings = content["settings"]
     caption = (
-        f"{content['evaluations'][-1]:,} evaluations, {settings['seeds']} seeds, K = "
-        f"{NUM_DIRECTIONS}, μ = {SMOOTHING:g}, {settings['law']} law, η from "
-        f"{settings['learning_rate']:g} to 0 for all, chosen for R-AdaZO"
+        f"{content['evaluations'][-1]:,} evaluations, {settings['seeds']} seeds, "
+        f"{settings['distribution']}, K = {NUM_DIRECTIONS}, μ = {SMOOTHING:g}, "
+        f"η from {settings['learning_rate']:g} to 0 for all, chosen for R-AdaZO"
     )
     rows = []
     for name, run in content["runs"].items():
@@ -116,15 +120,17 @@ def plot(content: dict[str, Any]) -> plt.Figure:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = common.parser(__doc__, steps=3000, seeds=3, fast=(120, 2))
     parser.add_argument("--learning-rate", type=positive, default=2e-3)
-    parser.add_argument("--law", choices=LAWS, default="sphere", help="of directions")
+    parser.add_argument(
+        "--distribution", choices=DISTRIBUTIONS, default="sphere", help="of directions"
+    )
     args = common.parse(parser, argv)
-    options = LAWS[args.law], args.learning_rate, args.steps
+    options = DISTRIBUTIONS[args.distribution], args.learning_rate, args.steps
     keys = common.seed_keys(args.seeds)
     runs = {name: train(name, *options, keys) for name in METHODS}
     points = runs["R-AdaZO"]["losses"].shape[1]
     content = {
         "settings": {
-            "law": args.law,
+            "distribution": args.distribution,
             "learning_rate": args.learning_rate,
             "num_directions": NUM_DIRECTIONS,
             "smoothing": SMOOTHING,

@@ -61,7 +61,7 @@ DETERMINISTIC = {
     "SGD, accelerated": Method(zo.accelerated(ORTHONORMAL), zo.parabolic_sgd(), more=1),
     "R-AdaZO, orthonormal": Method(
         ORTHONORMAL,
-        chain(zo.scale_by_radazo(), zo.scale_by_parabolic_step(num_evaluations=1)),
+        chain(zo.scale_by_radazo(), zo.scale_by_parabolic_step(extra_evaluations=1)),
         more=1,
     ),
 }

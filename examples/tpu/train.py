@@ -29,12 +29,12 @@ from jax.sharding import NamedSharding
 import radazo_jax as zo
 from examples.common import checkpoint, cli
 from examples.common.cli import UserError, at_least_one, integer, positive
-from examples.common.laws import LAWS
+from examples.common.distributions import DISTRIBUTIONS
 from examples.tpu import cluster, decoder
 
 # What makes a run, and must be the same where it goes on from a checkpoint.
 SETTINGS = (
-    *("seed", "learning_rate", "law", "num_directions", "smoothing"),
+    *("seed", "learning_rate", "distribution", "num_directions", "smoothing"),
     *("batch_size", *decoder.Sizes._fields),
 )
 # What may differ between its processes.
@@ -56,7 +56,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--steps", type=at_least_one, default=100)
     add("--seed", type=integer(0, 2**32 - 1), default=0)
     add("--learning-rate", type=positive, default=1e-3)
-    add("--law", choices=LAWS, default="rademacher")
+    add("--distribution", choices=DISTRIBUTIONS, default="rademacher")
     add("--num-directions", type=at_least_one, default=15, help="K")
     add("--smoothing", type=positive, default=1e-3, help="μ")
     add("--at-once", type=at_least_one, default=1, help="evaluations of a device")
@@ -101,7 +101,7 @@ def check_processes(args: argparse.Namespace) -> None:
     """Raises in every process if one was started otherwise than the first."""
     cluster.check_same_in_all_processes("the version of JAX", jax.__version__)
     try:
-        zo.check_same_key(args.seed, "--seed")
+        zo.random.check_same_key(args.seed, "--seed")
     except ValueError as error:
         raise UserError(error) from None
     for name, value in vars(args).items():
@@ -150,7 +150,7 @@ def program(
     """What begins a run, what does a step, and the shapes and shardings of a state."""
     optimizer = zo.radazo(args.learning_rate, bias_correction=True)
     estimator = zo.forward_difference(
-        LAWS[args.law],
+        DISTRIBUTIONS[args.distribution],
         args.num_directions,
         args.smoothing,
         batch_size=args.at_once,

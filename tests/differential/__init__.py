@@ -1,4 +1,4 @@
 """Models of other libraries: means of estimates against `jax.grad`.
 
-`python -m tests.differential` compares each law with each model.
+`python -m tests.differential` compares each distribution with each model.
 """

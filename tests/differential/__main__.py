@@ -1,4 +1,4 @@
-"""Compares each law with each model.
+"""Compares each distribution with each model.
 
     python -m tests.differential --output docs/trust/models.json
 
@@ -15,7 +15,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 import jax
 import pytest
-from tables import LAWS
+from tables import DISTRIBUTIONS
 
 from examples.common import cli, record
 
@@ -23,9 +23,9 @@ from .models import MODELS
 from .statistic import LARGEST, NUM, along_vectors, distances
 
 
-def compared(loss, params, law):
-    """The row of a law and a model."""
-    found = distances(*along_vectors(loss, params, LAWS[law]))
+def compared(loss, params, distribution):
+    """The row of a distribution and a model."""
+    found = distances(*along_vectors(loss, params, DISTRIBUTIONS[distribution]))
     return {"statistics": found.size, "largest": round(float(found.max()), 2)}
 
 
@@ -37,8 +37,8 @@ def of_models(rows):
         result.append(
             {
                 "model": name,
-                "law": "all",
-                "laws": len(group),
+                "distribution": "all",
+                "distributions": len(group),
                 "statistics": sum(row["statistics"] for row in group),
                 "largest": max(row["largest"] for row in group),
             }
@@ -60,9 +60,12 @@ def main() -> None:
     cli.add_record(parser, resume=True)
     args = parser.parse_args()
     cases = [
-        ({"model": name, "law": law}, functools.partial(compared, loss, params, law))
+        (
+            {"model": name, "distribution": distribution},
+            functools.partial(compared, loss, params, distribution),
+        )
         for name, loss, params in installed()
-        for law in LAWS
+        for distribution in DISTRIBUTIONS
     ]
     rows = record.collect(
         args.output, args.resume, cases, of_models, estimates=NUM, bound=LARGEST

@@ -1,11 +1,11 @@
 """How far the mean of estimates is from the gradient, in standard errors.
 
 An estimate of one direction is a random vector whose expectation is the gradient, times
-the law's own covariance where it has one. Of `NUM` of them, drawn under keys of their
-own, the means along a few fixed vectors v have the standard errors s / √NUM; the
-statistic z = (mean - expectation · v) / error is normal, by the central limit theorem.
-All keys are fixed. Some 1,400 statistics are compared in all; that any of them exceeds
-`LARGEST` has the probability 1,400 · 5.7e-7 < 1e-3.
+the distribution's own covariance where it has one. Of `NUM` of them, drawn under keys
+of their own, the means along a few fixed vectors v have the standard errors s / √NUM;
+the statistic z = (mean - expectation · v) / error is normal, by the central limit
+theorem. All keys are fixed. Some 1,400 statistics are compared in all; that any of them
+exceeds `LARGEST` has the probability 1,400 · 5.7e-7 < 1e-3.
 """
 
 import jax
@@ -35,11 +35,13 @@ def vectors(gradient):
     return rows / jnp.linalg.norm(rows, axis=1, keepdims=True)
 
 
-def along_vectors(loss, params, law):
+def along_vectors(loss, params, distribution):
     """Estimates along each of the vectors, [`NUM`, vectors], and their expectation."""
-    estimator = zo.central_difference(law, num_directions=1, smoothing=SMOOTHING)
+    estimator = zo.central_difference(
+        distribution, num_directions=1, smoothing=SMOOTHING
+    )
     estimate = zo.value_and_grad(loss, estimator)
-    expectation = law.factor(params) * tables.covariance(law, params)
+    expectation = distribution.factor(params) * tables.covariance(distribution, params)
 
     @tables.jit
     def run(params, keys):

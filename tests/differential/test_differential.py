@@ -1,10 +1,11 @@
-"""Some laws with some models; `python -m tests.differential` takes each with each."""
+"""Some distributions with some models; `python -m tests.differential` takes each with
+each."""
 
 import itertools
 
 import jax
 import pytest
-from tables import LAWS
+from tables import DISTRIBUTIONS
 
 from .models import MODELS, haiku_mlp
 from .statistic import LARGEST, along_vectors, distances
@@ -18,16 +19,17 @@ def as_frameworks_need_it():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "law"), list(zip(MODELS, itertools.cycle(LAWS), strict=False))
+    ("model", "distribution"),
+    list(zip(MODELS, itertools.cycle(DISTRIBUTIONS), strict=False)),
 )
-def test_the_mean_of_estimates_is_the_gradient(model, law):
-    """Of each model with one law, and of each law with a model."""
-    found = distances(*along_vectors(*model(), LAWS[law]))
+def test_the_mean_of_estimates_is_the_gradient(model, distribution):
+    """Of each model with one distribution, and of each distribution with a model."""
+    found = distances(*along_vectors(*model(), DISTRIBUTIONS[distribution]))
     assert found.max() < LARGEST, found
 
 
 def test_a_bias_is_found():
     """Estimates that are 15 percent too long: seven standard errors."""
-    drawn, expected = along_vectors(*haiku_mlp(), LAWS["gaussian"])
+    drawn, expected = along_vectors(*haiku_mlp(), DISTRIBUTIONS["gaussian"])
     assert distances(drawn, expected).max() < LARGEST
     assert distances(1.15 * drawn, expected).max() > LARGEST

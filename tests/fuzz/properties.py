@@ -1,7 +1,7 @@
 """What must hold of every program, and how far rounding may carry it.
 
 The authority is `fun` itself, at leaves that are displaced densely: p + s · u with u
-from `Law.materialize`. Both programs are run operation by operation.
+from `Distribution.materialize`. Both programs are run operation by operation.
 """
 
 import contextlib
@@ -43,26 +43,27 @@ def _flips(key, number, at):
     return jnp.where(drawn > 0, jnp.float32(1), jnp.float32(-1))
 
 
-def stored(law: zo.Law) -> zo.Law:
-    """The law, of whose directions all elements are stored, as estimators do it."""
+def stored(distribution: zo.Distribution) -> zo.Distribution:
+    """The distribution, of whose directions all elements are stored, as estimators do
+    it."""
 
-    class Stored(type(law)):
+    class Stored(type(distribution)):
         def sample(self, key, params):
             direction, layout = super().sample(key, params), layout_of(params)
             held = self._held(self._numbers(direction, layout), layout)
             return dataclasses.replace(direction, held=held)
 
-    fields = (field.name for field in dataclasses.fields(law))
-    return Stored(**{name: getattr(law, name) for name in fields})
+    fields = (field.name for field in dataclasses.fields(distribution))
+    return Stored(**{name: getattr(distribution, name) for name in fields})
 
 
-LAWS = compare.LAWS | {
+DISTRIBUTIONS = compare.DISTRIBUTIONS | {
     "flips": Flips(),
     "flips stored": stored(Flips()),
-    "rademacher stored": stored(compare.LAWS["rademacher"]),
-    "sphere stored": stored(compare.LAWS["sphere"]),
+    "rademacher stored": stored(compare.DISTRIBUTIONS["rademacher"]),
+    "sphere stored": stored(compare.DISTRIBUTIONS["sphere"]),
 }
-# What a law of factors adds to a product is summed in another order.
+# What a distribution of factors adds to a product is summed in another order.
 FACTORS = ("low_rank", "low_rank(2)")
 
 
@@ -74,11 +75,13 @@ class Undefined(Exception):
     """`fun` itself cannot be run."""
 
 
-def displaced(params: Any, key: jax.Array, law: zo.Law, scale: float) -> Any:
+def displaced(
+    params: Any, key: jax.Array, distribution: zo.Distribution, scale: float
+) -> Any:
     """p + s · u in float32 at least, rounded once."""
-    direction = law.sample(key, params)
+    direction = distribution.sample(key, params)
     wide = jax.tree.map(lambda p: p.astype(_wide(p.dtype)), params)
-    u = law.materialize(direction, wide)
+    u = distribution.materialize(direction, wide)
     return jax.tree.map(
         lambda p, x, u: (x + jnp.asarray(scale, x.dtype) * u).astype(p.dtype),
         *(params, wide, u),
@@ -89,9 +92,11 @@ def _wide(dtype: Any) -> Any:
     return dtype if dtype.itemsize >= 4 else jnp.dtype("float32")
 
 
-def perturbed(fun: Callable[[Any], Any], law: zo.Law, scale: float) -> Any:
+def perturbed(
+    fun: Callable[[Any], Any], distribution: zo.Distribution, scale: float
+) -> Any:
     def run(params: Any, key: jax.Array) -> Any:
-        return zo.perturb(fun)(params, law.sample(key, params), scale)
+        return zo.perturb(fun)(params, distribution.sample(key, params), scale)
 
     return run
 
@@ -134,46 +139,48 @@ def step_by_step(fun: Callable[..., Any], *args: Any) -> list[Any]:
 # --- Properties -------------------------------------------------------------------
 
 
-def bits(fun: Any, params: Any, law: str, scale: float) -> None:
+def bits(fun: Any, params: Any, distribution: str, scale: float) -> None:
     """Bit for bit the definition."""
     key = jax.random.key(1)
-    expected, _ = _definition(fun, params, key, law, scale)
-    got = step_by_step(perturbed(fun, LAWS[law], scale), params, key)
+    expected, _ = _definition(fun, params, key, distribution, scale)
+    got = step_by_step(perturbed(fun, DISTRIBUTIONS[distribution], scale), params, key)
     _assert_bits(got, expected)
 
 
-def rounded(fun: Any, params: Any, law: str, scale: float) -> str:
+def rounded(fun: Any, params: Any, distribution: str, scale: float) -> str:
     """The definition, to rounding."""
     key = jax.random.key(1)
-    expected, spread = _definition(fun, params, key, law, scale)
-    got = step_by_step(perturbed(fun, LAWS[law], scale), params, key)
-    return _assert_rounded(got, expected, spread, law)
+    expected, spread = _definition(fun, params, key, distribution, scale)
+    got = step_by_step(perturbed(fun, DISTRIBUTIONS[distribution], scale), params, key)
+    return _assert_rounded(got, expected, spread, distribution)
 
 
-def compiled(fun: Any, params: Any, law: str, scale: float) -> str:
+def compiled(fun: Any, params: Any, distribution: str, scale: float) -> str:
     """In one program, as XLA fuses it."""
     key = jax.random.key(1)
-    expected, spread = _definition(fun, params, key, law, scale)
-    got = tables.jit(perturbed(fun, LAWS[law], scale))(params, key)
-    return _assert_rounded(list(got), expected, spread, law)
+    expected, spread = _definition(fun, params, key, distribution, scale)
+    got = tables.jit(perturbed(fun, DISTRIBUTIONS[distribution], scale))(params, key)
+    return _assert_rounded(list(got), expected, spread, distribution)
 
 
-def batched(fun: Any, params: Any, law: str, scale: float) -> str:
+def batched(fun: Any, params: Any, distribution: str, scale: float) -> str:
     """Two directions at once."""
     keys = jax.random.split(jax.random.key(1), 2)
-    both = jax.vmap(perturbed(fun, LAWS[law], scale), (None, 0))
-    displace = functools.partial(displaced, law=LAWS[law], scale=scale)
+    both = jax.vmap(perturbed(fun, DISTRIBUTIONS[distribution], scale), (None, 0))
+    displace = functools.partial(
+        displaced, distribution=DISTRIBUTIONS[distribution], scale=scale
+    )
     plain = jax.vmap(lambda params, key: fun(displace(params, key)), (None, 0))
     error = _error(lambda: jax.make_jaxpr(plain)(params, keys))
     if error is not None:
         return _assert_raises(lambda: jax.make_jaxpr(both)(params, keys), error)
-    definitions = [_definition(fun, params, key, law, scale) for key in keys]
+    definitions = [_definition(fun, params, key, distribution, scale) for key in keys]
     got = step_by_step(both, params, keys)
     outcomes = []
     for i, (expected, spread) in enumerate(definitions):
         one = [np.asarray(x)[i] for x in got]
         try:
-            outcomes.append(_assert_rounded(one, expected, spread, law))
+            outcomes.append(_assert_rounded(one, expected, spread, distribution))
         except Mismatch as error:
             # `jax.vmap` of fun may be wrong itself: of a scatter without indices, say.
             own = [np.asarray(x)[i] for x in step_by_step(plain, params, keys)]
@@ -183,7 +190,7 @@ def batched(fun: Any, params: Any, law: str, scale: float) -> str:
     return max(outcomes)
 
 
-def differentiated(fun: Any, params: Any, law: str, scale: float) -> str:
+def differentiated(fun: Any, params: Any, distribution: str, scale: float) -> str:
     """The gradient, which is that at the displaced leaves."""
 
     def loss(params: Any) -> jax.Array:
@@ -192,14 +199,14 @@ def differentiated(fun: Any, params: Any, law: str, scale: float) -> str:
         return sum(sums, jnp.zeros((), "float32"))
 
     key = jax.random.key(1)
-    one = jax.grad(perturbed(loss, LAWS[law], scale))
+    one = jax.grad(perturbed(loss, DISTRIBUTIONS[distribution], scale))
     error = _error(lambda: jax.make_jaxpr(jax.grad(loss))(params))
     if error is not None:
         # Of several objections, which one comes first is a matter of order.
         if _error(lambda: jax.make_jaxpr(one)(params, key)) is None:
             raise Mismatch(f"got no error, expected {error!r}")
         return "same"
-    expected, spread = _definition(jax.grad(loss), params, key, law, scale)
+    expected, spread = _definition(jax.grad(loss), params, key, distribution, scale)
     try:
         got = step_by_step(one, params, key)
     except Exception as error:
@@ -207,7 +214,7 @@ def differentiated(fun: Any, params: Any, law: str, scale: float) -> str:
         if _error(lambda: step_by_step(twice, params)) is None:
             raise
         raise Undefined("JAX does not differentiate what it has traced") from error
-    return _assert_rounded(got, expected, spread, law)
+    return _assert_rounded(got, expected, spread, distribution)
 
 
 def _traced_first(loss: Any, params: Any) -> Any:
@@ -221,12 +228,12 @@ def _traced_first(loss: Any, params: Any) -> Any:
     return lambda params: run(*jax.tree.leaves(params))[0]
 
 
-def refused(fun: Any, params: Any, law: str, scale: float) -> str:
+def refused(fun: Any, params: Any, distribution: str, scale: float) -> str:
     """What `fun` raises while it is traced."""
     error = _error(lambda: jax.make_jaxpr(fun)(params))
     if error is None:
         return "same"
-    one = perturbed(fun, LAWS[law], scale)
+    one = perturbed(fun, DISTRIBUTIONS[distribution], scale)
     return _assert_raises(lambda: jax.make_jaxpr(one)(params, jax.random.key(1)), error)
 
 
@@ -240,18 +247,20 @@ PROPERTIES = {
 
 
 @functools.cache
-def _displace(law: str, scale: float) -> Callable[..., Any]:
+def _displace(distribution: str, scale: float) -> Callable[..., Any]:
     """Always the same function, which is not traced again for the same types."""
-    return functools.partial(displaced, law=LAWS[law], scale=scale)
+    return functools.partial(
+        displaced, distribution=DISTRIBUTIONS[distribution], scale=scale
+    )
 
 
 def _definition(
-    fun: Any, params: Any, key: jax.Array, law: str, scale: float
+    fun: Any, params: Any, key: jax.Array, distribution: str, scale: float
 ) -> tuple[list[Any], Callable[[Rounding], list[Any]]]:
     """The results of `fun` at the displaced leaves; and with random rounding."""
     dense = params
     if scale:
-        dense = step_by_step(_displace(law, scale), params, key)
+        dense = step_by_step(_displace(distribution, scale), params, key)
     jaxpr, dense = traced(fun, params), jax.tree.leaves(dense)
 
     def spread(rounding: Rounding) -> list[Any]:
@@ -293,7 +302,7 @@ def _assert_rounded(
     got: Sequence[Any],
     expected: Sequence[Any],
     spread: Callable[[Rounding], list[Any]],
-    law: str,
+    distribution: str,
 ) -> str:
     """`same`, `rounded`, or `unstable` where rounding decides the results."""
     _assert_types(got, expected)
@@ -302,7 +311,7 @@ def _assert_rounded(
     for count, size in ((3, 1.0), (16, 4.0), (64, 16.0)):
         roundings = [Rounding(seed, size) for seed in range(count)]
         runs = [spread(rounding) for rounding in roundings]
-        if law in FACTORS and not roundings[0].all_finite:
+        if distribution in FACTORS and not roundings[0].all_finite:
             return "unstable"  # ∞ · (W + s A Bᵀ) is not ∞ · W + s (∞ · A) Bᵀ.
         found = [
             _outcome(a, b, [run[i] for run in runs])

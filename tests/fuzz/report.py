@@ -18,17 +18,17 @@ WORDS = {
 
 
 def rows(total: dict[str, Any]) -> list[dict[str, Any]]:
-    return [_totals(total), *_properties(total), *_laws(total), *_rules(total)]
+    return [_totals(total), *_properties(total), *_distributions(total), *_rules(total)]
 
 
 def _split(total: dict[str, Any]) -> list[tuple[str, str, str, str, int]]:
-    """Property, law, scale, outcome and count."""
+    """Property, distribution, scale, outcome and count."""
     found = []
     for key, count in total["checks"].items():
         name, rest = key.split(" ", 1)
-        law, scale, outcome = rest.rsplit(" ", 2)
+        distribution, scale, outcome = rest.rsplit(" ", 2)
         if outcome in OUTCOMES:
-            found.append((name, law, scale, outcome, count))
+            found.append((name, distribution, scale, outcome, count))
     return found
 
 
@@ -62,10 +62,11 @@ def _words(name: str, scale: str) -> str:
     return WORDS[name] + (", at scale 0" if scale == "0" else "")
 
 
-def _laws(total: dict[str, Any]) -> list[dict[str, Any]]:
+def _distributions(total: dict[str, Any]) -> list[dict[str, Any]]:
     return [
-        {"table": "laws", "law": law} | {o: counts[o] for o in OUTCOMES}
-        for (law,), counts in sorted(_counts(total, 1).items())
+        {"table": "distributions", "distribution": distribution}
+        | {o: counts[o] for o in OUTCOMES}
+        for (distribution,), counts in sorted(_counts(total, 1).items())
     ]
 
 

@@ -17,9 +17,9 @@ from .build import KINDS, PRODUCTS, QUICK
 from .generate import generate, refused
 from .program import Program
 from .properties import (
+    DISTRIBUTIONS,
     EXACT_SCALE,
     FACTORS,
-    LAWS,
     PROPERTIES,
     Mismatch,
     Undefined,
@@ -28,39 +28,39 @@ from .properties import (
 )
 from .shrink import shrink
 
-_NAMES = list(LAWS)
+_NAMES = list(DISTRIBUTIONS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """A property, the law of the direction, and the scale."""
+    """A property, the distribution of the direction, and the scale."""
 
     property: str
-    law: str
+    distribution: str
     scale: float
 
     def __str__(self) -> str:
-        return f'{self.property}(fun, params, "{self.law}", {self.scale})'
+        return f'{self.property}(fun, params, "{self.distribution}", {self.scale})'
 
 
 def checks(seed: int) -> Iterator[Check]:
     """What is checked of a program: always the definition, seldom what costs more."""
-    law = _NAMES[seed // 64 % len(_NAMES)]
+    distribution = _NAMES[seed // 64 % len(_NAMES)]
     if seed % 16 == 6:
         # Matrices that are not built, where there are products.
         yield Check("rounded", FACTORS[seed // 16 % 2], 0.1)
         return
     yield Check("bits", "flips stored" if seed % 3 else "flips", EXACT_SCALE)
     if seed % 16 == 1:
-        yield Check("rounded" if law in FACTORS else "bits", law, 0.0)
+        yield Check("rounded" if distribution in FACTORS else "bits", distribution, 0.0)
     if seed % 32 == 3:
-        yield Check("rounded", law, 0.1)
+        yield Check("rounded", distribution, 0.1)
     if seed % 64 in (8, 36):
         yield Check("differentiated", "hashed", 0.1)
     if seed % 64 in (16, 21):
         yield Check("batched", "low_rank" if seed % 64 == 16 else "hashed", 0.1)
     if seed % 64 == 7:
-        yield Check("compiled", law, 0.1)
+        yield Check("compiled", distribution, 0.1)
 
 
 def kinds_of(seed: int) -> dict[str, float]:
@@ -87,7 +87,7 @@ def failure(program: Program, check: Check) -> tuple[str | None, str]:
         try:
             with np.errstate(all="ignore"), drawn_by_calls():
                 outcome = PROPERTIES[check.property](
-                    fun, params, check.law, check.scale
+                    fun, params, check.distribution, check.scale
                 )
         except Undefined:
             return None, "undefined"
@@ -143,7 +143,7 @@ def _check(
 ) -> None:
     message, outcome = failure(program, check)
     scale = "0" if not check.scale else "s"
-    counts[f"{check.property} {check.law} {scale} {outcome}"] += 1
+    counts[f"{check.property} {check.distribution} {scale} {outcome}"] += 1
     if message is not None:
         shorter = shortest(program, check)
         message = failure(shorter, check)[0]

@@ -160,8 +160,8 @@ def test_token_by_token_is_all_at_once(name):
     np.testing.assert_allclose(np.stack(rows, 1), expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("law", [slow("gaussian"), "low_rank"])
-def test_a_perturbed_evaluation_builds_no_more_than_a_layer(law):
+@pytest.mark.parametrize("distribution", [slow("gaussian"), "low_rank"])
+def test_a_perturbed_evaluation_builds_no_more_than_a_layer(distribution):
     values = entries("qwen3") | {"num_hidden_layers": 16, "vocab_size": 1000}
     values |= {"layer_types": None, "hidden_size": 16, "intermediate_size": 64}
     config = decoder.Config.from_dict(values)
@@ -172,7 +172,9 @@ def test_a_perturbed_evaluation_builds_no_more_than_a_layer(law):
     def fun(params):
         return nnx.merge(graphdef, params).hidden(tiny.TOKENS[:, :4])
 
-    chosen = axes.specialize(tables.LAWS[law], fun, params, layout_of(params))
+    chosen = axes.specialize(
+        tables.DISTRIBUTIONS[distribution], fun, params, layout_of(params)
+    )
     # A dense draw makes two words for each number.
     assert max(computed_sizes(fun, chosen, params))[0] <= 2 * 16 * 64
 

@@ -12,7 +12,7 @@ import tables
 from flax import nnx
 from jax.extend import core
 from jaxprs import computed_sizes
-from tables import LAWS, slow
+from tables import DISTRIBUTIONS, slow
 
 from examples.llm import lora, weights
 from examples.llm import opt as model
@@ -230,8 +230,8 @@ DEEP = model.Config(
 
 
 @pytest.mark.parametrize("what", ["hidden", slow("logits")])
-@pytest.mark.parametrize("law", ["gaussian", "low_rank", slow("rademacher")])
-def test_a_perturbed_evaluation_builds_no_more_than_a_layer(law, what):
+@pytest.mark.parametrize("distribution", ["gaussian", "low_rank", slow("rademacher")])
+def test_a_perturbed_evaluation_builds_no_more_than_a_layer(distribution, what):
     abstract = nnx.eval_shape(lambda: model.OPT(DEEP, rngs=nnx.Rngs(0)))
     graphdef, params = nnx.split(abstract)
     params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)
@@ -241,7 +241,9 @@ def test_a_perturbed_evaluation_builds_no_more_than_a_layer(law, what):
         opt = nnx.merge(graphdef, params)
         return opt(tokens) if what == "logits" else opt.hidden(tokens)
 
-    chosen = axes.specialize(LAWS[law], fun, params, layout_of(params))
+    chosen = axes.specialize(
+        DISTRIBUTIONS[distribution], fun, params, layout_of(params)
+    )
     largest = max(computed_sizes(fun, chosen, params))
     table, matrix = 1000 * 16, 16 * 64
     # A dense draw makes two words for each number. The logits need the whole table,
@@ -249,7 +251,11 @@ def test_a_perturbed_evaluation_builds_no_more_than_a_layer(law, what):
     if what == "hidden":
         assert largest[0] <= 2 * matrix, largest
     else:
-        assert largest[0] < table if law == "low_rank" else largest[0] <= 2 * table
+        assert (
+            largest[0] < table
+            if distribution == "low_rank"
+            else largest[0] <= 2 * table
+        )
 
 
 def test_the_program_has_no_constants_of_the_size_of_parameters():

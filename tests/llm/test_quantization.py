@@ -81,7 +81,7 @@ def test_a_run_tunes_what_it_says_and_goes_down(tune):
     settings = train.Settings(
         tune=tune,
         quantize="int4",
-        law="low_rank",
+        distribution="low_rank",
         num_directions=4,
         learning_rate={"lora": 0.05, "scales": 0.002}[tune],
         lora_rank=2,

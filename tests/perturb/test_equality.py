@@ -3,9 +3,18 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from compare import LAWS, SCALE, arrays, assert_equal, both, displaced, sample, samples
+from compare import (
+    DISTRIBUTIONS,
+    SCALE,
+    arrays,
+    assert_equal,
+    both,
+    displaced,
+    sample,
+    samples,
+)
 from jax import lax
-from tables import each_law, every, jit, slow
+from tables import each_distribution, every, jit, slow
 from zoo import PROGRAMS
 
 import radazo_jax as zo
@@ -15,18 +24,22 @@ QUICK = ("custom_derivatives", "remat", "branches", "while_loops")
 
 
 @pytest.mark.parametrize(
-    ("law", "name", "num"),
+    ("distribution", "name", "num"),
     [
         *(("low_rank(2)", name, 1) for name in SELECTED),
-        *(slow(law, name, 3) for law in ("low_rank(2)", "hashed") for name in PROGRAMS),
+        *(
+            slow(distribution, name, 3)
+            for distribution in ("low_rank(2)", "hashed")
+            for name in PROGRAMS
+        ),
     ],
 )
-def test_is_the_program_at_the_perturbed_point(law, name, num):
+def test_is_the_program_at_the_perturbed_point(distribution, name, num):
     """Of one direction, and of several at once."""
-    law, program = LAWS[law], PROGRAMS[name]
+    distribution, program = DISTRIBUTIONS[distribution], PROGRAMS[name]
     with program.context():
         fun, params, *args = program.build()
-        perturbed, definition = both(fun, law, params, *args)
+        perturbed, definition = both(fun, distribution, params, *args)
 
         @jit
         def run(us):
@@ -34,26 +47,26 @@ def test_is_the_program_at_the_perturbed_point(law, name, num):
             together = jax.vmap(perturbed)(us) if num > 1 else [x[None] for x in one]
             return one, together, lax.map(definition, us)
 
-        one, together, expected = run(samples(law, params, num))
+        one, together, expected = run(samples(distribution, params, num))
         assert_equal(one, [x[0] for x in expected], program.tolerance)
         assert_equal(together, expected, program.tolerance)
 
 
-# Laws that draw by position differ in how they draw, which no program changes.
+# Distributions that draw by position differ in how they draw, which no program changes.
 @pytest.mark.parametrize(
-    ("law", "name"),
+    ("distribution", "name"),
     [
         *every([("hashed", n) for n in SELECTED], *[("hashed", n) for n in QUICK]),
         *(slow("low_rank(2)", name) for name in SELECTED),
-        *each_law(["mlp", "decoder"], fast=["sphere"]),
+        *each_distribution(["mlp", "decoder"], fast=["sphere"]),
     ],
 )
-def test_every_law_under_scan_over_directions(law, name):
-    law, program = LAWS[law], PROGRAMS[name]
+def test_every_distribution_under_scan_over_directions(distribution, name):
+    distribution, program = DISTRIBUTIONS[distribution], PROGRAMS[name]
     with program.context():
         fun, params, *args = program.build()
-        perturbed, definition = both(fun, law, params, *args)
-        directions = samples(law, params)
+        perturbed, definition = both(fun, distribution, params, *args)
+        directions = samples(distribution, params)
         got, expected = jit(
             lambda us: (lax.map(perturbed, us), lax.map(definition, us))
         )(directions)
@@ -62,13 +75,13 @@ def test_every_law_under_scan_over_directions(law, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SELECTED)
-@pytest.mark.parametrize("law", ["gaussian", "low_rank"])
-def test_eagerly(law, name):
-    law, program = LAWS[law], PROGRAMS[name]
+@pytest.mark.parametrize("distribution", ["gaussian", "low_rank"])
+def test_eagerly(distribution, name):
+    distribution, program = DISTRIBUTIONS[distribution], PROGRAMS[name]
     with program.context():
         fun, params, *args = program.build()
-        perturbed, definition = both(fun, law, params, *args)
-        direction = sample(law, params)
+        perturbed, definition = both(fun, distribution, params, *args)
+        direction = sample(distribution, params)
         assert_equal(perturbed(direction), definition(direction), program.tolerance)
 
 
@@ -77,7 +90,7 @@ def test_eagerly(law, name):
     every([n for n in PROGRAMS if PROGRAMS[n].differentiable], *QUICK),
 )
 def test_gradient_with_respect_to_the_parameters(name):
-    law, program = LAWS["hashed"], PROGRAMS[name]
+    distribution, program = DISTRIBUTIONS["hashed"], PROGRAMS[name]
     with program.context():
         fun, params, *args = program.build()
         params = jax.tree.map(jnp.asarray, params)
@@ -90,11 +103,11 @@ def test_gradient_with_respect_to_the_parameters(name):
             ]
             return sum(jnp.sum(jnp.sin(x.astype(jnp.float32))) for x in outputs)
 
-        direction = sample(law, params)
+        direction = sample(distribution, params)
         got = jax.grad(lambda p: zo.perturb(loss)(p, direction, SCALE, *args))
         expected = jax.grad(lambda p: loss(p, *args))
-        got, expected = jit(lambda p: (got(p), expected(displaced(law, p, direction))))(
-            params
-        )
+        got, expected = jit(
+            lambda p: (got(p), expected(displaced(distribution, p, direction)))
+        )(params)
         # A gradient sums what the outputs hold, and its rounding too.
         assert_equal(arrays(got), arrays(expected), 10 * program.tolerance)

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compare import LAWS, SCALE, arrays, assert_equal, both, displaced, sample
+from compare import DISTRIBUTIONS, SCALE, arrays, assert_equal, both, displaced, sample
 from jax import lax
 from tables import jit, slow
 from zoo import PROGRAMS, normal
@@ -13,13 +13,13 @@ from zoo import PROGRAMS, normal
 import radazo_jax as zo
 
 
-@pytest.mark.parametrize("law", ["hashed", "low_rank"])
-def test_outputs_that_are_not_arrays(law):
-    law = LAWS[law]
+@pytest.mark.parametrize("distribution", ["hashed", "low_rank"])
+def test_outputs_that_are_not_arrays(distribution):
+    distribution = DISTRIBUTIONS[distribution]
     fun, params, *args = PROGRAMS["outputs"].build()
-    direction = sample(law, params)
+    direction = sample(distribution, params)
     got = zo.perturb(fun)(params, direction, SCALE, *args)
-    expected = fun(displaced(law, params, direction), *args)
+    expected = fun(displaced(distribution, params, direction), *args)
     assert jax.tree.structure(got) == jax.tree.structure(expected)
     for name in ("string", "none", "number", "float", "flag", "empty"):
         assert got[name] == expected[name]
@@ -35,9 +35,9 @@ def test_keyword_arguments_and_static_ones():
         return (x @ params) ** power + shift
 
     params, x = normal(4, 5), normal(2, 4)
-    law = zo.gaussian()
-    direction = sample(law, params)
-    expected = fun(displaced(law, params, direction), x, power=3, shift=1.0)
+    distribution = zo.gaussian()
+    direction = sample(distribution, params)
+    expected = fun(displaced(distribution, params, direction), x, power=3, shift=1.0)
     compiled = jax.jit(zo.perturb(fun), static_argnames="power")
     for scale in (SCALE, jnp.float32(SCALE)):
         for f in (zo.perturb(fun), compiled):
@@ -45,9 +45,9 @@ def test_keyword_arguments_and_static_ones():
             np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("law", ["hashed", "low_rank"])
+@pytest.mark.parametrize("distribution", ["hashed", "low_rank"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])
-def test_effects_happen_once(law, compiled, capsys):
+def test_effects_happen_once(distribution, compiled, capsys):
     seen = []
 
     def fun(params, x):
@@ -62,9 +62,9 @@ def test_effects_happen_once(law, compiled, capsys):
         jax.debug.print("done {}", jnp.sum(x) * 0, ordered=True)
         return lax.cond(x[0, 0] == 7, lambda: jax.debug.print("never"), lambda: None)
 
-    law = LAWS[law]
+    distribution = DISTRIBUTIONS[distribution]
     params, x = normal(4, 4), normal(2, 4)
-    direction = sample(law, params)
+    direction = sample(distribution, params)
     perturbed = jax.jit(zo.perturb(fun)) if compiled else zo.perturb(fun)
     perturbed(params, direction, SCALE, x)
     jax.effects_barrier()
@@ -73,7 +73,7 @@ def test_effects_happen_once(law, compiled, capsys):
     assert printed.count("done") == 1
     assert "never" not in printed
     [leaf] = [w for w in seen if isinstance(w, np.ndarray)]
-    expected = displaced(law, params, direction)
+    expected = displaced(distribution, params, direction)
     np.testing.assert_allclose(leaf, expected, rtol=1e-5, atol=1e-6)
     assert sorted(i for i in seen if isinstance(i, int)) == [0, 1, 2]
 
@@ -82,29 +82,31 @@ def test_flax_state_that_the_function_writes_into():
     """Outside of any jit, where the definition accepts it."""
     norm = nnx.BatchNorm(4, rngs=nnx.Rngs(0))
     graph, params, rest = nnx.split(norm, nnx.Param, ...)
-    law = zo.gaussian()
-    direction = sample(law, params)
+    distribution = zo.gaussian()
+    direction = sample(distribution, params)
 
     def fun(params, rest, x):
         return nnx.merge(graph, params, rest)(x)
 
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        expected = fun(displaced(law, params, direction), rest, normal(3, 4))
+        expected = fun(displaced(distribution, params, direction), rest, normal(3, 4))
         _, _, rest = nnx.split(norm, nnx.Param, ...)
         got = zo.perturb(fun)(params, direction, SCALE, rest, normal(3, 4))
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("law", [slow("gaussian"), "low_rank"])
-def test_leaves_of_64_bits(law):
+@pytest.mark.parametrize("distribution", [slow("gaussian"), "low_rank"])
+def test_leaves_of_64_bits(distribution):
     with jax.enable_x64(True):
-        law = LAWS[law]
+        distribution = DISTRIBUTIONS[distribution]
         params = jnp.linspace(-1.0, 1.0, 20, dtype=jnp.float64).reshape(4, 5)
         x = jnp.full((2, 4), 1 / 3, jnp.float64)
-        perturbed, definition = both(lambda p, x: (x @ p, p), law, params, x)
-        direction = sample(law, params)
+        perturbed, definition = both(lambda p, x: (x @ p, p), distribution, params, x)
+        direction = sample(distribution, params)
         # The draws are float32 numbers; the products of low rank are of those.
-        scale = np.abs(SCALE * np.asarray(law.materialize(direction, params))).max()
+        scale = np.abs(
+            SCALE * np.asarray(distribution.materialize(direction, params))
+        ).max()
         got, expected = jit(perturbed)(direction), jit(definition)(direction)
         assert got[0].dtype == jnp.float64
         np.testing.assert_allclose(got[1], expected[1], atol=1e-7 * scale)
@@ -138,35 +140,35 @@ def test_products_of_64_bits_with_low_rank(name, size):
     """Of inputs beyond the range of float32."""
     with jax.enable_x64(True):
         fun, ones, shape, x_shape = WIDE_PRODUCTS[name]
-        law = zo.low_rank()
+        distribution = zo.low_rank()
         params = ones(*shape)
         x = size * ones(*x_shape)
-        perturbed, definition = both(fun, law, params, x)
-        direction = sample(law, params)
+        perturbed, definition = both(fun, distribution, params, x)
+        direction = sample(distribution, params)
         [got], [expected] = jit(perturbed)(direction), jit(definition)(direction)
         # The elements of a materialized direction are float32 numbers.
         np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6 * size)
 
 
 def test_a_float_is_a_leaf_of_32_bits():
-    law, x = zo.gaussian(), jnp.ones(2, jnp.bfloat16)
+    distribution, x = zo.gaussian(), jnp.ones(2, jnp.bfloat16)
     params = {"a": 0.5, "b": jnp.asarray(0.5)}
-    direction = sample(law, params)
+    direction = sample(distribution, params)
 
     def fun(params, x):
         return params["a"] * x, params["b"] * x
 
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        moved = displaced(law, jax.tree.map(jnp.float32, params), direction)
+        moved = displaced(distribution, jax.tree.map(jnp.float32, params), direction)
         expected = fun(moved, x)
         got = zo.perturb(fun)(params, direction, SCALE, x)
     assert all(y.dtype == jnp.float32 for y in got)
     assert_equal(got, expected, 1e-6)
 
 
-@pytest.mark.parametrize("law", ["gaussian", "low_rank"])
-def test_leaks_no_tracer(law):
+@pytest.mark.parametrize("distribution", ["gaussian", "low_rank"])
+def test_leaks_no_tracer(distribution):
     params, x = normal(4, 5), normal(2, 4)
-    direction = sample(LAWS[law], params)
+    direction = sample(DISTRIBUTIONS[distribution], params)
     with jax.checking_leaks():
         zo.perturb(lambda w, x: {"y": x @ w, "name": "y"})(params, direction, SCALE, x)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compare import sample, samples
-from tables import FAST, LAWS, every, jit
+from tables import DISTRIBUTIONS, FAST, every, jit
 
 import radazo_jax as zo
 
@@ -23,20 +23,22 @@ def loss(params, x, *, power=2):
     return params["s"] * jnp.sum(hidden**power)
 
 
-def by_definition(law, params, direction, scale, *args, **kwargs):
-    u = law.materialize(direction, params)
+def by_definition(distribution, params, direction, scale, *args, **kwargs):
+    u = distribution.materialize(direction, params)
     moved = jax.tree.map(lambda p, v: p + scale * v, params, u)
     return loss(moved, *args, **kwargs)
 
 
-@pytest.mark.parametrize("law", every(LAWS, *FAST))
-def test_is_the_function_at_the_perturbed_point(law):
-    law = LAWS[law]
+@pytest.mark.parametrize("distribution", every(DISTRIBUTIONS, *FAST))
+def test_is_the_function_at_the_perturbed_point(distribution):
+    distribution = DISTRIBUTIONS[distribution]
     x = jnp.ones((5, 3))
-    direction = sample(law, PARAMS)
+    direction = sample(distribution, PARAMS)
     eager = zo.perturb(loss)
     compiled = jit(eager, static_argnames="power")
-    definition = jit(functools.partial(by_definition, law), static_argnames="power")
+    definition = jit(
+        functools.partial(by_definition, distribution), static_argnames="power"
+    )
     for fun, scale in ((eager, 0.5), (compiled, 0.5), (compiled, jnp.float32(-0.1))):
         expected = definition(PARAMS, direction, jnp.float32(scale), x, power=4)
         got = fun(PARAMS, direction, scale, x, power=4)
@@ -44,20 +46,20 @@ def test_is_the_function_at_the_perturbed_point(law):
 
 
 def test_under_vmap_over_directions():
-    law, x = zo.sphere(), jnp.ones((5, 3))
-    batch = samples(law, PARAMS)
+    distribution, x = zo.sphere(), jnp.ones((5, 3))
+    batch = samples(distribution, PARAMS)
     got = jit(jax.vmap(lambda u: zo.perturb(loss)(PARAMS, u, 0.1, x)))(batch)
-    definition = jit(lambda u: by_definition(law, PARAMS, u, 0.1, x))
+    definition = jit(lambda u: by_definition(distribution, PARAMS, u, 0.1, x))
     for k in range(3):
         expected = definition(jax.tree.map(lambda x, k=k: x[k], batch))
         np.testing.assert_allclose(got[k], expected, rtol=1e-5)
 
 
 def test_differentiable_where_the_function_is():
-    law, x = zo.gaussian(), jnp.ones((5, 3))
-    direction = law.sample(jax.random.key(0), PARAMS)
+    distribution, x = zo.gaussian(), jnp.ones((5, 3))
+    direction = distribution.sample(jax.random.key(0), PARAMS)
     got = jax.grad(zo.perturb(loss))(PARAMS, direction, 0.1, x)
-    u = law.materialize(direction, PARAMS)
+    u = distribution.materialize(direction, PARAMS)
     moved = jax.tree.map(lambda p, v: p + 0.1 * v, PARAMS, u)
     expected = jax.grad(loss)(moved, x)
     jax.tree.map(
@@ -68,9 +70,9 @@ def test_differentiable_where_the_function_is():
 
 
 def test_narrow_parameters_are_rounded_once():
-    law = zo.gaussian()
+    distribution = zo.gaussian()
     params = jnp.linspace(-2.0, 2.0, 64).astype(jnp.bfloat16)
-    direction = law.sample(jax.random.key(0), params)
+    direction = distribution.sample(jax.random.key(0), params)
     z = np.asarray(jax.random.normal(jax.random.key(0), (64,)), np.float32)
     got = zo.perturb(lambda p: p)(params, direction, 0.25)
     expected = (np.asarray(params, np.float32) + np.float32(0.25) * z).astype(
@@ -94,9 +96,11 @@ def test_any_output_and_no_parameters_at_all():
 
 
 def test_a_product_of_a_leaf_with_itself():
-    """One variable on both sides of a product, under a law of factors."""
-    law, params = zo.low_rank(), jnp.arange(6.0).reshape(2, 3)
-    direction = law.sample(jax.random.key(0), params)
-    w = np.asarray(params + 0.5 * law.materialize(direction, params), np.float64)
+    """One variable on both sides of a product, under a distribution of factors."""
+    distribution, params = zo.low_rank(), jnp.arange(6.0).reshape(2, 3)
+    direction = distribution.sample(jax.random.key(0), params)
+    w = np.asarray(
+        params + 0.5 * distribution.materialize(direction, params), np.float64
+    )
     got = zo.perturb(lambda p: jnp.einsum("ij,kj->ik", p, p))(params, direction, 0.5)
     np.testing.assert_allclose(got, w @ w.T, rtol=1e-5)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 from jaxprs import computed_sizes
-from tables import LAWS, slow
+from tables import DISTRIBUTIONS, slow
 from zoo import normal
 
 import radazo_jax as zo
@@ -80,22 +80,24 @@ NEVER_FORMED = {
 @pytest.mark.parametrize("name", NEVER_FORMED)
 @pytest.mark.parametrize("num", [None, slow(2)], ids=["one", "vmap"])
 def test_low_rank_never_forms_the_matrix(name, num):
-    law = zo.low_rank(2)
+    distribution = zo.low_rank(2)
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         fun, params, *args = NEVER_FORMED[name]()
-        law = axes.specialize(law, lambda p: fun(p, *args), params, layout_of(params))
+        distribution = axes.specialize(
+            distribution, lambda p: fun(p, *args), params, layout_of(params)
+        )
         full = max(leaf.size for leaf in jax.tree.leaves(params))
-        sizes = computed_sizes(fun, law, params, *args, num=num)
+        sizes = computed_sizes(fun, distribution, params, *args, num=num)
     assert max(sizes)[0] < full, max(sizes)
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_a_scanned_stack_is_perturbed_slice_by_slice(law):
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_a_scanned_stack_is_perturbed_slice_by_slice(distribution):
     params, x = normal(7, 6, 6), normal(2, 6)
-    sizes = computed_sizes(scan_stack, LAWS[law], params, x)
+    sizes = computed_sizes(scan_stack, DISTRIBUTIONS[distribution], params, x)
     # Of the factors of low rank, all may be drawn ahead; of a dense draw, no more than
     # the two words of each number of one matrix.
-    bound = 7 * 6 * 2 if law.startswith("low_rank") else 2 * 6 * 6
+    bound = 7 * 6 * 2 if distribution.startswith("low_rank") else 2 * 6 * 6
     assert max(sizes)[0] <= bound, max(sizes)
 
 
@@ -132,8 +134,10 @@ def test_a_scanned_stack_of_low_rank_forms_no_slice():
         "cond",
     ],
 )
-@pytest.mark.parametrize("law", ["gaussian", "sphere", "rademacher", "low_rank"])
-def test_a_look_up_never_draws_the_table(law, look_up):
+@pytest.mark.parametrize(
+    "distribution", ["gaussian", "sphere", "rademacher", "low_rank"]
+)
+def test_a_look_up_never_draws_the_table(distribution, look_up):
     params, ids = normal(30, 20), jnp.array([3, -4])
-    sizes = computed_sizes(look_up, LAWS[law], params, ids)
+    sizes = computed_sizes(look_up, DISTRIBUTIONS[distribution], params, ids)
     assert max(sizes)[0] <= 2 * 2 * 20, max(sizes)

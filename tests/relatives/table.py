@@ -15,7 +15,7 @@ DIMENSION = 6
 
 # Each with few directions.
 MAKERS = {
-    "residual_feedback": (zo.residual_feedback, {"num_directions": 2}),
+    "residual_feedback": (zo.contrib.residual_feedback, {"num_directions": 2}),
     "adaptive_difference": (zo.adaptive_difference, {"num_directions": 3}),
     "accelerated": (
         lambda **kwargs: zo.accelerated(zo.forward_difference(**kwargs)),
@@ -23,24 +23,27 @@ MAKERS = {
     ),
     "spsa": (zo.spsa, {}),
     "variance_reduced": (
-        zo.variance_reduced,
+        zo.contrib.variance_reduced,
         {"num_directions": 2, "period": 3, "anchor_steps": 1},
     ),
-    "coordinate_wise": (zo.coordinate_wise, {"num_directions": 3}),
-    "all_coordinates": (zo.coordinate_wise, {}),
-    "prior_guided": (zo.prior_guided, {"num_directions": 2, "decay": 0.5}),
+    "coordinate_wise": (zo.contrib.coordinate_wise, {"num_directions": 3}),
+    "all_coordinates": (zo.contrib.coordinate_wise, {}),
+    "prior_guided": (zo.contrib.prior_guided, {"num_directions": 2, "decay": 0.5}),
     "prior_guided(cosine)": (
-        zo.prior_guided,
+        zo.contrib.prior_guided,
         {"num_directions": 2, "prior": lambda x: moved(x, 1.0), "mix": "cosine"},
     ),
-    "query_reuse": (zo.query_reuse, {"num_directions": 2, "memory": 3}),
+    "query_reuse": (zo.contrib.query_reuse, {"num_directions": 2, "memory": 3}),
     "linear_interpolation": (
-        zo.linear_interpolation,
+        zo.contrib.linear_interpolation,
         {"num_directions": 2, "radius": 0.1},
     ),
-    "gaussian_process": (zo.gaussian_process, {"num_directions": 2, "memory": 8}),
+    "gaussian_process": (
+        zo.contrib.gaussian_process,
+        {"num_directions": 2, "memory": 8},
+    ),
     "random_features": (
-        zo.gaussian_process,
+        zo.contrib.gaussian_process,
         {
             "num_directions": 1,
             "memory": 8,
@@ -48,18 +51,18 @@ MAKERS = {
             "num_features": 64,
         },
     ),
-    "majority_vote": (zo.majority_vote, {"num_directions": 3}),
-    "momentum_perturbation": (zo.momentum_perturbation, {}),
+    "majority_vote": (zo.contrib.majority_vote, {"num_directions": 3}),
+    "momentum_perturbation": (zo.contrib.momentum_perturbation, {}),
 }
 HASHED = Hashed()
 WITH_LAW = set(MAKERS) - {"spsa", "coordinate_wise", "all_coordinates"}
 
 
-def make(name, law=HASHED, **kwargs):
-    """An estimator of the table, by a law that costs nothing to compile."""
+def make(name, distribution=HASHED, **kwargs):
+    """An estimator of the table, by a distribution that costs nothing to compile."""
     maker, arguments = MAKERS[name]
-    laws = {"law": law} if name in WITH_LAW else {}
-    return maker(**laws, **arguments, **kwargs)
+    distributions = {"distribution": distribution} if name in WITH_LAW else {}
+    return maker(**distributions, **arguments, **kwargs)
 
 
 # Those whose values show the derivative along the gradient exactly.
@@ -108,8 +111,14 @@ class Steps:
         @jit
         def ask(key, params, state):
             points = estimator.points(key, params, state)
-            one = jax.vmap(lambda u: points.directions.law.materialize(u, params))
-            return points, zo.candidates(points, params), one(points.directions)
+            one = jax.vmap(
+                lambda u: points.directions.distribution.materialize(u, params)
+            )
+            return (
+                points,
+                zo.estimators.candidates(points, params),
+                one(points.directions),
+            )
 
         self.ask, self.reduce = ask, jit(estimator.reduce)
 

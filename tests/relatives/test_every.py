@@ -75,7 +75,7 @@ def on_explicit_mesh():
 @pytest.mark.parametrize(
     "kind", ["bfloat16", *map(slow, ("float64", "sharded", "orthonormal"))]
 )
-def test_dtypes_meshes_and_laws(name, kind):
+def test_dtypes_meshes_and_distributions(name, kind):
     """Two steps: a state stays of its types, and a gradient has the parameters'."""
     estimator, params, mesh = (
         make(name),
@@ -83,7 +83,7 @@ def test_dtypes_meshes_and_laws(name, kind):
         None,
     )
     if kind == "orthonormal":
-        estimator = make(name, law=zo.orthonormal())
+        estimator = make(name, distribution=zo.orthonormal())
     with jax.enable_x64(kind == "float64"):
         if kind in ("float64", "bfloat16"):
             params = jax.tree.map(lambda p: p.astype(kind), params)
@@ -134,62 +134,83 @@ def test_the_slope_is_that_along_the_gradient(name):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: zo.variance_reduced(period=1), "period must be an int ≥ 2; got 1"),
         (
-            lambda: zo.variance_reduced(period=3, anchor_steps=3),
+            lambda: zo.contrib.variance_reduced(period=1),
+            "period must be an int ≥ 2; got 1",
+        ),
+        (
+            lambda: zo.contrib.variance_reduced(period=3, anchor_steps=3),
             "anchor_steps must be fewer than period, 3; got 3",
         ),
         (
-            lambda: zo.coordinate_wise(uniform=1.5),
+            lambda: zo.contrib.coordinate_wise(uniform_fraction=1.5),
             r"uniform must be a number in \(0, 1\]; got 1.5",
         ),
         (
-            lambda: zo.coordinate_wise(uniform=0.0),
+            lambda: zo.contrib.coordinate_wise(uniform_fraction=0.0),
             "uniform must be a finite number > 0",
         ),
-        (lambda: zo.coordinate_wise(decay=1.0), "decay must be a number in"),
-        (lambda: zo.query_reuse(memory=1), "memory must be an int ≥ 2; got 1"),
-        (lambda: zo.linear_interpolation(memory=1), "memory must be an int ≥ 2; got"),
-        (lambda: zo.linear_interpolation(radius=0.0), "radius must be a finite number"),
+        (lambda: zo.contrib.coordinate_wise(decay=1.0), "decay must be a number in"),
         (
-            lambda: zo.momentum_perturbation(b1=1.5),
+            lambda: zo.contrib.query_reuse(memory_size=1),
+            "memory_size must be an int ≥ 2; got 1",
+        ),
+        (
+            lambda: zo.contrib.linear_interpolation(memory_size=1),
+            "memory_size must be an int ≥ 2; got",
+        ),
+        (
+            lambda: zo.contrib.linear_interpolation(radius=0.0),
+            "radius must be a finite number",
+        ),
+        (
+            lambda: zo.contrib.momentum_perturbation(b1=1.5),
             r"b1 must be a number in \(0, 1\]; got 1.5",
         ),
         (
-            lambda: zo.momentum_perturbation(b1=1.0, uncertainty=0.0),
+            lambda: zo.contrib.momentum_perturbation(b1=1.0, uncertainty=0.0),
             "uncertainty must be positive where b1 is 1; got 0.0",
         ),
-        (lambda: zo.gaussian_process(memory=1), "memory must be an int ≥ 5; got 1"),
         (
-            lambda: zo.gaussian_process(num_directions=1, memory=1),
-            "memory must be an int ≥ 2; got 1",
+            lambda: zo.contrib.gaussian_process(memory_size=1),
+            "memory_size must be an int ≥ 5; got 1",
         ),
         (
-            lambda: zo.gaussian_process(memory=513),
-            "memory must be an int ≤ 512; got 513",
+            lambda: zo.contrib.gaussian_process(num_directions=1, memory_size=1),
+            "memory_size must be an int ≥ 2; got 1",
         ),
         (
-            lambda: zo.gaussian_process(kernel="linear"),
+            lambda: zo.contrib.gaussian_process(memory_size=513),
+            "memory_size must be an int ≤ 512; got 513",
+        ),
+        (
+            lambda: zo.contrib.gaussian_process(kernel="linear"),
             r"kernel must be one of \['matern', 'squared_exponential'\]; got 'linear'",
         ),
         (
-            lambda: zo.gaussian_process(num_features=10),
+            lambda: zo.contrib.gaussian_process(num_features=10),
             "num_features must be None unless kernel is 'squared_exponential'; got 10",
         ),
-        (lambda: zo.gaussian_process(jitter=0.0), "jitter must be a finite number > 0"),
-        (lambda: zo.gaussian_process(lengthscale=0.0), "lengthscale must be a finite"),
         (
-            lambda: zo.gaussian_process(num_directions=-1),
+            lambda: zo.contrib.gaussian_process(jitter=0.0),
+            "jitter must be a finite number > 0",
+        ),
+        (
+            lambda: zo.contrib.gaussian_process(lengthscale=0.0),
+            "lengthscale must be a finite",
+        ),
+        (
+            lambda: zo.contrib.gaussian_process(num_directions=-1),
             "num_directions must be an int",
         ),
-        (lambda: zo.prior_guided(decay=1.0), "decay must be a number in"),
+        (lambda: zo.contrib.prior_guided(decay=1.0), "decay must be a number in"),
         (
-            lambda: zo.prior_guided(mix="mean"),
+            lambda: zo.contrib.prior_guided(mix="mean"),
             "mix must be 'projection' or 'cosine'; got 'mean'",
         ),
         (
-            lambda: zo.prior_guided(prior=lambda x: x["a"]).estimate(
-                traced, 0, PARAMS, zo.PriorGuidedState((), ())
+            lambda: zo.contrib.prior_guided(prior=lambda x: x["a"]).estimate(
+                traced, 0, PARAMS, zo.contrib.PriorGuidedState((), ())
             ),
             r"prior must return a tree like params, .*; got \(2, 2\)",
         ),
@@ -202,7 +223,7 @@ def test_bad_arguments(call, message):
 
 def test_a_prior_that_is_no_function():
     with pytest.raises(TypeError, match="prior must be a function of params; got "):
-        zo.prior_guided(prior=PARAMS)
+        zo.contrib.prior_guided(prior=PARAMS)
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -8,10 +8,10 @@ import numpy as np
 import optax
 import pytest
 from compare import Hashed, assert_same
+from radazo_jax._src.estimate.prior import optimal_share
 from tables import jit, slow
 
 import radazo_jax as zo
-from radazo_jax._src.estimate.prior import optimal_share
 from radazo_jax._src.trees import wide
 
 from .table import (
@@ -63,7 +63,7 @@ def test_prior_guided_by_the_cosine():
     prior = np.array([1.0, 0.5, 0.0, 0.0, 0.5, 0.0])
     tree = {"a": jnp.asarray(prior[:4].reshape(2, 2)), "b": jnp.asarray(prior[4:])}
     tree = jax.tree.map(lambda x: x.astype(jnp.float32), tree)
-    estimator = zo.prior_guided(
+    estimator = zo.contrib.prior_guided(
         zo.rademacher(), size, mu, prior=lambda x: tree, mix="cosine"
     )
     p = prior / np.linalg.norm(prior)
@@ -93,7 +93,7 @@ def test_the_length_of_a_prior_does_not_matter(scale):
         def prior(x):
             return jax.tree.map(lambda x: scale * (x - 0.5), x)
 
-        steps = Steps(zo.prior_guided(zo.sphere(), 1, 0.1, prior=prior))
+        steps = Steps(zo.contrib.prior_guided(zo.sphere(), 1, 0.1, prior=prior))
         return flat(steps(0)[0].gradient)
 
     np.testing.assert_allclose(gradient(scale), gradient(1.0), rtol=1e-4, atol=1e-5)
@@ -102,7 +102,9 @@ def test_the_length_of_a_prior_does_not_matter(scale):
 def test_a_prior_of_several_dtypes():
     """The gradient itself, in bfloat16 and float32, is the prior."""
     params = {"a": jnp.ones(4, jnp.bfloat16), "b": jnp.arange(3.0)}
-    estimator = zo.prior_guided(num_directions=1, smoothing=0.1, prior=lambda p: p)
+    estimator = zo.contrib.prior_guided(
+        num_directions=1, smoothing=0.1, prior=lambda p: p
+    )
 
     def half_square(params):
         return optax.tree.norm(jax.tree.map(wide, params), squared=True) / 2
@@ -117,7 +119,7 @@ def test_a_prior_of_several_dtypes():
 def test_history_prior_guided():
     """The projection on the span of the directions and the average of the past."""
     mu, size, decay = 1e-2, 2, 0.5
-    steps = Steps(zo.prior_guided(zo.sphere(), size, mu, decay=decay))
+    steps = Steps(zo.contrib.prior_guided(zo.sphere(), size, mu, decay=decay))
     prior = np.zeros(DIMENSION)
     for i in range(3):
         params = moved(PARAMS, 0.1 * i)
@@ -142,7 +144,9 @@ def test_the_expected_cosine_of_the_projection():
     """As Cheng, Wu and Zhu 2021 have it."""
     size, slopes = 2, jnp.asarray(SLOPES, jnp.float32)
     prior = jnp.array([1.0, 0, 0, 0.5, 0, 0], jnp.float32)
-    estimator = zo.prior_guided(zo.gaussian(), size, 1e-2, prior=lambda x: prior)
+    estimator = zo.contrib.prior_guided(
+        zo.gaussian(), size, 1e-2, prior=lambda x: prior
+    )
 
     @jit
     @jax.vmap
@@ -162,17 +166,19 @@ def test_the_expected_cosine_of_the_projection():
 # --- Past queries ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("law", [Hashed(), zo.sphere(), slow(zo.orthonormal())])
-def test_query_reuse(law):
+@pytest.mark.parametrize(
+    "distribution", [Hashed(), zo.sphere(), slow(zo.orthonormal())]
+)
+def test_query_reuse(distribution):
     mu, size, memory = 0.5, 2, 3
-    steps = Steps(zo.query_reuse(law, size, mu, memory))
+    steps = Steps(zo.contrib.query_reuse(distribution, size, mu, memory))
     past_u, past_y = np.zeros((0, DIMENSION)), np.zeros(0)
     for i in range(5):
         estimate, _, values, us = steps(i, moved(PARAMS, 0.1 * i), level=3.0)
         past_u = np.concatenate([past_u, us])[-size * memory :]
         past_y = np.append(past_y, values)[-size * memory :]
         residuals = (past_y - past_y.mean()) / mu
-        expected = law.factor(PARAMS) / (len(past_y) - 1) * residuals @ past_u
+        expected = distribution.factor(PARAMS) / (len(past_y) - 1) * residuals @ past_u
         np.testing.assert_allclose(
             flat(estimate.gradient), expected, rtol=1e-3, atol=1e-3
         )
@@ -185,18 +191,22 @@ def test_query_reuse(law):
 
 
 def test_query_reuse_is_unbiased_of_one_step():
-    estimator = zo.query_reuse(zo.rademacher(), 2, 0.3, 2)
+    estimator = zo.contrib.query_reuse(zo.rademacher(), 2, 0.3, 2)
     keys = jax.random.split(jax.random.key(0), 8000)
     got = gradients(estimator, estimator.init(PARAMS), keys)
     error = got.std(0) / np.sqrt(len(got))
     assert (abs(got.mean(0) - derivative(flat(PARAMS))) <= 4 * error).all()
 
 
-@pytest.mark.parametrize("maker", [zo.query_reuse, zo.linear_interpolation])
+@pytest.mark.parametrize(
+    "maker", [zo.contrib.query_reuse, zo.contrib.linear_interpolation]
+)
 def test_a_query_takes_a_few_bytes(maker):
     """Whatever the number of parameters."""
-    state = jax.eval_shape(maker(num_directions=5, memory=4).init, jnp.zeros(10**6))
-    steps = 4 if maker is zo.query_reuse else 3
+    state = jax.eval_shape(
+        maker(num_directions=5, memory_size=4).init, jnp.zeros(10**6)
+    )
+    steps = 4 if maker is zo.contrib.query_reuse else 3
     buffer = state.buffer
     assert buffer.keys.size == buffer.numbers.size == buffer.scales.size == 5 * steps
     leaves = jax.tree.leaves((buffer.numbers, buffer.scales, state.values))
@@ -206,7 +216,7 @@ def test_a_query_takes_a_few_bytes(maker):
 def test_linear_interpolation():
     """The shortest vector that interpolates what lies within the radius."""
     mu, size, radius = 0.3, 1, 0.62
-    steps = Steps(zo.linear_interpolation(zo.sphere(), size, mu, 3, radius))
+    steps = Steps(zo.contrib.linear_interpolation(zo.sphere(), size, mu, 3, radius))
     past_x, past_y, reused = [], [], []
     for i in range(4):
         params = moved(PARAMS, 0.15 * i)
@@ -233,7 +243,7 @@ def test_linear_interpolation():
 @pytest.mark.parametrize("step", [1e-7, 5e-3])
 def test_queries_that_lie_at_the_parameters_are_left_out(step):
     """After steps by rounding, or by μ, with which past points come to lie at θ."""
-    estimator = zo.linear_interpolation(smoothing=5e-3)
+    estimator = zo.contrib.linear_interpolation(smoothing=5e-3)
 
     def next_step(carry, key):
         x, state = carry
@@ -249,7 +259,7 @@ def test_queries_that_lie_at_the_parameters_are_left_out(step):
 
 
 def test_past_queries_complete_the_gradient_of_a_linear_function():
-    estimator = zo.linear_interpolation(zo.rademacher(), 2, 0.1, 6, 1.0)
+    estimator = zo.contrib.linear_interpolation(zo.rademacher(), 2, 0.1, 6, 1.0)
     steps = Steps(estimator, lambda at: at @ SLOPES)
     found = [flat(steps(i)[0].gradient) for i in range(6)]
     errors = [np.linalg.norm(g - SLOPES) for g in found]
@@ -286,7 +296,7 @@ def test_gaussian_process(kernel, size, lengthscale):
     """The derivative of the posterior mean of the latest queries, by differences."""
     memory, jitter, mu = 7, 1e-2, 0.4
     steps = Steps(
-        zo.gaussian_process(
+        zo.contrib.gaussian_process(
             zo.sphere(), size, mu, memory, kernel.__name__, lengthscale, jitter
         )
     )
@@ -319,7 +329,7 @@ def test_random_features_approach_their_kernel():
     for num_features in (100, 10_000):
         found = []
         for size in (None, num_features):
-            estimator = zo.gaussian_process(
+            estimator = zo.contrib.gaussian_process(
                 zo.sphere(), 4, 0.4, 8, "squared_exponential", 1.0, 1e-2, size
             )
             steps = Steps(estimator)
@@ -335,7 +345,9 @@ def test_random_features_approach_their_kernel():
 def test_a_surrogate_of_queries_that_are_the_same_is_finite(level):
     """Where the matrix of the kernel is singular up to rounding, or not definite."""
     steps = Steps(
-        zo.gaussian_process(zo.sphere(), 4, 1e-4, 40, lengthscale=10.0, jitter=1e-9)
+        zo.contrib.gaussian_process(
+            zo.sphere(), 4, 1e-4, 40, lengthscale=10.0, jitter=1e-9
+        )
     )
     for i in range(8):
         # Far points cost the distances of the near ones their digits.
@@ -344,7 +356,7 @@ def test_a_surrogate_of_queries_that_are_the_same_is_finite(level):
 
 
 def test_a_surrogate_has_limits():
-    estimator = zo.gaussian_process()
+    estimator = zo.contrib.gaussian_process()
     message = r"params must have at most 10000 coordinates for a surrogate; got 10001"
     with pytest.raises(ValueError, match=message):
         estimator.init(jnp.zeros(10_001))

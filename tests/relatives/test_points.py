@@ -26,8 +26,8 @@ from .table import (
 
 
 def test_residual_feedback():
-    mu, law = 0.5, Hashed()
-    steps = Steps(zo.residual_feedback(law, 2, mu))
+    mu, distribution = 0.5, Hashed()
+    steps = Steps(zo.contrib.residual_feedback(distribution, 2, mu))
     before = None
     for i in range(3):
         params = moved(PARAMS, 0.1 * i)
@@ -43,7 +43,7 @@ def test_residual_feedback():
 
 
 def test_residual_feedback_is_unbiased():
-    estimator = zo.residual_feedback(zo.rademacher(), 1, 0.3)
+    estimator = zo.contrib.residual_feedback(zo.rademacher(), 1, 0.3)
     state = estimator.init(PARAMS)._replace(value=jnp.float32(4.0))
 
     got = gradients(estimator, state, jax.random.split(jax.random.key(0), 4000))
@@ -66,7 +66,9 @@ def test_spsa():
 def test_variance_reduced():
     """Algorithm 2 with a mean over the first two steps of each period of four."""
     mu, size = 0.5, 3
-    steps = Steps(zo.variance_reduced(Hashed(), size, mu, period=4, anchor_steps=2))
+    steps = Steps(
+        zo.contrib.variance_reduced(Hashed(), size, mu, period=4, anchor_steps=2)
+    )
     anchor, mean = None, None
     for i in range(6):
         params, level = moved(PARAMS, 0.1 * i), float(i)
@@ -121,7 +123,9 @@ def test_points_beside_the_parameters_in_turn():
 
 def test_at_the_anchor_nothing_is_noise():
     """There all estimates of a period are the anchor's, whatever the minibatch."""
-    steps = Steps(zo.variance_reduced(num_directions=2, period=4, anchor_steps=1))
+    steps = Steps(
+        zo.contrib.variance_reduced(num_directions=2, period=4, anchor_steps=1)
+    )
 
     def minibatch(at, seed):
         return at @ np.random.default_rng(seed).normal(size=DIMENSION)
@@ -136,7 +140,7 @@ def test_at_the_anchor_nothing_is_noise():
 
 
 def test_all_coordinates_make_the_gradient():
-    estimator = zo.coordinate_wise(smoothing=0.1)
+    estimator = zo.contrib.coordinate_wise(smoothing=0.1)
     _, gradient = jit(zo.value_and_grad(traced, estimator))(0, PARAMS)
     np.testing.assert_allclose(flat(gradient), derivative(flat(PARAMS)), rtol=1e-4)
 
@@ -145,7 +149,7 @@ def test_all_coordinates_make_the_gradient():
 def test_coordinates_by_importance(uniform):
     """Mean and second moment, in closed form."""
     size, exact = 3, derivative(flat(PARAMS))
-    estimator = zo.coordinate_wise(size, 0.1, uniform=uniform)
+    estimator = zo.contrib.coordinate_wise(size, 0.1, uniform_fraction=uniform)
     scores = np.abs(exact)
     scores[1] = np.nan
     state = estimator.init(PARAMS)._replace(scores=jnp.asarray(scores, jnp.float32))
@@ -162,7 +166,7 @@ def test_coordinates_by_importance(uniform):
 
 
 def test_scores_follow_what_is_seen():
-    steps = Steps(zo.coordinate_wise(2, 0.1, decay=0.75))
+    steps = Steps(zo.contrib.coordinate_wise(2, 0.1, decay=0.75))
     expected = np.full(DIMENSION, np.nan)
     for i in range(4):
         params = moved(PARAMS, 0.2 * i)
@@ -178,24 +182,26 @@ def test_scores_follow_what_is_seen():
 # --- Votes, and perturbations with a momentum --------------------------------------
 
 
-@pytest.mark.parametrize("law", [zo.gaussian(), slow(zo.rademacher())])
-def test_majority_vote(law):
+@pytest.mark.parametrize("distribution", [zo.gaussian(), slow(zo.rademacher())])
+def test_majority_vote(distribution):
     mu, size = 0.1, 5
-    steps = Steps(zo.majority_vote(law, size, mu))
+    steps = Steps(zo.contrib.majority_vote(distribution, size, mu))
     estimate, _, values, us = steps(0)
     votes = np.sign((values[1:] - values[0])[:, None] * us)
     np.testing.assert_allclose(flat(estimate.gradient), votes.mean(0), atol=1e-6)
     # A failed worker has no vote.
     failed = np.append(values[:-1], np.inf)
-    estimate, *_ = Steps(zo.majority_vote(law, size, mu))(0, values=lambda at: failed)
+    estimate, *_ = Steps(zo.contrib.majority_vote(distribution, size, mu))(
+        0, values=lambda at: failed
+    )
     np.testing.assert_allclose(flat(estimate.gradient), votes[:-1].mean(0), atol=1e-6)
     assert int(estimate.num_values) == size
 
 
 def test_momentum_perturbation():
     """Algorithm 1 of ZO-AdaMU, with one draw for the sum of two."""
-    mu, b1, alpha, law = 0.1, 0.4, 0.7, zo.sphere()
-    steps = Steps(zo.momentum_perturbation(law, mu, b1, alpha))
+    mu, b1, alpha, distribution = 0.1, 0.4, 0.7, zo.sphere()
+    steps = Steps(zo.contrib.momentum_perturbation(distribution, mu, b1, alpha))
     deviation = np.sqrt(b1**2 * alpha + (1 - b1) ** 2 * (1 - alpha))
     history = np.zeros(DIMENSION)
     for i in range(4):
@@ -218,7 +224,7 @@ def test_one_draw_has_the_variance_of_two():
     first = np.sqrt(alpha) * rng.normal(size=40_000)
     second = 1.5 + np.sqrt(1 - alpha) * rng.normal(size=40_000)
     both = b1 * first + (1 - b1) * second
-    steps = Steps(zo.momentum_perturbation(zo.rademacher(), 1.0, b1, alpha))
+    steps = Steps(zo.contrib.momentum_perturbation(zo.rademacher(), 1.0, b1, alpha))
     history = jax.tree.map(lambda p: jnp.full(p.shape, 1.5), PARAMS)
     steps.state = steps.state._replace(history=history)
     _, at, *_ = steps(0)

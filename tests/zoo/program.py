@@ -19,7 +19,7 @@ class Program:
       differentiable: Whether `jax.grad` of it means something.
       tolerance: How far the result may be off, of the largest value that it holds.
       flax: Whether Flax runs in it, which mixes dtypes and ranks.
-      selected: Whether it is among the few that all laws are tried on.
+      selected: Whether it is among the few that all distributions are tried on.
     """
 
     build: Callable[[], tuple[Any, ...]]

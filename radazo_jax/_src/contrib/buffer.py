@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from radazo_jax._src.directions.law import Direction, Law
+from radazo_jax._src.directions.distribution import Direction, Distribution
 from radazo_jax._src.estimate.points import Points
 
 
@@ -22,9 +22,9 @@ class QueryBuffer(NamedTuple):
     numbers: jax.Array
     scales: jax.Array
 
-    def directions(self, law: Law) -> Direction:
+    def directions(self, distribution: Distribution) -> Direction:
         """The directions, to be drawn again, stacked."""
-        return Direction(self.keys, self.numbers, self.scales, law)
+        return Direction(self.keys, self.numbers, self.scales, distribution)
 
     def followed_by(self, points: Points) -> "QueryBuffer":
         """The buffer of the same size that ends with the directions of these points."""

@@ -31,7 +31,7 @@ def coordinate_wise(
     num_directions: int | None = None,
     smoothing: float = 5e-3,
     decay: float = 0.9,
-    uniform: float = 0.5,
+    uniform_fraction: float = 0.5,
 ) -> GradientEstimator:
     """Central differences along coordinates, chosen by importance.
 
@@ -46,13 +46,13 @@ def coordinate_wise(
     which has the expectation of the former. Its variance is least where pᵢ is
     proportional to |Dᵢ|. The score sᵢ is the average of the |Dᵢ| of the past, and for
     coordinates not seen yet that of the others. With ε = 1 the choice is uniform, as
-    with the law `coordinate`.
+    with the distribution `coordinate`.
 
     Args:
       num_directions: K, the number of coordinates per estimate; `None` takes all.
       smoothing: μ, how far from θ along each coordinate the function is evaluated.
       decay: Decay rate of the scores, in [0, 1).
-      uniform: ε, the share of the choice that is uniform, in (0, 1].
+      uniform_fraction: ε, the share of the choice that is uniform, in (0, 1].
 
     Returns:
       The estimator, without state or with a `CoordinateWiseState`, d floats. Its value
@@ -66,7 +66,7 @@ def coordinate_wise(
       >>> import jax, jax.numpy as jnp
       >>> import radazo_jax as zo
       >>> value_and_grad = zo.value_and_grad(
-      ...     lambda x: jnp.sum(x**2), zo.coordinate_wise()
+      ...     lambda x: jnp.sum(x**2), zo.contrib.coordinate_wise()
       ... )
       >>> _, gradient = value_and_grad(jax.random.key(0), jnp.array([1.0, -2.0]))
       >>> bool(jnp.allclose(gradient, jnp.array([2.0, -4.0]), rtol=1e-3))
@@ -83,9 +83,11 @@ def coordinate_wise(
     size = 1 if num_directions is None else num_directions
     check_differences(Basis(), size, smoothing)
     checks.check_unit_interval("decay", decay)
-    checks.check_positive("uniform", uniform)
-    if uniform > 1:
-        raise ValueError(f"uniform must be a number in (0, 1]; got {uniform!r}.")
+    checks.check_positive("uniform_fraction", uniform_fraction)
+    if uniform_fraction > 1:
+        raise ValueError(
+            f"uniform_fraction must be a number in (0, 1]; got {uniform_fraction!r}."
+        )
     distances = [smoothing, -smoothing]
 
     def init(params: Any) -> Any:
@@ -101,7 +103,7 @@ def coordinate_wise(
             chosen = jnp.arange(dimension)
         else:
             # By the inverse of the cumulative distribution.
-            shares = jnp.cumsum(_probabilities(state.scores, uniform))
+            shares = jnp.cumsum(_probabilities(state.scores, uniform_fraction))
             drawn = jax.random.uniform(draw.key, (size,), shares.dtype) * shares[-1]
             chosen = jnp.searchsorted(shares, drawn, side="right")
             chosen = jnp.minimum(chosen, dimension - 1)
@@ -120,7 +122,7 @@ def coordinate_wise(
         chosen = points.directions.number
         weights = jnp.ones_like(slopes)
         if state:
-            probabilities = _probabilities(state.scores, uniform)[chosen]
+            probabilities = _probabilities(state.scores, uniform_fraction)[chosen]
             weights = 1 / (
                 probabilities.astype(slopes.dtype) * used.astype(slopes.dtype)
             )

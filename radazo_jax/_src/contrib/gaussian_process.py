@@ -10,9 +10,9 @@ from radazo_jax._src.contrib import buffer
 from radazo_jax._src.contrib.flat import rows_of, unflattened
 from radazo_jax._src.contrib.kernels import KERNELS, features
 from radazo_jax._src.directions.combination import LinearCombination
-from radazo_jax._src.directions.law import Law
-from radazo_jax._src.directions.laws import sphere
+from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.layout import layout_of
+from radazo_jax._src.directions.normal import sphere
 from radazo_jax._src.estimate.differences import check_differences, mean_of_finite
 from radazo_jax._src.estimate.estimator import GradientEstimator, updated_if_usable
 from radazo_jax._src.estimate.points import (
@@ -51,10 +51,10 @@ class GaussianProcessState(NamedTuple):
 
 
 def gaussian_process(
-    law: Law = sphere(),
+    distribution: Distribution = sphere(),
     num_directions: int = 4,
     smoothing: float = 5e-2,
-    memory: int = 150,
+    memory_size: int = 150,
     kernel: str = "matern",
     lengthscale: float | None = None,
     jitter: float = 1e-5,
@@ -79,10 +79,10 @@ def gaussian_process(
     its uncertainty is small; here each step has a query.
 
     Args:
-      law: The law of the directions u of the K queries around θ.
+      distribution: The distribution of the directions u of the K queries around θ.
       num_directions: K, the number of queries beside θ per estimate.
       smoothing: μ, how far from θ along u they lie.
-      memory: n, how many queries are kept: from K + 1 to 512.
+      memory_size: n, how many queries are kept: from K + 1 to 512.
       kernel: "matern", of smoothness 5/2, or "squared_exponential".
       lengthscale: ℓ, in units of the parameters. By default, twice the mean distance of
         the queries that are kept.
@@ -106,7 +106,7 @@ def gaussian_process(
       ...     lambda x: jnp.sum((x - 1) ** 2),
       ...     jnp.zeros(3),
       ...     zo.radazo(1e-2),
-      ...     zo.gaussian_process(num_directions=1, memory=20),
+      ...     zo.contrib.gaussian_process(num_directions=1, memory_size=20),
       ...     300,
       ...     key=0,
       ...     progress=False,
@@ -120,12 +120,15 @@ def gaussian_process(
       <https://openreview.net/forum?id=n1bLgxHW6jW>.
 
       Shu et al., Federated Zeroth-Order Optimization using Trajectory-Informed
-      Surrogate Gradients, 2023, the random features, <https://arxiv.org/abs/2308.04077>.
+      Surrogate Gradients, 2023, the random features,
+      <https://arxiv.org/abs/2308.04077>.
     """
-    check_differences(law, num_directions, smoothing)
-    checks.check_int_at_least("memory", memory, num_directions + 1)
-    if memory > MAX_MEMORY:
-        raise ValueError(f"memory must be an int ≤ {MAX_MEMORY}; got {memory}.")
+    check_differences(distribution, num_directions, smoothing)
+    checks.check_int_at_least("memory_size", memory_size, num_directions + 1)
+    if memory_size > MAX_MEMORY:
+        raise ValueError(
+            f"memory_size must be an int ≤ {MAX_MEMORY}; got {memory_size}."
+        )
     if kernel not in KERNELS:
         raise ValueError(f"kernel must be one of {list(KERNELS)}; got {kernel!r}.")
     if lengthscale is not None:
@@ -147,8 +150,8 @@ def gaussian_process(
                 f"surrogate; got {dimension}."
             )
         return GaussianProcessState(
-            jnp.zeros((memory, dimension), jnp.float32),
-            jnp.full(memory, jnp.nan, widest(params)),
+            jnp.zeros((memory_size, dimension), jnp.float32),
+            jnp.full(memory_size, jnp.nan, widest(params)),
             jax.random.key(0, impl="threefry2x32"),
         )
 
@@ -156,7 +159,12 @@ def gaussian_process(
         draw: Draw, params: Any, state: GaussianProcessState
     ) -> tuple[Points, Any]:
         points = sample_points(
-            law, draw, num_directions, [smoothing], params, includes_params=True
+            distribution,
+            draw,
+            num_directions,
+            [smoothing],
+            params,
+            includes_params=True,
         )
         # The key of the random features, the same in every step.
         key = jax.random.fold_in(draw.run_key, 2**31)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from radazo_jax._src.directions.law import Direction, whole
+from radazo_jax._src.directions.distribution import Direction, whole
 from radazo_jax._src.directions.layout import Layout
 from radazo_jax._src.meshes import on_any_mesh
 

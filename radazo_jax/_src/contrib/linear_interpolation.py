@@ -12,8 +12,8 @@ from radazo_jax._src.contrib.buffer import QueryBuffer
 from radazo_jax._src.contrib.inner_products import gram
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.combination import LinearCombination
-from radazo_jax._src.directions.law import Law
-from radazo_jax._src.directions.laws import sphere
+from radazo_jax._src.directions.distribution import Distribution
+from radazo_jax._src.directions.normal import sphere
 from radazo_jax._src.estimate.differences import check_differences
 from radazo_jax._src.estimate.estimator import GradientEstimator, updated_if_usable
 from radazo_jax._src.estimate.points import (
@@ -71,10 +71,10 @@ class LinearInterpolationState(NamedTuple):
 
 
 def linear_interpolation(
-    law: Law = sphere(),
+    distribution: Distribution = sphere(),
     num_directions: int = 10,
     smoothing: float = 5e-3,
-    memory: int = 3,
+    memory_size: int = 3,
     radius: float = 1e-2,
 ) -> GradientEstimator:
     """ReLIZO: the shortest gradient that interpolates new and past queries.
@@ -98,10 +98,10 @@ def linear_interpolation(
     drawn a step, those of one leaf at a time; n of a few hundred will do.
 
     Args:
-      law: The law of the directions u.
+      distribution: The distribution of the directions u.
       num_directions: K, the number of new directions per estimate.
       smoothing: μ, how far from θ along u the function is evaluated.
-      memory: H, of how many steps queries are used, this one included: at least 2.
+      memory_size: H, of how many steps queries are used, this one included: at least 2.
       radius: How far from θ past points may lie, in units of the parameters. Those
         closer than a tenth of the new ones are left out.
 
@@ -115,7 +115,10 @@ def linear_interpolation(
     Examples:
       >>> import jax, jax.numpy as jnp
       >>> import radazo_jax as zo
-      >>> estimator, x = zo.linear_interpolation(num_directions=2), jnp.arange(4.0)
+      >>> estimator, x = (
+      ...     zo.contrib.linear_interpolation(num_directions=2),
+      ...     jnp.arange(4.0),
+      ... )
       >>> state = estimator.init(x)
       >>> for key in range(2):
       ...     (_, gradient), state = estimator.estimate(
@@ -128,10 +131,10 @@ def linear_interpolation(
       Wang et al., ReLIZO: Sample Reusable Linear Interpolation-based Zeroth-order
       Optimization, NeurIPS 2024, the solution of its quadratically constrained program.
     """
-    check_differences(law, num_directions, smoothing)
-    checks.check_int_at_least("memory", memory, 2)
+    check_differences(distribution, num_directions, smoothing)
+    checks.check_int_at_least("memory_size", memory_size, 2)
     checks.check_positive("radius", radius)
-    before, size = memory - 1, num_directions
+    before, size = memory_size - 1, num_directions
     rows = _rows_of_points(size, before, smoothing)
 
     def init(params: Any) -> LinearInterpolationState:
@@ -145,7 +148,7 @@ def linear_interpolation(
         draw: Draw, params: Any, state: LinearInterpolationState
     ) -> tuple[Points, Any]:
         points = sample_points(
-            law, draw, size, [smoothing], params, includes_params=True
+            distribution, draw, size, [smoothing], params, includes_params=True
         )
         return points, state
 
@@ -153,7 +156,7 @@ def linear_interpolation(
         points: Points, values: Values, params: Any, state: LinearInterpolationState
     ) -> tuple[Estimate, LinearInterpolationState]:
         base, moved = values
-        past = state.buffer.directions(law)
+        past = state.buffer.directions(distribution)
         away = jax.tree.map(
             lambda old, p: wide(old) - wide(p)[None], state.past, params
         )

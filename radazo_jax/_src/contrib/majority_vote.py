@@ -8,9 +8,9 @@ from jax import lax
 
 from radazo_jax._src.contrib.inner_products import inner
 from radazo_jax._src.directions.combination import LinearCombination
-from radazo_jax._src.directions.law import Direction, Law, elements
-from radazo_jax._src.directions.laws import gaussian
+from radazo_jax._src.directions.distribution import Direction, Distribution, elements
 from radazo_jax._src.directions.layout import Layout
+from radazo_jax._src.directions.normal import gaussian
 from radazo_jax._src.estimate.differences import forward_difference
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.points import Estimate, Points, Values
@@ -18,7 +18,7 @@ from radazo_jax._src.meshes import on_any_mesh, specs_of
 
 
 def majority_vote(
-    law: Law = gaussian(),
+    distribution: Distribution = gaussian(),
     num_directions: int = 10,
     smoothing: float = 5e-3,
 ) -> GradientEstimator:
@@ -32,14 +32,14 @@ def majority_vote(
     the sign of the gradient, even in expectation.
 
     Args:
-      law: The law of the directions u.
+      distribution: The distribution of the directions u.
       num_directions: K, the number of directions per estimate.
       smoothing: μ, how far from θ along u the function is evaluated.
 
     Returns:
-      The estimator; it has no state, unless the law is `numbered`. Its elements lie in
-      [-1, 1]. Its value is f(θ), and its slope an estimate. Differences that are not
-      finite have no vote.
+      The estimator; it has no state, unless the distribution is `sequential`. Its
+      elements lie in [-1, 1]. Its value is f(θ), and its slope an estimate. Differences
+      that are not finite have no vote.
 
     Raises:
       TypeError, ValueError: If an argument is not as described.
@@ -47,7 +47,7 @@ def majority_vote(
     Examples:
       >>> import jax, jax.numpy as jnp
       >>> import radazo_jax as zo
-      >>> estimator = zo.majority_vote(num_directions=200)
+      >>> estimator = zo.contrib.majority_vote(num_directions=200)
       >>> _, gradient = zo.value_and_grad(lambda x: jnp.sum(x**2), estimator)(
       ...     jax.random.key(0), jnp.array([1.0, -2.0])
       ... )
@@ -59,7 +59,7 @@ def majority_vote(
       <https://openreview.net/forum?id=BJe-DsC5Fm>.
     """
     # The points are the same.
-    forward = forward_difference(law, num_directions, smoothing)
+    forward = forward_difference(distribution, num_directions, smoothing)
 
     def reduce(
         points: Points, values: Values, params: Any, state: Any

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from radazo_jax._src import checks
 from radazo_jax._src.directions.combination import LinearCombination
-from radazo_jax._src.directions.law import Law
-from radazo_jax._src.directions.laws import gaussian
+from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.layout import layout_of
+from radazo_jax._src.directions.normal import gaussian
 from radazo_jax._src.estimate.differences import check_differences, mean_of_finite
 from radazo_jax._src.estimate.estimator import GradientEstimator, updated_if_usable
 from radazo_jax._src.estimate.points import (
@@ -35,7 +35,7 @@ class MomentumPerturbationState(NamedTuple):
 
 
 def momentum_perturbation(
-    law: Law = gaussian(),
+    distribution: Distribution = gaussian(),
     smoothing: float = 1e-3,
     b1: float = 0.5,
     uncertainty: float = 0.5,
@@ -52,11 +52,12 @@ def momentum_perturbation(
     learning rate than behind `spsa`.
 
     Two parts of the paper are left to Optax: the division by a second moment, here of
-    the gradients by `radazo` or `zo_adamm` (there of ż² and z̈²), and the annealing of α
-    and β.
+    the gradients by `radazo` or `zo_adamm` (there of ż² and z̈²), and the annealing of
+    α and β.
 
     Args:
-      law: The law of the draws, whose elements are scaled to variance one.
+      distribution: The distribution of the draws, whose elements are scaled to variance
+        one.
       smoothing: μ, how far from θ along m the function is evaluated.
       b1: β₁, the weight of the new draw, in (0, 1].
       uncertainty: α, the share of the variance that is around zero, in [0, 1).
@@ -75,7 +76,7 @@ def momentum_perturbation(
       ...     lambda x: jnp.sum((x - 1) ** 2),
       ...     jnp.zeros(3),
       ...     zo.radazo(1e-2),
-      ...     zo.momentum_perturbation(),
+      ...     zo.contrib.momentum_perturbation(),
       ...     1000,
       ...     key=0,
       ...     progress=False,
@@ -88,7 +89,7 @@ def momentum_perturbation(
       Uncertainty in Zeroth-Order Optimization, AAAI 2024, algorithm 1,
       <https://arxiv.org/abs/2312.15184>.
     """
-    check_differences(law, 1, smoothing)
+    check_differences(distribution, 1, smoothing)
     checks.check_positive("b1", b1)
     if b1 > 1:
         raise ValueError(f"b1 must be a number in (0, 1]; got {b1!r}.")
@@ -102,7 +103,7 @@ def momentum_perturbation(
 
     def deviation(dimension: int) -> float:
         """Of what the elements of u are multiplied by."""
-        return math.sqrt(variance * law.factor(dimension))
+        return math.sqrt(variance * distribution.factor(dimension))
 
     def init(params: Any) -> MomentumPerturbationState:
         return MomentumPerturbationState(wide_zeros(params))
@@ -111,7 +112,7 @@ def momentum_perturbation(
         draw: Draw, params: Any, state: MomentumPerturbationState
     ) -> tuple[Points, Any]:
         far = smoothing * deviation(layout_of(params).dimension)
-        points = sample_points(law, draw, 1, [far, -far], params)
+        points = sample_points(distribution, draw, 1, [far, -far], params)
         shift = (1 - b1) * smoothing
         shifts = jnp.array([[shift, -shift]], jnp.float32)
         return points.with_shift(state.history, shifts), state

@@ -11,8 +11,8 @@ from radazo_jax._src import checks
 from radazo_jax._src.contrib.inner_products import gram, inner, squared_norm
 from radazo_jax._src.contrib.linear_interpolation import interpolated
 from radazo_jax._src.directions.combination import LinearCombination
-from radazo_jax._src.directions.law import Law
-from radazo_jax._src.directions.laws import sphere
+from radazo_jax._src.directions.distribution import Distribution
+from radazo_jax._src.directions.normal import sphere
 from radazo_jax._src.estimate.differences import check_differences
 from radazo_jax._src.estimate.estimator import GradientEstimator, updated_if_usable
 from radazo_jax._src.estimate.points import (
@@ -37,7 +37,7 @@ class PriorGuidedState(NamedTuple):
 
 
 def prior_guided(
-    law: Law = sphere(),
+    distribution: Distribution = sphere(),
     num_directions: int = 10,
     smoothing: float = 5e-3,
     prior: Callable[[Any], Any] | None = None,
@@ -52,7 +52,7 @@ def prior_guided(
     - `mix="projection"`: the projection of the gradient on the span of these
       directions, Σₖ cₖ uₖ + c_p p with G c = s, where G holds their inner products.
       With α the cosine of p and ∇f, E cos²(∇̂f, ∇f) = α² + K/(d−1) · (1 − α²), for the
-      laws `sphere` and `gaussian`.
+      distributions `sphere` and `gaussian`.
     - `mix="cosine"`: the mean of (∇f·vₖ) vₖ along vₖ = √λ p + √(1−λ) ξₖ, where ξₖ is
       the part of uₖ orthogonal to p, with norm 1, and λ is optimal for the α² that is
       estimated of the same differences, s_p² / (s_p² + (d−1)/K Σₖ s_ξₖ²). With
@@ -69,7 +69,7 @@ def prior_guided(
     and SGD takes longer steps along it than along that of `forward_difference`.
 
     Args:
-      law: The law of the directions u.
+      distribution: The distribution of the directions u.
       num_directions: K, the number of random directions per estimate.
       smoothing: μ, how far from θ along uₖ and p (which has norm 1) the function is
         evaluated.
@@ -93,7 +93,7 @@ def prior_guided(
       >>> import radazo_jax as zo
       >>> def loss(x):
       ...     return jnp.sum(x**2)
-      >>> estimator = zo.prior_guided(num_directions=1, prior=lambda x: 3 * x)
+      >>> estimator = zo.contrib.prior_guided(num_directions=1, prior=lambda x: 3 * x)
       >>> x = jnp.arange(4.0)
       >>> (_, gradient), _ = estimator.estimate(loss, 0, x, estimator.init(x))
       >>> bool(jnp.allclose(gradient, 2 * x, atol=0.05))
@@ -107,7 +107,7 @@ def prior_guided(
       Algorithms, NeurIPS 2021, PRGF and History-PRGF,
       <https://arxiv.org/abs/2107.10110>.
     """
-    check_differences(law, num_directions, smoothing)
+    check_differences(distribution, num_directions, smoothing)
     checks.check_unit_interval("decay", decay)
     if prior is not None and not callable(prior):
         raise TypeError(f"prior must be a function of params; got {prior!r}.")
@@ -129,7 +129,9 @@ def prior_guided(
         scales = jnp.where(last, 0.0, smoothing).astype(jnp.float32)
         shifts = jnp.where(last, smoothing, 0.0).astype(jnp.float32)
         which = [*range(size), 0]
-        points = shifted_points(law, draw, size, which, scales, unit, shifts, params)
+        points = shifted_points(
+            distribution, draw, size, which, scales, unit, shifts, params
+        )
         return points, state
 
     def reduce(

@@ -9,8 +9,8 @@ from radazo_jax._src import checks
 from radazo_jax._src.contrib import buffer
 from radazo_jax._src.contrib.buffer import QueryBuffer
 from radazo_jax._src.directions.combination import LinearCombination
-from radazo_jax._src.directions.law import Law
-from radazo_jax._src.directions.laws import sphere
+from radazo_jax._src.directions.distribution import Distribution
+from radazo_jax._src.directions.normal import sphere
 from radazo_jax._src.estimate.differences import check_differences, mean_of_finite
 from radazo_jax._src.estimate.estimator import GradientEstimator, updated_if_usable
 from radazo_jax._src.estimate.points import (
@@ -38,19 +38,20 @@ class QueryReuseState(NamedTuple):
 
 
 def query_reuse(
-    law: Law = sphere(),
+    distribution: Distribution = sphere(),
     num_directions: int = 10,
     smoothing: float = 5e-2,
-    memory: int = 6,
+    memory_size: int = 6,
 ) -> GradientEstimator:
     """ZoAR: averages over the queries of the latest steps, of K evaluations.
 
         ∇̂f(θ_t) = c/(n−1) Σᵢ (yᵢ − ȳ) / μ · uᵢ,  yᵢ = f(θ_τ + μ uᵢ),  ȳ = 1/n Σᵢ yᵢ
 
-    over the n = H K queries of the latest H steps, with c the factor of the law. The
-    baseline ȳ takes the place of f(θ), which is not evaluated; of one step alone the
-    estimate is unbiased. Queries of earlier steps lower the variance, and see the
-    gradients of earlier θ, as a first moment does. While f falls, the level of the
+    over the n = H K queries of the latest H steps, with c the factor of the
+    distribution. The baseline ȳ takes the place of f(θ), which is not evaluated; of one
+    step alone the estimate is unbiased. Queries of earlier steps lower the variance,
+    and see the gradients of earlier θ, as a first moment does. While f falls, the level
+    of the
     values falls too, which is noise: (yᵢ − ȳ) / μ wants short steps or a large μ.
 
     As the values are those of several points, `parabolic_sgd` diverges behind it.
@@ -58,10 +59,10 @@ def query_reuse(
     The buffer holds no direction: n directions are drawn again in every step.
 
     Args:
-      law: The law of the directions u.
+      distribution: The distribution of the directions u.
       num_directions: K, the number of directions, and of evaluations, per estimate.
       smoothing: μ, how far from θ along u the function is evaluated.
-      memory: H, of how many steps queries are used, this one included: at least 2.
+      memory_size: H, of how many steps queries are used, this one included: at least 2.
 
     Returns:
       The estimator, with a `QueryReuseState`. Its value is the mean of the K values.
@@ -77,7 +78,7 @@ def query_reuse(
       ...     lambda x: jnp.sum((x - 1) ** 2),
       ...     jnp.zeros(3),
       ...     zo.radazo(1e-2),
-      ...     zo.query_reuse(num_directions=4),
+      ...     zo.contrib.query_reuse(num_directions=4),
       ...     500,
       ...     key=0,
       ...     progress=False,
@@ -90,16 +91,18 @@ def query_reuse(
       2025, <https://arxiv.org/abs/2506.14460>. By n − 1, and not by n, because the
       baseline is of the same values.
     """
-    check_differences(law, num_directions, smoothing)
-    checks.check_int_at_least("memory", memory, 2)
-    size = num_directions * memory
+    check_differences(distribution, num_directions, smoothing)
+    checks.check_int_at_least("memory_size", memory_size, 2)
+    size = num_directions * memory_size
 
     def init(params: Any) -> QueryReuseState:
         values = jnp.full(size, jnp.nan, widest(params))
         return QueryReuseState(buffer.empty(size), values)
 
     def points(draw: Draw, params: Any, state: QueryReuseState) -> tuple[Points, Any]:
-        return sample_points(law, draw, num_directions, [smoothing], params), state
+        return sample_points(
+            distribution, draw, num_directions, [smoothing], params
+        ), state
 
     def reduce(
         points: Points, values: Values, params: Any, state: QueryReuseState
@@ -112,11 +115,11 @@ def query_reuse(
         count = jnp.sum(used).astype(ys.dtype)
         slopes = jnp.where(used, ys - mean_of_finite(ys), 0) / smoothing
         weight = jnp.asarray(
-            law.factor(points.layout.dimension), ys.dtype
+            distribution.factor(points.layout.dimension), ys.dtype
         ) / jnp.maximum(count - 1, 1)
         new = jnp.sum(jnp.isfinite(moved), dtype=jnp.int32)
         weight = jnp.where(new > 0, weight, jnp.nan)
-        directions = queries.directions(law)
+        directions = queries.directions(distribution)
         estimate = Estimate(
             mean_of_finite(moved),
             slope=weight * jnp.sum(slopes**2),

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from radazo_jax._src.directions.law import Law
-from radazo_jax._src.directions.laws import sphere
+from radazo_jax._src.directions.distribution import Distribution
+from radazo_jax._src.directions.normal import sphere
 from radazo_jax._src.estimate.differences import (
     check_differences,
     from_differences,
@@ -35,7 +35,7 @@ class ResidualFeedbackState(NamedTuple):
 
 
 def residual_feedback(
-    law: Law = sphere(),
+    distribution: Distribution = sphere(),
     num_directions: int = 1,
     smoothing: float = 5e-2,
 ) -> GradientEstimator:
@@ -44,7 +44,7 @@ def residual_feedback(
         ∇̂f(θ_t) = c/K Σₖ (f(θ_t + μ u_tk) − b_{t−1}) / μ · u_tk
 
     where b_{t−1} is the mean of the values of the step before, and c is the factor of
-    the law; the paper has K = 1. In expectation it is the estimate of
+    the distribution; the paper has K = 1. In expectation it is the estimate of
     `forward_difference`, for b does not depend on the directions of this step. Its
     variance grows with ((b − f(θ))/μ)², so that it wants a larger smoothing, and short
     steps. A step of another minibatch has another level of values, which is noise.
@@ -54,7 +54,7 @@ def residual_feedback(
     own: with K = 1 its gradient is zero.
 
     Args:
-      law: The law of the directions u.
+      distribution: The distribution of the directions u.
       num_directions: K, the number of directions, and of evaluations, per estimate.
       smoothing: μ, how far from θ along u the function is evaluated.
 
@@ -72,7 +72,7 @@ def residual_feedback(
       ...     lambda x: jnp.sum((x - 1) ** 2),
       ...     jnp.zeros(3),
       ...     optax.sgd(1e-2),
-      ...     zo.residual_feedback(),
+      ...     zo.contrib.residual_feedback(),
       ...     1000,
       ...     key=0,
       ...     progress=False,
@@ -84,7 +84,7 @@ def residual_feedback(
       Zhang et al., A New One-Point Residual-Feedback Oracle for Black-Box Learning and
       Control, Automatica 2022, <https://arxiv.org/abs/2006.10820>.
     """
-    check_differences(law, num_directions, smoothing)
+    check_differences(distribution, num_directions, smoothing)
 
     def init(params: Any) -> ResidualFeedbackState:
         none = jnp.full((), jnp.nan, widest(params))
@@ -93,7 +93,9 @@ def residual_feedback(
     def points(
         draw: Draw, params: Any, state: ResidualFeedbackState
     ) -> tuple[Points, Any]:
-        return sample_points(law, draw, num_directions, [smoothing], params), state
+        return sample_points(
+            distribution, draw, num_directions, [smoothing], params
+        ), state
 
     def reduce(
         points: Points, values: Values, params: Any, state: ResidualFeedbackState

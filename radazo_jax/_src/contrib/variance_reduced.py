@@ -9,8 +9,8 @@ import optax
 from radazo_jax._src import checks
 from radazo_jax._src.contrib.inner_products import inner
 from radazo_jax._src.directions.combination import LinearCombination
-from radazo_jax._src.directions.law import Law
-from radazo_jax._src.directions.laws import sphere
+from radazo_jax._src.directions.distribution import Distribution
+from radazo_jax._src.directions.normal import sphere
 from radazo_jax._src.estimate.differences import check_differences
 from radazo_jax._src.estimate.estimator import GradientEstimator, updated_if_usable
 from radazo_jax._src.estimate.points import (
@@ -40,7 +40,7 @@ class VarianceReducedState(NamedTuple):
 
 
 def variance_reduced(
-    law: Law = sphere(),
+    distribution: Distribution = sphere(),
     num_directions: int = 10,
     smoothing: float = 5e-3,
     period: int = 50,
@@ -61,7 +61,7 @@ def variance_reduced(
     nothing over `forward_difference`.
 
     Args:
-      law: The law of the directions u.
+      distribution: The distribution of the directions u.
       num_directions: K, the number of directions per estimate.
       smoothing: μ, how far from θ and θ̃ along u the function is evaluated.
       period: How many steps an anchor serves, at least 2.
@@ -85,7 +85,7 @@ def variance_reduced(
       ...     loss,
       ...     jnp.zeros(2),
       ...     optax.sgd(3e-2),
-      ...     zo.variance_reduced(num_directions=4, period=40, anchor_steps=20),
+      ...     zo.contrib.variance_reduced(num_directions=4, period=40, anchor_steps=20),
       ...     400,
       ...     sample=lambda key: jax.random.randint(key, (), 0, 8),
       ...     key=0,
@@ -98,7 +98,7 @@ def variance_reduced(
       Liu et al., Zeroth-Order Stochastic Variance Reduction for Nonconvex Optimization,
       NeurIPS 2018, algorithm 2, <https://arxiv.org/abs/1805.10367>.
     """
-    check_differences(law, num_directions, smoothing)
+    check_differences(distribution, num_directions, smoothing)
     checks.check_int_at_least("period", period, 2)
     checks.check_int_at_least("anchor_steps", anchor_steps, 1)
     if anchor_steps >= period:
@@ -130,7 +130,9 @@ def variance_reduced(
         back = jnp.where(at_anchor, -smoothing, smoothing)
         scales = jnp.array([*([smoothing] * size), *([back] * size), 0.0], jnp.float32)
         shifts = jnp.array([*([there] * size), *([1.0] * (size + 1))], jnp.float32)
-        points = shifted_points(law, draw, size, which, scales, away, shifts, params)
+        points = shifted_points(
+            distribution, draw, size, which, scales, away, shifts, params
+        )
         return points, state
 
     def reduce(

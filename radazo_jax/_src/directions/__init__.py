@@ -1,1 +1,1 @@
-"""What a law of random directions is, the laws, how a direction is held, and sums."""
+"""Distributions of random directions, their storage, and weighted sums."""

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from radazo_jax._src.directions import sums
-from radazo_jax._src.directions.law import Direction
+from radazo_jax._src.directions.distribution import Direction
 from radazo_jax._src.directions.layout import Layout
 from radazo_jax._src.trees import STATIC, wide
 

@@ -1,12 +1,12 @@
-"""The laws of one coordinate, with and without replacement."""
+"""The distributions of one coordinate, with and without replacement."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from radazo_jax._src.directions.distribution import Distribution, UnitNorm
 from radazo_jax._src.directions.elements import sign
-from radazo_jax._src.directions.law import Law, UnitNorm
 from radazo_jax._src.numbers import counter, generator
 from radazo_jax._src.numbers.counter import Counter, Positions
 
@@ -27,7 +27,7 @@ class Coordinate(UnitNorm):
 class CoordinateInTurn(UnitNorm):
     """See `coordinate`, without replacement."""
 
-    numbered = True
+    sequential = True
 
     def draw(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
         if at.dimension >= 2**32:
@@ -45,7 +45,7 @@ class CoordinateInTurn(UnitNorm):
 class Basis(UnitNorm):
     """Direction i is coordinate i: for estimators that choose their coordinates."""
 
-    numbered = True
+    sequential = True
 
     def draw(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
         del key
@@ -89,11 +89,11 @@ def _bit(key: jax.Array, high: jax.typing.ArrayLike, low: jax.Array) -> jax.Arra
     return generator.bits(key, at) >> np.uint32(31)
 
 
-def coordinate(replace: bool = True) -> Law:
+def coordinate(replace: bool = True) -> Distribution:
     """One coordinate, chosen uniformly, with a random sign.
 
-    E[u uᵀ] = I/d, so the factor is c = d. The sign makes the law symmetric: a forward
-    difference along it has no bias from curvature.
+    E[u uᵀ] = I/d, so the factor is c = d. The sign makes the distribution symmetric: a
+    forward difference along it has no bias from curvature.
 
     Without replacement, every d directions of a run are all coordinates once, in a
     random order that is another each time. An estimate along K = d of them is the
@@ -105,7 +105,7 @@ def coordinate(replace: bool = True) -> Law:
         numbered through a run, as those of `orthonormal` are.
 
     Returns:
-      The law.
+      The distribution.
 
     Raises:
       ValueError: Without replacement, from an estimate, if there are 2³² coordinates or
@@ -114,8 +114,10 @@ def coordinate(replace: bool = True) -> Law:
     Examples:
       >>> import jax, jax.numpy as jnp
       >>> import radazo_jax as zo
-      >>> params, law = jnp.zeros(4), zo.coordinate()
-      >>> u = law.materialize(law.sample(jax.random.key(0), params), params)
+      >>> params, distribution = jnp.zeros(4), zo.coordinate()
+      >>> u = distribution.materialize(
+      ...     distribution.sample(jax.random.key(0), params), params
+      ... )
       >>> float(jnp.sum(abs(u)))
       1.0
 

@@ -64,7 +64,7 @@ class LazyElements(_Elementwise):
       key: The key of the direction.
       number: Its number.
       indices: The elements asked for, one uint32 array per axis of the leaf.
-      law: The law that draws them.
+      distribution: The distribution that draws them.
       leaf: The leaf.
       dimension: d, how many coordinates all leaves have.
     """
@@ -72,7 +72,7 @@ class LazyElements(_Elementwise):
     key: jax.Array
     number: jax.Array
     indices: Marks
-    law: Any = dataclasses.field(metadata=STATIC)
+    distribution: Any = dataclasses.field(metadata=STATIC)
     leaf: Leaf = dataclasses.field(metadata=STATIC)
     dimension: int = dataclasses.field(metadata=STATIC)
 
@@ -86,7 +86,7 @@ class LazyElements(_Elementwise):
     def values(self) -> jax.Array:
         leaf = self.leaf
         at = counter.positions(leaf.shape, self.indices, leaf.offset, self.dimension)
-        found = self.law.draw(self.key, self.number, at)
+        found = self.distribution.draw(self.key, self.number, at)
         shape = np.shape(at.lo)
         if (
             not isinstance(found, jax.Array | np.ndarray)
@@ -94,8 +94,8 @@ class LazyElements(_Elementwise):
             or not jnp.issubdtype(found.dtype, jnp.floating)
         ):
             raise TypeError(
-                f"draw of {self.law!r} must return float32 of the shape {shape} of the "
-                f"positions; got {found!r:.200}."
+                f"draw of {self.distribution!r} must return float32 of the shape "
+                f"{shape} of the positions; got {found!r:.200}."
             )
         return jnp.asarray(found)
 

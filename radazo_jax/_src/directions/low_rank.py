@@ -7,10 +7,10 @@ from typing import Any
 import jax
 
 from radazo_jax._src import checks
+from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.elements import DenseElements, Elements, LowRankFactors
-from radazo_jax._src.directions.law import Law
-from radazo_jax._src.directions.laws import Gaussian
 from radazo_jax._src.directions.layout import Layout, Leaf, MatrixAxes
+from radazo_jax._src.directions.normal import Gaussian
 from radazo_jax._src.directions.storage import Dense
 from radazo_jax._src.numbers import counter, generator
 from radazo_jax._src.numbers.counter import Positions
@@ -50,69 +50,72 @@ class _LowRank(Dense):
 
     def lazy(
         self,
-        law: LowRank,
+        distribution: LowRank,
         key: jax.Array,
         number: jax.Array,
         leaf: Leaf,
         dimension: int,
     ) -> Elements:
-        if law.axes(leaf) is None:
-            moved = leaf._replace(offset=_room(law, leaf))
-            return super().lazy(law, key, number, moved, dimension)
-        a, b = (generator.normal(key, at) for at in _positions(law, leaf))
-        return _factors(law, a, b)
+        if distribution.axes(leaf) is None:
+            moved = leaf._replace(offset=_room(distribution, leaf))
+            return super().lazy(distribution, key, number, moved, dimension)
+        a, b = (generator.normal(key, at) for at in _positions(distribution, leaf))
+        return _factors(distribution, a, b)
 
     def store(
         self,
-        law: LowRank,
+        distribution: LowRank,
         key: jax.Array,
         number: jax.Array,
         leaves: tuple[Leaf, ...],
         dimension: int,
     ) -> tuple[Elements, ...]:
         # Drawn together they are one piece of code, which compiles faster.
-        at = [part for leaf in leaves for part in _positions(law, leaf)]
+        at = [part for leaf in leaves for part in _positions(distribution, leaf)]
         numbers = generator.normal(key, counter.concatenate(at))
-        shapes = [shape for leaf in leaves for shape in _shapes(law, leaf)]
+        shapes = [shape for leaf in leaves for shape in _shapes(distribution, leaf)]
         parts = iter(counter.split(numbers, shapes))
         return tuple(
             DenseElements(next(parts))
-            if law.axes(leaf) is None
-            else _factors(law, next(parts), next(parts))
+            if distribution.axes(leaf) is None
+            else _factors(distribution, next(parts), next(parts))
             for leaf in leaves
         )
 
-    def size(self, law: LowRank, leaf: Leaf) -> int:
-        return sum(math.prod(shape) for shape in _shapes(law, leaf))
+    def size(self, distribution: LowRank, leaf: Leaf) -> int:
+        return sum(math.prod(shape) for shape in _shapes(distribution, leaf))
 
 
 LowRank._storage = _LowRank()
 
 
-def _factors(law: LowRank, a: jax.Array, b: jax.Array) -> LowRankFactors:
-    return LowRankFactors(a / math.sqrt(law.rank), b)
+def _factors(distribution: LowRank, a: jax.Array, b: jax.Array) -> LowRankFactors:
+    return LowRankFactors(a / math.sqrt(distribution.rank), b)
 
 
-def _room(law: LowRank, leaf: Leaf) -> int:
+def _room(distribution: LowRank, leaf: Leaf) -> int:
     """The position of the first number of a leaf: each has the room of two factors."""
-    return 2 * law.rank * leaf.offset
+    return 2 * distribution.rank * leaf.offset
 
 
-def _shapes(law: LowRank, leaf: Leaf) -> list[tuple[int, ...]]:
+def _shapes(distribution: LowRank, leaf: Leaf) -> list[tuple[int, ...]]:
     """The shape of a leaf, or the shapes of its two factors."""
-    axes = law.axes(leaf)
+    axes = distribution.axes(leaf)
     if axes is None:
         return [leaf.shape]
     return [
-        (*(1 if i in dropped else n for i, n in enumerate(leaf.shape)), law.rank)
+        (
+            *(1 if i in dropped else n for i, n in enumerate(leaf.shape)),
+            distribution.rank,
+        )
         for dropped in (axes.columns, axes.rows)
     ]
 
 
-def _positions(law: LowRank, leaf: Leaf) -> list[Positions]:
+def _positions(distribution: LowRank, leaf: Leaf) -> list[Positions]:
     """The positions of the elements of a leaf, or of its two factors."""
-    at, offset = [], _room(law, leaf)
-    for shape in _shapes(law, leaf):
+    at, offset = [], _room(distribution, leaf)
+    for shape in _shapes(distribution, leaf):
         at.append(counter.positions(shape, offset=offset))
         offset += math.prod(shape)
     return at
@@ -122,18 +125,18 @@ def low_rank(
     rank: int = 1,
     where: Callable[[str, tuple[int, ...]], bool] | None = None,
     dimension_numbers: Any = None,
-) -> Law:
+) -> Distribution:
     """Matrices of low rank: u = A Bᵀ / √r with standard normal A and B.
 
     E[u uᵀ] = I, the factor is c = 1. A perturbed product needs no perturbed matrix:
     x (W + s A Bᵀ) = x W + s (x A) Bᵀ, and nothing is rounded into W. Leaves that are
     not matrices, or have a side no longer than the rank, are drawn dense from the
-    Gaussian law.
+    Gaussian distribution.
 
     An estimator finds out from the function which axes of a leaf form the matrix and
     which stack independent matrices (layers, experts): axes that a product contracts
     are rows, axes that a `scan` runs over are stacked. Without a function, as in
-    `law.sample`, the last two axes form the matrix.
+    `distribution.sample`, the last two axes form the matrix.
 
     Args:
       rank: r, a positive integer.
@@ -145,7 +148,7 @@ def low_rank(
         `None` for a leaf that is drawn dense.
 
     Returns:
-      The law.
+      The distribution.
 
     Raises:
       TypeError, ValueError: If `rank` is not a positive integer or `where` is not
@@ -154,8 +157,10 @@ def low_rank(
     Examples:
       >>> import jax, jax.numpy as jnp
       >>> import radazo_jax as zo
-      >>> params, law = jnp.zeros((8, 6)), zo.low_rank(rank=2)
-      >>> u = law.materialize(law.sample(jax.random.key(0), params), params)
+      >>> params, distribution = jnp.zeros((8, 6)), zo.low_rank(rank=2)
+      >>> u = distribution.materialize(
+      ...     distribution.sample(jax.random.key(0), params), params
+      ... )
       >>> int(jnp.linalg.matrix_rank(u))
       2
 

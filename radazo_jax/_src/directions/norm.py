@@ -23,7 +23,7 @@ _LARGEST = 8.0
 
 
 def inverse_norm(
-    law: Any, key: jax.Array, number: jax.Array, layout: Layout
+    distribution: Any, key: jax.Array, number: jax.Array, layout: Layout
 ) -> jax.Array:
     """One over the norm of a direction that is not stored: float32, shape ().
 
@@ -33,7 +33,7 @@ def inverse_norm(
     def at_once(key: jax.Array, number: jax.Array) -> jax.Array:
         return inverse_norm_of(
             [
-                DENSE.lazy(law, key, number, leaf, layout.dimension)
+                DENSE.lazy(distribution, key, number, leaf, layout.dimension)
                 for leaf in layout.leaves
             ]
         )
@@ -41,7 +41,7 @@ def inverse_norm(
     def in_pieces(size: int) -> Any:
         if layout.dimension <= size:
             return at_once
-        return functools.partial(_in_pieces, law, layout.dimension, size)
+        return functools.partial(_in_pieces, distribution, layout.dimension, size)
 
     return lax.platform_dependent(
         key,
@@ -63,13 +63,13 @@ def inverse_norm_of(elements: Sequence[Elements]) -> jax.Array:
 
 
 def _in_pieces(
-    law: Any, dimension: int, size: int, key: jax.Array, number: jax.Array
+    distribution: Any, dimension: int, size: int, key: jax.Array, number: jax.Array
 ) -> jax.Array:
     fraction = exact.fraction_bits(dimension)
     pieces, rest = divmod(dimension, size)
 
     def squares(at: Positions) -> tuple[Counter, jax.Array]:
-        return _sum_of_squares(law.draw(key, number, at), fraction)
+        return _sum_of_squares(distribution.draw(key, number, at), fraction)
 
     def add(i: jax.Array, total: Any) -> Any:
         piece = counter.block((1, size), (i, 0))

@@ -1,4 +1,4 @@
-"""The laws whose elements are signs, of which 32 share a word."""
+"""The distributions whose elements are signs, of which 32 share a word."""
 
 import abc
 import math
@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from radazo_jax._src.directions.distribution import Distribution, UnitNorm
 from radazo_jax._src.directions.elements import Elements, PackedSigns, sign
-from radazo_jax._src.directions.law import Law, UnitNorm
 from radazo_jax._src.directions.layout import Leaf
 from radazo_jax._src.directions.storage import Dense
 from radazo_jax._src.numbers import counter, generator
@@ -22,8 +22,8 @@ _BITS = (0xAAAAAAAA, 0xCCCCCCCC, 0xF0F0F0F0, 0xFF00FF00, 0xFFFF0000)
 _ROUNDS = 4
 
 
-class _Signed(Law):
-    """Laws that draw the signs of 32 neighbors together."""
+class _Signed(Distribution):
+    """Distributions that draw the signs of 32 neighbors together."""
 
     @abc.abstractmethod
     def _word(
@@ -49,16 +49,18 @@ class _Packed(Dense):
 
     def store(
         self,
-        law: _Signed,
+        distribution: _Signed,
         key: jax.Array,
         number: jax.Array,
         leaves: tuple[Leaf, ...],
         dimension: int,
     ) -> tuple[Elements, ...]:
-        magnitude = law._magnitude(dimension)
+        magnitude = distribution._magnitude(dimension)
         return tuple(
             PackedSigns(
-                _words(law, key, number, leaf, dimension), leaf.shape, magnitude
+                _words(distribution, key, number, leaf, dimension),
+                leaf.shape,
+                magnitude,
             )
             for leaf in leaves
         )
@@ -68,13 +70,13 @@ _Signed._storage = _Packed()
 
 
 def _words(
-    law: _Signed, key: jax.Array, number: jax.Array, leaf: Leaf, dimension: int
+    distribution: _Signed, key: jax.Array, number: jax.Array, leaf: Leaf, dimension: int
 ) -> jax.Array:
     """The words of a leaf, whose first element may lie in the middle of a drawn one."""
     first, start = divmod(leaf.offset, 32)
     num_words = -(-leaf.size // 32)
     at = counter.positions((num_words + (start > 0),), offset=first)
-    words = law._word(key, number, Counter(at.hi, at.lo), dimension)
+    words = distribution._word(key, number, Counter(at.hi, at.lo), dimension)
     if start == 0:
         return words
     return (words[:-1] >> np.uint32(start)) | (words[1:] << np.uint32(32 - start))
@@ -97,7 +99,7 @@ class Rademacher(_Signed):
 class Orthonormal(UnitNorm, _Signed):
     """See `orthonormal`."""
 
-    numbered = True
+    sequential = True
 
     def _magnitude(self, dimension: int) -> float:
         return 1 / math.sqrt(max(dimension, 1))
@@ -154,22 +156,24 @@ def _row(key: jax.Array, number: jax.Array, num_bits: int) -> Counter:
     return Counter(high, row)
 
 
-def rademacher() -> Law:
+def rademacher() -> Distribution:
     """Independent random signs: E[u uᵀ] = I, the factor is c = 1.
 
-    The cheapest dense law: one random bit per element. Of all laws with independent
-    centered elements it has the smallest variance. Its directions have norm √d, where
-    those of `sphere` have norm 1: the same `smoothing` moves the parameters √d times as
-    far.
+    The cheapest dense distribution: one random bit per element. Of all distributions
+    with independent centered elements it has the smallest variance. Its directions have
+    norm √d, where those of `sphere` have norm 1: the same `smoothing` moves the
+    parameters √d times as far.
 
     Returns:
-      The law.
+      The distribution.
 
     Examples:
       >>> import jax, jax.numpy as jnp
       >>> import radazo_jax as zo
-      >>> params, law = jnp.zeros(4), zo.rademacher()
-      >>> u = law.materialize(law.sample(jax.random.key(0), params), params)
+      >>> params, distribution = jnp.zeros(4), zo.rademacher()
+      >>> u = distribution.materialize(
+      ...     distribution.sample(jax.random.key(0), params), params
+      ... )
       >>> bool((abs(u) == 1).all())
       True
 
@@ -180,7 +184,7 @@ def rademacher() -> Law:
     return Rademacher()
 
 
-def orthonormal() -> Law:
+def orthonormal() -> Distribution:
     """Rows of a random orthonormal basis, without replacement.
 
     Independent directions see again and again what others have seen. Here direction i
@@ -197,7 +201,7 @@ def orthonormal() -> Law:
     call are drawn without replacement. After 2³² directions a run repeats them.
 
     Returns:
-      The law.
+      The distribution.
 
     Examples:
       >>> import jax, jax.numpy as jnp

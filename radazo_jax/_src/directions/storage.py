@@ -23,14 +23,19 @@ class Storage(Protocol):
     packs: bool
 
     def lazy(
-        self, law: Any, key: jax.Array, number: jax.Array, leaf: Leaf, dimension: int
+        self,
+        distribution: Any,
+        key: jax.Array,
+        number: jax.Array,
+        leaf: Leaf,
+        dimension: int,
     ) -> Elements:
         """The elements of a leaf, unstored."""
         ...
 
     def store(
         self,
-        law: Any,
+        distribution: Any,
         key: jax.Array,
         number: jax.Array,
         leaves: tuple[Leaf, ...],
@@ -39,7 +44,7 @@ class Storage(Protocol):
         """The elements of some leaves, computed for storage."""
         ...
 
-    def size(self, law: Any, leaf: Leaf) -> int:
+    def size(self, distribution: Any, leaf: Leaf) -> int:
         """The number of random numbers from which the elements of a leaf are made."""
         ...
 
@@ -50,27 +55,34 @@ class Dense:
     packs = False
 
     def lazy(
-        self, law: Any, key: jax.Array, number: jax.Array, leaf: Leaf, dimension: int
+        self,
+        distribution: Any,
+        key: jax.Array,
+        number: jax.Array,
+        leaf: Leaf,
+        dimension: int,
     ) -> Elements:
         """See `Storage`."""
         indices = tuple(counter.block(leaf.shape))
-        return LazyElements(key, number, indices, law, leaf, dimension)
+        return LazyElements(key, number, indices, distribution, leaf, dimension)
 
     def store(
         self,
-        law: Any,
+        distribution: Any,
         key: jax.Array,
         number: jax.Array,
         leaves: tuple[Leaf, ...],
         dimension: int,
     ) -> tuple[Elements, ...]:
         """See `Storage`."""
-        drawn = [self.lazy(law, key, number, leaf, dimension) for leaf in leaves]
+        drawn = [
+            self.lazy(distribution, key, number, leaf, dimension) for leaf in leaves
+        ]
         return tuple(DenseElements(of_leaf.values()) for of_leaf in drawn)
 
-    def size(self, law: Any, leaf: Leaf) -> int:
+    def size(self, distribution: Any, leaf: Leaf) -> int:
         """See `Storage`."""
-        del law
+        del distribution
         return leaf.size
 
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from radazo_jax._src import fusion
-from radazo_jax._src.directions import law as law_module
+from radazo_jax._src.directions import distribution as distribution_module
 from radazo_jax._src.directions import norm
+from radazo_jax._src.directions.distribution import Direction, Distribution
 from radazo_jax._src.directions.elements import Elements
-from radazo_jax._src.directions.law import Direction, Law
 from radazo_jax._src.directions.layout import Layout, Leaf
 from radazo_jax._src.meshes import on_any_mesh, specs_of
 from radazo_jax._src.numbers import generator
@@ -31,25 +31,28 @@ _SMALL = 8
 
 
 def sample(
-    law: Law, key: jax.Array, numbers: jax.typing.ArrayLike, layout: Layout
+    distribution: Distribution,
+    key: jax.Array,
+    numbers: jax.typing.ArrayLike,
+    layout: Layout,
 ) -> Direction:
     """The directions of these numbers under a key, stacked.
 
     Args:
-      law: The law.
-      key: A typed key, shape (). Unless the law is `numbered`, direction k has the key
-        `fold_in(key, k)`.
+      distribution: The distribution.
+      key: A typed key, shape (). Direction k has the key `fold_in(key, k)`, unless the
+        distribution is `sequential`.
       numbers: uint32, [K].
       layout: The layout of the parameters.
     """
 
     def one(number: jax.Array) -> Direction:
-        own = key if law.numbered else generator.fold_in(key, number)
-        return law_module.sample(law, own, number, layout)
+        own = key if distribution.sequential else generator.fold_in(key, number)
+        return distribution_module.sample(distribution, own, number, layout)
 
     # In turn where all elements of each are drawn, to find its norm.
     numbers = jnp.asarray(numbers)
-    return lax.map(one, numbers) if law.normalized else jax.vmap(one)(numbers)
+    return lax.map(one, numbers) if distribution.normalized else jax.vmap(one)(numbers)
 
 
 def cache(directions: Direction, layout: Layout, at_once: bool) -> Direction:
@@ -108,10 +111,10 @@ def _sums(
     def term(k: Any, leaf: Leaf) -> jax.Array:
         direction = jax.tree.map(lambda x: x[k], directions)
         if size == 1:
-            u = law_module.whole(direction, leaf, layout.dimension)
+            u = distribution_module.whole(direction, leaf, layout.dimension)
         else:
             # Element by element: of words of random signs, the CPU would hold all K.
-            u = law_module.lazy(direction, leaf, layout.dimension).values()
+            u = distribution_module.lazy(direction, leaf, layout.dimension).values()
         return coefficients[k] * (direction.scale * u)
 
     def of_leaf(leaf: Leaf) -> jax.Array:
@@ -128,22 +131,24 @@ def _sums(
 
 def _stored(directions: Direction, layout: Layout) -> tuple[int, bool]:
     """How many numbers make the directions, and whether those are few."""
-    law = directions.law
-    one = sum(law._storage.size(law, leaf) for leaf in layout.leaves)
+    distribution = directions.distribution
+    one = sum(distribution._storage.size(distribution, leaf) for leaf in layout.leaves)
     stored = len(directions.scale) * one
     return stored, stored * _SMALL <= layout.dimension
 
 
 def _keep(directions: Direction, layout: Layout) -> Direction:
     """The same directions with their elements, each number drawn once."""
-    law = directions.law
+    distribution = directions.distribution
 
     def store(key: jax.Array, number: jax.Array) -> tuple[Elements, ...]:
-        return law._storage.store(law, key, number, layout.leaves, layout.dimension)
+        return distribution._storage.store(
+            distribution, key, number, layout.leaves, layout.dimension
+        )
 
     stored = fusion.compute_once(jax.vmap(store), directions.key, directions.number)
     scale = directions.scale
-    if law.normalized:
+    if distribution.normalized:
         # The norm of what is stored, so that nothing is drawn twice.
         scale = jax.vmap(norm.inverse_norm_of)(stored)
     return dataclasses.replace(directions, cached=stored, scale=scale)

@@ -77,7 +77,7 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
     Args:
       estimator: One that evaluates the parameters themselves and a point along each
         direction, such as `forward_difference` or `adaptive_difference`; best with the
-        law `orthonormal`.
+        distribution `orthonormal`.
 
     Returns:
       The estimator, of one evaluation more, with an `AcceleratedState`, which has three

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from radazo_jax._src.directions.law import Law
-from radazo_jax._src.directions.laws import sphere
+from radazo_jax._src.directions.distribution import Distribution
+from radazo_jax._src.directions.normal import sphere
 from radazo_jax._src.estimate.differences import check_differences, from_differences
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.points import (
@@ -56,7 +56,7 @@ class AdaptiveDifferenceState(NamedTuple):
 
 
 def adaptive_difference(
-    law: Law = sphere(),
+    distribution: Distribution = sphere(),
     num_directions: int = 10,
     smoothing: float = 5e-3,
 ) -> GradientEstimator:
@@ -81,7 +81,7 @@ def adaptive_difference(
     directions noise is not seen.
 
     Args:
-      law: The law of the directions u.
+      distribution: The distribution of the directions u.
       num_directions: K, the number of directions per estimate, of K + 1 evaluations.
       smoothing: The first μ, and the largest where no noise is seen.
 
@@ -110,7 +110,7 @@ def adaptive_difference(
       >>> bool(adaptive < 1e-2 * constant)
       True
     """
-    check_differences(law, num_directions, smoothing)
+    check_differences(distribution, num_directions, smoothing)
 
     def init(params: Any) -> AdaptiveDifferenceState:
         zero = jnp.zeros((), widest(params))
@@ -121,7 +121,7 @@ def adaptive_difference(
     ) -> tuple[Points, Any]:
         scales = state.smoothing[None].astype(jnp.float32)
         points = sample_points(
-            law, draw, num_directions, scales, params, includes_params=True
+            distribution, draw, num_directions, scales, params, includes_params=True
         )
         return points, state
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from radazo_jax._src import checks
-from radazo_jax._src.directions.law import Law
-from radazo_jax._src.directions.laws import sphere
+from radazo_jax._src.directions.distribution import Distribution
+from radazo_jax._src.directions.normal import sphere
 from radazo_jax._src.directions.signs import rademacher
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.points import (
@@ -20,7 +20,7 @@ from radazo_jax._src.estimate.points import (
 
 
 def forward_difference(
-    law: Law = sphere(),
+    distribution: Distribution = sphere(),
     num_directions: int = 10,
     smoothing: float = 5e-3,
 ) -> GradientEstimator:
@@ -28,8 +28,8 @@ def forward_difference(
 
         ∇̂f(θ; ξ) = c/K Σₖ (f(θ + μ uₖ; ξ) − f(θ; ξ)) / μ · uₖ
 
-    with c the factor of the law, d for the sphere. It is an unbiased estimate of the
-    gradient of the smoothed function, up to rounding. The value is f(θ; ξ).
+    with c the factor of the distribution, d for the sphere. It is an unbiased estimate
+    of the gradient of the smoothed function, up to rounding. The value is f(θ; ξ).
 
     Directions along which the difference is not finite are left out, and K is the
     number of the others. Where values fail depends on the point, this is a bias: the
@@ -37,7 +37,7 @@ def forward_difference(
     gradient is NaN; `minimize` then skips the step.
 
     Args:
-      law: The law of the directions u.
+      distribution: The distribution of the directions u.
       num_directions: K, the number of directions per estimate.
       smoothing: μ, how far from θ along u the function is evaluated; a positive
         number in the units of the parameters.
@@ -65,11 +65,16 @@ def forward_difference(
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       eq. (2).
     """
-    check_differences(law, num_directions, smoothing)
+    check_differences(distribution, num_directions, smoothing)
 
     def points(draw: Draw, params: Any, state: Any) -> tuple[Points, Any]:
         points = sample_points(
-            law, draw, num_directions, [smoothing], params, includes_params=True
+            distribution,
+            draw,
+            num_directions,
+            [smoothing],
+            params,
+            includes_params=True,
         )
         return points, state
 
@@ -84,7 +89,7 @@ def forward_difference(
 
 
 def central_difference(
-    law: Law = sphere(),
+    distribution: Distribution = sphere(),
     num_directions: int = 10,
     smoothing: float = 5e-3,
 ) -> GradientEstimator:
@@ -92,14 +97,14 @@ def central_difference(
 
         ∇̂f(θ; ξ) = c/K Σₖ (f(θ + μ uₖ; ξ) − f(θ − μ uₖ; ξ)) / 2μ · uₖ
 
-    with c the factor of the law, d for the sphere. Its expectation is that of the
-    forward difference, and the curvature of f adds nothing to its variance. The value
-    is the mean of the 2K evaluations, which differs from f(θ; ξ) by O(μ²); the
+    with c the factor of the distribution, d for the sphere. Its expectation is that of
+    the forward difference, and the curvature of f adds nothing to its variance. The
+    value is the mean of the 2K evaluations, which differs from f(θ; ξ) by O(μ²); the
     auxiliary output, where there is one, is that at θ + μu₁. What is not finite is
     left out, as in `forward_difference`.
 
     Args:
-      law: The law of the directions u.
+      distribution: The distribution of the directions u.
       num_directions: K, the number of directions per estimate.
       smoothing: μ, how far from θ along u and -u the function is evaluated; a positive
         number in the units of the parameters.
@@ -123,13 +128,13 @@ def central_difference(
 
     References:
       Malladi et al., Fine-Tuning Language Models with Just Forward Passes, 2023,
-      definition 1, with the law Gaussian, <https://arxiv.org/abs/2305.17333>.
+      definition 1, with the distribution Gaussian, <https://arxiv.org/abs/2305.17333>.
     """
-    check_differences(law, num_directions, smoothing)
+    check_differences(distribution, num_directions, smoothing)
 
     def points(draw: Draw, params: Any, state: Any) -> tuple[Points, Any]:
         scales = [smoothing, -smoothing]
-        return sample_points(law, draw, num_directions, scales, params), state
+        return sample_points(distribution, draw, num_directions, scales, params), state
 
     def reduce(
         points: Points, values: Values, params: Any, state: Any
@@ -151,7 +156,7 @@ def spsa(
         ∇̂f(θ)ᵢ = (f(θ + μ Δ) − f(θ − μ Δ)) / (2μ Δᵢ)
 
     averaged over K vectors Δ of random signs. As 1/Δᵢ = Δᵢ, this is
-    `central_difference` with the law `rademacher`.
+    `central_difference` with the distribution `rademacher`.
 
     Args:
       num_directions: K, the number of directions per estimate: 2K evaluations.
@@ -184,10 +189,13 @@ def stateless(params: Any) -> tuple[()]:
     return ()
 
 
-def check_differences(law: Any, num_directions: Any, smoothing: Any) -> None:
+def check_differences(distribution: Any, num_directions: Any, smoothing: Any) -> None:
     """Raises if an argument that all difference estimators have is wrong."""
-    if not isinstance(law, Law):
-        raise TypeError(f"law must be a Law such as sphere(); got {law!r}.")
+    if not isinstance(distribution, Distribution):
+        raise TypeError(
+            "distribution must be a Distribution such as sphere(); got "
+            f"{distribution!r}."
+        )
     checks.check_int_at_least("num_directions", num_directions, 1)
     checks.check_positive("smoothing", smoothing)
 
@@ -212,7 +220,7 @@ def from_differences(
     count = jnp.sum(finite, dtype=jnp.int32)
     slopes = jnp.where(finite, differences, 0) / distance
     factor = jnp.asarray(
-        points.directions.law.factor(points.layout.dimension), slopes.dtype
+        points.directions.distribution.factor(points.layout.dimension), slopes.dtype
     )
     weight = factor / count.astype(slopes.dtype)
     used = count * points.scales.shape[1] + int(points.includes_params)

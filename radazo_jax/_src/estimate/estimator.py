@@ -28,9 +28,9 @@ class GradientEstimator(NamedTuple):
       >>> import jax, jax.numpy as jnp
       >>> import radazo_jax as zo
       >>> from radazo_jax.estimators import Estimate, sample_points
-      >>> law, mu = zo.rademacher(), 1e-3
+      >>> distribution, mu = zo.rademacher(), 1e-3
       >>> def points(draw, params, state):
-      ...     return sample_points(law, draw, 1, [mu, -mu], params), state
+      ...     return sample_points(distribution, draw, 1, [mu, -mu], params), state
       >>> def reduce(points, values, params, state):
       ...     above, below = values.along[0]
       ...     slope = (above - below) / (2 * mu)

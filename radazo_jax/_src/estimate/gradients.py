@@ -26,7 +26,8 @@ def value_and_grad(
         other arguments; it returns a real scalar, or `(scalar, aux)` with
         `has_aux`. It need not be differentiable.
       estimator: An estimator without state, such as `forward_difference()`. Under a
-        law that is `numbered`, the directions of each call are numbered from 0.
+        distribution that is `sequential`, the directions of each call are numbered from
+        0.
       evaluator: The evaluator of the points: `vectorized(batch_size)`, or
         `sharded(axis_name)` to evaluate them on the devices along a mesh axis.
       has_aux: Whether `fun` returns a pair whose second element is auxiliary.

@@ -19,7 +19,7 @@ from jax import lax
 
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.combination import LinearCombination
-from radazo_jax._src.directions.law import Direction, Law, elements
+from radazo_jax._src.directions.distribution import Direction, Distribution, elements
 from radazo_jax._src.directions.layout import Layout, layout_of
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.perturb import axes
@@ -97,7 +97,7 @@ class Points:
     @property
     def factor(self) -> float:
         """The c of E[u uᵀ] = I / c of the directions."""
-        return self.directions.law.factor(self.layout.dimension)
+        return self.directions.distribution.factor(self.layout.dimension)
 
     def split(self, values: jax.Array) -> Values:
         """Arranges a vector with a value per point, [n], θ first.
@@ -165,7 +165,7 @@ class Estimate(NamedTuple):
 
 
 def sample_points(
-    law: Law,
+    distribution: Distribution,
     draw: Draw,
     num_directions: int,
     scales: Sequence[float] | jax.Array,
@@ -176,9 +176,10 @@ def sample_points(
     """Samples the directions of a step, and points at the same scales along each.
 
     Args:
-      law: The law of the directions.
+      distribution: The distribution of the directions.
       draw: The draw of the step; its keys are consumed.
-      num_directions: K. It must be the same in every step if the law is `numbered`.
+      num_directions: K. It must be the same in every step if the distribution is
+        `sequential`.
       scales: Displacements sᵢ along each direction, shape [m], in units of the
         parameters.
       params: θ, a tree of arrays, of which only the shapes are used.
@@ -197,14 +198,14 @@ def sample_points(
       >>> points.num_points
       8
     """
-    directions, layout = _sample(law, draw, num_directions, params)
+    directions, layout = _sample(distribution, draw, num_directions, params)
     along = jnp.asarray(scales, jnp.float32)
     each = jnp.broadcast_to(along, (num_directions, *along.shape))
     return Points(directions, each, includes_params, layout)
 
 
 def shifted_points(
-    law: Law,
+    distribution: Distribution,
     draw: Draw,
     num_directions: int,
     which: Sequence[int],
@@ -216,7 +217,7 @@ def shifted_points(
     """θ, and the points θ + tᵢ w + sᵢ uᵢ, with a tree w that all of them share.
 
     Args:
-      law: The law of the directions.
+      distribution: The distribution of the directions.
       draw: The draw of the step; its keys are consumed.
       num_directions: K, the number of directions to sample.
       which: The number of the direction of each point, [n].
@@ -229,21 +230,21 @@ def shifted_points(
       The points; each has a direction of its own, m = 1.
     """
     each = np.asarray(which)
-    directions, layout = _sample(law, draw, num_directions, params)
+    directions, layout = _sample(distribution, draw, num_directions, params)
     directions = jax.tree.map(lambda x: x[each], directions)
     return Points(directions, scales[:, None], True, layout, shift, shifts[:, None])
 
 
 def _sample(
-    law: Law, draw: Draw, num_directions: int, params: Any
+    distribution: Distribution, draw: Draw, num_directions: int, params: Any
 ) -> tuple[Direction, Layout]:
     """The directions of a step, stacked, and the layout of the parameters."""
-    layout = axes.annotate(layout_of(params), law, draw.fun, params)
+    layout = axes.annotate(layout_of(params), distribution, draw.fun, params)
     numbers = np.arange(num_directions, dtype=np.uint32)
-    if not law.numbered:
-        return sums.sample(law, draw.key, numbers, layout), layout
+    if not distribution.sequential:
+        return sums.sample(distribution, draw.key, numbers, layout), layout
     first = jnp.asarray(draw.step).astype(jnp.uint32) * np.uint32(num_directions)
-    return sums.sample(law, draw.run_key, first + numbers, layout), layout
+    return sums.sample(distribution, draw.run_key, first + numbers, layout), layout
 
 
 def candidates(points: Points, params: Any) -> Any:

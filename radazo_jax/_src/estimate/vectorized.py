@@ -11,8 +11,8 @@ from jax import lax
 
 from radazo_jax._src import checks, fusion, trees
 from radazo_jax._src.directions import sums
+from radazo_jax._src.directions.distribution import Direction
 from radazo_jax._src.directions.elements import LowRankFactors
-from radazo_jax._src.directions.law import Direction
 from radazo_jax._src.estimate.points import Points, Values, shifted
 from radazo_jax._src.perturb import transform
 

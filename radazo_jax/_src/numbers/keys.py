@@ -93,7 +93,7 @@ def check_same_key(key: jax.typing.ArrayLike, name: str = "key") -> jax.Array:
     Examples:
       >>> import jax
       >>> import radazo_jax as zo
-      >>> key = zo.check_same_key(jax.random.key(0))
+      >>> key = zo.random.check_same_key(jax.random.key(0))
 
     References:
       `jax.experimental.multihost_utils.assert_equal`, which does not say where.

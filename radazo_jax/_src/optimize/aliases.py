@@ -326,8 +326,8 @@ def parabolic_sgd(
 
     The step is -η g_t with η where the parabolas through the loss along the latest
     steps have their minimum; see `scale_by_parabolic_step`. It takes no evaluation more
-    than `zo_sgd`. With the law `orthonormal` it needs the fewest evaluations of all
-    optimizers here on deterministic losses that are not badly conditioned. For
+    than `zo_sgd`. With the distribution `orthonormal` it needs the fewest evaluations
+    of all optimizers here on deterministic losses that are not badly conditioned. For
     minibatches there is `scale_by_minibatch_step`.
 
     Args:

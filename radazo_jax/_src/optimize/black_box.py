@@ -11,7 +11,7 @@ import optax
 
 from radazo_jax._src import checks, shown
 from radazo_jax._src.estimate.estimator import GradientEstimator
-from radazo_jax._src.estimate.outside import Outcome, distinct, outside
+from radazo_jax._src.estimate.executors import Outcome, distinct, outside
 from radazo_jax._src.optimize import ask_tell, host, step
 from radazo_jax._src.optimize.box import Bounds
 from radazo_jax._src.optimize.console import interruptible, progress_bar
@@ -94,7 +94,7 @@ def minimize_black_box(
     timeout: float | None = None,
     on_failure: str = "drop",
     max_retries: int = 2,
-    max_failures: int = 10,
+    max_consecutive_failures: int = 10,
     journal: Path | None = None,
     state: SolverState | None = None,
     progress: bool = True,
@@ -127,7 +127,7 @@ def minimize_black_box(
         move. "retry": it is evaluated again, up to `max_retries` times, then dropped.
         "raise": the run ends.
       max_retries: See `on_failure`.
-      max_failures: The number of steps skipped in a row that ends the run.
+      max_consecutive_failures: The number of steps skipped in a row that ends the run.
       journal: The path of a file to which the values of each step are added. The same
         call goes on where the file ends; `replay` rebuilds the run from it.
       state: A state to continue from. Its parameters and key replace `params` and
@@ -170,7 +170,7 @@ def minimize_black_box(
     optimizer, estimator = method(optimizer, estimator, initial, minibatches=False)
     checks.check_int_at_least("num_steps", num_steps, 1)
     checks.check_int_at_least("max_retries", max_retries, 0)
-    policy = Policy.of(on_failure, max_failures)
+    policy = Policy.of(on_failure, max_consecutive_failures)
     if timeout is not None:
         checks.check_positive("timeout", timeout)
         if executor is None:

@@ -28,27 +28,29 @@ class Policy(NamedTuple):
 
     Attributes:
       on_failure: "drop", "raise" or "retry".
-      max_failures: The number of steps skipped in a row.
+      max_consecutive_failures: The number of steps skipped in a row.
     """
 
     on_failure: str
-    max_failures: int
+    max_consecutive_failures: int
 
     @classmethod
-    def of(cls, on_failure: Any, max_failures: Any) -> "Policy":
+    def of(cls, on_failure: Any, max_consecutive_failures: Any) -> "Policy":
         """The policy; raises if an argument is not as described."""
         if on_failure not in ("drop", "raise", "retry"):
             raise ValueError(
                 f"on_failure must be 'drop', 'raise' or 'retry'; got {on_failure!r}."
             )
-        checks.check_int_at_least("max_failures", max_failures, 1)
-        return cls(on_failure, max_failures)
+        checks.check_int_at_least(
+            "max_consecutive_failures", max_consecutive_failures, 1
+        )
+        return cls(on_failure, max_consecutive_failures)
 
     def limits(self, state: SolverState) -> np.ndarray:
         """The failures that end a run from here: in all, and in a row; int32, [2]."""
         so_far = int(state.failures.evaluations)
         most = so_far if self.on_failure == "raise" else np.iinfo(np.int32).max - 1
-        return np.array([most + 1, self.max_failures], np.int32)
+        return np.array([most + 1, self.max_consecutive_failures], np.int32)
 
     def check(self, state: SolverState, limits: np.ndarray, last: str = "") -> None:
         """Raises a RunError if the failures have reached the limits."""
@@ -65,8 +67,9 @@ class Policy(NamedTuple):
             )
         raise RunError(
             f"fun had no finite value to use in {failures.in_a_row} steps "
-            f"in a row (max_failures), up to step {int(state.step) - 1}.{cause} The "
-            "error's state continues the run." + checks.see("api/black_boxes"),
+            f"in a row (max_consecutive_failures), up to step {int(state.step) - 1}."
+            f"{cause} The error's state continues the run."
+            + checks.see("api/black_boxes"),
             state,
         )
 

@@ -13,7 +13,7 @@ from radazo_jax._src.optimize import journal
 from radazo_jax._src.optimize.step import StepInfo
 
 # The numbers of each step, beside those in the states.
-_OF_A_STEP = ("value", "spread", "slope", "evaluations", "failed")
+_OF_A_STEP = ("value", "value_std", "slope", "evaluations", "failed")
 
 
 class History(NamedTuple):
@@ -22,7 +22,7 @@ class History(NamedTuple):
     Attributes:
       step: The number of the step: float64, [steps], as the others.
       value: The loss.
-      spread: The standard deviation of the values at the points of the step.
+      value_std: The standard deviation of the values at the points of the step.
       slope: The derivative along the estimated gradient, by the values: an estimate of
         the square of its norm.
       evaluations: The number of points.
@@ -34,7 +34,7 @@ class History(NamedTuple):
 
     step: np.ndarray
     value: np.ndarray
-    spread: np.ndarray
+    value_std: np.ndarray
     slope: np.ndarray
     evaluations: np.ndarray
     failed: np.ndarray
@@ -172,8 +172,8 @@ class History(NamedTuple):
         return {
             "loss": {"loss": self.value},
             "differences": {
-                "spread of the values": self.spread,
-                "rounding": np.where(np.isnan(self.spread), np.nan, rounding),
+                "spread of the values": self.value_std,
+                "rounding": np.where(np.isnan(self.value_std), np.nan, rounding),
                 **ending("noise"),
             },
             "slope": {"along the estimate": self.slope},
@@ -201,7 +201,7 @@ def scalars(state: Any) -> dict[str, Any]:
       >>> import jax.numpy as jnp, optax
       >>> import radazo_jax as zo
       >>> optimizer = optax.inject_hyperparams(zo.radazo)(learning_rate=0.5)
-      >>> float(zo.scalars(optimizer.init(jnp.zeros(3)))["learning_rate"])
+      >>> float(zo.runs.scalars(optimizer.init(jnp.zeros(3)))["learning_rate"])
       0.5
     """
     return _scalars(state, ())
@@ -235,7 +235,7 @@ def _of_values(values: Any) -> dict[str, Any]:
         square = xp.where(finite, (values - mean) ** 2, 0).sum() / count
     return {
         "value": mean,
-        "spread": xp.sqrt(square),
+        "value_std": xp.sqrt(square),
         "evaluations": values.size,
         "failed": values.size - count,
     }

@@ -221,7 +221,7 @@ def line_of_run(
         "key": np.asarray(jax.random.key_data(state.key)).tolist(),
         "params": shapes,
         "start": f"{int(ask_tell.checksum_of(state.params)):08x}",
-        "law": repr(points.directions.law),
+        "distribution": repr(points.directions.distribution),
         "scales": np.asarray(points.scales[0]).tolist(),
         "points": points.num_points,
         "dtype": str(trees.widest(state.params)),

@@ -16,9 +16,9 @@ from radazo_jax._src import checks, shown, trees
 from radazo_jax._src.estimate.estimator import GradientEstimator, values_at
 from radazo_jax._src.estimate.vectorized import Evaluator, check_evaluator, vectorized
 from radazo_jax._src.optimize import ask_tell, host, revert, step
-from radazo_jax._src.optimize.check_up import warn_of_rounding
 from radazo_jax._src.optimize.console import interruptible, progress_bar
 from radazo_jax._src.optimize.defaults import method
+from radazo_jax._src.optimize.diagnose import warn_of_rounding
 from radazo_jax._src.optimize.failures import Policy, exceeds, resumed, told
 from radazo_jax._src.optimize.history import History, names, numbers
 from radazo_jax._src.optimize.host import Done, Path, Values
@@ -72,7 +72,7 @@ def minimize(
     progress: bool = True,
     callback: Callable[[SolverState, np.ndarray], Any] | None = None,
     on_failure: str = "drop",
-    max_failures: int = 10,
+    max_consecutive_failures: int = 10,
     journal: Path | None = None,
 ) -> MinimizeResult:
     """Minimizes a function from its values alone.
@@ -112,7 +112,7 @@ def minimize(
       on_failure: What becomes of values that are not finite. "drop": their directions
         are left out of the estimate, and a step without any is skipped: neither
         parameters nor optimizer state move. "raise": the run ends.
-      max_failures: The number of steps skipped in a row that ends the run.
+      max_consecutive_failures: The number of steps skipped in a row that ends the run.
       journal: The path of a journal, as in `minimize_black_box`. Steps are then taken
         one by one, and `optimizer` gets no `value_fn`, which the default one for
         minibatches needs.
@@ -152,7 +152,7 @@ def minimize(
     checks.check_int_at_least("num_steps", num_steps, 1)
     if chunk_size is not None:
         checks.check_int_at_least("chunk_size", chunk_size, 1)
-    policy = Policy.of(on_failure, max_failures)
+    policy = Policy.of(on_failure, max_consecutive_failures)
     if on_failure == "retry":
         raise ValueError(
             "on_failure must be 'drop' or 'raise' where fun is compiled, for it gives "

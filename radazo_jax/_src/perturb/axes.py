@@ -8,15 +8,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from radazo_jax._src.directions.law import Law
-from radazo_jax._src.directions.laws import Gaussian
+from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.layout import Layout, MatrixAxes, matrix_axes
 from radazo_jax._src.directions.low_rank import LowRank
+from radazo_jax._src.directions.normal import Gaussian
 from radazo_jax._src.perturb import rules, views
 
 
 def annotate(
-    layout: Layout, law: Law, fun: Callable[[Any], Any] | None, params: Any
+    layout: Layout,
+    distribution: Distribution,
+    fun: Callable[[Any], Any] | None,
+    params: Any,
 ) -> Layout:
     """The layout with the axes of the matrices that `fun` makes of the leaves.
 
@@ -26,18 +29,23 @@ def annotate(
 
     Args:
       layout: The layout of the parameters.
-      law: The law of the directions. Only `low_rank` reads the axes; for other laws
-        nothing is traced.
+      distribution: The distribution of the directions. Only `low_rank` reads the axes;
+        for other distributions nothing is traced.
       fun: A function of the parameters, traced once more; `None` if JAX cannot.
       params: The parameters, arrays.
     """
-    layout = law._annotate(layout, params)
-    if not isinstance(law, LowRank) or law.given is not None or fun is None:
+    layout = distribution._annotate(layout, params)
+    if (
+        not isinstance(distribution, LowRank)
+        or distribution.given is not None
+        or fun is None
+    ):
         return layout
     found: dict[str, MatrixAxes | None] = {}
 
     def trace(key: jax.Array, params: Any) -> None:
-        # Positions of a dense law tell for each axis of a leaf where it has gone.
+        # Positions of a dense distribution tell for each axis of a leaf where it has
+        # gone.
         direction = Gaussian().sample(key, params)
         given = views.views_of(params, layout, direction, jnp.float32(0))
         given = [

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from radazo_jax._src import trees
-from radazo_jax._src.directions.law import Direction
+from radazo_jax._src.directions.distribution import Direction
 from radazo_jax._src.directions.layout import Layout, layout_of
 from radazo_jax._src.perturb import rules, views
 
@@ -54,7 +54,7 @@ def perturb(fun: Callable[..., Any]) -> Callable[..., Any]:
         **kwargs: Any,
     ) -> Any:
         params = trees.as_arrays(params)
-        layout = direction.law._annotate(layout_of(params), params)
+        layout = direction.distribution._annotate(layout_of(params), params)
         return evaluate(fun, params, layout, direction, scale, args, kwargs)
 
     # It takes other arguments than fun: what inspects signatures is not to follow.

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from radazo_jax._src import fusion
-from radazo_jax._src.directions import law
+from radazo_jax._src.directions import distribution
+from radazo_jax._src.directions.distribution import Direction
 from radazo_jax._src.directions.elements import Elements, LazyElements, LowRankFactors
-from radazo_jax._src.directions.law import Direction
 from radazo_jax._src.directions.layout import Layout, Leaf
 from radazo_jax._src.trees import at_least_float32
 
@@ -126,7 +126,7 @@ def _unstored(direction: Direction, layout: Layout) -> list[Elements]:
     """The elements of a direction that are drawn where they are read, or factors."""
 
     def lazy(direction: Direction, leaf: Leaf) -> Elements:
-        return law.lazy(direction, leaf, layout.dimension)
+        return distribution.lazy(direction, leaf, layout.dimension)
 
     def factors(direction: Direction) -> list[Elements | None]:
         held = [lazy(direction, leaf) for leaf in layout.leaves]

@@ -17,7 +17,7 @@ import numpy as np
 import radazo_jax as zo
 
 FILE = Path(__file__).parent / "engine.npz"
-LAWS = {
+DISTRIBUTIONS = {
     "sphere": zo.sphere(),
     "gaussian": zo.gaussian(),
     "rademacher": zo.rademacher(),
@@ -50,20 +50,24 @@ def inputs() -> jax.Array:
 
 
 def names() -> Iterator[tuple[str, str, str, Any]]:
-    """What is recorded: ("run", law, estimator, batch size or "axis")."""
-    for law in LAWS:
-        yield "directions", law, "", None
+    """What is recorded: ("run", distribution, estimator, batch size or "axis")."""
+    for distribution in DISTRIBUTIONS:
+        yield "directions", distribution, "", None
         for estimator, batch in itertools.product(ESTIMATORS, (None, 1, 4, "axis")):
-            yield "gradient", law, estimator, batch
+            yield "gradient", distribution, estimator, batch
             if batch != 4:
-                yield "run", law, estimator, batch
+                yield "run", distribution, estimator, batch
 
 
-def compute(kind: str, law: str, estimator: str, batch: Any) -> list[np.ndarray]:
+def compute(
+    kind: str, distribution: str, estimator: str, batch: Any
+) -> list[np.ndarray]:
     """The arrays that are recorded under this name."""
     if kind == "directions":
-        return _leaves([_direction(LAWS[law], seed) for seed in range(3)])
-    made = ESTIMATORS[estimator](LAWS[law], NUM_DIRECTIONS, 1e-2)
+        return _leaves(
+            [_direction(DISTRIBUTIONS[distribution], seed) for seed in range(3)]
+        )
+    made = ESTIMATORS[estimator](DISTRIBUTIONS[distribution], NUM_DIRECTIONS, 1e-2)
     evaluator = zo.sharded("k") if batch == "axis" else zo.vectorized(batch)
     mesh = jax.make_mesh((8,), ("k",), axis_types=(jax.sharding.AxisType.Auto,))
     with jax.set_mesh(mesh):
@@ -84,8 +88,10 @@ def compute(kind: str, law: str, estimator: str, batch: Any) -> list[np.ndarray]
     return _leaves((result.params, result.values))
 
 
-def _direction(law: zo.Law, seed: int) -> Any:
-    return law.materialize(law.sample(jax.random.key(seed), params()), params())
+def _direction(distribution: zo.Distribution, seed: int) -> Any:
+    return distribution.materialize(
+        distribution.sample(jax.random.key(seed), params()), params()
+    )
 
 
 def _leaves(tree: Any) -> list[np.ndarray]:

@@ -1,8 +1,8 @@
-"""The laws of directions by name."""
+"""The distributions of directions by name."""
 
 import radazo_jax as zo
 
-LAWS: dict[str, zo.Law] = {
+DISTRIBUTIONS: dict[str, zo.Distribution] = {
     "sphere": zo.sphere(),
     "gaussian": zo.gaussian(),
     "rademacher": zo.rademacher(),

@@ -1,13 +1,13 @@
-"""The laws of random directions whose elements are drawn one by one."""
+"""The distributions of random directions whose elements are drawn one by one."""
 
 import jax
 
-from radazo_jax._src.directions.law import Law, UnitNorm
+from radazo_jax._src.directions.distribution import Distribution, UnitNorm
 from radazo_jax._src.numbers import generator
 from radazo_jax._src.numbers.counter import Positions
 
 
-class Gaussian(Law):
+class Gaussian(Distribution):
     """See `gaussian`."""
 
     def factor(self, dimension: int) -> float:
@@ -29,24 +29,26 @@ class Sphere(UnitNorm):
         return generator.fast_normal(key, at)
 
 
-def sphere() -> Law:
-    """Uniform on the unit sphere of all coordinates: the law of the paper.
+def sphere() -> Distribution:
+    """Uniform on the unit sphere of all coordinates: the distribution of the paper.
 
     A standard normal vector divided by its norm, which is taken over the whole tree.
     E[u uᵀ] = I/d, so the factor is c = d, the number of all coordinates.
 
     Returns:
-      The law.
+      The distribution.
 
     Examples:
       >>> import jax, jax.numpy as jnp
       >>> import radazo_jax as zo
       >>> params = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(2)}
-      >>> law = zo.sphere()
-      >>> u = law.materialize(law.sample(jax.random.key(0), params), params)
+      >>> distribution = zo.sphere()
+      >>> u = distribution.materialize(
+      ...     distribution.sample(jax.random.key(0), params), params
+      ... )
       >>> print(f"{jnp.sqrt(jnp.sum(u['w'] ** 2) + jnp.sum(u['b'] ** 2)):.5f}")
       1.00000
-      >>> law.factor(8)
+      >>> distribution.factor(8)
       8.0
 
     References:
@@ -56,17 +58,17 @@ def sphere() -> Law:
     return Sphere()
 
 
-def gaussian() -> Law:
+def gaussian() -> Distribution:
     """Independent standard normal elements: E[u uᵀ] = I, the factor is c = 1.
 
     Returns:
-      The law.
+      The distribution.
 
     Examples:
       >>> import jax, jax.numpy as jnp
       >>> import radazo_jax as zo
-      >>> params, key, law = jnp.zeros(4), jax.random.key(0), zo.gaussian()
-      >>> u = law.materialize(law.sample(key, params), params)
+      >>> params, key, distribution = jnp.zeros(4), jax.random.key(0), zo.gaussian()
+      >>> u = distribution.materialize(distribution.sample(key, params), params)
       >>> bool((u == jax.random.normal(key, (4,))).all())
       True
 

@@ -1,8 +1,8 @@
 """Distributions of random directions, and the directions sampled from them.
 
-A direction is a law, a key and a number, not an array: its elements are computed where
-they are needed, from their positions. Positions run through the whole tree of
-parameters, leaf after leaf, so that a direction does not depend on how the same
+A direction is a distribution, a key and a number, not an array: its elements are
+computed where they are needed, from their positions. Positions run through the whole
+tree of parameters, leaf after leaf, so that a direction does not depend on how the same
 coordinates are cut into leaves, and no two leaves share their numbers.
 """
 
@@ -38,20 +38,20 @@ class Direction:
       number: The number of the direction among those that share the key: uint32,
         shape ().
       scale: The factor of all elements, float32, shape ().
-      law: The law that sampled it; static.
+      distribution: The distribution that sampled it; static.
       cached: The stored elements of each leaf, `None` if they are not stored.
     """
 
     key: jax.Array
     number: jax.Array
     scale: jax.Array
-    law: "Law" = dataclasses.field(metadata=STATIC)
+    distribution: "Distribution" = dataclasses.field(metadata=STATIC)
     cached: tuple[Elements, ...] | None = None
 
 
 @dataclass_transform(frozen_default=True)
 @dataclasses.dataclass(frozen=True)
-class Law(abc.ABC):
+class Distribution(abc.ABC):
     """A distribution of directions u over all coordinates of a tree.
 
     Distributions are centered and symmetric. A custom distribution is a subclass with
@@ -60,8 +60,8 @@ class Law(abc.ABC):
     `jit`; fields must be hashable.
 
     Attributes:
-      numbered: Whether the directions of a run depend on one another, as draws without
-        replacement do. `draw` then gets the key of the run, and the number of the
+      sequential: Whether the directions of a run depend on one another, as draws
+        without replacement do. `draw` then gets the key of the run, and the number of the
         direction in the run. Otherwise each direction has a key of its own.
       normalized: Whether directions are divided by their Euclidean norm over all
         coordinates. `draw` then returns elements before this division, of absolute
@@ -75,7 +75,7 @@ class Law(abc.ABC):
     Examples:
       >>> import jax, jax.numpy as jnp
       >>> import radazo_jax as zo
-      >>> class Uniform(zo.Law):
+      >>> class Uniform(zo.Distribution):
       ...     width: float = 1.0
       ...
       ...     def factor(self, dimension):
@@ -83,13 +83,13 @@ class Law(abc.ABC):
       ...
       ...     def draw(self, key, number, at):
       ...         return self.width * (2 * zo.random.uniform(key, at) - 1)
-      >>> law, params = Uniform(0.5), jnp.zeros(4)
-      >>> u = law.materialize(law.sample(0, params), params)
+      >>> distribution, params = Uniform(0.5), jnp.zeros(4)
+      >>> u = distribution.materialize(distribution.sample(0, params), params)
       >>> bool((abs(u) <= 0.5).all())
       True
     """
 
-    numbered: ClassVar[bool] = False
+    sequential: ClassVar[bool] = False
     normalized: ClassVar[bool] = False
 
     # How elements are stored. Built-in distributions know of cheaper ways than `DENSE`.
@@ -101,13 +101,13 @@ class Law(abc.ABC):
         if "__init__" in own and not ("__eq__" in own and "__hash__" in own):
             raise TypeError(
                 f"{cls.__name__} must be comparable by its fields, as a frozen "
-                "dataclass is; got a law with an __init__ of its own, and without "
-                "__eq__ and __hash__."
+                "dataclass is; got a distribution with an __init__ of its own, and "
+                "without __eq__ and __hash__."
             )
         if "__eq__" in own and own.get("__hash__") is None:
             raise TypeError(
-                f"{cls.__name__} must be hashable; got a law with __eq__ and without "
-                "__hash__."
+                f"{cls.__name__} must be hashable; got a distribution with __eq__ and "
+                "without __hash__."
             )
         dataclasses.dataclass(frozen=True, eq="__eq__" not in own)(cls)
 
@@ -124,8 +124,8 @@ class Law(abc.ABC):
         """Computes the elements of a direction at some positions, each on its own.
 
         Args:
-          key: A typed key: the direction's own or, if the law is `numbered`, the key
-            that it shares.
+          key: A typed key: the direction's own or, if the distribution is `sequential`,
+            the key that it shares.
           number: The number of the direction: uint32, shape ().
           at: The positions, of any shape; `at.dimension` is d. `radazo_jax.random`
             draws numbers at them.
@@ -151,7 +151,7 @@ class Law(abc.ABC):
         """Computes all elements of `direction`.
 
         Args:
-          direction: A direction that this law sampled.
+          direction: A direction that this distribution sampled.
           params: The tree of arrays it was sampled for.
 
         Returns:
@@ -165,48 +165,54 @@ class Law(abc.ABC):
         )
 
     def _annotate(self, layout: Layout, params: Any) -> Layout:
-        """The layout with the axes that the law itself prescribes."""
+        """The layout with the axes that the distribution itself prescribes."""
         del params
         return layout
 
 
-class UnitNorm(Law):
-    """Laws of directions of norm 1, for which E[u uᵀ] = I/d."""
+class UnitNorm(Distribution):
+    """Distributions of directions of norm 1, for which E[u uᵀ] = I/d."""
 
     def factor(self, dimension: int) -> float:
         return float(dimension)
 
 
-def sample(law: Law, key: jax.Array, number: jax.Array, layout: Layout) -> Direction:
+def sample(
+    distribution: Distribution, key: jax.Array, number: jax.Array, layout: Layout
+) -> Direction:
     """The direction of this number under a key, which is typed.
 
     The elements of a normalized direction are all drawn once, to find their norm.
     """
     scale = jnp.ones((), jnp.float32)
-    if law.normalized:
-        scale = norm.inverse_norm(law, key, number, layout)
-    return Direction(key, number, scale, law)
+    if distribution.normalized:
+        scale = norm.inverse_norm(distribution, key, number, layout)
+    return Direction(key, number, scale, distribution)
 
 
 def lazy(direction: Direction, leaf: Leaf, dimension: int) -> Elements:
     """The elements of a leaf before they are scaled, unstored."""
-    law = direction.law
-    return law._storage.lazy(law, direction.key, direction.number, leaf, dimension)
+    distribution = direction.distribution
+    return distribution._storage.lazy(
+        distribution, direction.key, direction.number, leaf, dimension
+    )
 
 
 def whole(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
     """All elements of a leaf before they are scaled, computed together: float32."""
-    law = direction.law
+    distribution = direction.distribution
 
     def element_by_element(direction: Direction) -> jax.Array:
         return lazy(direction, leaf, dimension).values()
 
-    if not law._storage.packs:
+    if not distribution._storage.packs:
         return element_by_element(direction)
 
     def from_words(direction: Direction) -> jax.Array:
         def words(key: jax.Array, number: jax.Array) -> tuple[Elements, ...]:
-            return law._storage.store(law, key, number, (leaf,), dimension)
+            return distribution._storage.store(
+                distribution, key, number, (leaf,), dimension
+            )
 
         (stored,) = fusion.compute_once(words, direction.key, direction.number)
         values: jax.Array = stored.values()

@@ -1,6 +1,6 @@
-"""Laws of your own: two methods, and every estimator takes them.
+"""Distributions of your own: two methods, and every estimator takes them.
 
-    python examples/custom_law.py
+    python examples/custom_distribution.py
 
 draws directions that are sparse, and directions whose neighbors are correlated, and
 smooths a noisy curve along each of them.
@@ -16,7 +16,7 @@ import optax
 import radazo_jax as zo
 
 
-class Sparse(zo.Law):
+class Sparse(zo.Distribution):
     """Random signs at a share of the coordinates, which each direction draws anew."""
 
     share: float = 0.1
@@ -33,7 +33,7 @@ class Sparse(zo.Law):
         return jnp.where(chosen, sign / self.share**0.5, 0.0)
 
 
-class Smooth(zo.Law):
+class Smooth(zo.Distribution):
     """Normal numbers, each correlated with its neighbors.
 
     Where E[u uᵀ] = Σ is no multiple of I, an estimate is Σ times the gradient.
@@ -66,12 +66,14 @@ def main() -> None:
         rough = jnp.sum(jnp.diff(curve) ** 2)
         return jnp.sum((curve - noisy) ** 2) + 10 * rough
 
-    for law in (zo.rademacher(), Sparse(), Smooth()):
-        estimator = zo.central_difference(law, num_directions=10, smoothing=1e-3)
+    for distribution in (zo.rademacher(), Sparse(), Smooth()):
+        estimator = zo.central_difference(
+            distribution, num_directions=10, smoothing=1e-3
+        )
         rate = optax.cosine_decay_schedule(2e-3, 2000)
         result = zo.minimize(loss, noisy, zo.zo_sgd(rate), estimator, 2000, key=0)
         error = jnp.sqrt(jnp.mean((result.params - jnp.sin(x)) ** 2))
-        print(f"{law}: loss {result.values[-1]:.2f}, error {error:.3f}")
+        print(f"{distribution}: loss {result.values[-1]:.2f}, error {error:.3f}")
 
 
 if __name__ == "__main__":

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from radazo_jax._src import checks
-from radazo_jax._src.directions.law import elements
+from radazo_jax._src.directions.distribution import elements
 from radazo_jax._src.estimate.estimator import (
     GradientEstimator,
     check_estimator,
     points_of,
 )
-from radazo_jax._src.estimate.outside import outside
+from radazo_jax._src.estimate.executors import outside
 from radazo_jax._src.estimate.points import Draw, Points, candidates
 from radazo_jax._src.estimate.vectorized import vectorized
 from radazo_jax._src.optimize.repeats import Values, measures, ratio
@@ -36,8 +36,8 @@ _NOISY = 0.3
 _CURVED = 1.0
 
 
-class CheckUp(NamedTuple):
-    """What `check_up` found.
+class Diagnosis(NamedTuple):
+    """What `diagnose` found.
 
     Attributes:
       value: The value at θ, the mean of what was evaluated there.
@@ -85,12 +85,12 @@ class CheckUp(NamedTuple):
         return "\n".join(lines)
 
 
-def check_up(
+def diagnose(
     fun: Callable[[Any], Any],
     params: Any,
     estimator: GradientEstimator,
     key: jax.typing.ArrayLike = 0,
-) -> CheckUp:
+) -> Diagnosis:
     """Evaluates a function at a few points, and says what to set before a run.
 
     It evaluates θ four times, and two points along each of at most four directions,
@@ -114,7 +114,7 @@ def check_up(
     Examples:
       >>> import jax.numpy as jnp
       >>> import radazo_jax as zo
-      >>> found = zo.check_up(
+      >>> found = zo.diagnose(
       ...     lambda x: 1e4 + jnp.sum(x**2), jnp.ones(9), zo.forward_difference(), 0
       ... )
       value at θ              10009
@@ -179,8 +179,10 @@ def _lost(points: Points, params: Any) -> list[jax.Array]:
 
     # A matrix that is perturbed by factors is multiplied as it is.
     leaves = points.layout.leaves
-    law = first.law
-    kept = [law._storage.size(law, leaf) < leaf.size for leaf in leaves]
+    distribution = first.distribution
+    kept = [
+        distribution._storage.size(distribution, leaf) < leaf.size for leaf in leaves
+    ]
     us = elements(first, points.layout)
     return list(map(share, jax.tree.leaves(params), us, kept))
 
@@ -277,7 +279,7 @@ def _by_hand(
         yield evaluate
 
 
-def _judged(values: Values, lost: dict[str, float]) -> CheckUp:
+def _judged(values: Values, lost: dict[str, float]) -> Diagnosis:
     found = measures(values)
     noise, difference, curvature = found.noise, found.difference, found.curvature
     ulp = float(np.spacing(np.abs(np.asarray(found.value, values.dtype))))
@@ -324,7 +326,7 @@ def _judged(values: Values, lost: dict[str, float]) -> CheckUp:
             f"{f', and {len(many) - 1} more arrays lose much' if many[1:] else ''}: "
             "make smoothing larger, keep it in float32, or take low_rank()"
         )
-    return CheckUp(
+    return Diagnosis(
         found.value,
         noise,
         found.noise_range,

@@ -21,7 +21,7 @@ def test_measures_a_quadratic(capsys):
         evaluations.append(x)
         return value
 
-    found = zo.check_up(fun, START, ESTIMATOR, 0)
+    found = zo.diagnose(fun, START, ESTIMATOR, 0)
     value = np.sum(np.asarray(START, np.float64) ** 2) / 2
     points = np.stack(evaluations[4:]).astype(np.float64)
     above, below = points[0::2], points[1::2]
@@ -41,8 +41,8 @@ def test_measures_a_quadratic(capsys):
 
 
 def test_is_the_same_for_what_can_be_traced():
-    outside = zo.check_up(lambda x: float(np.sum(x**2)), START, ESTIMATOR, 0)
-    compiled = zo.check_up(lambda x: jnp.sum(x**2), jnp.asarray(START), ESTIMATOR, 0)
+    outside = zo.diagnose(lambda x: float(np.sum(x**2)), START, ESTIMATOR, 0)
+    compiled = zo.diagnose(lambda x: jnp.sum(x**2), jnp.asarray(START), ESTIMATOR, 0)
     np.testing.assert_allclose(compiled.difference, outside.difference, rtol=1e-3)
     np.testing.assert_allclose(compiled.curvature, outside.curvature, rtol=1e-2)
 
@@ -50,20 +50,21 @@ def test_is_the_same_for_what_can_be_traced():
 @pytest.mark.parametrize(
     "shifted",
     [
-        zo.prior_guided(smoothing=0.1),
-        zo.variance_reduced(smoothing=0.1),
+        zo.contrib.prior_guided(smoothing=0.1),
+        zo.contrib.variance_reduced(smoothing=0.1),
         zo.accelerated(ESTIMATOR),
     ],
 )
 def test_leaves_out_the_tree_beside_which_points_lie(shifted):
     """It is zero before the first step, and the directions are the same."""
-    expected = zo.check_up(lambda x: float(np.sum(x**2)), START, ESTIMATOR, 0)
-    found = zo.check_up(lambda x: float(np.sum(x**2)), START, shifted, 0)
+    expected = zo.diagnose(lambda x: float(np.sum(x**2)), START, ESTIMATOR, 0)
+    found = zo.diagnose(lambda x: float(np.sum(x**2)), START, shifted, 0)
     assert found == expected
 
 
 def noisy_linear(slope, noise, seed):
-    """A linear function of ten numbers, and its change along the paper's law."""
+    """A linear function of ten numbers, and its change along the paper's
+    distribution."""
     draws = np.random.default_rng(seed)
     return lambda x: float(slope * x[0] + noise * draws.normal())
 
@@ -82,7 +83,7 @@ def test_ranges_cover_the_true_noise_and_the_true_change():
             points.append(x)
             return value
 
-        found = zo.check_up(recorded, TEN, ESTIMATOR, seed)
+        found = zo.diagnose(recorded, TEN, ESTIMATOR, seed)
         moved = np.array([x[0] for x in points if x.any()], np.float64)
         change = slope * np.sqrt(np.mean(moved**2))
         for i, (true, (least, most)) in enumerate(
@@ -94,7 +95,7 @@ def test_ranges_cover_the_true_noise_and_the_true_change():
 
 
 def test_tiny_noise_leaves_a_narrow_range_of_the_change():
-    found = zo.check_up(noisy_linear(30.0, 1e-6, 0), TEN, ESTIMATOR)
+    found = zo.diagnose(noisy_linear(30.0, 1e-6, 0), TEN, ESTIMATOR)
     least, most = found.difference_range
     assert 0 < least <= found.difference <= most < least + 1e-5
 
@@ -117,7 +118,7 @@ def test_advice_under_noise_ends_near_the_right_smoothing(seed):
 
     for calls in itertools.count():
         estimator = zo.forward_difference(smoothing=smoothing)
-        found = zo.check_up(recorded, TEN, estimator, seed)
+        found = zo.diagnose(recorded, TEN, estimator, seed)
         if calls == 0:
             moved = np.array(points)[np.array(points) != 0]
             right = 0.1 / 0.3 / (np.sqrt(np.mean(moved**2)) / smoothing)
@@ -134,7 +135,7 @@ def test_advice_under_noise_ends_near_the_right_smoothing(seed):
 def test_noise_is_not_called_a_difference():
     draws = np.random.default_rng(0)
     quiet = float(np.sum(START**2))
-    found = zo.check_up(lambda x: quiet + draws.normal(), START, ESTIMATOR, 0)
+    found = zo.diagnose(lambda x: quiet + draws.normal(), START, ESTIMATOR, 0)
     assert found.difference < 0.5
     assert found.difference_range[0] == 0
     assert "the noise of fun hides its change" in found.advice[0]
@@ -147,30 +148,30 @@ def test_noisy_values_are_evaluated_more_often():
         calls.append(np.asarray(x))
         return draws.normal()
 
-    zo.check_up(fun, START, ESTIMATOR)
+    zo.diagnose(fun, START, ESTIMATOR)
     at_start = [x for x in calls if np.array_equal(x, START)]
     assert (len(at_start), len(calls)) == (16, 48)
 
 
 @pytest.mark.parametrize("fun", [lambda x: 3.0, lambda x: jnp.float32(3.0)])
 def test_says_that_a_function_does_not_change(fun):
-    found = zo.check_up(fun, START, ESTIMATOR)
+    found = zo.diagnose(fun, START, ESTIMATOR)
     assert found.advice[0].startswith("fun did not change: does it use its argument?")
 
 
 def test_finds_differences_of_few_ulps():
-    found = zo.check_up(lambda x: 1e6 + jnp.sum(x**2), START, ESTIMATOR, 0)
+    found = zo.diagnose(lambda x: 1e6 + jnp.sum(x**2), START, ESTIMATOR, 0)
     assert found.ulp == np.spacing(np.float32(1e6))
     assert "ulps: make smoothing" in found.advice[0]
 
 
 def test_finds_curvature():
-    found = zo.check_up(lambda x: 1e4 * jnp.sum((x - START) ** 4), START, ESTIMATOR, 0)
+    found = zo.diagnose(lambda x: 1e4 * jnp.sum((x - START) ** 4), START, ESTIMATOR, 0)
     assert "curvature makes" in found.advice[0]
 
 
 def test_finds_failures():
-    found = zo.check_up(lambda x: 1 / 0, START, ESTIMATOR, 0)
+    found = zo.diagnose(lambda x: 1 / 0, START, ESTIMATOR, 0)
     assert found.failures == ("ZeroDivisionError: division by zero",)
     assert "fun failed at 12 of 12 points" in found.advice[0]
 
@@ -178,7 +179,7 @@ def test_finds_failures():
 @pytest.mark.parametrize("value", [-np.inf, np.nan])
 def test_finds_that_all_values_are_without_use(value):
     for fun in (lambda x: value, lambda x: jnp.sum(x) * value):
-        found = zo.check_up(fun, START, ESTIMATOR, 0)
+        found = zo.diagnose(fun, START, ESTIMATOR, 0)
         assert "fun failed at 12 of 12 points" in found.advice[0]
 
 
@@ -191,7 +192,7 @@ def test_finds_what_is_rounded_away():
     def fun(params):
         return jnp.sum(params["large"].astype(jnp.float32)) + jnp.sum(params["small"])
 
-    found = zo.check_up(fun, params, sphere, 0)
+    found = zo.diagnose(fun, params, sphere, 0)
     assert found.lost["['large']"] == 1
     assert found.lost["['small']"] < 1e-6
     assert any("params['large'] loses 100%" in text for text in found.advice)
@@ -208,11 +209,11 @@ def test_factors_of_low_rank_lose_nothing():
         x = jnp.ones((2, 64), jnp.bfloat16)
         return jnp.sum((x @ params["w"]).astype(jnp.float32))
 
-    assert zo.check_up(fun, params, estimator, 0).lost["['w']"] == 0
+    assert zo.diagnose(fun, params, estimator, 0).lost["['w']"] == 0
 
 
 def test_bad_input_is_named():
     with pytest.raises(TypeError, match="estimator must be a GradientEstimator"):
-        zo.check_up(lambda x: 0.0, START, zo.sphere(), 0)
+        zo.diagnose(lambda x: 0.0, START, zo.sphere(), 0)
     with pytest.raises(TypeError, match="params must hold real floating-point"):
-        zo.check_up(lambda x: 0.0, np.arange(3), ESTIMATOR, 0)
+        zo.diagnose(lambda x: 0.0, np.arange(3), ESTIMATOR, 0)

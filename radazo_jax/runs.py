@@ -1,0 +1,29 @@
+"""Results and states of runs, and what is recorded of their steps.
+
+The functions that run are in `radazo_jax`.
+"""
+
+from radazo_jax._src.optimize.ask_tell import AskTell, AskTellState
+from radazo_jax._src.optimize.black_box import Best, BlackBoxResult
+from radazo_jax._src.optimize.diagnose import Diagnosis
+from radazo_jax._src.optimize.failures import RunError
+from radazo_jax._src.optimize.history import History, scalars
+from radazo_jax._src.optimize.minimize import MinimizeResult
+from radazo_jax._src.optimize.solver import Solver
+from radazo_jax._src.optimize.step import Failures, SolverState, StepInfo
+
+__all__ = [
+    "AskTell",
+    "AskTellState",
+    "Best",
+    "BlackBoxResult",
+    "Diagnosis",
+    "Failures",
+    "History",
+    "MinimizeResult",
+    "RunError",
+    "Solver",
+    "SolverState",
+    "StepInfo",
+    "scalars",
+]
