@@ -61,8 +61,8 @@ class Distribution(abc.ABC):
 
     Attributes:
       sequential: Whether the directions of a run depend on one another, as draws
-        without replacement do. `draw` then gets the key of the run, and the number of the
-        direction in the run. Otherwise each direction has a key of its own.
+        without replacement do. `draw` then gets the key of the run, and the number of
+        the direction in the run. Otherwise each direction has a key of its own.
       normalized: Whether directions are divided by their Euclidean norm over all
         coordinates. `draw` then returns elements before this division, of absolute
         values below 8. The norm is exact, so that it does not depend on how the
