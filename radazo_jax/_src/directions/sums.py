@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from radazo_jax._src import fusion
 from radazo_jax._src.directions import distribution as distribution_module
 from radazo_jax._src.directions import norm
 from radazo_jax._src.directions.distribution import Direction, Distribution
@@ -146,7 +145,7 @@ def _keep(directions: Direction, layout: Layout) -> Direction:
             distribution, key, number, layout.leaves, layout.dimension
         )
 
-    stored = fusion.compute_once(jax.vmap(store), directions.key, directions.number)
+    stored = jax.vmap(store)(directions.key, directions.number)
     scale = directions.scale
     if distribution.normalized:
         # The norm of what is stored, so that nothing is drawn twice.
