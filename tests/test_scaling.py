@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from tables import mesh_of
 
 import radazo_jax as zo
-from examples.benchmarks import hlo
+from examples.research.benchmarks import hlo
 
 # Those of the record.
 DISTRIBUTIONS = {name: tables.DISTRIBUTIONS[name] for name in tables.KINDS}
