@@ -154,18 +154,18 @@ def train_step(job: Job, state: State, batch: Batch) -> tuple[State, jax.Array]:
     Step i draws its directions with `fold_in(key, i)`.
     """
     settings = job.settings
-    # One direction after the other, so that memory does not grow with K.
     forward = settings.difference == "forward"
     difference = zo.forward_difference if forward else zo.central_difference
     estimator = difference(
         DISTRIBUTIONS[settings.distribution],
         settings.num_directions,
         settings.smoothing,
-        batch_size=1,
     )
+    # One evaluation after another, so that memory does not grow with K.
     value_and_grad = zo_nnx.value_and_grad(
         functools.partial(loss_fn, objective=settings.objective),
         estimator,
+        zo.vectorized(batch_size=1),
         wrt=lora.FILTERS[settings.tune],
     )
     model = nnx.merge(job.graphdef, state.params, job.rest)

@@ -150,14 +150,11 @@ def program(
     """What begins a run, what does a step, and the shapes and shardings of a state."""
     optimizer = zo.radazo(args.learning_rate, bias_correction=True)
     estimator = zo.forward_difference(
-        DISTRIBUTIONS[args.distribution],
-        args.num_directions,
-        args.smoothing,
-        batch_size=args.at_once,
-        axis_name="perturbation",
+        DISTRIBUTIONS[args.distribution], args.num_directions, args.smoothing
     )
     loss = functools.partial(decoder.loss_fn, heads=args.heads)
-    value_and_grad = zo.value_and_grad(loss, estimator)
+    evaluator = zo.sharded("perturbation", args.at_once)
+    value_and_grad = zo.value_and_grad(loss, estimator, evaluator)
 
     def keys(seed: jax.Array) -> jax.Array:
         return jax.random.split(jax.random.key(seed))

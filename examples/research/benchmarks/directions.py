@@ -6,8 +6,8 @@ A small language model, pretrained first, is tuned to name the word that fits ea
 the sentences in `examples/apps/llm/sentiment`: all parameters, by R-AdaZO, along
 directions of the distribution `low_rank`. K = 1 with central differences is the paper's
 choice. With forward differences K directions cost K + 1 passes, so that the same passes
-make fewer steps, of better estimates. Each choice runs at each rate with each seed, and is
-compared at the rate that is best for it.
+make fewer steps, of better estimates. Each choice runs at each rate with each seed, and
+is compared at the rate that is best for it.
 """
 
 import copy

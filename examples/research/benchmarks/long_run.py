@@ -3,10 +3,10 @@
     python examples/research/benchmarks/long_run.py --output docs/trust/long_run.json
 
 The run is one of `minimize` after another, each from the state of the last. It starts
-close to where its counts are largest: its directions, which are numbered, pass 2³², its
-failed evaluations 2³¹, and its last step is number 2³¹ - 1. At the end, the parameters
-and the counts are compared with what they must be. Then a run with a journal, which is
-rebuilt from it.
+close to where its counts are largest: its failed evaluations pass 2³¹, and its last
+step is number 2³¹ - 1. Its directions, two per step, are numbered up to 2³². At the
+end, the parameters and the counts are compared with what they must be. Then a run with
+a journal, which is rebuilt from it.
 """
 
 import resource
@@ -27,7 +27,7 @@ START = np.zeros(4, np.float32)
 CENTER = np.linspace(-1, 1, 4, dtype=np.float32)
 OPTIMIZER = zo.zo_sgd(1e-2)
 ESTIMATOR = zo.forward_difference(zo.orthonormal(), 2, smoothing=1e-3)
-STEPS, FAILURES, DIRECTIONS = 2**31 - 1, 2**31 - 2, 2**32
+STEPS, FAILURES = 2**31 - 1, 2**31 - 2
 PARTS = 10
 
 
@@ -47,15 +47,13 @@ def mebibytes() -> float:
 
 
 def near_the_end(num_steps: int) -> Any:
-    """The state of a run that has so many steps left, and directions until 2³²."""
-    state = zo.ask_tell(OPTIMIZER, ESTIMATOR)[0](CENTER, 0).run
-    numbers = state.estimator_state
+    """The state of a run that has so many steps left."""
+    state = zo.solver(fun, OPTIMIZER, ESTIMATOR).init(CENTER, 0)
     return state._replace(
         step=jnp.int32(STEPS - num_steps),
         failures=state.failures._replace(
             evaluations=jnp.int32(FAILURES - num_steps // 10)
         ),
-        estimator_state=numbers._replace(number=jnp.uint32(DIRECTIONS - num_steps)),
     )
 
 
@@ -76,7 +74,7 @@ def long_run(num_steps: int) -> list[dict[str, Any]]:
                 "steps": (part + 1) * steps_of_part,
                 "step": int(state.step),
                 "failed": int(state.failures.evaluations),
-                "next_direction": int(state.estimator_state.number),
+                "next_direction": 2 * int(state.step),
                 "distance": float(np.abs(np.asarray(state.params) - CENTER).max()),
                 "mib": mebibytes(),
                 "us_per_step": 1e6 * (time.perf_counter() - start) / steps_of_part,

@@ -75,10 +75,10 @@ def program(
     key = jax.eval_shape(lambda: jax.random.key(0))
     if run in OPTIMIZERS:
         estimator = zo.forward_difference(
-            DISTRIBUTIONS[distribution], num_directions, SMOOTHING, batch_size=1
+            DISTRIBUTIONS[distribution], num_directions, SMOOTHING
         )
         state = jax.eval_shape(OPTIMIZERS[run].init, params)
-        step = step_of(loss, estimator, OPTIMIZERS[run])
+        step = step_of(loss, estimator, OPTIMIZERS[run], zo.vectorized(1))
         return step, (params, state, key, batch), (0, 1)
     direction = jax.eval_shape(DISTRIBUTIONS[distribution].sample, key, params)
     scale = jax.ShapeDtypeStruct((), jnp.float32)

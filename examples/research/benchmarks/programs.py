@@ -15,6 +15,8 @@ from jax.sharding import PartitionSpec as P
 
 import radazo_jax as zo
 
+ALL_AT_ONCE = zo.vectorized()
+
 
 def without_tpu() -> None:
     """Keeps JAX and the TPU compiler from looking for a TPU: before either is used."""
@@ -82,8 +84,9 @@ def step_of(
     loss: Callable[..., Any],
     estimator: zo.GradientEstimator,
     optimizer: optax.GradientTransformationExtraArgs,
+    evaluator: zo.Evaluator = ALL_AT_ONCE,
 ) -> Callable[..., Any]:
-    value_and_grad = zo.value_and_grad(loss, estimator)
+    value_and_grad = zo.value_and_grad(loss, estimator, evaluator)
 
     def step(params: Any, state: Any, key: jax.Array, batch: Any) -> Any:
         value, gradient = value_and_grad(key, params, batch)

@@ -151,16 +151,12 @@ def compiled_case(platform: str, case: Case) -> Any:
     if case.kind == "gradient":
         return compiled_on(mesh, jax.value_and_grad(model.loss), (params, batch))
     estimator = zo.forward_difference(
-        DISTRIBUTIONS[case.distribution],
-        case.num_evaluations - 1,
-        SMOOTHING,
-        batch_size=1,
-        axis_name="k",
+        DISTRIBUTIONS[case.distribution], case.num_evaluations - 1, SMOOTHING
     )
     optimizer = zo.radazo(LEARNING_RATE)
     key = placed(jax.eval_shape(lambda: jax.random.key(0)), mesh, lambda x: P())
     state = placed(jax.eval_shape(optimizer.init, model.params), mesh, parameter_spec)
-    step = step_of(model.loss, estimator, optimizer)
+    step = step_of(model.loss, estimator, optimizer, zo.sharded("k", batch_size=1))
     return compiled_on(mesh, step, (params, state, key, batch), (0, 1))
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-import math
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,11 +12,12 @@ import numpy as np
 import optax
 
 import radazo_jax as zo
+from examples.common.estimators import evaluations
 from examples.research.board.oracle import Oracle
 from examples.research.board.problems import Problem
+from radazo_jax.estimators import Draw
 
 DIRECTIONS = 10  # K, the default of the estimators.
-_MOST_DIRECTIONS = 32  # Of runs that name no estimator.
 _CHUNK = 64  # Steps between two looks at what was reached.
 
 FORWARD = zo.forward_difference(zo.sphere(), DIRECTIONS)
@@ -30,27 +31,27 @@ RATES = {
 }
 
 
-def directions(dimension: int) -> int:
-    """K of runs that name no estimator."""
-    return min(max(math.isqrt(dimension), DIRECTIONS), _MOST_DIRECTIONS)
+def evaluations_of_default(dimension: int) -> int:
+    """Evaluations per step of the default method."""
+    params = np.zeros(dimension)
+    return evaluations(zo.default_method(params)[1], params)
 
 
 class Untuned(NamedTuple):
     """A method without a learning rate: compiled, where JAX can trace the function.
 
     Attributes:
-      each: Evaluations a step, made of d.
-      optimizer: An Optax transformation, or none.
-      estimator: Made of d.
+      each: The number of evaluations per step, a function of d.
+      optimizer: An Optax transformation; by default, that of the default method.
+      estimator: An estimator, likewise.
     """
 
     each: Callable[[int], int]
     optimizer: optax.GradientTransformation | None = None
-    estimator: Callable[[int], zo.GradientEstimator | None] = lambda d: None
+    estimator: zo.GradientEstimator | None = None
 
     def __call__(self, problem: Problem, oracle: Oracle, seed: int) -> None:
         each = self.each(problem.dimension)
-        estimator = self.estimator(problem.dimension)
 
         def after(state: zo.runs.SolverState, values: np.ndarray) -> bool:
             oracle.see(values, each)
@@ -64,7 +65,7 @@ class Untuned(NamedTuple):
                     problem.traced,
                     jnp.asarray(problem.start),
                     self.optimizer,
-                    estimator,
+                    self.estimator,
                     -(-oracle.budget // each),
                     seed,
                     chunk_size=_CHUNK,
@@ -76,7 +77,7 @@ class Untuned(NamedTuple):
                     oracle.one,
                     problem.start,
                     self.optimizer,
-                    estimator,
+                    self.estimator,
                     oracle.budget,
                     seed,
                     progress=False,
@@ -84,16 +85,11 @@ class Untuned(NamedTuple):
                 )
 
 
-# The same object at each call, so that runs compile once.
-@functools.cache
-def adaptive(dimension: int) -> zo.GradientEstimator:
-    """The estimator of what is not tuned."""
-    return zo.adaptive_difference(zo.orthonormal(), directions(dimension))
-
-
-# Without optimizer and estimator, as `minimize` is called where nothing is to be tuned.
-DEFAULT = Untuned(lambda d: directions(d) + 2)
-PLAIN = Untuned(lambda d: directions(d) + 1, zo.parabolic_sgd(), adaptive)
+# `minimize` with neither an optimizer nor an estimator.
+DEFAULT = Untuned(evaluations_of_default)
+# With an optimizer that is named, the default estimator is not accelerated, and a step
+# has no lookahead point.
+PLAIN = Untuned(lambda d: evaluations_of_default(d) - 1, zo.parabolic_sgd())
 RADAZO = Untuned(
     lambda d: DIRECTIONS + 2,
     optax.chain(
@@ -101,7 +97,7 @@ RADAZO = Untuned(
         optax.scale(-1.0),
         zo.scale_by_parabolic_step(extra_evaluations=1),
     ),
-    lambda d: zo.forward_difference(zo.orthonormal(), DIRECTIONS),
+    zo.forward_difference(zo.orthonormal(), DIRECTIONS),
 )
 
 
@@ -121,10 +117,13 @@ def sweep(
     start, ask, tell = _programs(estimator)
     params, states, memories = start(jnp.asarray(problem.start), jnp.asarray(rates))
     flat = [oracle for row in oracles for oracle in row]
-    key = jax.random.key(seed)
-    while not all(oracle.finished for oracle in flat):
+    run_key = key = jax.random.key(seed)
+    for step in itertools.count():
+        if all(oracle.finished for oracle in flat):
+            break
         key, now = jax.random.split(key)
-        asked = np.asarray(ask(now, params, memories))
+        draw = Draw(now, run_key, jnp.int32(step))
+        asked = np.asarray(ask(draw, params, memories))
         each = asked.shape[-2]
         values = np.full(asked.shape[:-1], np.nan)
         going = np.array([not one.finished for one in flat]).reshape(rates.shape)
@@ -135,7 +134,7 @@ def sweep(
             if not oracle.finished:
                 row[:] = oracle.told(row)
         params, states, memories = tell(
-            now, params, states, memories, jnp.asarray(rates), values
+            draw, params, states, memories, jnp.asarray(rates), values
         )
     return dict(zip(RATES, oracles, strict=True))
 
@@ -171,21 +170,23 @@ def _programs(estimator: zo.GradientEstimator) -> tuple[Callable[..., Any], ...]
         )
         return params, states, memories
 
-    def points(key: jax.Array, params: jax.Array, memory: Any) -> jax.Array:
-        return zo.estimators.candidates(estimator.points(key, params, memory), params)
+    def candidates(draw: Draw, params: jax.Array, memory: Any) -> jax.Array:
+        points, _ = estimator.points(draw, params, memory)
+        return zo.estimators.candidates(points, params)
 
-    def estimate(key: jax.Array, params: jax.Array, memory: Any, values: jax.Array):
-        asked = estimator.points(key, params, memory)
-        found, memory = estimator.reduce(asked, values, params, memory)
-        return found.gradient, memory
+    def estimate(draw: Draw, params: jax.Array, memory: Any, values: jax.Array):
+        points, memory = estimator.points(draw, params, memory)
+        values = points.split(values)
+        found, memory = estimator.reduce(points, values, params, memory)
+        return found.gradient.materialize(params), memory
 
     def step(gradient: jax.Array, params: Any, state: Any, rate: Any, make):
         updates, state = make(rate).update(gradient, state, params)
         return optax.apply_updates(params, updates), state
 
     @jax.jit
-    def tell(key, params, states, memories, rates, values):
-        gradients, memories = of_each(estimate)(key, params, memories, values)
+    def tell(draw, params, states, memories, rates, values):
+        gradients, memories = of_each(estimate)(draw, params, memories, values)
         done = [
             jax.vmap(functools.partial(step, make=make))(
                 gradients[i], params[i], states[i], rates[i]
@@ -196,11 +197,11 @@ def _programs(estimator: zo.GradientEstimator) -> tuple[Callable[..., Any], ...]
         return stepped, [state for _, state in done], memories
 
     def of_each(fun):
-        """For each method and rate, with the same key."""
+        """For each method and rate, along the same directions."""
 
-        def of_all(key: jax.Array, *trees: Any) -> Any:
-            return jax.vmap(jax.vmap(functools.partial(fun, key)))(*trees)
+        def of_all(draw: Draw, *trees: Any) -> Any:
+            return jax.vmap(jax.vmap(functools.partial(fun, draw)))(*trees)
 
         return of_all
 
-    return start, jax.jit(of_each(points)), tell
+    return start, jax.jit(of_each(candidates)), tell

@@ -15,7 +15,7 @@ import optax
 import radazo_jax as zo
 from examples.common.record import numbers
 from examples.research.board import problems
-from examples.research.board.ours import DEFAULT, adaptive
+from examples.research.board.ours import DEFAULT
 from examples.research.board.problems import Problem
 
 BUDGET = 10  # In units of d + 1.
@@ -25,6 +25,8 @@ _CHANGE = 1e4
 _WHERE, _WIDTH = 0.1, 0.005
 # The share of the gap above which a run has gone up.
 _UP = 1.5
+# The optimizer of the default method, with a first step that the state can hold.
+OPTIMIZER = zo.parabolic_sgd(initial_step_size=1.0)
 
 
 class Harm(NamedTuple):
@@ -94,12 +96,12 @@ def run(problem: Problem, harm: Harm, dtype: str, seed: int) -> dict[str, Any]:
     rate = np.diff(harm.change(np.array([1 - 1e-6, 1])))[0] / 1e-6
     slope = rate**2 * problem.slope / unit**2
     size = harm.step * 0.02 * (first / slope if slope else 1.0)
-    optimizer, estimator = _method(problem.dimension)
-    state = zo.ask_tell(optimizer, estimator).init(start, jax.random.key(seed)).run
-    held = optax.tree_utils.tree_set(
+    _, estimator = zo.default_method(start)
+    state = zo.ask_tell(OPTIMIZER, estimator).init(start, jax.random.key(seed)).run
+    optimizer_state = optax.tree_utils.tree_set(
         state.optimizer_state, step_size=np.asarray(size, dtype)
     )
-    state = state._replace(optimizer_state=held)
+    state = state._replace(optimizer_state=optimizer_state)
     num_steps = BUDGET * (problem.dimension + 1) // DEFAULT.each(problem.dimension)
     ends, best, error = [], np.inf, None
     # No step has evaluated where the last one ends: one more takes back what went up.
@@ -108,7 +110,7 @@ def run(problem: Problem, harm: Harm, dtype: str, seed: int) -> dict[str, Any]:
             result = zo.minimize_black_box(
                 fun,
                 start,
-                optimizer,
+                OPTIMIZER,
                 estimator,
                 steps,
                 state=state,
@@ -127,14 +129,3 @@ def run(problem: Problem, harm: Harm, dtype: str, seed: int) -> dict[str, Any]:
         "diverged": not min(ends) <= _UP,
         "error": error,
     }
-
-
-@functools.cache
-def _method(
-    dimension: int,
-) -> tuple[optax.GradientTransformation, zo.GradientEstimator]:
-    """The method without tuning, with a first step that a state can hold."""
-    return (
-        zo.parabolic_sgd(initial_step_size=1.0),
-        zo.accelerated(adaptive(dimension)),
-    )

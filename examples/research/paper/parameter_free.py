@@ -93,46 +93,37 @@ def first_steps(
       targets: Losses, [seeds, targets].
       steps: How many steps at most.
     """
-    tx = zo.estimate_gradient(method.estimator, 0, method.optimizer)
+    solver = zo.solver(problem.loss, method.optimizer, method.estimator)
 
     def start(key: jax.Array, targets: jax.Array) -> Any:
         start_key, run_key = jax.random.split(key)
         params = problem.init(start_key)
-        state = tx.init(params)._replace(key=run_key)
         never = jnp.full(targets.shape, jnp.inf)
-        return params, state, targets, never, problem.full_loss(params)
+        return solver.init(params, run_key), targets, never, problem.full_loss(params)
 
     def step(key: jax.Array, t: jax.Array, state: Any) -> tuple[Any, None]:
-        params, tx_state, targets, reached, loss = state
-        batch = problem.sample(key)
-
-        def value_fn(params: Any) -> jax.Array:
-            return problem.loss(params, batch)
-
-        updates, tx_state = tx.update(None, tx_state, params, value_fn=value_fn)
-        seen = tx_state.value
+        before, targets, reached, loss = state
+        after, info = solver.step(before, problem.sample(key))
+        seen = info.value
         if problem.every > 1:
             seen = jax.lax.cond(
                 t % problem.every == 0,
-                lambda: problem.full_loss(params),
+                lambda: problem.full_loss(before.params),
                 lambda: jnp.full_like(seen, jnp.inf),
             )
         first = jnp.minimum(reached, t.astype(jnp.float32))
         reached = jnp.where(seen <= targets, first, reached)
         loss = jnp.where(jnp.isinf(seen), loss, seen)
-        return (
-            (optax.apply_updates(params, updates), tx_state, targets, reached, loss),
-            None,
-        )
+        return (after, targets, reached, loss), None
 
     def report(state: Any, out: None) -> str:
-        return f"loss {np.mean(state[4]):.3g}"
+        return f"loss {np.mean(state[3]):.3g}"
 
     keys = common.seed_keys(len(targets))
     states = jax.jit(jax.vmap(start))(keys, jnp.asarray(targets, jnp.float32))
     chunk = max(1, steps // 20)
     state, _ = common.run(step, keys, states, steps, chunk, label, report)
-    return np.asarray(state[3]), np.asarray(state[4])
+    return np.asarray(state[2]), np.asarray(state[3])
 
 
 def against_tuned(args: Any) -> dict[str, Any]:
