@@ -10,7 +10,7 @@ import pytest
 from tables import jit, slow
 
 import radazo_jax as zo
-from radazo_jax import testing
+from examples.research.paper import functions
 
 CURVATURES = np.array([1.0, 2.0, 5.0, 3.0])
 START = np.array([1.0, -2.0, 0.5, 1.5])
@@ -196,11 +196,11 @@ def test_noise_does_not_make_it_diverge(num_evaluations, smoothing):
         bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
         word = jnp.bitwise_xor.reduce(bits * np.uint32(2654435761))
         noise = jax.random.normal(jax.random.fold_in(key, word))
-        return testing.quadratic(x) * (1 + 0.01 * noise)
+        return functions.quadratic(x) * (1 + 0.01 * noise)
 
     result = zo.minimize(
         noisy,
-        testing.uniform_start(0, 100),
+        functions.uniform_start(0, 100),
         optax.chain(
             optax.scale(-1.0), zo.scale_by_parabolic_step(0.8, num_evaluations)
         ),
@@ -219,8 +219,8 @@ def evaluations(optimizer, more=0, distribution=None, seed=3):
     """To a hundredth of the loss."""
     estimator = zo.forward_difference(distribution or zo.orthonormal(), 8)
     result = zo.minimize(
-        testing.quadratic,
-        testing.uniform_start(0, 256),
+        functions.quadratic,
+        functions.uniform_start(0, 256),
         optimizer,
         estimator,
         400,

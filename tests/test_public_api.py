@@ -17,8 +17,6 @@ from code_lines import code_lines
 import radazo_jax
 import radazo_jax.nnx
 import radazo_jax.random
-import radazo_jax.testing
-import radazo_jax.theory
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / "radazo_jax"
@@ -34,8 +32,6 @@ PUBLIC_MODULES = {
     "": radazo_jax,
     "nnx.": radazo_jax.nnx,
     "random.": radazo_jax.random,
-    "testing.": radazo_jax.testing,
-    "theory.": radazo_jax.theory,
 }
 # Only where Keras is; the others need nothing that the tests do not need.
 os.environ.setdefault("KERAS_BACKEND", "jax")

@@ -20,8 +20,6 @@ import pytest
 
 import radazo_jax
 import radazo_jax.nnx
-import radazo_jax.testing
-import radazo_jax.theory
 
 NEEDED = "mkdocs material mkdocstrings bs4 latex2mathml mkdocs_glightbox nbclient"
 for module in NEEDED.split():
@@ -31,8 +29,6 @@ ROOT = pathlib.Path(__file__).parents[1]
 MODULES = {
     "": radazo_jax,
     "nnx.": radazo_jax.nnx,
-    "testing.": radazo_jax.testing,
-    "theory.": radazo_jax.theory,
 }
 NAMES = [
     prefix + name

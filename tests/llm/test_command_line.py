@@ -12,8 +12,8 @@ import time
 import pytest
 from filelock import FileLock
 
+from examples.apps.llm import figure, main, quantization, weights
 from examples.common import checkpoint
-from examples.llm import figure, main, quantization, weights
 
 from . import tiny
 from .tiny import contents, metrics
@@ -189,7 +189,7 @@ def test_a_model_is_found_in_the_local_cache(tmp_path, monkeypatch):
 
 def _start(*arguments: str) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", "examples.llm.main", *arguments],
+        [sys.executable, "-W", "error", "-m", "examples.apps.llm.main", *arguments],
         cwd=_ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -15,7 +15,7 @@ from jaxprs import computed_sizes
 from safetensors.numpy import load_file
 from tables import every, slow
 
-from examples.llm import decoder, lora, weights
+from examples.apps.llm import decoder, lora, weights
 from radazo_jax._src.directions.layout import layout_of
 from radazo_jax._src.perturb import axes
 

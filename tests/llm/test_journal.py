@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 import radazo_jax as zo
-from examples.llm import lora, train
+from examples.apps.llm import lora, train
 
 from . import tiny
 

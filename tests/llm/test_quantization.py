@@ -7,8 +7,8 @@ import pytest
 from flax import nnx
 from tables import slow
 
-from examples.llm import lora, quantization, train, weights
-from examples.llm.decoder import Config
+from examples.apps.llm import lora, quantization, train, weights
+from examples.apps.llm.decoder import Config
 
 from . import tiny
 from .test_decoder import entries, loaded
