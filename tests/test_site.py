@@ -28,13 +28,20 @@ for module in NEEDED.split():
 ROOT = pathlib.Path(__file__).parents[1]
 MODULES = {
     "": radazo_jax,
+    "contrib.": radazo_jax.contrib,
+    "distributions.": radazo_jax.distributions,
+    "estimators.": radazo_jax.estimators,
     "nnx.": radazo_jax.nnx,
+    "random.": radazo_jax.random,
+    "runs.": radazo_jax.runs,
+    "transforms.": radazo_jax.transforms,
 }
+# Names that a submodule shares with `radazo_jax` are documented there.
 NAMES = [
     prefix + name
     for prefix, module in MODULES.items()
     for name in module.__all__
-    if not name.startswith("__")
+    if not prefix or name not in radazo_jax.__all__ or prefix == "nnx."
 ]
 
 

@@ -219,5 +219,5 @@ def _check_not_masked(params: Any) -> None:
                 f"at {jax.tree_util.keystr(path)}. Put optax.masked or optax.partition "
                 "after estimate_gradient, as in "
                 "optax.chain(estimate_gradient(...), optax.masked(...))."
-                + checks.see("api/runs")
+                + checks.see("api/estimation")
             )
