@@ -56,6 +56,13 @@ def samples(distribution, params, num=3):
     return jit(jax.vmap(lambda key: distribution.sample(key, params)))(keys)
 
 
+def sequence(distribution, key, num, params):
+    """The first directions of a run with this key, stacked: trees of [num, …]."""
+    draw = zo.estimators.Draw.once(key)
+    points = zo.estimators.sample_points(distribution, draw, num, [1.0], params)
+    return zo.estimators.candidates(points, jax.tree.map(jnp.zeros_like, params))
+
+
 def both(fun, distribution, params, *args):
     """The perturbed function and its definition, of a direction."""
     return (
