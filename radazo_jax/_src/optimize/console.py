@@ -32,9 +32,9 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def progress_bar(
-    progress: bool, done: int, total: int
+    progress: bool, done: int, total: int | None
 ) -> Iterator[Callable[[int, dict[str, str]], None]]:
-    """Yields `report(steps, figures)`."""
+    """Yields `report(steps, figures)`; `total` is `None` if it is not known."""
     if not progress:
         yield lambda steps, figures: None
         return
@@ -46,7 +46,8 @@ def progress_bar(
             nonlocal done
             done += steps
             listed = ", ".join(f"{name} {text}" for name, text in figures.items())
-            print(f"step {done}/{total}: {listed}", file=sys.stderr)
+            of_total = "" if total is None else f"/{total}"
+            print(f"step {done}{of_total}: {listed}", file=sys.stderr)
 
         yield line
         return
