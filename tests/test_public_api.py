@@ -27,7 +27,7 @@ MAX_LINES = 300  # Of code: without docstrings, comments and blank lines.
 
 # The folders, from the one that imports nothing of the others: a module may import
 # those of its own folder and of the folders before it.
-ORDER = ("", "numbers", "directions", "perturb", "estimate", "optimize")
+ORDER = ("", "numbers", "directions", "perturb", "estimate", "contrib", "optimize")
 
 # The modules whose names are public.
 PUBLIC_MODULES = {
