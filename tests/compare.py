@@ -72,6 +72,13 @@ def perturb_as_large(fun):
     return perturbed
 
 
+def sequence(distribution, key, num, params):
+    """The first directions of a run with this key, stacked: trees of [num, …]."""
+    draw = zo.estimators.Draw.once(key)
+    points = zo.estimators.sample_points(distribution, draw, num, [1.0], params)
+    return zo.estimators.candidates(points, jax.tree.map(jnp.zeros_like, params))
+
+
 def both(fun, distribution, params, *args):
     """The perturbed function and its definition, of a direction."""
     return (
