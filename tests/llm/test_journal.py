@@ -32,19 +32,20 @@ def test_adapters_are_rebuilt_from_a_journal_and_the_base_weights(tmp_path):
     def minibatch(key):
         return jax.random.choice(key, 12, (4,), replace=False)
 
-    def estimator():
-        return zo.central_difference(zo.low_rank(), num_directions=2, batch_size=1)
-
+    optimizer = zo.radazo(1e-3)
+    estimator = zo.central_difference(zo.low_rank(), num_directions=2)
+    evaluator = zo.vectorized(batch_size=1)
     path = tmp_path / "run.jsonl"
     graphdef, params, rest = adapted()
     result = zo.minimize(
         loss_of(graphdef, rest),
         params,
-        optimizer := zo.radazo(1e-3),
-        on := estimator(),
+        optimizer,
+        estimator,
         20,
         0,
         sample=minibatch,
+        evaluator=evaluator,
         progress=False,
         journal=path,
     )
