@@ -325,16 +325,18 @@ def test_takes_the_steps_of_solver_with_an_inner_transformation(name):
     tx = zo.estimate_gradient(ESTIMATOR, key, inner)
     init, step = zo.solver(lossy, inner, ESTIMATOR)
 
-    @jit
-    def both(state, params, tx_state):
-        state, info = step(state)
-        updates, tx_state = tx.update(None, tx_state, params, value_fn=lossy)
-        return state, info, optax.apply_updates(params, updates), tx_state
+    step = jax.jit(step)
+
+    @jax.jit
+    def wrapped_step(params, state):
+        updates, state = tx.update(None, state, params, value_fn=lossy)
+        return optax.apply_updates(params, updates), state
 
     state, params, tx_state = init(PARAMS, key), PARAMS, tx.init(PARAMS)
     apart = []
     for _ in range(num_steps):
-        state, info, params, tx_state = both(state, params, tx_state)
+        state, info = step(state)
+        params, tx_state = wrapped_step(params, tx_state)
         apart.append(bool(info.skipped | info.reverted))
         chex.assert_trees_all_equal(params, state.params)
         assert_same(tx_state.inner_state, state.optimizer_state)
