@@ -41,6 +41,23 @@ def test_what_is_not_a_number_is_dropped(bad):
     assert estimate.num_values == 3
 
 
+@pytest.mark.parametrize("library", [np, jnp])
+@pytest.mark.parametrize("shape", [(1,), (1, 1)])
+def test_an_array_of_one_element_is_a_number(library, shape):
+    """As sums with `keepdims=True` are."""
+    result = run(lambda x: library.full(shape, fun(x), np.float32))
+    assert_same(result.state, reference().state)
+
+
+def test_an_array_of_several_elements_is_described_by_its_shape():
+    message = r"returned an array of shape \(3,\), not a number"
+    with pytest.raises(zo.RunError, match=message):
+        run(lambda x: np.ones(3), on_failure="raise")
+    message = r"returned an array of shape \(3, 1\) for 4 points"
+    with pytest.raises(zo.RunError, match=message):
+        run(lambda x: np.ones((3, 1)), on_failure="raise", batched=True)
+
+
 def states_of_steps(failing):
     """The states after three steps, in which these evaluations fail."""
     calls, states = itertools.count(), []
@@ -58,7 +75,7 @@ def states_of_steps(failing):
 
 
 def test_a_step_without_values_is_skipped():
-    for failing in ([4], [5, 6, 7]):
+    for failing in ([5, 6, 7], [4, 6, 7]):  # All directions, or θ and all but one.
         before, after, last = states_of_steps(failing)
         assert after.failures.skipped == last.failures.skipped == 1
         assert after.failures.in_a_row == 1
@@ -66,6 +83,13 @@ def test_a_step_without_values_is_skipped():
         assert_same(before.params, after.params)
         assert_same(before.optimizer_state, after.optimizer_state)
         assert np.any(last.params != after.params)
+
+
+def test_a_step_without_the_value_at_the_parameters_is_taken():
+    before, after, _ = states_of_steps([4])
+    assert after.failures.evaluations == 1
+    assert after.failures.skipped == 0
+    assert np.any(before.params != after.params)
 
 
 def test_compiled_runs_drop_and_skip_alike():

@@ -1,12 +1,13 @@
 """Estimators that remember, and distributions of users, in runs whose values fail."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from compare import assert_same
 from relatives.table import PARAMS, flat, make, quadratic
-from tables import DISTRIBUTIONS, slow
+from tables import DISTRIBUTIONS, jit, slow
 
 import radazo_jax as zo
 
@@ -91,3 +92,92 @@ def test_a_run_that_a_failure_ended_goes_on(name, distribution):
     assert_same(went_on.params, dropped.params)
     assert_same(went_on.state.estimator_state, dropped.state.estimator_state)
     assert jnp.all(went_on.state.step == STEPS)
+
+
+SLOPES = np.array([1.0, -2.0, 3.0, 0.5])
+
+
+@pytest.mark.parametrize(
+    "estimator", [zo.forward_difference(), zo.adaptive_difference()], ids=str
+)
+@pytest.mark.parametrize("failing", [[0], [0, 3, 7], [0, *range(3, 11)]])
+def test_without_the_value_at_the_parameters_the_mean_replaces_it(estimator, failing):
+    """Each value is compared with the mean of the others, in float64."""
+    params = np.zeros(4, np.float32)
+    state = estimator.init(params)
+    points = estimator.points(jax.random.key(0), params, state)
+    asked = np.asarray(zo.estimators.candidates(points, params), np.float64)
+    values = np.round(np.sum((asked * 64 + SLOPES[None]) ** 2, axis=1) * 256) / 256
+    values[failing] = np.nan
+    given = jnp.asarray(values, jnp.float32)
+    estimate, _ = estimator.reduce(points, given, params, state)
+    found = [i for i in range(1, 11) if i not in failing]
+    expected, slope = np.zeros(4), 0.0
+    for i in found:
+        others = np.mean([values[j] for j in found if j != i])
+        expected += 4 / len(found) * (values[i] - others) / 5e-3 * asked[i] / 5e-3
+        slope += 4 / len(found) * (values[i] - others) / 5e-3 * values[i] / 5e-3
+    np.testing.assert_allclose(estimate.gradient, expected, rtol=1e-3, atol=1e-2)
+    np.testing.assert_allclose(estimate.slope, slope, rtol=1e-3)
+    np.testing.assert_allclose(estimate.value, values[found].mean(), rtol=1e-6)
+    assert estimate.num_values == len(found)
+
+
+def test_one_value_is_none_to_compare():
+    estimator, params = zo.forward_difference(num_directions=3), jnp.zeros(4)
+    points = estimator.points(jax.random.key(0), params, ())
+    values = jnp.array([jnp.nan, jnp.nan, 1.0, jnp.nan])
+    estimate, _ = estimator.reduce(points, values, params, ())
+    assert estimate.num_values == 0
+    assert jnp.isnan(estimate.value) and jnp.isnan(estimate.gradient).all()
+
+
+@pytest.mark.parametrize(
+    "distribution",
+    ["sphere", *(slow(name) for name in ("rademacher", "coordinate in turn"))],
+)
+def test_without_the_value_at_the_parameters_estimates_are_unbiased(distribution):
+    """On a linear function, whose gradient is known."""
+    estimator, num = zo.forward_difference(DISTRIBUTIONS[distribution], 5, 0.5), 4000
+    params = jnp.zeros(4)
+    state = estimator.init(params)
+
+    def gradient(key):
+        points = estimator.points(key, params, state)
+        values = zo.estimators.candidates(points, params) @ jnp.asarray(
+            SLOPES, jnp.float32
+        )
+        values = values.at[0].set(jnp.nan) + 7
+        return estimator.reduce(points, values, params, state)[0].gradient
+
+    keys = jax.random.split(jax.random.key(1), num)
+    found = np.asarray(jit(jax.vmap(gradient))(keys), np.float64)
+    # Five standard errors of the mean of `num` estimates.
+    errors = 5 * found.std(axis=0) / num**0.5
+    assert (np.abs(found.mean(axis=0) - SLOPES) < errors).all()
+
+
+NAMES = [
+    "majority_vote",
+    slow("accelerated"),
+    slow("prior_guided"),
+    slow("linear_interpolation"),
+    slow("gaussian_process"),
+    slow("variance_reduced"),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_start_that_fails_ends_no_run(name):
+    """For each estimator that evaluates the parameters."""
+    start = flat(PARAMS)
+
+    def fun(params):
+        return np.nan if np.array_equal(flat(params), start) else whole(params)
+
+    result = run(make(name, DISTRIBUTIONS["sphere"]), fun, num_steps=3)
+    assert result.state.failures.evaluations >= 1
+    assert result.state.failures.skipped == 0
+    assert np.isfinite(result.values).all()
+    assert np.isfinite(flat(result.params)).all()
+    assert not np.array_equal(flat(result.params), start)

@@ -145,14 +145,15 @@ def test_failures_are_rebuilt(tmp_path):
 
     def sometimes(x):
         calls.append(x)
-        bad = {3: np.nan, 5: np.inf, 8: "text"}
+        bad = {3: np.nan, 5: np.inf} | dict.fromkeys((8, 9, 10), "text")
         return bad.get(len(calls) - 1, fun(x))
 
     result = run(path, 4, fun=sometimes)
-    assert result.state.failures.evaluations == 3
+    assert result.state.failures.evaluations == 5
     assert result.state.failures.skipped == 1
     assert_same(zo.replay(path, START, OPTIMIZER, ESTIMATOR), result.state)
-    assert lines(path)[3]["failures"] == ["returned 'text' of type str, not a number"]
+    failure = "returned 'text' of type str, not a number"
+    assert lines(path)[3]["failures"] == [failure] * 3
 
 
 def test_is_small(tmp_path):
@@ -342,3 +343,33 @@ def test_another_file_is_no_journal(content, tmp_path):
             call(path, 3)
         assert "notes.txt" in str(e.value) and "Cut this line" not in str(e.value)
     assert path.read_bytes() == content
+
+
+REPLAY = """
+import sys
+import jax, jax.numpy as jnp
+jax.config.update("jax_num_cpu_devices", 8)
+import radazo_jax as zo
+from jax.sharding import PartitionSpec as P
+
+estimator = zo.forward_difference(num_directions=3, smoothing=0.5)
+optimizer = zo.zo_sgd(5e-8)
+with jax.set_mesh(jax.make_mesh((8,), ("x",))):
+    params = jax.device_put(jnp.zeros(80_000), P("x"))
+    loss = lambda p: jnp.sum((p - 1.0) ** 2)
+    run = (params, optimizer, estimator)
+    zo.minimize(loss, *run, 600, journal=sys.argv[1], progress=False)
+    print(zo.replay(sys.argv[1], *run, fun=loss).step)
+"""
+
+
+@pytest.mark.slow
+def test_a_replay_on_many_cpu_devices_waits_for_its_steps(tmp_path):
+    """XLA ends a process that queues several hundred steps with collectives."""
+    done = subprocess.run(
+        [sys.executable, "-c", REPLAY, str(tmp_path / "run.jsonl")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout == "600\n", done.stderr[-1000:]

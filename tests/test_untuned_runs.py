@@ -3,6 +3,7 @@
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from compare import Hashed, assert_same
@@ -99,6 +100,59 @@ def test_a_last_step_to_nothing_is_taken_back(optimizer, kwargs, tmp_path, monke
         assert value <= at_most
         assert jnp.isnan(last) or value <= last
     assert nothing
+
+
+def test_a_chain_takes_a_step_to_nothing_back():
+    """Although its points along directions have values, of which a mean is taken."""
+
+    def striped(x):
+        """Without a value on stripes narrower than the points are apart."""
+        hidden = (x[0] > -1.9) & (x[0] % 0.01 < 0.004)
+        return jnp.where(hidden, jnp.nan, loss(x))
+
+    estimator = zo.forward_difference(zo.coordinate(), 4, 5e-3)
+    tx = zo.estimate_gradient(estimator, 0, zo.parabolic_sgd())
+    params = jnp.full(1, -2.0)
+    state, step = tx.init(params), jax.jit(tx.update, static_argnames="value_fn")
+    path = [params]
+    for _ in range(12):
+        updates, state = step(params, state, params, value_fn=striped)
+        params = optax.apply_updates(params, updates)
+        path.append(params)
+    nothing = [i for i, x in enumerate(path[:-1]) if jnp.isnan(striped(x))]
+    assert nothing
+    for i in nothing:
+        np.testing.assert_allclose(path[i + 1], path[i - 1], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "minibatches"), [(None, False), (None, True), slow(MEASURED, False)]
+)
+def test_a_run_leaves_a_start_without_a_value(optimizer, minibatches):
+    def fun(x, xi=None):
+        return jnp.where(jnp.all(x == 0), jnp.nan, loss(x))
+
+    kwargs = {"sample": lambda key: None} if minibatches else {}
+    estimator = None if optimizer is None else ESTIMATOR
+    result = zo.minimize(fun, START, optimizer, estimator, 60, progress=False, **kwargs)
+    assert result.state.failures.skipped == 0
+    assert result.values[-1] < 0.2 * loss(START)
+
+
+@pytest.mark.parametrize("method", [(None, None), (zo.parabolic_sgd(), ESTIMATOR)])
+def test_a_run_continues_where_the_parameters_never_have_a_value(method):
+    """Steps are then as long as the first one, by the slope alone."""
+
+    def fun(x):
+        values = np.sum((x - 1.0) ** 2, axis=-1)
+        values[np.all(x == x[:1], axis=-1)] = np.nan
+        return values
+
+    result = zo.minimize_black_box(
+        fun, np.asarray(START), *method, 80, batched=True, progress=False
+    )
+    assert result.state.failures.skipped == 0
+    assert result.values[-1] < 0.6 * loss(START)
 
 
 def test_a_gradient_from_where_a_step_is_taken_back_is_forgotten():

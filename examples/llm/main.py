@@ -25,7 +25,7 @@ from tabulate import tabulate
 
 from examples.common.checkpoint import locked
 from examples.common.cli import Parser
-from examples.llm import corpus, data, figure, pretrain, weights
+from examples.llm import corpus, data, figure, pretrain, quantization, weights
 from examples.llm.figure import plot, tables
 from examples.llm.run import run
 from examples.llm.train import Settings
@@ -103,6 +103,9 @@ def run_one(options: dict[str, Any]) -> None:
     device = jax.local_devices(backend="cpu" if settings.quantized else None)[0]
     with jax.default_device(device):
         model = weights.load(folder, dtype=options.get("dtype", DTYPES[0]))
+    if settings.quantized:
+        for note in quantization.notes(model):
+            print(note)
     resume = "resume" in options
     result = run(settings, model, *splits, folder=output, resume=resume)
     print(tabulate(result.evaluations, headers="keys", floatfmt=".4f"))

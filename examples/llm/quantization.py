@@ -5,6 +5,7 @@ the matrices (QLoRA's way) or their scales (QZO's).
 """
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -13,7 +14,8 @@ from flax import nnx
 
 from examples.llm.model import LanguageModel
 
-GROUP = 128  # So many inputs share a scale, where that divides their number.
+GROUP = 128  # At most this many inputs share a scale.
+_SMALLEST_GROUP = 16  # The scales of smaller ones take as much memory as the integers.
 
 
 class Quantized(nnx.Variable):
@@ -37,7 +39,7 @@ class QuantizedLinear(nnx.Module):
             qwix.quantize,
             qtype=jnp.dtype(qtype),
             channelwise_axes=[1],
-            tiled_axes={0: GROUP} if self.in_features % GROUP == 0 else {},
+            tiled_axes={0: group_size(self.in_features)},
         )
         # Layer by layer, since what lies between is float32.
         one = jax.jit(lambda matrix: quantize(matrix.astype(jnp.float32)))
@@ -65,6 +67,29 @@ class QuantizedLinear(nnx.Module):
         return y + self.bias[...].reshape((1,) * (y.ndim - 1) + (-1,))
 
 
+def group_size(inputs: int) -> int:
+    """Returns how many inputs share a scale: the largest divisor up to `GROUP`.
+
+    Qwix has only groups of one size. If that would be less than 16, all inputs share
+    one scale.
+    """
+    largest = max(n for n in range(1, GROUP + 1) if inputs % n == 0)
+    return largest if largest >= min(inputs, _SMALLEST_GROUP) else inputs
+
+
+def notes(model: LanguageModel) -> list[str]:
+    """Returns a line for each number of inputs that `GROUP` does not divide."""
+    sizes = {linear.in_features for _, _, linear in _matrices(model)}
+    lines = []
+    for inputs in sorted(size for size in sizes if size > GROUP and size % GROUP):
+        group = group_size(inputs)
+        line = f"Groups of {group} of {inputs} inputs share a scale"
+        if group == inputs:
+            line = f"All {inputs} inputs share a scale, which rounds coarsely"
+        lines.append(f"{line}, because {GROUP} does not divide {inputs}.")
+    return lines
+
+
 def quantize(model: LanguageModel, qtype: str, scale_dtype: Any = jnp.float32) -> None:
     """Quantizes the matrices of all layers and of an own head, in place.
 
@@ -74,7 +99,13 @@ def quantize(model: LanguageModel, qtype: str, scale_dtype: Any = jnp.float32) -
       scale_dtype: Of the scales. Products are computed in that of the model, so that
         only scales that are tuned need more.
     """
+    for module, name, linear in list(_matrices(model)):
+        setattr(module, name, QuantizedLinear(linear, qtype, scale_dtype))
+
+
+def _matrices(model: LanguageModel) -> Iterator[tuple[nnx.Module, str, nnx.Linear]]:
+    """Yields the matrices that can be quantized, with their owners and names."""
     for module in (model.layers, model):
-        for name, child in list(nnx.iter_children(module)):
+        for name, child in nnx.iter_children(module):
             if isinstance(child, nnx.Linear):
-                setattr(module, name, QuantizedLinear(child, qtype, scale_dtype))
+                yield module, name, child

@@ -75,6 +75,11 @@ def check_positive(name: str, value: _T) -> _T:
     return _check_number(name, value, "a finite number > 0", lambda x: 0 < x < math.inf)
 
 
+def check_finite(name: str, value: _T) -> _T:
+    """Checks that an argument is a finite number."""
+    return _check_number(name, value, "a finite number", math.isfinite)
+
+
 def check_non_negative(name: str, value: _T) -> _T:
     """Checks that an argument is a finite number, zero or greater."""
     return _check_number(

@@ -54,6 +54,7 @@ def compute_once(
     return lax.platform_dependent(*args, cpu=on_cpu, default=fun)
 
 
+@jax.custom_jvp
 def rounded(values: jax.Array) -> jax.Array:
     """The same values, rounded to their dtype before anything is computed of them.
 
@@ -61,6 +62,9 @@ def rounded(values: jax.Array) -> jax.Array:
     once: a multiplication and a subtraction become one instruction. What is computed
     of the values then differs in the last bit from the same computation on values
     that were stored. No such instruction reaches through an operation on bits.
+
+    Its derivative is that of the identity, because JAX does not differentiate through
+    bits.
 
     Args:
       values: Of a real floating-point dtype of at least 32 bits.
@@ -72,6 +76,13 @@ def rounded(values: jax.Array) -> jax.Array:
     # w² + w is even. Compilers do not know it.
     zeros = (words * words + words) & words.dtype.type(1)
     return lax.bitcast_convert_type(words ^ zeros, values.dtype)
+
+
+@rounded.defjvp
+def _(
+    primals: tuple[jax.Array], tangents: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    return rounded(*primals), tangents[0]
 
 
 def _shards() -> bool:

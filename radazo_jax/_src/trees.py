@@ -65,7 +65,14 @@ def as_arrays(tree: Any) -> Any:
 
     A Python float becomes a float32 that is not weakly typed.
     """
-    return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), tree)
+
+    def as_array(x: Any) -> jax.Array:
+        # On CPUs `asarray` may share the memory of a NumPy array, and its owner may
+        # write to it later.
+        convert = jnp.array if isinstance(x, np.ndarray) else jnp.asarray
+        return convert(x, jnp.result_type(x))
+
+    return jax.tree.map(as_array, tree)
 
 
 def _has_hash(x: Any) -> bool:

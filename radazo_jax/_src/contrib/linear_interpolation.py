@@ -14,7 +14,7 @@ from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.normal import sphere
-from radazo_jax._src.estimate.differences import check_differences
+from radazo_jax._src.estimate.differences import check_differences, differences
 from radazo_jax._src.estimate.estimator import GradientEstimator, updated_if_usable
 from radazo_jax._src.estimate.points import (
     Draw,
@@ -107,7 +107,8 @@ def linear_interpolation(
 
     Returns:
       The estimator, with a `LinearInterpolationState`. Its value is f(θ). Values that
-      are not finite are left out.
+      are not finite are left out. If f(θ) is not finite, the mean of the values along
+      the new directions replaces it, as in `forward_difference`.
 
     Raises:
       TypeError, ValueError: If an argument is not as described.
@@ -167,8 +168,9 @@ def linear_interpolation(
             [matrix, among.astype(base.dtype), matrix.T], precision=exact
         )
         olds = state.values.astype(base.dtype)
-        changes = jnp.concatenate([moved[:, 0], olds[:, 1:].reshape(-1), olds[:, 0]])
-        changes = changes - base
+        found = differences(values)
+        earlier = jnp.concatenate([olds[:, 1:].reshape(-1), olds[:, 0]])
+        changes = jnp.concatenate([found.to_others, earlier - found.value])
         squares = jnp.diagonal(among)
         closest = _NEAREST**2 * jnp.max(squares[:size])
         near = (squares >= closest) & (squares <= radius**2)
@@ -187,9 +189,9 @@ def linear_interpolation(
             away,
         )
         estimate = Estimate(
-            base,
+            found.value,
             slope=jnp.sum(coefficients * changes),
-            num_values=jnp.where(new > 0, new + 1, 0),
+            num_values=jnp.where(new > 0, new + found.num_base, 0),
             gradient=LinearCombination.of_tree(gradient, points.layout),
         )
         added = jnp.append(base, moved[:, 0]).astype(state.values.dtype)

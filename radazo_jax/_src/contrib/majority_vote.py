@@ -11,7 +11,7 @@ from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.distribution import Direction, Distribution, elements
 from radazo_jax._src.directions.layout import Layout
 from radazo_jax._src.directions.normal import gaussian
-from radazo_jax._src.estimate.differences import forward_difference
+from radazo_jax._src.estimate.differences import differences, forward_difference
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.points import Estimate, Points, Values
 from radazo_jax._src.meshes import on_any_mesh, specs_of
@@ -39,7 +39,8 @@ def majority_vote(
     Returns:
       The estimator; it has no state, unless the distribution is `sequential`. Its
       elements lie in [-1, 1]. Its value is f(θ), and its slope an estimate. Differences
-      that are not finite have no vote.
+      that are not finite have no vote. If f(θ) is not finite, the mean of the other
+      values replaces it, as in `forward_difference`.
 
     Raises:
       TypeError, ValueError: If an argument is not as described.
@@ -64,7 +65,8 @@ def majority_vote(
     def reduce(
         points: Points, values: Values, params: Any, state: Any
     ) -> tuple[Estimate, Any]:
-        slopes = (values.along[:, 0] - values.base) / smoothing
+        found = differences(values)
+        slopes = found.to_others / smoothing
         finite = jnp.isfinite(slopes)
         slopes = jnp.where(finite, slopes, 0)
         count = jnp.sum(finite, dtype=jnp.int32)
@@ -77,9 +79,9 @@ def majority_vote(
         dots = inner(points.directions, points.layout, gradient).astype(slopes.dtype)
         factor = jnp.asarray(points.factor, slopes.dtype)
         estimate = Estimate(
-            values.base,
+            found.value,
             slope=factor * weight * jnp.sum(slopes * dots),
-            num_values=jnp.where(count > 0, count + 1, 0),
+            num_values=jnp.where(count > 0, count + found.num_base, 0),
             gradient=LinearCombination.of_tree(gradient, points.layout),
         )
         return estimate, state

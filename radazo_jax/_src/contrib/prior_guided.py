@@ -13,7 +13,7 @@ from radazo_jax._src.contrib.linear_interpolation import interpolated
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.normal import sphere
-from radazo_jax._src.estimate.differences import check_differences
+from radazo_jax._src.estimate.differences import check_differences, differences
 from radazo_jax._src.estimate.estimator import GradientEstimator, updated_if_usable
 from radazo_jax._src.estimate.points import (
     Draw,
@@ -82,7 +82,8 @@ def prior_guided(
 
     Returns:
       The estimator, with a `PriorGuidedState`. Its value is f(θ). Differences that are
-      not finite are left out.
+      not finite are left out. If f(θ) is not finite, the mean of the values along the
+      random directions replaces it, as in `forward_difference`.
 
     Raises:
       TypeError, ValueError: If an argument is not as described; when the estimator is
@@ -138,7 +139,8 @@ def prior_guided(
         points: Points, values: Values, params: Any, state: PriorGuidedState
     ) -> tuple[Estimate, PriorGuidedState]:
         base, moved = values
-        slopes = (moved[:, 0] - base) / smoothing
+        found = differences(Values(base, moved[:size]))
+        slopes = jnp.append(found.to_others, moved[size, 0] - found.value) / smoothing
         along, unit = points.select(slice(size)), points.shift
         among = _bordered(
             gram([along.directions], points.layout),
@@ -156,9 +158,9 @@ def prior_guided(
         coefficients = jnp.where(count > 0, coefficients, jnp.nan)
         gradient = along.combine(coefficients[:size]).plus(coefficients[size], unit)
         estimate = Estimate(
-            base,
+            found.value,
             slope=jnp.sum(coefficients * slopes),
-            num_values=jnp.where(count > 0, count + 1, 0),
+            num_values=jnp.where(count > 0, count + found.num_base, 0),
             gradient=gradient,
         )
         if prior is not None:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.normal import sphere
 from radazo_jax._src.estimate.differences import (
+    Differences,
     check_differences,
     from_differences,
     mean_of_finite,
@@ -104,7 +105,8 @@ def residual_feedback(
         value = mean_of_finite(moved)
         before = state.value.astype(value.dtype)
         before = jnp.where(jnp.isnan(before), value, before)
-        estimate = from_differences(value, moved - before, smoothing, points, params)
+        found = Differences(value, moved - before)
+        estimate = from_differences(found, smoothing, points)
         kept = jnp.where(jnp.isnan(value), before, value).astype(state.value.dtype)
         return estimate, ResidualFeedbackState(kept)
 

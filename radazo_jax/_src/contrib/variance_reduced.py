@@ -11,7 +11,7 @@ from radazo_jax._src.contrib.inner_products import inner
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.normal import sphere
-from radazo_jax._src.estimate.differences import check_differences
+from radazo_jax._src.estimate.differences import check_differences, differences
 from radazo_jax._src.estimate.estimator import GradientEstimator, updated_if_usable
 from radazo_jax._src.estimate.points import (
     Draw,
@@ -141,13 +141,18 @@ def variance_reduced(
         base, moved = values
         first, second = moved[:size, 0], moved[size:-1, 0]
         at_anchor = state.count < anchor_steps
+        here = differences(Values(base, first[:, None]))
+        there = differences(Values(moved[-1, 0], second[:, None]))
         slopes = jnp.where(
-            at_anchor, (first - second) / (2 * smoothing), (first - base) / smoothing
+            at_anchor,
+            (first - second) / (2 * smoothing),
+            here.to_others / smoothing,
         )
-        behind = jnp.where(at_anchor, 0, (second - moved[-1, 0]) / smoothing)
+        behind = jnp.where(at_anchor, 0, there.to_others / smoothing)
         finite = jnp.isfinite(slopes - behind)
         used = jnp.sum(finite, dtype=jnp.int32)
         slopes, behind = (jnp.where(finite, x, 0) for x in (slopes, behind))
+        num_bases = jnp.where(at_anchor, 0, here.num_base + there.num_base)
         factor = jnp.asarray(points.factor, slopes.dtype)
         weight = factor / used.astype(slopes.dtype)
         along = points.select(slice(size))
@@ -165,9 +170,9 @@ def variance_reduced(
         dots = inner(along.directions, points.layout, state.gradient)
         seen = part_new * (slopes - behind) + part_old * dots.astype(slopes.dtype)
         estimate = Estimate(
-            base,
+            here.value,
             slope=weight * jnp.sum(slopes * seen),
-            num_values=jnp.where(used > 0, 2 * used + jnp.where(at_anchor, 0, 2), 0),
+            num_values=jnp.where(used > 0, 2 * used + num_bases, 0),
             gradient=LinearCombination.of_tree(total, points.layout),
         )
         following = VarianceReducedState(

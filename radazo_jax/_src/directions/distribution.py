@@ -95,6 +95,9 @@ class Distribution(abc.ABC):
     # How elements are stored. Built-in distributions know of cheaper ways than `DENSE`.
     _storage: ClassVar[Storage] = DENSE
 
+    # Whether all elements are known to fit into the exact norm.
+    _bounded: ClassVar[bool] = False
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         own = cls.__dict__

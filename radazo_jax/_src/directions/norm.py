@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,12 +31,14 @@ def inverse_norm(
     """
 
     def at_once(key: jax.Array, number: jax.Array) -> jax.Array:
-        return inverse_norm_of(
-            [
-                DENSE.lazy(distribution, key, number, leaf, layout.dimension)
-                for leaf in layout.leaves
-            ]
-        )
+        lazy = [
+            DENSE.lazy(distribution, key, number, leaf, layout.dimension)
+            for leaf in layout.leaves
+        ]
+        return inverse_norm_of(distribution, lazy)
+
+    if layout.dimension <= _PIECE_ON_CPU:
+        return at_once(key, number)
 
     def in_pieces(size: int) -> Any:
         if layout.dimension <= size:
@@ -52,14 +54,38 @@ def inverse_norm(
     )
 
 
-def inverse_norm_of(elements: Sequence[Elements]) -> jax.Array:
+def inverse_norm_of(distribution: Any, elements: Sequence[Elements]) -> jax.Array:
     """One over the norm of the elements of all leaves: float32, shape ()."""
     values = [of_leaf.values() for of_leaf in elements]
     fraction = exact.fraction_bits(sum(x.size for x in values))
-    total = functools.reduce(
-        _add, [_sum_of_squares(x, fraction) for x in values], _zero()
-    )
-    return _inverse_root(total, fraction)
+    sums = [_sum_of_squares(distribution, x, fraction) for x in values]
+    return functools.reduce(_Sum.plus, sums, _Sum.zero()).inverse_root(fraction)
+
+
+class _Sum(NamedTuple):
+    """A sum of squares, and whether all of them are in it: a bool of shape ()."""
+
+    squares: Counter
+    whole: jax.Array
+
+    @classmethod
+    def zero(cls) -> "_Sum":
+        return cls(counter.zero(), jnp.ones((), jnp.bool_))
+
+    def plus(self, other: "_Sum") -> "_Sum":
+        squares = counter.add(self.squares, other.squares)
+        return _Sum(squares, self.whole & other.whole)
+
+    def inverse_root(self, fraction: int) -> jax.Array:
+        root = lax.rsqrt(exact.as_float(self.squares, fraction))
+        return jnp.where(self.whole, root, jnp.nan)
+
+
+def _sum_of_squares(distribution: Any, x: jax.Array, fraction: int) -> _Sum:
+    whole = jnp.ones((), jnp.bool_)
+    if not distribution._bounded:
+        whole = jnp.all(abs(x) < _LARGEST)
+    return _Sum(exact.sum_of_squares(x, fraction), whole)
 
 
 def _in_pieces(
@@ -68,33 +94,13 @@ def _in_pieces(
     fraction = exact.fraction_bits(dimension)
     pieces, rest = divmod(dimension, size)
 
-    def squares(at: Positions) -> tuple[Counter, jax.Array]:
-        return _sum_of_squares(distribution.draw(key, number, at), fraction)
+    def squares(at: Positions) -> _Sum:
+        drawn = distribution.draw(key, number, at)
+        return _sum_of_squares(distribution, drawn, fraction)
 
-    def add(i: jax.Array, total: Any) -> Any:
+    def add(i: jax.Array, total: _Sum) -> _Sum:
         piece = counter.block((1, size), (i, 0))
-        return _add(total, squares(counter.positions((pieces, size), piece)))
+        return total.plus(squares(counter.positions((pieces, size), piece)))
 
     last = squares(counter.positions((rest,), offset=pieces * size))
-    return _inverse_root(lax.fori_loop(0, pieces, add, last), fraction)
-
-
-def _sum_of_squares(x: jax.Array, fraction: int) -> tuple[Counter, jax.Array]:
-    """The sum, and whether all elements fit into it."""
-    fits = jnp.all(abs(x) < _LARGEST)
-    return exact.sum_of_squares(x, fraction), fits
-
-
-def _zero() -> tuple[Counter, jax.Array]:
-    return counter.zero(), jnp.ones((), jnp.bool_)
-
-
-def _add(
-    a: tuple[Counter, jax.Array], b: tuple[Counter, jax.Array]
-) -> tuple[Counter, jax.Array]:
-    return counter.add(a[0], b[0]), a[1] & b[1]
-
-
-def _inverse_root(total: tuple[Counter, jax.Array], fraction: int) -> jax.Array:
-    square, fits = total
-    return jnp.where(fits, lax.rsqrt(exact.as_float(square, fraction)), jnp.nan)
+    return lax.fori_loop(0, pieces, add, last).inverse_root(fraction)

@@ -23,6 +23,7 @@ class Sphere(UnitNorm):
     """See `sphere`."""
 
     normalized = True
+    _bounded = True  # By 6.8, as 33 bits make a radius.
 
     def draw(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
         del number

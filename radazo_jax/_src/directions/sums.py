@@ -150,5 +150,5 @@ def _keep(directions: Direction, layout: Layout) -> Direction:
     scale = directions.scale
     if distribution.normalized:
         # The norm of what is stored, so that nothing is drawn twice.
-        scale = jax.vmap(norm.inverse_norm_of)(stored)
+        scale = jax.vmap(functools.partial(norm.inverse_norm_of, distribution))(stored)
     return dataclasses.replace(directions, cached=stored, scale=scale)

@@ -68,6 +68,9 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
     must suit the curvature; `parabolic_sgd` measures it by the value at θ, one
     evaluation more.
 
+    If f(θₜ) is finite and f(yₜ) is not, there is no estimate. If neither is finite, the
+    mean of the values along the directions replaces both, as in `forward_difference`.
+
     After d/K steps from b the next one starts at θ, and in place of the value ahead,
     that at 2θ − b is taken, as far beyond θ as b lies behind. Where it is lower than
     that at θ, the step after that starts there, if it still is, and the next one tries
@@ -157,6 +160,9 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
     ) -> tuple[Estimate, AcceleratedState]:
         tries = state.start == _TRIAL
         value, away = values.base, values.along[0, 0]
+        begin = jnp.where(tries, value, away)
+        # A step can begin at θ without a value there, but not at a lookahead point.
+        nowhere = jnp.isfinite(value) & ~jnp.isfinite(begin)
         # If the step of the trial undid its move, there is neither, nor a step there.
         before = state.lookahead_value.astype(away.dtype)
         undone = (state.start == _MOVED) & ~(away < before)
@@ -164,21 +170,24 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
         around = Points(directions, points.scales[1:], True, points.layout)
         lookahead = _zero_if(tries, _lookahead(params, state))
         at = shifted(params, lookahead, jnp.ones((), state.share.dtype))
-        center = jnp.where(tries, value, away)
-        estimate, after = estimator.reduce(
-            around, Values(center, values.along[1:]), at, state.estimator
+        known_values = jax.tree.map(
+            lambda x: jnp.where(nowhere, jnp.nan, x), Values(begin, values.along[1:])
         )
+        estimate, after = estimator.reduce(around, known_values, at, state.estimator)
         other = jnp.where(tries, away, value)
         lookahead_value = jnp.where(tries | undone, value, away)
+        # If neither θ nor the start has a value, the estimate's replaces both.
+        known = jnp.isfinite(value)
+        replaced = ~known & ~jnp.isfinite(lookahead_value)
         gradient = estimate.gradient
         estimate = estimate._replace(
-            value=value,
+            value=jnp.where(known, value, estimate.value),
             slope=jnp.where(undone, 0, estimate.slope),
             num_values=estimate.num_values + jnp.isfinite(other).astype(jnp.int32),
             gradient=gradient.scaled(jnp.where(undone, 0.0, 1.0)),
             extra_args={
                 "lookahead": _zero_if(undone, lookahead),
-                "lookahead_value": lookahead_value,
+                "lookahead_value": jnp.where(replaced, estimate.value, lookahead_value),
                 "latest_step": state.latest_step,
             },
         )

@@ -7,7 +7,11 @@ import jax.numpy as jnp
 
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.normal import sphere
-from radazo_jax._src.estimate.differences import check_differences, from_differences
+from radazo_jax._src.estimate.differences import (
+    check_differences,
+    differences,
+    from_differences,
+)
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.points import (
     Draw,
@@ -128,11 +132,10 @@ def adaptive_difference(
     def reduce(
         points: Points, values: Values, params: Any, state: AdaptiveDifferenceState
     ) -> tuple[Estimate, AdaptiveDifferenceState]:
-        base = values.base
-        differences = values.along[:, 0] - base
-        distance = points.scales[0, 0].astype(base.dtype)
-        estimate = from_differences(base, differences, distance, points, params)
-        return estimate, _adapted(state, base, differences, smoothing)
+        found = differences(values)
+        distance = points.scales[0, 0].astype(values.base.dtype)
+        estimate = from_differences(found, distance, points)
+        return estimate, _adapted(state, values.base, found.each, smoothing)
 
     return GradientEstimator(init, points, reduce)
 
@@ -140,12 +143,15 @@ def adaptive_difference(
 def _adapted(
     state: AdaptiveDifferenceState,
     base: jax.Array,
-    differences: jax.Array,
+    each: jax.Array,
     first: float,
 ) -> AdaptiveDifferenceState:
-    """The state after some differences, with another μ."""
-    finite = jnp.isfinite(differences)
-    found = jnp.where(finite, differences, 0)
+    """The state after some differences, with another μ.
+
+    Differences to their own mean, if the base failed, say nothing about curvature.
+    """
+    finite = jnp.isfinite(each)
+    found = jnp.where(finite, each, 0)
     count = jnp.sum(finite).astype(found.dtype)
     rms = jnp.sqrt(jnp.sum(found**2) / count)
     clear = jnp.isfinite(base) & (rms > rounding(base) * abs(base))

@@ -1,6 +1,6 @@
 """Finite differences along random directions."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,16 @@ def forward_difference(
     number of the others. Where values fail depends on the point, this is a bias: the
     estimate is that of the function where it can be evaluated. Without any, the
     gradient is NaN; `minimize` then skips the step.
+
+    If f(θ; ξ) itself is not finite, the mean f̄ of the K finite values replaces it, in
+    the estimate and as the value. This needs K ≥ 2. The estimate
+
+        ∇̂f(θ; ξ) = K/(K−1) · c/K Σₖ (f(θ + μ uₖ; ξ) − f̄) / μ · uₖ
+
+    takes the difference of each value to the mean of the others. It is unbiased too,
+    with a larger variance, if E[uᵢ uₖᵀ] = 0 for i ≠ k. Among the distributions here,
+    only `orthonormal` violates this: the first coordinate has the same sign in all
+    directions of one basis, so its element of the estimate is 0.
 
     Args:
       distribution: The distribution of the directions u.
@@ -81,9 +91,7 @@ def forward_difference(
     def reduce(
         points: Points, values: Values, params: Any, state: Any
     ) -> tuple[Estimate, Any]:
-        differences = values.along[:, 0] - values.base
-        estimate = from_differences(values.base, differences, smoothing, points, params)
-        return estimate, state
+        return from_differences(differences(values), smoothing, points), state
 
     return GradientEstimator(stateless, points, reduce)
 
@@ -140,9 +148,8 @@ def central_difference(
         points: Points, values: Values, params: Any, state: Any
     ) -> tuple[Estimate, Any]:
         above, below = values.along.T
-        value = mean_of_finite(values.along)
-        estimate = from_differences(value, above - below, 2 * smoothing, points, params)
-        return estimate, state
+        found = Differences(mean_of_finite(values.along), above - below)
+        return from_differences(found, 2 * smoothing, points), state
 
     return GradientEstimator(stateless, points, reduce)
 
@@ -205,27 +212,65 @@ def mean_of_finite(values: jax.Array) -> jax.Array:
     return jnp.nanmean(jnp.where(jnp.isfinite(values), values, jnp.nan))
 
 
+class Differences(NamedTuple):
+    """Differences along directions, from values.
+
+    Attributes:
+      value: The value at θ, or what replaces it: shape ().
+      each: The differences, [K], not finite if there is none.
+      gain: A factor of all differences in the gradient: shape ().
+      num_base: The number of values at θ that were used: 0 or 1.
+    """
+
+    value: jax.Array
+    each: jax.Array
+    gain: jax.typing.ArrayLike = 1.0
+    num_base: jax.typing.ArrayLike = 0
+
+    @property
+    def to_others(self) -> jax.Array:
+        """The differences to values of other points alone: [K]."""
+        return self.each * jnp.asarray(self.gain, self.each.dtype)
+
+
+def differences(values: Values) -> Differences:
+    """The differences of values to the value at θ, or to their mean if that failed.
+
+    The mean needs two values; with fewer, there are no differences. A value is part of
+    the mean, which makes its difference smaller. The gain n/(n−1) for n values makes it
+    the difference to the mean of the other values.
+
+    Args:
+      values: f(θ), and the values along the directions, of which the first column is
+        used: [K, m].
+    """
+    base, moved = values.base, values.along[:, 0]
+    known = jnp.isfinite(base)
+    count = jnp.sum(jnp.isfinite(moved), dtype=jnp.int32).astype(moved.dtype)
+    value = jnp.where(known | (count < 2), base, mean_of_finite(moved))
+    gain = jnp.where(known, 1, count / (count - 1))
+    return Differences(value, moved - value, gain, known.astype(jnp.int32))
+
+
 def from_differences(
-    value: jax.Array,
-    differences: jax.Array,
+    found: Differences,
     distance: jax.typing.ArrayLike,
     points: Points,
-    params: Any,
 ) -> Estimate:
-    """c/K Σₖ (differenceₖ / distance) uₖ over the K differences that are finite.
+    """c/K Σₖ (gain · differenceₖ / distance) uₖ over the K finite differences.
 
-    Along it the slope is c/K Σₖ (…)². Without any, gradient and slope are NaN.
+    Along it the slope is gain · c/K Σₖ (differenceₖ / distance)². Without any,
+    gradient and slope are NaN.
     """
-    finite = jnp.isfinite(differences)
+    finite = jnp.isfinite(found.each)
     count = jnp.sum(finite, dtype=jnp.int32)
-    slopes = jnp.where(finite, differences, 0) / distance
-    factor = jnp.asarray(
-        points.directions.distribution.factor(points.layout.dimension), slopes.dtype
-    )
+    slopes = jnp.where(finite, found.each, 0) / distance
+    factor = jnp.asarray(points.factor, slopes.dtype)
     weight = factor / count.astype(slopes.dtype)
-    used = count * points.scales.shape[1] + int(points.includes_params)
+    weight = weight * jnp.asarray(found.gain, slopes.dtype)
+    used = count * points.scales.shape[1] + found.num_base
     return Estimate(
-        value,
+        found.value,
         slope=weight * jnp.sum(slopes**2),
         num_values=jnp.where(count > 0, used, 0),
         gradient=points.combine(slopes * weight),

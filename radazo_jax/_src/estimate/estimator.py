@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks, fusion
@@ -147,7 +148,10 @@ def reduced(
             f"{type(gradient).__name__}. Make it by points.combine(coefficients), or "
             "by LinearCombination.of_tree(tree, points.layout)."
         )
-    return estimate, state
+    # If the loss at the parameters is not finite, the value only replaces it.
+    at_params = values.base if points.includes_params else estimate.value
+    args = {"measured": jnp.isfinite(at_params), **estimate.extra_args}
+    return estimate._replace(extra_args=args), state
 
 
 def updated_if_usable(estimate: Estimate, before: Any, after: Any) -> Any:

@@ -1,6 +1,7 @@
 """Values of points evaluated outside of JAX: any Python function, on any executor."""
 
 import concurrent.futures as futures
+import math
 import multiprocessing
 import pickle
 import time
@@ -47,6 +48,8 @@ def outside(
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Iterator[Evaluate]:
     """Evaluates trees of NumPy arrays by a function, on an executor.
+
+    Each call gets a copy of its point, so the function may write to its argument.
 
     Args:
       fun: `fun(params)` returns a number, or a pair of a number and anything.
@@ -145,7 +148,7 @@ def _in_turn(fun: Callable[[Any], Any]) -> _Run:
             if interrupted():
                 return None
             try:
-                results.append(fun(point))
+                results.append(fun(_own(point)))
             except Exception as error:
                 results.append(_Failed(_told(error)))
         return None if interrupted() else results
@@ -216,7 +219,7 @@ def _wait(
     submitted: list[Any] = []
     for point in points:
         try:
-            submitted.append(pool.submit(fun, point))
+            submitted.append(pool.submit(fun, _own(point)))
         except futures.BrokenExecutor as error:
             submitted.append(_Broken(_told(error)))
         except RuntimeError as error:
@@ -284,6 +287,11 @@ def _point(candidates: Any, i: int) -> Any:
     return jax.tree.map(lambda x: x[i], candidates)
 
 
+def _own(point: Any) -> Any:
+    """A copy of a point, since the function may write to its argument."""
+    return jax.tree.map(np.copy, point)
+
+
 def _split(result: Any, n: int) -> list[Any]:
     """The result of a batch, point by point."""
     if isinstance(result, _Failed):
@@ -304,10 +312,13 @@ def _parsed(result: Any) -> tuple[float, Any, str]:
         return np.nan, None, result.problem
     pair = isinstance(result, tuple) and len(result) == 2
     value, info = result if pair else (result, None)
-    # Numbers of all libraries have this method; so do arrays of one element.
-    if not hasattr(value, "__float__") or np.shape(value) != ():
+    # Numbers and arrays of all libraries have this method.
+    shape = np.shape(value)
+    if not hasattr(value, "__float__") or math.prod(shape) != 1:
         return np.nan, info, f"returned {_described(value)}, not a number"
     try:
+        for _ in shape:  # Not all libraries convert an array that has axes.
+            value = value[0]
         number = float(value)
     except Exception as error:
         return np.nan, info, _told(error)
@@ -315,6 +326,8 @@ def _parsed(result: Any) -> tuple[float, Any, str]:
 
 
 def _described(value: Any) -> str:
+    if hasattr(value, "__array__") and np.ndim(value) > 0:
+        return f"an array of shape {np.shape(value)}"
     text = repr(value)
     return f"{text[:40]}{'…' if len(text) > 40 else ''} of type {type(value).__name__}"
 

@@ -65,7 +65,8 @@ def ask_tell(
 
     Args:
       optimizer: An Optax transformation, such as `radazo(1e-3)`. It gets `value`,
-        `grad` and `slope` as extra arguments, and no `value_fn`.
+        `grad`, `slope` and `measured` as extra arguments, as in `minimize`, and no
+        `value_fn`.
       estimator: An estimator, such as `forward_difference()`.
       bounds: A pair `(lower, upper)` of numbers, or of trees like the parameters: the
         box in which the parameters and all candidates stay. A candidate that is moved

@@ -9,11 +9,12 @@ import jax
 import numpy as np
 import optax
 
-from radazo_jax._src import checks, shown
+from radazo_jax._src import checks, shown, trees
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.executors import Outcome, distinct, outside
 from radazo_jax._src.optimize import ask_tell, host, step
 from radazo_jax._src.optimize.box import Bounds
+from radazo_jax._src.optimize.budgets import Budget
 from radazo_jax._src.optimize.console import interruptible, progress_bar
 from radazo_jax._src.optimize.defaults import method
 from radazo_jax._src.optimize.failures import Policy, resumed, told
@@ -59,6 +60,7 @@ class BlackBoxResult(NamedTuple):
       num_evaluations: How many points were asked for, with those that failed.
       state: The state of the run, which counts what failed.
       history: What was recorded of each step; `history.plot()` draws it.
+      stopped: The reason for which the run ended, as in `MinimizeResult`.
     """
 
     params: Any
@@ -67,6 +69,7 @@ class BlackBoxResult(NamedTuple):
     num_evaluations: int
     state: SolverState
     history: History
+    stopped: str
 
     def __repr__(self) -> str:
         return shown.on_lines(
@@ -77,6 +80,7 @@ class BlackBoxResult(NamedTuple):
             num_evaluations=str(self.num_evaluations),
             state=repr(self.state),
             history=repr(self.history),
+            stopped=self.stopped,
         )
 
 
@@ -85,9 +89,13 @@ def minimize_black_box(
     params: Any,
     optimizer: optax.GradientTransformation | None = None,
     estimator: GradientEstimator | None = None,
-    num_steps: int = 1000,
+    num_steps: int | None = None,
     key: jax.typing.ArrayLike = 0,
     *,
+    max_evaluations: int | None = None,
+    max_seconds: float | None = None,
+    target: float | None = None,
+    patience: int | None = None,
     executor: Any = None,
     batched: bool = False,
     bounds: Bounds | None = None,
@@ -104,14 +112,26 @@ def minimize_black_box(
 
     Args:
       fun: `fun(params)` gets a tree of NumPy arrays and returns a number, or a pair of
-        a number and anything else. A point that a step has twice is evaluated once.
+        a number and anything else. An array of one element is a number. Each call gets
+        a copy of the point, so `fun` may write to it. A point that a step has twice is
+        evaluated once.
       params: The starting point, a tree of floating-point arrays. Those of float64
         become float32, with a warning, unless JAX has 64 bits enabled.
       optimizer: As in `minimize`; it gets no `value_fn`. Calls with the same
         `optimizer` and `estimator` objects compile once.
       estimator: As in `minimize`; it says where the function is evaluated.
-      num_steps: The number of steps in this call; with a journal, of the whole run.
+      num_steps: The number of steps in this call; with a journal, of the whole run. By
+        default 1000; if another budget is given, at most 2³¹ − 2 for the whole run.
       key: The key of the whole run; it is consumed. The run is that of `minimize`.
+      max_evaluations: The most evaluations in this call; with a journal, in the whole
+        run. The run ends before the step that would exceed it. Counted are the points,
+        as in `num_evaluations`; a retry is not counted.
+      max_seconds: The most seconds from the start of this call. The run ends after the
+        first step that ends later. Not for runs of several processes.
+      target: A finite number. The run ends after the first step after which
+        `best.value` is not above it, in the dtype of the values at the points.
+      patience: The run ends after so many steps in a row that do not lower
+        `best.value`, in this call; with a journal, in the whole run.
       executor: A `concurrent.futures.Executor` on which the points of a step are
         evaluated, or a function without arguments that makes one, which is called
         again where workers died. `None` evaluates them in turn.
@@ -123,13 +143,15 @@ def minimize_black_box(
         are left have failed. A thread or process that hangs stays occupied.
       on_failure: What becomes of a point where `fun` raises, or gives anything but a
         finite number. "drop": its direction is left out of the estimate, and a step
-        without any, or without θ, is skipped: neither parameters nor optimizer state
-        move. "retry": it is evaluated again, up to `max_retries` times, then dropped.
-        "raise": the run ends.
+        without any is skipped: neither parameters nor optimizer state move. If θ has
+        failed, the mean of the other values replaces its value. "retry": the point is
+        evaluated again, up to `max_retries` times, then dropped. "raise": the run ends.
       max_retries: See `on_failure`.
       max_consecutive_failures: The number of steps skipped in a row that ends the run.
       journal: The path of a file to which the values of each step are added. The same
-        call goes on where the file ends; `replay` rebuilds the run from it.
+        call goes on where the file ends; `replay` rebuilds the run from it. At most
+        `num_steps` and `max_evaluations` are read; the other budgets end the run where
+        the file ends, at the earliest.
       state: A state to continue from. Its parameters and key replace `params` and
         `key`.
       progress: Whether to show progress, as in `minimize`.
@@ -144,7 +166,9 @@ def minimize_black_box(
     Raises:
       TypeError, ValueError: If an argument is not as described, `fun` cannot be
         evaluated on the executor, the journal is of another run, or it is damaged.
-      RunError: If the run cannot go on; it has the state so far.
+      RunError: If `max_consecutive_failures` steps in a row were skipped, or all steps
+        of the run, or a point failed and `on_failure` is "raise", or a step could not
+        be evaluated or written. The error has the state so far.
 
     Examples:
       >>> import numpy as np
@@ -168,7 +192,7 @@ def minimize_black_box(
         raise TypeError(f"fun must be a function of params; got {fun!r}.")
     initial = params if state is None else state.params
     optimizer, estimator = method(optimizer, estimator, initial, minibatches=False)
-    checks.check_int_at_least("num_steps", num_steps, 1)
+    budget = Budget.of(num_steps, max_evaluations, max_seconds, target, patience)
     checks.check_int_at_least("max_retries", max_retries, 0)
     policy = Policy.of(on_failure, max_consecutive_failures)
     if timeout is not None:
@@ -186,7 +210,7 @@ def minimize_black_box(
     if state is None:
         state = step.start(run, params, key)
     step.check_known(state)
-    step.check_room(state, num_steps)
+    watch = budget.watch(run, state, trees.widest(state.params))
     # Steps work in place on their state, so the caller keeps a copy of the first.
     state = resumed(jax.tree.map(jax.numpy.copy, state))
     arrays, static = ask_tell.split(run)
@@ -209,9 +233,13 @@ def minimize_black_box(
         if not batched:  # A batch stays as large: `fun` may be compiled for it.
             evaluate_points = distinct(evaluate_points)
         state, steps, write = stack.enter_context(
-            host.journaled(path, fun, state, estimator, tell, num_steps, seen.rebuild)
+            host.journaled(
+                path, fun, state, estimator, tell, watch.num_steps, seen.rebuild
+            )
         )
-        report = stack.enter_context(progress_bar(progress, len(steps), num_steps))
+        report = stack.enter_context(progress_bar(progress, len(steps), watch.total))
+        for done in steps:
+            watch.saw(done.record.lowest)
 
         # Asked for as soon as a step is told, so that they are computed meanwhile.
         following = [ask(state)]
@@ -238,18 +266,27 @@ def minimize_black_box(
 
         def after(state: SolverState, done: Done) -> Any:
             steps.append(done)
+            watch.saw(done.record.lowest)
             rate = len(done.record.values) / max(done.record.seconds, 1e-9)
             figures = {"best": f"{seen.best.value:.6g}", "evaluations/s": f"{rate:.3g}"}
             report(1, figures | told(state))
             return callback is not None and callback(state, done.record.values)
 
-        left = num_steps - len(steps)
-        state = host.run(
-            state, evaluate, tell_and_ask, left, policy, write=write, after=after
+        state, stopped = host.run(
+            state,
+            evaluate,
+            tell_and_ask,
+            watch,
+            policy,
+            write=write,
+            after=after,
+            last=host.last_failure(steps),
         )
     history = History.of([done.numbers for done in steps])
     values = history.value.astype(np.float32)
-    return BlackBoxResult(state.params, values, seen.best, seen.count, state, history)
+    return BlackBoxResult(
+        state.params, values, seen.best, seen.count, state, history, stopped
+    )
 
 
 class _Seen:
@@ -273,11 +310,7 @@ class _Seen:
 
     def rebuild(self, records: Sequence[Record]) -> Callable[[SolverState], None]:
         """Finds the best in a journal: its point is asked for at its step."""
-        lowest = [
-            np.min(r.values, initial=np.inf, where=np.isfinite(r.values))
-            for r in records
-        ]
-        best = records[int(np.argmin(lowest))].step
+        best = records[int(np.argmin([r.lowest for r in records]))].step
 
         def before(state: SolverState) -> None:
             record = records[int(state.step) - records[0].step]

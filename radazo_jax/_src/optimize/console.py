@@ -32,9 +32,9 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def progress_bar(
-    progress: bool, done: int, total: int
+    progress: bool, done: int, total: int | None
 ) -> Iterator[Callable[[int, dict[str, str]], None]]:
-    """Yields `report(steps, figures)`."""
+    """Yields `report(steps, figures)`; `total` is `None` if it is not known."""
     if not progress:
         yield lambda steps, figures: None
         return
@@ -46,14 +46,29 @@ def progress_bar(
             nonlocal done
             done += steps
             listed = ", ".join(f"{name} {text}" for name, text in figures.items())
-            print(f"step {done}/{total}: {listed}", file=sys.stderr)
+            of_total = "" if total is None else f"/{total}"
+            print(f"step {done}{of_total}: {listed}", file=sys.stderr)
 
         yield line
         return
     with tqdm(initial=done, total=total, unit="step") as bar:
+        compiled = bar.disable  # A disabled bar has no clock.
 
         def show(steps: int, figures: dict[str, str]) -> None:
+            nonlocal compiled
             bar.set_postfix(figures, refresh=False)
-            bar.update(steps)
+            if compiled:
+                bar.update(steps)
+                return
+            # The first steps include compilation, so the bar estimates from the next.
+            compiled, start = True, bar.start_t
+            bar.n += steps
+            bar.initial = bar.last_print_n = bar.n
+            bar.unpause()
+            bar.start_t = start
+            bar.refresh()
 
-        yield show
+        try:
+            yield show
+        finally:
+            bar.initial = done  # The last line has the rate of the whole run.

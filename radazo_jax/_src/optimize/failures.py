@@ -52,6 +52,17 @@ class Policy(NamedTuple):
         most = so_far if self.on_failure == "raise" else np.iinfo(np.int32).max - 1
         return np.array([most + 1, self.max_consecutive_failures], np.int32)
 
+    def check_used(self, state: SolverState, steps: int, last: str = "") -> None:
+        """Raises a RunError if none of the steps of a run had a value to use."""
+        if not steps or int(state.failures.in_a_row) < steps:
+            return
+        cause = f" The last failure: {last}." if last else ""
+        raise RunError(
+            f"fun had no finite value to use in any of the run's {steps} steps.{cause} "
+            "The error's state continues the run." + checks.see("api/black_boxes"),
+            state,
+        )
+
     def check(self, state: SolverState, limits: np.ndarray, last: str = "") -> None:
         """Raises a RunError if the failures have reached the limits."""
         failures = jax.device_get(state.failures)

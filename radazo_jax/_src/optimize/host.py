@@ -15,6 +15,7 @@ from radazo_jax._src import checks, trees
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.points import Points
 from radazo_jax._src.optimize import ask_tell, history, journal, step
+from radazo_jax._src.optimize.budgets import Watch
 from radazo_jax._src.optimize.failures import Policy, RunError
 from radazo_jax._src.optimize.journal import Record
 from radazo_jax._src.optimize.step import SolverState
@@ -66,25 +67,27 @@ def run(
     state: SolverState,
     evaluate: Callable[[SolverState], Values | None],
     tell: Tell,
-    num_steps: int,
+    watch: Watch,
     policy: Policy,
     *,
     write: Callable[[Record], None],
     after: Callable[[SolverState, Done], Any],
-) -> SolverState:
+    last: str = "",
+) -> tuple[SolverState, str]:
     """Takes steps, one by one.
 
     Args:
       state: Where to start.
       evaluate: Gives the values of a step, or `None` to stop before it.
       tell: Takes the step.
-      num_steps: How many.
-      policy: What ends the run.
+      watch: Ends the run by its budgets; `after` counts the steps.
+      policy: Ends the run by its failures.
       write: Gets the values of each step before it is taken.
       after: Called after each step; a true value ends the run.
+      last: The last failure so far.
 
     Returns:
-      The state after the last step.
+      The state after the last step, and the reason for which the run ended.
 
     Raises:
       RunError: If the run cannot go on.
@@ -92,13 +95,13 @@ def run(
     total = ask_tell.checksum_of(state.params)
     limits = policy.limits(state)
     names = history.names(state)
-    last = ""
-    for _ in range(num_steps):
+    while not (stopped := watch.reason()):
         number = int(state.step)
         start = time.perf_counter()
         try:
             found = evaluate(state)
             if found is None:
+                stopped = "interrupted"
                 break
             seconds = time.perf_counter() - start
             last = found.failures[-1] if found.failures else last
@@ -115,8 +118,16 @@ def run(
         state, numbers, total = tell(state, found.values)
         policy.check(state, limits, last)
         if after(state, Done.of(record, names, np.asarray(numbers))):
+            stopped = watch.reason() or "callback"
             break
-    return state
+    policy.check_used(state, watch.steps, last)
+    return state, stopped
+
+
+def last_failure(steps: Sequence[Done]) -> str:
+    """Returns the last failure of some steps, or an empty string."""
+    failures = [failure for done in steps for failure in done.record.failures]
+    return failures[-1] if failures else ""
 
 
 @contextmanager
@@ -182,6 +193,7 @@ def rebuild(
     """
     total, names = ask_tell.checksum_of(state.params), history.names(state)
     done: list[Done] = []
+    on_cpu = jax.default_backend() == "cpu"
     # Part by part: what lies on the device takes a hundred times the memory.
     for first in range(0, len(records), _PART):
         part = records[first : first + _PART]
@@ -192,6 +204,9 @@ def rebuild(
             sums.append(total)
             state, of_step, total = tell(state, record.values)
             numbers.append(of_step)
+            if on_cpu:
+                # Several hundred queued steps with collectives end the process there.
+                jax.block_until_ready(total)
         for checksum, record in zip(jax.device_get(sums), part, strict=True):
             if exact and int(checksum) != record.params:
                 raise ValueError(

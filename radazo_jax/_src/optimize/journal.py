@@ -43,6 +43,11 @@ class Record(NamedTuple):
     seconds: float
     failures: tuple[str, ...] = ()
 
+    @property
+    def lowest(self) -> Any:
+        """The lowest finite value, infinite if there is none."""
+        return np.min(self.values, initial=np.inf, where=np.isfinite(self.values))
+
 
 class Journal(NamedTuple):
     """What a file holds.

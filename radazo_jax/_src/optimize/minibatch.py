@@ -87,7 +87,8 @@ def scale_by_minibatch_step(
     Returns:
       A transformation whose `update(updates, state, params, value=..., value_fn=...)`
       needs the loss at `params`, and the loss as a function; `minimize` passes both,
-      and ĝ as `grad`, without which it takes the direction for -ĝ.
+      and ĝ as `grad`, without which it takes the direction for -ĝ. If value only
+      replaces a loss that is not finite, `measured` must be false, as `minimize` says.
       Its state is a `ScaleByMinibatchStepState`; it has a copy of the latest update,
       of the size of the parameters.
 
@@ -134,6 +135,7 @@ def scale_by_minibatch_step(
         value: jax.typing.ArrayLike | None = None,
         grad: optax.Updates | None = None,
         value_fn: Any = None,
+        measured: jax.typing.ArrayLike = True,
         **extra_args: Any,
     ) -> tuple[optax.Updates, ScaleByMinibatchStepState]:
         del extra_args
@@ -141,8 +143,9 @@ def scale_by_minibatch_step(
         dtype = state.step_size.dtype
         resolution = rounding(value)
         value = jnp.asarray(value).astype(dtype)
+        known = jnp.isfinite(value) & jnp.asarray(measured)
         early = state.count < _FIRST_STEPS
-        measured = state.pending & (early | (state.count % _EVERY == 0))
+        due = state.pending & (early | (state.count % _EVERY == 0))
 
         moved = jax.tree.map(lambda p, old: p - old, params, state.revert.params)
 
@@ -151,21 +154,21 @@ def scale_by_minibatch_step(
             return jnp.asarray(value_fn(optax.apply_updates(params, shift)), dtype)
 
         before, behind = lax.cond(
-            measured, lambda: (at(-1.0), at(-2.0)), lambda: (value, value)
+            due, lambda: (at(-1.0), at(-2.0)), lambda: (value, value)
         )
         fall, rise = (behind - value) / 2, behind + value - 2 * before
         now = fall**2 + rise**2
         average = _DECAY * state.power + (1 - _DECAY) * now
-        power = jnp.where(measured & jnp.isfinite(now), average, state.power)
+        power = jnp.where(due & jnp.isfinite(now), average, state.power)
         error = (fall - rise) / jnp.sqrt(jnp.maximum(power, now))
         error = jnp.where(jnp.isfinite(error), error, -1)
         seen = ~(jnp.maximum(abs(fall), abs(rise)) <= resolution * abs(before))
         error = jnp.where(seen, error, 1)
         factor = jnp.exp(jnp.where(state.searching, _FIRST_GAIN, _GAIN) * error)
         share = jnp.where(early, _FIRST_RAISED, _RAISED)
-        raised = measured & (value - before > share * abs(before))
-        back = state.pending & (raised | ~jnp.isfinite(value))
-        factor = jnp.where(back, 0.25, jnp.where(measured, factor, 1))
+        raised = due & (value - before > share * abs(before))
+        back = state.pending & (raised | ~known)
+        factor = jnp.where(back, 0.25, jnp.where(due, factor, 1))
 
         square = product(updates, updates, dtype)
         if initial_step_size is None:
@@ -181,15 +184,16 @@ def scale_by_minibatch_step(
             scaled(size, updates),
             moved,
         )
-        # What was measured or taken back is not measured again.
-        kept = state.pending & ~measured & ~back
+        # What was measured or taken back is not measured again, and neither is a step
+        # from where there is no loss.
+        kept = state.pending & ~due & ~back
         new_state = ScaleByMinibatchStepState(
             count=optax.safe_increment(state.count),
             step_size=jnp.where(goes | back, size, state.step_size),
             # Where the scale was wrong, what was averaged says nothing.
             power=jnp.where(back, 0, power),
-            searching=state.searching & ~(measured & seen & (rise > abs(fall))) & ~back,
-            pending=goes | kept,
+            searching=state.searching & ~(due & seen & (rise > abs(fall))) & ~back,
+            pending=(goes & known) | kept,
             revert=Revert(
                 optax.tree.where(kept | back, state.revert.params, params), back
             ),

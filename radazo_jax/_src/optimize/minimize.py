@@ -16,6 +16,7 @@ from radazo_jax._src import checks, shown, trees
 from radazo_jax._src.estimate.estimator import GradientEstimator, values_at
 from radazo_jax._src.estimate.vectorized import Evaluator, check_evaluator, vectorized
 from radazo_jax._src.optimize import ask_tell, host, revert, step
+from radazo_jax._src.optimize.budgets import Budget, Limits, Progress, Watch
 from radazo_jax._src.optimize.console import interruptible, progress_bar
 from radazo_jax._src.optimize.defaults import method
 from radazo_jax._src.optimize.diagnose import warn_of_rounding
@@ -40,12 +41,17 @@ class MinimizeResult(NamedTuple):
       values: The loss at each step done in this call: float32, [steps].
       state: The state of the run; pass it as `state` to continue.
       history: What was recorded of each step; `history.plot()` draws it.
+      stopped: The reason for which the run ended: "target", "patience", "num_steps",
+        "max_evaluations", "max_seconds", "callback" or "interrupted"; the first one in
+        this order, if there are several. It is "max_evaluations" if that allows fewer
+        steps than `num_steps`.
     """
 
     params: Any
     values: np.ndarray
     state: SolverState
     history: History
+    stopped: str
 
     def __repr__(self) -> str:
         return shown.on_lines(
@@ -54,6 +60,7 @@ class MinimizeResult(NamedTuple):
             values=shown.series(self.values),
             state=repr(self.state),
             history=repr(self.history),
+            stopped=self.stopped,
         )
 
 
@@ -62,10 +69,14 @@ def minimize(
     params: Any,
     optimizer: optax.GradientTransformation | None = None,
     estimator: GradientEstimator | None = None,
-    num_steps: int = 1000,
+    num_steps: int | None = None,
     key: jax.typing.ArrayLike = 0,
     *,
     evaluator: Evaluator = vectorized(),
+    max_evaluations: int | None = None,
+    max_seconds: float | None = None,
+    target: float | None = None,
+    patience: int | None = None,
     sample: Callable[[jax.Array], Any] | None = None,
     state: SolverState | None = None,
     chunk_size: int | None = None,
@@ -87,17 +98,33 @@ def minimize(
         a real scalar.
       params: The starting point, a tree of floating-point arrays. Not modified.
       optimizer: An Optax transformation, such as `radazo(1e-3)`. It gets `value`,
-        `grad`, `slope` (along `grad`) and `value_fn` as extra arguments, where it
-        takes any. By default nothing is tuned: `parabolic_sgd()`, or descent by
+        `grad`, `slope` (along `grad`), `value_fn` and `measured` (whether the loss at
+        the parameters is finite; if not, `value` replaces it) as extra arguments, where
+        it takes any. By default nothing is tuned: `parabolic_sgd()`, or descent by
         `scale_by_minibatch_step()` where `sample` is given.
       estimator: An estimator; by default `adaptive_difference(orthonormal(), K)`, with
         K = √d, but at least 10 and at most 32, all evaluated together. It is
         `accelerated` unless an optimizer is named. For minibatches it is
         `forward_difference(orthonormal())`.
-      num_steps: The number of steps in this call; with a journal, of the whole run.
+      num_steps: The number of steps in this call; with a journal, of the whole run. By
+        default 1000; if another budget is given, at most 2³¹ − 2 for the whole run.
       key: The key of the whole run; it is consumed.
       evaluator: The evaluator of the points: `vectorized(batch_size)`, or
         `sharded(axis_name)`.
+      max_evaluations: The most evaluations of `fun` in this call; with a journal, in
+        the whole run. The run ends before the step that would exceed it. Counted are
+        the points of the estimator, as in `history.evaluations`, and not what an
+        optimizer evaluates by `value_fn`.
+      max_seconds: The most seconds from the start of this call, with compilation. The
+        run ends after the first chunk that ends later, and with a journal after the
+        first such step. Without `chunk_size`, chunks get shorter toward this time.
+        Not for runs of several processes.
+      target: A finite number. The run ends after the first step whose value, as in
+        `values`, is not above it, in float32. The value is the loss before the update
+        of the step.
+      patience: The run ends after so many steps in a row whose value is not below the
+        lowest before, in this call; with a journal, in the whole run. Steps without a
+        finite value count as well.
       sample: `sample(key) -> xi` draws the random variable ξ of the loss, such as a
         minibatch, once a step: all evaluations of the step share it.
       state: A state to continue from, as returned by a previous call or passed to
@@ -111,7 +138,8 @@ def minimize(
         the arrays of `state`: copy what you keep.
       on_failure: What becomes of values that are not finite. "drop": their directions
         are left out of the estimate, and a step without any is skipped: neither
-        parameters nor optimizer state move. "raise": the run ends.
+        parameters nor optimizer state move. If the loss at the parameters is not
+        finite, the mean of the other values replaces it. "raise": the run ends.
       max_consecutive_failures: The number of steps skipped in a row that ends the run.
       journal: The path of a journal, as in `minimize_black_box`. Steps are then taken
         one by one, and `optimizer` gets no `value_fn`, which the default one for
@@ -124,7 +152,9 @@ def minimize(
     Raises:
       TypeError, ValueError: If an argument is not as described, or processes hold
         different keys.
-      RunError: If the run cannot go on because of what failed; it has the state.
+      RunError: If `max_consecutive_failures` steps in a row were skipped, or all steps
+        of the run, or a value failed and `on_failure` is "raise". The error has the
+        state.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -149,7 +179,7 @@ def minimize(
         raise TypeError(f"fun must be a function of params; got {fun!r}.")
     initial = params if state is None else state.params
     optimizer, estimator = method(optimizer, estimator, initial, sample is not None)
-    checks.check_int_at_least("num_steps", num_steps, 1)
+    budget = Budget.of(num_steps, max_evaluations, max_seconds, target, patience)
     if chunk_size is not None:
         checks.check_int_at_least("chunk_size", chunk_size, 1)
     policy = Policy.of(on_failure, max_consecutive_failures)
@@ -171,7 +201,7 @@ def minimize(
         step.check_state(run, state, leaves=True)
     state = resumed(state)
     step.check_known(state)
-    step.check_room(state, num_steps)
+    watch = budget.watch(run, state, np.float32)
     if any(leaf.dtype.itemsize < 4 for leaf in jax.tree.leaves(state.params)):
         points, _ = step.points_at(run, state, step.loss_at(run, state))
         warn_of_rounding(points, state.params)
@@ -181,22 +211,35 @@ def minimize(
     arrays, static = ask_tell.split(run)
     if journal is not None:
         return _one_by_one(
-            state, fun, num_steps, policy, journal, progress, callback, arrays, static
+            state, fun, watch, policy, journal, progress, callback, arrays, static
         )
     run_chunk = functools.partial(_run_chunk, static=static)
     named = names(state)
     recorded: list[dict[str, Any]] = []
     limits = policy.limits(state)
-    done, size = 0, chunk_size or 1
-    with interruptible() as interrupted, progress_bar(progress, 0, num_steps) as report:
-        while done < num_steps and not interrupted():
-            length = min(size, num_steps - done)
+    size = chunk_size or 1
+    with ExitStack() as stack:
+        interrupted = stack.enter_context(interruptible())
+        report = stack.enter_context(progress_bar(progress, 0, watch.total))
+        while not (stopped := watch.reason()):
+            if interrupted():
+                stopped = "interrupted"
+                break
+            length = min(size, watch.num_steps - watch.steps)
             start = time.perf_counter()
             values = []
             for first in range(0, length, _MAX_CHUNK):
                 wanted = min(_MAX_CHUNK, length - first)
                 before, begun = int(state.step), time.perf_counter()
-                state, buffer = run_chunk(state, np.int32(wanted), limits, arrays)
+                state, reached, buffer = run_chunk(
+                    state,
+                    watch.progress,
+                    np.int32(wanted),
+                    limits,
+                    watch.limits,
+                    arrays,
+                )
+                # This waits: on CPUs, too many queued collectives end the process.
                 found = np.asarray(buffer)[: int(state.step) - before].T
                 taken = found.shape[1]
                 recorded.append(dict(zip(named, found, strict=True)))
@@ -205,19 +248,25 @@ def minimize(
                     taken, (time.perf_counter() - begun) / taken
                 )
                 values.append(found[0])
+                watch.took(taken, jax.device_get(reached))
                 report(taken, {"loss": f"{found[0, -1]:.6g}", **told(state)})
                 policy.check(state, limits)
-            done += length
+                if watch.reason():
+                    break
             if chunk_size is None:
-                size = _next_size(length, time.perf_counter() - start)
+                seconds = time.perf_counter() - start
+                size = _next_size(length, seconds, watch.seconds_left())
             if callback is not None and callback(state, np.concatenate(values)):
+                stopped = watch.reason() or "callback"
                 break
-    return _result(state, recorded, arrays, static)
+    policy.check_used(state, watch.steps)
+    return _result(state, recorded, stopped, arrays, static)
 
 
 def _result(
     state: SolverState,
     recorded: Sequence[Mapping[str, Any]],
+    stopped: str,
     arrays: list[Any],
     static: trees.Static,
 ) -> MinimizeResult:
@@ -225,7 +274,8 @@ def _result(
     if revert.can_revert(state.optimizer_state):
         params = _final_params(state, arrays, static=static)
     history = History.of(recorded)
-    return MinimizeResult(params, history.value.astype(np.float32), state, history)
+    values = history.value.astype(np.float32)
+    return MinimizeResult(params, values, state, history, stopped)
 
 
 @functools.partial(jax.jit, static_argnames="static")
@@ -239,50 +289,57 @@ def _final_params(
 @functools.partial(jax.jit, static_argnames="static", donate_argnames="state")
 def _run_chunk(
     state: SolverState,
+    progress: Progress,
     length: jax.Array,
     limits: jax.Array,
+    ends: Limits,
     arrays: list[Any],
     *,
     static: trees.Static,
-) -> tuple[SolverState, jax.Array]:
+) -> tuple[SolverState, Progress, jax.Array]:
     """Does `length` steps in place; returns their numbers in a buffer.
 
     Args:
       state: The state to start from.
+      progress: The progress of the run before.
       length: The number of steps, at most `_MAX_CHUNK`.
       limits: The limits of the policy: fewer steps are done if the failures reach one.
+      ends: Fewer steps are done if the progress reaches one of these limits.
       arrays: The arrays of the run.
       static: The run without them.
     """
     run = static.merge(arrays)
     first = state.step
 
-    def continues(carry: tuple[SolverState, jax.Array]) -> jax.Array:
-        state, _ = carry
-        return (state.step - first < length) & ~exceeds(state, limits)
+    def continues(carry: tuple[SolverState, Progress, jax.Array]) -> jax.Array:
+        state, progress, _ = carry
+        stops = exceeds(state, limits) | progress.ends(ends)
+        return (state.step - first < length) & ~stops
 
     def body(
-        carry: tuple[SolverState, jax.Array],
-    ) -> tuple[SolverState, jax.Array]:
-        state, buffer = carry
+        carry: tuple[SolverState, Progress, jax.Array],
+    ) -> tuple[SolverState, Progress, jax.Array]:
+        state, progress, buffer = carry
         i = state.step - first
         state, info = step.take(run, state, step.loss_at(run, state))
-        return state, buffer.at[i].set(numbers(info, state))
+        found = numbers(info, state)
+        return state, progress.after(found[0]), buffer.at[i].set(found)
 
     buffer = jnp.zeros((_MAX_CHUNK, len(names(state))), jnp.float32)
-    return lax.while_loop(continues, body, (state, buffer))
+    return lax.while_loop(continues, body, (state, progress, buffer))
 
 
-def _next_size(length: int, seconds: float) -> int:
+def _next_size(length: int, seconds: float, left: float) -> int:
     """The length of the next chunk, at most four times the last one's."""
-    wanted = int(length * min(_CHUNK_SECONDS / max(seconds, 1e-9), 4.0))
+    aim = min(_CHUNK_SECONDS, max(left, 0.0))
+    wanted = int(length * min(aim / max(seconds, 1e-9), 4.0))
     return max(1, min(wanted, _MAX_CHUNK))
 
 
 def _one_by_one(
     state: SolverState,
     fun: Callable[..., Any],
-    num_steps: int,
+    watch: Watch,
     policy: Policy,
     path: Path,
     progress: bool,
@@ -296,11 +353,13 @@ def _one_by_one(
     """
     tell = functools.partial(ask_tell.tell_in_place, arrays=arrays, static=static)
     estimator = static.merge(arrays).estimator
-    journaled = host.journaled(path, fun, state, estimator, tell, num_steps)
+    journaled = host.journaled(path, fun, state, estimator, tell, watch.num_steps)
     with ExitStack() as stack:
         interrupted = stack.enter_context(interruptible())
         state, steps, write = stack.enter_context(journaled)
-        report = stack.enter_context(progress_bar(progress, len(steps), num_steps))
+        report = stack.enter_context(progress_bar(progress, len(steps), watch.total))
+        for done in steps:
+            watch.saw(done.numbers["value"])
 
         def evaluate(state: SolverState) -> Values | None:
             if interrupted():
@@ -313,13 +372,22 @@ def _one_by_one(
         def after(state: SolverState, done: Done) -> Any:
             steps.append(done)
             value = done.numbers["value"]
+            watch.saw(value)
             report(1, {"loss": f"{value:.6g}", **told(state)})
             last = np.array([value], np.float32)
             return callback is not None and callback(state, last)
 
-        left = num_steps - len(steps)
-        state = host.run(state, evaluate, tell, left, policy, write=write, after=after)
-    return _result(state, [done.numbers for done in steps], arrays, static)
+        state, stopped = host.run(
+            state,
+            evaluate,
+            tell,
+            watch,
+            policy,
+            write=write,
+            after=after,
+            last=host.last_failure(steps),
+        )
+    return _result(state, [done.numbers for done in steps], stopped, arrays, static)
 
 
 @functools.partial(jax.jit, static_argnames="static")

@@ -38,7 +38,8 @@ class ScaleByParabolicStepState(NamedTuple):
       searching: Whether the scale of the step is still being searched for: bool,
         shape ().
       pending: Whether the latest update is a step to be measured: bool, shape ().
-      value: The loss at its start, infinite before the first: shape ().
+      value: The loss at its start, infinite before the first and if it was not finite:
+        shape ().
       params_value: The loss at the parameters before it, which differs if the step
         started at a lookahead point: shape ().
       first: The loss before the first step, likewise: shape ().
@@ -100,6 +101,8 @@ def scale_by_parabolic_step(
     the known one or above the loss at the start, is taken back by the next update, and
     so is one after which the loss is not finite. Where value or slope are not finite
     the update is 0. Differences of the loss that rounding could make are not believed.
+    A step from parameters at which the loss is not finite, but has a slope, as that of
+    `forward_difference` does, is neither measured nor taken back.
 
     The loss must be the same function in each step; for minibatches there is
     `scale_by_minibatch_step`. In float32 no step is taken where |ĝ|² is not within
@@ -120,9 +123,10 @@ def scale_by_parabolic_step(
       A transformation whose `update(updates, state, params, value=..., slope=...,
       value_fn=...)` needs the loss at `params` as value, and the derivative along ĝ as
       slope, or `value_fn` with `extra_evaluations`; there `slope`, and ĝ as `grad`,
-      give the first step its length. `minimize` passes them, and of an
-      estimator that is `accelerated` also `lookahead` and `lookahead_value`: the step
-      then starts at `params + lookahead`.
+      give the first step its length. If value only replaces a loss that is not finite,
+      `measured` must be false. `minimize` passes them, and of an estimator that is
+      `accelerated` also `lookahead` and `lookahead_value`: the step then starts at
+      `params + lookahead`.
       Its state is a `ScaleByParabolicStepState`; it has a copy of the latest update,
       of the size of the parameters.
 
@@ -212,6 +216,7 @@ def scale_by_parabolic_step(
         lookahead: optax.Updates | None = None,
         lookahead_value: jax.typing.ArrayLike | None = None,
         latest_step: optax.Updates | None = None,
+        measured: jax.typing.ArrayLike = True,
         **extra_args: Any,
     ) -> tuple[optax.Updates, ScaleByParabolicStepState]:
         del extra_args
@@ -224,17 +229,17 @@ def scale_by_parabolic_step(
         dtype = state.step_size.dtype
         resolution = rounding(value)
         value, rate = (jnp.asarray(x).astype(dtype) for x in (value, decay))
+        known = jnp.isfinite(value) & jnp.asarray(measured)
+        loss = jnp.where(known, value, jnp.nan)
 
         moved = _moved(state, params, latest_step)
         state = state._replace(pending=state.pending & (moved.square > 0))
         # The parameters are those of the latest value, unless a step was taken.
-        apart = abs(value - state.value)
+        apart = abs(loss - state.value)
         again = ~state.pending & jnp.isfinite(apart)
         noise = jnp.maximum(apart, rate * state.noise)
         state = state._replace(noise=jnp.where(again, noise, state.noise))
-        new, back = _adapted(
-            state, measure(state, moved, value), value, resolution, rate
-        )
+        new, back = _adapted(state, measure(state, moved, loss), loss, resolution, rate)
         if extra_evaluations == 0:
             along = steepest = jnp.asarray(slope).astype(dtype)
         else:
@@ -250,7 +255,7 @@ def scale_by_parabolic_step(
         most = jnp.where(value == 0, 1, abs(value)) / steepest
         first = _FIRST * most if initial_step_size is None else new.step_size
         size = jnp.where(
-            jnp.isinf(state.value), jnp.minimum(first, most), new.step_size
+            jnp.isinf(state.first), jnp.minimum(first, most), new.step_size
         )
         if lookahead is None:
             start_value = value
@@ -265,7 +270,7 @@ def scale_by_parabolic_step(
             & jnp.isfinite(size * along)
         )
         goes = usable & ~back
-        stays = ~goes & ~back & jnp.isfinite(value + state.value)
+        stays = ~goes & ~back & jnp.isfinite(loss + state.value)
         step = jax.tree.map(lambda new: jnp.where(goes, new, 0), scaled(size, updates))
         fall = size * along
         if extra_evaluations == 1:
@@ -277,10 +282,15 @@ def scale_by_parabolic_step(
         latest = jnp.where(back, state.params_value, state.value)
         new = new._replace(
             step_size=jnp.where(goes, size, new.step_size),
-            pending=goes,
-            value=jnp.where(goes, start_value, jnp.where(stays, value, latest)),
-            params_value=jnp.where(goes, value, state.params_value),
-            first=jnp.where(goes & jnp.isinf(state.first), value, state.first),
+            # From where there is no loss, a step cannot be measured.
+            pending=goes & known,
+            value=jnp.where(
+                goes,
+                jnp.where(known, start_value, jnp.inf),
+                jnp.where(stays, value, latest),
+            ),
+            params_value=jnp.where(goes, loss, state.params_value),
+            first=jnp.where(goes & known & jnp.isinf(state.first), value, state.first),
             fall=jnp.where(goes, fall, state.fall),
             step=step,
             revert=Revert(optax.tree.where(goes, params, state.revert.params), back),

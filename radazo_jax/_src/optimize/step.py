@@ -25,7 +25,7 @@ from radazo_jax._src.numbers import keys
 from radazo_jax._src.optimize import box, revert
 from radazo_jax._src.optimize.box import Bounds
 
-_MAX_STEPS = np.iinfo(np.int32).max
+MOST_STEPS = np.iinfo(np.int32).max
 
 
 class Failures(NamedTuple):
@@ -175,9 +175,14 @@ def _difference(expected: Any, got: Any, leaves: bool) -> tuple[str, str] | None
     return None
 
 
+def room(state: SolverState) -> int:
+    """Returns the number of steps that can still be counted, at least 1."""
+    return max(MOST_STEPS - 1 - int(state.step), 1)
+
+
 def check_room(state: SolverState, num_steps: int = 1) -> None:
     """Raises if a run would be longer than its steps can be counted."""
-    if num_steps > _MAX_STEPS - int(state.step):
+    if num_steps > MOST_STEPS - int(state.step):
         raise ValueError(
             f"num_steps must end a run before 2^31 steps; got {num_steps} after "
             f"{int(state.step)}. A step draws by its number: begin another run, with "
@@ -283,6 +288,17 @@ def take(
     return advance(run, state, points, values, loss)
 
 
+def num_points(run: Run, state: SolverState) -> int:
+    """The number of points of a step, which is the same in all steps."""
+
+    def points(state: SolverState) -> Points:
+        draw = draw_of(state.key, state.step)
+        return run.estimator.points(draw, state.params, state.estimator_state)[0]
+
+    shapes: Points = jax.eval_shape(points, state)
+    return shapes.num_points
+
+
 def advance(
     run: Run,
     state: SolverState,
@@ -321,7 +337,7 @@ def advance(
         skipped, update, state.params, state.optimizer_state
     )
     one = skipped.astype(jnp.int32)
-    most = _MAX_STEPS - 1 - failed
+    most = MOST_STEPS - 1 - failed
     failures = Failures(
         jnp.minimum(state.failures.evaluations, most) + failed,
         state.failures.skipped + one,
@@ -339,7 +355,7 @@ def advance(
 def is_unusable(estimate: Estimate, values: Values) -> jax.Array:
     """Whether a step must be skipped because values failed: bool, shape ()."""
     # Squares of large differences overflow in a slope although no value failed.
-    failed = ~jnp.isfinite(values.base) | jnp.any(~jnp.isfinite(values.along))
+    failed = jnp.any(~jnp.isfinite(values.along))
     return (estimate.num_values == 0) | (failed & ~jnp.isfinite(estimate.slope))
 
 

@@ -180,9 +180,9 @@ def _convert(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
     [view] = inputs
     new = eqn.params["new_dtype"]
     # After a first conversion there is a rounding that a second would lose.
-    if view.dtype != view.base.dtype or not jnp.issubdtype(new, jnp.floating):
+    if view.converted or not jnp.issubdtype(new, jnp.floating):
         return None
-    return [dataclasses.replace(view, dtype=new)]
+    return [dataclasses.replace(view, dtype=new, converted=new != view.dtype)]
 
 
 def _gather(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
@@ -191,6 +191,8 @@ def _gather(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
     if batched or one_hot or not _is_only_view(inputs):
         return None
     view, starts = inputs
+    if view.u is None and eqn.params["fill_value"] is not None:
+        return None  # What fills is rounded to the leaf's dtype, and not by `base`.
     [base] = bind(eqn, [view.base, starts])
     return [rearrange.gather(view, starts, base, eqn.params)]
 

@@ -74,7 +74,7 @@ def evaluate(
     """`perturb(fun)` where the layout of the parameters, arrays, is known."""
     jaxpr, outputs_of = _trace(fun, params, args, kwargs)
     given = views.views_of(params, layout, direction, jnp.asarray(scale))
-    return outputs_of(rules.evaluate(jaxpr, given))
+    return outputs_of(rules.evaluate(jaxpr, views.with_small_drawn(given)))
 
 
 def _trace(
