@@ -308,7 +308,9 @@ def lossy(params):
 
 
 INNER = {
-    "parabolic_sgd": zo.parabolic_sgd(),
+    "parabola": optax.chain(
+        optax.scale(-1.0), zo.scale_by_parabolic_step(initial_step_size=1.0)
+    ),
     "radazo": zo.radazo(0.3),
     "moments": optax.chain(
         zo.scale_by_radazo(),
@@ -320,28 +322,26 @@ INNER = {
 
 @pytest.mark.parametrize("name", INNER)
 def test_takes_the_steps_of_solver_with_an_inner_transformation(name):
-    """Bit for bit, among them steps that are skipped or reverted."""
-    inner, key, num_steps = INNER[name], jax.random.key(2), 12
+    """Bit for bit, among them steps that are skipped or reverted.
+
+    Without `jit`, since two programs may round a product and a sum together.
+    """
+    inner, key = INNER[name], jax.random.key(2)
     tx = zo.estimate_gradient(ESTIMATOR, key, inner)
     init, step = zo.solver(lossy, inner, ESTIMATOR)
 
-    step = jax.jit(step)
-
-    @jax.jit
-    def wrapped_step(params, state):
-        updates, state = tx.update(None, state, params, value_fn=lossy)
-        return optax.apply_updates(params, updates), state
-
     state, params, tx_state = init(PARAMS, key), PARAMS, tx.init(PARAMS)
     apart = []
-    for _ in range(num_steps):
-        state, info = step(state)
-        params, tx_state = wrapped_step(params, tx_state)
-        apart.append(bool(info.skipped | info.reverted))
-        chex.assert_trees_all_equal(params, state.params)
-        assert_same(tx_state.inner_state, state.optimizer_state)
-        np.testing.assert_array_equal(tx_state.value, info.value)
-    assert any(apart) and not all(apart)
+    with jax.disable_jit():
+        for _ in range(4):
+            state, info = step(state)
+            updates, tx_state = tx.update(None, tx_state, params, value_fn=lossy)
+            params = optax.apply_updates(params, updates)
+            apart.append(bool(info.skipped | info.reverted))
+            chex.assert_trees_all_equal(params, state.params)
+            assert_same(tx_state.inner_state, state.optimizer_state)
+            np.testing.assert_array_equal(tx_state.value, info.value)
+    assert any(apart) and not all(apart), apart
 
 
 def test_a_step_without_a_usable_value_is_skipped():
