@@ -38,7 +38,7 @@ def quadratic(x, matrix, center):
 
 @functools.cache
 def problems(inside):
-    """Matrices with condition numbers up to 300, and minima inside of the box or not."""
+    """Matrices with condition numbers up to 300, and minima inside the box or not."""
     random = np.random.default_rng(0)
     bases, _ = np.linalg.qr(random.normal(size=(SEEDS, DIMENSION, DIMENSION)))
     largest = random.uniform(0, 2.5, SEEDS)

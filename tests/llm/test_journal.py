@@ -1,5 +1,6 @@
 """Adapters rebuilt from a journal and the weights of the base model."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,13 +52,16 @@ def test_adapters_are_rebuilt_from_a_journal_and_the_base_weights(tmp_path):
     )
     graphdef, params, rest = adapted()
     state = zo.replay(
-        path, params, optimizer, on, fun=loss_of(graphdef, rest), sample=minibatch
+        path,
+        params,
+        optimizer,
+        estimator,
+        fun=loss_of(graphdef, rest),
+        sample=minibatch,
     )
-    for a, b in zip(
-        jax.tree.leaves((state.params, state.optimizer_state)),
-        jax.tree.leaves((result.params, result.state.optimizer_state)),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(a, b)
+    chex.assert_trees_all_equal(
+        (state.params, state.optimizer_state),
+        (result.params, result.state.optimizer_state),
+    )
     assert any(np.any(a) for a in jax.tree.leaves(state.params))
     assert path.stat().st_size < 1000 + 20 * 200
