@@ -66,7 +66,7 @@ def perturb_as_large(fun):
     """
 
     def perturbed(*args):
-        with mock.patch.object(views, "_SMALL", -1):
+        with mock.patch.object(views, "_MAX_DRAWN_TOGETHER", -1):
             return zo.perturb(fun)(*args)
 
     return perturbed

@@ -387,7 +387,7 @@ def test_other_unknown_arguments_are_python_errors():
         lambda: zo.spsa(law=zo.sphere()),
         lambda: zo.forward_difference(zo.sphere(), 3, 0.1, 1),
     ):
-        with pytest.raises(TypeError, match="unexpected keyword|positional argument"):
+        with pytest.raises(TypeError, match=r"unexpected keyword|positional argument"):
             call()
 
 
@@ -411,7 +411,7 @@ def test_constructors_explain_what_moved_and_show_their_signatures(constructor):
     assert parameters and not {"args", "kwargs"} & parameters.keys()
     assert constructor.__doc__ and constructor.__module__.startswith("radazo_jax")
     with pytest.raises(
-        TypeError, match="which moved to the evaluator. Pass evaluator="
+        TypeError, match=r"which moved to the evaluator\. Pass evaluator="
     ):
         constructor(batch_size=1)
 

@@ -245,7 +245,7 @@ def test_a_loss_may_take_entries_out_of_its_batch():
     value, gradient = zo_nnx.value_and_grad(loss, estimator)(key, model, batch)
     expected = zo_nnx.value_and_grad(loss_fn, estimator)(key, model, X, Y)
     np.testing.assert_allclose(value, expected[0], rtol=1e-6)
-    assert_trees_equal(*(nnx.to_pure_dict(g) for g in (gradient, expected[1])))
+    chex.assert_trees_all_equal(*(nnx.to_pure_dict(g) for g in (gradient, expected[1])))
     assert list(batch) == ["x", "y"]
 
 

@@ -26,7 +26,7 @@ _MAX_KEPT = 2**24
 
 # Directions that take at most this fraction of the parameters are stored for the
 # gradient, and from the evaluations on where they are all alive then.
-_SMALL = 8
+_CACHED_SHARE = 8
 
 
 def sample(
@@ -133,7 +133,7 @@ def _stored(directions: Direction, layout: Layout) -> tuple[int, bool]:
     distribution = directions.distribution
     one = sum(distribution._storage.size(distribution, leaf) for leaf in layout.leaves)
     stored = len(directions.scale) * one
-    return stored, stored * _SMALL <= layout.dimension
+    return stored, stored * _CACHED_SHARE <= layout.dimension
 
 
 def _keep(directions: Direction, layout: Layout) -> Direction:

@@ -18,7 +18,7 @@ from radazo_jax._src.perturb import transform
 
 # θ joins the batch of the points where all but this fraction of the parameters are
 # matrices in products with directions of low rank.
-_SMALL = 8
+_DENSE_SHARE = 8
 
 
 class EvaluateFn(Protocol):
@@ -186,7 +186,7 @@ def _shares_products(points: Points, batch_size: int | None) -> bool:
         return False
     pairs = zip(points.layout.leaves, held, strict=True)
     dense = sum(leaf.size for leaf, u in pairs if not isinstance(u, LowRankFactors))
-    return dense * _SMALL <= points.layout.dimension
+    return dense * _DENSE_SHARE <= points.layout.dimension
 
 
 def _values_in_one_batch(

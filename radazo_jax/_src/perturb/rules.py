@@ -25,7 +25,7 @@ from radazo_jax._src.perturb.views import View
 
 Value = Any  # An array or a View.
 
-_SMALL = 2**16
+_MAX_UNTIED = 2**16
 
 
 def evaluate(
@@ -96,7 +96,7 @@ def _built(
     for value in values:
         if isinstance(value, View) and id(value) not in memo:
             # A small leaf need not wait: it would only be kept out of fusions.
-            small = math.prod(value.shape) <= _SMALL
+            small = math.prod(value.shape) <= _MAX_UNTIED
             memo[id(value)] = value.build(*(() if small else arrays), ready=ready)
     return [memo[id(v)] if isinstance(v, View) else v for v in values]
 
