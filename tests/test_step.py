@@ -146,3 +146,12 @@ def test_gradient_accumulation_and_masks():
             new, state = step(jax.random.key(t), new, state)
     np.testing.assert_array_equal(new["frozen"], params["frozen"])
     assert (new["w"] < params["w"]).any()
+
+
+def test_the_first_state_of_a_solver_can_be_donated():
+    solver = zo.solver(quadratic, zo.zo_sgd(1e-2), zo.forward_difference())
+    state = solver.init(jnp.ones(DIMENSION), jax.random.key(0))
+    step = jax.jit(solver.step, donate_argnums=0)
+    for _ in range(2):
+        state, info = step(state)
+    assert int(state.step) == 2 and np.isfinite(info.value)

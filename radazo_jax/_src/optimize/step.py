@@ -207,14 +207,15 @@ def start(run: Run, params: Any, key: jax.typing.ArrayLike) -> SolverState:
     checks.warn_of_float32(params, stacklevel=3)
     params = arrays
     box.check_bounds(run.bounds, params)
-    count = jnp.zeros((), jnp.int32)
+    # A buffer each, because a state may be donated.
+    step, *failures = (jnp.zeros((), jnp.int32) for _ in range(4))
     return SolverState(
         params,
         run.optimizer.init(params),
         run.estimator.init(params),
         keys.check_same_key(key),
-        count,
-        Failures(count, count, count),
+        step,
+        Failures(*failures),
     )
 
 
