@@ -207,9 +207,14 @@ def start(run: Run, params: Any, key: jax.typing.ArrayLike) -> SolverState:
     checks.warn_of_float32(params, stacklevel=3)
     params = arrays
     box.check_bounds(run.bounds, params)
+<<<<<<< HEAD
     # A buffer each, because a state may be donated.
     step, *failures = (jnp.zeros((), jnp.int32) for _ in range(4))
     return SolverState(
+=======
+    count = jnp.zeros((), jnp.int32)
+    state = SolverState(
+>>>>>>> ed3-docs
         params,
         run.optimizer.init(params),
         run.estimator.init(params),
@@ -217,6 +222,25 @@ def start(run: Run, params: Any, key: jax.typing.ArrayLike) -> SolverState:
         step,
         Failures(*failures),
     )
+    return _without_sharing(state)
+
+
+def _without_sharing(state: SolverState) -> SolverState:
+    """The same state, in which no array occurs twice: only such a state can be donated.
+
+    States of optimizers and estimators begin with one zero for several counts, or with
+    the parameters themselves.
+    """
+    seen: set[int] = set()
+
+    def own(x: jax.Array) -> jax.Array:
+        if id(x) in seen:
+            return jnp.copy(x)
+        seen.add(id(x))
+        return x
+
+    result: SolverState = jax.tree.map(own, state)
+    return result
 
 
 def loss_at(run: Run, state: SolverState) -> Callable[[Any], Any]:

@@ -1,0 +1,54 @@
+"""The language of docstrings, comments and pages: patterns that the style avoids."""
+
+import language
+import pytest
+
+# Pattern -> the most matches in each area of `language.AREAS`. Counts may only fall:
+# lower a limit after you rewrite a sentence. `python .ci/language.py` prints them.
+LIMITS = {
+    "where": (156, 96, 56, 93),
+    "that of": (66, 48, 23, 52),
+    "summary": (51, 88, 101, 0),
+    "field": (46, 51, 11, 0),
+    "behind": (7, 4, 2, 18),
+    "for": (7, 6, 3, 4),
+    "is to": (18, 6, 3, 2),
+    "more": (9, 0, 2, 4),
+    "in place of": (3, 1, 0, 2),
+    "ours": (0, 3, 6, 21),
+    "of your own": (1, 1, 2, 4),
+    "as described": (22, 15, 0, 0),
+    "metaphor": (8, 15, 7, 16),
+    "go on": (6, 15, 6, 11),
+}
+
+
+@pytest.fixture(scope="module")
+def counts():
+    return {area: language.counts(area) for area in language.AREAS}
+
+
+def test_there_is_a_limit_for_each_pattern():
+    assert set(LIMITS) == set(language.PATTERNS)
+
+
+@pytest.mark.parametrize("name", language.PATTERNS)
+def test_a_pattern_does_not_become_more_frequent(counts, name):
+    for area, limit in zip(language.AREAS, LIMITS[name], strict=True):
+        found = counts[area][name]
+        assert found <= limit, f"{found} in {area}: python .ci/language.py FILE"
+
+
+def test_prose_is_found_and_code_is_not(tmp_path):
+    module = tmp_path / "module.py"
+    module.write_text(
+        '"""What a module does.\n\n>>> where = 1\n"""\n'
+        "x = 'where'  # Where it is.\n"
+        "# It goes\n# on, `where` it is.\n"
+    )
+    page = tmp_path / "page.md"
+    page.write_text("Ours.\n\n```python\nwhere\n```\n\n| where |\n|---|\n\n    where\n")
+    found = [
+        line.split(": ")[1] for path in (module, page) for line in language.lines(path)
+    ]
+    assert sorted(found) == ["ours", "summary", "where"]
