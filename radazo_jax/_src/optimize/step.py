@@ -207,20 +207,14 @@ def start(run: Run, params: Any, key: jax.typing.ArrayLike) -> SolverState:
     checks.warn_of_float32(params, stacklevel=3)
     params = arrays
     box.check_bounds(run.bounds, params)
-<<<<<<< HEAD
-    # A buffer each, because a state may be donated.
-    step, *failures = (jnp.zeros((), jnp.int32) for _ in range(4))
-    return SolverState(
-=======
     count = jnp.zeros((), jnp.int32)
     state = SolverState(
->>>>>>> ed3-docs
         params,
         run.optimizer.init(params),
         run.estimator.init(params),
         keys.check_same_key(key),
-        step,
-        Failures(*failures),
+        count,
+        Failures(count, count, count),
     )
     return _without_sharing(state)
 
