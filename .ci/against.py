@@ -1,8 +1,9 @@
 """Times steps of the package beside those of another revision, in one process.
 
 The other revision is taken from git under another name. Both take the steps of
-`examples/benchmarks/step_time.py` and `layer_time.py` by turns, so that what else the
-machine does hits both alike; a ratio above 1 says that this tree is slower.
+`step_time.py` and `layer_time.py` (`examples/research/benchmarks`) by turns, so that
+what else the machine does hits both alike; a ratio above 1 means that this tree is
+slower.
 
     python .ci/against.py fc4a317
 """
@@ -32,9 +33,9 @@ import radazo_jax
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from examples.benchmarks import layer_time, step_time
-from examples.benchmarks.timing import Loss, Step, key_of, scanned
-from radazo_jax.testing import rosenbrock
+from examples.research.benchmarks import layer_time, step_time
+from examples.research.benchmarks.timing import Loss, Step, key_of, scanned
+from examples.research.paper.functions import rosenbrock
 
 _NAME = "radazo_jax_then"
 

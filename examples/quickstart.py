@@ -65,7 +65,6 @@ def main() -> None:
     path = pathlib.Path(__file__).parent / "out" / "quickstart.png"
     parser.add_argument("--output", type=pathlib.Path, default=path, help="a picture")
     args = parser.parse_args()
-
     images, test_images, labels, test_labels = load_data()
     model = Classifier(nnx.Rngs(0))
     learning_rate = optax.linear_schedule(2e-3, 0.0, args.steps)
@@ -84,6 +83,7 @@ def main() -> None:
     axes.set_title(f"Handwritten digits, by forward passes only: {accuracy:.1%} right")
     args.output.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(args.output, dpi=160)
+    print(f"The picture is {args.output}.")
 
 
 if __name__ == "__main__":

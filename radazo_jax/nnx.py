@@ -219,7 +219,7 @@ def _writes(
     changed: list[Any] = []
 
     def trace(params: nnx.State) -> None:
-        _, (_, written) = loss(params, *arguments[1:])
+        _, (_, written) = gradients.of_params(loss, tuple(arguments[1:]), {}, params)
         changed.extend(jax.tree.map(jax.typeof, jax.tree.leaves(written)))
 
     jax.eval_shape(trace, arguments[0])

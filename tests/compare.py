@@ -1,5 +1,7 @@
 """A perturbed function beside its definition, the function of the displaced leaves."""
 
+from unittest import mock
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import tables
 from tables import jit
 
 import radazo_jax as zo
+from radazo_jax._src.perturb import views
 
 SCALE = 0.1
 
@@ -56,6 +59,19 @@ def samples(distribution, params, num=3):
     return jit(jax.vmap(lambda key: distribution.sample(key, params)))(keys)
 
 
+def perturb_as_large(fun):
+    """`zo.perturb(fun)`, which treats leaves of any size as large ones.
+
+    Small leaves are drawn before the program, so that nothing is left to rearrange.
+    """
+
+    def perturbed(*args):
+        with mock.patch.object(views, "_MAX_DRAWN_TOGETHER", -1):
+            return zo.perturb(fun)(*args)
+
+    return perturbed
+
+
 def sequence(distribution, key, num, params):
     """The first directions of a run with this key, stacked: trees of [num, …]."""
     draw = zo.estimators.Draw.once(key)
@@ -66,7 +82,7 @@ def sequence(distribution, key, num, params):
 def both(fun, distribution, params, *args):
     """The perturbed function and its definition, of a direction."""
     return (
-        lambda u: arrays(zo.perturb(fun)(params, u, SCALE, *args)),
+        lambda u: arrays(perturb_as_large(fun)(params, u, SCALE, *args)),
         lambda u: arrays(fun(displaced(distribution, params, u), *args)),
     )
 

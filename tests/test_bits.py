@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from examples.benchmarks import bits
 from examples.common import record
+from examples.research.benchmarks import bits
 
 ROWS = record.read(pathlib.Path(__file__).parents[1] / "docs/trust/bits.json")["rows"]
 EXACT = {"rademacher", "coordinate", "orthonormal"}

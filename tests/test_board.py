@@ -11,12 +11,20 @@ import numpy as np
 import pytest
 from tables import slow
 
-from examples.board import __main__ as board
-from examples.board import methods, ours, problems, profiles, relatives, report, robust
-from examples.board.oracle import TARGETS, Oracle
-from examples.board.problems import Case
 from examples.common.estimators import ESTIMATORS
 from examples.common.record import array, read
+from examples.research.board import __main__ as board
+from examples.research.board import (
+    methods,
+    ours,
+    problems,
+    profiles,
+    relatives,
+    report,
+    robust,
+)
+from examples.research.board.oracle import TARGETS, Oracle
+from examples.research.board.problems import Case
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _RECORDS = _ROOT / "docs" / "board"
@@ -222,7 +230,7 @@ def recorded():
 
 
 def test_the_record_says_how_it_came_about(recorded):
-    assert recorded["command"].startswith("python -m examples.board ")
+    assert recorded["command"].startswith("python -m examples.research.board ")
     assert "--fast" not in recorded["command"]
     assert recorded["settings"]["budget"] == 30
     assert {"cma", "coco-experiment", "evosax", "nevergrad", "sif2jax"} <= set(

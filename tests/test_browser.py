@@ -51,7 +51,7 @@ TERMS = {
     "journal": "api/black_boxes/",
     "diagnose": "tutorial/choosing/",
     "LoRA": "llm/",
-    "axis_name": "api/devices/",
+    "axis_name": "api/estimation/",
     "TensorBoard": "api/history/",
     "notebook": "tutorial/",
 }

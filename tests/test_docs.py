@@ -77,7 +77,7 @@ def test_a_table_is_replaced(tmp_path):
 def test_a_table_that_a_script_makes_of_its_record(tmp_path):
     """And what made it, and how long all took."""
     record = {
-        "command": "python examples/paper/synthetic.py --steps 2",
+        "command": "python examples/research/paper/synthetic.py --steps 2",
         "date": "2026-01-01",
         "versions": {"jax": "0"},
         "device": "cpu (cpu), 2 cores",
@@ -97,5 +97,8 @@ def test_a_table_that_a_script_makes_of_its_record(tmp_path):
     # ZO-AdaMM's final gap, 4, is reached after one of its two iterations.
     cells = [cell.strip() for cell in row.split("|")[1:-1]]
     assert cells == ["R-AdaZO", "1.00 ± 0", "1.00 ± 0", "2.00"]
-    assert "`python examples/paper/synthetic.py --steps 2`, 2026-01-01; jax 0;" in found
+    assert (
+        "`python examples/research/paper/synthetic.py --steps 2`, 2026-01-01; jax 0;"
+        in found
+    )
     assert "All of them together took 3 minutes." in found

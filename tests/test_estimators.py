@@ -210,6 +210,24 @@ def test_all_evaluations_get_the_same_arguments(difference):
     np.testing.assert_allclose(flat(got), flat(expected), atol=0.2)
 
 
+def test_a_loss_may_take_entries_out_of_its_arguments(difference):
+    def loss(params, batch, *, options):
+        shift = batch.pop("shift") * options.pop()
+        return quadratic({name: params.pop(name) + shift for name in list(params)})
+
+    def plain(params):
+        return quadratic(jax.tree.map(lambda x: x + 3.0, params))
+
+    estimator = difference(Hashed(), num_directions=2)
+    params, batch, options = dict(PARAMS), {"shift": jnp.float32(1.5)}, [2.0]
+    got = zo.value_and_grad(loss, estimator)(0, params, batch, options=options)
+    expected = zo.value_and_grad(plain, estimator)(0, PARAMS)
+    np.testing.assert_allclose(flat(got), flat(expected), rtol=1e-4)
+    assert set(params) == set(PARAMS)
+    assert list(batch) == ["shift"]
+    assert options == [2.0]
+
+
 @pytest.mark.parametrize("distribution", ["sphere", slow("rademacher")])
 def test_the_directions_do_not_depend_on_how_many_there_are(distribution):
     distribution = DISTRIBUTIONS[distribution]

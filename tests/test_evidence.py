@@ -13,14 +13,14 @@ import pytest
 
 from examples.common import record
 from examples.common.record import array
-from examples.paper import (
+from examples.research.paper import (
     common,
     moments,
     parameter_free,
     synthetic,
+    theory,
     tuned,
 )
-from radazo_jax import theory
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _EVIDENCE = _ROOT / "docs" / "evidence"
@@ -39,7 +39,9 @@ def read(name):
 def test_file_says_how_it_came_about(name):
     content = read(name)
     script = name.removesuffix("_long").removesuffix("_digits")
-    assert re.match(rf"python examples/paper/{script}\.py ", content["command"])
+    assert re.match(
+        rf"python examples/research/paper/{script}\.py ", content["command"]
+    )
     assert "--fast" not in content["command"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", content["date"])
     assert {"python", "jax", "jaxlib", "optax", "radazo_jax"} <= set(

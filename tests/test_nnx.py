@@ -235,6 +235,20 @@ def test_has_aux_and_keyword_arguments():
     np.testing.assert_allclose(value, loss_fn(model, X, Y), rtol=1e-6)
 
 
+def test_a_loss_may_take_entries_out_of_its_batch():
+    def loss(model, batch):
+        return loss_fn(model, batch.pop("x"), batch.pop("y"))
+
+    key, model = jax.random.key(2), nnx.Linear(5, 1, rngs=nnx.Rngs(0))
+    batch = {"x": X, "y": Y}
+    estimator = ESTIMATORS["forward"]
+    value, gradient = zo_nnx.value_and_grad(loss, estimator)(key, model, batch)
+    expected = zo_nnx.value_and_grad(loss_fn, estimator)(key, model, X, Y)
+    np.testing.assert_allclose(value, expected[0], rtol=1e-6)
+    chex.assert_trees_all_equal(*(nnx.to_pure_dict(g) for g in (gradient, expected[1])))
+    assert list(batch) == ["x", "y"]
+
+
 def test_bad_input_is_named():
     model = nnx.Linear(5, 1, rngs=nnx.Rngs(0))
     estimator = ESTIMATORS["forward"]

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from examples.paper import (
+from examples.research.paper import (
     attack,
     digits,
     moments,
@@ -35,7 +35,7 @@ def _run(script, *arguments):
         sys.executable,
         "-W",
         "error",
-        f"{_ROOT}/examples/paper/{script}.py",
+        f"{_ROOT}/examples/research/paper/{script}.py",
         *arguments,
     ]
     return subprocess.run(

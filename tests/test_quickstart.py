@@ -49,6 +49,7 @@ def test_quickstart_in_a_few_steps(tmp_path: pathlib.Path) -> None:
     stdout = _run("quickstart.py", "--steps", 200, "--output", picture, XLA_FLAGS=quick)
     (accuracy,) = _accuracies(stdout)
     assert 60 < accuracy <= 100  # Guessing gives 10.
+    assert f"The picture is {picture}." in stdout
     image = picture.read_bytes()
     assert image.startswith(b"\x89PNG\r\n\x1a\n")
     assert int.from_bytes(image[16:20], "big") >= 1200  # Its width.

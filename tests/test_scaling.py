@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from tables import mesh_of
 
 import radazo_jax as zo
-from examples.benchmarks import hlo
+from examples.research.benchmarks import hlo
 
 # Those of the record.
 DISTRIBUTIONS = {name: tables.DISTRIBUTIONS[name] for name in tables.KINDS}
@@ -44,10 +44,10 @@ def layers(params, x, weights=lambda w: w):
 
 
 def step(loss, distribution, num_directions, batch_size=1, axis_name="k"):
-    estimator = zo.forward_difference(
-        DISTRIBUTIONS[distribution], num_directions, 1e-3, batch_size, axis_name
-    )
-    return zo.value_and_grad(loss, estimator)
+    estimator = zo.forward_difference(DISTRIBUTIONS[distribution], num_directions, 1e-3)
+    if axis_name is None:
+        return zo.value_and_grad(loss, estimator, zo.vectorized(batch_size))
+    return zo.value_and_grad(loss, estimator, zo.sharded(axis_name, batch_size))
 
 
 KEY = jax.eval_shape(lambda: jax.random.key(0))

@@ -42,12 +42,12 @@ def test_contributing_shows_an_error_that_the_code_raises():
 
 
 @pytest.mark.parametrize("make", [zo.forward_difference, zo.central_difference])
-def test_readme_says_which_distribution_is_the_default(make):
+def test_guide_says_which_distribution_is_the_default(make):
     default = inspect.signature(make).parameters["distribution"].default
     distributions = {"sphere", "gaussian", "rademacher", "low_rank", "coordinate"}
     table = {
         row[0].strip("`()"): " ".join(row[1:])
-        for row in rows("README.md")
+        for row in rows("docs/guides/settings.md")
         if row[0].strip("`()") in distributions
     }
     assert set(table) == distributions

@@ -20,8 +20,6 @@ import pytest
 
 import radazo_jax
 import radazo_jax.nnx
-import radazo_jax.testing
-import radazo_jax.theory
 
 NEEDED = "mkdocs material mkdocstrings bs4 latex2mathml mkdocs_glightbox nbclient"
 for module in NEEDED.split():
@@ -30,15 +28,20 @@ for module in NEEDED.split():
 ROOT = pathlib.Path(__file__).parents[1]
 MODULES = {
     "": radazo_jax,
+    "contrib.": radazo_jax.contrib,
+    "distributions.": radazo_jax.distributions,
+    "estimators.": radazo_jax.estimators,
     "nnx.": radazo_jax.nnx,
-    "testing.": radazo_jax.testing,
-    "theory.": radazo_jax.theory,
+    "random.": radazo_jax.random,
+    "runs.": radazo_jax.runs,
+    "transforms.": radazo_jax.transforms,
 }
+# Names that a submodule shares with `radazo_jax` are documented there.
 NAMES = [
     prefix + name
     for prefix, module in MODULES.items()
     for name in module.__all__
-    if not name.startswith("__")
+    if not prefix or name not in radazo_jax.__all__ or prefix == "nnx."
 ]
 
 

@@ -78,16 +78,14 @@ def test_the_papers_algorithms_end_to_end(refined):
 def test_one_program(distribution, batch_size):
     """The step compiles once, and its program never calls the host."""
     optimizer = zo.radazo(lambda t: 1e-2 / (1 + t.astype(jnp.float32)))
-    estimator = zo.forward_difference(
-        DISTRIBUTIONS[distribution], 4, batch_size=batch_size
-    )
+    estimator = zo.forward_difference(DISTRIBUTIONS[distribution], 4)
     traces = []
 
     def loss(x, target):
         traces.append(None)
         return jnp.sum((x - target) ** 2)
 
-    value_and_grad = zo.value_and_grad(loss, estimator)
+    value_and_grad = zo.value_and_grad(loss, estimator, zo.vectorized(batch_size))
 
     @jax.jit
     def step(key, x, state, target):

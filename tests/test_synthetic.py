@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tables import jit
 
-from radazo_jax import testing
+from examples.research.paper import functions
 
 
 def _quadratic(t):
@@ -39,11 +39,11 @@ def _ellipsoid(t):
 
 
 _FORMULAS = {
-    testing.quadratic: _quadratic,
-    testing.cubic: _cubic,
-    testing.levy: _levy,
-    testing.rosenbrock: _rosenbrock,
-    testing.ellipsoid: _ellipsoid,
+    functions.quadratic: _quadratic,
+    functions.cubic: _cubic,
+    functions.levy: _levy,
+    functions.rosenbrock: _rosenbrock,
+    functions.ellipsoid: _ellipsoid,
 }
 _FUNCTIONS = pytest.mark.parametrize("fun", _FORMULAS, ids=lambda fun: fun.__name__)
 
@@ -68,9 +68,9 @@ def test_value_in_float32_is_close(fun):
     np.testing.assert_allclose(value, _FORMULAS[fun](theta.tolist()), rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", testing.PROBLEMS)
+@pytest.mark.parametrize("name", functions.PROBLEMS)
 def test_minimum_is_where_it_is_said_to_be(name):
-    fun, minimizer = testing.PROBLEMS[name]
+    fun, minimizer = functions.PROBLEMS[name]
     best = jnp.full(6, minimizer)
     assert abs(float(jit(fun)(best))) < 1e-12
     nearby = np.random.default_rng(0).normal(size=(200, 6)).astype(np.float32)
@@ -79,7 +79,7 @@ def test_minimum_is_where_it_is_said_to_be(name):
 
 
 def test_problems_are_those_of_the_paper():
-    assert [p.fun for p in testing.PROBLEMS.values()] == list(_FORMULAS)[:4]
+    assert [p.fun for p in functions.PROBLEMS.values()] == list(_FORMULAS)[:4]
 
 
 def test_narrow_parameters_are_evaluated_in_float32():
@@ -93,30 +93,30 @@ def test_narrow_parameters_are_evaluated_in_float32():
 
 @pytest.mark.parametrize("theta", [jnp.ones((2, 2)), jnp.ones(()), jnp.ones(1)])
 def test_shape_that_will_not_do_is_named(theta):
-    for fun in (testing.levy, testing.rosenbrock, testing.ellipsoid):
+    for fun in (functions.levy, functions.rosenbrock, functions.ellipsoid):
         with pytest.raises(ValueError, match=r"theta must be .* d ≥ 2; got shape"):
             fun(theta)
 
 
 def test_dtype_that_will_not_do_is_named():
     with pytest.raises(TypeError, match=r"theta must be .*; got dtype int32"):
-        testing.quadratic(jnp.arange(3))
+        functions.quadratic(jnp.arange(3))
 
 
 @pytest.mark.parametrize("condition", [0.0, -1.0, math.inf])
 def test_condition_that_will_not_do_is_named(condition):
     with pytest.raises(ValueError, match="condition must be"):
-        testing.ellipsoid(jnp.ones(3), condition)
+        functions.ellipsoid(jnp.ones(3), condition)
 
 
 def test_start_fills_the_box_and_depends_on_the_key():
-    start = testing.uniform_start(jax.random.key(0), 10_000)
+    start = functions.uniform_start(jax.random.key(0), 10_000)
     assert start.dtype == jnp.float32
     # Its standard deviation is 1/√3, with a standard error of 0.3 % here.
     np.testing.assert_allclose(start.std(), 1 / math.sqrt(3), rtol=0.02)
     assert abs(float(start.mean())) < 4 / math.sqrt(3 * 10_000)
     assert -1 <= start.min() < -0.99 and 0.99 < start.max() < 1
-    other = testing.uniform_start(jax.random.key(1), 10_000)
+    other = functions.uniform_start(jax.random.key(1), 10_000)
     assert not jnp.array_equal(start, other)
     with pytest.raises(ValueError, match="dimension must be an int ≥ 1; got 0"):
-        testing.uniform_start(jax.random.key(0), 0)
+        functions.uniform_start(jax.random.key(0), 0)

@@ -10,7 +10,7 @@ from scipy import special
 from tables import slow
 
 import radazo_jax as zo
-from radazo_jax import testing, theory
+from examples.research.paper import functions, theory
 
 B1, B2 = 0.9, 0.99
 
@@ -194,9 +194,9 @@ STEPS = 6000
 @pytest.fixture(scope="module")
 def moments():
     """Means over steps and coordinates: those of m − ∇F, g − ∇F and v, squared."""
-    theta = testing.uniform_start(jax.random.key(0), DIMENSION)
+    theta = functions.uniform_start(jax.random.key(0), DIMENSION)
     value_and_grad = zo.value_and_grad(
-        testing.quadratic, zo.forward_difference(num_directions=1)
+        functions.quadratic, zo.forward_difference(num_directions=1)
     )
     ours, other = zo.scale_by_radazo(B1, B2), zo.scale_by_zo_adamm(B1, B2)
 
@@ -237,7 +237,7 @@ def test_second_moments_are_in_the_same_ratio(moments):
 
 def test_measured_moments_respect_the_bounds(moments):
     """With the measured variance in the place of Σ²; at fixed θ, η is 0."""
-    theta = testing.uniform_start(jax.random.key(0), DIMENSION)
+    theta = functions.uniform_start(jax.random.key(0), DIMENSION)
     squared = float(jnp.mean(theta**2))
     common = dict(
         b1=B1,
@@ -256,7 +256,7 @@ def test_measured_moments_respect_the_bounds(moments):
 def test_variance_respects_sigma_squared():
     """Of a bounded function, whose C is known, far from the linear case."""
     dimension, smoothing, num_directions = 20, 0.5, 3
-    theta = testing.uniform_start(jax.random.key(0), dimension)
+    theta = functions.uniform_start(jax.random.key(0), dimension)
 
     def fun(theta):
         return jnp.mean(jnp.cos(20 * theta))  # C = 1
@@ -313,7 +313,7 @@ def _separable(theta):
     ("fun", "smoothed_gradient"),
     [
         (_separable, _separable_gradient),
-        slow(testing.rosenbrock, _rosenbrock_gradient),
+        slow(functions.rosenbrock, _rosenbrock_gradient),
     ],
     ids=["separable", "rosenbrock"],
 )

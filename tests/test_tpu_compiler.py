@@ -28,8 +28,8 @@ import json
 import jax, jax.numpy as jnp
 import radazo_jax as zo
 from examples import quickstart
-from examples.benchmarks import hlo, programs, scaling
-from examples.paper import digits
+from examples.research.benchmarks import hlo, programs, scaling
+from examples.research.paper import digits
 
 mesh = scaling.mesh_for("tpu", scaling.Spread())
 optimizer = zo.radazo(1e-3)
@@ -48,7 +48,7 @@ print(json.dumps(hlo.facts(programs.compiled_on(mesh, step, args, (0, 1)))))
 
 CASE = """
 import json, sys
-from examples.benchmarks import scaling
+from examples.research.benchmarks import scaling
 
 spread, distribution, num_evaluations = json.loads(sys.argv[1])
 case = scaling.Case("weak", scaling.Spread(*spread), distribution, num_evaluations)
@@ -59,7 +59,7 @@ STEPS = """
 import json
 import jax
 import numpy as np
-from examples.benchmarks import memory, models, programs
+from examples.research.benchmarks import memory, models, programs
 from jax.sharding import Mesh
 
 model = models.grouped_query_decoder(num_layers=4)

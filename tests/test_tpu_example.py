@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from examples.apps.tpu import cluster, decoder, drift, train
 from examples.common import checkpoint
 from examples.common.cli import UserError
-from examples.tpu import cluster, decoder, drift, train
 
 _ROOT = pathlib.Path(__file__).parents[1]
-_SCRIPTS = _ROOT / "examples" / "tpu"
+_SCRIPTS = _ROOT / "examples" / "apps" / "tpu"
 _SMALL = (
     *("--layers", "1", "--width", "16", "--vocabulary", "16", "--length", "8"),
     *("--batch-size", "8", "--log-every", "1"),

@@ -29,8 +29,8 @@ import radazo_jax as zo
 from examples.common import cli, figures
 from examples.common.record import numbers
 from examples.common.tables import Table
-from examples.paper import common
-from examples.paper.common import mean_std, significant
+from examples.research.paper import common
+from examples.research.paper.common import mean_std, significant
 
 OUTPUT = Path(__file__).resolve().parents[1] / "out" / "black_boxes"
 COLORS = {"R-AdaZO": "#D55E00", "pycma": "#0072B2", "Nevergrad": "#009E73"}

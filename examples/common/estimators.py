@@ -23,8 +23,8 @@ ESTIMATORS = {
 def evaluations(estimator: zo.GradientEstimator, params: jax.Array) -> int:
     """How many evaluations a step of an estimator takes."""
 
-    def candidates(key: jax.Array) -> jax.Array:
-        points = estimator.points(key, params, estimator.init(params))
-        return zo.estimators.candidates(points, params)
+    def points(key: jax.Array) -> zo.estimators.Points:
+        draw = zo.estimators.Draw.once(key)
+        return estimator.points(draw, params, estimator.init(params))[0]
 
-    return jax.eval_shape(candidates, jax.random.key(0)).shape[0]
+    return jax.eval_shape(points, jax.random.key(0)).num_points

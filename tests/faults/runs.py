@@ -20,11 +20,11 @@ from unittest import mock
 
 with mock.patch("jax.default_backend", return_value="cpu"):
     # It would start the threads of JAX, which a fork does not take along.
-    from examples.llm import main as llm
+    from examples.apps.llm import main as llm
+from examples.apps.llm import corpus, weights
+from examples.apps.llm.opt import OPT, Config
+from examples.apps.tpu import train as tpu
 from examples.common import checkpoint
-from examples.llm import corpus, weights
-from examples.llm.opt import OPT, Config
-from examples.tpu import train as tpu
 
 NOTHING, KILL, FULL = 0, 1, 2
 MINUTES = 5 * 60

@@ -97,7 +97,9 @@ def perturbed(
     fun: Callable[[Any], Any], distribution: zo.Distribution, scale: float
 ) -> Any:
     def run(params: Any, key: jax.Array) -> Any:
-        return zo.perturb(fun)(params, distribution.sample(key, params), scale)
+        return compare.perturb_as_large(fun)(
+            params, distribution.sample(key, params), scale
+        )
 
     return run
 

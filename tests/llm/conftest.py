@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from examples.llm import corpus, weights
+from examples.apps.llm import corpus, weights
 
 from . import tiny
 

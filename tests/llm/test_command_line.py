@@ -12,8 +12,8 @@ import time
 import pytest
 from filelock import FileLock
 
+from examples.apps.llm import figure, main, quantization, weights
 from examples.common import checkpoint
-from examples.llm import figure, main, weights
 
 from . import tiny
 from .tiny import contents, metrics
@@ -97,10 +97,12 @@ def test_what_was_tuned_is_exported(job, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_quantized_run_and_what_it_exports(job, tmp_path):
+def test_a_quantized_run_and_what_it_exports(job, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(quantization, "GROUP", 10)
     arguments = _arguments(job, tmp_path / "run", "--quantize", "int4", "--steps", "5")
     main.main([*arguments, "--export-adapters", str(tmp_path / "adapters")])
     assert [line["step"] for line in metrics(tmp_path / "run")][-1] == 5
+    assert "All 16 inputs share a scale" in capsys.readouterr().out
     model = tiny.model()
     weights.load_adapters(model, tmp_path / "adapters")
     assert float(abs(model.layers.q_proj.lora.lora_b[...]).max()) > 0
@@ -187,7 +189,7 @@ def test_a_model_is_found_in_the_local_cache(tmp_path, monkeypatch):
 
 def _start(*arguments: str) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", "examples.llm.main", *arguments],
+        [sys.executable, "-W", "error", "-m", "examples.apps.llm.main", *arguments],
         cwd=_ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

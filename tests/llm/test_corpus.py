@@ -16,7 +16,7 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 from tokenizers import Tokenizer
 
-from examples.llm import corpus, data, pretrain, weights
+from examples.apps.llm import corpus, data, pretrain, weights
 
 ROOT = Path(__file__).parents[2]
 
@@ -233,7 +233,7 @@ def test_windows_are_pieces_of_the_stream():
 def test_a_fork_brings_no_warning():
     program = (
         "import os\n"
-        "from examples.llm import corpus\n"
+        "from examples.apps.llm import corpus\n"
         "lines = corpus.reviews()\n"
         "tokenizer = corpus.train_tokenizer(lines, 300)\n"
         "corpus.token_stream(tokenizer, lines)\n"

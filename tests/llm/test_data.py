@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from examples.llm import corpus, data
+from examples.apps.llm import corpus, data
 
 PREMISE = {"premise": "The dog barked.", "choice1": "A cat came.", "choice2": "I ate."}
 SST2 = "sentence\tlabel\n"

@@ -15,7 +15,7 @@ from jaxprs import computed_sizes
 from safetensors.numpy import load_file
 from tables import every, slow
 
-from examples.llm import decoder, lora, weights
+from examples.apps.llm import decoder, lora, weights
 
 from . import tiny
 

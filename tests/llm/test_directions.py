@@ -6,8 +6,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from examples.benchmarks import directions
-from examples.llm import figure
+from examples.apps.llm import figure
+from examples.research.benchmarks import directions
 
 RECORD = pathlib.Path(__file__).parents[2] / "docs" / "benchmarks" / "directions.json"
 

@@ -15,7 +15,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
-from examples.llm import lora, weights
+from examples.apps.llm import lora, weights
 
 from . import tiny
 

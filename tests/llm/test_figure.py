@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from examples.llm import figure
+from examples.apps.llm import figure
 
 _ROOT = pathlib.Path(__file__).parents[2]
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from examples.llm import data, generate, lora, weights
+from examples.apps.llm import data, generate, lora, weights
 
 from . import tiny
 

@@ -13,9 +13,9 @@ import pytest
 import tables
 from flax import nnx
 
-from examples.llm import lora, train
-from examples.llm.data import Batch
-from examples.llm.opt import OPT
+from examples.apps.llm import lora, train
+from examples.apps.llm.data import Batch
+from examples.apps.llm.opt import OPT
 
 from . import tiny
 from .tiny import SETTINGS, TRAIN, arrays, examples, model

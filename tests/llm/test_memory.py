@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 from tables import slow
 
-from examples.llm import memory
+from examples.apps.llm import memory
 
 ROOT = pathlib.Path(__file__).parents[2]
 CASES = {
@@ -44,7 +44,7 @@ def test_the_programs_whose_memory_is_measured(name):
 
 COMPILED = """
 import json
-from examples.llm import memory
+from examples.apps.llm import memory
 
 cases = [case for case in memory.INT4_CASES if case.size == "llama-2-13b-int4"]
 print(json.dumps([memory.measured(case) for case in cases[:2]]))

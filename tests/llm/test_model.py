@@ -14,8 +14,8 @@ from jax.extend import core
 from jaxprs import computed_sizes
 from tables import DISTRIBUTIONS, slow
 
-from examples.llm import lora, weights
-from examples.llm import opt as model
+from examples.apps.llm import lora, weights
+from examples.apps.llm import opt as model
 
 from . import tiny
 from .tiny import TOKENS, logits

@@ -7,8 +7,8 @@ import pytest
 from flax import nnx
 from tables import slow
 
-from examples.llm import lora, quantization, train, weights
-from examples.llm.decoder import Config
+from examples.apps.llm import lora, quantization, train, weights
+from examples.apps.llm.decoder import Config
 
 from . import tiny
 from .test_decoder import entries, loaded
@@ -40,6 +40,30 @@ def test_logits_are_those_of_the_rounded_matrices(qtype):
         getattr(owner, name).kernel[...] = jnp.asarray(matrix, jnp.float32)
     found = tiny.logits(model, tokens)
     np.testing.assert_allclose(found, tiny.logits(expected, tokens), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "group", "note"),
+    [
+        (256, 128, None),
+        (24, 24, None),
+        (144, 72, "Groups of 72 of 144 inputs share a scale, because 128 does not"),
+        (139, 139, "All 139 inputs share a scale, which rounds coarsely, because"),
+    ],
+)
+def test_groups_are_as_large_as_they_can_be(inputs, group, note):
+    config = Config.from_dict(entries("llama") | {"intermediate_size": inputs})
+    model = nnx.eval_shape(lambda: config.build(rngs=nnx.Rngs(0)))
+    notes = quantization.notes(model)
+    assert len(notes) == (note is not None)
+    assert not notes or notes[0].startswith(note)
+
+    def scale():
+        model = config.build(rngs=nnx.Rngs(0))
+        quantization.quantize(model, "int4")
+        return model.layers.down_proj.scale[...]
+
+    assert jax.eval_shape(scale).shape == (2, inputs // group, 8)
 
 
 @pytest.mark.slow

@@ -8,11 +8,11 @@ import jax
 import numpy as np
 import pytest
 
+from examples.apps.llm import run as runs
+from examples.apps.llm.data import Batch
+from examples.apps.llm.run import run
+from examples.apps.llm.train import State
 from examples.common.cli import UserError
-from examples.llm import run as runs
-from examples.llm.data import Batch
-from examples.llm.run import run
-from examples.llm.train import State
 
 from .tiny import DEV, SETTINGS, TRAIN, contents, metrics, model
 

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from examples.llm import lora, weights
+from examples.apps.llm import lora, weights
 
 from . import tiny
 from .tiny import arrays, contents

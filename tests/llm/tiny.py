@@ -9,10 +9,10 @@ import numpy as np
 import tables
 from flax import nnx
 
-from examples.llm import train
-from examples.llm.data import Batch
-from examples.llm.opt import OPT, Config
-from examples.llm.train import Settings
+from examples.apps.llm import train
+from examples.apps.llm.data import Batch
+from examples.apps.llm.opt import OPT, Config
+from examples.apps.llm.train import Settings
 
 CONFIG = Config(
     vocab_size=287,

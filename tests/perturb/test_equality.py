@@ -35,7 +35,7 @@ QUICK = ("custom_derivatives", "remat", "branches", "while_loops")
     ],
 )
 def test_is_the_program_at_the_perturbed_point(distribution, name, num):
-    """Of one direction, and of several at once."""
+    """With leaves treated as large and as small; several directions at once."""
     distribution, program = DISTRIBUTIONS[distribution], PROGRAMS[name]
     with program.context():
         fun, params, *args = program.build()
@@ -43,12 +43,15 @@ def test_is_the_program_at_the_perturbed_point(distribution, name, num):
 
         @jit
         def run(us):
-            one = perturbed(jax.tree.map(lambda x: x[0], us))
+            first = jax.tree.map(lambda x: x[0], us)
+            one = perturbed(first)
+            small = arrays(zo.perturb(fun)(params, first, SCALE, *args))
             together = jax.vmap(perturbed)(us) if num > 1 else [x[None] for x in one]
-            return one, together, lax.map(definition, us)
+            return one, small, together, lax.map(definition, us)
 
-        one, together, expected = run(samples(distribution, params, num))
+        one, small, together, expected = run(samples(distribution, params, num))
         assert_equal(one, [x[0] for x in expected], program.tolerance)
+        assert_equal(small, [x[0] for x in expected], program.tolerance)
         assert_equal(together, expected, program.tolerance)
 
 

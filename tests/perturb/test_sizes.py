@@ -1,15 +1,19 @@
 """What a perturbed function never forms, and never draws."""
 
+import functools
+
 import flax.nnx as nnx
 import jax
 import jax.numpy as jnp
 import pytest
+from compare import Hashed
 from jax import lax
 from jaxprs import computed_sizes
 from tables import DISTRIBUTIONS, slow
 from zoo import normal
 
 import radazo_jax as zo
+from radazo_jax._src.numbers import generator
 
 
 def nnx_program(module, *args):
@@ -88,11 +92,12 @@ def test_low_rank_never_forms_the_matrix(name, num):
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_a_scanned_stack_is_perturbed_slice_by_slice(distribution):
-    params, x = normal(7, 6, 6), normal(2, 6)
+    # More elements than are drawn ahead of everything.
+    params, x = normal(7, 100, 100), normal(2, 100)
     sizes = computed_sizes(scan_stack, DISTRIBUTIONS[distribution], params, x)
     # Of the factors of low rank, all may be drawn ahead; of a dense draw, no more than
     # the two words of each number of one matrix.
-    bound = 7 * 6 * 2 if distribution.startswith("low_rank") else 2 * 6 * 6
+    bound = 7 * 100 * 2 if distribution.startswith("low_rank") else 2 * 100 * 100
     assert max(sizes)[0] <= bound, max(sizes)
 
 
@@ -133,6 +138,74 @@ def test_a_scanned_stack_of_low_rank_forms_no_slice():
     "distribution", ["gaussian", "sphere", "rademacher", "low_rank"]
 )
 def test_a_look_up_never_draws_the_table(distribution, look_up):
-    params, ids = normal(30, 20), jnp.array([3, -4])
+    # More elements than are drawn ahead of everything.
+    params, ids = normal(300, 300), jnp.array([3, -4])
     sizes = computed_sizes(look_up, DISTRIBUTIONS[distribution], params, ids)
-    assert max(sizes)[0] <= 2 * 2 * 20, max(sizes)
+    assert max(sizes)[0] <= 2 * 2 * 300, max(sizes)
+
+
+class Counted(Hashed):
+    """Counts how often it is traced."""
+
+    draws = 0
+
+    def draw(self, key, number, at):
+        Counted.draws += 1
+        return super().draw(key, number, at)
+
+
+def unrolled(params, x, steps):
+    """A network that reads vectors, matrices and elements at each step."""
+
+    @jax.jit
+    def gated(x, bias):
+        return jnp.where(x > 0, x + bias, 0.0)
+
+    for i in range(steps):
+        x = jnp.tanh(params["w"].T @ x + params["b"][None, :][0])
+        x = gated(x, params["c"].reshape(-1)) * params["table"][i]
+        x = x.astype(jnp.float32) * params["half"].astype(jnp.float32)
+        x = lax.fori_loop(0, 2, lambda _, x: x * params["b"], x)
+    return x
+
+
+def unrolled_params():
+    return {
+        "w": normal(6, 6),
+        "b": normal(6),
+        "c": normal(2, 3),
+        "table": normal(9, 6),
+        "half": normal(6, dtype=jnp.bfloat16),
+    }
+
+
+def test_small_leaves_are_drawn_once_however_often_they_are_read():
+    def draws(steps):
+        Counted.draws = 0
+        fun = functools.partial(unrolled, steps=steps)
+        computed_sizes(fun, Counted(), unrolled_params(), normal(6))
+        return Counted.draws
+
+    assert draws(9) == draws(1) > 0
+
+
+def test_an_estimate_of_low_rank_draws_as_much_however_often_leaves_are_read(
+    monkeypatch,
+):
+    """Finding the matrices of the function, which traces it once more, too."""
+    calls, normal_of = [], generator.normal
+
+    def counted(*args):
+        calls.append(args)
+        return normal_of(*args)
+
+    monkeypatch.setattr(generator, "normal", counted)
+    estimator = zo.forward_difference(zo.low_rank(), batch_size=1)
+
+    def draws(steps):
+        calls.clear()
+        fun = zo.value_and_grad(lambda p, x: unrolled(p, x, steps).sum(), estimator)
+        jax.make_jaxpr(fun)(jax.random.key(0), unrolled_params(), normal(6))
+        return len(calls)
+
+    assert draws(9) == draws(1) > 0

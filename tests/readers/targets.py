@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import radazo_jax as zo
+from examples.apps.llm import corpus, data, generate, weights
 from examples.common import checkpoint
-from examples.llm import corpus, data, generate, weights
-from examples.paper import network
+from examples.research.paper import network
 from radazo_jax._src.optimize import journal
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"

@@ -10,7 +10,7 @@ import jax
 import pytest
 from safetensors.numpy import load_file
 
-from examples.llm import data, generate, main, weights
+from examples.apps.llm import data, generate, main, weights
 
 from . import targets
 from .refusals import DEEP_OBJECT, refused, takes_no_memory

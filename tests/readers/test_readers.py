@@ -7,9 +7,9 @@ import zipfile
 import numpy as np
 import pytest
 
+from examples.apps.llm import data, weights
 from examples.common import record
-from examples.llm import data, weights
-from examples.paper import network
+from examples.research.paper import network
 
 from . import fuzz
 from .mutate import PICKLE

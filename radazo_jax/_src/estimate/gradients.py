@@ -107,4 +107,6 @@ def of_params(
     fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], params: Any
 ) -> Any:
     """`fun` as a function of its first argument, which a `Partial` makes of it."""
+    # Each evaluation gets new containers, as under jit: fun may write into them.
+    params, args, kwargs = jax.tree.map(lambda x: x, (params, args, kwargs))
     return fun(params, *args, **kwargs)

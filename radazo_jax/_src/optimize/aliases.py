@@ -345,10 +345,11 @@ def parabolic_sgd(
     Examples:
       >>> import jax, jax.numpy as jnp
       >>> import radazo_jax as zo
-      >>> from radazo_jax import testing
+      >>> def rosenbrock(x):
+      ...     return jnp.sum(100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2)
       >>> result = zo.minimize(
-      ...     testing.rosenbrock,
-      ...     testing.uniform_start(0, 64),
+      ...     rosenbrock,
+      ...     jax.random.uniform(jax.random.key(0), (64,), minval=-1.0),
       ...     zo.parabolic_sgd(),
       ...     zo.forward_difference(zo.orthonormal()),
       ...     200,

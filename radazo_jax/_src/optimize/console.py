@@ -52,9 +52,23 @@ def progress_bar(
         yield line
         return
     with tqdm(initial=done, total=total, unit="step") as bar:
+        compiled = bar.disable  # A disabled bar has no clock.
 
         def show(steps: int, figures: dict[str, str]) -> None:
+            nonlocal compiled
             bar.set_postfix(figures, refresh=False)
-            bar.update(steps)
+            if compiled:
+                bar.update(steps)
+                return
+            # The first steps include compilation, so the bar estimates from the next.
+            compiled, start = True, bar.start_t
+            bar.n += steps
+            bar.initial = bar.last_print_n = bar.n
+            bar.unpause()
+            bar.start_t = start
+            bar.refresh()
 
-        yield show
+        try:
+            yield show
+        finally:
+            bar.initial = done  # The last line has the rate of the whole run.

@@ -392,8 +392,10 @@ def update_unless(
     if not revert.can_revert(state):
         return _times(1 - skipped.astype(jnp.int32), update, params, state)
     new_params, after = update(params, state)
-    new_params = revert.restored(after, new_params)
     keep = skipped | revert.reverted(after)
+    # Other members of a partition take no step: their gradient is not used.
+    new_params = optax.tree.where(keep, params, new_params)
+    new_params = revert.restored(after, new_params)
     return new_params, revert.keep_others(keep, state, after)
 
 

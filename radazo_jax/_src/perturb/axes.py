@@ -71,7 +71,7 @@ def _note(
         return
     along = [
         {axis for axis in range(mark.ndim) if mark.shape[axis] > 1}
-        for mark in view.u.marks
+        for mark in view.marks
     ]
     remaining = [axis for axis, where in enumerate(along) if where]
     rows = tuple(axis for axis in remaining if along[axis] & contracted)

@@ -27,7 +27,7 @@ def dot_general(
     view.used(contracted)
     if not _is_product(x, view):
         return None
-    first, second = view.u.marks
+    first, second = view.marks
     on_first, on_second = _varies_along(first), _varies_along(second)
     if not set(contracted).isdisjoint(on_second):
         first, second, on_first, on_second = second, first, on_second, on_first
@@ -58,7 +58,7 @@ def convolution(eqn: core.JaxprEqn, x: jax.Array, view: View) -> list[jax.Array]
     grouped = params["feature_group_count"] * params["batch_group_count"] > 1
     if grouped or not _is_product(x, view):
         return None
-    first, second = view.u.marks
+    first, second = view.marks
     if out_axis in _varies_along(first):
         first, second = second, first
     if out_axis in _varies_along(first) or _varies_along(second) - {out_axis}:

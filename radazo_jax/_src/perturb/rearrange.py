@@ -7,6 +7,7 @@ the primitive of the equation: the public functions of JAX would normalize indic
 the program has normalized already.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -89,6 +90,8 @@ def gather(
     view: View, starts: jax.Array, base: jax.Array, params: dict[str, Any]
 ) -> View:
     """A look-up that has read `base`: only the elements read are drawn."""
+    if view.u is None:
+        return dataclasses.replace(view, base=base)
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
     batch_axes = [a for a in range(base.ndim) if a not in numbers.offset_dims]
     window_axes = iter(numbers.offset_dims)

@@ -1,0 +1,99 @@
+"""What is tuned of a model: all of it, low-rank adapters, or a soft prompt."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from examples.apps.llm.model import LanguageModel, stacked
+from examples.apps.llm.quantization import QuantizationScale
+
+
+class PromptParam(nnx.Variable):
+    """A soft prompt. Not an `nnx.Param`, so that it can be tuned alone."""
+
+
+# What is tuned, as the `wrt` of nnx. An adapter's parameters are `nnx.Param` too:
+# "full" is for a model without adapters.
+FILTERS = {
+    "lora": nnx.LoRAParam,
+    "prompt": PromptParam,
+    "full": nnx.Param,
+    "scales": QuantizationScale,
+}
+ADAPTED = ("q_proj", "v_proj")  # The projections of a layer that get adapters.
+
+
+class AdaptedLinear(nnx.Module):
+    """A linear layer plus `scale` times a product of two low-rank matrices."""
+
+    def __init__(self, base: nnx.Linear, lora: nnx.LoRA, scale: float) -> None:
+        self.base, self.lora, self.scale = base, lora, scale
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = self.base(x)
+        return (y.astype(jnp.float32) + self.scale * self.lora(x)).astype(y.dtype)
+
+
+def add_lora(
+    model: LanguageModel, *, rank: int = 8, alpha: float = 16.0, rngs: nnx.Rngs
+) -> None:
+    """Adds adapters to the query and value projections of every layer, in place.
+
+    Each is x ↦ α/r · (x A) B with A [layers, in, r] random and B [layers, r, out] zero,
+    both float32, so that at first nothing changes.
+
+    Raises:
+      ValueError: If rank is not positive, or the model has adapters already.
+    """
+    if rank < 1:
+        raise ValueError(f"rank must be positive; got {rank}.")
+    if isinstance(model.layers.q_proj, AdaptedLinear):
+        raise ValueError("model must not have adapters already; got one that has.")
+    for name in ADAPTED:
+        base = getattr(model.layers, name)
+        adapter = functools.partial(_adapter, base.in_features, rank, base.out_features)
+        lora = stacked(model.config.num_hidden_layers, adapter, rngs)
+        setattr(model.layers, name, AdaptedLinear(base, lora, alpha / rank))
+
+
+def _adapter(inputs: int, rank: int, outputs: int, rngs: nnx.Rngs) -> nnx.LoRA:
+    # A as in Hu et al.'s code: uniform in ±1/√width.
+    uniform = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+    return nnx.LoRA(
+        inputs, rank, outputs, dtype=jnp.float32, a_initializer=uniform, rngs=rngs
+    )
+
+
+def merge(model: LanguageModel) -> LanguageModel:
+    """Adds the adapters' products to the matrices, in place, and removes them.
+
+    The sums are rounded to the dtype of the matrices.
+    """
+    for name in ADAPTED:
+        layer = getattr(model.layers, name)
+        if isinstance(layer, AdaptedLinear):
+            a, b = layer.lora.lora_a[...], layer.lora.lora_b[...]
+            product = jnp.einsum("lir,lro->lio", a, b, precision="highest")
+            kernel = layer.base.kernel
+            merged = kernel[...].astype(jnp.float32) + layer.scale * product
+            kernel[...] = merged.astype(kernel.dtype)
+            setattr(model.layers, name, layer.base)
+    return model
+
+
+def add_prompt(model: LanguageModel, *, length: int = 5, rngs: nnx.Rngs) -> None:
+    """Puts `length` virtual tokens before every sequence, in place.
+
+    Their embeddings, float32 [length, width], start as those of random tokens of
+    the vocabulary.
+
+    Raises:
+      ValueError: If length is not positive, or leaves no position for a token.
+    """
+    longest = model.config.max_position_embeddings
+    if not 0 < length < longest:
+        raise ValueError(f"length must be from 1 to {longest - 1}; got {length}.")
+    tokens = jax.random.randint(rngs.params(), (length,), 0, model.config.vocab_size)
+    model.prompt = PromptParam(model.embed(tokens).astype(jnp.float32))

@@ -1,0 +1,217 @@
+"""Language models fine-tuned by forward passes only.
+
+    python -m examples.apps.llm.main  # the paper's comparison, at a laptop's size
+    python -m examples.apps.llm.main --fast  # a small run: to see that it works
+    python -m examples.apps.llm.main --model facebook/opt-1.3b --task sst2 --data FOLDER
+
+Without `--model`, a small OPT is pretrained and then tuned by all methods on the
+sentences in `sentiment`; the results are a table, a JSON file and a figure. With it,
+that model is tuned by one method: the paper's job.
+"""
+
+import argparse
+import copy
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import huggingface_hub
+import jax
+import numpy as np
+from flax import nnx
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from tabulate import tabulate
+
+from examples.apps.llm import corpus, data, figure, pretrain, quantization, weights
+from examples.apps.llm.figure import plot, tables
+from examples.apps.llm.run import run
+from examples.apps.llm.train import Settings
+from examples.common.checkpoint import locked
+from examples.common.cli import Parser
+from examples.research.paper.common import finish
+
+OUTPUT = Path(__file__).resolve().parents[2] / "out" / "llm"
+DTYPES = ("bfloat16", "float32")  # Of the model, the default first.
+if jax.default_backend() == "cpu":
+    DTYPES = DTYPES[::-1]
+COMMON = {"output", "dtype", "fast"}  # Options that need no model.
+
+
+def make_parser() -> Parser:
+    """The parser; options that are not given are missing from its result."""
+    parser = Parser(
+        prog="examples.apps.llm.main",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+    )
+    add = parser.add_argument
+    add("--output", type=Path, default=OUTPUT, help="folder")
+    add("--dtype", choices=DTYPES, help=f"{DTYPES[0]} by default on this machine")
+    add("--fast", action="store_true", help="a small comparison: to see that it works")
+    add = parser.add_argument_group("one run").add_argument
+    add("--model", help="a folder, or a name in the local cache")
+    add("--task", choices=tuple(data.TASKS))
+    add("--data", type=Path, help="folder of the task's files")
+    add("--export-adapters", type=Path, help="folder for what was tuned, for peft")
+    add("--export-merged", type=Path, help="folder for the model, for transformers")
+    add("--resume", action="store_true", help="go on from the last checkpoint, if any")
+    for field in dataclasses.fields(Settings):
+        if field.name != "objective":  # The task decides it.
+            kind, choices = type(field.default), get_args(field.type) or None
+            name, text = option(field.name), f"default {field.default}"
+            add(name, dest=field.name, type=kind, choices=choices, help=text)
+    return parser
+
+
+def option(name: str) -> str:
+    """The option of the command line for a setting."""
+    return "--" + name.removeprefix("num_").replace("_", "-")
+
+
+def run_one(options: dict[str, Any]) -> None:
+    """One run of one method, on a given model and given data."""
+    for name in ("task", "data"):
+        if name not in options:
+            raise ValueError(f"--model needs --{name}.")
+    task, output = data.TASKS[options["task"]], options["output"]
+    names = {field.name for field in dataclasses.fields(Settings)} & options.keys()
+    settings = Settings(
+        objective=task.objective, **{name: options[name] for name in names}
+    )
+    folder = find_model(options["model"])
+    for name, tuned in (
+        ("export_adapters", ("full", "scales")),
+        ("export_merged", ("prompt", "scales")),
+    ):
+        to = options.get(name)
+        if to and (settings.tune in tuned or to.resolve() == folder.resolve()):
+            raise ValueError(
+                f"{option(name)} must not be the folder of --model, and not be given "
+                f"with --tune {' or '.join(tuned)}; got {to}."
+            )
+    if "export_merged" in options and settings.quantized:
+        raise ValueError(
+            "--export-merged must not be given with --quantize, whose matrices are not "
+            f"the model's; got {options['export_merged']}."
+        )
+    # Errors in the small files are reported before the large ones are read.
+    prompt_length = settings.prompt_length if settings.tune == "prompt" else 0
+    splits = read(task, options["data"], folder, prompt_length)
+    # Where the model is quantized it may be too large for the device that it is for.
+    device = jax.local_devices(backend="cpu" if settings.quantized else None)[0]
+    with jax.default_device(device):
+        model = weights.load(folder, dtype=options.get("dtype", DTYPES[0]))
+    if settings.quantized:
+        for note in quantization.notes(model):
+            print(note)
+    resume = "resume" in options
+    result = run(settings, model, *splits, folder=output, resume=resume)
+    print(tabulate(result.evaluations, headers="keys", floatfmt=".4f"))
+    print(f"\nMetrics and checkpoints are in {output}.")
+    if to := options.get("export_adapters"):
+        weights.save_adapters(result.model, to, base=options["model"])
+        print(f"The adapters are in {to}.")
+    if to := options.get("export_merged"):
+        weights.save_merged(result.model, to, base=folder)
+        print(f"The tuned model is in {to}.")
+
+
+def read(
+    task: data.Task, folder: Path, model: Path, prompt_length: int = 0
+) -> list[data.Batch]:
+    """The examples to train on and those to evaluate, encoded for a model.
+
+    At most 1000 and 500 at random, the same ones for all runs, as in MeZO.
+    """
+    config = weights.read_config(model)
+    length = config.max_position_embeddings - prompt_length
+    tokenizer = data.load_tokenizer(model)
+    result = []
+    for name, limit in ((task.train, 1000), (task.dev, 500)):
+        examples = task.read(folder / name)
+        chosen = np.random.default_rng(0).permutation(len(examples))[:limit]
+        examples = [examples[i] for i in sorted(chosen)]
+        batch = data.encode(
+            tokenizer, examples, max_length=length, vocab_size=config.vocab_size
+        )
+        result.append(batch)
+    return result
+
+
+def find_model(name: str) -> Path:
+    """The folder of a model: `name` itself, or its place in Hugging Face's cache."""
+    folder = Path(name)
+    if not (folder.is_dir() or folder.suffix.lower() == ".gguf"):
+        try:
+            folder = Path(
+                huggingface_hub.snapshot_download(name, local_files_only=True)
+            )
+        except (HFValidationError, LocalEntryNotFoundError):
+            raise FileNotFoundError(
+                "--model must be a folder or a model in the local Hugging Face cache; "
+                f"got {name!r}. `hf download {name}` gets its files where there is a "
+                "network."
+            ) from None
+    if not folder.is_dir() or _has_only_gguf(folder):
+        raise ValueError(
+            "--model must be a folder in Hugging Face's format, with config.json and "
+            f"safetensors; got GGUF: {name!r}. Use the model that the GGUF file was "
+            "made from."
+        )
+    return folder
+
+
+def _has_only_gguf(folder: Path) -> bool:
+    """Whether a folder has GGUF files, and no model in Hugging Face's format."""
+    return not (folder / weights.CONFIG).exists() and any(
+        path.suffix.lower() == ".gguf" for path in folder.glob("*")
+    )
+
+
+def compare(options: dict[str, Any]) -> None:
+    """The paper's comparison, on a small model that is pretrained first."""
+    name, plan, settings = "llm", figure.FULL, pretrain.Settings()
+    if "fast" in options:
+        name, plan, settings = "fast", figure.FAST, pretrain.FAST
+    output = options["output"]
+    folder = pretrain.pretrained(output / f"{name}-model", settings)
+    dtype = options.get("dtype", DTYPES[0])
+    train, dev = read(data.TASKS["sst2"], corpus.SENTIMENT, folder)
+    base = weights.load(folder, dtype=dtype)
+
+    def execute(settings: Settings, label: str) -> list[dict[str, float]]:
+        model = copy.deepcopy(base)
+        return run(settings, model, train, dev, label=label).evaluations
+
+    content = {
+        "settings": dataclasses.asdict(Settings()) | plan._asdict(),
+        "pretraining": dataclasses.asdict(settings),
+        "num_parameters": sum(x.size for x in jax.tree.leaves(nnx.state(base))),
+        "dtype": dtype,
+        "runs": figure.compare(plan, execute),
+    }
+    finish(output / name, content, tables, plot)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = make_parser()
+    options = vars(parser.parse_args(argv))
+    needing = [name for name in options if name not in {*COMMON, "model"}]
+    try:
+        if "model" not in options and needing:
+            raise ValueError(f"{option(needing[0])} needs --model.")
+        if "model" in options and "fast" in options:
+            raise ValueError("--fast is for the comparison, which --model replaces.")
+        with locked(str(options["output"])):
+            run_one(options) if "model" in options else compare(options)
+    except (ValueError, OSError, FloatingPointError) as error:
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        rest = "; --resume goes on from its checkpoint" if "model" in options else ""
+        parser.exit(130, f"\n{parser.prog}: interrupted{rest}\n")
+
+
+if __name__ == "__main__":
+    main()

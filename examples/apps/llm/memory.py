@@ -1,0 +1,262 @@
+"""How much memory a step of fine-tuning takes on a TPU, as its compiler plans it.
+
+Nothing is run and no weights are made: programs are compiled from shapes, for chips
+that need not be there (``pip install "radazo-jax[tpu-aot]"``). A step is that of MeZO's
+SST-2: 16 sequences of 128 tokens, the cross-entropy over two candidates of one token
+each; zeroth-order steps take a central difference along one direction.
+
+    python -m examples.apps.llm.memory --output llm_memory.json
+    python -m examples.apps.llm.memory --int4 --output llm_memory_int4.json
+
+The file is written after every program; ``--resume`` goes on where a run was stopped.
+"""
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from examples.apps.llm import train
+from examples.apps.llm.data import Batch
+from examples.apps.llm.decoder import Config
+from examples.apps.llm.opt import CONFIGS
+from examples.common import cli
+from examples.common.record import collect
+from examples.research.benchmarks.programs import compiled_on, held, tpu_topology
+
+BATCH_SIZE, LENGTH = 16, 128
+GIB = 2**30
+# What these steps may take, as a multiple of the forward pass.
+BAR = 1.06
+BARRED = (("1.3b", "zo_sgd", "full"), ("1.3b", "radazo", "lora"))
+DISTRIBUTIONS = ("gaussian", "rademacher", "low_rank")
+
+
+class Case(NamedTuple):
+    """What is compiled."""
+
+    size: str
+    device: str  # A TPU's topology.
+    method: str  # "forward", "zo_sgd", "radazo", "adam" or "adam, remat".
+    tuned: str  # "", "lora", "scales" or "full".
+    distribution: str
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> "Case":
+        return cls(*(row[name] for name in cls._fields))
+
+
+FORWARD = [("forward", "", "")]
+ZO_SGD = [("zo_sgd", "full", distribution) for distribution in DISTRIBUTIONS]
+LORA = [("radazo", "lora", distribution) for distribution in DISTRIBUTIONS]
+SCALES = [("radazo", "scales", "low_rank")]
+FULL = [("radazo", "full", distribution) for distribution in DISTRIBUTIONS]
+ADAM = [
+    (method, tuned, "")
+    for tuned in ("lora", "full")
+    for method in ("adam, remat", "adam")
+]
+CASES = [
+    Case(size, device, *rest)
+    for size, device, rows in (
+        ("1.3b", "v5e:1x1", FORWARD + LORA + ZO_SGD + FULL + ADAM),
+        ("13b", "v5e:1x1", FORWARD),
+        ("13b", "v6e:1x1", FORWARD + LORA + ZO_SGD + ADAM[:2]),
+        ("13b", "v5e:2x2", FORWARD + LORA),
+        ("13b", "v5p:1x1x1", FORWARD + FULL[:1] + ADAM),
+    )
+    for rest in rows
+]
+
+# As their `config.json` has them.
+LLAMA_2_13B = {
+    "model_type": "llama",
+    "vocab_size": 32000,
+    "hidden_size": 5120,
+    "intermediate_size": 13824,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 40,
+    "max_position_embeddings": 4096,
+}
+GEMMA_2_27B = {
+    "model_type": "gemma2",
+    "vocab_size": 256000,
+    "hidden_size": 4608,
+    "intermediate_size": 36864,
+    "num_hidden_layers": 46,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 16,
+    "head_dim": 128,
+    "query_pre_attn_scalar": 144,
+    "max_position_embeddings": 8192,
+}
+MODELS = {size: CONFIGS[f"facebook/opt-{size}"] for size in ("125m", "1.3b", "13b")} | {
+    "llama-2-13b": Config.from_dict(LLAMA_2_13B),
+    "gemma-2-27b": Config.from_dict(GEMMA_2_27B),
+}
+INT4 = "-int4"  # What the name of a model ends with whose matrices are int4.
+INT4_CASES = [
+    Case(size, device, *rest)
+    for size, device, rows in (
+        ("llama-2-13b", "v5e:1x1", FORWARD),
+        (f"llama-2-13b{INT4}", "v5e:1x1", FORWARD + LORA + SCALES),
+        (f"gemma-2-27b{INT4}", "v6e:1x1", FORWARD + LORA[:1]),
+    )
+    for rest in rows
+]
+
+
+# --- What is compiled -------------------------------------------------------------
+
+
+def abstract_batch() -> Batch:
+    """Examples whose two candidates share a sequence, as those of SST-2."""
+
+    def of(*shape: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((BATCH_SIZE, *shape), dtype)
+
+    return Batch(of(1, LENGTH), of(2, 1), of(2, 1), of(2, 1, dtype=jnp.float32), of())
+
+
+def program(case: Case) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """What to compile, and its abstract arguments; a step donates the second."""
+    method = case.method if case.distribution else "radazo"
+    small = case.size.endswith(INT4)
+    settings = train.Settings(
+        method=method,
+        tune=case.tuned or ("lora" if small else "full"),
+        quantize="int4" if small else "no",
+        distribution=case.distribution or DISTRIBUTIONS[0],
+    )
+    config = MODELS[case.size.removesuffix(INT4)]
+
+    def start() -> tuple[train.Job, train.State]:
+        model = config.build(remat="remat" in case.method, rngs=nnx.Rngs(0))
+        return train.start(settings, model)
+
+    job, state = jax.eval_shape(start)
+    if case.method == "forward":
+        return _loss, (job, state.params, abstract_batch())
+    if case.distribution:
+        return train.train_step, (job, state, abstract_batch())
+    state = state._replace(opt_state=jax.eval_shape(adam(0.0).init, state.params))
+    return _adam_step, (job, state, abstract_batch())
+
+
+def _loss(job: train.Job, params: nnx.State, batch: Batch) -> jax.Array:
+    return train.loss_fn(nnx.merge(job.graphdef, params, job.rest), batch)
+
+
+def _adam_step(
+    job: train.Job, state: train.State, batch: Batch
+) -> tuple[train.State, jax.Array]:
+    """As `train.train_step`, by backpropagation."""
+    value, gradient = jax.value_and_grad(_loss, 1)(job, state.params, batch)
+    optimizer = adam(job.learning_rate)
+    updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    return train.State(params, opt_state, state.step + 1), value
+
+
+def adam(learning_rate: Any) -> optax.GradientTransformation:
+    """Optax's, with moments in float32 whatever the parameters have, as R-AdaZO's."""
+    inner = optax.adam(learning_rate)
+
+    def in_float32(tree: Any) -> Any:
+        return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
+
+    return optax.GradientTransformation(
+        lambda params: inner.init(in_float32(params)),
+        lambda gradient, state, params: inner.update(in_float32(gradient), state),
+    )
+
+
+# --- What it takes ----------------------------------------------------------------
+
+
+def sharding(path: tuple[Any, ...], leaf: Any) -> PartitionSpec:
+    """Divides the frozen matrices among the chips as one does for tensor parallelism.
+
+    Attention by heads, the feed-forward network by its inner features, the embeddings
+    by rows of the vocabulary. All else is on every chip.
+    """
+    names = {str(getattr(k, "key", "")) for k in path}
+    if "layers" in names and len(leaf.shape) == 3 and "lora" not in names:
+        by_row = {"out_proj", "fc2"} & names
+        return PartitionSpec(None, *(("model", None) if by_row else (None, "model")))
+    return PartitionSpec("model" if "embed_tokens" in names else None)
+
+
+def compiled(case: Case) -> Any:
+    # How many chips a host has along each axis.
+    bounds = (2, 2, 1) if case.device.endswith("2x2") else (1, 1, 1)
+    mesh = Mesh(np.array(tpu_topology(case.device, bounds)), ("model",))
+
+    def placed(path: tuple[Any, ...], leaf: Any) -> jax.ShapeDtypeStruct:
+        to = NamedSharding(mesh, sharding(path, leaf) if leaf.ndim else PartitionSpec())
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=to)
+
+    fun, args = program(case)
+    args = jax.tree_util.tree_map_with_path(placed, args)
+    return compiled_on(mesh, fun, args, () if case.method == "forward" else (1,))
+
+
+# What is called temporaries there are the arguments too.
+_TOO_LARGE = re.compile(r"required for HLO temporaries \(([\d.]+)G\) exceeds available")
+
+
+def measured(case: Case) -> dict[str, Any]:
+    """What a chip holds at most, and of what; all of it where it does not fit."""
+    try:
+        memory = compiled(case).memory_analysis()
+    except jax.errors.JaxRuntimeError as error:
+        needed = _TOO_LARGE.search(str(error))
+        if needed is None:
+            raise
+        return {"fits": False, "total_GiB": float(needed[1])}
+    return {
+        "fits": True,
+        "total_GiB": held(memory) / GIB,
+        "arguments_GiB": memory.argument_size_in_bytes / GIB,
+        "temporary_GiB": memory.temp_size_in_bytes / GIB,
+        # The compiler's own peak counts what is fetched ahead into fast memory twice.
+        "peak_GiB": memory.peak_memory_in_bytes / GIB,
+    }
+
+
+def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows with what they take as multiples of the forward pass."""
+    forward, made = {}, []
+    for row in rows:
+        case = Case.of(row)
+        base = forward.setdefault((case.size, case.device), row)
+        ratios = {"total/forward": row["total_GiB"] / base["total_GiB"]}
+        if row["fits"] and base["fits"]:
+            ratios["peak/forward"] = row["peak_GiB"] / base["peak_GiB"]
+        barred = case.size.endswith(INT4) and case.tuned == "lora"
+        if barred or (case.size, case.method, case.tuned) in BARRED:
+            ratios["bar_met"] = row["fits"] and max(ratios.values()) <= BAR
+        made.append(row | ratios)
+    return made
+
+
+def main() -> None:
+    parser = cli.parser(__doc__)
+    cli.add_record(parser, resume=True)
+    parser.add_argument("--int4", action="store_true", help="models in 4 bits")
+    options = parser.parse_args()
+    chosen = INT4_CASES if options.int4 else CASES
+    cases = [(case._asdict(), functools.partial(measured, case)) for case in chosen]
+    target = "compiled for TPUs"
+    collect(options.output, options.resume, cases, derived, device=target)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""Fine-tuning by forward passes only: the settings, the loss and the step.
+
+job, state = start(Settings(), model)
+state, loss = train_step(job, state, batch)
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any, Literal, NamedTuple, get_args
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+import radazo_jax as zo
+import radazo_jax.nnx as zo_nnx
+from examples.apps.llm import lora, quantization
+from examples.apps.llm.data import Batch
+from examples.apps.llm.model import LanguageModel
+from examples.common.distributions import DISTRIBUTIONS
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """All that defines a run, beside the model and the data.
+
+    The defaults are those of the paper: central differences with one Gaussian
+    direction, and the same η, μ, β₁ and β₂ for all methods.
+    """
+
+    method: Literal["radazo", "zo_adamm", "zo_rmsprop", "zo_sgd"] = "radazo"
+    tune: Literal["lora", "prompt", "full", "scales"] = "lora"
+    quantize: Literal["no", "int8", "int4"] = "no"  # The frozen matrices.
+    objective: Literal["classification", "language_model"] = "classification"
+    distribution: Literal["gaussian", "sphere", "rademacher", "low_rank"] = "gaussian"
+    num_directions: int = 1  # K
+    difference: Literal["central", "forward"] = "central"  # 2K evaluations, or K + 1.
+    smoothing: float = 1e-3  # μ
+    learning_rate: float = 5e-5  # η
+    b1: float = 0.9
+    b2: float = 0.99
+    batch_size: int = 16
+    num_steps: int = 1000
+    seed: int = 0
+    eval_every: int = 100
+    eval_batch_size: int = 64
+    checkpoint_every: int = 100
+    lora_rank: int = 8
+    lora_alpha: float = 16.0
+    prompt_length: int = 5
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if choices := get_args(field.type):
+                valid, expected = value in choices, f"one of {', '.join(choices)}"
+            elif name in ("b1", "b2"):
+                valid, expected = 0 <= value < 1, "in [0, 1)"
+            elif name == "seed":
+                valid, expected = value >= 0, "0 or more"
+            else:
+                valid, expected = 0 < value < math.inf, "positive"
+            if not valid:
+                raise ValueError(f"{name} must be {expected}; got {value}.")
+        if self.tune in ("full", "scales") and (self.tune == "full") == self.quantized:
+            raise ValueError(
+                "tune must not be full with quantize, and not scales without it; got "
+                f"{self.tune} with {self.quantize}."
+            )
+
+    @property
+    def num_evaluations(self) -> int:
+        """Of the loss, in a step."""
+        forward = self.difference == "forward"
+        return self.num_directions + 1 if forward else 2 * self.num_directions
+
+    @property
+    def quantized(self) -> bool:
+        return self.quantize != "no"
+
+    def compiled(self) -> "Settings":
+        """The settings that a compiled step depends on; the others at their defaults.
+
+        Runs that differ in the others share a step.
+        """
+        names = (
+            "method",
+            "tune",
+            "quantize",
+            "objective",
+            "distribution",
+            "num_directions",
+        )
+        names = (*names, "difference", "smoothing", "b2")
+        return Settings(**{name: getattr(self, name) for name in names})
+
+
+class State(NamedTuple):
+    """Where a run stands."""
+
+    params: nnx.State  # What is tuned, and nothing else.
+    opt_state: optax.OptState
+    step: jax.Array  # (), int32: steps done, and so the position in the data.
+
+
+@flax.struct.dataclass
+class Job:
+    """What a step needs and does not change."""
+
+    graphdef: nnx.GraphDef[LanguageModel]
+    rest: nnx.State  # What is not tuned.
+    learning_rate: jax.Array  # (), float32.
+    b1: jax.Array  # (), float32.
+    key: jax.Array  # Of the run, typed.
+    settings: Settings = flax.struct.field(pytree_node=False)  # Its `compiled()`.
+
+    def optimizer(self) -> optax.GradientTransformation:
+        method, rate, b2 = self.settings.method, self.learning_rate, self.settings.b2
+        if method == "zo_sgd":
+            return zo.zo_sgd(rate)
+        if method == "zo_rmsprop":
+            return zo.zo_rmsprop(rate, b2=b2)
+        return (zo.radazo if method == "radazo" else zo.zo_adamm)(rate, self.b1, b2)
+
+
+def start(settings: Settings, model: LanguageModel) -> tuple[Job, State]:
+    """Quantizes the model, adds adapters or a prompt, and starts a run of it.
+
+    The state takes the model's arrays over: what is tuned is not to be used elsewhere.
+    """
+    init_key, run_key = jax.random.split(jax.random.key(settings.seed))
+    rngs = nnx.Rngs(init_key)
+    if settings.quantized:
+        scale_dtype = jnp.float32 if settings.tune == "scales" else model.dtype
+        quantization.quantize(model, settings.quantize, scale_dtype)
+    if settings.tune == "lora":
+        rank, alpha = settings.lora_rank, settings.lora_alpha
+        lora.add_lora(model, rank=rank, alpha=alpha, rngs=rngs)
+    elif settings.tune == "prompt":
+        lora.add_prompt(model, length=settings.prompt_length, rngs=rngs)
+    graphdef, params, rest = nnx.split(model, lora.FILTERS[settings.tune], ...)
+    rates = jnp.float32(settings.learning_rate), jnp.float32(settings.b1)
+    job = Job(graphdef, rest, *rates, run_key, settings.compiled())
+    return job, State(params, job.optimizer().init(params), jnp.int32(0))
+
+
+@functools.partial(jax.jit, donate_argnames="state")
+def train_step(job: Job, state: State, batch: Batch) -> tuple[State, jax.Array]:
+    """One step of a run, and the loss on its batch; `state` is consumed.
+
+    Step i draws its directions with `fold_in(key, i)`.
+    """
+    settings = job.settings
+    forward = settings.difference == "forward"
+    difference = zo.forward_difference if forward else zo.central_difference
+    estimator = difference(
+        DISTRIBUTIONS[settings.distribution],
+        settings.num_directions,
+        settings.smoothing,
+    )
+    # One evaluation after another, so that memory does not grow with K.
+    value_and_grad = zo_nnx.value_and_grad(
+        functools.partial(loss_fn, objective=settings.objective),
+        estimator,
+        zo.vectorized(batch_size=1),
+        wrt=lora.FILTERS[settings.tune],
+    )
+    model = nnx.merge(job.graphdef, state.params, job.rest)
+    key = jax.random.fold_in(job.key, state.step)
+    loss, grads = value_and_grad(key, model, batch)
+    updates, opt_state = job.optimizer().update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    return State(params, opt_state, state.step + 1), loss
+
+
+# --- The loss ---------------------------------------------------------------------
+
+
+def loss_fn(
+    model: LanguageModel, batch: Batch, objective: str = "classification"
+) -> jax.Array:
+    total, count = _loss_terms(model, batch, objective)
+    return total / count
+
+
+def _loss_terms(
+    model: LanguageModel, batch: Batch, objective: str
+) -> tuple[jax.Array, Any]:
+    """A sum of losses and how many there are; the loss is their ratio.
+
+    "classification" is the cross-entropy over the candidates, one loss an example;
+    "language_model" that of the tokens of the right candidate, one loss a token.
+    """
+    if objective == "classification":
+        losses = optax.softmax_cross_entropy_with_integer_labels(
+            scores(model, batch), batch.label
+        )
+        return losses.sum(), jnp.float32(losses.size)
+    right = _right_candidate(batch)
+    found = _token_log_probabilities(model, right)
+    return -(found * right.mask).sum(), right.mask.sum()
+
+
+def scores(model: LanguageModel, batch: Batch) -> jax.Array:
+    """The mean log-probability of each candidate's tokens, float32 [B, C]."""
+    found = _token_log_probabilities(model, batch) * batch.mask
+    return found.sum(axis=-1) / batch.mask.sum(axis=-1)
+
+
+def _token_log_probabilities(model: LanguageModel, batch: Batch) -> jax.Array:
+    """Of each candidate's tokens, float32 [B, C, L]."""
+    examples, sequences, length = batch.tokens.shape
+    hidden = model.hidden(batch.tokens.reshape(-1, length))
+    hidden = hidden.reshape(examples, sequences, length, -1)
+    # Logits only where they are needed: the vocabulary is wide.
+    positions = batch.positions[:, :sequences, :, None]
+    logits = model.logits(jnp.take_along_axis(hidden, positions, axis=2))
+    rows = jax.nn.log_softmax(logits)  # [B, 1 or C, L, vocabulary]
+    rows = jnp.broadcast_to(rows, (*batch.targets.shape, rows.shape[-1]))
+    return jnp.take_along_axis(rows, batch.targets[..., None], axis=-1)[..., 0]
+
+
+def _right_candidate(batch: Batch) -> Batch:
+    """The batch with the right one for its only candidate."""
+
+    def pick(leaf: jax.Array) -> jax.Array:
+        label = jnp.minimum(batch.label, leaf.shape[1] - 1)  # Tokens may be shared.
+        return jnp.take_along_axis(leaf, label[:, None, None], axis=1)
+
+    return Batch(*map(pick, batch[:-1]), label=jnp.zeros_like(batch.label))
+
+
+@functools.partial(jax.jit, static_argnames="batch_size")
+def evaluate(
+    job: Job, params: nnx.State, data: Batch, *, batch_size: int
+) -> tuple[jax.Array, jax.Array]:
+    """Loss and accuracy on all examples, a batch at a time."""
+
+    def one(example: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
+        model = nnx.merge(job.graphdef, params, job.rest)
+        example = jax.tree.map(lambda leaf: leaf[None], example)
+        right = scores(model, example).argmax(axis=-1) == example.label
+        terms = _loss_terms(model, example, job.settings.objective)
+        return *terms, right.mean()
+
+    totals, counts, hits = jax.lax.map(one, data, batch_size=batch_size)
+    return totals.sum() / counts.sum(), hits.mean()

@@ -1,0 +1,381 @@
+"""Hugging Face's formats, read and written without PyTorch.
+
+    model = load("opt-125m")
+    save(model, "copy")
+
+`transformers` and `load` read what `save` and `save_merged` write, `peft` and
+`load_adapters` what `save_adapters` writes.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from examples.apps.llm import decoder, lora, opt
+from examples.apps.llm.model import Config, LanguageModel, one_of
+from examples.common.files import json_object, model_file
+
+Folder = str | os.PathLike[str]
+
+CONFIG = "config.json"
+ADAPTER_CONFIG, ADAPTERS = "adapter_config.json", "adapter_model.safetensors"
+# What is copied from a model to one tuned from it.
+TOKENIZER = (
+    "chat_template.jinja",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+)
+
+_FLOATS = ("F16", "BF16", "F32", "F64")  # As safetensors names them.
+_LEAVES = {"kernel": "weight", "embedding": "weight", "scale": "weight", "bias": "bias"}
+# What old checkpoints hold beside parameters.
+_COMPUTED = ".rotary_emb.inv_freq"
+FAMILIES: dict[str, Any] = {"opt": opt.Config} | dict.fromkeys(
+    decoder.FAMILIES, decoder.Config
+)
+
+
+def load(folder: Folder, *, dtype: Any = jnp.bfloat16) -> LanguageModel:
+    """The model of a folder with `config.json` and safetensors, whole or in shards.
+
+    Tensors are read one by one: beside the model there is one parameter (of all
+    layers) in memory.
+
+    Args:
+      folder: Where the files are.
+      dtype: Of the parameters and of what is computed with them.
+
+    Raises:
+      FileNotFoundError: If a file is not there.
+      ValueError: If the files are damaged, or hold a model of another family.
+    """
+    folder = Path(folder)
+    config = read_config(folder)
+    with contextlib.ExitStack() as files:
+        stored = _open(folder, "model*.safetensors", files)
+        if config.num_hidden_layers > len(stored):
+            raise ValueError(
+                f"{folder} lacks tensors: it has {len(stored)}, and config.json says "
+                f"{config.num_hidden_layers} layers."
+            )
+        abstract = nnx.eval_shape(lambda: config.build(dtype=dtype, rngs=nnx.Rngs(0)))
+        graphdef, state = nnx.split(abstract)
+        flat = dict(nnx.to_flat_state(state))
+        if not hasattr(abstract, "lm_head"):
+            stored.pop("lm_head.weight", None)  # Tied to the embeddings.
+        # Before any memory is taken, which files that lie could make very large.
+        for path, variable in flat.items():
+            _check(_views(abstract, path, _shadow(variable)), stored, folder)
+        for path, variable in flat.items():
+            host = np.empty(variable.shape, variable.dtype)
+            _fill(_views(abstract, path, host), stored)
+            # Waits, so that the next is not read before this one is let go.
+            flat[path] = variable.replace(jax.block_until_ready(jnp.array(host)))
+    _check_empty(stored, folder)
+    return nnx.merge(graphdef, nnx.from_flat_state(flat))
+
+
+def load_adapters(model: LanguageModel, folder: Folder) -> None:
+    """Adds the adapters or the soft prompt that `peft` wrote, or `save_adapters`.
+
+    Args:
+      model: A model without either, changed in place.
+      folder: Holds `adapter_config.json` and `adapter_model.safetensors`.
+
+    Raises:
+      FileNotFoundError: If a file is not there.
+      ValueError: If the files are damaged, or hold anything but adapters of the query
+        and value projections or a soft prompt.
+    """
+    folder = Path(folder)
+    config = _read_adapter_config(folder)
+
+    def add(model: LanguageModel) -> LanguageModel:
+        rngs = nnx.Rngs(0)  # What is drawn is replaced.
+        if config["peft_type"] == "LORA":
+            rank, alpha = config["r"], config["lora_alpha"]
+            lora.add_lora(model, rank=rank, alpha=alpha, rngs=rngs)
+        else:
+            lora.add_prompt(model, length=config["num_virtual_tokens"], rngs=rngs)
+        return model
+
+    with contextlib.ExitStack() as files:
+        stored = _open(folder, ADAPTERS, files)
+        # As in `load`, before any memory is taken.
+        for variable, views in _adapter_views(nnx.eval_shape(add, model)):
+            _check(views(_shadow(variable)), stored, folder)
+        for variable, views in _adapter_views(add(model)):
+            host = np.empty(variable.shape, np.float32)
+            _fill(views(host), stored)
+            variable[...] = jnp.asarray(host)
+    _check_empty(stored, folder)
+
+
+def save(model: LanguageModel, folder: Folder) -> None:
+    """Writes a checkpoint that `load` reads, and Hugging Face's `from_pretrained`.
+
+    Args:
+      model: The model, without adapters or a soft prompt.
+      folder: Where to write; it is made if it is not there. A checkpoint in it is
+        replaced.
+
+    Raises:
+      ValueError: If the model has parameters that the format has no place for.
+    """
+    tensors: dict[str, np.ndarray] = {}
+    for path, variable in nnx.to_flat_state(nnx.state(model)):
+        if type(variable) is not nnx.Param:
+            raise ValueError(
+                "model must have no adapters and no soft prompt to be saved; got "
+                f"{'.'.join(map(str, path))}."
+            )
+        tensors |= _views(model, path, np.asarray(variable[...]))
+    for path in Path(folder).glob("model*.safetensors*"):
+        path.unlink()
+    config = model.config.to_dict() | {"torch_dtype": str(jnp.dtype(model.dtype))}
+    _write(Path(folder), CONFIG, config, "model.safetensors", tensors)
+
+
+def save_merged(model: LanguageModel, folder: Folder, *, base: Path) -> None:
+    """Writes a tuned model, its adapters merged into the weights, and its tokenizer.
+
+    Args:
+      model: The model, with adapters or tuned whole. It is consumed.
+      folder: Where to write; it is made if it is not there.
+      base: The folder that the model came from; its tokenizer is copied.
+
+    Raises:
+      ValueError: If the model has a soft prompt.
+    """
+    save(lora.merge(model), folder)
+    for name in TOKENIZER:
+        if (base / name).is_file():
+            shutil.copyfile(base / name, Path(folder, name))
+
+
+def save_adapters(model: LanguageModel, folder: Folder, *, base: str) -> None:
+    """Writes adapters or a soft prompt as `peft.PeftModel.from_pretrained` reads them.
+
+    Args:
+      model: A model with adapters or a soft prompt.
+      folder: Where to write; it is made if it is not there.
+      base: The name or folder of the model without them, for the configuration.
+
+    Raises:
+      ValueError: If the model has neither.
+    """
+    if model.prompt is not None:
+        length, width = model.prompt.shape
+        config = {
+            "peft_type": "PROMPT_TUNING",
+            "num_virtual_tokens": length,
+            "token_dim": width,
+        }
+    elif isinstance(model.layers.q_proj, lora.AdaptedLinear):
+        rank = model.layers.q_proj.lora.lora_a.shape[-1]
+        config = {
+            "peft_type": "LORA",
+            "r": rank,
+            "lora_alpha": model.layers.q_proj.scale * rank,
+            "target_modules": list(lora.ADAPTED),
+        }
+    else:
+        raise ValueError("model must have adapters or a soft prompt; got neither.")
+    config |= {"task_type": "CAUSAL_LM", "base_model_name_or_path": base}
+    config |= {"inference_mode": True}
+    tensors: dict[str, np.ndarray] = {}
+    for variable, views in _adapter_views(model):
+        tensors |= views(np.asarray(variable[...]))
+    _write(Path(folder), ADAPTER_CONFIG, config, ADAPTERS, tensors)
+
+
+def _views(
+    model: LanguageModel, path: tuple[str, ...], array: np.ndarray
+) -> dict[str, np.ndarray]:
+    """A parameter's tensors in a checkpoint, by name: one, or one for each layer.
+
+    They are views of the parameter.
+    """
+    *modules, leaf = path
+    parts, prefixes = [array], [model.PREFIX]
+    if modules[0] == "layers":
+        modules, parts = modules[1:], list(array)
+        prefixes = [_prefix(model, i, modules[0]) for i in range(len(parts))]
+    elif modules[0] == "lm_head":
+        prefixes = [""]
+    if leaf == "kernel":  # Checkpoints have its axes the other way round.
+        parts = [part.T for part in parts]
+    names = [
+        ".".join([prefix, *modules, _LEAVES[leaf]]).lstrip(".") for prefix in prefixes
+    ]
+    return dict(zip(names, parts, strict=True))
+
+
+def _prefix(model: LanguageModel, layer: int, module: str) -> str:
+    """What the name of a layer's module starts with."""
+    parent = model.PARENTS.get(module)
+    return f"{model.PREFIX}.layers.{layer}" + (f".{parent}" if parent else "")
+
+
+# --- Reading ----------------------------------------------------------------------
+
+
+def read_config(folder: Path) -> Config:
+    """The sizes of the model in a folder, and how its family computes."""
+    path = model_file(folder, CONFIG)
+    values = json_object(path)
+    try:
+        family = one_of(FAMILIES, "model_type", values.get("model_type"))
+        return FAMILIES[family].from_dict(values)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+# The tensors of a folder: of each the file, and its name there.
+_Stored = dict[str, tuple[Any, str]]
+
+
+def _open(folder: Path, pattern: str, files: contextlib.ExitStack) -> _Stored:
+    """The tensors of a folder, by name with the prefix `model.`.
+
+    An index of shards is not read: the files themselves say what they hold.
+    """
+    stored: _Stored = {}
+    for path in sorted(folder.glob(pattern)):
+        model_file(folder, path.name)
+        try:
+            file = files.enter_context(safe_open(path, framework="numpy"))
+        except SafetensorError as error:
+            raise ValueError(
+                f"{path} must be a complete safetensors file: {error}."
+            ) from None
+        for original in file.keys():  # noqa: SIM118  (It is no mapping.)
+            if original.endswith(_COMPUTED):
+                continue
+            bare = original.startswith("decoder.")
+            name = f"model.{original}" if bare else original
+            stored[name] = file, original
+    if not stored:
+        raise FileNotFoundError(
+            f"{folder} must have {pattern.replace('*', '')}, or shards of it; got "
+            "neither. "
+            "transformers makes one of a PyTorch checkpoint by from_pretrained and "
+            "save_pretrained."
+        )
+    return stored
+
+
+def _shadow(variable: Any) -> np.ndarray:
+    """An array of a variable's shape that takes no memory."""
+    return np.broadcast_to(np.empty((), np.bool_), variable.shape)
+
+
+def _check(views: dict[str, np.ndarray], stored: _Stored, folder: Path) -> None:
+    """Raises if tensors are not there as the places need them that they are to have."""
+    for name, view in views.items():
+        if name not in stored:
+            raise ValueError(f"{folder} lacks the tensor {name}.")
+        file, original = stored[name]
+        found = file.get_slice(original)
+        kind, got = found.get_dtype(), tuple(found.get_shape())
+        if got != view.shape or kind not in _FLOATS:
+            raise ValueError(
+                f"{folder}: tensor {name} must be of shape {view.shape} and floating "
+                f"point ({', '.join(_FLOATS)}); got {got} and {kind}."
+            )
+
+
+def _fill(views: dict[str, np.ndarray], stored: _Stored) -> None:
+    """Reads tensors into the places that they are to have, and takes them off."""
+    for name, view in views.items():
+        file, original = stored.pop(name)
+        view[...] = file.get_tensor(original)
+
+
+def _check_empty(stored: _Stored, folder: Path) -> None:
+    if stored:
+        raise ValueError(f"{folder} has the unexpected tensor {min(stored)!r:.200}.")
+
+
+def _read_adapter_config(folder: Path) -> dict[str, Any]:
+    path = model_file(folder, ADAPTER_CONFIG)
+    config = json_object(path)
+    sizes = {"LORA": ("r", "lora_alpha"), "PROMPT_TUNING": ("num_virtual_tokens",)}
+    try:
+        kind = one_of(sizes, "peft_type", config.get("peft_type"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    modules = config.get("target_modules")
+    adapted = [[*lora.ADAPTED], [*reversed(lora.ADAPTED)]]
+    plain = not config.get("use_dora") and not config.get("use_rslora")
+    if kind == "LORA" and (modules not in adapted or not plain):
+        raise ValueError(
+            f"{path}: adapters must be plain ones of {' and '.join(lora.ADAPTED)}; got "
+            f"target_modules {modules!r:.80}, use_dora {config.get('use_dora')!r:.80} "
+            f"and use_rslora {config.get('use_rslora')!r:.80}."
+        )
+    for name in sizes[kind]:
+        value = config.get(name)
+        whole = type(value) is int or (name == "lora_alpha" and type(value) is float)
+        if not whole or not 0 < value < 2**31:
+            raise ValueError(f"{path}: {name} must be positive; got {value!r:.80}.")
+    return config
+
+
+# --- Writing ----------------------------------------------------------------------
+
+
+def _adapter_views(
+    model: LanguageModel,
+) -> Iterator[tuple[nnx.Variable, Callable[[np.ndarray], dict[str, np.ndarray]]]]:
+    """What was tuned, and what of an array like it a file of peft has, by name."""
+    if model.prompt is not None:
+        yield model.prompt, lambda array: {"prompt_embeddings": array}
+        return
+    for name in lora.ADAPTED:
+        adapter = getattr(model.layers, name).lora
+        for matrix, variable in (("A", adapter.lora_a), ("B", adapter.lora_b)):
+            yield variable, functools.partial(_adapter_parts, model, name, matrix)
+
+
+def _adapter_parts(
+    model: LanguageModel, name: str, matrix: str, array: np.ndarray
+) -> dict[str, np.ndarray]:
+    return {
+        f"base_model.model.{_prefix(model, i, name)}.{name}.lora_{matrix}.weight": (
+            layer.T
+        )
+        for i, layer in enumerate(array)
+    }
+
+
+def _write(
+    folder: Path,
+    config_file: str,
+    config: dict[str, Any],
+    tensors_file: str,
+    tensors: dict[str, np.ndarray],
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(config, indent=2) + "\n"
+    (folder / config_file).write_text(text, encoding="utf-8")
+    tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    save_file(tensors, folder / tensors_file, metadata={"format": "pt"})
+    # The library's own mode lets nobody else read the file.
+    shutil.copymode(folder / config_file, folder / tensors_file)

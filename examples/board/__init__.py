@@ -1,4 +1,0 @@
-"""A board: what methods reach with how many evaluations, problem by problem."""
-
-from examples.board.report import plot as plot
-from examples.board.report import tables as tables

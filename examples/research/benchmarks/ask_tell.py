@@ -1,0 +1,119 @@
+"""Times our side of a step on a black box: ask and tell, beside pycma's.
+
+    python examples/research/benchmarks/ask_tell.py --output ask_tell.json
+
+All take turns. pycma (the `black-box` extra) has the same population; above 10³
+dimensions its covariance is diagonal, for a full one takes minutes to factor. Then a
+function that sleeps for 10 ms, on eight threads: how much longer a step takes than
+the sleep of its points, and how much longer the executor takes for them by itself.
+"""
+
+import statistics
+import time
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
+from typing import Any
+
+import cma
+import jax
+import numpy as np
+
+import radazo_jax as zo
+from examples.common import cli
+from examples.common.record import record, write
+from examples.research.benchmarks.timing import by_turns
+
+DIMENSIONS = (10**2, 10**3, 10**4, 10**5)
+FULL_COVARIANCE = 10**3
+SLEEP, THREADS, SLEEPERS = 0.01, 8, 10**3  # Seconds; threads; dimensions.
+POINTS = (16, 32, 64)
+
+
+def values(points: Any) -> list[float]:
+    return [float(np.sum(x[:5] ** 2)) for x in points]
+
+
+def ours(dimension: int) -> Iterator[float]:
+    """The seconds of ask and tell, step by step."""
+    init, ask, tell = zo.ask_tell(zo.radazo(1e-3), zo.forward_difference())
+    state = init(np.ones(dimension, np.float32), 0)
+    while True:
+        begin = time.perf_counter()
+        points, state = ask(state)
+        asked = time.perf_counter()
+        found = values(points)
+        told = time.perf_counter()
+        state = jax.block_until_ready(tell(state, found))
+        yield asked - begin + time.perf_counter() - told
+
+
+def pycma(dimension: int) -> Iterator[float]:
+    options = {"popsize": 11, "verbose": -9}
+    options["CMA_diagonal"] = dimension > FULL_COVARIANCE
+    search = cma.CMAEvolutionStrategy(np.ones(dimension), 0.1, options)
+    while True:
+        begin = time.perf_counter()
+        points = search.ask()
+        asked = time.perf_counter()
+        found = values(points)
+        told = time.perf_counter()
+        search.tell(points, found)
+        yield asked - begin + time.perf_counter() - told
+
+
+def sleeping(x: np.ndarray) -> float:
+    time.sleep(SLEEP)
+    return float(np.sum(x**2))
+
+
+def with_steps(executor: Executor, points: int, repeats: int) -> float:
+    """The seconds of a step of `minimize_black_box`, median."""
+    ends: list[float] = []
+    zo.minimize_black_box(
+        sleeping,
+        np.ones(SLEEPERS, np.float32),
+        zo.radazo(1e-3),
+        zo.forward_difference(num_directions=points - 1),
+        repeats,
+        executor=executor,
+        progress=False,
+        callback=lambda state, values: ends.append(time.perf_counter()),
+    )
+    return statistics.median(np.diff(ends))
+
+
+def without_steps(executor: Executor, points: int, repeats: int) -> float:
+    """The seconds that the executor takes for as many points, median."""
+    ends = [time.perf_counter()]
+    for _ in range(repeats):
+        candidates = np.ones((points, SLEEPERS), np.float32)
+        wait([executor.submit(sleeping, x) for x in candidates])
+        ends.append(time.perf_counter())
+    return statistics.median(np.diff(ends))
+
+
+def main() -> None:
+    parser = cli.parser(__doc__)
+    cli.add_record(parser)
+    parser.add_argument("--repeats", type=cli.at_least_one, default=30)
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for d in DIMENSIONS:
+        times = by_turns({"ours": ours(d), "pycma": pycma(d)}, args.repeats)
+        row = {"table": "ask_tell", "d": d, "ask_tell_ms": 1e3 * times["ours"]}
+        rows.append(row | {"pycma/ours": times["pycma"] / times["ours"]})
+        print(rows[-1])
+    with ThreadPoolExecutor(THREADS) as executor:
+        for points in POINTS:
+            sleep = points / THREADS * SLEEP
+            steps = with_steps(executor, points, args.repeats) / sleep
+            alone = without_steps(executor, points, args.repeats) / sleep
+            row = {"table": "threads", "points": points, "overhead": steps - 1}
+            rows.append(row | {"executor_alone": alone - 1})
+            print(rows[-1])
+    if args.output:
+        write(args.output, record(rows) | {"pycma": cma.__version__})
+
+
+if __name__ == "__main__":
+    main()

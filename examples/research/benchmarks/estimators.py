@@ -1,0 +1,112 @@
+"""What each estimator remembers, and how long its step takes.
+
+Behind R-AdaZO, on Rosenbrock's function, whose evaluations take next to no time, so
+that the rest of a step is seen. Within one run, columns are
+
+* ``state/d``: the state of the estimator, in floats of 4 bytes for each parameter;
+* ``bytes/query``: how many bytes it grows by for one more query, where it keeps some;
+* ``temporary/d``: the temporary buffers of a compiled step, likewise;
+* ``step/forward``: the time of a step for each evaluation, over that of
+  ``forward_difference``.
+
+    python examples/research/benchmarks/estimators.py --output estimators.json
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from tabulate import tabulate
+
+import radazo_jax as zo
+from examples.common import cli
+from examples.common.estimators import ESTIMATORS, evaluations
+from examples.common.record import record, write
+from examples.research.benchmarks.programs import num_bytes
+from examples.research.benchmarks.timing import Step, key_of, medians, scanned
+from examples.research.paper.functions import rosenbrock
+
+DIMENSION = 10_000
+STEPS = 50
+# Those that keep queries, with so many steps, or queries, more.
+LARGER = {
+    "query_reuse": (zo.contrib.query_reuse(memory_size=7), 10),
+    "linear_interpolation": (zo.contrib.linear_interpolation(memory_size=4), 10),
+    "gaussian_process": (
+        zo.contrib.gaussian_process(num_directions=10, memory_size=101),
+        1,
+    ),
+}
+OPTIMIZER = zo.radazo(1e-6)
+
+
+def step_of(estimator: zo.GradientEstimator) -> Step:
+    """A whole step, with the estimator's state."""
+
+    def step(carry: Any, i: jax.Array) -> Any:
+        params, moments, memory = carry
+        (_, gradient), memory = estimator.estimate(
+            rosenbrock, key_of(i), params, memory
+        )
+        updates, moments = OPTIMIZER.update(gradient, moments, params)
+        return params + updates, moments, memory
+
+    return step
+
+
+def start(estimator: zo.GradientEstimator) -> Any:
+    params = jnp.full(DIMENSION, 0.5)
+    return params, OPTIMIZER.init(params), estimator.init(params)
+
+
+def state_bytes(estimator: zo.GradientEstimator) -> int:
+    return num_bytes(jax.eval_shape(estimator.init, jnp.zeros(DIMENSION)))
+
+
+def temporary_bytes(estimator: zo.GradientEstimator) -> int:
+    one = jax.jit(step_of(estimator), donate_argnums=0)
+    compiled = one.lower(start(estimator), jnp.uint32(0)).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+def rows(repeats: int) -> list[dict[str, Any]]:
+    runs = {
+        name: scanned(step_of(estimator), start(estimator), STEPS)
+        for name, estimator in ESTIMATORS.items()
+    }
+    seconds, found = medians(runs, repeats), []
+    for name, estimator in ESTIMATORS.items():
+        count = evaluations(estimator, jnp.zeros(DIMENSION))
+        bytes_of = state_bytes(estimator)
+        row = {
+            "estimator": f"`{name}`",
+            "evaluations": count,
+            "state/d": bytes_of / (4 * DIMENSION),
+            "bytes/query": None,
+            "temporary/d": temporary_bytes(estimator) / (4 * DIMENSION),
+            "step_us": 1e6 * seconds[name] / STEPS,
+        }
+        if name in LARGER:
+            larger, queries = LARGER[name]
+            row["bytes/query"] = (state_bytes(larger) - bytes_of) / queries
+        found.append(row)
+    each = [row["step_us"] / row["evaluations"] for row in found]
+    return [
+        row | {"step/forward": one / each[0]}
+        for row, one in zip(found, each, strict=True)
+    ]
+
+
+def main() -> None:
+    parser = cli.parser(__doc__)
+    cli.add_record(parser)
+    parser.add_argument("--repeats", type=cli.at_least_one, default=7)
+    args = parser.parse_args()
+    found = rows(args.repeats)
+    print(tabulate(found, headers="keys", floatfmt=".2f"))
+    if args.output:
+        write(args.output, record(found))
+
+
+if __name__ == "__main__":
+    main()

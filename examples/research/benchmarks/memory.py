@@ -1,0 +1,218 @@
+"""How many bytes a zeroth-order step needs beyond a forward pass.
+
+Compiles, without running anything, a forward pass, an evaluation at a perturbed point
+and whole optimization steps, and reads from the compiled programs what they allocate:
+on the CPU the temporary buffers; on the TPU all of its main memory, that is arguments,
+results that take no argument's place, and temporary buffers. The TPU compiler needs no
+TPU, only libtpu (``pip install "radazo-jax[tpu-aot]"``). Models:
+
+* ``decoder``: 1.3B parameters in bfloat16, scanned layers, a tied embedding;
+* ``grouped_query_decoder``: 0.8B, of another shape, with all logits at once;
+* ``unrolled`` and ``scanned``: twelve dense layers.
+
+    python examples/research/benchmarks/memory.py --output docs/benchmarks/memory.json
+
+``--output`` is written after every program, and ``--resume`` goes on where a run was
+stopped. ``--plot`` draws the rows.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+from matplotlib.ticker import NullFormatter
+from tabulate import tabulate
+
+import radazo_jax as zo
+from examples.common import cli, figures
+from examples.common.distributions import DISTRIBUTIONS
+from examples.common.record import collect
+from examples.research.benchmarks import models
+from examples.research.benchmarks.programs import (
+    compiled_on,
+    held,
+    num_bytes,
+    placed,
+    step_of,
+    tpu_topology,
+)
+
+SMOOTHING = 1e-3
+LEARNING_RATE = 1e-6
+OPTIMIZERS = {"zo_sgd": zo.zo_sgd(LEARNING_RATE), "radazo": zo.radazo(LEARNING_RATE)}
+MODELS: dict[str, dict[str, Callable[[], models.Model]]] = {
+    "tpu": {
+        "decoder": models.decoder,
+        "grouped_query_decoder": models.grouped_query_decoder,
+        "unrolled": models.dense_layers,
+    },
+    "cpu": {
+        "scanned": lambda: models.dense_layers(12, 1024, 64, jnp.float32, True),
+        "unrolled": lambda: models.dense_layers(12, 1024, 64, jnp.float32),
+    },
+}
+
+
+def device(platform: str) -> Any:
+    """A device to compile for, which need not be there."""
+    if platform == "cpu":
+        return jax.devices("cpu")[0]
+    return tpu_topology("v5e:1x1", (1, 1, 1))[0]
+
+
+def program(
+    model: models.Model, run: str, distribution: str, num_directions: int | str
+) -> tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]:
+    """What to compile, its arguments and those donated."""
+    params, loss, batch = model.params, model.loss, model.batch
+    if run == "forward":
+        return loss, (params, batch), ()
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    if run in OPTIMIZERS:
+        estimator = zo.forward_difference(
+            DISTRIBUTIONS[distribution], num_directions, SMOOTHING
+        )
+        state = jax.eval_shape(OPTIMIZERS[run].init, params)
+        step = step_of(loss, estimator, OPTIMIZERS[run], zo.vectorized(1))
+        return step, (params, state, key, batch), (0, 1)
+    direction = jax.eval_shape(DISTRIBUTIONS[distribution].sample, key, params)
+    scale = jax.ShapeDtypeStruct((), jnp.float32)
+
+    def by_hand(params: Any, direction: Any, scale: Any, batch: Any) -> jax.Array:
+        u = DISTRIBUTIONS[distribution].materialize(direction, params)
+        moved = jax.tree.map(lambda p, v: (p + scale * v).astype(p.dtype), params, u)
+        return loss(moved, batch)
+
+    fun = by_hand if run == "naive" else zo.perturb(loss)
+    return fun, (params, direction, scale, batch), ()
+
+
+def measured(case: dict[str, Any]) -> dict[str, Any]:
+    """What a program allocates."""
+    platform, name, *which = case.values()
+    model = MODELS[platform][name]()
+    fun, args, donated = program(model, *which)
+    mesh = Mesh(np.array([device(platform)]), ("one",))
+    args = placed(args, mesh, lambda x: PartitionSpec())
+    memory = compiled_on(mesh, fun, args, donated).memory_analysis()
+    # What the optimizer keeps: m and v in float32, for R-AdaZO; else next to none.
+    state = jax.tree.leaves(args[1]) if donated and platform != "cpu" else []
+    return {
+        "bytes": memory.temp_size_in_bytes if platform == "cpu" else held(memory),
+        # The TPU's peak counts parameters that are fetched ahead into its fast
+        # on-chip memory a second time; the CPU's does not count all arguments.
+        "peak_bytes": memory.peak_memory_in_bytes,
+        "moments_bytes": num_bytes([x for x in state if x.ndim]),
+        "layer_bytes": model.layer_bytes,
+    }
+
+
+def cases(
+    platform: str, names: list[str], counts: list[int], runs: list[str]
+) -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
+    for name in names:
+        rows = [("forward", "", "")]
+        for distribution in DISTRIBUTIONS:
+            for run in runs:
+                numbers = counts if run in OPTIMIZERS else [""]
+                rows += [(run, distribution, k) for k in numbers]
+        for run, distribution, k in rows:
+            case = {
+                "platform": platform,
+                "model": name,
+                "run": run,
+                "distribution": distribution,
+                "K": k,
+            }
+            yield case, functools.partial(measured, case)
+
+
+def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows with what is beyond the forward pass and the moments, and tables.
+
+    A table for each model, and of the TPU's peak, has a row a distribution and a column
+    a run: in percent of the forward pass for the decoders, in layers for the others.
+    """
+    made: list[dict[str, Any]] = []
+    tables: dict[tuple[str, str], dict[str, Any]] = {}
+    forward = {row["model"]: row for row in rows if row["run"] == "forward"}
+    for row in rows:
+        platform, model, run, distribution, k = list(row.values())[:5]
+        base, layer = forward[model], row["layer_bytes"]
+        beyond, peak = (
+            row[of] - base[of] - row["moments_bytes"] for of in ("bytes", "peak_bytes")
+        )
+        made.append(row | {"beyond/layer": beyond / layer})
+        column = f"{run}_K={k}" if k else run.replace("naive", "by_hand")
+        amounts = {"": ("bytes", beyond), "_peak": ("peak_bytes", peak)}
+        for suffix, (of, amount) in amounts.items():
+            if distribution and not (suffix and platform == "cpu"):
+                name = f"{platform}_{model}{suffix}"
+                unit = base[of] / 100 if model.endswith("decoder") else layer
+                cells = tables.setdefault(
+                    (name, distribution), {"table": name, "distribution": distribution}
+                )
+                cells[column] = amount / unit
+    return [*made, *tables.values()]
+
+
+def plot(content: dict[str, Any]) -> plt.Figure:
+    """What each run allocates beyond the forward pass, a panel for each model."""
+    rows = [row for row in content["rows"] if "run" in row and row["distribution"]]
+    models = list(dict.fromkeys((row["platform"], row["model"]) for row in rows))
+    runs = list(dict.fromkeys((row["run"], row["K"]) for row in rows))
+    size = (1.5 + 3.4 * len(models), 3.2)
+    figure, [all_axes] = figures.panels(1, len(models), size, sharey=True)
+    for axes, (platform, model) in zip(all_axes, models, strict=True):
+        for i, (run, k) in enumerate(runs):
+            wanted = {"platform": platform, "model": model, "run": run, "K": k}
+            found = [row for row in rows if wanted.items() <= row.items()]
+            label = "copies by tree_map" if run == "naive" else run
+            axes.scatter(
+                [max(row["beyond/layer"], 1e-3) for row in found],
+                [
+                    list(DISTRIBUTIONS).index(row["distribution"]) + (i - 2.5) / 9
+                    for row in found
+                ],
+                marker="xo^^ss"[i % 6],
+                color=f"C{i}",
+                label=f"{label}, K={k}" if k else label,
+                s=22,
+            )
+        axes.set(
+            title=f"{platform} {model}", xscale="log", yticks=range(len(DISTRIBUTIONS))
+        )
+        axes.set(
+            yticklabels=list(DISTRIBUTIONS), xlabel="layers beyond forward (+ moments)"
+        )
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    all_axes[0].invert_yaxis()
+    figures.legend(figure, all_axes[0], 3)
+    return figure
+
+
+def main() -> None:
+    parser = cli.parser(__doc__)
+    add = parser.add_argument
+    add("--platform", choices=["cpu", "tpu"], default="cpu")
+    add("--models", nargs="+", help="all by default")
+    add("--directions", type=cli.at_least_one, nargs="+", default=[1, 8])
+    add("--runs", nargs="+", default=["naive", "perturb", *OPTIMIZERS])
+    cli.add_record(parser, resume=True, plot=True)
+    args = parser.parse_args()
+    names = args.models or list(MODELS[args.platform])
+    programs = cases(args.platform, names, args.directions, args.runs)
+    target = f"compiled for {device(args.platform).device_kind}"
+    rows = collect(args.output, args.resume, programs, derived, device=target)
+    print(tabulate([r for r in rows if "run" in r], headers="keys", floatfmt=".4f"))
+    if args.plot:
+        figures.save(plot({"rows": rows}), args.plot)
+
+
+if __name__ == "__main__":
+    main()

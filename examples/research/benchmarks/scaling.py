@@ -1,0 +1,316 @@
+"""What a step sends and computes on 1 to 256 chips, read from the compiled programs.
+
+Compiles, without running anything, whole R-AdaZO steps of a decoder for meshes of TPU
+chips and of simulated CPU devices, with the evaluations spread over the axis ``k``, the
+minibatch over ``data`` and ``model``, and the parameters over ``model``; and beside
+them the gradient that backpropagation makes on the same mesh. The TPU compiler needs
+no TPU, only libtpu (``pip install "radazo-jax[tpu-aot]"``).
+
+    python examples/research/benchmarks/scaling.py --platform tpu --output tpu.json
+
+``--output`` is written after every program, and ``--resume`` goes on where a run was
+stopped. ``--plot`` draws the rows.
+"""
+
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+from jax import lax
+from jax.experimental import mesh_utils
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from tabulate import tabulate
+
+import radazo_jax as zo
+from examples.common import cli, figures
+from examples.common.distributions import DISTRIBUTIONS
+from examples.common.record import collect
+from examples.research.benchmarks import models
+from examples.research.benchmarks.hlo import facts
+from examples.research.benchmarks.programs import (
+    compiled_on,
+    placed,
+    step_of,
+    tpu_topology,
+    without_tpu,
+)
+
+AXES = ("k", "data", "model")
+SMOOTHING = 1e-3
+LEARNING_RATE = 1e-6
+MEASURED = ("sphere", "gaussian", "rademacher", "low_rank")
+TOPOLOGIES = {
+    1: ("v5e:1x1", (1, 1, 1)),
+    8: ("v5e:2x4", (2, 4, 1)),
+    16: ("v5e:4x4", None),
+    64: ("v5e:8x8", None),
+    256: ("v5e:16x16", None),
+}
+# What may be sent beyond the losses, whatever the size of the model.
+ALLOWED_BYTES = 64
+
+
+class Spread(NamedTuple):
+    """How a step is spread: the sizes of the mesh's axes."""
+
+    k: int = 1
+    data: int = 1
+    model: int = 1
+
+    @property
+    def num_devices(self) -> int:
+        return math.prod(self)
+
+    def __str__(self) -> str:
+        return "x".join(map(str, self))
+
+
+class Case(NamedTuple):
+    """One program.
+
+    Attributes:
+      kind: ``strong`` (the same work for all), ``weak`` (the same work a chip),
+        ``indivisible`` (one evaluation more), ``forward`` (one loss) or ``gradient``
+        (by backpropagation).
+      spread: The sizes of the mesh's axes.
+      distribution: The name of a distribution, empty where there is none.
+      num_evaluations: K + 1, or nothing where there are no directions.
+    """
+
+    kind: str
+    spread: Spread
+    distribution: str = ""
+    num_evaluations: int | None = None
+
+    @property
+    def num_sequences(self) -> int:
+        """The size of the minibatch: one a chip where it is spread, and else four."""
+        size = self.spread.data * self.spread.model
+        return 4 if size == 1 else size
+
+    def described(self, platform: str) -> dict[str, Any]:
+        """What tells a row from all others."""
+        names = ("kind", "mesh", "distribution", "K+1")
+        values = (self.kind, str(self.spread), *self[2:])
+        return {"platform": platform, **dict(zip(names, values, strict=True))}
+
+
+def mesh_for(platform: str, spread: Spread) -> Mesh:
+    if platform == "cpu":
+        devices = jax.devices()[: spread.num_devices]
+        return Mesh(np.array(devices).reshape(spread), AXES)
+    name, bounds = TOPOLOGIES[spread.num_devices]
+    devices = mesh_utils.create_device_mesh(
+        spread, tpu_topology(name, bounds), allow_split_physical_axes=True
+    )
+    return Mesh(devices, AXES)
+
+
+def decoder(platform: str, case: Case) -> models.Model:
+    """1.3B parameters for the TPU, 0.5M for the CPU, spread as is customary.
+
+    A layer's weights are gathered where they are used, its activations stay where
+    their sequences are.
+    """
+    spread = case.spread
+    apart = spread.data * spread.model > 1
+    options: dict[str, Any] = {"one_by_one": not apart}
+    options["batch_size"] = case.num_sequences
+    if platform == "cpu":
+        options |= {"num_layers": 2, "width": 128, "num_heads": 4, "vocabulary": 1024}
+        options |= {"length": 64, "dtype": jnp.float32}
+    if spread.model > 1:
+        options["weights"] = lambda tree: lax.with_sharding_constraint(tree, P())
+    if apart:
+        options["activations"] = lambda x: lax.with_sharding_constraint(x, BATCH)
+    return models.decoder(**options)
+
+
+BATCH = P(("data", "model"))
+
+
+def parameter_spec(leaf: Any) -> P:
+    """The last axis of all but vectors is sharded over ``model``."""
+    return P() if leaf.ndim < 2 else P(*[None] * (leaf.ndim - 1), "model")
+
+
+def compiled_case(platform: str, case: Case) -> Any:
+    """The program of a case, compiled for its mesh."""
+    mesh = mesh_for(platform, case.spread)
+    model = decoder(platform, case)
+    params = placed(model.params, mesh, parameter_spec)
+    batch = placed(model.batch, mesh, lambda x: BATCH)
+    if case.kind == "forward":
+        return compiled_on(mesh, model.loss, (params, batch))
+    if case.kind == "gradient":
+        return compiled_on(mesh, jax.value_and_grad(model.loss), (params, batch))
+    estimator = zo.forward_difference(
+        DISTRIBUTIONS[case.distribution], case.num_evaluations - 1, SMOOTHING
+    )
+    optimizer = zo.radazo(LEARNING_RATE)
+    key = placed(jax.eval_shape(lambda: jax.random.key(0)), mesh, lambda x: P())
+    state = placed(jax.eval_shape(optimizer.init, model.params), mesh, parameter_spec)
+    step = step_of(model.loss, estimator, optimizer, zo.sharded("k", batch_size=1))
+    return compiled_on(mesh, step, (params, state, key, batch), (0, 1))
+
+
+def measured(platform: str, case: Case) -> dict[str, Any]:
+    """What a row has besides its description."""
+    found = facts(compiled_case(platform, case))
+    update = update_flops(platform, case)
+    return {
+        "sequences": case.num_sequences,
+        "chips": case.spread.num_devices,
+        "evaluation_flops": found["product_flops"] - update,
+        "update_flops": update,
+        **found,
+    }
+
+
+def update_flops(platform: str, case: Case) -> int:
+    """The products of an update by many factors; every chip makes its shard of it."""
+    if case.distribution != "low_rank" or case.num_evaluations <= 17:
+        return 0
+    matrices = [
+        x for x in jax.tree.leaves(decoder(platform, case).params) if x.ndim > 1
+    ]
+    # Stacked vectors are drawn dense.
+    size = sum(x.size for x in matrices if min(x.shape[-2:]) > 24)
+    return 2 * (case.num_evaluations - 1) * size // case.spread.model
+
+
+def cases(platform: str) -> Iterator[Case]:
+    """For chips that divide the evaluations, but for one case."""
+    tpu = platform == "tpu"
+    some = (1, 8, 16) if tpu else (1, 2, 4, 8)
+    many = (64, 256) if tpu else ()
+    side, most = 16 if tpu else 2, max(*some, *many)
+    # The last axis is that over which the parameters are sharded.
+    sharded = [Spread(2, 2, 2), *([Spread(4, 8, 8)] if tpu else [])]
+    minibatch = [Spread(data=n) for n in (8, *many)]
+    for distribution in MEASURED:
+        for n in some:
+            # The same evaluations whatever the number of chips; then one a chip.
+            yield Case("strong", Spread(k=n), distribution, max(some))
+        for n in many:
+            yield Case("weak", Spread(k=n), distribution, n)
+        for spread in minibatch:
+            yield Case("weak", spread, distribution, 8)
+        for spread in (Spread(k=side, data=most // side), *sharded):
+            yield Case("weak", spread, distribution, spread.k)
+        yield Case("indivisible", Spread(k=8), distribution, max(some) + 1)
+    for spread in minibatch:
+        yield Case("gradient", spread)
+    for spread in sharded:
+        yield Case("forward", spread)
+        yield Case("gradient", spread)
+
+
+def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, with what they are compared with where it is among them."""
+
+    def find(**wanted: Any) -> dict[str, Any] | None:
+        return next((row for row in rows if wanted.items() <= row.items()), None)
+
+    made = []
+    for row in rows:
+        step = row["distribution"] != ""
+        row = row | {
+            "table": "steps" if step else "other",
+            "replicated": row["mesh"].endswith("x1"),
+            "evaluations_spread": step and row["mesh"].endswith("x1x1"),
+            "Tflop": row["evaluation_flops"] / 1e12,
+            "Gop": row["elementwise"] / 1e9,
+            "sent_MB": row["sent_bytes"] / 1e6,
+            "largest_MB": row["largest_bytes"] / 1e6,
+            "peak_GB": row["peak_bytes"] / 1e9,
+        }
+        made.append(row)
+        if not step:
+            continue
+        if row["replicated"]:
+            row["allowed_bytes"] = 4 * row["K+1"] + ALLOWED_BYTES
+            row["scalars_alone"] = row["sent_bytes"] <= row["allowed_bytes"]
+        alone = find(kind="strong", chips=1, distribution=row["distribution"])
+        if row["evaluations_spread"] and alone is not None:
+            one = alone["evaluation_flops"] / alone["K+1"]
+            row["evaluations"] = row["evaluation_flops"] / one
+            row["flops/ideal"] = row["evaluations"] * row["chips"] / row["K+1"]
+            row["elementwise/alone"] = row["elementwise"] / alone["elementwise"]
+        if first_order := find(kind="gradient", mesh=row["mesh"]):
+            row["backprop_MB"] = first_order["sent_bytes"] / 1e6
+        if forward := find(kind="forward", mesh=row["mesh"]):
+            row["forward_MB"] = forward["sent_bytes"] / 1e6
+            row["forward_largest_MB"] = forward["largest_bytes"] / 1e6
+            row["none_larger"] = row["largest_bytes"] <= forward["largest_bytes"]
+    return made
+
+
+def plot(content: dict[str, Any]) -> plt.Figure:
+    """Bytes sent and operations a chip, against the number of chips."""
+    rows = content["rows"]
+    figure, [axes] = figures.panels(1, 3, (13, 3.8))
+
+    def draw(panel: int, of: str, label: str, found: list[Any], **style: Any) -> None:
+        chips, values = [r["chips"] for r in found], [r[of] for r in found]
+        axes[panel].plot(chips, values, label=label, **style)
+
+    low_rank = [
+        r for r in rows if r["kind"] == "weak" and r["distribution"] == "low_rank"
+    ]
+    spread = [r for r in low_rank if r["evaluations_spread"]]
+    draw(0, "sent_bytes", "perturbations, K + 1 = chips", spread, marker="o")
+    data = [r for r in low_rank if r["mesh"] == f"1x{r['chips']}x1"]
+    draw(0, "sent_bytes", "minibatch, K + 1 = 8", data, marker="o")
+    gradient = [r for r in rows if r["kind"] == "gradient" and r["replicated"]]
+    draw(0, "sent_bytes", "backpropagation, minibatch", gradient, marker="o")
+    for distribution, marker in zip(MEASURED, "osx^", strict=True):
+        found = [
+            r
+            for r in rows
+            if r["kind"] == "strong" and r["distribution"] == distribution
+        ]
+        draw(1, "evaluation_flops", distribution, found, marker=marker, alpha=0.7)
+        draw(2, "elementwise", distribution, found, marker=marker)
+    labels = (
+        "bytes received a step and chip",
+        "flops of products a chip (evaluations)",
+        "other operations a chip (draws, update)",
+    )
+    ticks = sorted({row["chips"] for row in rows})
+    for panel, label in zip(axes, labels, strict=True):
+        panel.set(xscale="log", yscale="log", xlabel="chips", ylabel=label)
+        panel.set_xticks(ticks, map(str, ticks))
+        panel.minorticks_off()
+        panel.legend(fontsize="small")
+    return figure
+
+
+def main() -> None:
+    parser = cli.parser(__doc__)
+    parser.add_argument("--platform", choices=["cpu", "tpu"], default="cpu")
+    cli.add_record(parser, resume=True, plot=True)
+    args = parser.parse_args()
+    without_tpu()
+    jax.config.update("jax_num_cpu_devices", 8)
+    platform = args.platform
+    programs = [
+        (case.described(platform), functools.partial(measured, platform, case))
+        for case in cases(platform)
+    ]
+    kind = mesh_for(platform, Spread()).devices.flat[0].device_kind
+    target = f"compiled for {kind}"
+    rows = collect(args.output, args.resume, programs, derived, device=target)
+    print(tabulate(rows, headers="keys"))
+    if args.plot:
+        figures.save(plot({"rows": rows}), args.plot)
+
+
+if __name__ == "__main__":
+    main()

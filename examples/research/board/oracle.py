@@ -1,0 +1,73 @@
+"""What methods evaluate through: it counts, and sees when a target is reached."""
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+
+from examples.research.board.problems import Case, Problem
+
+# The share of the gap at the start that is left.
+TARGETS = (1e-1, 1e-2, 1e-3)
+
+
+class Finished(Exception):
+    """There is nothing left to find, or nothing left to spend."""
+
+
+class Oracle:
+    """Values of a problem for one run, all of which are counted.
+
+    Attributes:
+      count: How many values were asked for.
+      reached: The number of the evaluation that first was at each target, counted from
+        1; infinite where none was.
+      gap: The lowest gap so far, as a share of that at the start. Noise is not in it.
+    """
+
+    def __init__(self, problem: Problem, budget: int, seed: int = 0):
+        self.problem, self.budget = problem, budget
+        self.count, self.gap = 0, 1.0
+        self.reached = np.full(len(TARGETS), np.inf)
+        self._noise = np.random.default_rng(seed)
+
+    @property
+    def finished(self) -> bool:
+        return self.count >= self.budget or bool(np.isfinite(self.reached).all())
+
+    def __call__(self, points: np.ndarray) -> np.ndarray:
+        """The values at points [n, d], with noise where the problem has some."""
+        return self.told(self.problem.evaluate(np.asarray(points)))
+
+    def told(self, values: np.ndarray) -> np.ndarray:
+        """Counts values that were evaluated elsewhere, and adds the noise."""
+        self.see(values)
+        if self.problem.noise:
+            values = values + self.problem.noise * self._noise.normal(size=len(values))
+        return values
+
+    def see(self, values: np.ndarray, each: int = 1) -> None:
+        """Counts values without noise, each the first of so many evaluations."""
+        numbers = self.count + 1 + each * np.arange(len(values))
+        self.count += each * len(values)
+        gaps = (np.asarray(values, np.float64) - self.problem.least) / self.problem.gap
+        gaps = np.where(np.isfinite(gaps) & (numbers <= self.budget), gaps, np.inf)
+        for i, target in enumerate(TARGETS):
+            first = numbers[gaps <= target]
+            if first.size:
+                self.reached[i] = min(self.reached[i], first[0])
+        self.gap = float(min(self.gap, gaps.min(initial=np.inf)))
+
+    def one(self, point: np.ndarray) -> float:
+        """The value at one point; raises `Finished` where the run is to end."""
+        if self.finished:
+            raise Finished
+        return float(self(np.asarray(point)[None])[0])
+
+
+@functools.cache
+def opened(case: Case, budget: int, seed: int) -> tuple[Problem, Callable[[], Oracle]]:
+    """A problem, built once, and what makes oracles with a budget of so many d + 1."""
+    problem = case.make()
+    most = budget * (problem.dimension + 1)
+    return problem, functools.partial(Oracle, problem, most, seed)

@@ -1,0 +1,24 @@
+"""R-AdaZO, ZO-AdaMM and ZO-SGD behind each estimator that the paper builds on."""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from examples.common.estimators import ESTIMATORS
+from examples.research.board import methods, problems
+
+_MOST = 102  # The dimension up to which problems are taken.
+
+
+def measures(args: Any) -> Iterator[problems.Row]:
+    """The rows of the record."""
+    found = [case for case in problems.cases(args.fast) if case.dimension <= _MOST]
+    # One estimator after another, and by dimension, for these are programs.
+    found.sort(key=lambda case: case.dimension)
+    for name, estimator in ESTIMATORS.items():
+        for case in found:
+            for method, of in methods.swept(estimator).items():
+                row = {"estimator": name, "kind": case.kind, "problem": case.name}
+                row |= {"dimension": case.dimension, "method": method}
+                settings = args.budget, args.seed
+                yield row, functools.partial(methods.measure, case, of, *settings)

@@ -1,0 +1,131 @@
+"""Whether the method without tuning diverges where much is wrong.
+
+The step is wrong by 10⁶ at the start, the curvature changes by 10⁴ on the way, values
+are noisy; in float32 and float64.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+import radazo_jax as zo
+from examples.common.record import numbers
+from examples.research.board import problems
+from examples.research.board.ours import DEFAULT
+from examples.research.board.problems import Problem
+
+BUDGET = 10  # In units of d + 1.
+_MOST = 200  # The dimension up to which problems are taken.
+_CHANGE = 1e4
+# Where on the way the curvature changes, and how wide the change is: shares of the gap.
+_WHERE, _WIDTH = 0.1, 0.005
+# The share of the gap above which a run has gone up.
+_UP = 1.5
+# The optimizer of the default method, with a first step that the state can hold.
+OPTIMIZER = zo.parabolic_sgd(initial_step_size=1.0)
+
+
+class Harm(NamedTuple):
+    """What is wrong: the first step, the gap as a share, and noise as a share of it."""
+
+    step: float = 1.0
+    change: Callable[[np.ndarray], np.ndarray] = lambda share: share
+    noise: float = 0.0
+
+
+def steeper(share: np.ndarray) -> np.ndarray:
+    """Grows 10⁴ times as fast below a tenth of the gap."""
+    near = -_WIDTH * np.logaddexp(-share / _WIDTH, -_WHERE / _WIDTH)
+    return share + (_CHANGE - 1) * near
+
+
+def flatter(share: np.ndarray) -> np.ndarray:
+    """Grows 10⁴ times as fast above a tenth of the gap."""
+    above = _WIDTH * np.logaddexp(0, (share - _WHERE) / _WIDTH)
+    return share + (_CHANGE - 1) * above
+
+
+HARMS = {
+    "none": Harm(),
+    "first step × 10⁶": Harm(step=1e6),
+    "first step × 10⁻⁶": Harm(step=1e-6),
+    "curvature × 10⁴ on the way": Harm(change=steeper),
+    "curvature × 10⁻⁴ on the way": Harm(change=flatter),
+    "1 % noise": Harm(noise=0.01),
+}
+
+
+def measures(args: Any) -> Iterator[problems.Row]:
+    """The rows of the record."""
+    order = ("Synthetic", "Rotated", "CUTEst", "BBOB")
+    found = [
+        c for c in problems.cases(args.fast) if c.kind in order and c.dimension <= _MOST
+    ]
+    for case in sorted(found, key=lambda case: order.index(case.kind)):
+        built = functools.cache(case.make)
+        for name, harm in HARMS.items():
+            for dtype in ("float32", "float64"):
+
+                def measure(built=built, harm=harm, dtype=dtype) -> dict[str, Any]:
+                    return numbers(run(built(), harm, dtype, args.seed))
+
+                row = {"kind": case.kind, "problem": case.name}
+                row |= {"dimension": case.dimension, "harm": name, "dtype": dtype}
+                yield row, measure
+
+
+def run(problem: Problem, harm: Harm, dtype: str, seed: int) -> dict[str, Any]:
+    """One run; gaps are shares of that at the start, of the harmed function."""
+    unit, draw = problem.gap, np.random.default_rng(seed)
+
+    def exact(points: np.ndarray) -> np.ndarray:
+        shares = (problem.evaluate(np.asarray(points)) - problem.least) / unit
+        return harm.change(shares)
+
+    def fun(points: np.ndarray) -> np.ndarray:
+        values = exact(points)
+        return values + harm.noise * draw.normal(size=len(values))
+
+    start = problem.start.astype(dtype)
+    first = float(exact(start[None])[0])
+    # About what the first step is by default, a fiftieth of the loss by its slope.
+    rate = np.diff(harm.change(np.array([1 - 1e-6, 1])))[0] / 1e-6
+    slope = rate**2 * problem.slope / unit**2
+    size = harm.step * 0.02 * (first / slope if slope else 1.0)
+    _, estimator = zo.default_method(start)
+    state = zo.ask_tell(OPTIMIZER, estimator).init(start, jax.random.key(seed)).run
+    optimizer_state = optax.tree_utils.tree_set(
+        state.optimizer_state, step_size=np.asarray(size, dtype)
+    )
+    state = state._replace(optimizer_state=optimizer_state)
+    num_steps = BUDGET * (problem.dimension + 1) // DEFAULT.each(problem.dimension)
+    ends, best, error = [], np.inf, None
+    # No step has evaluated where the last one ends: one more takes back what went up.
+    for steps in (max(1, num_steps), 1):
+        try:
+            result = zo.minimize_black_box(
+                fun,
+                start,
+                OPTIMIZER,
+                estimator,
+                steps,
+                state=state,
+                batched=True,
+                progress=False,
+            )
+            state, best = result.state, min(best, result.best.value)
+        except zo.RunError as failed:
+            state, error = failed.state, str(failed)
+        ends.append(float(exact(np.asarray(state.params)[None])[0]) / first)
+    return {
+        "last": ends[0],
+        "next": ends[1],
+        "best": best / first,
+        "up": not ends[0] <= _UP,
+        "diverged": not min(ends) <= _UP,
+        "error": error,
+    }

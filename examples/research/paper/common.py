@@ -1,0 +1,164 @@
+"""What the scripts of the paper's experiments share."""
+
+import argparse
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+import optax
+from tqdm import tqdm
+
+import radazo_jax as zo
+from examples.common import figures
+from examples.common.cli import Parser, at_least_one
+from examples.common.record import array, numbers, record, write
+from examples.common.tables import Table
+from examples.research.paper import theory
+
+METHODS: dict[str, Callable[..., optax.GradientTransformation]] = {
+    # b1=0.9 and b2=0.99 are the defaults, where a method has them.
+    "R-AdaZO": zo.radazo,
+    "ZO-AdaMM": zo.zo_adamm,
+    "ZO-RMSProp": zo.zo_rmsprop,
+    "ZO-SGD": zo.zo_sgd,
+    "ZO-signSGD": zo.zo_signsgd,
+}
+# Not a method of the paper: ZO-AdaMM with steps as long as those of R-AdaZO.
+STRETCH = theory.step_ratio(0.9)
+STRETCHED = f"ZO-AdaMM, {STRETCH:.2f} η"
+
+# By Okabe and Ito, whose colors all kinds of color vision tell apart.
+COLORS = {
+    "R-AdaZO": "#D55E00",
+    "ZO-AdaMM": "#0072B2",
+    "ZO-RMSProp": "#009E73",
+    "ZO-SGD": "#777777",
+    "ZO-signSGD": "#CC79A7",
+    STRETCHED: "#56B4E9",
+}
+OUTPUT = Path(__file__).resolve().parents[2] / "out" / "paper"
+
+
+def optimizers(
+    learning_rate: float, names: Iterable[str] = METHODS
+) -> dict[str, optax.GradientTransformation]:
+    """Methods at one learning rate, and ZO-AdaMM with steps as long as R-AdaZO's."""
+    result = {name: METHODS[name](learning_rate) for name in names}
+    return result | {STRETCHED: zo.zo_adamm(STRETCH * learning_rate)}
+
+
+def parser(doc: str, *, steps: int, seeds: int, fast: tuple[int, int]) -> Parser:
+    """The options that all scripts have; `fast` is steps and seeds of --fast."""
+    result = Parser(description=doc.splitlines()[0])
+    add = result.add_argument
+    add("--steps", type=at_least_one, help=f"default {steps}")
+    add("--seeds", type=at_least_one, help=f"default {seeds}")
+    add("--fast", action="store_true", help="a small run: to see that it works")
+    add("--output", type=Path, default=OUTPUT, help="folder of the JSON and the PNG")
+    result.set_defaults(defaults=(steps, seeds), fast_defaults=fast)
+    return result
+
+
+def parse(result: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
+    args = result.parse_args(argv)
+    steps, seeds = args.fast_defaults if args.fast else args.defaults
+    args.steps, args.seeds = args.steps or steps, args.seeds or seeds
+    return args
+
+
+def seed_keys(seeds: int) -> jax.Array:
+    """The seeds' keys: those of fewer seeds are the first of those of more."""
+    fold = functools.partial(jax.random.fold_in, jax.random.key(0))
+    return jax.vmap(fold)(jnp.arange(seeds, dtype=jnp.uint32))
+
+
+def compiled(step: Callable[..., tuple[Any, Any]], chunk: int) -> Callable[..., Any]:
+    """`chunk` steps of all seeds as one program, as `run` says."""
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def run_chunk(states: Any, keys: jax.Array, start: jax.Array, *shared: Any) -> Any:
+        def all_seeds(states: Any, t: jax.Array) -> tuple[Any, Any]:
+            folded = jax.vmap(jax.random.fold_in, (0, None))(keys, t)
+            in_axes = (0, None, 0, *(None for _ in shared))
+            return jax.vmap(step, in_axes)(folded, t, states, *shared)
+
+        times = start + jnp.arange(chunk, dtype=jnp.uint32)
+        states, outs = jax.lax.scan(all_seeds, states, times)
+        return states, jax.tree.map(lambda out: out.mean(axis=0), outs)
+
+    return run_chunk
+
+
+def run(
+    step: Callable[[jax.Array, jax.Array, Any], tuple[Any, Any]],
+    keys: jax.Array,
+    states: Any,
+    num_steps: int,
+    chunk: int,
+    label: str,
+    at_chunk: Callable[[Any, Any], str],
+) -> tuple[Any, Any]:
+    """Runs all seeds side by side, in compiled chunks of steps, under a progress bar.
+
+    Args:
+      step: `(key, t, state) -> (state, out)` of one seed, with t = 0, 1, … and a key
+        for each; outs are trees of small arrays, whose means over a chunk are kept.
+      keys: A key for each seed.
+      states: What the first steps get, with a leading axis of seeds.
+      num_steps: How many steps, rounded up to whole chunks.
+      chunk: How many steps a chunk has.
+      label: What stands before the bar.
+      at_chunk: Called after each chunk with its last states and its out; what it
+        returns stands behind the bar.
+
+    Returns:
+      The last states, and the outs, stacked: arrays [chunks, seeds, ...].
+    """
+    outs, run_chunk = [], compiled(step, chunk)
+    states = jax.tree.map(jnp.copy, states)  # The chunks work in place.
+    with tqdm(total=math.ceil(num_steps / chunk) * chunk, desc=label, unit="step") as b:
+        for start in range(0, num_steps, chunk):
+            states, out = run_chunk(states, keys, jnp.uint32(start))
+            outs.append(jax.tree.map(np.asarray, out))
+            b.set_postfix_str(at_chunk(states, outs[-1]), refresh=False)
+            b.update(chunk)
+    return states, jax.tree.map(lambda *leaves: np.stack(leaves), *outs)
+
+
+def finish(
+    path: Path,
+    content: dict[str, Any],
+    tables: Callable[[dict[str, Any]], Sequence[Table]],
+    plot: Callable[[dict[str, Any]], plt.Figure],
+) -> None:
+    """Writes the record and its figure, and prints the tables."""
+    content = record() | numbers(content)
+    write(path.with_name(f"{path.name}.json"), content)
+    for table in tables(content):
+        print(f"\n{table.caption}\n\n{table.format()}")
+    figures.save(plot(content), path.with_name(f"{path.name}.png"))
+    print(f"\nWrote {path}.json and {path}.png")
+
+
+def mean_std(values: Any, digits: int = 3) -> str:
+    """Mean ± standard deviation, to `digits` significant digits of the mean."""
+    values = array(values)
+    if not values.size:
+        return ""
+    std = values.std(ddof=1) if values.size > 1 else 0.0
+    return f"{significant(values.mean(), digits)} ± {significant(std, 2)}"
+
+
+def significant(value: float, digits: int) -> str:
+    if not np.isfinite(value):
+        return "∞"
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{decimals}f}" if abs(value) >= 1e-3 else f"{value:.{digits - 1}e}"

@@ -1,0 +1,244 @@
+"""What β₁ does to the moments (the paper's figure of that name).
+
+    python examples/research/paper/moments.py
+
+R-AdaZO minimizes Quadratic in 10⁴ dimensions, with the hyperparameters of
+`synthetic.py` and β₁ in {0.5, 0.7, 0.9, 0.95, 0.99}. Along the way, at the same θ and
+from the same estimates g_t:
+
+(a) the cosine of g_t, and of the first moment m_t, with the true gradient ∇F;
+(b) the relative error of v_t (ori), the average of g², and of v_t (ours), that of
+    m², against the v_t of the true gradient, the average of (∇F)²;
+
+Two more pictures are not in the paper, and tell a larger step from a better direction:
+
+(c) the cosine of v_t with the true v_t: what is left of (b) when one factor for
+    all coordinates is free, which the learning rate is; and that of a v that is the
+    same in all coordinates, which knows nothing;
+(d) the cosine of the update m_t/√v_t with ∇F, with either v_t.
+
+A last table shows how long the first steps are, where gradients are noise only: what
+v₀ = 0, `bias_correction` and a warm-up do.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+import optax
+
+import radazo_jax as zo
+from examples.common import figures
+from examples.common.record import array
+from examples.common.tables import Table
+from examples.research.paper import common, functions
+
+DIMENSION = 10_000
+BETAS = (0.5, 0.7, 0.9, 0.95, 0.99)  # β₁
+B2 = 0.99  # β₂
+NUM_DIRECTIONS = 10  # K
+LEARNING_RATE = 1e-3  # η
+SMOOTHING = 5e-3  # μ
+EPS_ROOT = 1e-8  # ζ
+POINTS = 100
+TIMES = (1, 2, 3, 5, 10, 30, 100, 300, 1000)  # Of the table of the first steps.
+WARM_UP = 100
+
+# What is measured -> how the tables call it.
+MEASURES = {
+    "cosine_g": "cos(g, ∇F)",
+    "cosine_m": "cos(m, ∇F)",
+    "error_ori": "error of v (ori)",
+    "error_ours": "error of v (ours)",
+    "cosine_v_ori": "cos(v (ori), v of ∇F)",
+    "cosine_v_ours": "cos(v (ours), v of ∇F)",
+    "cosine_v_flat": "cos(1, v of ∇F)",
+    "cosine_update_ori": "cos(m/√v (ori), ∇F)",
+    "cosine_update_ours": "cos(m/√v (ours), ∇F)",
+}
+
+
+class State(NamedTuple):
+    params: jax.Array  # θ, [d].
+    optimizer_state: Any  # Of R-AdaZO, with m and v (ours).
+    nu_ori: jax.Array  # v of g², [d].
+    nu_true: jax.Array  # v of (∇F)², [d].
+
+
+def cosine(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.vdot(x, y) / (jnp.linalg.norm(x) * jnp.linalg.norm(y))
+
+
+def measure(dimension: int, steps: int, seeds: int) -> dict[str, np.ndarray]:
+    """Each measure, averaged over pieces of the run: [betas, seeds, points]."""
+    estimator = zo.forward_difference(zo.sphere(), NUM_DIRECTIONS, SMOOTHING)
+    value_and_grad = zo.value_and_grad(functions.quadratic, estimator)
+    true_grad = jax.grad(functions.quadratic)
+
+    def scale(b1: jax.Array) -> optax.GradientTransformation:
+        return zo.scale_by_radazo(b1, B2, EPS_ROOT)
+
+    def init(b1: jax.Array, params: jax.Array) -> State:
+        zeros = jnp.zeros_like(params)
+        return State(params, scale(b1).init(params), zeros, zeros)
+
+    def step(
+        b1: jax.Array, key: jax.Array, state: State
+    ) -> tuple[State, dict[str, jax.Array]]:
+        value, grad = value_and_grad(key, state.params)
+        truth = true_grad(state.params)
+        update, optimizer_state = scale(b1).update(grad, state.optimizer_state)
+        mu, nu = optimizer_state.mu, optimizer_state.nu
+        nu_ori = B2 * state.nu_ori + (1 - B2) * grad**2
+        nu_true = B2 * state.nu_true + (1 - B2) * truth**2
+        size = jnp.linalg.norm(nu_true)
+        out = {
+            "gap": value,
+            "cosine_g": cosine(grad, truth),
+            "cosine_m": cosine(mu, truth),
+            "error_ori": jnp.linalg.norm(nu_ori - nu_true) / size,
+            "error_ours": jnp.linalg.norm(nu - nu_true) / size,
+            "cosine_v_ori": cosine(nu_ori, nu_true),
+            "cosine_v_ours": cosine(nu, nu_true),
+            "cosine_v_flat": cosine(jnp.ones_like(nu_true), nu_true),
+            "cosine_update_ori": cosine(mu / jnp.sqrt(nu_ori + EPS_ROOT), truth),
+            "cosine_update_ours": cosine(update, truth),
+        }
+        params = state.params - LEARNING_RATE * update
+        return State(params, optimizer_state, nu_ori, nu_true), out
+
+    keys = jax.vmap(jax.random.split)(common.seed_keys(seeds))
+    starts = jax.vmap(lambda key: functions.uniform_start(key, dimension))(keys[:, 0])
+    betas = jnp.asarray(BETAS)
+    # The betas share their directions: the inner vmap leaves the key alone.
+    states = jax.vmap(jax.vmap(init, (0, None)), (None, 0))(betas, starts)
+
+    def all_betas(key: jax.Array, t: jax.Array, states: State) -> Any:
+        return jax.vmap(step, (0, None, 0))(betas, key, states)
+
+    def report(states: State, out: dict[str, np.ndarray]) -> str:
+        middle = len(BETAS) // 2
+        return f"β₁={BETAS[middle]}: cos(m, ∇F) {out['cosine_m'][:, middle].mean():.3f}"
+
+    chunk = max(1, steps // POINTS)
+    name, keys = "Quadratic", keys[:, 1]
+    _, outs = common.run(all_betas, keys, states, steps, chunk, name, report)
+    return {name: np.transpose(out, (2, 1, 0)) for name, out in outs.items()}
+
+
+def first_steps(dimension: int) -> dict[str, list[float]]:
+    """The rms length of steps, in units of η a coordinate, at each of TIMES."""
+    warm_up = optax.linear_schedule(0.0, 1.0, WARM_UP)
+    compared = {
+        "R-AdaZO": zo.radazo(1.0),
+        "R-AdaZO, bias_correction": zo.radazo(1.0, bias_correction=True),
+        f"R-AdaZO, warm-up over {WARM_UP} steps": zo.radazo(warm_up),
+        "ZO-AdaMM": zo.zo_adamm(1.0),
+        "ZO-AdaMM, bias_correction": zo.zo_adamm(1.0, bias_correction=True),
+    }
+    times = np.arange(1, TIMES[-1] + 1)
+
+    def lengths(optimizer: optax.GradientTransformation) -> np.ndarray:
+        def step(state: Any, t: jax.Array) -> tuple[Any, jax.Array]:
+            noise = jax.random.normal(jax.random.fold_in(key, t), (dimension,))
+            update, state = optimizer.update(noise, state)
+            return state, jnp.sqrt(jnp.mean(update**2))
+
+        key = jax.random.key(0)
+        state = optimizer.init(jnp.zeros(dimension))
+        _, result = jax.jit(lambda s: jax.lax.scan(step, s, jnp.asarray(times)))(state)
+        return np.asarray(result)[np.asarray(TIMES) - 1]
+
+    return {name: lengths(optimizer) for name, optimizer in compared.items()}
+
+
+def averages(content: dict[str, Any], name: str) -> np.ndarray:
+    """A measure averaged over the whole run: [betas, seeds]."""
+    return array(content["measures"][name]).mean(axis=-1)
+
+
+def tables(content: dict[str, Any]) -> list[Table]:
+    def table(caption: str, names: Sequence[str]) -> Table:
+        rows = [
+            (str(b1), *(common.mean_std(averages(content, name)[i]) for name in names))
+            for i, b1 in enumerate(content["betas"])
+        ]
+        return Table(caption, ("β₁", *(MEASURES[name] for name in names)), rows)
+
+    whole = f"averages over {content['iterations'][-1]:,} iterations"
+    steps = content["first_steps"]
+    names = list(MEASURES)
+    return [
+        table(f"Moments against the truth: {whole}", names[:4]),
+        table(f"Directions, whatever their length: {whole}", names[4:]),
+        Table(
+            "How long the t-th step is, rms a coordinate, in units of η, where "
+            "gradients are noise only",
+            ("t =", *(str(t) for t in steps["times"])),
+            [
+                (name, *(common.significant(length, 3) for length in lengths))
+                for name, lengths in steps["lengths"].items()
+            ],
+        ),
+    ]
+
+
+def plot(content: dict[str, Any]) -> plt.Figure:
+    pairs = {
+        "(a) first moment: cosine with ∇F": ("cosine_g", "cosine_m"),
+        "(b) second moment: relative error": ("error_ori", "error_ours"),
+        "(c) second moment: cosine with true": ("cosine_v_ori", "cosine_v_ours"),
+        "(d) update m/√v: cosine with ∇F": ("cosine_update_ori", "cosine_update_ours"),
+    }
+    figure, [all_axes] = figures.panels(1, 4, (16, 4))
+    colors = plt.get_cmap("viridis")(np.linspace(0, 0.9, len(content["betas"])))
+    for axes, (title, (first, second)) in zip(all_axes, pairs.items(), strict=True):
+        for name, line in ((first, ":"), (second, "-")):
+            curves = array(content["measures"][name]).mean(axis=1)
+            for b1, curve, color in zip(content["betas"], curves, colors, strict=True):
+                label = f"β₁ = {b1}" if line == "-" else None
+                axes.plot(
+                    content["iterations"], curve, line, color=color, lw=1.6, label=label
+                )
+        axes.set(title=title, xlabel="iterations")
+    flat = array(content["measures"]["cosine_v_flat"]).mean(axis=1)
+    for curve, color in zip(flat, colors, strict=True):
+        all_axes[2].plot(content["iterations"], curve, "--", color=color, lw=1)
+    all_axes[0].plot([], [], ":", color="#555555", label="g, or v (ori)")
+    all_axes[0].plot([], [], "-", color="#555555", label="m, or v (ours)")
+    all_axes[0].plot([], [], "--", color="#555555", lw=1, label="the same v for all")
+    all_axes[1].set_yscale("log")
+    figures.legend(figure, all_axes[0], 8)
+    return figure
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = common.parser(__doc__, steps=5000, seeds=5, fast=(200, 2))
+    args = common.parse(parser, argv)
+    dimension = 200 if args.fast else DIMENSION
+    measures = measure(dimension, args.steps, args.seeds)
+    points = measures["gap"].shape[-1]
+    content = {
+        "settings": {
+            "dimension": dimension,
+            "num_directions": NUM_DIRECTIONS,
+            "learning_rate": LEARNING_RATE,
+            "smoothing": SMOOTHING,
+            "b2": B2,
+            "eps_root": EPS_ROOT,
+            "start": "uniform in [-1, 1)",
+            "seeds": args.seeds,
+        },
+        "betas": BETAS,
+        "iterations": np.arange(1, points + 1) * max(1, args.steps // POINTS),
+        "measures": measures,
+        "first_steps": {"times": TIMES, "lengths": first_steps(dimension)},
+    }
+    common.finish(args.output / "moments", content, tables, plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,298 @@
+"""No learning rate, and directions without replacement (not in the paper).
+
+    python examples/research/paper/parameter_free.py
+    python examples/research/paper/parameter_free.py --long
+
+Steps whose size is found from values that are there anyway, against the best of eleven
+learning rates of `tuned.py`, on its problems and to its targets; and, with `--long`,
+against R-AdaZO with the paper's η after 10,000 iterations of `synthetic.py`. Nothing
+is searched for or set: K=10 and μ=5e-3 are the paper's. Seeds have the starts of those
+scripts, whose records in `docs/evidence/` are what is compared with.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+import optax
+
+import radazo_jax as zo
+from examples.common import figures
+from examples.common.record import array, read
+from examples.common.tables import Table
+from examples.research.paper import common, functions, synthetic, tuned
+
+RECORDS = Path(__file__).parents[3] / "docs" / "evidence"
+NUM_DIRECTIONS = 10  # K
+SMOOTHING = 5e-3  # μ
+LONG = {"Quadratic": 2500, "Cubic": 2500, "Levy": 5000, "Rosenbrock": 4500}
+LONG_METHODS = "SGD, orthonormal", "SGD, accelerated"
+TUNED = "ZO-AdaMM, β₁=0.9"
+
+
+class Method(NamedTuple):
+    """An estimator and an optimizer without a learning rate."""
+
+    estimator: zo.GradientEstimator
+    optimizer: optax.GradientTransformation
+    more: float = 0.0  # Evaluations a step, besides the K + 1 of the estimate.
+    at_first: int = 0  # Evaluations besides these.
+
+    def count(self, steps: np.ndarray) -> np.ndarray:
+        """Evaluations in so many steps."""
+        return steps * (NUM_DIRECTIONS + 1 + self.more) + self.at_first
+
+
+def chain(*members: optax.GradientTransformation) -> Any:
+    """A chain whose last member takes directions of descent."""
+    return optax.chain(*members[:-1], optax.scale(-1.0), members[-1])
+
+
+INDEPENDENT = zo.forward_difference(zo.sphere(), NUM_DIRECTIONS, SMOOTHING)
+ORTHONORMAL = zo.forward_difference(zo.orthonormal(), NUM_DIRECTIONS, SMOOTHING)
+DETERMINISTIC = {
+    "SGD, independent": Method(INDEPENDENT, zo.parabolic_sgd()),
+    "SGD, orthonormal": Method(ORTHONORMAL, zo.parabolic_sgd()),
+    "SGD, accelerated": Method(zo.accelerated(ORTHONORMAL), zo.parabolic_sgd(), more=1),
+    "R-AdaZO, orthonormal": Method(
+        ORTHONORMAL,
+        chain(zo.scale_by_radazo(), zo.scale_by_parabolic_step(extra_evaluations=1)),
+        more=1,
+    ),
+}
+# More evaluations: two in each of the first 40 steps, and in one of eight later.
+MINIBATCHES = {
+    label: Method(
+        estimator, chain(*rule, zo.scale_by_minibatch_step()), more=0.25, at_first=70
+    )
+    for label, estimator, *rule in (
+        ("SGD, independent", INDEPENDENT),
+        ("SGD, orthonormal", ORTHONORMAL),
+        ("R-AdaZO, orthonormal", ORTHONORMAL, zo.scale_by_radazo()),
+    )
+}
+
+
+def first_steps(
+    label: str,
+    problem: tuned.Problem,
+    method: Method,
+    targets: np.ndarray,
+    steps: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Steps until the loss is first at the targets [seeds, targets]; the last losses.
+
+    Args:
+      label: What stands before the bar.
+      problem: The problem.
+      method: The method.
+      targets: Losses, [seeds, targets].
+      steps: How many steps at most.
+    """
+    solver = zo.solver(problem.loss, method.optimizer, method.estimator)
+
+    def start(key: jax.Array, targets: jax.Array) -> Any:
+        start_key, run_key = jax.random.split(key)
+        params = problem.init(start_key)
+        never = jnp.full(targets.shape, jnp.inf)
+        return solver.init(params, run_key), targets, never, problem.full_loss(params)
+
+    def step(key: jax.Array, t: jax.Array, state: Any) -> tuple[Any, None]:
+        before, targets, reached, loss = state
+        after, info = solver.step(before, problem.sample(key))
+        seen = info.value
+        if problem.every > 1:
+            seen = jax.lax.cond(
+                t % problem.every == 0,
+                lambda: problem.full_loss(before.params),
+                lambda: jnp.full_like(seen, jnp.inf),
+            )
+        first = jnp.minimum(reached, t.astype(jnp.float32))
+        reached = jnp.where(seen <= targets, first, reached)
+        loss = jnp.where(jnp.isinf(seen), loss, seen)
+        return (after, targets, reached, loss), None
+
+    def report(state: Any, out: None) -> str:
+        return f"loss {np.mean(state[3]):.3g}"
+
+    keys = common.seed_keys(len(targets))
+    states = jax.jit(jax.vmap(start))(keys, jnp.asarray(targets, jnp.float32))
+    chunk = max(1, steps // 20)
+    state, _ = common.run(step, keys, states, steps, chunk, label, report)
+    return np.asarray(state[2]), np.asarray(state[3])
+
+
+def against_tuned(args: Any) -> dict[str, Any]:
+    """The problems of `tuned.py`."""
+    record = read(RECORDS / "tuned.json")["problems"]
+    dimension = 100 if args.fast else tuned.DIMENSION
+    found = {}
+    some = ("Quadratic", "Digits") if args.fast else tuple(record)
+    for name in args.problems or some:
+        problem = tuned.problems(dimension)[name]
+        methods = MINIBATCHES if name == "Digits" else DETERMINISTIC
+        steps = max(1, args.steps * problem.steps // 1000)
+        starts = [
+            problem.full_loss(problem.init(jax.random.split(key)[0]))
+            for key in common.seed_keys(args.seeds)
+        ]
+        targets = np.outer(starts, problem.targets)
+        runs = {
+            label: first_steps(f"{name}, {label}", problem, method, targets, steps)[0]
+            for label, method in methods.items()
+        }
+        best = [tuned.best(record[name], TUNED, i) for i in range(2)]
+        found[name] = {
+            "targets": problem.targets,
+            "max_steps": steps,
+            "tuned": None if args.fast else [one.evaluations.mean() for one in best],
+            "runs": {
+                label: {"steps": reached, "evaluations": methods[label].count(reached)}
+                for label, reached in runs.items()
+            },
+        }
+    return found
+
+
+def against_the_paper(args: Any) -> dict[str, Any]:
+    """Iterations to where R-AdaZO is after 10,000, with the paper's η."""
+    record = read(RECORDS / "synthetic.json")["gaps"]
+    found: dict[str, Any] = {}
+    for name, fun in functions.PROBLEMS.items():
+        gaps = array(record[name]["R-AdaZO"])[: args.seeds, -1:]
+        problem = tuned.Problem(
+            init=lambda key: functions.uniform_start(key, synthetic.DIMENSION),
+            loss=lambda params, batch, fun=fun.fun: fun(params),
+            sample=lambda key: (),
+            full_loss=fun.fun,
+            every=1,
+            targets=(0.0, 0.0),
+            curvature=1.0,
+            steps=LONG[name],
+        )
+        steps = max(1, args.steps * problem.steps // 1000)
+        found[name] = {"target": gaps[:, 0], "runs": {}}
+        for label in LONG_METHODS:
+            method, shown = DETERMINISTIC[label], f"{name}, {label}, d = 10⁴"
+            reached, last = first_steps(shown, problem, method, gaps, steps)
+            run = {"iterations": reached[:, 0], "last": last}
+            found[name]["runs"][label] = run
+    return found
+
+
+def labels(problems: dict[str, Any]) -> list[str]:
+    """The methods that ran, which are others on minibatches."""
+    return list(next(iter(problems.values()))["runs"])
+
+
+def tables(content: dict[str, Any]) -> list[Table]:
+    if "long" in content:
+        return [_long_table(content["long"])]
+    rows = []
+    for name, problem in content["problems"].items():
+        for i, target in enumerate(problem["targets"]):
+            best = problem["tuned"] and problem["tuned"][i]
+            row = [name, f"{target:.0%}", f"{best:,.0f}" if best else ""]
+            for run in problem["runs"].values():
+                counts = array(run["evaluations"])[:, i]
+                ratio = counts.mean() / best if best else np.inf
+                row.append(_mean_where_all_arrived(counts))
+                row.append(f"{ratio:.2f}" if np.isfinite(ratio) else "")
+            rows.append(tuple(row))
+    headers = ["problem", "target", "tuned ZO-AdaMM"]
+    for label in labels(content["problems"]):
+        headers += [label, "ratio"]
+    table = Table(
+        "Evaluations to fractions of the loss at the start, without a learning rate, "
+        "and as a ratio to those of ZO-AdaMM (β₁=0.9) at the best of eleven",
+        headers,
+        rows,
+    )
+    return [table]
+
+
+def _mean_where_all_arrived(counts: np.ndarray) -> str:
+    return common.mean_std(counts) if np.isfinite(counts).all() else "not all"
+
+
+def _long_table(runs: dict[str, Any]) -> Table:
+    rows = []
+    for name, found in runs.items():
+        for label, run in found["runs"].items():
+            shown = _mean_where_all_arrived(array(run["iterations"]))
+            gaps = common.mean_std(found["target"]), common.mean_std(run["last"])
+            rows.append((name, gaps[0], label, shown, gaps[1]))
+    headers = ["function", "R-AdaZO's gap after 10,000", "method"]
+    headers += ["iterations to it", "last gap"]
+    return Table(
+        "Iterations without a learning rate to where R-AdaZO with the paper's η is "
+        "after 10,000; d = 10,000",
+        headers,
+        rows,
+    )
+
+
+def plot(content: dict[str, Any]) -> plt.Figure:
+    """The ratios of the first table; below 1, nothing to tune needs fewer."""
+    figure, all_axes = figures.panels(1, 1, (9, 4.2))
+    axes = all_axes[0, 0]
+    if "long" in content:
+        for i, found in enumerate(content["long"].values()):
+            for color, (label, run) in zip(
+                common.COLORS.values(), found["runs"].items(), strict=False
+            ):
+                there = run["iterations"]
+                label = None if i else label  # Once in the legend.
+                axes.plot([i] * len(there), there, "o", color=color, label=label)
+        axes.legend(frameon=False)
+        axes.set_xticks(range(len(content["long"])), content["long"])
+        axes.set(ylabel="iterations", ylim=(0, None))
+        return figure
+    ticks = []
+    for name, problem in content["problems"].items():
+        for i, target in enumerate(problem["targets"]):
+            ticks.append(f"{name}\n{target:.0%}")
+            best = problem["tuned"][i] if problem["tuned"] else 1.0
+            colors = zip(common.COLORS.values(), problem["runs"].values(), strict=False)
+            for color, run in colors:
+                counts = array(run["evaluations"])[:, i]
+                here = np.full(len(counts), len(ticks) - 1)
+                axes.plot(here, counts / best, "o", color=color, ms=4)
+    found = labels(content["problems"])
+    for color, label in zip(common.COLORS.values(), found, strict=False):
+        axes.plot([], [], "o", color=color, label=label)
+    axes.axhline(1, color="#777777", lw=0.8)
+    axes.set(yscale="log", ylabel="evaluations / tuned ZO-AdaMM")
+    axes.set_xticks(range(len(ticks)), ticks, fontsize=7)
+    axes.legend(frameon=False)
+    return figure
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = common.parser(__doc__, steps=1000, seeds=5, fast=(10, 2))
+    names = tuple(tuned.problems(2))
+    parser.add_argument("--long", action="store_true", help="in 10⁴ dimensions")
+    parser.add_argument("--problems", nargs="+", choices=names, help="all by default")
+    parser.add_argument("--name", help="of the JSON and the PNG")
+    args = common.parse(parser, argv)
+    content = {
+        "settings": {
+            "num_directions": NUM_DIRECTIONS,
+            "smoothing": SMOOTHING,
+            "seeds": args.seeds,
+        },
+    }
+    if args.long:
+        content["long"] = against_the_paper(args)
+    else:
+        content["problems"] = against_tuned(args)
+    name = args.name or f"parameter_free{'_long' if args.long else ''}"
+    common.finish(args.output / name, content, tables, plot)
+
+
+if __name__ == "__main__":
+    main()
