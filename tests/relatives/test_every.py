@@ -185,7 +185,7 @@ def test_the_slope_is_that_along_the_gradient(name):
         ),
         (
             lambda: zo.contrib.prior_guided(prior=lambda x: x["a"]).estimate(
-                traced, 0, PARAMS, zo.contrib.PriorGuidedState((), ())
+                traced, 0, PARAMS, zo.contrib.PriorGuidedState(())
             ),
             r"prior must return a tree like params, .*; got \(2, 2\)",
         ),

@@ -65,7 +65,8 @@ class Distribution(abc.ABC):
       normalized: Whether directions are divided by their Euclidean norm over all
         coordinates. `draw` then returns elements before this division, of absolute
         values below 8. The norm is exact, so that it does not depend on how the
-        parameters are sharded. If an element is larger, all elements are NaN.
+        parameters are sharded. If an element is larger, all elements are NaN. Draw
+        elements of size about 1: the norm of much smaller ones is imprecise.
 
     Raises:
       TypeError: When a subclass is defined whose instances could not be compared, or
