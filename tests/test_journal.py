@@ -79,7 +79,7 @@ def replayed(tmp_path, optimizer, estimator, fun=nested, **options):
         journal=path,
         **options,
     )
-    state = zo.replay(path, params, optimizer, estimator, fun=fun)
+    state = zo.replay(path, params, optimizer, estimator, fun=fun, **options)
     assert_same(state, result.state)
     return params, state
 

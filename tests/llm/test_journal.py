@@ -52,10 +52,8 @@ def test_adapters_are_rebuilt_from_a_journal_and_the_base_weights(tmp_path):
     )
     graphdef, params, rest = adapted()
     state = zo.replay(
-        path,
-        params,
-        optimizer,
-        estimator,
+        *(path, params, optimizer, estimator),
+        evaluator=evaluator,
         fun=loss_of(graphdef, rest),
         sample=minibatch,
     )
