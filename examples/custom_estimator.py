@@ -2,9 +2,9 @@
 
     python examples/custom_estimator.py
 
-An estimator never evaluates the function. `points` says where it is evaluated, and
-`reduce` turns the values into an estimate of the gradient. The function here returns a
-value that is wrong by up to 100 at one point in seven, as a bad sensor would.
+An estimator never evaluates the function. `points` returns the points of a step, and
+`reduce` turns the values at them into an estimate of the gradient. The function here
+returns a value that is wrong by up to 100 at one point in seven, as a bad sensor would.
 """
 
 import jax.numpy as jnp
