@@ -77,7 +77,7 @@ def bits(key: jax.Array, at: At) -> jax.Array:
       at: The positions.
 
     Returns:
-      uint32, the shape of the positions: bit for bit
+      uint32, of the shape of the positions, bit for bit
       `jax.random.bits(key, shape)` at these positions.
 
     Examples:
@@ -100,7 +100,7 @@ def uniform(key: jax.Array, at: At) -> jax.Array:
       at: The positions.
 
     Returns:
-      float32, the shape of the positions: bit for bit
+      float32, of the shape of the positions, bit for bit
       `jax.random.uniform(key, shape, "float32")` at these positions.
 
     Examples:
@@ -124,7 +124,7 @@ def normal(key: jax.Array, at: At) -> jax.Array:
       at: The positions.
 
     Returns:
-      float32, the shape of the positions: bit for bit
+      float32, of the shape of the positions, bit for bit
       `jax.random.normal(key, shape, "float32")` at these positions.
 
     Examples:
