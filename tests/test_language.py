@@ -6,20 +6,20 @@ import pytest
 # Pattern -> the most matches in each area of `language.AREAS`. Counts may only fall:
 # lower a limit after you rewrite a sentence. `python .ci/language.py` prints them.
 LIMITS = {
-    "where": (121, 96, 56, 93),
-    "that of": (56, 48, 23, 52),
-    "summary": (47, 88, 101, 0),
-    "field": (39, 51, 11, 0),
-    "behind": (6, 4, 2, 18),
-    "for": (6, 6, 3, 4),
-    "is to": (14, 6, 3, 2),
-    "more": (6, 0, 2, 4),
-    "in place of": (2, 1, 0, 2),
+    "where": (86, 96, 56, 93),
+    "that of": (31, 48, 23, 52),
+    "summary": (31, 88, 101, 0),
+    "field": (21, 51, 11, 0),
+    "behind": (5, 4, 2, 18),
+    "for": (5, 6, 3, 4),
+    "is to": (10, 6, 3, 2),
+    "more": (4, 0, 2, 4),
+    "in place of": (0, 1, 0, 2),
     "ours": (0, 3, 6, 21),
-    "of your own": (1, 1, 2, 4),
-    "as described": (17, 15, 0, 0),
-    "metaphor": (8, 15, 7, 16),
-    "go on": (6, 15, 6, 11),
+    "of your own": (0, 1, 2, 4),
+    "as described": (12, 15, 0, 0),
+    "metaphor": (2, 15, 7, 16),
+    "go on": (4, 15, 6, 11),
 }
 
 
