@@ -66,10 +66,17 @@ def perturb_as_large(fun):
     """
 
     def perturbed(*args):
-        with mock.patch.object(views, "_SMALL", -1):
+        with mock.patch.object(views, "_MAX_DRAWN_TOGETHER", -1):
             return zo.perturb(fun)(*args)
 
     return perturbed
+
+
+def sequence(distribution, key, num, params):
+    """The first directions of a run with this key, stacked: trees of [num, …]."""
+    draw = zo.estimators.Draw.once(key)
+    points = zo.estimators.sample_points(distribution, draw, num, [1.0], params)
+    return zo.estimators.candidates(points, jax.tree.map(jnp.zeros_like, params))
 
 
 def both(fun, distribution, params, *args):

@@ -8,6 +8,8 @@ from compare import SCALE
 from jax.extend import core
 
 import radazo_jax as zo
+from radazo_jax._src.directions.layout import layout_of
+from radazo_jax._src.perturb import axes, transform
 
 # Primitives that move numbers and compute none.
 MOVES = {
@@ -48,14 +50,28 @@ def described(distribution, params):
     )
 
 
-def computed_sizes(fun, distribution, params, *args, num=None) -> list[tuple[int, str]]:
+def computed_sizes(
+    fun, distribution, params, *args, num=None, as_used=False
+) -> list[tuple[int, str]]:
     """The size of each value that the perturbed function computes, and by what.
 
-    Of `num` directions under `vmap`, or of one.
+    Args:
+      fun: The function.
+      distribution: The distribution of the directions.
+      params: Its parameters.
+      *args: Its other arguments.
+      num: The number of directions under `vmap`; `None` for one without.
+      as_used: Whether the axes of matrices follow from the use of the leaves, as in an
+        estimator.
     """
 
     def perturbed(params, direction, *args):
-        return zo.perturb(fun)(params, direction, SCALE, *args)
+        if not as_used:
+            return zo.perturb(fun)(params, direction, SCALE, *args)
+        layout = axes.annotate(
+            layout_of(params), distribution, lambda p: fun(p, *args), params
+        )
+        return transform.evaluate(fun, params, layout, direction, SCALE, args)
 
     direction = described(distribution, params)
     if num:

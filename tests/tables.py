@@ -36,9 +36,8 @@ BY_POSITION = {
 KINDS = ("sphere", "gaussian", "rademacher", "low_rank")
 # Of these, what the fast run takes: one by position, and the one of factors.
 FAST = ("sphere", "low_rank")
-# Distributions whose elements are sums of products. A compiler rounds these in one way
-# or
-# another: it may fuse a multiplication and an addition, or merge two constants.
+# Distributions whose elements are sums of products. Compilers round these differently:
+# they may fuse a multiplication and an addition, or merge two constants.
 SUMS = ("low_rank(2)", "smooth")
 ESTIMATORS = {"forward": zo.forward_difference, "central": zo.central_difference}
 

@@ -21,7 +21,7 @@ def loss(x):
 
 
 class Given:
-    """A step of a given size from the point ahead, as `parabolic_sgd` takes it."""
+    """A step of a given size from the lookahead point, like one of `parabolic_sgd`."""
 
     def __init__(self, size):
         self.size = size
@@ -29,29 +29,31 @@ class Given:
     def init(self, params):
         return ()
 
-    def update(self, updates, state, params=None, *, ahead, **extra_args):
-        return jax.tree.map(lambda g, w: w - self.size * g, updates, ahead), state
+    def update(self, updates, state, params=None, *, lookahead, **extra_args):
+        return jax.tree.map(lambda g, w: w - self.size * g, updates, lookahead), state
 
 
 def run(steps, size, dtype="float64"):
-    """Parameters before each step, estimates, and the estimator's states."""
+    """Parameters before each step, points, values, estimates, and their gradients."""
     estimator = zo.accelerated(zo.forward_difference(Hashed(), DIRECTIONS, 1e-4))
     params = jnp.linspace(-1.0, 2.0, DIMENSION, dtype=dtype)
     state, found = estimator.init(params), []
 
     @jit
     def step(key, params, state):
-        points = estimator.points(key, params, state)
+        draw = zo.estimators.Draw.once(key)
+        points, state = estimator.points(draw, params, state)
         at = zo.estimators.candidates(points, params)
         values = jax.vmap(loss)(at)
-        return at, values, *estimator.reduce(points, values, params, state)
+        given = points.split(values)
+        estimate, state = estimator.reduce(points, given, params, state)
+        return at, values, estimate, estimate.gradient.materialize(params), state
 
     for t in range(steps):
-        at, values, estimate, state = step(jax.random.key(t), params, state)
-        found.append((params, at, values, estimate))
-        updates, _ = Given(size).update(
-            estimate.gradient, (), params, ahead=estimate.ahead
-        )
+        *made, state = step(jax.random.key(t), params, state)
+        found.append((params, *made))
+        _, _, estimate, gradient = made
+        updates, _ = Given(size).update(gradient, (), params, **estimate.extra_args)
         params = params + updates
     return found
 
@@ -65,7 +67,9 @@ def test_is_the_recursion_of_fercoq_and_richtarik(size, smooth):
     dropped = moved = refused = 0
     with jax.enable_x64(True):
         found = run(25, size)
-        for t, (params, at, values, estimate) in enumerate(found[:-1]):
+        for t, (params, at, values, estimate, gradient) in enumerate(found[:-1]):
+            lookahead = estimate.extra_args["lookahead"]
+            lookahead_value = estimate.extra_args["lookahead_value"]
             params, at, values = (np.asarray(x) for x in (params, at, values))
             if t == 0:
                 momentum = base = params
@@ -79,20 +83,20 @@ def test_is_the_recursion_of_fercoq_and_richtarik(size, smooth):
             away = beyond if tries else start
             np.testing.assert_allclose(at[1], away, rtol=1e-12, atol=1e-14)
             np.testing.assert_allclose(abs(at[2:] - start).max(), 1e-4, rtol=0.5)
-            spoiled = lower and values[1] >= before
-            if spoiled:
+            undone = lower and values[1] >= before
+            if undone:
                 start = params
-                assert not estimate.gradient.any() and estimate.slope == 0
-            np.testing.assert_allclose(params + estimate.ahead, start, rtol=1e-12)
+                assert not gradient.any() and estimate.slope == 0
+            np.testing.assert_allclose(params + lookahead, start, rtol=1e-12)
             assert estimate.value == values[0]
-            assert estimate.value_ahead == values[0 if tries or spoiled else 1]
+            assert lookahead_value == values[0 if tries or undone else 1]
             assert estimate.num_values == DIRECTIONS + 2
             following = np.asarray(found[t + 1][0])
             step = following - start
-            drop = estimate.value_ahead > values[0] and estimate.value_ahead > before
-            before = float(estimate.value_ahead)
+            drop = lookahead_value > values[0] and lookahead_value > before
+            before = float(lookahead_value)
             against = not (tries or lower) and step @ (following - params) <= 0
-            against |= spoiled
+            against |= undone
             if t * DIRECTIONS < DIMENSION:  # The first pass is without momentum.
                 momentum, share = following, first
             elif drop or against:
@@ -101,26 +105,26 @@ def test_is_the_recursion_of_fercoq_and_richtarik(size, smooth):
                 momentum = momentum + first / share * step
                 momentum += (beyond - params) * lower
                 share = (np.sqrt(share**4 + 4 * share**2) - share**2) / 2
-            moved += lower and not spoiled
-            refused += spoiled
+            moved += lower and not undone
+            refused += undone
             lower = tries and values[1] < values[0]
             since += 1
-            if (tries and not lower) or spoiled:
+            if (tries and not lower) or undone:
                 base, since = params, 0
     # Short steps go the same way for long, long ones neither on nor along a line.
     assert [n > 0 for n in (moved, dropped, refused)] == [smooth, *2 * [not smooth]]
 
 
-def test_the_gradient_is_that_of_the_estimator_ahead():
+def test_the_gradient_is_the_one_at_the_lookahead_point():
     found = run(4, 1e-3, "float32")
     plain = zo.forward_difference(Hashed(), DIRECTIONS, 1e-4)
     estimate_there = jit(functools.partial(plain.estimate, loss))
-    for t, (params, _, _, estimate) in enumerate(found):
-        (value, gradient), _ = estimate_there(
-            jax.random.key(t), params + estimate.ahead, ()
-        )
-        np.testing.assert_allclose(estimate.value_ahead, value, rtol=1e-6)
-        np.testing.assert_allclose(estimate.gradient, gradient, rtol=2e-2, atol=1e-3)
+    for t, (params, _, _, estimate, gradient) in enumerate(found):
+        there = params + estimate.extra_args["lookahead"]
+        (value, expected), _ = estimate_there(jax.random.key(t), there, ())
+        lookahead_value = estimate.extra_args["lookahead_value"]
+        np.testing.assert_allclose(lookahead_value, value, rtol=1e-6)
+        np.testing.assert_allclose(gradient, expected, rtol=2e-2, atol=1e-3)
 
 
 def test_curvatures_that_differ_take_fewer_evaluations():
@@ -144,7 +148,7 @@ def test_curvatures_that_differ_take_fewer_evaluations():
     assert accelerated < last(plain, evaluations // 11) / 2
 
 
-def test_the_momentum_is_dropped_where_there_is_no_loss_ahead():
+def test_the_momentum_is_reset_if_the_loss_at_the_lookahead_point_is_not_finite():
     scales = jnp.logspace(0, 2, 30)
 
     def fun(x):
@@ -158,49 +162,62 @@ def test_the_momentum_is_dropped_where_there_is_no_loss_ahead():
     assert result.values[-1] < 1e-6 * result.values[0]
 
 
-def test_a_step_from_ahead_is_measured_and_taken_back_from_there():
+def test_a_step_from_the_lookahead_point_is_measured_from_there():
+    """If it is reverted, the run returns to the parameters before it."""
     tx = zo.parabolic_sgd(initial_step_size=0.5)
     params, gradient = jnp.zeros(2), jnp.array([2.0, 0.0])
-    ahead = jnp.array([0.0, 3.0])
+    lookahead = jnp.array([0.0, 3.0])
     state = tx.init(params)
-    given = {"slope": 4.0, "ahead": ahead}
+    given = {"slope": 4.0, "lookahead": lookahead}
     updates, state = tx.update(
-        gradient, state, params, value=1.0, value_ahead=5.0, **given
+        gradient, state, params, value=1.0, lookahead_value=5.0, **given
     )
-    size = float(optax.tree_utils.tree_get(state, "step_size"))
-    np.testing.assert_allclose(updates, ahead - size * gradient)
+    size = float(optax.tree.get(state, "step_size"))
+    np.testing.assert_allclose(updates, lookahead - size * gradient)
+    moved, given["latest_step"] = params + updates, -size * gradient
     # From 5 down to 5 − 4η/2: half of the fall by the slope, so that η is right.
     value = 5.0 - 2.0 * size
     _, after = tx.update(
-        gradient, state, params, value=value, value_ahead=value, **given
+        gradient, state, moved, value=value, lookahead_value=value, **given
     )
-    np.testing.assert_allclose(
-        optax.tree_utils.tree_get(after, "step_size"), size, rtol=1e-5
+    np.testing.assert_allclose(optax.tree.get(after, "step_size"), size, rtol=1e-5)
+    updates, after = tx.update(
+        gradient, state, moved, value=np.nan, lookahead_value=5.0, **given
     )
-    updates, _ = tx.update(
-        gradient, state, params, value=np.nan, value_ahead=5.0, **given
-    )
-    np.testing.assert_allclose(updates, size * gradient)
+    np.testing.assert_allclose(moved + updates, params, atol=1e-6)
+    assert optax.tree.get(after, "reverted")
+    np.testing.assert_array_equal(after[-1].revert.params, params)
 
 
-def test_no_step_begins_ahead_where_the_loss_is_above_that_at_the_start():
+def test_no_step_starts_at_a_lookahead_point_above_the_first_loss():
     tx = zo.parabolic_sgd(initial_step_size=0.5)
     params, gradient = jnp.zeros(2), jnp.array([2.0, 0.0])
     state = tx.init(params)
-    given = {"slope": 4.0, "ahead": jnp.array([0.0, 3.0])}
-    _, state = tx.update(gradient, state, params, value=10.0, value_ahead=10.0, **given)
-    # Down by 1, half of the fall by the slope: a good step, but not so what is ahead.
+    given = {"slope": 4.0, "lookahead": jnp.array([0.0, 3.0])}
     updates, state = tx.update(
-        gradient, state, params, value=9.0, value_ahead=11.0, **given
+        gradient, state, params, value=10.0, lookahead_value=10.0, **given
+    )
+    params = params + updates
+    # Down by 1, half of the fall by the slope: a good step, but the lookahead point
+    # is above the first loss.
+    latest = updates - given["lookahead"]
+    updates, state = tx.update(
+        gradient,
+        state,
+        params,
+        value=9.0,
+        lookahead_value=11.0,
+        latest_step=latest,
+        **given,
     )
     np.testing.assert_array_equal(updates, 0)
     updates, state = tx.update(
-        gradient, state, params, value=9.0, value_ahead=9.5, **given
+        gradient, state, params, value=9.0, lookahead_value=9.5, **given
     )
-    # The values were of the same parameters, and alike.
-    assert optax.tree_utils.tree_get(state, "noise") == 0
-    size = optax.tree_utils.tree_get(state, "step_size")
-    np.testing.assert_allclose(updates, given["ahead"] - size * gradient)
+    # The two values belong to the same parameters, and are equal.
+    assert optax.tree.get(state, "noise") == 0
+    size = optax.tree.get(state, "step_size")
+    np.testing.assert_allclose(updates, given["lookahead"] - size * gradient)
 
 
 def test_other_points_are_refused():
@@ -210,6 +227,5 @@ def test_other_points_are_refused():
     for other in (zo.central_difference(), zo.accelerated(zo.forward_difference())):
         estimator = zo.accelerated(other)
         with pytest.raises(ValueError, match=message):
-            estimator.points(
-                jax.random.key(0), jnp.zeros(3), estimator.init(jnp.zeros(3))
-            )
+            draw = zo.estimators.Draw.once(0)
+            estimator.points(draw, jnp.zeros(3), estimator.init(jnp.zeros(3)))

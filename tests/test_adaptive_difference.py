@@ -20,8 +20,10 @@ def after(steps, base=0.0):
     @jit
     def run(steps):
         def step(state, differences):
-            points = estimator.points(jax.random.key(0), params, state)
+            draw = zo.estimators.Draw.once(jax.random.key(0))
+            points, state = estimator.points(draw, params, state)
             values = base + jnp.concatenate([jnp.zeros(1), differences])
+            values = points.split(values)
             estimate, state = estimator.reduce(points, values, params, state)
             return state, (state.smoothing, points.scales[0, 0], estimate.slope)
 

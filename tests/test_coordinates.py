@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 import scipy.optimize
+from compare import sequence
 from tables import jit
 
 import radazo_jax as zo
@@ -21,9 +22,7 @@ def test_each_cycle_has_every_coordinate_once(dimension):
 
     @jit
     def drawn(key):
-        numbers = jnp.arange(cycles * dimension)
-        points = zo.estimators.sample_points(DISTRIBUTION, key, numbers, [1.0], params)
-        return zo.estimators.candidates(points, params)
+        return sequence(DISTRIBUTION, key, cycles * dimension, params)
 
     u = np.asarray(drawn(jax.random.key(1)))
     assert (np.sort(abs(u)) == np.eye(dimension)[-1]).all()
@@ -39,11 +38,7 @@ def test_all_orders_and_signs_are_equally_likely():
     @jit
     @jax.vmap
     def drawn(key):
-        params = jnp.zeros(dimension)
-        points = zo.estimators.sample_points(
-            DISTRIBUTION, key, jnp.arange(dimension), [1.0], params
-        )
-        return zo.estimators.candidates(points, params)
+        return sequence(DISTRIBUTION, key, dimension, jnp.zeros(dimension))
 
     u = np.asarray(drawn(jax.random.split(jax.random.key(0), num)))
     orders = abs(u).argmax(axis=2).tolist()

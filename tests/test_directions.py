@@ -67,7 +67,7 @@ def test_covariance_is_the_identity_over_the_factor(distribution):
     ],
 )
 def test_factor(name, factor):
-    assert DISTRIBUTIONS[name].factor(PARAMS) == factor
+    assert DISTRIBUTIONS[name].factor(NUM_COORDINATES) == factor
 
 
 def test_sphere_is_over_the_whole_tree():
@@ -171,8 +171,8 @@ def test_kept_directions_are_the_sampled_ones(name):
         sampled = sums.sample(
             distribution, key, jnp.arange(3, dtype=jnp.uint32), layout
         )
-        stored = sums.hold(sampled, layout, at_once=True)
-        assert sampled.held is None and stored.held is not None
+        stored = sums.cache(sampled, layout, at_once=True)
+        assert sampled.cached is None and stored.cached is not None
         return [
             jax.vmap(lambda u: flat(distribution.materialize(u, PARAMS)))(directions)
             for directions in (sampled, stored)
@@ -201,9 +201,11 @@ def test_signs_of_leaves_that_begin_within_a_word(sizes):
     def three_ways(key):
         one_by_one = distribution.draw(key, jnp.uint32(0), counter.positions((total,)))
         direction = distribution.sample(key, params)
-        held = distribution._held(distribution._numbers(direction, layout), layout)
-        assert sum(x.size for x in jax.tree.leaves(held)) <= total / 32 + len(sizes)
-        us = [of_leaf.values() for of_leaf in held]
+        words = distribution._storage.store(
+            distribution, key, jnp.uint32(0), layout.leaves, layout.dimension
+        )
+        assert sum(x.size for x in jax.tree.leaves(words)) <= total / 32 + len(sizes)
+        us = [of_leaf.values() for of_leaf in words]
         return one_by_one, flat(distribution.materialize(direction, params)), flat(us)
 
     one_by_one, *others = three_ways(key)

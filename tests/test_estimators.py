@@ -94,8 +94,10 @@ def numpy_eq2(f, theta, us, mu, factor, *, central):
 )
 def test_is_eq_2(distribution, name, batch_size):
     distribution, mu, num = DISTRIBUTIONS[distribution], 0.5, 7
-    estimator = ESTIMATORS[name](distribution, num, mu, batch_size)
-    value, gradient = jit(functools.partial(estimate, quadratic, estimator))()
+    estimator = ESTIMATORS[name](distribution, num, mu)
+    evaluator = zo.vectorized(batch_size)
+    run = jit(functools.partial(estimate, quadratic, estimator, evaluator=evaluator))
+    value, gradient = run()
 
     def f(x):
         return np.sum(SLOPES * x + 0.5 * CURVATURES * x**2)
@@ -103,7 +105,7 @@ def test_is_eq_2(distribution, name, batch_size):
     theta = flat64(PARAMS)
     us = numpy_directions(distribution, 0, num)
     expected = numpy_eq2(
-        f, theta, us, mu, distribution.factor(PARAMS), central=name == "central"
+        f, theta, us, mu, distribution.factor(len(theta)), central=name == "central"
     )
     np.testing.assert_allclose(flat(gradient), expected, rtol=2e-4, atol=2e-4)
     if name == "forward":
@@ -144,7 +146,8 @@ def test_mean_on_a_quadratic_is_the_gradient(distribution, name):
     distribution, difference = DISTRIBUTIONS[distribution], ESTIMATORS[name]
     mean, standard_error = mean_gradient(quadratic, difference(distribution, 4, 0.5))
     gradient = SLOPES + CURVATURES * flat64(PARAMS)
-    expected = distribution.factor(PARAMS) * covariance(distribution, PARAMS) @ gradient
+    factor = distribution.factor(len(gradient))
+    expected = factor * covariance(distribution, PARAMS) @ gradient
     assert (abs(mean - expected) <= 4 * standard_error).all()
 
 
@@ -185,8 +188,9 @@ def test_counts_evaluations(name, expected, batch_size):
         jax.debug.callback(lambda x: points.append(np.asarray(x)), flat(params))
         return quadratic(params)
 
-    estimator = ESTIMATORS[name](Hashed(), 5, batch_size=batch_size)
-    jax.block_until_ready(jit(functools.partial(estimate, counted, estimator))())
+    estimator, evaluator = ESTIMATORS[name](Hashed(), 5), zo.vectorized(batch_size)
+    run = jit(lambda: estimate(counted, estimator, evaluator=evaluator))
+    jax.block_until_ready(run())
     jax.effects_barrier()
     assert len(points) == expected
     assert len({p.tobytes() for p in points}) == expected
@@ -359,7 +363,6 @@ def test_bad_parameters(difference, params, error, message):
         estimate(lambda p: jnp.float32(0), difference(), params=params)
 
 
-@pytest.mark.parametrize("name", ["num_directions", "batch_size"])
 @pytest.mark.parametrize(
     ("value", "error"),
     [
@@ -370,9 +373,12 @@ def test_bad_parameters(difference, params, error, message):
         ("3", TypeError),
     ],
 )
-def test_bad_counts(difference, name, value, error):
-    with pytest.raises(error, match=rf"{name}.*{value!r}"):
-        difference(**{name: value})
+def test_bad_counts(difference, value, error):
+    with pytest.raises(error, match=rf"num_directions.*{value!r}"):
+        difference(num_directions=value)
+    for evaluator in (zo.vectorized, lambda size: zo.sharded("k", size)):
+        with pytest.raises(error, match=rf"batch_size.*{value!r}"):
+            evaluator(value)
 
 
 @pytest.mark.parametrize(
@@ -411,15 +417,16 @@ def test_bad_estimators():
     with pytest.raises(TypeError, match="estimator must be a GradientEstimator"):
         zo.value_and_grad(quadratic, zo.forward_difference)
     stateful = zo.forward_difference()._replace(init=lambda p: jnp.zeros(()))
-    with pytest.raises(ValueError, match="estimator has state"):
+    with pytest.raises(ValueError, match="estimator must have no state"):
         zo.value_and_grad(quadratic, stateful)(0, PARAMS)
 
 
 @pytest.mark.parametrize(("batch_size", "waits"), [(None, False), (1, True)])
 def test_evaluations_in_turn_begin_with_the_one_at_the_parameters(batch_size, waits):
     # Or a compiler would run it beside the next, in the memory of both.
-    estimator = zo.forward_difference(num_directions=3, batch_size=batch_size)
-    jaxpr = jax.make_jaxpr(lambda p: estimate(quadratic, estimator, params=p))(PARAMS)
+    estimator = zo.forward_difference(num_directions=3)
+    value_and_grad = zo.value_and_grad(quadratic, estimator, zo.vectorized(batch_size))
+    jaxpr = jax.make_jaxpr(value_and_grad)(jax.random.key(0), PARAMS)
     shapes = {leaf.shape for leaf in jax.tree.leaves(PARAMS)}
     assert any(shapes <= among for among in ties(jaxpr.jaxpr)) == waits
 
@@ -440,8 +447,9 @@ def test_aux_holds_what_is_no_array(make, batch_size):
     def loss(params):
         return jnp.sum(params**2), {"name": "loss", "none": None, "twice": 2 * params}
 
-    estimator = make(Hashed(), 3, batch_size=batch_size)
-    value_and_grad = zo.value_and_grad(loss, estimator, has_aux=True)
+    value_and_grad = zo.value_and_grad(
+        loss, make(Hashed(), 3), zo.vectorized(batch_size), has_aux=True
+    )
     (_, aux), _ = value_and_grad(0, jnp.ones(4))
     assert aux["name"] == "loss" and aux["none"] is None
     assert aux["twice"].shape == (4,)

@@ -7,7 +7,7 @@ import pytest
 from tables import jit
 
 import radazo_jax as zo
-from radazo_jax._src.directions import distributions
+from radazo_jax._src.directions import norm
 from radazo_jax._src.numbers import counter, exact, generator
 
 
@@ -103,5 +103,6 @@ def test_a_direction_drawn_in_pieces_is_the_one_drawn_at_once(monkeypatch):
         )
 
     at_once = scale()
-    monkeypatch.setattr(distributions, "_CHUNK", 100)
+    for name in ("_PIECE", "_PIECE_ON_CPU"):
+        monkeypatch.setattr(norm, name, 100)
     np.testing.assert_array_equal(scale(), at_once)

@@ -181,7 +181,7 @@ def test_recipes_for_a_run_that_goes_on(tmp_path, monkeypatch):
         "display": lambda display_id: screen,
         "np": np,
         "zo": types.SimpleNamespace(
-            **{name: getattr(zo, name) for name in ("History", "scalars")},
+            runs=zo.runs,
             minimize=functools.partial(
                 zo.minimize,
                 optimizer=zo.parabolic_sgd(),

@@ -67,16 +67,19 @@ def nested(params):
     return jnp.sum(params["w"] @ params["w"].T) + jnp.sum(jnp.abs(params["b"]))
 
 
-def replayed(tmp_path, optimizer, estimator, fun=nested):
+def replayed(tmp_path, optimizer, estimator, fun=nested, **options):
     params = {
         "w": jnp.asarray(np.linspace(-1, 1, 12).reshape(3, 4), jnp.float32),
         "b": jnp.ones(5),
     }
     path = tmp_path / "run.jsonl"
     result = zo.minimize(
-        fun, params, optimizer, estimator, 6, 1, progress=False, journal=path
+        *(fun, params, optimizer, estimator, 6, 1),
+        progress=False,
+        journal=path,
+        **options,
     )
-    state = zo.replay(path, params, optimizer, estimator, fun=fun)
+    state = zo.replay(path, params, optimizer, estimator, fun=fun, **options)
     assert_same(state, result.state)
     return params, state
 
@@ -117,14 +120,17 @@ def test_runs_without_a_journal_take_the_same_steps(distribution, batch_size, tm
         return jnp.round(nested(params) * 16) / 16
 
     estimator = zo.forward_difference(
-        DISTRIBUTIONS[distribution],
-        num_directions=3,
-        smoothing=0.1,
-        batch_size=batch_size,
+        DISTRIBUTIONS[distribution], num_directions=3, smoothing=0.1
     )
-    optimizer = zo.radazo(1e-2)
-    params, state = replayed(tmp_path, optimizer, estimator, rounded)
-    without = zo.minimize(rounded, params, optimizer, estimator, 6, 1, progress=False)
+    optimizer, evaluator = zo.radazo(1e-2), zo.vectorized(batch_size)
+    params, state = replayed(
+        *(tmp_path, optimizer, estimator, rounded), evaluator=evaluator
+    )
+    without = zo.minimize(
+        *(rounded, params, optimizer, estimator, 6, 1),
+        evaluator=evaluator,
+        progress=False,
+    )
     assert_same(state, without.state)
 
 

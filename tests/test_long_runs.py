@@ -1,7 +1,5 @@
 """Counts near the largest that they can be."""
 
-import types
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +7,6 @@ import pytest
 from compare import assert_same
 
 import radazo_jax as zo
-from radazo_jax._src.estimate import numbering
 
 MOST = 2**31 - 1
 START = np.zeros(5, np.float32)
@@ -76,17 +73,16 @@ def test_failures_are_counted_up_to_the_last_number():
     assert int(result.state.failures.evaluations) == MOST - 1
 
 
-@pytest.mark.parametrize("number", [0, 2**32 - 4, 2**32 - 3, 2**32 - 1])
-def test_numbers_of_directions_begin_again_with_another_key(number):
-    """Rather than with those of the first steps, drawn a second time."""
-    state = numbering.NumberedState(jax.random.key(1), jnp.uint32(number))
-    key, numbers = numbering.following(state, jax.random.key(2), 3)
-    assert_same(key, jax.random.key(1 if number else 2))
-    np.testing.assert_array_equal(numbers, np.uint32((number + np.arange(3)) % 2**32))
-    directions = types.SimpleNamespace(key=key[None])
-    points = types.SimpleNamespace(directions=directions, scales=np.zeros(3))
-    after = numbering.advanced(state, points)
-    assert int(after.number) == (number + 3 if number + 3 < 2**32 else 0)
-    key, _ = numbering.following(after, jax.random.key(3), 3)
-    kept = 1 if number else 2
-    assert_same(key, jax.random.key(kept if number + 3 < 2**32 else 3))
+def test_numbers_of_directions_begin_again_after_the_last():
+    """Without replacement, with 2³² numbers of which 3 are taken in a step."""
+    distribution, key = zo.coordinate(replace=False), jax.random.key(1)
+
+    def numbers(step):
+        draw = zo.estimators.Draw(jax.random.key(2), key, jnp.int32(step))
+        points = zo.estimators.sample_points(distribution, draw, 3, [0.1], START)
+        assert_same(points.directions.key[0], key)
+        return points.directions.number
+
+    for step in (0, 1, 2**32 // 3, MOST):
+        expected = (3 * step + np.arange(3)) % 2**32
+        np.testing.assert_array_equal(numbers(step), expected.astype(np.uint32))

@@ -38,11 +38,10 @@ def test_where_chooses_the_leaves():
     assert np.linalg.matrix_rank(u["b"]) == 6
 
 
-def inferred(fun, params, **kwargs):
-    distribution = axes.specialize(
-        zo.low_rank(**kwargs), fun, params, layout_of(params)
-    )
-    return dict(distribution.inferred)
+def annotated(distribution, fun, params):
+    """The axes that a function's use of its leaves gives them, by path."""
+    layout = axes.annotate(layout_of(params), distribution, fun, params)
+    return {leaf.path: leaf.axes for leaf in layout.leaves}
 
 
 def test_axes_are_taken_from_the_use():
@@ -73,7 +72,7 @@ def test_axes_are_taken_from_the_use():
         )
         return jnp.sum(x @ p["right"]) + jnp.sum(p["left"] @ x.T) + jnp.sum(out)
 
-    assert inferred(fun, params) == {
+    assert annotated(zo.low_rank(), fun, params) == {
         "['right']": ((0,), (1,)),
         "['left']": ((1,), (0,)),
         "['query']": ((0,), (1, 2)),
@@ -83,6 +82,7 @@ def test_axes_are_taken_from_the_use():
         "['layers']['scale']": None,
         "['positions']": ((0,), (1,)),
         "['embed']": ((0,), (1,)),
+        "['unused']": ((1,), (2,)),
     }
 
 
@@ -93,9 +93,8 @@ def test_dimension_numbers_override_what_is_inferred(as_function):
     distribution = zo.low_rank(
         1, dimension_numbers=(lambda p: numbers) if as_function else numbers
     )
-    distribution = axes.specialize(
-        distribution, lambda p: jnp.sum(p["w"]), params, layout_of(params)
-    )
+    found = annotated(distribution, lambda p: jnp.sum(p["w"]), params)
+    assert found == {"['w']": numbers["w"], "['v']": None}
     u = distribution.materialize(distribution.sample(KEY, params), params)
     assert np.linalg.matrix_rank(u["w"].reshape(24, 5)) == 1
     assert np.linalg.matrix_rank(u["v"]) == 4
@@ -113,7 +112,7 @@ def test_estimates_are_unbiased_on_a_quadratic(estimator, batch_size):
         return jnp.mean((x @ p["w"] + p["b"][None]) ** 2)
 
     value_and_grad = zo.value_and_grad(
-        loss, estimator(zo.low_rank(), 4, 0.5, batch_size)
+        loss, estimator(zo.low_rank(), 4, 0.5), zo.vectorized(batch_size)
     )
 
     @jax.jit

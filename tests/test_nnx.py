@@ -1,5 +1,6 @@
 """The door for Flax NNX: what is perturbed, what is kept, what is left alone."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,9 +18,11 @@ Y = X[:, :1]
 ESTIMATORS = {
     "forward": zo.forward_difference(Hashed(), num_directions=3),
     "forward low rank": zo.forward_difference(zo.low_rank(), num_directions=3),
-    "forward in turn": zo.forward_difference(Hashed(), 3, batch_size=1),
     "central": zo.central_difference(Hashed(), num_directions=3),
 }
+# An estimator and its evaluator.
+WAYS = {name: (estimator, zo.vectorized()) for name, estimator in ESTIMATORS.items()}
+WAYS["forward in turn"] = (ESTIMATORS["forward"], zo.vectorized(1))
 
 
 @pytest.fixture(autouse=True)
@@ -49,12 +52,7 @@ def pure(module, *filters):
     return jax.tree.map(np.asarray, nnx.to_pure_dict(state))
 
 
-def assert_trees_equal(a, b):
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    jax.tree.map(np.testing.assert_array_equal, a, b)
-
-
-def functional(estimator, model, key, wrt=nnx.Param):
+def functional(way, model, key, wrt=nnx.Param):
     """The gradient by the functional interface, state and all held fixed."""
     graphdef, params, rest = nnx.split(model, wrt, ...)
 
@@ -62,7 +60,7 @@ def functional(estimator, model, key, wrt=nnx.Param):
         rest_again = jax.tree.map(lambda x: x, rest)
         return loss_fn(nnx.merge(graphdef, params, rest_again), X, Y)
 
-    return jit(zo.value_and_grad(loss, estimator))(key, params)
+    return jit(zo.value_and_grad(loss, *way))(key, params)
 
 
 @pytest.mark.parametrize(
@@ -76,17 +74,14 @@ def functional(estimator, model, key, wrt=nnx.Param):
 )
 def test_estimates_what_the_functional_interface_does(name):
     model, key = Net(nnx.Rngs(0)), jax.random.key(2)
-    expected_value, expected = functional(ESTIMATORS[name], model, key)
+    expected_value, expected = functional(WAYS[name], model, key)
     before = pure(model, nnx.Param)
-    value_and_grad = nnx.jit(zo_nnx.value_and_grad(loss_fn, ESTIMATORS[name]))
+    value_and_grad = nnx.jit(zo_nnx.value_and_grad(loss_fn, *WAYS[name]))
     value, gradient = value_and_grad(key, model, X, Y)
     np.testing.assert_allclose(value, expected_value, rtol=1e-6)
-    jax.tree.map(
-        lambda g, e: np.testing.assert_allclose(g, e, rtol=1e-3, atol=1e-3),
-        nnx.to_pure_dict(gradient),
-        nnx.to_pure_dict(expected),
-    )
-    assert_trees_equal(pure(model, nnx.Param), before)
+    trees = map(nnx.to_pure_dict, (gradient, expected))
+    chex.assert_trees_all_close(*trees, rtol=1e-3, atol=1e-3)
+    chex.assert_trees_all_equal(pure(model, nnx.Param), before)
 
 
 @pytest.mark.parametrize(
@@ -95,13 +90,10 @@ def test_estimates_what_the_functional_interface_does(name):
 def test_keeps_the_state_that_the_evaluation_at_the_parameters_leaves(name):
     model, expected = Net(nnx.Rngs(0)), Net(nnx.Rngs(0))
     loss_fn(expected, X, Y)
-    zo_nnx.value_and_grad(loss_fn, ESTIMATORS[name])(jax.random.key(2), model, X, Y)
+    zo_nnx.value_and_grad(loss_fn, *WAYS[name])(jax.random.key(2), model, X, Y)
     assert int(model.dropout.rngs.count[...]) == 1
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
-        pure(model, nnx.BatchStat),
-        pure(expected, nnx.BatchStat),
-    )
+    trees = (pure(net, nnx.BatchStat) for net in (model, expected))
+    chex.assert_trees_all_close(*trees, rtol=1e-5, atol=1e-6)
 
 
 def test_central_difference_keeps_the_state_of_its_first_evaluation():
@@ -154,7 +146,7 @@ def test_only_what_the_filter_names_is_perturbed():
     assert {path[-1] for path, _ in nnx.to_flat_state(gradient)} == {"lora_a", "lora_b"}
     before = pure(model, nnx.LoRAParam)
     optimizer.update(model, gradient)
-    assert_trees_equal(pure(model.base_module), frozen)
+    chex.assert_trees_all_equal(pure(model.base_module), frozen)
     after = pure(model, nnx.LoRAParam)
     assert not np.array_equal(after["lora_b"], before["lora_b"])
 
@@ -174,11 +166,10 @@ def train(step, num_steps=150):
 
 def test_trains_under_nnx_jit_with_nnx_optimizer_compiled_once():
     value_and_grad = zo_nnx.value_and_grad(loss_fn, TRAINING)
-    traces = []
 
     @nnx.jit
+    @chex.assert_max_traces(1)
     def step(key, model, optimizer):
-        traces.append(key)
         value, gradient = value_and_grad(key, model, X, Y)
         optimizer.update(model, gradient)
         return value
@@ -188,7 +179,6 @@ def test_trains_under_nnx_jit_with_nnx_optimizer_compiled_once():
         return lambda key: step(key, model, optimizer)
 
     train(start)
-    assert len(traces) == 1
 
 
 def test_trains_with_the_estimator_in_the_chain():
@@ -210,9 +200,8 @@ def test_value_fn_leaves_the_model_as_an_evaluation_does():
     model, expected = Net(nnx.Rngs(0)), Net(nnx.Rngs(0))
     value = zo_nnx.value_fn(lambda model: loss_fn(model, X, Y), model)
     at_params = loss_fn(expected, X, Y)
-    assert_trees_equal(
-        pure(model, nnx.Not(nnx.RngKey)), pure(expected, nnx.Not(nnx.RngKey))
-    )
+    trees = (pure(net, nnx.Not(nnx.RngKey)) for net in (model, expected))
+    chex.assert_trees_all_equal(*trees)
     for _ in range(2):  # From the state it was made with, each time.
         np.testing.assert_allclose(value(nnx.state(model, nnx.Param)), at_params)
 
@@ -256,7 +245,7 @@ def test_a_loss_may_take_entries_out_of_its_batch():
     value, gradient = zo_nnx.value_and_grad(loss, estimator)(key, model, batch)
     expected = zo_nnx.value_and_grad(loss_fn, estimator)(key, model, X, Y)
     np.testing.assert_allclose(value, expected[0], rtol=1e-6)
-    assert_trees_equal(*(nnx.to_pure_dict(g) for g in (gradient, expected[1])))
+    chex.assert_trees_all_equal(*(nnx.to_pure_dict(g) for g in (gradient, expected[1])))
     assert list(batch) == ["x", "y"]
 
 
@@ -267,8 +256,10 @@ def test_bad_input_is_named():
         zo_nnx.value_and_grad(None, estimator)
     with pytest.raises(TypeError, match="estimator must be a GradientEstimator"):
         zo_nnx.value_and_grad(loss_fn, zo.radazo(1e-2))
+    with pytest.raises(TypeError, match="evaluator must be an Evaluator such as"):
+        zo_nnx.value_and_grad(loss_fn, estimator, nnx.LoRAParam)
     with pytest.raises(ValueError, match=r"wrt must match.*LoRAParam.*none of Linear"):
-        zo_nnx.value_and_grad(loss_fn, estimator, nnx.LoRAParam)(0, model, X, Y)
+        zo_nnx.value_and_grad(loss_fn, estimator, wrt=nnx.LoRAParam)(0, model, X, Y)
     with pytest.raises(ValueError, match="wrt must match variables"):
         zo_nnx.value_fn(lambda model: loss_fn(model, X, Y), model, nnx.LoRAParam)
     with pytest.raises(ValueError, match="scalar loss"):

@@ -1,4 +1,4 @@
-"""Directions without replacement: the basis, and the numbers that a run keeps."""
+"""Directions without replacement: the basis, and their numbers through a run."""
 
 import functools
 
@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from compare import sequence
 from tables import ESTIMATORS, jit
 
 import radazo_jax as zo
@@ -29,9 +30,7 @@ def rows(dimension, cycles=2, seed=0):
 
     @jit
     def drawn(key):
-        numbers = jnp.arange(cycles * size)
-        points = zo.estimators.sample_points(DISTRIBUTION, key, numbers, [1.0], params)
-        return zo.estimators.candidates(points, params)
+        return sequence(DISTRIBUTION, key, cycles * size, params)
 
     return np.asarray(drawn(jax.random.key(seed)), np.float64).reshape(
         cycles, size, dimension
@@ -80,11 +79,7 @@ def test_rows_come_in_a_random_order():
     @jit
     @jax.vmap
     def two(key):
-        params = jnp.zeros(size)
-        points = zo.estimators.sample_points(
-            DISTRIBUTION, key, jnp.arange(2), [1.0], params
-        )
-        return zo.estimators.candidates(points, params)
+        return sequence(DISTRIBUTION, key, 2, jnp.zeros(size))
 
     u = np.asarray(two(jax.random.split(jax.random.key(0), num)))
     relative = np.sign(u[:, 0] * u[:, 1])
@@ -125,40 +120,28 @@ def quadratic(x):
     return jnp.sum((x - 1.0) ** 2) / 2
 
 
-def test_the_numbers_go_on_through_the_run(estimator):
+def test_directions_are_numbered_through_the_run(estimator):
     """Steps of 3 directions in 8 dimensions: a new basis within the third."""
-    params = jnp.zeros(8)
-    keys = jax.random.split(jax.random.key(5), 6)
-    expected = rows_of_key(keys[0])
+    params, run_key = jnp.zeros(8), jax.random.key(5)
+    expected = jit(lambda key: sequence(DISTRIBUTION, key, 24, params))(run_key)
 
     @jit
-    def step(key, state):
-        points = estimator.points(key, params, state)
-        values = jax.vmap(quadratic)(zo.estimators.candidates(points, params))
+    def directions(key, step):
+        # The key of the step does not matter.
+        draw = zo.estimators.Draw(key, run_key, step)
+        points, state = estimator.points(draw, params, ())
+        assert state == ()
         at = zo.estimators.candidates(points, params)
-        first = points.includes_params
-        moved = at[first:].reshape(3, -1, 8)[:, 0] / 0.1
-        return moved, estimator.reduce(points, values, params, state)[1]
+        return at[points.includes_params :].reshape(3, -1, 8)[:, 0] / 0.1
 
-    state, drawn = estimator.init(params), []
-    for key in keys:
-        us, state = step(key, state)
-        drawn.append(us)
+    keys = jax.random.split(jax.random.key(6), 6)
+    drawn = [directions(key, jnp.int32(t)) for t, key in enumerate(keys)]
     np.testing.assert_allclose(np.concatenate(drawn), expected[:18], rtol=1e-5)
-    assert int(state.number) == 18
 
 
-def rows_of_key(key, dimension=8, num=24):
-    params = jnp.zeros(dimension)
-    points = zo.estimators.sample_points(
-        DISTRIBUTION, key, jnp.arange(num), [1.0], params
-    )
-    return np.asarray(zo.estimators.candidates(points, params))
-
-
-def test_other_distributions_have_no_state():
-    for make in ESTIMATORS.values():
-        assert make(zo.sphere()).init(jnp.zeros(3)) == ()
+def test_the_difference_estimators_have_no_state(estimator):
+    """The number of the step says which directions it uses."""
+    assert estimator.init(jnp.zeros(3)) == ()
 
 
 def test_minimize_stops_and_goes_on(estimator):
@@ -167,7 +150,7 @@ def test_minimize_stops_and_goes_on(estimator):
     half = zo.minimize(*args, 3, 0, progress=False)
     rest = zo.minimize(*args, 4, 0, state=half.state, progress=False)
     np.testing.assert_array_equal(rest.params, whole.params)
-    assert int(whole.state.estimator_state.number) == 21
+    assert int(whole.state.step) == 7 and whole.state.estimator_state == ()
 
 
 def test_in_an_optax_chain(estimator):
@@ -182,7 +165,7 @@ def test_in_an_optax_chain(estimator):
     for _ in range(60):
         params, state = step(params, state)
     np.testing.assert_allclose(params, 1, atol=0.1)
-    assert int(optax.tree.get(state, "number")) == 180
+    assert int(optax.tree.get(state, "step")) == 60
 
 
 def test_a_whole_basis_in_one_call_makes_the_gradient():

@@ -1,9 +1,10 @@
-"""Evaluations spread over devices: the same numbers, and only scalars sent."""
+"""Evaluations sharded over devices: the same numbers, and only scalars sent."""
 
 import functools
 import math
 import re
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,8 +26,10 @@ from tables import (
 )
 
 import radazo_jax as zo
+from radazo_jax._src.directions.distribution import lazy
 from radazo_jax._src.directions.layout import layout_of
 
+ALONG_K = zo.sharded("k")
 BYTES = {"f32": 4, "u32": 4, "s32": 4, "pred": 1}
 
 
@@ -43,13 +46,22 @@ def problem(features=16, hidden=8):
     return params, jax.random.normal(jax.random.key(2), (32, features))
 
 
-def estimate_on(mesh, estimator, params, x, params_spec=None, batch_spec=None, jit=jit):
+def estimate_on(
+    mesh,
+    estimator,
+    params,
+    x,
+    params_spec=None,
+    batch_spec=None,
+    jit=jit,
+    evaluator=ALONG_K,
+):
     """Value and gradient on a mesh, and the program's collectives."""
     with jax.set_mesh(mesh):
         specs = {"w": params_spec or P(), "b": P()}
         params = jax.tree.map(jax.device_put, params, specs)
         x = jax.device_put(x, batch_spec or P())
-        program = jit(zo.value_and_grad(loss, estimator))
+        program = jit(zo.value_and_grad(loss, estimator, evaluator))
         compiled = program.lower(jax.random.key(3), params, x).compile()
         value, gradient = compiled(jax.random.key(3), params, x)
     return jax.device_get((value, gradient)), collectives(compiled.as_text())
@@ -57,9 +69,11 @@ def estimate_on(mesh, estimator, params, x, params_spec=None, batch_spec=None, j
 
 @functools.cache
 def on_one_device(name, distribution, batch_size=None):
-    """What an estimator of five directions says of the problem."""
-    estimator = ESTIMATORS[name](DISTRIBUTIONS[distribution], 5, 0.1, batch_size)
-    return jit(zo.value_and_grad(loss, estimator))(jax.random.key(3), *problem())
+    """The estimate along five directions."""
+    estimator = ESTIMATORS[name](DISTRIBUTIONS[distribution], 5, 0.1)
+    evaluator = zo.vectorized(batch_size)
+    value_and_grad = jit(zo.value_and_grad(loss, estimator, evaluator))
+    return value_and_grad(jax.random.key(3), *problem())
 
 
 def collectives(hlo):
@@ -88,22 +102,19 @@ def assert_close(gradient, expected):
     jax.tree.map(compare, gradient, expected)
 
 
-def assert_trees_equal(a, b):
-    jax.tree.map(np.testing.assert_array_equal, a, b)
-
-
 @pytest.mark.parametrize(
     ("distribution", "name", "batch_size"), each_distribution(ESTIMATORS, (None, 1))
 )
 def test_estimates_what_one_device_does(distribution, name, batch_size):
     """K = 5, so that neither 6 points nor 10 divide by 4 devices."""
-    params, x = problem()
-    options = {"num_directions": 5, "batch_size": batch_size, "smoothing": 0.1}
     value, gradient = on_one_device(name, distribution, batch_size)
-    spread = ESTIMATORS[name](DISTRIBUTIONS[distribution], axis_name="k", **options)
-    (spread_value, spread_gradient), sent = estimate_on(mesh_of(4), spread, params, x)
-    np.testing.assert_allclose(spread_value, value, rtol=1e-6)
-    assert_close(spread_gradient, gradient)
+    estimator = ESTIMATORS[name](DISTRIBUTIONS[distribution], 5, 0.1)
+    evaluator = zo.sharded("k", batch_size)
+    (sharded_value, sharded_gradient), sent = estimate_on(
+        mesh_of(4), estimator, *problem(), evaluator=evaluator
+    )
+    np.testing.assert_allclose(sharded_value, value, rtol=1e-6)
+    assert_close(sharded_gradient, gradient)
     num_points = 6 if name == "forward" else 10
     assert sent == [4 * 4 * -(-num_points // 4)], "one gather of the padded losses"
 
@@ -112,16 +123,13 @@ def test_estimates_what_one_device_does(distribution, name, batch_size):
     ("distribution", "name"), each_distribution(ESTIMATORS, fast=["sphere"])
 )
 def test_one_by_one_is_bit_equal_on_any_number_of_devices(distribution, name):
-    params, x = problem()
-    estimator = ESTIMATORS[name](
-        DISTRIBUTIONS[distribution], num_directions=5, batch_size=1, axis_name="k"
-    )
+    estimator = ESTIMATORS[name](DISTRIBUTIONS[distribution], num_directions=5)
+    options = {"jit": jax.jit, "evaluator": zo.sharded("k", batch_size=1)}
     results = [
-        estimate_on(mesh_of(size), estimator, params, x, jit=jax.jit)[0]
+        estimate_on(mesh_of(size), estimator, *problem(), **options)[0]
         for size in (1, 4, 8)
     ]
-    for result in results[1:]:
-        assert_trees_equal(result, results[0])
+    chex.assert_trees_all_equal(*results)
 
 
 @pytest.mark.parametrize("distribution", every(DISTRIBUTIONS, "sphere"))
@@ -135,14 +143,11 @@ def test_equal_losses_make_bit_equal_gradients_whatever_is_together(distribution
     params, x = problem()
     results = []
     for size in (1, 4, 8):
-        estimator = zo.forward_difference(
-            DISTRIBUTIONS[distribution], 11, smoothing=1.0, axis_name="k"
-        )
+        estimator = zo.forward_difference(DISTRIBUTIONS[distribution], 11, 1.0)
         with jax.set_mesh(mesh_of(size)):
-            step = jax.jit(zo.value_and_grad(exact, estimator))
+            step = jax.jit(zo.value_and_grad(exact, estimator, zo.sharded("k")))
             results.append(jax.device_get(step(jax.random.key(0), params, x)))
-    for result in results[1:]:
-        assert_trees_equal(result, results[0])
+    chex.assert_trees_all_equal(*results)
 
 
 @pytest.mark.parametrize(
@@ -151,9 +156,7 @@ def test_equal_losses_make_bit_equal_gradients_whatever_is_together(distribution
 )
 def test_replicated_parameters_send_scalars_alone(distribution, name, types):
     params, x = problem(features=64, hidden=32)
-    estimator = ESTIMATORS[name](
-        DISTRIBUTIONS[distribution], num_directions=7, axis_name="k"
-    )
+    estimator = ESTIMATORS[name](DISTRIBUTIONS[distribution], num_directions=7)
     mesh = mesh_of(4, 2, types=types)
     _, sent = estimate_on(mesh, estimator, params, x, batch_spec=P("data"))
     num_values = 8 if name == "forward" else 14
@@ -165,7 +168,8 @@ def test_data_parallelism_alone_sends_scalars_alone(distribution):
     params, x = problem(features=64, hidden=32)
     estimator = zo.forward_difference(DISTRIBUTIONS[distribution], num_directions=7)
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-    _, sent = estimate_on(mesh, estimator, params, x, batch_spec=P("data"))
+    options = {"batch_spec": P("data"), "evaluator": zo.vectorized()}
+    _, sent = estimate_on(mesh, estimator, params, x, **options)
     assert sent and sum(sent) <= 4 * 8 + 64
 
 
@@ -174,10 +178,7 @@ def test_data_parallelism_alone_sends_scalars_alone(distribution):
 )
 def test_all_three_in_one_mesh(distribution, types):
     params, x = problem()
-    options = {"num_directions": 5, "smoothing": 0.1}
-    estimator = zo.forward_difference(
-        DISTRIBUTIONS[distribution], axis_name="k", **options
-    )
+    estimator = zo.forward_difference(DISTRIBUTIONS[distribution], 5, 0.1)
     (value, gradient), _ = estimate_on(
         mesh_of(2, 2, 2, types=types), estimator, params, x, P(None, "model"), P("data")
     )
@@ -218,7 +219,7 @@ def test_factors_are_the_same_where_the_parameters_are_sharded(types):
 
     def draw(key, w):
         direction, (leaf,) = distribution.sample(key, w), layout_of(w).leaves
-        a, b = distribution._lazy(direction, leaf, w.size).marks
+        a, b = lazy(direction, leaf, w.size).marks
         return a, b, distribution.materialize(direction, w)
 
     a, b, _ = jax.device_get(jax.jit(draw)(key, w))
@@ -242,7 +243,7 @@ def test_gradients_and_steps_have_the_sharding_of_explicit_parameters():
     params, x = problem()
     tx = zo.radazo(1e-2)
     value_and_grad = zo.value_and_grad(
-        loss, zo.forward_difference(Hashed(), axis_name="k")
+        loss, zo.forward_difference(Hashed()), zo.sharded("k")
     )
     with jax.set_mesh(mesh_of(2, 2, 2, types=AxisType.Explicit)):
         specs = {"w": P(None, "model"), "b": P("model")}
@@ -275,22 +276,20 @@ def test_explicit_parameters_without_a_mesh_around(distribution):
     assert_close(gradient, expected)
 
 
-def test_spread_over_two_axes():
-    params, x = problem()
-    options = {"num_directions": 7, "batch_size": 1}
-    over_two = zo.forward_difference(Hashed(), axis_name=("k", "data"), **options)
-    over_one = zo.forward_difference(Hashed(), axis_name="k", **options)
-    two, sent = estimate_on(mesh_of(2, 4), over_two, params, x, jit=jax.jit)
-    one, _ = estimate_on(mesh_of(8), over_one, params, x, jit=jax.jit)
-    assert_trees_equal(two, one)
+def test_evaluations_sharded_over_two_axes():
+    given = (zo.forward_difference(Hashed(), num_directions=7), *problem())
+    over_two, over_one = zo.sharded(("k", "data"), 1), zo.sharded("k", 1)
+    two, sent = estimate_on(mesh_of(2, 4), *given, jit=jax.jit, evaluator=over_two)
+    one, _ = estimate_on(mesh_of(8), *given, jit=jax.jit, evaluator=over_one)
+    chex.assert_trees_all_equal(two, one)
     assert sent == [4 * 8]
 
 
 def test_inside_a_shard_map_of_the_user():
     params, x = problem()
-    options = {"num_directions": 7, "smoothing": 0.1, "batch_size": 1}
-    estimator = zo.forward_difference(Hashed(), axis_name="k", **options)
-    value_and_grad = zo.value_and_grad(loss, estimator)
+    estimator = zo.forward_difference(Hashed(), num_directions=7, smoothing=0.1)
+    evaluator = zo.sharded("k", batch_size=1)
+    value_and_grad = zo.value_and_grad(loss, estimator, evaluator)
     with jax.set_mesh(mesh_of(8)):
         manual = jax.shard_map(
             lambda params, x: value_and_grad(jax.random.key(3), params, x),
@@ -299,12 +298,8 @@ def test_inside_a_shard_map_of_the_user():
             check_vma=False,
         )
         inside = jax.device_get(jit(manual)(params, x))
-    outside, _ = estimate_on(mesh_of(8), estimator, params, x)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
-        inside,
-        outside,
-    )
+    outside, _ = estimate_on(mesh_of(8), estimator, params, x, evaluator=evaluator)
+    chex.assert_trees_all_close(inside, outside, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -315,18 +310,19 @@ def test_aux_is_that_of_one_device(name):
     def with_aux(params, x):
         return loss(params, x), {"mean": jnp.mean(x @ params["w"])}
 
-    options = {"distribution": Hashed(), "num_directions": 3, "batch_size": 1}
-    make = ESTIMATORS[name]
-    alone = zo.value_and_grad(with_aux, make(**options), has_aux=True)
-    spread = zo.value_and_grad(with_aux, make(axis_name="k", **options), has_aux=True)
+    estimator = ESTIMATORS[name](Hashed(), num_directions=3)
+    alone, sharded = (
+        zo.value_and_grad(with_aux, estimator, evaluator, has_aux=True)
+        for evaluator in (zo.vectorized(1), zo.sharded("k", 1))
+    )
     (value, aux), gradient = alone(jax.random.key(0), params, x)
     with jax.set_mesh(mesh_of(4)):
-        (spread_value, spread_aux), spread_gradient = spread(
+        (sharded_value, sharded_aux), sharded_gradient = sharded(
             jax.random.key(0), params, x
         )
-    np.testing.assert_allclose(spread_aux["mean"], aux["mean"], rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(spread_value, value, rtol=1e-6)
-    np.testing.assert_allclose(spread_gradient["w"], gradient["w"], atol=1e-3)
+    np.testing.assert_allclose(sharded_aux["mean"], aux["mean"], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(sharded_value, value, rtol=1e-6)
+    np.testing.assert_allclose(sharded_gradient["w"], gradient["w"], atol=1e-3)
 
 
 def test_each_device_does_its_share_of_the_products():
@@ -334,9 +330,9 @@ def test_each_device_does_its_share_of_the_products():
 
     def num_products(size):
         """Of [32, 64] with [64, 64], one after the other."""
-        estimator = zo.forward_difference(Hashed(), num_directions=7, axis_name="k")
+        estimator = zo.forward_difference(Hashed(), num_directions=7)
         with jax.set_mesh(mesh_of(size)):
-            step = jax.jit(zo.value_and_grad(loss, estimator))
+            step = jax.jit(zo.value_and_grad(loss, estimator, zo.sharded("k")))
             hlo = step.lower(jax.random.key(0), params, x).compile().as_text()
         products = re.findall(r"f32\[([\d,]+)\]\S* dot\(", hlo)
         elements = sum(math.prod(map(int, shape.split(","))) for shape in products)
@@ -347,34 +343,38 @@ def test_each_device_does_its_share_of_the_products():
 
 def test_minimize_and_estimate_gradient_take_it():
     params, x = problem()
-    estimator = zo.forward_difference(Hashed(), 7, batch_size=1, axis_name="k")
+    estimator, evaluator = zo.forward_difference(Hashed(), 7), zo.sharded("k", 1)
 
     def run(mesh):
         with jax.set_mesh(mesh):
             result = zo.minimize(
                 lambda p, x: loss(p, x), params, zo.radazo(1e-2), estimator, 14,
-                jax.random.key(0), sample=lambda key: x, progress=False, chunk_size=7,
+                jax.random.key(0), evaluator=evaluator, sample=lambda key: x,
+                progress=False, chunk_size=7,
             )  # fmt: skip
-            tx = optax.chain(zo.estimate_gradient(estimator, key=0), zo.radazo(1e-2))
+            tx = optax.chain(
+                zo.estimate_gradient(estimator, key=0, evaluator=evaluator),
+                zo.radazo(1e-2),
+            )
             update = jax.jit(
                 lambda s, p: tx.update(None, s, p, value_fn=lambda p: loss(p, x))
             )
             updates, _ = update(tx.init(params), params)
         return jax.device_get((result.params, updates))
 
-    assert_trees_equal(run(mesh_of(8)), run(mesh_of(2)))
+    chex.assert_trees_all_equal(run(mesh_of(8)), run(mesh_of(2)))
 
 
 def test_bad_axes_are_named():
     params, x = problem()
     with pytest.raises(TypeError, match="axis_name must be the name of a mesh axis"):
-        zo.forward_difference(axis_name=3)
+        zo.sharded(3)
     with pytest.raises(TypeError, match="axis_name must be the name of a mesh axis"):
-        zo.central_difference(axis_name=())
+        zo.sharded(())
     with pytest.raises(ValueError, match=r"must name each axis once; got \('k', 'k'\)"):
-        zo.forward_difference(axis_name=("k", "k"))
+        zo.sharded(("k", "k"))
     value_and_grad = zo.value_and_grad(
-        loss, zo.forward_difference(Hashed(), axis_name="k")
+        loss, zo.forward_difference(Hashed()), zo.sharded("k")
     )
     with pytest.raises(ValueError, match=r"there is no mesh.*jax.set_mesh"):
         value_and_grad(0, params, x)
@@ -390,7 +390,7 @@ def test_bad_axes_are_named():
 def test_an_axis_that_is_in_use_is_named(types):
     params, x = problem()
     value_and_grad = zo.value_and_grad(
-        loss, zo.forward_difference(Hashed(), axis_name="k")
+        loss, zo.forward_difference(Hashed()), zo.sharded("k")
     )
     with jax.set_mesh(mesh_of(2, types=types)):
         sharded = params | {"w": jax.device_put(params["w"], P("k"))}
@@ -404,10 +404,11 @@ def test_an_axis_that_is_in_use_is_named(types):
 @pytest.mark.parametrize(("distribution", "batch_size"), each_distribution((None, 1)))
 def test_estimates_of_their_own_inside_a_shard_map(distribution, batch_size):
     """Parameters and keys of each device, with the checks of `shard_map` on."""
-    estimator = zo.forward_difference(
-        DISTRIBUTIONS[distribution], 3, batch_size=batch_size
+    value_and_grad = zo.value_and_grad(
+        loss,
+        zo.forward_difference(DISTRIBUTIONS[distribution], 3),
+        zo.vectorized(batch_size),
     )
-    value_and_grad = zo.value_and_grad(loss, estimator)
     keys = jax.random.split(jax.random.key(0), 4)
     params = {
         "w": jax.random.normal(jax.random.key(1), (4, 6, 5)),
@@ -426,11 +427,5 @@ def test_estimates_of_their_own_inside_a_shard_map(distribution, batch_size):
     got, alone = jit(split)(keys, params), jit(of_device)
     for i in range(4):
         mine = slice(i, i + 1)
-        expected = alone(keys[mine], jax.tree.map(lambda p, mine=mine: p[mine], params))
-        jax.tree.map(
-            lambda a, b, mine=mine: np.testing.assert_allclose(
-                a[mine], b, rtol=2e-4, atol=2e-4
-            ),
-            got,
-            expected,
-        )
+        found, own = jax.tree.map(lambda x, mine=mine: x[mine], (got, params))
+        chex.assert_trees_all_close(found, alone(keys[mine], own), rtol=2e-4, atol=2e-4)

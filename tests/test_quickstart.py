@@ -12,6 +12,10 @@ import orbax.checkpoint as ocp
 import pytest
 
 _EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
+# Small runs are nearly all compilation: the compiler need not try hard.
+_QUICK = "--xla_backend_optimization_level=0"
+_WITHOUT_BAR = ("many_devices.py", "many_seeds.py")
+_COPIED = sorted(_EXAMPLES.glob("*.py"))
 
 
 def _run(script: str, *arguments: object, **environment: str) -> str:
@@ -27,7 +31,7 @@ def _run(script: str, *arguments: object, **environment: str) -> str:
         encoding="utf-8",
     )
     assert done.returncode == 0, done.stderr
-    assert "100%" in done.stderr  # A progress bar.
+    assert script in _WITHOUT_BAR or "100%" in done.stderr
     return done.stdout
 
 
@@ -35,18 +39,18 @@ def _accuracies(stdout: str) -> list[float]:
     return [float(found) for found in re.findall(r"([\d.]+)%", stdout)]
 
 
-def test_quickstart_is_short() -> None:
-    assert len((_EXAMPLES / "quickstart.py").read_text().splitlines()) <= 90
+@pytest.mark.parametrize("path", _COPIED, ids=lambda path: path.stem)
+def test_a_file_to_copy_is_short_and_needs_no_other(path: pathlib.Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= (90 if path.stem == "quickstart" else 120)
+    assert "examples." not in text
+    assert f"`{path.name}`" in (_EXAMPLES / "README.md").read_text(encoding="utf-8")
 
 
 def test_quickstart_in_a_few_steps(tmp_path: pathlib.Path) -> None:
-    # A folder that is not there yet is made. The run is nearly all compilation, so the
-    # compiler is told not to try hard.
-    picture, quick = (
-        tmp_path / "made" / "picture.png",
-        "--xla_backend_optimization_level=0",
-    )
-    stdout = _run("quickstart.py", "--steps", 200, "--output", picture, XLA_FLAGS=quick)
+    picture = tmp_path / "made" / "picture.png"  # The folder is made, too.
+    options = ("--steps", 200, "--output", picture)
+    stdout = _run("quickstart.py", *options, XLA_FLAGS=_QUICK)
     (accuracy,) = _accuracies(stdout)
     assert 60 < accuracy <= 100  # Guessing gives 10.
     assert f"The picture is {picture}." in stdout
@@ -59,6 +63,38 @@ def test_quickstart_in_a_few_steps(tmp_path: pathlib.Path) -> None:
 def test_quickstart_learns_the_digits(tmp_path: pathlib.Path) -> None:
     (accuracy,) = _accuracies(_run("quickstart.py", "--output", tmp_path / "q.png"))
     assert accuracy >= 96
+
+
+def test_custom_estimators_withstand_outliers() -> None:
+    found = re.findall(r"^(.+): error ([\d.]+)$", _run("custom_estimator.py"), re.M)
+    plain, *others = (float(error) for _, error in found)
+    # The parameters are at a distance of 0.6 at the start.
+    assert plain > 0.3 and len(others) == 2 and max(others) < 0.1
+
+
+@pytest.mark.slow
+def test_custom_distributions_smooth_a_curve() -> None:
+    stdout = _run("custom_distribution.py")
+    errors = [float(error) for error in re.findall(r"error ([\d.]+)", stdout)]
+    assert len(errors) == 3 and max(errors) < 0.15  # The noise is 0.2.
+
+
+def test_many_devices_send_values_alone() -> None:
+    stdout = _run("many_devices.py", "--steps", 400)
+    assert stdout.startswith("8 devices: {'points': 4, 'data': 2}\n")
+    sent = re.findall(r"f32\[([\d,]+)\]", stdout)
+    # Four values of a device, and those of all.
+    assert sorted(sent) == ["1,4", "4,4"]
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", stdout)]
+    assert len(losses) == 4 and losses[-1] < 0.8 * losses[0]
+
+
+def test_many_seeds_run_in_one_program() -> None:
+    stdout = _run("many_seeds.py", "--steps", 200, "--seeds", 3, XLA_FLAGS=_QUICK)
+    rows = [_accuracies(line) for line in stdout.splitlines()[2:]]
+    assert [len(row) for row in rows] == [3, 3, 3, 3]
+    assert all(worst <= median <= best for median, worst, best in rows)
+    assert max(median for median, _, _ in rows) > 70  # Guessing gives 10.
 
 
 @pytest.mark.slow

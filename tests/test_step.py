@@ -78,16 +78,14 @@ def test_the_papers_algorithms_end_to_end(refined):
 def test_one_program(distribution, batch_size):
     """The step compiles once, and its program never calls the host."""
     optimizer = zo.radazo(lambda t: 1e-2 / (1 + t.astype(jnp.float32)))
-    estimator = zo.forward_difference(
-        DISTRIBUTIONS[distribution], 4, batch_size=batch_size
-    )
+    estimator = zo.forward_difference(DISTRIBUTIONS[distribution], 4)
     traces = []
 
     def loss(x, target):
         traces.append(None)
         return jnp.sum((x - target) ** 2)
 
-    value_and_grad = zo.value_and_grad(loss, estimator)
+    value_and_grad = zo.value_and_grad(loss, estimator, zo.vectorized(batch_size))
 
     @jax.jit
     def step(key, x, state, target):
@@ -148,3 +146,12 @@ def test_gradient_accumulation_and_masks():
             new, state = step(jax.random.key(t), new, state)
     np.testing.assert_array_equal(new["frozen"], params["frozen"])
     assert (new["w"] < params["w"]).any()
+
+
+def test_the_first_state_of_a_solver_can_be_donated():
+    solver = zo.solver(quadratic, zo.zo_sgd(1e-2), zo.forward_difference())
+    state = solver.init(jnp.ones(DIMENSION), jax.random.key(0))
+    step = jax.jit(solver.step, donate_argnums=0)
+    for _ in range(2):
+        state, info = step(state)
+    assert int(state.step) == 2 and np.isfinite(info.value)

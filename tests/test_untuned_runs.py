@@ -1,5 +1,6 @@
 """Runs that find the size of their steps: the defaults, and where they end."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -167,9 +168,9 @@ def test_a_gradient_from_where_a_step_is_taken_back_is_forgotten():
         ).state.optimizer_state
 
     moments, _, step = state(2)
-    assert step.took_back
+    assert step.revert.reverted
     assert_same(moments, state(1)[0])
-    assert not state(3)[-1].took_back
+    assert not state(3)[-1].revert.reverted
 
 
 def test_other_members_of_a_chain_take_no_step_at_the_end():
@@ -187,7 +188,7 @@ def test_other_members_of_a_chain_take_no_step_at_the_end():
         5,
         progress=False,
     )
-    assert_same(result.params, result.state.params)
+    chex.assert_trees_all_equal(result.params, result.state.params)
     assert (result.params["b"] != 0).all()
 
 

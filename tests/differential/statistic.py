@@ -41,7 +41,8 @@ def along_vectors(loss, params, distribution):
         distribution, num_directions=1, smoothing=SMOOTHING
     )
     estimate = zo.value_and_grad(loss, estimator)
-    expectation = distribution.factor(params) * tables.covariance(distribution, params)
+    factor = distribution.factor(sum(x.size for x in jax.tree.leaves(params)))
+    expectation = factor * tables.covariance(distribution, params)
 
     @tables.jit
     def run(params, keys):

@@ -44,14 +44,15 @@ def _flips(key, number, at):
 
 
 def stored(distribution: zo.Distribution) -> zo.Distribution:
-    """The distribution, of whose directions all elements are stored, as estimators do
-    it."""
+    """The distribution with all elements of its directions stored, as in estimators."""
 
     class Stored(type(distribution)):
         def sample(self, key, params):
             direction, layout = super().sample(key, params), layout_of(params)
-            held = self._held(self._numbers(direction, layout), layout)
-            return dataclasses.replace(direction, held=held)
+            elements = self._storage.store(
+                self, direction.key, direction.number, layout.leaves, layout.dimension
+            )
+            return dataclasses.replace(direction, cached=elements)
 
     fields = (field.name for field in dataclasses.fields(distribution))
     return Stored(**{name: getattr(distribution, name) for name in fields})

@@ -1,5 +1,6 @@
 """Adapters rebuilt from a journal and the weights of the base model."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,31 +33,33 @@ def test_adapters_are_rebuilt_from_a_journal_and_the_base_weights(tmp_path):
     def minibatch(key):
         return jax.random.choice(key, 12, (4,), replace=False)
 
-    def estimator():
-        return zo.central_difference(zo.low_rank(), num_directions=2, batch_size=1)
-
+    optimizer = zo.radazo(1e-3)
+    estimator = zo.central_difference(zo.low_rank(), num_directions=2)
+    evaluator = zo.vectorized(batch_size=1)
     path = tmp_path / "run.jsonl"
     graphdef, params, rest = adapted()
     result = zo.minimize(
         loss_of(graphdef, rest),
         params,
-        optimizer := zo.radazo(1e-3),
-        on := estimator(),
+        optimizer,
+        estimator,
         20,
         0,
         sample=minibatch,
+        evaluator=evaluator,
         progress=False,
         journal=path,
     )
     graphdef, params, rest = adapted()
     state = zo.replay(
-        path, params, optimizer, on, fun=loss_of(graphdef, rest), sample=minibatch
+        *(path, params, optimizer, estimator),
+        evaluator=evaluator,
+        fun=loss_of(graphdef, rest),
+        sample=minibatch,
     )
-    for a, b in zip(
-        jax.tree.leaves((state.params, state.optimizer_state)),
-        jax.tree.leaves((result.params, result.state.optimizer_state)),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(a, b)
+    chex.assert_trees_all_equal(
+        (state.params, state.optimizer_state),
+        (result.params, result.state.optimizer_state),
+    )
     assert any(np.any(a) for a in jax.tree.leaves(state.params))
     assert path.stat().st_size < 1000 + 20 * 200

@@ -16,8 +16,6 @@ from tables import DISTRIBUTIONS, slow
 
 from examples.apps.llm import lora, weights
 from examples.apps.llm import opt as model
-from radazo_jax._src.directions.layout import layout_of
-from radazo_jax._src.perturb import axes
 
 from . import tiny
 from .tiny import TOKENS, logits
@@ -241,10 +239,8 @@ def test_a_perturbed_evaluation_builds_no_more_than_a_layer(distribution, what):
         opt = nnx.merge(graphdef, params)
         return opt(tokens) if what == "logits" else opt.hidden(tokens)
 
-    chosen = axes.specialize(
-        DISTRIBUTIONS[distribution], fun, params, layout_of(params)
-    )
-    largest = max(computed_sizes(fun, chosen, params))
+    chosen = DISTRIBUTIONS[distribution]
+    largest = max(computed_sizes(fun, chosen, params, as_used=True))
     table, matrix = 1000 * 16, 16 * 64
     # A dense draw makes two words for each number. The logits need the whole table,
     # but not with directions of low rank, and look-ups never do.

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src.estimate import differences, wrapper
-from radazo_jax._src.optimize import aliases, transforms
+from radazo_jax._src.estimate import differences
+from radazo_jax._src.optimize import aliases, optax_wrapper, transforms
 
 CHAIN = "estimate_gradient_radazo"
 
@@ -21,7 +21,7 @@ def estimate_gradient_radazo(
     # first-order method, whose number of steps the tests give.
     estimator = differences.central_difference(num_directions=128, smoothing=1e-3)
     return optax.chain(
-        wrapper.estimate_gradient(estimator, key), aliases.radazo(learning_rate)
+        optax_wrapper.estimate_gradient(estimator, key), aliases.radazo(learning_rate)
     )
 
 

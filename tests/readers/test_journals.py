@@ -78,14 +78,23 @@ def test_runs_that_cannot_be_are_refused(change, journal, tmp_path):
     refused(targets.replay, tmp_path, match=match)
 
 
-@pytest.mark.parametrize("before", [b"", None], ids=["alone", "after a run"])
+@pytest.mark.parametrize(
+    ("before", "match"),
+    [
+        (b"", "must be a file that a run wrote"),
+        (None, "it is not what a run writes"),
+    ],
+    ids=["alone", "after a run"],
+)
 @pytest.mark.parametrize("content", [b"the only copy", PICKLE], ids=["text", "pickle"])
-def test_what_is_no_journal_is_not_overwritten(before, content, journal, tmp_path):
+def test_what_is_no_journal_is_not_overwritten(
+    before, match, content, journal, tmp_path
+):
     """A line without an end was cut off, whatever it was."""
     path = tmp_path / "run.jsonl"
     before = journal.read_bytes() if before is None else before
     path.write_bytes(before + content)
-    refused(targets.write_journal, tmp_path, match="it is not what a run writes")
+    refused(targets.write_journal, tmp_path, match=match)
     assert path.read_bytes() == before + content
 
 
@@ -95,7 +104,7 @@ def test_a_line_that_does_not_end_takes_bounded_memory(tmp_path):
         file.truncate(2**36)  # Without taking space on the disk.
     tracemalloc.start()
     try:
-        refused(targets.replay, tmp_path, match="it is not what a run writes")
+        refused(targets.replay, tmp_path, match="must be a file that a run wrote")
         assert tracemalloc.get_traced_memory()[1] < 1 << 30
     finally:
         tracemalloc.stop()

@@ -33,20 +33,20 @@ MAKERS = {
         zo.contrib.prior_guided,
         {"num_directions": 2, "prior": lambda x: moved(x, 1.0), "mix": "cosine"},
     ),
-    "query_reuse": (zo.contrib.query_reuse, {"num_directions": 2, "memory": 3}),
+    "query_reuse": (zo.contrib.query_reuse, {"num_directions": 2, "memory_size": 3}),
     "linear_interpolation": (
         zo.contrib.linear_interpolation,
         {"num_directions": 2, "radius": 0.1},
     ),
     "gaussian_process": (
         zo.contrib.gaussian_process,
-        {"num_directions": 2, "memory": 8},
+        {"num_directions": 2, "memory_size": 8},
     ),
     "random_features": (
         zo.contrib.gaussian_process,
         {
             "num_directions": 1,
-            "memory": 8,
+            "memory_size": 8,
             "kernel": "squared_exponential",
             "num_features": 64,
         },
@@ -55,14 +55,15 @@ MAKERS = {
     "momentum_perturbation": (zo.contrib.momentum_perturbation, {}),
 }
 HASHED = Hashed()
-WITH_LAW = set(MAKERS) - {"spsa", "coordinate_wise", "all_coordinates"}
+WITHOUT_DISTRIBUTION = {"spsa", "coordinate_wise", "all_coordinates"}
 
 
 def make(name, distribution=HASHED, **kwargs):
     """An estimator of the table, by a distribution that costs nothing to compile."""
     maker, arguments = MAKERS[name]
-    distributions = {"distribution": distribution} if name in WITH_LAW else {}
-    return maker(**distributions, **arguments, **kwargs)
+    if name not in WITHOUT_DISTRIBUTION:
+        kwargs = {"distribution": distribution, **kwargs}
+    return maker(**arguments, **kwargs)
 
 
 # Those whose values show the derivative along the gradient exactly.
@@ -102,35 +103,41 @@ def derivative(x):
 
 
 class Steps:
-    """Steps of an estimator whose values come from NumPy, in float64."""
+    """Steps of a run whose values come from NumPy, in float64."""
 
     def __init__(self, estimator, fun=quadratic):
         self.fun = fun
         self.state = estimator.init(PARAMS)
 
         @jit
-        def ask(key, params, state):
-            points = estimator.points(key, params, state)
-            one = jax.vmap(
-                lambda u: points.directions.distribution.materialize(u, params)
-            )
-            return (
-                points,
-                zo.estimators.candidates(points, params),
-                one(points.directions),
-            )
+        def ask(key, step, params, state):
+            draw = zo.estimators.Draw(key, jax.random.key(100), step)
+            points, state = estimator.points(draw, params, state)
+            distribution = points.directions.distribution
+            materialize = jax.vmap(lambda u: distribution.materialize(u, params))
+            at = zo.estimators.candidates(points, params)
+            return points, state, at, materialize(points.directions)
 
-        self.ask, self.reduce = ask, jit(estimator.reduce)
+        @jit
+        def tell(points, values, params, state):
+            values = points.split(values)
+            estimate, state = estimator.reduce(points, values, params, state)
+            return estimate, estimate.gradient.materialize(params), state
+
+        self.ask, self.tell = ask, tell
 
     def __call__(self, step, params=PARAMS, values=None, **kwargs):
-        """The estimate, the points, their values, and the directions."""
+        """The estimate, the points, their values, and the directions.
+
+        The gradient of the estimate is a tree.
+        """
         key = jax.random.key(step)
-        points, at, us = self.ask(key, params, self.state)
+        points, state, at, us = self.ask(key, jnp.int32(step), params, self.state)
         at = rows(at)
         found = self.fun(at, **kwargs) if values is None else values(at)
         given = jnp.asarray(found, jnp.float32)
-        estimate, self.state = self.reduce(points, given, params, self.state)
-        return estimate, at, found, rows(us)
+        estimate, gradient, self.state = self.tell(points, given, params, state)
+        return estimate._replace(gradient=gradient), at, found, rows(us)
 
 
 def gradients(estimator, state, keys):

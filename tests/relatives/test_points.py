@@ -1,5 +1,7 @@
 """Relatives that choose their points: against their equations, in float64 NumPy."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -102,14 +104,17 @@ def test_points_beside_the_parameters_in_turn():
     def loss(params):
         return traced(jax.tree.map(lambda p: p.astype(jnp.float32), params))
 
+    estimator = make("variance_reduced", smoothing=0.5)
+
     @jit
     def estimates(params, further):
         found = []
         for size in (None, 1):
-            estimator = make("variance_reduced", smoothing=0.5, batch_size=size)
-            state = estimator.init(params)
-            _, state = estimator.estimate(loss, 0, params, state)
-            found.append(estimator.estimate(loss, 1, further, state)[0][1])
+            estimate = functools.partial(
+                estimator.estimate, loss, evaluator=zo.vectorized(size)
+            )
+            _, state = estimate(0, params, estimator.init(params))
+            found.append(estimate(1, further, state)[0][1])
         return found
 
     for dtype in (lambda params: params, narrow):

@@ -27,6 +27,7 @@ class CoordinateWiseState(NamedTuple):
     scores: jax.Array
 
 
+@checks.explain_moved
 def coordinate_wise(
     num_directions: int | None = None,
     smoothing: float = 5e-3,

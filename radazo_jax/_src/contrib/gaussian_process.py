@@ -50,6 +50,7 @@ class GaussianProcessState(NamedTuple):
     key: jax.Array
 
 
+@checks.explain_moved
 def gaussian_process(
     distribution: Distribution = sphere(),
     num_directions: int = 4,

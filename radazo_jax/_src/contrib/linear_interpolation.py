@@ -70,6 +70,7 @@ class LinearInterpolationState(NamedTuple):
     values: jax.Array
 
 
+@checks.explain_moved
 def linear_interpolation(
     distribution: Distribution = sphere(),
     num_directions: int = 10,

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from radazo_jax._src import checks
 from radazo_jax._src.contrib.inner_products import inner
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.distribution import Direction, Distribution, elements
@@ -17,6 +18,7 @@ from radazo_jax._src.estimate.points import Estimate, Points, Values
 from radazo_jax._src.meshes import on_any_mesh, specs_of
 
 
+@checks.explain_moved
 def majority_vote(
     distribution: Distribution = gaussian(),
     num_directions: int = 10,

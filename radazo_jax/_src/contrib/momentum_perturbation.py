@@ -34,6 +34,7 @@ class MomentumPerturbationState(NamedTuple):
     history: Any
 
 
+@checks.explain_moved
 def momentum_perturbation(
     distribution: Distribution = gaussian(),
     smoothing: float = 1e-3,

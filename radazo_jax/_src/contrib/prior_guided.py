@@ -36,6 +36,7 @@ class PriorGuidedState(NamedTuple):
     prior: Any
 
 
+@checks.explain_moved
 def prior_guided(
     distribution: Distribution = sphere(),
     num_directions: int = 10,

@@ -37,6 +37,7 @@ class QueryReuseState(NamedTuple):
     values: jax.Array
 
 
+@checks.explain_moved
 def query_reuse(
     distribution: Distribution = sphere(),
     num_directions: int = 10,

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from radazo_jax._src import checks
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.normal import sphere
 from radazo_jax._src.estimate.differences import (
@@ -35,6 +36,7 @@ class ResidualFeedbackState(NamedTuple):
     value: jax.Array
 
 
+@checks.explain_moved
 def residual_feedback(
     distribution: Distribution = sphere(),
     num_directions: int = 1,

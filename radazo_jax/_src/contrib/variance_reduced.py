@@ -39,6 +39,7 @@ class VarianceReducedState(NamedTuple):
     count: jax.Array  # type: ignore[assignment]
 
 
+@checks.explain_moved
 def variance_reduced(
     distribution: Distribution = sphere(),
     num_directions: int = 10,

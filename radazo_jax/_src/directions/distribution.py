@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from radazo_jax._src import fusion
 from radazo_jax._src.directions import norm
 from radazo_jax._src.directions.elements import Elements
 from radazo_jax._src.directions.layout import Layout, Leaf, layout_of
@@ -66,7 +65,8 @@ class Distribution(abc.ABC):
       normalized: Whether directions are divided by their Euclidean norm over all
         coordinates. `draw` then returns elements before this division, of absolute
         values below 8. The norm is exact, so that it does not depend on how the
-        parameters are sharded. If an element is larger, all elements are NaN.
+        parameters are sharded. If an element is larger, all elements are NaN. Draw
+        elements of size about 1: the norm of much smaller ones is imprecise.
 
     Raises:
       TypeError: When a subclass is defined whose instances could not be compared, or
@@ -212,12 +212,9 @@ def whole(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
         return element_by_element(direction)
 
     def from_words(direction: Direction) -> jax.Array:
-        def words(key: jax.Array, number: jax.Array) -> tuple[Elements, ...]:
-            return distribution._storage.store(
-                distribution, key, number, (leaf,), dimension
-            )
-
-        (stored,) = fusion.compute_once(words, direction.key, direction.number)
+        (stored,) = distribution._storage.store(
+            distribution, direction.key, direction.number, (leaf,), dimension
+        )
         values: jax.Array = stored.values()
         return values
 

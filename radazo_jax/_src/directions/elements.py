@@ -182,7 +182,9 @@ class LowRankFactors:
         # One product over k and ρ together: [rows, K r] with [K r, columns].
         weighted = coefficients.reshape((-1,) + (1,) * (self.a.ndim - 1)) * self.a
         a, b = (jnp.moveaxis(x, 0, -1) for x in (weighted, self.b))
-        a, b = (x.reshape(*x.shape[:-2], -1) for x in (a, b))
+        # Not by -1, which has no value if the leaf is empty.
+        terms = math.prod(a.shape[-2:])
+        a, b = (x.reshape(*x.shape[:-2], terms) for x in (a, b))
         return _outer(a, b)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from radazo_jax._src import checks
+from radazo_jax._src import checks, fusion
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.elements import DenseElements, Elements, LowRankFactors
 from radazo_jax._src.directions.layout import Layout, Leaf, MatrixAxes
@@ -72,7 +72,8 @@ class _LowRank(Dense):
     ) -> tuple[Elements, ...]:
         # Drawn together they are one piece of code, which compiles faster.
         at = [part for leaf in leaves for part in _positions(distribution, leaf)]
-        numbers = generator.normal(key, counter.concatenate(at))
+        positions = counter.concatenate(at)
+        numbers = fusion.compute_once(generator.normal, key, positions)
         shapes = [shape for leaf in leaves for shape in _shapes(distribution, leaf)]
         parts = iter(counter.split(numbers, shapes))
         return tuple(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from radazo_jax._src import fusion
 from radazo_jax._src.directions.distribution import Distribution, UnitNorm
 from radazo_jax._src.directions.elements import Elements, PackedSigns, sign
 from radazo_jax._src.directions.layout import Leaf
@@ -55,15 +56,13 @@ class _Packed(Dense):
         leaves: tuple[Leaf, ...],
         dimension: int,
     ) -> tuple[Elements, ...]:
+        def draw(key: jax.Array, number: jax.Array) -> list[jax.Array]:
+            return [_words(distribution, key, number, x, dimension) for x in leaves]
+
+        words = fusion.compute_once(draw, key, number)
         magnitude = distribution._magnitude(dimension)
-        return tuple(
-            PackedSigns(
-                _words(distribution, key, number, leaf, dimension),
-                leaf.shape,
-                magnitude,
-            )
-            for leaf in leaves
-        )
+        pairs = zip(words, leaves, strict=True)
+        return tuple(PackedSigns(word, leaf.shape, magnitude) for word, leaf in pairs)
 
 
 _Signed._storage = _Packed()

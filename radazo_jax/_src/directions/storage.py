@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import jax
 
+from radazo_jax._src import fusion
 from radazo_jax._src.directions.elements import DenseElements, Elements, LazyElements
 from radazo_jax._src.directions.layout import Leaf
 from radazo_jax._src.numbers import counter
@@ -41,7 +42,7 @@ class Storage(Protocol):
         leaves: tuple[Leaf, ...],
         dimension: int,
     ) -> tuple[Elements, ...]:
-        """The elements of some leaves, computed for storage."""
+        """The elements of some leaves, each random number drawn once."""
         ...
 
     def size(self, distribution: Any, leaf: Leaf) -> int:
@@ -75,10 +76,12 @@ class Dense:
         dimension: int,
     ) -> tuple[Elements, ...]:
         """See `Storage`."""
-        drawn = [
-            self.lazy(distribution, key, number, leaf, dimension) for leaf in leaves
-        ]
-        return tuple(DenseElements(of_leaf.values()) for of_leaf in drawn)
+
+        def draw(key: jax.Array, number: jax.Array) -> list[jax.Array]:
+            lazy = (self.lazy(distribution, key, number, x, dimension) for x in leaves)
+            return [of_leaf.values() for of_leaf in lazy]
+
+        return tuple(map(DenseElements, fusion.compute_once(draw, key, number)))
 
     def size(self, distribution: Any, leaf: Leaf) -> int:
         """See `Storage`."""

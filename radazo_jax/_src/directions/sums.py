@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from radazo_jax._src import fusion
 from radazo_jax._src.directions import distribution as distribution_module
 from radazo_jax._src.directions import norm
 from radazo_jax._src.directions.distribution import Direction, Distribution
@@ -27,7 +26,7 @@ _MAX_KEPT = 2**24
 
 # Directions that take at most this fraction of the parameters are stored for the
 # gradient, and from the evaluations on where they are all alive then.
-_SMALL = 8
+_CACHED_SHARE = 8
 
 
 def sample(
@@ -134,7 +133,7 @@ def _stored(directions: Direction, layout: Layout) -> tuple[int, bool]:
     distribution = directions.distribution
     one = sum(distribution._storage.size(distribution, leaf) for leaf in layout.leaves)
     stored = len(directions.scale) * one
-    return stored, stored * _SMALL <= layout.dimension
+    return stored, stored * _CACHED_SHARE <= layout.dimension
 
 
 def _keep(directions: Direction, layout: Layout) -> Direction:
@@ -146,7 +145,7 @@ def _keep(directions: Direction, layout: Layout) -> Direction:
             distribution, key, number, layout.leaves, layout.dimension
         )
 
-    stored = fusion.compute_once(jax.vmap(store), directions.key, directions.number)
+    stored = jax.vmap(store)(directions.key, directions.number)
     scale = directions.scale
     if distribution.normalized:
         # The norm of what is stored, so that nothing is drawn twice.

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from radazo_jax._src import checks
 from radazo_jax._src.estimate.estimator import GradientEstimator, check_estimator
 from radazo_jax._src.estimate.points import Draw, Estimate, Points, Values, shifted
 from radazo_jax._src.trees import product, wide, wide_zeros, widest
@@ -49,6 +50,7 @@ class AcceleratedState(NamedTuple):
     latest_step: Any = ()
 
 
+@checks.explain_moved
 def accelerated(estimator: GradientEstimator) -> GradientEstimator:
     """Estimates the gradient at the lookahead point of Nesterov's method.
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from radazo_jax._src import checks
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.normal import sphere
 from radazo_jax._src.estimate.differences import (
@@ -59,6 +60,7 @@ class AdaptiveDifferenceState(NamedTuple):
     square: jax.Array
 
 
+@checks.explain_moved
 def adaptive_difference(
     distribution: Distribution = sphere(),
     num_directions: int = 10,

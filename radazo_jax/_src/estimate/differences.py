@@ -19,6 +19,7 @@ from radazo_jax._src.estimate.points import (
 )
 
 
+@checks.explain_moved
 def forward_difference(
     distribution: Distribution = sphere(),
     num_directions: int = 10,
@@ -97,6 +98,7 @@ def forward_difference(
     return GradientEstimator(stateless, points, reduce)
 
 
+@checks.explain_moved
 def central_difference(
     distribution: Distribution = sphere(),
     num_directions: int = 10,
@@ -156,6 +158,7 @@ def central_difference(
     return GradientEstimator(stateless, points, reduce)
 
 
+@checks.explain_moved
 def spsa(
     num_directions: int = 1,
     smoothing: float = 5e-3,

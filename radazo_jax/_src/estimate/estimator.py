@@ -10,7 +10,7 @@ import optax
 from radazo_jax._src import checks, fusion
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.estimate.points import Draw, Estimate, Points, Values
-from radazo_jax._src.estimate.vectorized import Evaluator, vectorized
+from radazo_jax._src.estimate.vectorized import Evaluator, check_evaluator, vectorized
 
 
 class GradientEstimator(NamedTuple):
@@ -76,6 +76,7 @@ class GradientEstimator(NamedTuple):
           `((value, gradient), state)`, with `(value, aux)` for the value if `has_aux`;
           aux is the output at the first point.
         """
+        check_evaluator(evaluator)
         params = checks.as_params(params)
         estimate, (_, aux), state = evaluated(
             self, evaluator, fun, Draw.once(key), params, state, has_aux

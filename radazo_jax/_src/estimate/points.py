@@ -7,8 +7,7 @@ into values, and the estimator's `reduce` turns the values into an estimate:
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -160,7 +159,9 @@ class Estimate(NamedTuple):
     slope: jax.Array
     num_values: jax.Array
     gradient: LinearCombination
-    extra_args: Mapping[str, Any] = MappingProxyType({})
+    # A dict is a tree, so that a compiled function can return an estimate. The default
+    # is never modified.
+    extra_args: dict[str, Any] = {}  # noqa: RUF012
 
 
 def sample_points(

@@ -18,7 +18,7 @@ from radazo_jax._src.perturb import transform
 
 # θ joins the batch of the points if all but this fraction of the parameters are
 # matrices in products with directions of low rank.
-_SMALL = 8
+_DENSE_SHARE = 8
 
 
 class EvaluateFn(Protocol):
@@ -109,9 +109,28 @@ def cache(points: Points, batch_size: int | None) -> Points:
 def batched_map(fun: Callable[[Any], Any], xs: Any, batch_size: int | None) -> Any:
     """`jax.lax.map` whose `batch_size=None` is all at once."""
     size = len(jax.tree.leaves(xs)[0])
-    if _together(size, batch_size):
-        return jax.vmap(fun)(xs)
-    return lax.map(fun, xs, batch_size=None if batch_size in (None, 1) else batch_size)
+    if batch_size == 1 or size == 1:
+        return lax.map(fun, xs)
+    try:
+        if _together(size, batch_size):
+            return jax.vmap(fun)(xs)
+        return lax.map(fun, xs, batch_size=batch_size)
+    except (NotImplementedError, ValueError) as error:
+        if _can_be_traced(fun, xs):
+            raise type(error)(
+                f"fun cannot be evaluated at several points under jax.vmap: {error} "
+                "Pass vectorized(batch_size=1) to evaluate one at a time."
+            ) from error
+        raise
+
+
+def _can_be_traced(fun: Callable[[Any], Any], xs: Any) -> bool:
+    """Whether a function works on a single element, so that batching it failed."""
+    try:
+        jax.eval_shape(fun, jax.tree.map(lambda x: x[0], xs))
+    except Exception:
+        return False
+    return True
 
 
 def _together(size: int, batch_size: int | None) -> bool:
@@ -167,7 +186,7 @@ def _shares_products(points: Points, batch_size: int | None) -> bool:
         return False
     pairs = zip(points.layout.leaves, held, strict=True)
     dense = sum(leaf.size for leaf, u in pairs if not isinstance(u, LowRankFactors))
-    return dense * _SMALL <= points.layout.dimension
+    return dense * _DENSE_SHARE <= points.layout.dimension
 
 
 def _values_in_one_batch(
@@ -182,4 +201,5 @@ def _values_in_one_batch(
     def evaluate(direction: Direction, scale: jax.Array) -> jax.Array:
         return transform.evaluate(loss, params, points.layout, direction, scale)[0]
 
-    return jax.vmap(evaluate)(directions, scales.at[0].set(0))
+    points_at = directions, scales.at[0].set(0)
+    return batched_map(lambda point: evaluate(*point), points_at, None)

@@ -20,11 +20,16 @@ def project(bounds: Bounds | None, params: Any) -> Any:
 
 
 def check_bounds(bounds: Any, params: Any) -> None:
-    """Raises unless these are bounds, and `params` lie between them."""
+    """Raises unless these are bounds, and `params` lie between them.
+
+    Values that are traced cannot be compared.
+    """
     if bounds is None:
         return
     try:
-        lower, upper = (_like(bound, params) for bound in bounds)
+        # Bounds are known, even if the parameters are traced.
+        with jax.ensure_compile_time_eval():
+            lower, upper = (_like(bound, params) for bound in bounds)
     except (TypeError, ValueError) as error:
         raise ValueError(
             "bounds must be a pair (lower, upper) of numbers, or of trees like params; "
@@ -38,7 +43,9 @@ def check_bounds(bounds: Any, params: Any) -> None:
     )
     for (path, p), low, high in leaves:
         where = f"params{jax.tree_util.keystr(path)}"
-        wrong = np.argwhere(~np.asarray(low <= high))
+        if isinstance(low, jax.core.Tracer) or isinstance(high, jax.core.Tracer):
+            continue
+        wrong = np.argwhere(~(np.asarray(low) <= np.asarray(high)))
         if len(wrong):
             place = tuple(wrong[0])
             raise ValueError(
@@ -46,6 +53,8 @@ def check_bounds(bounds: Any, params: Any) -> None:
                 f"NaN; got lower {low[place]} and upper {high[place]} at {where}"
                 f"{list(map(int, place)) or ''}. Pass (lower, upper), in this order."
             )
+        if isinstance(p, jax.core.Tracer):
+            continue
         if not bool(jnp.all((low <= p) & (p <= high))):
             raise ValueError(
                 f"params must lie within bounds; got values outside of them at {where}."

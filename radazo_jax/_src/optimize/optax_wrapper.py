@@ -196,15 +196,10 @@ def _inner_update(
     updates, after = optimizer_update(
         tx, estimate, skipped, state, params, value_fn, **others
     )
-    back = revert.reverted(after)
-    if revert.can_revert(state):
-        before = revert.restored(after, params)
-        updates = jax.tree.map(
-            lambda u, p, old: jnp.where(back, old - p, u), updates, params, before
-        )
-    else:
-        updates = optax.tree.where(skipped, optax.tree.zeros_like(updates), updates)
-    return updates, revert.keep_others(skipped | back, state, after)
+    keep = skipped | revert.reverted(after)
+    back = optax.tree.sub(revert.restored(after, params), params)
+    updates = optax.tree.where(keep, back, updates)
+    return updates, revert.keep_others(keep, state, after)
 
 
 def _check_not_masked(params: Any) -> None:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src.estimate.estimator import GradientEstimator
+from radazo_jax._src.estimate.vectorized import Evaluator, vectorized
 from radazo_jax._src.optimize import ask_tell, host, step
 from radazo_jax._src.optimize.box import Bounds
 from radazo_jax._src.optimize.host import Path
@@ -22,6 +23,7 @@ def replay(
     optimizer: optax.GradientTransformation,
     estimator: GradientEstimator,
     *,
+    evaluator: Evaluator = vectorized(),
     fun: Callable[..., Any] | None = None,
     sample: Callable[[jax.Array], Any] | None = None,
     bounds: Bounds | None = None,
@@ -34,6 +36,8 @@ def replay(
       params: The starting point of the run.
       optimizer: The optimizer of the run.
       estimator: The estimator of the run.
+      evaluator: The evaluator of the run. It evaluates nothing here, but determines how
+        directions are stored, and so how their sums are rounded.
       fun: The function, if `minimize` wrote the journal. It is traced and not
         evaluated: `low_rank` perturbs the matrices that it multiplies.
       sample: As in `minimize`, with `fun`.
@@ -72,9 +76,9 @@ def replay(
     found = read(journal)
     if found is None:
         raise ValueError(f"journal must be a file with a run; got {journal!r}.")
-    step.check_run(optimizer, estimator)
+    step.check_run(optimizer, estimator, evaluator)
     key = jax.random.wrap_key_data(jnp.array(found.run["key"], jnp.uint32))
-    run = Run(fun, sample, optimizer, estimator, bounds=bounds)
+    run = Run(fun, sample, optimizer, estimator, evaluator, bounds)
     state = step.start(run, params, key)
     if exact:
         line = host.line_of_run(fun, state, estimator)

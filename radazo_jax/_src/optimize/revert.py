@@ -46,9 +46,24 @@ def reverted(optimizer_state: Any) -> jax.Array:
 
 
 def restored(optimizer_state: Any, params: Any) -> Any:
-    """The parameters before the latest step if it was reverted, else `params`."""
+    """The parameters before the latest step if it was reverted, else `params`.
+
+    Leaves that `optax.partition` or `optax.masked` hides from a transformation are not
+    reverted by it.
+    """
     for revert in _reverts(optimizer_state):
-        params = optax.tree.where(revert.reverted, revert.params, params)
+
+        def restore(old: Any, p: Any, reverted: jax.Array = revert.reverted) -> Any:
+            if isinstance(old, optax.MaskedNode):
+                return p
+            return jnp.where(reverted, old, p)
+
+        params = jax.tree.map(
+            restore,
+            revert.params,
+            params,
+            is_leaf=lambda x: isinstance(x, optax.MaskedNode),
+        )
     return params
 
 

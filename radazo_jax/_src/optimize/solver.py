@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from radazo_jax._src.estimate.estimator import GradientEstimator
@@ -110,7 +111,9 @@ def solver(
     run = Run(fun, sample, optimizer, estimator, evaluator, bounds)
 
     def init(params: Any, key: jax.typing.ArrayLike) -> SolverState:
-        return step.start(run, params, key)
+        # No two leaves share a buffer, and none is the caller's, so that the state can
+        # be donated.
+        return jax.tree.map(jnp.copy, step.start(run, params, key))
 
     def take(
         state: SolverState, *batch: Any, **kwargs: Any

@@ -209,7 +209,7 @@ def start(run: Run, params: Any, key: jax.typing.ArrayLike) -> SolverState:
     params = arrays
     box.check_bounds(run.bounds, params)
     count = jnp.zeros((), jnp.int32)
-    state = SolverState(
+    return SolverState(
         params,
         run.optimizer.init(params),
         run.estimator.init(params),
@@ -217,25 +217,6 @@ def start(run: Run, params: Any, key: jax.typing.ArrayLike) -> SolverState:
         count,
         Failures(count, count, count),
     )
-    return _without_sharing(state)
-
-
-def _without_sharing(state: SolverState) -> SolverState:
-    """The same state, in which no array occurs twice: only such a state can be donated.
-
-    States of optimizers and estimators begin with one zero for several counts, or with
-    the parameters themselves.
-    """
-    seen: set[int] = set()
-
-    def own(x: jax.Array) -> jax.Array:
-        if id(x) in seen:
-            return jnp.copy(x)
-        seen.add(id(x))
-        return x
-
-    result: SolverState = jax.tree.map(own, state)
-    return result
 
 
 def loss_at(run: Run, state: SolverState) -> Callable[[Any], Any]:
@@ -412,8 +393,10 @@ def update_unless(
     if not revert.can_revert(state):
         return _times(1 - skipped.astype(jnp.int32), update, params, state)
     new_params, after = update(params, state)
-    new_params = revert.restored(after, new_params)
     keep = skipped | revert.reverted(after)
+    # Other members of a partition take no step: their gradient is not used.
+    new_params = optax.tree.where(keep, params, new_params)
+    new_params = revert.restored(after, new_params)
     return new_params, revert.keep_others(keep, state, after)
 
 

@@ -18,14 +18,14 @@ from jax.extend import core
 
 from radazo_jax._src.directions.elements import LazyElements, LowRankFactors
 from radazo_jax._src.perturb import products, rearrange, views
-from radazo_jax._src.perturb.equations import bind
+from radazo_jax._src.perturb.equations import as_traced, bind
 from radazo_jax._src.perturb.rearrange import OfMark
 from radazo_jax._src.perturb.row_major import row_major
 from radazo_jax._src.perturb.views import View
 
 Value = Any  # An array or a View.
 
-_SMALL = 2**16
+_MAX_UNTIED = 2**16
 
 
 def evaluate(
@@ -64,16 +64,17 @@ def _interpret(
     for eqn in jaxpr.eqns:
         inputs = [read(atom) for atom in eqn.invars]
         outputs = None
-        if any(isinstance(value, View) for value in inputs):
-            name = eqn.primitive.name
-            if name in _CALLS:
-                outputs = _call(eqn.params[_CALLS[name]], inputs, ready)
-            elif name in _RULES:
-                outputs = _RULES[name](eqn, inputs)
+        with as_traced(eqn):
+            if any(isinstance(value, View) for value in inputs):
+                name = eqn.primitive.name
+                if name in _CALLS:
+                    outputs = _call(eqn.params[_CALLS[name]], inputs, ready)
+                elif name in _RULES:
+                    outputs = _RULES[name](eqn, inputs)
+                if outputs is None:
+                    inputs = _built(inputs, memo, ready)
             if outputs is None:
-                inputs = _built(inputs, memo, ready)
-        if outputs is None:
-            outputs = bind(eqn, inputs)
+                outputs = bind(eqn, inputs)
         env.update(zip(eqn.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
@@ -95,7 +96,7 @@ def _built(
     for value in values:
         if isinstance(value, View) and id(value) not in memo:
             # A small leaf need not wait: it would only be kept out of fusions.
-            small = math.prod(value.shape) <= _SMALL
+            small = math.prod(value.shape) <= _MAX_UNTIED
             memo[id(value)] = value.build(*(() if small else arrays), ready=ready)
     return [memo[id(v)] if isinstance(v, View) else v for v in values]
 
@@ -181,6 +182,10 @@ def _convert(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
     new = eqn.params["new_dtype"]
     # After a first conversion there is a rounding that a second would lose.
     if view.converted or not jnp.issubdtype(new, jnp.floating):
+        return None
+    # A product with factors adds the exact perturbation to a rounded leaf. Eight bits
+    # would round most of a leaf's own digits away.
+    if isinstance(view.u, LowRankFactors) and jnp.dtype(new).itemsize < 2:
         return None
     return [dataclasses.replace(view, dtype=new, converted=new != view.dtype)]
 

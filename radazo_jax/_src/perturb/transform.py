@@ -29,8 +29,11 @@ def perturb(fun: Callable[..., Any]) -> Callable[..., Any]:
       A function `(params, direction, scale, *args, **kwargs)` that equals, up to
       rounding, `fun(tree_map(lambda p, u: p + scale * u, params, u), *args, **kwargs)`,
       where `u` is `direction` materialized for `params`. The sum is formed in float32
-      (float64 for float64 leaves) and rounded once, to the dtype in which `fun` uses
-      the leaf. The output of `fun` may also hold objects that are not arrays.
+      (float64 for float64 leaves, whose directions are float32 all the same) and
+      rounded once, to the dtype in which `fun` uses the leaf. Only a product with a
+      direction of low rank never forms the sum: it rounds the leaf to the dtype of the
+      product, at least 16 bits, and adds the exact perturbation. The output of `fun`
+      may also hold objects that are not arrays.
 
     Examples:
       >>> import jax, jax.numpy as jnp

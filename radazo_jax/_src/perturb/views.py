@@ -30,7 +30,7 @@ from radazo_jax._src.trees import at_least_float32
 # whole evaluation, however often a program reads them. A draw at each read would be a
 # conditional at each read, and each takes 20 ms to compile. The sums take at most
 # 256 KiB. A CPU draws them in 0.4 ms, which is wasted only if few of them are read.
-_SMALL = 2**16
+_MAX_DRAWN_TOGETHER = 2**16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +152,7 @@ def views_of(
 
 def with_small_drawn(given: Sequence[View]) -> list[View]:
     """`given`, of which the smallest that are to be drawn have been."""
-    room, small = _SMALL, []
+    room, small = _MAX_DRAWN_TOGETHER, []
     drawn = [i for i, view in enumerate(given) if isinstance(view.u, LazyElements)]
     for i in sorted(drawn, key=lambda i: given[i].base.size):
         room -= given[i].base.size

@@ -20,7 +20,7 @@ from examples.research.paper import (
     tuned,
 )
 
-_ROOT = pathlib.Path(__file__).parents[1]
+_ROOT = pathlib.Path(__file__).parents[2]
 _SCRIPTS = (synthetic, digits, moments, attack, tuned, parameter_free)
 
 

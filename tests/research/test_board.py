@@ -26,7 +26,7 @@ from examples.research.board import (
 from examples.research.board.oracle import TARGETS, Oracle
 from examples.research.board.problems import Case
 
-_ROOT = pathlib.Path(__file__).parents[1]
+_ROOT = pathlib.Path(__file__).parents[2]
 _RECORDS = _ROOT / "docs" / "board"
 
 

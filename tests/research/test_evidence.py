@@ -22,7 +22,7 @@ from examples.research.paper import (
     tuned,
 )
 
-_ROOT = pathlib.Path(__file__).parents[1]
+_ROOT = pathlib.Path(__file__).parents[2]
 _EVIDENCE = _ROOT / "docs" / "evidence"
 _NAMES = ("synthetic", "synthetic_long", "moments", "attack", "tuned")
 _PARAMETER_FREE = ("parameter_free", "parameter_free_long", "parameter_free_digits")

@@ -6,7 +6,7 @@ import pytest
 
 from examples.common.record import read
 
-_RECORDS = pathlib.Path(__file__).parents[1] / "docs" / "benchmarks"
+_RECORDS = pathlib.Path(__file__).parents[2] / "docs" / "benchmarks"
 _RUNS = ("perturb", "zo_sgd", "radazo")
 _DENSE = ("sphere", "gaussian", "rademacher", "coordinate")
 # Record, model, run -> what may be allocated beyond the forward pass and the moments,
