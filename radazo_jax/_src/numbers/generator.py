@@ -93,7 +93,7 @@ def bits(key: jax.Array, at: At) -> jax.Array:
 
 
 def uniform(key: jax.Array, at: At) -> jax.Array:
-    """One number per position, uniform in [0, 1).
+    """Draws a number per position, uniform in [0, 1).
 
     Args:
       key: A typed key; it is consumed by the positions drawn, not as a whole.
@@ -117,7 +117,7 @@ def uniform(key: jax.Array, at: At) -> jax.Array:
 
 
 def normal(key: jax.Array, at: At) -> jax.Array:
-    """One standard normal number per position.
+    """Draws a standard normal number per position.
 
     Args:
       key: A typed key; it is consumed by the positions drawn, not as a whole.
@@ -142,7 +142,7 @@ def normal(key: jax.Array, at: At) -> jax.Array:
 
 
 def fast_normal(key: jax.Array, at: At) -> jax.Array:
-    """One standard normal number per position, in little more than half the time.
+    """Draws a standard normal number per position in little more than half the time.
 
     √(−2 log v) sin(π x / 2) with v uniform in (0, 1) and x in (-1, 1), one from each of
     the two words of the generator, 31 and 32 bits: cheaper than the inverse error
