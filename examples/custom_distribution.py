@@ -36,7 +36,7 @@ class Sparse(zo.Distribution):
 class Smooth(zo.Distribution):
     """Normal numbers, each correlated with its neighbors.
 
-    Where E[u uᵀ] = Σ is no multiple of I, an estimate is Σ times the gradient.
+    If E[u uᵀ] = Σ is no multiple of I, an estimate is Σ times the gradient.
     """
 
     weight: float = 1.0

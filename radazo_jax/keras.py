@@ -38,18 +38,18 @@ __all__ = ["ZerothOrder"]
 class ZerothOrder(keras.Model):
     """A Keras model whose `fit` estimates the gradients it takes.
 
-    All of Keras' training goes on as ever: callbacks, metrics, `evaluate`, Keras'
-    own optimizers. All evaluations of a step start from the same state: the same
-    dropout mask, the same running statistics, of which those of the first evaluation
-    are kept; the loss that Keras shows is that of the first evaluation, too. The model
-    itself is trained, and can be used and saved without this one.
+    Callbacks, metrics, `evaluate` and Keras' own optimizers work as with any model. All
+    evaluations of a step start from the same state: the same dropout mask, the same
+    running statistics. The state and the loss of the first evaluation are kept and
+    shown. The wrapped model itself is trained, and can be used and saved without this
+    one.
 
     Args:
       model: Any Keras model.
       estimator: An estimator without state, such as `forward_difference()`.
       evaluator: The evaluator of the points, as in `radazo_jax.value_and_grad`.
-      key: A key, typed or raw, or an integer. Step i draws with `fold_in(key, i)`,
-        where i is the optimizer's count of steps.
+      key: A key, typed or raw, or an integer. Step i, by the optimizer's count,
+        draws with `fold_in(key, i)`.
 
     Raises:
       TypeError: If `estimator` is not a `GradientEstimator`.

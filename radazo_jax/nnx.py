@@ -41,13 +41,12 @@ def value_and_grad(
     wrt: nnx.filterlib.Filter = nnx.Param,
     has_aux: bool = False,
 ) -> Callable[..., tuple[Any, nnx.State]]:
-    """Estimates value and gradient where `nnx.value_and_grad` would differentiate.
+    """Estimates value and gradient of a module; replaces `nnx.value_and_grad`.
 
     All evaluations of a step start from the same model state: the same dropout mask,
     the same running statistics. The state that the first evaluation writes (counts of
     random streams, statistics, sown values) is kept. For the forward difference this is
-    the evaluation at θ; for the central difference, which has none at θ, it is the one
-    at θ + μu₁.
+    the evaluation at θ; for the central difference it is the evaluation at θ + μu₁.
 
     Args:
       loss_fn: `loss_fn(model, *args, **kwargs)` returns a real scalar, or

@@ -6,20 +6,20 @@ import pytest
 # Pattern -> the most matches in each area of `language.AREAS`. Counts may only fall:
 # lower a limit after you rewrite a sentence. `python .ci/language.py` prints them.
 LIMITS = {
-    "where": (156, 96, 56, 93),
-    "that of": (66, 48, 23, 52),
-    "summary": (51, 88, 101, 0),
-    "field": (46, 51, 11, 0),
-    "behind": (7, 4, 2, 18),
-    "for": (7, 6, 3, 4),
-    "is to": (18, 6, 3, 2),
-    "more": (9, 0, 2, 4),
-    "in place of": (3, 1, 0, 2),
-    "ours": (0, 3, 6, 21),
-    "of your own": (1, 1, 2, 4),
-    "as described": (22, 15, 0, 0),
-    "metaphor": (8, 15, 7, 16),
-    "go on": (6, 15, 6, 11),
+    "where": (69, 96, 54, 71),
+    "that of": (23, 48, 23, 38),
+    "summary": (23, 88, 100, 0),
+    "field": (19, 51, 11, 0),
+    "behind": (1, 4, 2, 5),
+    "for": (4, 6, 3, 3),
+    "is to": (9, 6, 3, 1),
+    "more": (4, 0, 2, 3),
+    "in place of": (0, 1, 0, 2),
+    "ours": (0, 3, 5, 21),
+    "of your own": (0, 1, 2, 2),
+    "as described": (6, 15, 0, 0),
+    "metaphor": (2, 15, 7, 12),
+    "go on": (3, 15, 6, 8),
 }
 
 

@@ -37,7 +37,7 @@ PUBLIC_MODULES = {
     "runs.": radazo_jax.runs,
     "transforms.": radazo_jax.transforms,
 }
-# Only where Keras is; the others need nothing that the tests do not need.
+# Only if Keras is installed; the others need nothing that the tests do not need.
 os.environ.setdefault("KERAS_BACKEND", "jax")
 HAS_KERAS = importlib.util.find_spec("keras") is not None
 if HAS_KERAS:
@@ -131,7 +131,7 @@ def test_function_documents_arguments_and_result(name):
 
 @pytest.mark.parametrize("name", TYPES)
 def test_type_documents_its_fields(name):
-    """Under `Attributes:`, or by a comment where the field is declared."""
+    """Under `Attributes:`, or by a comment at the declaration."""
     type_ = public(name)
     doc, source = inspect.getdoc(type_), inspect.getsource(type_)
     for field in inspect.get_annotations(type_):

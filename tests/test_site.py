@@ -49,7 +49,7 @@ def public(name):
     return functools.reduce(getattr, name.split("."), radazo_jax)
 
 
-# A constant has none; it is documented where it stands.
+# A constant has none; it is documented at its definition.
 DOCUMENTED = {name: inspect.getdoc(public(name)) or "" for name in NAMES}
 WITH_EXAMPLE = [name for name, doc in DOCUMENTED.items() if ">>>" in doc]
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")

@@ -1,4 +1,4 @@
-"""Where the compiler may draw numbers again, and where not."""
+"""Control of the compiler: which numbers it may draw again."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

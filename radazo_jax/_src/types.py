@@ -1,4 +1,4 @@
-"""Types that Optax does not give to type checkers, for it ships none."""
+"""Types that Optax, which ships none, does not give to type checkers."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol

@@ -44,9 +44,9 @@ def coordinate_wise(
 
         ∇̂f(θ) = 1/K Σₖ D_iₖ / p_iₖ · e_iₖ,  pᵢ = (1 − ε) sᵢ / Σⱼ sⱼ + ε / d
 
-    which has the expectation of the former. Its variance is least where pᵢ is
-    proportional to |Dᵢ|. The score sᵢ is the average of the |Dᵢ| of the past, and for
-    coordinates not seen yet that of the others. With ε = 1 the choice is uniform, as
+    which has the same expectation. Its variance is least if pᵢ is proportional to |Dᵢ|.
+    The score sᵢ is the average of past |Dᵢ|; coordinates without a past have the
+    average score. With ε = 1 the choice is uniform, as
     with the distribution `coordinate`.
 
     Args:
@@ -61,7 +61,9 @@ def coordinate_wise(
       all coordinates, they stay zero.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described.
+      TypeError: If an argument is of another type.
+      ValueError: If `num_directions` or `smoothing` is not positive, or `decay` or
+        `uniform_fraction` is out of its range.
 
     Examples:
       >>> import jax, jax.numpy as jnp

@@ -28,10 +28,10 @@ def majority_vote(
 
         ∇̂f(θ)ᵢ = 1/K Σₖ sign((f(θ + μ uₖ) − f(θ)) u_kᵢ)
 
-    Its sign is the vote of the majority: `zo_signsgd` behind it is ZO-M-signSGD, where
-    each difference is one worker's. A value that is far off has one vote, as all
-    others. Where the derivatives along the coordinates differ in size, a vote is not
-    the sign of the gradient, even in expectation.
+    Its sign is the vote of the majority. With `zo_signsgd` it is ZO-M-signSGD with one
+    difference per worker. An outlier has one vote, as any other value. If the
+    derivatives along the coordinates differ in size, the vote is not the sign of the
+    gradient, even in expectation.
 
     Args:
       distribution: The distribution of the directions u.
@@ -45,7 +45,8 @@ def majority_vote(
       values replaces it, as in `forward_difference`.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described.
+      TypeError: If an argument is of another type.
+      ValueError: If `num_directions` or `smoothing` is not positive.
 
     Examples:
       >>> import jax, jax.numpy as jnp

@@ -45,12 +45,12 @@ def momentum_perturbation(
 
         ż ~ N(0, α),  z̈ ~ N(h, 1 − α),  m = β₁ ż + (1 − β₁) z̈
         ∇̂f(θ) = (f(θ + μ m) − f(θ − μ m)) / 2μ · m
-        h ← m where f(θ + μ m) ≥ f(θ − μ m), else −m
+        h ← m if f(θ + μ m) ≥ f(θ − μ m), else −m
 
     with variances α and 1 − α. The sum of both draws is drawn as one, of the variance
     β₁² α + (1 − β₁)² (1 − α), which has the same distribution. The estimate is large
-    along past perturbations; its scale is that of m mᵀ, so that SGD wants another
-    learning rate than behind `spsa`.
+    along past perturbations. It has the scale of m mᵀ, so that SGD needs another
+    learning rate than with `spsa`.
 
     Two parts of the paper are left to Optax: the division by a second moment, here of
     the gradients by `radazo` or `zo_adamm` (there of ż² and z̈²), and the annealing of
@@ -68,7 +68,9 @@ def momentum_perturbation(
       evaluations.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described.
+      TypeError: If an argument is of another type.
+      ValueError: If `smoothing` is not positive, or `b1` or `uncertainty` is out of its
+        range.
 
     Examples:
       >>> import jax, jax.numpy as jnp

@@ -49,13 +49,13 @@ def query_reuse(
         ∇̂f(θ_t) = c/(n−1) Σᵢ (yᵢ − ȳ) / μ · uᵢ,  yᵢ = f(θ_τ + μ uᵢ),  ȳ = 1/n Σᵢ yᵢ
 
     over the n = H K queries of the latest H steps, with c the factor of the
-    distribution. The baseline ȳ takes the place of f(θ), which is not evaluated; of one
-    step alone the estimate is unbiased. Queries of earlier steps lower the variance,
-    and see the gradients of earlier θ, as a first moment does. While f falls, the level
-    of the
-    values falls too, which is noise: (yᵢ − ȳ) / μ wants short steps or a large μ.
+    distribution. The baseline ȳ replaces f(θ), which is not evaluated; with the queries
+    of one step alone, the estimate is unbiased. Queries of earlier steps lower the
+    variance, but belong to the gradients of earlier θ, as in a first moment. While f
+    falls, the level of the values falls too, which is noise: (yᵢ − ȳ) / μ needs short
+    steps or a large μ.
 
-    As the values are those of several points, `parabolic_sgd` diverges behind it.
+    The values belong to several points, so `parabolic_sgd` diverges with it.
 
     The buffer holds no direction: n directions are drawn again in every step.
 
@@ -63,14 +63,17 @@ def query_reuse(
       distribution: The distribution of the directions u.
       num_directions: K, the number of directions, and of evaluations, per estimate.
       smoothing: μ, how far from θ along u the function is evaluated.
-      memory_size: H, of how many steps queries are used, this one included: at least 2.
+      memory_size: H, the number of steps whose queries are used, with the current one:
+        at least 2.
 
     Returns:
       The estimator, with a `QueryReuseState`. Its value is the mean of the K values.
       Values that are not finite are left out.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described.
+      TypeError: If an argument is of another type.
+      ValueError: If `num_directions` or `smoothing` is not positive, or `memory_size`
+        is below 2.
 
     Examples:
       >>> import jax, jax.numpy as jnp

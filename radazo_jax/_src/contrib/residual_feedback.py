@@ -46,14 +46,14 @@ def residual_feedback(
 
         ∇̂f(θ_t) = c/K Σₖ (f(θ_t + μ u_tk) − b_{t−1}) / μ · u_tk
 
-    where b_{t−1} is the mean of the values of the step before, and c is the factor of
-    the distribution; the paper has K = 1. In expectation it is the estimate of
-    `forward_difference`, for b does not depend on the directions of this step. Its
-    variance grows with ((b − f(θ))/μ)², so that it wants a larger smoothing, and short
-    steps. A step of another minibatch has another level of values, which is noise.
+    with b_{t−1} the mean of the values of the previous step, and c the factor of the
+    distribution; the paper has K = 1. It has the expectation of `forward_difference`,
+    because b does not depend on the directions of this step. Its variance grows with
+    ((b − f(θ))/μ)², so that it needs a larger smoothing, and short steps. Each
+    minibatch has its own level of values, which is noise.
 
-    Values and slopes of two steps are mixed, and `parabolic_sgd`, which reads both,
-    diverges behind it. The first step has no value before it, and takes the mean of its
+    Values and slopes of two steps are mixed, so `parabolic_sgd`, which reads both,
+    diverges with it. The first step has no previous value, and uses the mean of its
     own: with K = 1 its gradient is zero.
 
     Args:
@@ -63,10 +63,11 @@ def residual_feedback(
 
     Returns:
       The estimator, with a `ResidualFeedbackState`. Its value is the mean of the K
-      values. What is not finite is left out, as in `forward_difference`.
+      values. Non-finite values are left out, as in `forward_difference`.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described.
+      TypeError: If an argument is of another type.
+      ValueError: If `num_directions` or `smoothing` is not positive.
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax

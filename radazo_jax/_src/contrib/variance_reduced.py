@@ -56,17 +56,16 @@ def variance_reduced(
         ∇̂f(θ; ξ) − ∇̂f(θ̃; ξ) + g̃
 
     with forward differences along the same directions and of the same minibatch ξ. The
-    noise of both cancels while θ is near θ̃; that of g̃ stays, the same for a whole
-    period. Liu et al. find an error of the order of d/K that is left in any case, so
-    that it needs many directions; where the function has no minibatches, it gains
-    nothing over `forward_difference`.
+    noise of both cancels while θ is near θ̃. The noise of g̃ stays, the same for a whole
+    period. Liu et al. find a remaining error of the order of d/K, so that it needs many
+    directions. Without minibatches, it gains nothing over `forward_difference`.
 
     Args:
       distribution: The distribution of the directions u.
       num_directions: K, the number of directions per estimate.
       smoothing: μ, how far from θ and θ̃ along u the function is evaluated.
-      period: How many steps an anchor serves, at least 2.
-      anchor_steps: How many of them make its gradient: fewer than `period`.
+      period: Number of steps per anchor, at least 2.
+      anchor_steps: Number of steps that make its gradient: fewer than `period`.
 
     Returns:
       The estimator, with a `VarianceReducedState`. Its value is f(θ; ξ). What is not
@@ -74,7 +73,9 @@ def variance_reduced(
       of the period.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described.
+      TypeError: If an argument is of another type.
+      ValueError: If `num_directions` or `smoothing` is not positive, or `period` or
+        `anchor_steps` is out of its range.
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax

@@ -90,7 +90,7 @@ def _bit(key: jax.Array, high: jax.typing.ArrayLike, low: jax.Array) -> jax.Arra
 
 
 def coordinate(replace: bool = True) -> Distribution:
-    """One coordinate, chosen uniformly, with a random sign.
+    """A coordinate chosen uniformly, with a random sign.
 
     E[u uᵀ] = I/d, so the factor is c = d. The sign makes the distribution symmetric: a
     forward difference along it has no bias from curvature.
@@ -102,7 +102,7 @@ def coordinate(replace: bool = True) -> Distribution:
 
     Args:
       replace: Whether each direction is chosen from all coordinates. If not, they are
-        numbered through a run, as those of `orthonormal` are.
+        numbered through a run, as with `orthonormal`.
 
     Returns:
       The distribution.

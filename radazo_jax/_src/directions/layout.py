@@ -1,4 +1,4 @@
-"""Where the leaves of a tree lie among all of its coordinates."""
+"""The positions of the leaves of a tree among all of its coordinates."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -143,8 +143,8 @@ def low_rank(
       rank: r, a positive integer.
       where: `where(path, shape) -> bool` chooses the leaves that are drawn of low
         rank, by `jax.tree_util.keystr` of their path; the others are drawn dense.
-      dimension_numbers: The axes of each leaf, where they are not to be inferred, in
-        the manner of `optax.contrib.MuonDimensionNumbers`: a tree like the
+      dimension_numbers: The axes of each leaf, instead of inferred ones, in the manner
+        of `optax.contrib.MuonDimensionNumbers`: a tree like the
         parameters, or a function of the parameters to one, of `MatrixAxes`, or
         `None` for a leaf that is drawn dense.
 

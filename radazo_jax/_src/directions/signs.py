@@ -160,7 +160,7 @@ def rademacher() -> Distribution:
 
     The cheapest dense distribution: one random bit per element. Of all distributions
     with independent centered elements it has the smallest variance. Its directions have
-    norm √d, where those of `sphere` have norm 1: the same `smoothing` moves the
+    norm √d, and the directions of `sphere` norm 1: the same `smoothing` moves the
     parameters √d times as far.
 
     Returns:
@@ -186,14 +186,14 @@ def rademacher() -> Distribution:
 def orthonormal() -> Distribution:
     """Rows of a random orthonormal basis, without replacement.
 
-    Independent directions see again and again what others have seen. Here direction i
-    of a run is row i mod n of a randomized Walsh-Hadamard basis, in a random order, and
+    Independent directions repeat the measurements of earlier ones. Here direction i of
+    a run is row i mod n of a randomized Walsh-Hadamard basis, in a random order, and
     every n directions there is a new basis; n is the least power of two that is not
     below d, the number of all coordinates. An element is ±1/√d, so that all directions
     have norm 1, and E[u uᵀ] = I/d: the factor is c = d. Over each basis the mean of
-    u uᵀ is I/d exactly. Where d is a power of two, its directions are orthogonal;
-    otherwise there are n > d of them, which cannot all be, and d evaluations do not
-    see everything.
+    u uᵀ is I/d exactly. If d is a power of two, its directions are orthogonal.
+    Otherwise there are n > d of them, which cannot all be orthogonal, and d evaluations
+    do not span all coordinates.
 
     Step t of a run with K directions per step uses the directions tK to tK + K − 1.
     Each call of `value_and_grad` is a run of one step: only the directions of the same

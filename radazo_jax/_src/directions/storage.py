@@ -1,4 +1,4 @@
-"""How the elements of a direction are computed and stored.
+"""Strategies by which the elements of a direction are computed and stored.
 
 A strategy belongs to a distribution, and is private: custom distributions have `DENSE`.
 """

@@ -1,4 +1,4 @@
-"""Several directions: sampled, stored where that pays, and their weighted sum."""
+"""Several directions: sampled, stored if that pays, and their weighted sum."""
 
 import dataclasses
 import functools
@@ -55,7 +55,7 @@ def sample(
 
 
 def cache(directions: Direction, layout: Layout, at_once: bool) -> Direction:
-    """The same directions, with their elements stored where that pays.
+    """The same directions, with their elements stored if that pays.
 
     Args:
       directions: Directions as sampled, stacked.

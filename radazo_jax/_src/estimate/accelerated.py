@@ -1,4 +1,4 @@
-"""Estimates ahead of the parameters, by Nesterov's momentum and pattern moves."""
+"""Estimates at a lookahead point, by Nesterov's momentum and pattern moves."""
 
 from typing import Any, NamedTuple
 
@@ -11,8 +11,8 @@ from radazo_jax._src.estimate.estimator import GradientEstimator, check_estimato
 from radazo_jax._src.estimate.points import Draw, Estimate, Points, Values, shifted
 from radazo_jax._src.trees import product, wide, wide_zeros, widest
 
-# Where a step starts: ahead by the momentum; at the parameters, while the end of a
-# pattern move is tried; or at that end.
+# The point at which a step starts: the lookahead point; the parameters, while the end
+# of a pattern move is tried; or that end.
 _AHEAD, _TRIAL, _MOVED = 0, 1, 2
 
 
@@ -22,17 +22,16 @@ class AcceleratedState(NamedTuple):
     Attributes:
       estimator: The state of the estimator that is accelerated.
       previous: The parameters of the latest step: a tree like the parameters.
-      momentum: z − θ, which gathers the steps: likewise, at least float32.
-      share: The share of it in the point ahead, 0 where it is to be dropped: shape ().
-      lookahead_value: The latest value where a step started, infinite before the first:
-        shape ().
+      momentum: z − θ, a tree like the parameters, at least float32.
+      share: The share of the momentum in the lookahead point, 0 to reset it: shape ().
+      lookahead_value: The latest value at the start of a step, infinite before the
+        first: shape ().
       count: The number of steps: int32, shape ().
-      base: b, the parameters from which a pattern move is counted: a tree like them, at
-        least float32.
-      since: The number of steps since then: int32, shape ().
-      start: Where the latest step started: 0 ahead by the momentum; 1 at the
-        parameters, while a pattern move was tried; 2 at its end: int32, shape ().
-      lower: Whether the loss at that end was lower: bool, shape ().
+      base: b, the start of a pattern move: likewise, at least float32.
+      since: The number of steps since `base`: int32, shape ().
+      start: The start of the latest step: 0 for the lookahead point; 1 for the
+        parameters, while a pattern move was tried; 2 for its end: int32, shape ().
+      lower: Whether the loss at the end of the move was lower: bool, shape ().
       latest_step: The displacement by the latest step from its start, between `points`
         and `reduce`; `()` at all other times.
     """
@@ -53,46 +52,46 @@ class AcceleratedState(NamedTuple):
 
 @checks.explain_moved
 def accelerated(estimator: GradientEstimator) -> GradientEstimator:
-    """Estimates the gradient ahead of the parameters, where the last steps lead.
+    """Estimates the gradient at the lookahead point of Nesterov's method.
 
-    Steps along estimates are those of a descent over random subspaces, and take the
-    more of them the more curvatures differ. Nesterov's momentum takes about the root of
-    that. With z₀ = θ₀ and share a₀ = K/d, or 1 if that is less, a step is
+    Steps along estimates form a descent over random subspaces. The number of steps
+    grows with the ratio of the curvatures; with momentum, about with its square root.
+    Use it with `parabolic_sgd` if curvatures differ. With z₀ = θ₀ and share
+    a₀ = min(K/d, 1), a step is
 
         yₜ = θₜ + aₜ (zₜ − θₜ)
         θₜ₊₁ = yₜ − η ĝ(yₜ)
         zₜ₊₁ = zₜ + a₀/aₜ (θₜ₊₁ − yₜ)
         aₜ₊₁ = (√(aₜ⁴ + 4 aₜ²) − aₜ²) / 2
 
-    and the momentum is dropped, z ← θ and a ← a₀, where f(yₜ) > f(θₜ) and f(yₜ₋₁),
-    where f(yₜ) is not finite, or where the step from y goes against the step from θ.
-    The first d/K steps, whose directions are all new, are without it. The step size
-    must suit the curvature; `parabolic_sgd` measures it by the value at θ, one
-    evaluation more.
+    Momentum is reset, z ← θ and a ← a₀, if f(yₜ) exceeds both f(θₜ) and f(yₜ₋₁), if
+    f(yₜ) is not finite, or if the step from y opposes the step from θ. The first d/K
+    steps have no momentum, because all of their directions are new. The step size must
+    suit the curvature; `parabolic_sgd` measures it by the value at θ, one additional
+    evaluation.
 
     If f(θₜ) is finite and f(yₜ) is not, there is no estimate. If neither is finite, the
     mean of the values along the directions replaces both, as in `forward_difference`.
 
-    After d/K steps from b the next one starts at θ, and in place of the value ahead,
-    that at 2θ − b is taken, as far beyond θ as b lies behind. Where it is lower than
-    that at θ, the step after that starts there, if it still is, and the next one tries
-    twice as far; else b ← θ. So steps that are short for the sake of other directions
-    add up to a long one.
+    After d/K steps from b, a pattern move is tried: the next step starts at θ, and the
+    point 2θ − b replaces the lookahead point. If f(2θ − b) < f(θ), the following step
+    starts there, unless the loss at θ has fallen below it, and the next move goes twice
+    as far; otherwise b ← θ. In this way, many short steps add up to a long one.
 
     Args:
-      estimator: One that evaluates the parameters themselves and a point along each
-        direction, such as `forward_difference` or `adaptive_difference`; best with the
-        distribution `orthonormal`.
+      estimator: An estimator that evaluates the parameters themselves and one point
+        along each direction, such as `forward_difference` or `adaptive_difference`;
+        best with the distribution `orthonormal`.
 
     Returns:
-      The estimator, of one evaluation more, with an `AcceleratedState`, which has three
-      trees like the parameters. Its value is that at θ; gradient and slope are those at
-      the point ahead. The optimizer is to be `parabolic_sgd`, which starts its steps
-      there; others do not, and take steps of another kind.
+      The estimator, with one more evaluation per step, and an `AcceleratedState`, which
+      has three trees like the parameters. Its value belongs to θ; gradient and slope
+      belong to the lookahead point. Use it with `parabolic_sgd`, which starts its step
+      at the lookahead point; other optimizers start at θ.
 
     Raises:
       TypeError: If `estimator` is not an estimator.
-      ValueError: By the first step, if it has other points.
+      ValueError: If the estimator has other points; raised by the first step.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -237,7 +236,7 @@ def _followed(
     first = jnp.asarray(min(1.0, num_directions / size), dtype)
     whole = jax.tree.map(lambda p, old: wide(p) - wide(old), params, state.previous)
     step = optax.tree.sub(whole, _lookahead(state.previous, state))
-    # Steps start at the parameters in a trial, and where one is taken back instead.
+    # Steps start at the parameters in a trial, and after a step is reverted instead.
     back = product(step, step, dtype) > product(whole, whole, dtype)
     stays = (state.start == _TRIAL) | (state.start == _MOVED) & back
     step = optax.tree.where(stays, whole, step)
@@ -254,7 +253,7 @@ def _followed(
         state.momentum,
         step,
     )
-    # Among directions that all are new, there is nothing to gather.
+    # Directions that are all new gather nothing.
     new = state.count.astype(dtype) * num_directions < size
     following = (jnp.sqrt(share**4 + 4 * share**2) - share**2) / 2
     share = jnp.where(new, 0, jnp.where(forth, following, first))
@@ -270,7 +269,7 @@ def _followed(
 
 
 def _lookahead(params: Any, state: AcceleratedState) -> Any:
-    """What is between the parameters and the point ahead, or the end of a move."""
+    """The displacement from the parameters to the lookahead point or end of a move."""
     return jax.tree.map(
         lambda p, v, b: jnp.where(
             state.start == _AHEAD, state.share.astype(v.dtype) * v, wide(p) - b

@@ -26,28 +26,28 @@ from radazo_jax._src.trees import rounding, widest
 # How the averages over steps forget.
 _DECAY = 0.9
 
-# Where the average share is above this, curvature would bias the estimate.
+# If the average share is above this, curvature would bias the estimate.
 _SEEN = 0.2
 
 # Noise of f(θ), which all differences of a step have in common, seldom takes it beyond
 # three standard errors, here per root mean square of the shares.
 _BEYOND_NOISE = 3 * ((1 - _DECAY) / (1 + _DECAY)) ** 0.5
 
-# Where the variance of the shares is above that of slopes by this, values have noise.
-# That of slopes is 1/K, and three standard errors of its average are another 1/K.
+# Values have noise if the variance of the shares exceeds 1/K by this. For slopes the
+# variance is 1/K, and three standard errors of its average are another 1/K.
 _NOISY = 0.1
 
-# How μ changes where curvature is seen, where it is not, and where noise is seen.
+# Factors of μ if curvature dominates, if it does not, and if noise does.
 _SHORTER, _LONGER, _ABOVE_NOISE = 0.5, 1.05, 1.2
 
-# Where all is noise, no μ is long enough.
+# If there is nothing but noise, no μ is long enough.
 _MOST = 200
 
 
 class AdaptiveDifferenceState(NamedTuple):
     """State of `adaptive_difference`.
 
-    Scalars are float32, or float64 where the parameters are.
+    Scalars are float32, or float64 if the parameters are.
 
     Attributes:
       smoothing: μ of the next step: shape ().
@@ -69,33 +69,36 @@ def adaptive_difference(
     """`forward_difference` with a μ that follows curvature and noise.
 
     A forward difference f(θ + μu) − f(θ) is μ ⟨∇f, u⟩ + μ²/2 uᵀHu up to third order.
-    Near a minimum the second part remains, and a run with a constant μ ends where it is
-    as large as the first. Directions are symmetric, so that the first part, as noise of
-    the values, has mean 0. Where the differences of about ten steps have one sign, that
-    is, the average over t of
+    Near a minimum the second part remains, and a run with a constant μ ends when both
+    parts are of equal size. Directions are symmetric, so the first part and noise of
+    the values have mean 0. If the differences of about ten steps have one sign, that
+    is, if the average over t of
 
         shareₜ = meanₖ Δₜₖ / √meanₖ Δₜₖ²,    Δₜₖ = f(θₜ + μ uₖ) − f(θₜ)
 
-    is beyond ±0.2, and more than three standard errors from 0, they are curvature, and
-    μ is halved; otherwise it grows by 5 % a step, at most to what it was at the start.
-    Differences that rounding could make do not shorten it.
+    is beyond ±0.2, and more than three standard errors from 0, curvature dominates, and
+    μ is halved. Otherwise μ grows by 5 % per step, up to its initial value. Differences
+    within rounding do not shorten it.
 
-    Noise of f(θ) is in all differences of a step, with either sign. Shares of slopes
-    have the variance 1/K, and those of noise more than 1/2. Where it is above 1/K by
-    0.1 and by 1/K on average, differences are noise for a good part, and μ grows by
-    20 % a step, at most to 200 times what it was at the start. With fewer than four
-    directions noise is not seen.
+    Noise of f(θ) is in all differences of a step, with either sign. The variance of the
+    shares is 1/K for slopes, and more than 1/2 for noise. If its average exceeds 1/K by
+    0.1 and by 1/K, noise dominates, and μ grows by 20 % per step, up to 200 times its
+    initial value. With fewer than four directions, noise is not detected.
+
+    Use it for runs that must converge beyond the accuracy of a constant μ.
 
     Args:
       distribution: The distribution of the directions u.
       num_directions: K, the number of directions per estimate, of K + 1 evaluations.
-      smoothing: The first μ, and the largest where no noise is seen.
+      smoothing: The initial μ, and the largest without noise: a positive number in the
+        units of the parameters.
 
     Returns:
       The estimator, with an `AdaptiveDifferenceState`; else as `forward_difference`.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described.
+      TypeError: If an argument is of another type.
+      ValueError: If `num_directions` or `smoothing` is not positive.
 
     Examples:
       >>> import jax, jax.numpy as jnp

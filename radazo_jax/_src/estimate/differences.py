@@ -33,9 +33,9 @@ def forward_difference(
     of the gradient of the smoothed function, up to rounding. The value is f(θ; ξ).
 
     Directions along which the difference is not finite are left out, and K is the
-    number of the others. Where values fail depends on the point, this is a bias: the
-    estimate is that of the function where it can be evaluated. Without any, the
-    gradient is NaN; `minimize` then skips the step.
+    number of the remaining ones. If failures depend on the point, the estimate is
+    biased: it describes the function at the points at which it can be evaluated. If no
+    direction remains, the gradient is NaN, and `minimize` skips the step.
 
     If f(θ; ξ) itself is not finite, the mean f̄ of the K finite values replaces it, in
     the estimate and as the value. This needs K ≥ 2. The estimate
@@ -57,7 +57,8 @@ def forward_difference(
       The estimator; it has no state.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described.
+      TypeError: If an argument is of another type.
+      ValueError: If `num_directions` or `smoothing` is not positive.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -107,10 +108,10 @@ def central_difference(
 
         ∇̂f(θ; ξ) = c/K Σₖ (f(θ + μ uₖ; ξ) − f(θ − μ uₖ; ξ)) / 2μ · uₖ
 
-    with c the factor of the distribution, d for the sphere. Its expectation is that of
+    with c the factor of the distribution, d for the sphere. It has the expectation of
     the forward difference, and the curvature of f adds nothing to its variance. The
-    value is the mean of the 2K evaluations, which differs from f(θ; ξ) by O(μ²); the
-    auxiliary output, where there is one, is that at θ + μu₁. What is not finite is
+    value is the mean of the 2K evaluations, which differs from f(θ; ξ) by O(μ²). The
+    auxiliary output, if there is one, comes from θ + μu₁. Non-finite differences are
     left out, as in `forward_difference`.
 
     Args:
@@ -123,7 +124,8 @@ def central_difference(
       The estimator; it has no state.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described.
+      TypeError: If an argument is of another type.
+      ValueError: If `num_directions` or `smoothing` is not positive.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -176,7 +178,8 @@ def spsa(
       The estimator; it has no state.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described.
+      TypeError: If an argument is of another type.
+      ValueError: If `num_directions` or `smoothing` is not positive.
 
     Examples:
       >>> import jax, jax.numpy as jnp

@@ -18,8 +18,8 @@ class GradientEstimator(NamedTuple):
 
     Attributes:
       init: `init(params) -> state`, the estimator's state; `()` if it has none.
-      points: `points(draw, params, state) -> (Points, state)`: where the function is
-        evaluated in this step. The keys of the draw are consumed.
+      points: `points(draw, params, state) -> (Points, state)`: the points at which the
+        function is evaluated in this step. The keys of the draw are consumed.
       reduce: `reduce(points, values, params, state) -> (Estimate, state)`, with the
         `Values` at the points.
 

@@ -21,12 +21,12 @@ _TOGETHER = 2
 
 
 class Outcome(NamedTuple):
-    """What became of some points.
+    """Results and failures of some points.
 
     Attributes:
-      values: Float64, [n], NaN where there is none.
-      infos: What the function returned besides, or `None`: n of them.
-      failures: What is to be said of those that failed, by number.
+      values: The values, float64, [n]; NaN at points that failed.
+      infos: The other results of the function, or `None`, n of them.
+      failures: Texts about the points that failed, by number.
     """
 
     values: np.ndarray
@@ -56,7 +56,7 @@ def outside(
       executor: A `concurrent.futures.Executor`, a function that makes one, or `None`.
       batched: Whether `fun` takes all points at once.
       timeout: Seconds. Points that run while none ends for this long have failed.
-      retries: How often a point that failed is evaluated again.
+      retries: Number of further evaluations of a point that failed.
       interrupted: Asked now and then whether to stop.
 
     Yields:
@@ -135,7 +135,7 @@ class _Failed(NamedTuple):
 
 
 class _Broken(_Failed):
-    """One whose executor broke before it gave a result."""
+    """The failure of a point whose executor broke before it gave a result."""
 
 
 _Run = Callable[[list[Any], Callable[[], bool]], list[Any] | None]
@@ -162,7 +162,7 @@ def _submitting(
     pools: list[Any],
     timeout: float | None,
 ) -> _Run:
-    """Submits to the executor in `pools`, where there is one or it is made."""
+    """Submits to the executor in `pools`, which is made if there is none."""
     works = False
 
     def run(points: list[Any], interrupted: Callable[[], bool]) -> list[Any] | None:
@@ -259,7 +259,7 @@ def _wait(
 
 
 def check_executor(executor: Any, fun: Callable[[Any], Any]) -> None:
-    """Raises where `fun` cannot be evaluated on the executor."""
+    """Raises if `fun` cannot be evaluated on the executor."""
     if not hasattr(executor, "submit"):
         raise TypeError(
             "executor must be a concurrent.futures.Executor, or a function that makes "

@@ -1,4 +1,4 @@
-"""Estimates where `jax.value_and_grad` would differentiate."""
+"""Estimates instead of derivatives: a replacement of `jax.value_and_grad`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ def value_and_grad(
     *,
     has_aux: bool = False,
 ) -> Callable[..., tuple[Any, Any]]:
-    """Estimates value and gradient where `jax.value_and_grad` would differentiate.
+    """Estimates value and gradient of a function; replaces `jax.value_and_grad`.
 
     Args:
       fun: A function of the parameters, a tree of floating-point arrays, and of any

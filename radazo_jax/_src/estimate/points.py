@@ -1,8 +1,7 @@
 """The points of an estimate, their values, and the estimate itself.
 
-An estimator never evaluates. Its `points` says where the function is evaluated, an
-evaluator turns these points into values, and its `reduce` turns the values into an
-estimate:
+An estimator never evaluates. Its `points` chooses the points, an evaluator turns them
+into values, and the estimator's `reduce` turns the values into an estimate:
 
     draw ──▶ points ──▶ evaluator ──▶ values ──▶ reduce ──▶ estimate
 """
@@ -66,7 +65,7 @@ class Values(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Points:
-    """Where a function is to be evaluated: θ itself, and θ + sₖᵢ uₖ.
+    """The points at which a function is evaluated: θ itself, and θ + sₖᵢ uₖ.
 
     A pytree of a few numbers per point, whatever the size of the parameters. An
     estimator that remembers a tree w, as an earlier point or a gradient, can ask for
@@ -249,14 +248,14 @@ def _sample(
 
 
 def candidates(points: Points, params: Any) -> Any:
-    """The points as trees of arrays, for what evaluates them outside of a program.
+    """Returns the points as trees of arrays, for evaluations outside of a program.
 
     Args:
       points: The points, n of them.
       params: θ.
 
     Returns:
-      A tree like `params` whose leaves have one axis more, the first, of size n.
+      A tree like `params` whose leaves have one additional axis, the first, of size n.
 
     Examples:
       >>> import jax, jax.numpy as jnp

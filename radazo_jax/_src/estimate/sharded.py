@@ -29,14 +29,16 @@ def sharded(axis_name: AxisName, batch_size: int | None = None) -> Evaluator:
 
     Args:
       axis_name: The mesh axis, or a tuple of axes.
-      batch_size: How many points a device evaluates together, as in `compiled`.
+      batch_size: Number of points that a device evaluates together, as in
+        `vectorized`.
 
     Returns:
       The evaluator. It raises a ValueError, when called, if there is no such axis in
       the mesh, or an array is sharded over it already.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described.
+      TypeError: If `axis_name` is neither a string nor a tuple of strings.
+      ValueError: If `axis_name` names an axis twice, or `batch_size` is not positive.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -180,7 +182,7 @@ def _mesh_with(names: tuple[str, ...]) -> jax.sharding.AbstractMesh:
 
 
 def _check_free(names: tuple[str, ...], trees: dict[str, Any]) -> None:
-    """Raises where an array is known to be sharded over one of the axes already."""
+    """Raises if an array is known to be sharded over one of the axes already."""
     for where, tree in trees.items():
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
             sharding = getattr(leaf, "sharding", None) or jax.typeof(leaf).sharding

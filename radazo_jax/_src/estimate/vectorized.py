@@ -16,7 +16,7 @@ from radazo_jax._src.directions.elements import LowRankFactors
 from radazo_jax._src.estimate.points import Points, Values, shifted
 from radazo_jax._src.perturb import transform
 
-# θ joins the batch of the points where all but this fraction of the parameters are
+# θ joins the batch of the points if all but this fraction of the parameters are
 # matrices in products with directions of low rank.
 _DENSE_SHARE = 8
 
@@ -192,7 +192,7 @@ def _shares_products(points: Points, batch_size: int | None) -> bool:
 def _values_in_one_batch(
     loss: Callable[[Any], tuple[jax.Array, Any]], params: Any, points: Points
 ) -> jax.Array:
-    """The values where θ itself is the first of the batch: all read θ once."""
+    """The values, with θ itself as the first of the batch: all read θ once."""
     directions, scales = (
         jax.tree.map(lambda x: jnp.concatenate([x[:1], x]), tree)
         for tree in (points.directions, points.scales[:, 0])

@@ -30,7 +30,7 @@ class Counter(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Positions:
-    """Where elements lie among all coordinates, which are numbered from 0.
+    """Positions of elements among all coordinates, which are numbered from 0.
 
     Attributes:
       hi: The high words of 64-bit numbers: uint32, any shape.

@@ -77,7 +77,7 @@ def bits(key: jax.Array, at: At) -> jax.Array:
       at: The positions.
 
     Returns:
-      uint32, the shape of the positions: bit for bit
+      uint32, of the shape of the positions, bit for bit
       `jax.random.bits(key, shape)` at these positions.
 
     Examples:
@@ -93,14 +93,14 @@ def bits(key: jax.Array, at: At) -> jax.Array:
 
 
 def uniform(key: jax.Array, at: At) -> jax.Array:
-    """One number per position, uniform in [0, 1).
+    """Draws a number per position, uniform in [0, 1).
 
     Args:
       key: A typed key; it is consumed by the positions drawn, not as a whole.
       at: The positions.
 
     Returns:
-      float32, the shape of the positions: bit for bit
+      float32, of the shape of the positions, bit for bit
       `jax.random.uniform(key, shape, "float32")` at these positions.
 
     Examples:
@@ -117,14 +117,14 @@ def uniform(key: jax.Array, at: At) -> jax.Array:
 
 
 def normal(key: jax.Array, at: At) -> jax.Array:
-    """One standard normal number per position.
+    """Draws a standard normal number per position.
 
     Args:
       key: A typed key; it is consumed by the positions drawn, not as a whole.
       at: The positions.
 
     Returns:
-      float32, the shape of the positions: bit for bit
+      float32, of the shape of the positions, bit for bit
       `jax.random.normal(key, shape, "float32")` at these positions.
 
     Examples:
@@ -142,7 +142,7 @@ def normal(key: jax.Array, at: At) -> jax.Array:
 
 
 def fast_normal(key: jax.Array, at: At) -> jax.Array:
-    """One standard normal number per position, in little more than half the time.
+    """Draws a standard normal number per position in little more than half the time.
 
     √(−2 log v) sin(π x / 2) with v uniform in (0, 1) and x in (-1, 1), one from each of
     the two words of the generator, 31 and 32 bits: cheaper than the inverse error

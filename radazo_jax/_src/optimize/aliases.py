@@ -1,7 +1,7 @@
 """Optimizers, each a chain of transformations.
 
 They take gradients as any Optax optimizer does. They are meant for zeroth-order
-gradients, but do not depend on where gradients come from.
+gradients, but work with gradients from any source.
 """
 
 # No `from __future__ import annotations` here: Optax reads the annotation of
@@ -28,9 +28,9 @@ def radazo(
     """The R-AdaZO optimizer: Adam for noisy, zeroth-order gradients.
 
     The step is −η m_t/√(v_t + ζ) with v_t the average of m_t² rather than of g_t²; see
-    `scale_by_radazo` for the recursion and its first step. Where the noise of the
-    estimates dominates, steps are √((1+β₁)/(1−β₁)) (4.4 at the default) times as long
-    as those of `zo_adamm` at the same learning rate.
+    `scale_by_radazo` for the recursion and its first step. If the noise of the
+    estimates dominates, steps are √((1+β₁)/(1−β₁)) times as long (4.4 at the default)
+    as the steps of `zo_adamm` at the same learning rate.
 
     Args:
       learning_rate: The step size η, a scalar or a schedule.
@@ -40,7 +40,7 @@ def radazo(
         squared gradient.
       initial_accumulator_value: v₀ ≥ 0, the same for all coordinates.
       bias_correction: Whether to debias both moments, which makes the first step
-        η per coordinate in place of η/√(1−β₂).
+        η per coordinate instead of η/√(1−β₂).
       mu_dtype: Real floating dtype in which the first moment is stored. None is the
         parameters' dtype, float32 if that is narrower.
 
@@ -178,7 +178,7 @@ def zo_rmsprop(
         squared gradient. With 0, a coordinate whose gradients were all zero is NaN.
       initial_accumulator_value: v₀ ≥ 0, the same for all coordinates.
       bias_correction: Whether to debias the second moment, which makes the first step
-        η per coordinate in place of η/√(1−β₂).
+        η per coordinate instead of η/√(1−β₂).
 
     Returns:
       The optimizer, an `optax.GradientTransformationExtraArgs`.
@@ -324,11 +324,11 @@ def parabolic_sgd(
 ) -> GradientTransformationExtraArgs:
     """Stochastic gradient descent without a learning rate.
 
-    The step is -η g_t with η where the parabolas through the loss along the latest
-    steps have their minimum; see `scale_by_parabolic_step`. It takes no evaluation more
+    The step is −η g_t. η is the minimum of the parabolas through the loss along the
+    latest steps; see `scale_by_parabolic_step`. It needs no more evaluations per step
     than `zo_sgd`. With the distribution `orthonormal` it needs the fewest evaluations
-    of all optimizers here on deterministic losses that are not badly conditioned. For
-    minibatches there is `scale_by_minibatch_step`.
+    of all optimizers here on deterministic losses that are not badly conditioned. Use
+    `scale_by_minibatch_step` for minibatches.
 
     Args:
       decay: The decay rate of the averages, in [0, 1).
@@ -340,7 +340,8 @@ def parabolic_sgd(
       extra arguments of `scale_by_parabolic_step`, which `minimize` passes.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described.
+      TypeError, ValueError: If `decay` is not in [0, 1), or `initial_step_size` is not
+        a positive number.
 
     Examples:
       >>> import jax, jax.numpy as jnp

@@ -22,8 +22,8 @@ class AskTellState(NamedTuple):
 
     Attributes:
       run: The state of the run.
-      asked: Whether the candidates of this step have been asked for: a NumPy bool,
-        shape (), for it stays on the host.
+      asked: Whether the candidates of this step have been asked for: a NumPy bool
+        on the host, shape ().
     """
 
     run: SolverState
@@ -42,12 +42,12 @@ class AskTell(NamedTuple):
     """Pure functions that take steps on values from elsewhere.
 
     Attributes:
-      init: `init(params, key) -> state`. The key is that of the whole run.
+      init: `init(params, key) -> state`, with the key of the whole run.
       ask: `ask(state) -> (candidates, state)`: a tree like the parameters of NumPy
-        arrays with one axis more, the first, of size n. Asked again before it is told,
-        it gives the same.
+        arrays with one additional axis, the first, of size n. Until the values are
+        told, another call returns the same candidates.
       tell: `tell(state, values) -> state`; the values at the candidates, [n], NaN for
-        those that failed.
+        candidates that failed.
     """
 
     init: Callable[..., AskTellState]
@@ -78,7 +78,8 @@ def ask_tell(
       `on_failure="drop"`; `state.run.failures` counts them.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described; from `init`, if
+      TypeError: If `optimizer` or `estimator` is something else.
+      ValueError: From `init`, if
         `params` do not lie within the bounds; from `tell`, if there are not n values,
         or the candidates were not asked for, or have been told already.
 

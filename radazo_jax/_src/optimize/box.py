@@ -62,7 +62,7 @@ def check_bounds(bounds: Any, params: Any) -> None:
 
 
 def _like(bound: Any, params: Any) -> Any:
-    """A bound as a tree of arrays that broadcast against those of `params`."""
+    """A bound as a tree of arrays that broadcast against the leaves of `params`."""
     if np.ndim(bound) == 0 and jax.tree_util.all_leaves([bound]):
         bound = jax.tree.map(lambda _: bound, params)
 

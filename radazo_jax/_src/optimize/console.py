@@ -1,4 +1,4 @@
-"""What a run shows, and how it is stopped by hand."""
+"""The progress bar of a run, and Ctrl-C."""
 
 import signal
 import sys
@@ -10,7 +10,7 @@ from typing import Any
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Makes the first Ctrl-C a flag to read, where signals can be handled."""
+    """Makes the first Ctrl-C a flag to read, if signals can be handled."""
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return

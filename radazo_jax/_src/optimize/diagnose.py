@@ -1,4 +1,4 @@
-"""What a few evaluations tell of a function before a run."""
+"""Measurements of a function by a few evaluations, before a run."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,10 +25,10 @@ from radazo_jax._src.trees import wide, widest
 _DIRECTIONS = 4
 _REPEATS = 4
 
-# Evaluations added where the first ones at θ differ: at θ, and at each other point.
+# Evaluations added if the first ones at θ differ: at θ, and at each other point.
 _MORE_AT_START, _MORE_AT_POINTS = 12, 3
 
-# Shares and ratios beyond which something is to be mended.
+# Shares and ratios beyond which there is advice.
 _MUCH_LOST = 0.3
 _LOST = 0.7
 _FEW_ULPS = 16.0
@@ -37,7 +37,7 @@ _CURVED = 1.0
 
 
 class Diagnosis(NamedTuple):
-    """What `diagnose` found.
+    """The measurements of `diagnose`.
 
     Attributes:
       value: The value at θ, the mean of what was evaluated there.
@@ -51,9 +51,9 @@ class Diagnosis(NamedTuple):
         function, divided by the part due to its slope. The part due to noise is
         subtracted from both. NaN if noise hides the difference.
       lost: The share of each leaf's perturbation that its dtype rounds away: the norm
-        of what is lost, divided by that of the perturbation.
-      failures: What was said of evaluations that failed.
-      advice: What to set; empty if there is nothing to mend.
+        of the lost part over the norm of the perturbation.
+      failures: Texts about evaluations that failed.
+      advice: Settings to change; empty if there are none.
     """
 
     value: float
@@ -106,10 +106,10 @@ def diagnose(
       key: A key; it is consumed.
 
     Returns:
-      What was found. It is printed as well.
+      The measurements, which are printed as well.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described.
+      TypeError, ValueError: If an argument is not what it is named.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -148,7 +148,7 @@ def lost_by_rounding(points: Points, params: Any) -> dict[str, float]:
 
 
 def warn_of_rounding(points: Points, params: Any) -> None:
-    """Warns where parameters round most of their perturbation away."""
+    """Warns if parameters round most of their perturbation away."""
     lost = lost_by_rounding(points, params)
     bad = {name: share for name, share in lost.items() if share > _LOST}
     if bad:
@@ -196,7 +196,7 @@ def _both_ways(points: Points) -> Points:
 
 
 def _moved(points: Points) -> Points:
-    """Those that are away from θ along their direction, for others lie beside it."""
+    """The points away from θ along their direction; the rest has a scale of 0."""
     moved = np.flatnonzero(points.scales[:, 0])
     return points.select(moved) if moved.size else points
 
@@ -222,7 +222,7 @@ _Evaluate = Callable[[int, int], Values]
 
 
 def _measured(evaluate: _Evaluate) -> Values:
-    """The values, with more repetitions where the values at θ differ."""
+    """The values, with more repetitions if the values at θ differ."""
     few = evaluate(_REPEATS, 1)
     if np.unique(few.base[np.isfinite(few.base)]).size < 2:
         return few
@@ -341,6 +341,6 @@ def _judged(values: Values, lost: dict[str, float]) -> Diagnosis:
 
 
 def _shown(interval: tuple[float, float]) -> str:
-    """A range, as reports print it; nothing where it is a number."""
+    """A range, as reports print it; nothing if it is a single number."""
     least, most = interval
     return f" (95 %: {least:.3g} to {most:.3g})" if least < most else ""

@@ -1,4 +1,4 @@
-"""What a run records of each step: a few numbers, and their picture."""
+"""Records of each step of a run: a few numbers, and their picture."""
 
 import csv
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,22 +12,22 @@ from radazo_jax._src import shown
 from radazo_jax._src.optimize import journal
 from radazo_jax._src.optimize.step import StepInfo
 
-# The numbers of each step, beside those in the states.
+# The numbers of each step, apart from the numbers in the states.
 _OF_A_STEP = ("value", "value_std", "slope", "evaluations", "failed")
 
 
 class History(NamedTuple):
-    """What a run recorded, step by step; NaN where it did not.
+    """The records of a run, step by step; NaN for what was not recorded.
 
     Attributes:
-      step: The number of the step: float64, [steps], as the others.
+      step: The number of the step: float64, [steps], like the other fields.
       value: The loss.
       value_std: The standard deviation of the values at the points of the step.
       slope: The derivative along the estimated gradient, by the values: an estimate of
         the square of its norm.
       evaluations: The number of points.
       failed: The number of values that were not finite.
-      seconds: How long the step took; in a compiled run the average of its chunk.
+      seconds: Duration of the step; in a compiled run the average of its chunk.
       scalars: The `scalars` of the states of optimizer and estimator after the step, by
         name, such as "step_size": [steps] each.
     """
@@ -50,11 +50,12 @@ class History(NamedTuple):
 
     @classmethod
     def of(cls, parts: Sequence[Mapping[str, Any]]) -> "History":
-        """Makes a history of what was recorded by hand.
+        """Makes a history from the records of a custom loop.
 
         Args:
           parts: In their order; each has the numbers of a step by name, or arrays with
-            those of several. What it lacks is NaN, and steps are counted from 0.
+            the numbers of several steps. Missing numbers are NaN, and steps are
+            counted from 0.
         """
         sizes = [np.size(next(iter(part.values()))) for part in parts]
         total = sum(sizes)
@@ -78,7 +79,7 @@ class History(NamedTuple):
 
     @classmethod
     def from_journal(cls, path: Any) -> "History":
-        """Reads the journal of a run, also of one that still goes on.
+        """Reads the journal of a run, also while it is running.
 
         Args:
           path: The file. It has no estimates: for the loss stands the mean of a
@@ -193,8 +194,8 @@ def scalars(state: Any) -> dict[str, Any]:
         which are integers.
 
     Returns:
-      Name -> a scalar, an array of shape (). The name is that of the field or, where
-      two have the same, the path of the second. They are the state's own arrays: in a
+      Name -> a scalar, an array of shape (). The name is the name of the field, or the
+      path if another field has this name. They are the state's own arrays: in a
       callback of `minimize`, copy what you keep by `jax.device_get`.
 
     Examples:
@@ -208,7 +209,7 @@ def scalars(state: Any) -> dict[str, Any]:
 
 
 def names(state: Any) -> tuple[str, ...]:
-    """The names of what `numbers` gives for a state of a run."""
+    """The names of the elements of `numbers` for a state of a run."""
     return (*_OF_A_STEP, *_scalars(state, _OF_A_STEP))
 
 
@@ -216,7 +217,7 @@ def numbers(info: StepInfo, state: Any) -> jax.Array:
     """The numbers of a step: float32, [names].
 
     Args:
-      info: What happened in the step.
+      info: The values, the slope and the outcome of the step.
       state: The state of the run after the step.
     """
     known = {**_of_values(info.values), "value": info.value, "slope": info.slope}
@@ -226,7 +227,7 @@ def numbers(info: StepInfo, state: Any) -> jax.Array:
 
 
 def _of_values(values: Any) -> dict[str, Any]:
-    """What the values at the points of a step tell."""
+    """Mean, standard deviation and counts of the values at the points of a step."""
     xp = jnp if isinstance(values, jax.Array) else np
     finite = xp.isfinite(values)
     count = finite.sum(dtype=values.dtype)

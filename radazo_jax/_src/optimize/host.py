@@ -34,11 +34,11 @@ Tell = Callable[
 
 
 class Values(NamedTuple):
-    """What was evaluated at a step.
+    """The values at the points of a step.
 
     Attributes:
-      values: [n], of the dtype in which they are used.
-      failures: What is said of those that failed.
+      values: The values, [n], of the dtype in which they are used.
+      failures: Texts about the points that failed.
     """
 
     values: np.ndarray
@@ -50,7 +50,7 @@ class Done(NamedTuple):
 
     Attributes:
       record: Its values.
-      numbers: By name, those of which a `History` is made.
+      numbers: The numbers of the step for a `History`, by name.
     """
 
     record: Record
@@ -77,7 +77,7 @@ def run(
     """Takes steps, one by one.
 
     Args:
-      state: Where to start.
+      state: The state before the first step.
       evaluate: Gives the values of a step, or `None` to stop before it.
       tell: Takes the step.
       watch: Ends the run by its budgets; `after` counts the steps.
@@ -90,7 +90,7 @@ def run(
       The state after the last step, and the reason for which the run ended.
 
     Raises:
-      RunError: If the run cannot go on.
+      RunError: If too many evaluations failed.
     """
     total = ask_tell.checksum_of(state.params)
     limits = policy.limits(state)
@@ -148,7 +148,7 @@ def journaled(
       state: The state before the first step.
       estimator: The estimator.
       tell: Takes a step.
-      num_steps: How many steps to read at most.
+      num_steps: The largest number of steps to read.
       watch: Given the records, gives what to call before each of their steps.
 
     Yields:
@@ -179,17 +179,17 @@ def rebuild(
     """Takes the steps of records, without an evaluation.
 
     Args:
-      state: The state before the first of them.
-      records: Their values.
+      state: The state before the first step.
+      records: The values of the steps.
       tell: Takes a step.
       before: Called with the state before each step.
-      exact: Whether to compare the parameters with those of the run.
+      exact: Whether to compare the parameters with the checksums of the run.
 
     Returns:
       The state after the last, and the steps.
 
     Raises:
-      ValueError: If the parameters are not those of the run.
+      ValueError: If the parameters differ from the run's.
     """
     total, names = ask_tell.checksum_of(state.params), history.names(state)
     done: list[Done] = []
@@ -223,7 +223,7 @@ def rebuild(
 def line_of_run(
     fun: Any, state: SolverState, estimator: GradientEstimator
 ) -> dict[str, Any]:
-    """What a journal says of its run, before the first step."""
+    """The first line of a journal, which identifies the run."""
     points = _points(state, estimator)
     leaves = jax.tree_util.tree_leaves_with_path(state.params)
     shapes = {

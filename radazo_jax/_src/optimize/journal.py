@@ -30,11 +30,11 @@ class Record(NamedTuple):
     """A step of a journal.
 
     Attributes:
-      step: Its number.
-      values: The values at its points, [n]; those that failed are not finite.
-      params: The checksum of the parameters before it.
-      seconds: How long the evaluations took.
-      failures: What was said of those that failed.
+      step: The number of the step.
+      values: The values at the points, [n]; non-finite if an evaluation failed.
+      params: The checksum of the parameters before the step.
+      seconds: Duration of the evaluations.
+      failures: Texts about evaluations that failed.
     """
 
     step: int
@@ -50,13 +50,13 @@ class Record(NamedTuple):
 
 
 class Journal(NamedTuple):
-    """What a file holds.
+    """The contents of a file.
 
     Attributes:
       run: The line of the run.
       records: The steps, complete and in order.
       size: The bytes of all complete lines.
-      checksum: That of the last line.
+      checksum: The checksum of the last line.
     """
 
     run: dict[str, Any]
@@ -107,7 +107,7 @@ def read(path: str | os.PathLike[str]) -> Journal | None:
     return None if run is None else Journal(run, records, size, checksum)
 
 
-# What reading raises where a line is something else: nested too deep, say.
+# The errors of reading a line that is something else: nested too deep, say.
 _OTHER = (ValueError, TypeError, LookupError, OverflowError, RecursionError)
 
 
@@ -140,7 +140,7 @@ def _record(fields: dict[str, Any], step: int, run: dict[str, Any]) -> Record:
 
 
 def _check_torn(path: str | os.PathLike[str], number: int, line: bytes) -> None:
-    """Warns of a line without its end, where it is one that a run began to write."""
+    """Warns of a line without its end if a run began to write it."""
     begin = b'{"step":%d,' % (number - 1) if number else _BEGIN
     if len(line) == _LONGEST or not (line.startswith(begin) or begin.startswith(line)):
         raise _damaged(path, number, "it is not what a run writes")
@@ -160,7 +160,7 @@ def appending(
     Args:
       path: The file.
       run: The line of the run, for a new file.
-      found: What the file holds already.
+      found: The contents of the file, if it exists.
     """
     checksum, size = (found.checksum, found.size) if found else (0, 0)
     with open(path, "ab", buffering=0) as file:
@@ -200,7 +200,7 @@ def appending(
 def check_same_run(
     path: str | os.PathLike[str], found: dict[str, Any], run: dict[str, Any]
 ) -> None:
-    """Raises if a journal is that of another run."""
+    """Raises if a journal belongs to another run."""
     for name, value in run.items():
         # What a device computes is compared by the checksums of the parameters.
         if name != "device" and found.get(name) != value:
@@ -229,7 +229,7 @@ def identity(fun: Any) -> str:
 
 
 def _parts(code: types.CodeType) -> Iterator[Any]:
-    """What a function computes: its instructions, names and constants."""
+    """The parts of a function: its instructions, names and constants."""
     yield from (code.co_code, code.co_names, code.co_varnames)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

@@ -22,7 +22,7 @@ _FIRST_STEPS, _EVERY = 40, 8
 # How much a measurement changes log η, until one says that η is too large, and later.
 _FIRST_GAIN, _GAIN = 1.0, 0.2
 
-# Steps are taken back that raise the loss of the next minibatch by more than this
+# Steps are reverted if they raise the loss of the next minibatch by more than this
 # share, in the first steps and later.
 _FIRST_RAISED, _RAISED = 0.1, 0.5
 
@@ -58,43 +58,43 @@ def scale_by_minibatch_step(
 ) -> GradientTransformationExtraArgs:
     """Scales descent directions by a step size that is measured on other minibatches.
 
-    On the minibatch that made it, a step looks better than it is: a step size from the
-    values of one step, as that of `scale_by_parabolic_step`, diverges. Here the loss of
-    the next step, of another minibatch, is evaluated where the latest steps began and
-    as far behind that. With the value after them that makes a parabola, of slope s and
-    curvature h along the sum u of the steps. At the best η both are equal on average,
-    where h is that of u and not of a unit step, and
+    On its own minibatch, a step looks better than it is, so a step size from the values
+    of one step diverges. This transformation evaluates the next minibatch's loss at the
+    start of the latest steps, and at the same distance on the opposite side. With the
+    value after the steps, these values form a parabola along the sum u of the steps,
+    with slope s and curvature h, both for the whole of u. At the best η both are equal
+    on average, and
 
         log η ← log η + γ (s − h) / √average(s² + h²)
 
-    goes there. Each of the first 40 steps is measured, and then eight steps together,
-    by two evaluations more each time; γ is 1 until h exceeds |s|, and then 0.2. Where
-    rounding hides both, η grows. Steps that raise the loss of the next minibatch by a
-    tenth, by half after the first 40, or make it infinite, are taken back.
+    converges to it. Each of the first 40 steps is measured, and then eight steps
+    together, with two more evaluations each time. γ is 1 until h exceeds |s|, and then
+    0.2. If rounding hides both, η grows. Steps that raise the loss of the next
+    minibatch by a tenth (by half after the first 40), or make it infinite, are
+    reverted.
 
-    The η is best for eight steps: along one step noise would ask for a shorter one, for
-    what it spoils in directions of large curvature does not add up over steps. In the
-    end, a larger η may be better still.
+    This η is best for eight steps. For one step it would be shorter, because noise in
+    directions of large curvature does not add up over steps. For long runs, a larger η
+    may be better still.
 
-    Like Optax's line searches it is the last of a chain and takes directions of
-    descent: put `optax.scale(-1.0)` before it.
+    Like Optax's line searches, it must be the last member of a chain and takes
+    directions of descent: put `optax.scale(-1.0)` before it.
 
     Args:
-      initial_step_size: η of the first step, a positive number; by default, one that
-        makes a step as long as that along -ĝ which would lower the loss by a
+      initial_step_size: η of the first step, a positive number. The default gives the
+        first step the length of the step along −ĝ that would lower the loss by a
         thousandth, if ĝ were its gradient.
 
     Returns:
       A transformation whose `update(updates, state, params, value=..., value_fn=...)`
       needs the loss at `params`, and the loss as a function; `minimize` passes both,
-      and ĝ as `grad`, without which it takes the direction for -ĝ. If value only
+      and ĝ as `grad`; without `grad`, the updates are assumed to be −ĝ. If value only
       replaces a loss that is not finite, `measured` must be false, as `minimize` says.
-      Its state is a `ScaleByMinibatchStepState`; it has a copy of the latest update,
-      of the size of the parameters.
+      Its state is a `ScaleByMinibatchStepState`, which holds a copy of the parameters.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described; by the update, if what
-        it needs is missing.
+      TypeError, ValueError: If `initial_step_size` is not a positive number; from the
+        update, if `params`, `value` or `value_fn` is missing.
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax
@@ -184,13 +184,13 @@ def scale_by_minibatch_step(
             scaled(size, updates),
             moved,
         )
-        # What was measured or taken back is not measured again, and neither is a step
-        # from where there is no loss.
+        # Steps that were measured or reverted are not measured again, and neither are
+        # steps from parameters without a finite loss.
         kept = state.pending & ~due & ~back
         new_state = ScaleByMinibatchStepState(
             count=optax.safe_increment(state.count),
             step_size=jnp.where(goes | back, size, state.step_size),
-            # Where the scale was wrong, what was averaged says nothing.
+            # If the scale was wrong, the averages mean nothing.
             power=jnp.where(back, 0, power),
             searching=state.searching & ~(due & seen & (rise > abs(fall))) & ~back,
             pending=(goes & known) | kept,

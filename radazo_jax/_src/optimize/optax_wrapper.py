@@ -65,17 +65,17 @@ def estimate_gradient(
       estimator: An estimator, such as `forward_difference()`.
       key: The key of the whole run; it is consumed.
       inner: A transformation that gets the estimate as its updates, and `value`,
-        `grad`, `slope` and `value_fn` as extra arguments, where it takes any. A chain
-        passes the same extra arguments to all of its members, so what needs those of
-        the estimate, as `parabolic_sgd` does, goes here. A step in which no value can
-        be used is skipped as by `solver`: the updates are zero, and the state of
-        `inner` does not change.
+        `grad`, `slope` and `value_fn` as extra arguments, if it takes any. A chain
+        passes the same extra arguments to all of its members, so a transformation
+        that needs values of the estimate, such as `parabolic_sgd`, must go here.
+        A step in which no value can be used is skipped as by `solver`: the updates are
+        zero, and the state of `inner` does not change.
       evaluator: The evaluator of the points, as in `value_and_grad`.
 
     Returns:
       A transformation whose `update(updates, state, params, value_fn=fn)` ignores
-      `updates`: they may be `None` or `params` themselves where a wrapper
-      maps over them. `fn(params)` is the loss, a function known when the update is
+      `updates`: they may be `None`, or `params` if a wrapper maps over
+      them. `fn(params)` is the loss, a function known when the update is
       traced: close over it under `jax.jit`. `obj_fn` is another name for `value_fn`.
       Without `inner`, updates are NaN if no value can be used; `optax.apply_if_finite`
       skips such a step. The latest value is
@@ -123,8 +123,8 @@ def estimate_gradient(
     def init(params: Any) -> EstimateGradientState:
         _check_not_masked(params)
         return EstimateGradientState(
-            # Cloned here, where the mesh is, so that its type is that of the keys
-            # that update returns.
+            # Cloned here, under the mesh, so that it has the type of the keys that
+            # update returns.
             key=jax.random.clone(key),
             step=jnp.zeros((), jnp.int32),
             value=jnp.full((), jnp.inf, jnp.float32),

@@ -11,16 +11,17 @@ from radazo_jax._src.optimize.revert import Revert
 from radazo_jax._src.trees import at_least_float32, norm, product, rounding, wide
 from radazo_jax._src.types import GradientTransformationExtraArgs
 
-# A step that goes up is taken back where its curvature is so many times the known one.
+# A step that raises the loss is reverted if its curvature is so many times the known
+# one.
 _SURPRISE = 4.0
 
-# How far the step size changes at once: while its scale is being searched for, by
-# what was measured or blindly, and thereafter, by what was measured or blindly.
+# Factors by which the step size changes at once, by measurements or blindly: while
+# its scale is being searched for, and thereafter.
 _SEARCH, _SEARCH_BLIND, _AVERAGED, _BLIND = 100.0, 10.0, 2.0, 1.25
 
-# The first step is to lower the loss by this share of itself, by its slope. The best
-# step on a parabola down to 0 would lower it by twice itself, by its slope, so that one
-# measurement is enough to find it.
+# The first step lowers the loss by this share of it, according to the slope. The best
+# step on a parabola down to 0 would lower it by twice the loss, according to the slope,
+# so that one measurement is enough to find it.
 _FIRST = 2 / _SEARCH
 
 
@@ -32,8 +33,9 @@ class ScaleByParabolicStepState(NamedTuple):
     Attributes:
       step_size: η of the latest step, 0 before the first: shape ().
       slope: The average of the slope along a step, per squared length: shape ().
-      curvature: The average of the curvature along it, likewise: shape ().
-      averaged: How many measurements are in these averages: int32, shape ().
+      curvature: The average of the curvature along a step, per squared length:
+        shape ().
+      averaged: Number of measurements in these averages: int32, shape ().
       alignment: The average cosine of a step with the one before: shape ().
       searching: Whether the scale of the step is still being searched for: bool,
         shape ().
@@ -43,9 +45,9 @@ class ScaleByParabolicStepState(NamedTuple):
       params_value: The loss at the parameters before it, which differs if the step
         started at a lookahead point: shape ().
       first: The loss before the first step, likewise: shape ().
-      noise: How far two values at the same parameters were apart: shape ().
-      fall: How far the loss would fall in it by its slope alone; with
-        `extra_evaluations=1`, the loss as far on the other side: shape ().
+      noise: The difference of two values at the same parameters: shape ().
+      fall: The decrease of the loss in the step according to the slope alone; with
+        `extra_evaluations=1`, the loss at the opposite point: shape ().
       step: The latest step from its start, before bounds and projections: a tree like
         the parameters.
       revert: The parameters before the latest step, and whether it was reverted.
@@ -88,51 +90,51 @@ def scale_by_parabolic_step(
 ) -> GradientTransformationExtraArgs:
     """Scales descent directions by a step size that is found from values.
 
-    The loss along a step is taken for a parabola, and the next step size is where the
-    latest parabolas have their minimum. For the negative of a gradient estimate ĝ
-    everything is known: the slope s along it from the differences of which it is made,
-    and the curvature h from the loss f before the step and f′ after it, which is
-    evaluated in the next step anyway:
+    The loss along a step is approximated by a parabola, and the next step size is the
+    minimum of the latest parabolas. For the negative of a gradient estimate ĝ, both
+    coefficients are known: the slope s follows from the differences of the estimate,
+    and the curvature h from the loss f before the step and f′ after it, which the next
+    step evaluates anyway:
 
         h = 2 (f′ − f + η s) / η²,    η = average(s / |ĝ|²) / average(h / |ĝ|²)
 
-    Until a step of the right scale is found, its size changes by a factor of up to 100
-    at a time, and of up to 2 after that. A step that goes up, by a curvature four times
-    the known one or above the loss at the start, is taken back by the next update, and
-    so is one after which the loss is not finite. Where value or slope are not finite
-    the update is 0. Differences of the loss that rounding could make are not believed.
-    A step from parameters at which the loss is not finite, but has a slope, as that of
-    `forward_difference` does, is neither measured nor taken back.
+    Until the right scale is found, the step size changes by a factor of up to 100 at a
+    time, and later of up to 2. The next update reverts a step that raises the loss with
+    four times the known curvature, or above the loss at the start of the run. It also
+    reverts a step to parameters without a finite loss. If value or slope are not
+    finite, the update is 0. Differences of the loss within rounding are ignored. A step
+    from parameters without a finite loss, but with a slope (see `forward_difference`),
+    is neither measured nor reverted.
 
-    The loss must be the same function in each step; for minibatches there is
-    `scale_by_minibatch_step`. In float32 no step is taken where |ĝ|² is not within
-    10⁻³⁸ and 10³⁸: scale a loss that is so small or large. Like Optax's line searches
-    it is the last of a chain and takes directions of descent: put `optax.scale(-1.0)`
-    before it.
+    The loss must be the same function in each step; use `scale_by_minibatch_step` for
+    minibatches. In float32 no step is taken if |ĝ|² is not within 10⁻³⁸ and 10³⁸: scale
+    a loss that is so small or large. Like Optax's line searches, it must be the last
+    member of a chain and takes directions of descent: put `optax.scale(-1.0)` before
+    it.
 
     Args:
       decay: The decay rate of both averages, in [0, 1).
-      extra_evaluations: How many more evaluations a step takes, by `value_fn`. 0: none,
-        for the direction -ĝ alone. 1: along any direction, such as that of
-        `scale_by_radazo`, the loss as far on the other side of θ is evaluated.
-      initial_step_size: η of the first step, a positive number; by default, one that
-        lowers the loss by a fiftieth, by its slope; along other directions than -ĝ, one
-        that makes a step as long. It may be wrong by any factor.
+      extra_evaluations: Number of further evaluations per step, by `value_fn`. 0 is
+        for the direction −ĝ alone. 1 is for any direction, such as the update of
+        `scale_by_radazo`: the loss at the opposite point is evaluated, too.
+      initial_step_size: η of the first step, a positive number; it may be wrong by any
+        factor. The default lowers the loss by a fiftieth, according to the slope; along
+        other directions than −ĝ, the step has the same length.
 
     Returns:
       A transformation whose `update(updates, state, params, value=..., slope=...,
       value_fn=...)` needs the loss at `params` as value, and the derivative along ĝ as
       slope, or `value_fn` with `extra_evaluations`; there `slope`, and ĝ as `grad`,
       give the first step its length. If value only replaces a loss that is not finite,
-      `measured` must be false. `minimize` passes them, and of an estimator that is
-      `accelerated` also `lookahead` and `lookahead_value`: the step then starts at
-      `params + lookahead`.
-      Its state is a `ScaleByParabolicStepState`; it has a copy of the latest update,
-      of the size of the parameters.
+      `measured` must be false. `minimize` passes them, and with `accelerated`
+      also `lookahead` and `lookahead_value`: the step then starts at
+      `params + lookahead`. Its state is a `ScaleByParabolicStepState`, which holds the
+      latest step and a copy of the parameters.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described; by the update, if what
-        it needs is missing.
+      TypeError, ValueError: If `decay` is not in [0, 1), `extra_evaluations` is neither
+        0 nor 1, or `initial_step_size` is not a positive number; from the update, if
+        one of its arguments is missing.
 
     Examples:
       R-AdaZO without a learning rate:
@@ -234,7 +236,7 @@ def scale_by_parabolic_step(
 
         moved = _moved(state, params, latest_step)
         state = state._replace(pending=state.pending & (moved.square > 0))
-        # The parameters are those of the latest value, unless a step was taken.
+        # The latest value belongs to the parameters, unless a step was taken.
         apart = abs(loss - state.value)
         again = ~state.pending & jnp.isfinite(apart)
         noise = jnp.maximum(apart, rate * state.noise)
@@ -261,7 +263,7 @@ def scale_by_parabolic_step(
             start_value = value
         else:
             start_value = jnp.asarray(lookahead_value, dtype)
-        # No step starts at a lookahead point where the loss exceeds the first loss.
+        # No step starts at a lookahead point whose loss exceeds the first loss.
         highest = jnp.maximum(value, state.first + _SURPRISE * state.noise)
         usable = (
             jnp.isfinite(value + start_value)
@@ -282,7 +284,7 @@ def scale_by_parabolic_step(
         latest = jnp.where(back, state.params_value, state.value)
         new = new._replace(
             step_size=jnp.where(goes, size, new.step_size),
-            # From where there is no loss, a step cannot be measured.
+            # Without a finite loss at its start, a step cannot be measured.
             pending=goes & known,
             value=jnp.where(
                 goes,
@@ -309,7 +311,7 @@ def scale_by_parabolic_step(
 
 
 class _Moved(NamedTuple):
-    """What became of the latest step, once bounds and projections were applied.
+    """The latest step after bounds and projections.
 
     Attributes:
       share: The share of the step that was taken: ⟨p, u⟩ / |u|² of the step u and of
@@ -357,14 +359,14 @@ def _adapted(
     resolution: float,
     decay: jax.Array,
 ) -> tuple[ScaleByParabolicStepState, jax.Array]:
-    """The step size after a measurement, and whether the step is to be taken back."""
+    """The step size after a measurement, and whether to revert the step."""
     fall, rise, square = parabola
     finite = jnp.isfinite(value) & jnp.isfinite(fall) & jnp.isfinite(rise / square)
     least = resolution * jnp.maximum(abs(value), abs(state.value))
     seen = finite & (jnp.maximum(abs(fall), abs(rise)) > least)
     # A step that parameters of low precision rounded away changes nothing.
     seen &= value != state.value
-    # Where steps could not be seen, their size has grown beyond what is known.
+    # If rounding hid the steps, their size has grown beyond what is known.
     expected = jnp.minimum(state.curvature, abs(state.slope) / state.step_size)
     known = jnp.where(state.searching, abs(fall), expected * square)
     surprising = rise > _SURPRISE * (known + state.noise)
@@ -372,7 +374,7 @@ def _adapted(
     upward = seen & (rise > 2 * fall) & (surprising | above)
     back = state.pending & (upward | ~finite)
 
-    # Where the scale was wrong, what was averaged says nothing.
+    # If the scale was wrong, the averages mean nothing.
     count = jnp.where(state.searching | back, 0, state.averaged).astype(decay.dtype)
     weight = jnp.minimum(decay, count / (count + 1))
 
@@ -450,6 +452,6 @@ def scaled(factor: jax.Array, tree: optax.Updates) -> optax.Updates:
 
 
 def _cosine(a: optax.Updates, b: optax.Updates, dtype: Any) -> jax.Array:
-    """That of the angle between two trees; 0 where one of them is."""
+    """The cosine of the angle between two trees; 0 if one of them is 0."""
     quotient = product(a, b, dtype) / (norm(a, dtype) * norm(b, dtype))
     return jnp.where(jnp.isfinite(quotient), quotient, 0)

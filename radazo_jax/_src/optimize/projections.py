@@ -17,13 +17,12 @@ def keep_params_in(
 
         θ ← Π(θ + u)
 
-    Behind `zo_sgd` this is ZO-PSGD. Behind `zo_adamm` with `amsgrad=True`, and with a
-    box, it is the ZO-AdaMM of Chen et al., whose projection is that of the metric
-    √v̂: argmin Σᵢ √v̂ᵢ (yᵢ − xᵢ)² over lᵢ ≤ yᵢ ≤ uᵢ. The sum is one of functions of
-    single coordinates, and so are the constraints; each term is least at the yᵢ of
-    [lᵢ, uᵢ] that is closest to xᵢ, whatever its positive weight. So on a box that
-    projection is the Euclidean one. On other sets, as on a ball, the two differ, and
-    this is the Euclidean one.
+    After `zo_sgd` this is ZO-PSGD. After `zo_adamm` with `amsgrad=True`, and with a
+    box, it is the ZO-AdaMM of Chen et al., who project in the metric √v̂:
+    argmin Σᵢ √v̂ᵢ (yᵢ − xᵢ)² over lᵢ ≤ yᵢ ≤ uᵢ. On a box, this is the Euclidean
+    projection, because terms and constraints separate by coordinate, and the minimum
+    of each term does not depend on its positive weight. On other sets, such as a ball,
+    the two projections differ, and this function uses the Euclidean one.
 
     The function is evaluated at points around θ that may lie outside of the set;
     `bounds` of `minimize_black_box` and `ask_tell` moves them into a box.

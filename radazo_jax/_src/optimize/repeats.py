@@ -103,8 +103,8 @@ def _range_of_signal(changes: np.ndarray, shared: Any, own: Any) -> tuple[float,
     """From quantiles of the noncentral χ², by the approximation of Sankaran.
 
     The noise of θ is in all changes, and each has its own. The sum of their squares, in
-    units of a variance, is then near r = k + λ, where λ is the sum without noise: k and
-    the variance match the mean and the variance of the sum. The range has all λ that
+    units of a variance, is then near r = k + λ. λ is the sum without noise; k and the
+    variance match the mean and the variance of the sum. The range has all λ that
     this leaves likely.
     """
     found = changes[np.isfinite(changes)]

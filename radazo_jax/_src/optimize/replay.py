@@ -34,23 +34,23 @@ def replay(
     Args:
       journal: The file that `minimize` or `minimize_black_box` wrote.
       params: The starting point of the run.
-      optimizer: That of the run.
-      estimator: That of the run.
-      evaluator: That of the run. It evaluates nothing here, but determines how
+      optimizer: The optimizer of the run.
+      estimator: The estimator of the run.
+      evaluator: The evaluator of the run. It evaluates nothing here, but determines how
         directions are stored, and so how their sums are rounded.
-      fun: The function, where `minimize` wrote the journal: it is traced, not
-        evaluated, for `low_rank` perturbs the matrices that it multiplies.
+      fun: The function, if `minimize` wrote the journal. It is traced and not
+        evaluated: `low_rank` perturbs the matrices that it multiplies.
       sample: As in `minimize`, with `fun`.
       bounds: As in `minimize_black_box`.
-      exact: Whether parameters must be those of the run to the last bit, before each
-        step. They are with the same versions on the same kind of machine. With others,
-        sums are rounded in other ways, and an adaptive run amplifies it.
+      exact: Whether parameters must be bitwise equal to the run's before each step.
+        They are equal with the same versions on the same kind of machine. Otherwise
+        sums may be rounded in other ways, and an adaptive run amplifies it.
 
     Returns:
       The state after the last complete step of the journal.
 
     Raises:
-      ValueError: If there is no journal, it is damaged, or it is that of a run with
+      ValueError: If there is no journal, it is damaged, or it belongs to a run with
         other arguments.
 
     Examples:

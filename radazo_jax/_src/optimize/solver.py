@@ -51,8 +51,8 @@ def solver(
     A step samples points, evaluates the function at them, estimates the gradient, and
     updates the parameters. `jit` compiles it to one program. It works under `lax.scan`,
     under `vmap` over keys, learning rates and starting points, on sharded parameters,
-    and with a donated state. Use it for training loops of your own; `minimize` is a
-    loop around the same step, and takes the same steps bit for bit.
+    and with a donated state. Use it for custom training loops; `minimize` is a loop
+    around the same step, and takes the same steps bit for bit.
 
     A step in which no value can be used is skipped: neither the parameters nor the
     state of the optimizer change. `state.failures` counts what failed.
@@ -77,8 +77,8 @@ def solver(
     Raises:
       TypeError, ValueError: If an argument is not what it is named; from `init`, if
         the parameters are not floating-point or lie outside of the bounds; from `step`,
-        if the state has another structure than that of `init`, or the function does
-        not return a real scalar.
+        if the structure of the state differs from `init`'s, or the function does not
+        return a real scalar.
 
     Examples:
       >>> import jax, jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""One step of a run: points, their values, the update.
+"""A step of a run: points, their values, the update.
 
 The points are evaluated between `points_at` and `advance`, so that the same steps are
 taken by a compiled run, a run whose function is evaluated elsewhere, and a run that is
@@ -29,13 +29,14 @@ MOST_STEPS = np.iinfo(np.int32).max
 
 
 class Failures(NamedTuple):
-    """What of a run could not be used.
+    """Counts of evaluations and steps that could not be used.
 
     Attributes:
       evaluations: The number of values that were not finite: int32, shape (). It ends
         at 2³¹ - 2, which means so many or more.
-      skipped: The number of steps that had no value to use: int32, shape ().
-      in_a_row: The number of those that were the latest: int32, shape ().
+      skipped: The number of skipped steps: int32, shape ().
+      in_a_row: The number of skipped steps since the last one that was not skipped:
+        int32, shape ().
     """
 
     evaluations: jax.Array
@@ -72,7 +73,7 @@ class Run(NamedTuple):
 
 
 class StepInfo(NamedTuple):
-    """What happened in a step.
+    """The values and the outcome of a step.
 
     Attributes:
       value: The value at θ, or a substitute for it: at least float32, shape ().
@@ -80,7 +81,7 @@ class StepInfo(NamedTuple):
       values: The values at the points, θ first: [n].
       skipped: Whether the step was skipped because no value could be used: bool,
         shape ().
-      reverted: Whether the step before was reverted instead: bool, shape ().
+      reverted: Whether the step reverted the previous one instead: bool, shape ().
     """
 
     value: jax.Array
@@ -121,7 +122,7 @@ class SolverState(NamedTuple):
 
 
 def check_known(state: SolverState) -> None:
-    """Raises if a run is to be traced."""
+    """Raises if the arrays of a run are traced."""
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(state)):
         raise TypeError(
             "params, key and state must be known arrays; got traced ones. A run "
@@ -158,7 +159,7 @@ def check_state(run: Run, state: Any, *, leaves: bool = False) -> None:
 
 
 def _difference(expected: Any, got: Any, leaves: bool) -> tuple[str, str] | None:
-    """Two trees where they differ: their structures, or their first such leaves."""
+    """The difference of two trees: their structures, or their first unequal leaves."""
     structures: list[Any] = [jax.tree.structure(x) for x in (expected, got)]
     if structures[0] != structures[1]:
         return f"a tree {structures[0]}", f"a tree {structures[1]}"
@@ -272,7 +273,7 @@ def points_at(
 
 def draw_of(key: jax.Array, step: jax.Array) -> Draw:
     """The draw of a step of the run with this key."""
-    # The first step's own key is that of the run: no other step has it.
+    # The key of the first step is the key of the run: no other step has it.
     run_key, _ = _keys(key, jnp.zeros((), jnp.int32))
     step_key, _ = _keys(key, step)
     return Draw(step_key, run_key, step)

@@ -57,8 +57,8 @@ def scale_by_radazo(
     """Rescales updates by R-AdaZO: a second moment of the *first moment*.
 
     A zeroth-order gradient is mostly noise, and the first moment averages much of it
-    away. Where Adam scales by the size of the raw gradient g_t, R-AdaZO scales by the
-    size of that average:
+    away. Adam scales by the size of the raw gradient g_t, and R-AdaZO by the size of
+    this average:
 
         m_t ← β₁ m_{t−1} + (1 − β₁) g_t
         v_t ← β₂ v_{t−1} + (1 − β₂) m_t²
@@ -140,7 +140,7 @@ def scale_by_zo_adamm(
 
     This is Algorithm 1 of the R-AdaZO paper. The original ZO-AdaMM (Chen et al.,
     2019) divides by the running maximum of v_t, as AMSGrad does: with `amsgrad=True`.
-    Its projected steps are those of `keep_params_in`.
+    `keep_params_in` has its projected steps.
 
     Args:
       b1: Decay rate β₁ of the first moment, in [0, 1).
@@ -209,7 +209,7 @@ def _scale_by_moments(
 
     `measured` is all that sets the algorithms apart: of the gradients and the
     (debiased) first moments it returns those whose second moment scales the update.
-    The hyperparameters are those of `scale_by_radazo`.
+    It has the hyperparameters of `scale_by_radazo`.
     """
     checks.check_unit_interval("b1", b1)
     checks.check_unit_interval("b2", b2)
@@ -387,7 +387,7 @@ def _stored_dtype(array: Any, mu_dtype: np.dtype | None) -> np.dtype:
 
 
 def _widen(update: Any, mu: jax.Array, nu: jax.Array) -> jax.Array:
-    """Returns an update in the precision of nu, complex where one of the two is."""
+    """Returns an update in the precision of nu, complex if mu or the update is."""
     update = jnp.asarray(update)
     if not (jnp.iscomplexobj(update) or jnp.iscomplexobj(mu)):
         return update.astype(nu.dtype)
