@@ -85,3 +85,22 @@ def test_of_a_hyperparameter_in_a_hybrid_loss():
     got = jit(jax.jacfwd(first))(jnp.float32(0.3))
     # A forward difference of λ‖θ‖² is λ (2 θᵢ ± μ).
     np.testing.assert_allclose(got, [2.0, -4.0, 1.0], atol=1.1e-2)
+
+
+def test_of_a_gaussian_process_are_finite():
+    """A query is at distance 0 from itself, where the square root has no derivative."""
+    estimator = zo.contrib.gaussian_process(num_directions=2, memory_size=4)
+    params = jnp.arange(3.0)
+    state = estimator.init(params)
+
+    @jit
+    def derivative(h):
+        def of(h):
+            (value, gradient), _ = estimator.estimate(
+                lambda x: h * jnp.sum(x**2), 0, params, state
+            )
+            return value + jnp.sum(gradient)
+
+        return jax.grad(of)(h)
+
+    assert np.isfinite(derivative(H))

@@ -274,7 +274,9 @@ def checked_loss(
             raise TypeError(
                 f"fun must return a real floating-point loss; got dtype {dtype}."
             )
-        return jnp.asarray(value).astype(at_least_float32(dtype)), aux
+        # A float64 loss becomes float32 unless 64 bits are enabled outside of it too.
+        dtype = jax.dtypes.canonicalize_dtype(at_least_float32(dtype))
+        return jnp.asarray(value).astype(dtype), aux
 
     return loss
 

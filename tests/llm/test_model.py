@@ -16,6 +16,7 @@ from tables import DISTRIBUTIONS, slow
 
 from examples.apps.llm import lora, weights
 from examples.apps.llm import opt as model
+from radazo_jax._src.perturb import views
 
 from . import tiny
 from .tiny import TOKENS, logits
@@ -229,7 +230,11 @@ DEEP = model.Config(
 
 @pytest.mark.parametrize("what", ["hidden", slow("logits")])
 @pytest.mark.parametrize("distribution", ["gaussian", "low_rank", slow("rademacher")])
-def test_a_perturbed_evaluation_builds_no_more_than_a_layer(distribution, what):
+def test_a_perturbed_evaluation_builds_no_more_than_a_layer(
+    distribution, what, monkeypatch
+):
+    # This model is so small that all of its leaves would be drawn together.
+    monkeypatch.setattr(views, "_MAX_DRAWN_TOGETHER", -1)
     abstract = nnx.eval_shape(lambda: model.OPT(DEEP, rngs=nnx.Rngs(0)))
     graphdef, params = nnx.split(abstract)
     params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)

@@ -200,11 +200,13 @@ def test_an_estimate_of_low_rank_draws_as_much_however_often_leaves_are_read(
         return normal_of(*args)
 
     monkeypatch.setattr(generator, "normal", counted)
-    estimator = zo.forward_difference(zo.low_rank(), batch_size=1)
+    estimator = zo.forward_difference(zo.low_rank())
 
     def draws(steps):
         calls.clear()
-        fun = zo.value_and_grad(lambda p, x: unrolled(p, x, steps).sum(), estimator)
+        fun = zo.value_and_grad(
+            lambda p, x: unrolled(p, x, steps).sum(), estimator, zo.vectorized(1)
+        )
         jax.make_jaxpr(fun)(jax.random.key(0), unrolled_params(), normal(6))
         return len(calls)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from radazo_jax._src import checks
 from radazo_jax._src.contrib import buffer
 from radazo_jax._src.contrib.flat import rows_of, unflattened
-from radazo_jax._src.contrib.kernels import KERNELS, features
+from radazo_jax._src.contrib.kernels import KERNELS, features, square_root
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.layout import layout_of
@@ -216,7 +216,7 @@ def _squared_distances(away: jax.Array) -> jax.Array:
 def _mean_distance(squares: jax.Array, used: jax.Array) -> jax.Array:
     """Of the pairs that are used; 1 without any."""
     pairs = used[:, None] & used[None] & ~jnp.eye(len(used), dtype=bool)
-    total = jnp.sum(jnp.where(pairs, jnp.sqrt(squares), 0))
+    total = jnp.sum(jnp.where(pairs, square_root(squares), 0))
     mean = total / jnp.maximum(jnp.sum(pairs), 1).astype(total.dtype)
     return jnp.where(mean > 0, mean, 1)
 

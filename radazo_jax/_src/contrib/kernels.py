@@ -15,6 +15,12 @@ _EXACT = jax.lax.Precision.HIGHEST
 Kernel = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
 
+def square_root(squares: jax.Array) -> jax.Array:
+    """√x, whose derivative at 0 is 0: distances vanish on the diagonal and at θ."""
+    positive = squares > 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, squares, 1)), 0)
+
+
 def _squared_exponential(
     squares: jax.Array, away: jax.Array, scale: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -26,8 +32,8 @@ def _squared_exponential(
 def _matern(
     squares: jax.Array, away: jax.Array, scale: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    r = jnp.sqrt(5 * squares) / scale
-    from_theta = jnp.sqrt(5 * jnp.sum(away**2, axis=1)) / scale
+    r = square_root(5 * squares) / scale
+    from_theta = square_root(5 * jnp.sum(away**2, axis=1)) / scale
     along = 5 / (3 * scale**2) * (1 + from_theta) * jnp.exp(-from_theta)
     return (1 + r + r**2 / 3) * jnp.exp(-r), along[:, None] * away
 

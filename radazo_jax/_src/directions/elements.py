@@ -196,13 +196,13 @@ def _outer(a: jax.Array, b: jax.Array) -> jax.Array:
         return functools.reduce(jnp.add, terms)
     names = string.ascii_lowercase
     (names_a, a), (names_b, b) = (drop_constant_axes(x, names) for x in (a, b))
-    out = "".join(names[i] for i, size in enumerate(shape) if size > 1)
+    out = "".join(names[i] for i, size in enumerate(shape) if size != 1)
     spec = f"{names_a}Z,{names_b}Z->{out}"
     return jnp.einsum(spec, a, b, precision=_EXACT).reshape(shape)
 
 
 def drop_constant_axes(factor: jax.Array, names: str) -> tuple[str, jax.Array]:
     """A factor without the axes along which it is constant, and the others' names."""
-    kept = [axis for axis in range(factor.ndim - 1) if factor.shape[axis] > 1]
+    kept = [axis for axis in range(factor.ndim - 1) if factor.shape[axis] != 1]
     shape = (*(factor.shape[axis] for axis in kept), factor.shape[-1])
     return "".join(names[axis] for axis in kept), factor.reshape(shape)
