@@ -140,6 +140,7 @@ def black_box(estimator, path):
 
 def stepped(estimator, path):
     del path
+    chex.clear_trace_counter()  # It counts by name, in all tests of a process.
     init, step = zo.solver(traced, OPTIMIZER, estimator)
     state, step = init(PARAMS, KEY), jax.jit(chex.assert_max_traces(step, 1))
     for _ in range(STEPS):

@@ -1,6 +1,7 @@
 """Estimators: points, and a reduction of the values at them."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -164,22 +165,36 @@ def extra_args(
     estimate: Estimate, gradient: Any, value_fn: Callable[[Any], Any] | None
 ) -> dict[str, Any]:
     """The extra arguments that Optax transformations get with a gradient."""
-
-    def at(params: Any, **others: Any) -> Any:
-        # Optax's line searches pass all extra arguments that they do not know on to
-        # the function, and refuse those that it does not take.
-        del others
-        assert value_fn is not None
-        return value_fn(params)
-
-    return {
+    args = {
         "value": estimate.value,
         "grad": gradient,
         "slope": estimate.slope,
         "combination": estimate.gradient,
-        "value_fn": None if value_fn is None else at,
         **estimate.extra_args,
     }
+    if value_fn is None:
+        return args | {"value_fn": None}
+    return args | {"value_fn": _taking_all(value_fn, args)}
+
+
+def _taking_all(
+    value_fn: Callable[[Any], Any], names: Iterable[str]
+) -> Callable[..., Any]:
+    """`value_fn` with further keyword arguments, which it ignores.
+
+    Optax's line searches pass all extra arguments that they do not know on to the
+    function, and refuse those that its signature does not name.
+    """
+
+    def at(params: Any, **others: Any) -> Any:
+        del others
+        return value_fn(params)
+
+    kinds = inspect.Parameter
+    keywords = (kinds(name, kinds.KEYWORD_ONLY, default=None) for name in names)
+    first = kinds("params", kinds.POSITIONAL_OR_KEYWORD)
+    at.__signature__ = inspect.Signature([first, *keywords])  # type: ignore[attr-defined]
+    return at
 
 
 def check_estimator(estimator: Any) -> None:

@@ -150,7 +150,7 @@ def _in_turn(fun: Callable[[Any], Any]) -> _Run:
             try:
                 results.append(fun(_own(point)))
             except Exception as error:
-                results.append(_Failed(_told(error)))
+                results.append(_Failed(_in_words(error)))
         return None if interrupted() else results
 
     return run
@@ -221,7 +221,7 @@ def _wait(
         try:
             submitted.append(pool.submit(fun, _own(point)))
         except futures.BrokenExecutor as error:
-            submitted.append(_Broken(_told(error)))
+            submitted.append(_Broken(_in_words(error)))
         except RuntimeError as error:
             raise ValueError(
                 f"executor must be running; got {pool!r}: {error}."
@@ -251,9 +251,9 @@ def _wait(
         try:
             return future.result()
         except futures.BrokenExecutor as error:
-            return _Broken(_told(error))
+            return _Broken(_in_words(error))
         except Exception as error:
-            return _Failed(_told(error))
+            return _Failed(_in_words(error))
 
     return [result(future) for future in submitted]
 
@@ -321,7 +321,7 @@ def _parsed(result: Any) -> tuple[float, Any, str]:
             value = value[0]
         number = float(value)
     except Exception as error:
-        return np.nan, info, _told(error)
+        return np.nan, info, _in_words(error)
     return number, info, "" if np.isfinite(number) else f"returned {number}"
 
 
@@ -332,5 +332,5 @@ def _described(value: Any) -> str:
     return f"{text[:40]}{'…' if len(text) > 40 else ''} of type {type(value).__name__}"
 
 
-def _told(error: BaseException) -> str:
+def _in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

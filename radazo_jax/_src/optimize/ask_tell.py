@@ -116,8 +116,8 @@ def ask_tell(
             )
         step.check_room(state.run)
         values = as_values(values, state.run.params)
-        told, *_ = _kept_tell(state.run, values, arrays, static=static)
-        return AskTellState(told, np.zeros((), bool))
+        run, *_ = _kept_tell(state.run, values, arrays, static=static)
+        return AskTellState(run, np.zeros((), bool))
 
     return AskTell(init, ask, tell)
 

@@ -17,7 +17,7 @@ from radazo_jax._src.optimize.box import Bounds
 from radazo_jax._src.optimize.budgets import Budget
 from radazo_jax._src.optimize.console import interruptible, progress_bar
 from radazo_jax._src.optimize.defaults import method
-from radazo_jax._src.optimize.failures import Policy, resumed, told
+from radazo_jax._src.optimize.failures import Policy, failure_counts, resumed
 from radazo_jax._src.optimize.history import History
 from radazo_jax._src.optimize.host import Done, Path, Values
 from radazo_jax._src.optimize.journal import Record
@@ -269,7 +269,7 @@ def minimize_black_box(
             watch.saw(done.record.lowest)
             rate = len(done.record.values) / max(done.record.seconds, 1e-9)
             figures = {"best": f"{seen.best.value:.6g}", "evaluations/s": f"{rate:.3g}"}
-            report(1, figures | told(state))
+            report(1, figures | failure_counts(state))
             return callback is not None and callback(state, done.record.values)
 
         state, stopped = host.run(

@@ -97,7 +97,7 @@ def resumed(state: SolverState) -> SolverState:
     return state._replace(failures=state.failures._replace(in_a_row=none))
 
 
-def told(state: SolverState) -> dict[str, str]:
+def failure_counts(state: SolverState) -> dict[str, str]:
     """The failures so far, for a progress bar."""
     evaluations, skipped, _ = (int(count) for count in state.failures)
     shown = {"failed": evaluations, "skipped": skipped}

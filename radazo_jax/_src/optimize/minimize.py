@@ -20,7 +20,7 @@ from radazo_jax._src.optimize.budgets import Budget, Limits, Progress, Watch
 from radazo_jax._src.optimize.console import interruptible, progress_bar
 from radazo_jax._src.optimize.defaults import method
 from radazo_jax._src.optimize.diagnose import warn_of_rounding
-from radazo_jax._src.optimize.failures import Policy, exceeds, resumed, told
+from radazo_jax._src.optimize.failures import Policy, exceeds, failure_counts, resumed
 from radazo_jax._src.optimize.history import History, names, numbers
 from radazo_jax._src.optimize.host import Done, Path, Values
 from radazo_jax._src.optimize.step import Run, SolverState
@@ -249,7 +249,7 @@ def minimize(
                 )
                 values.append(found[0])
                 watch.took(taken, jax.device_get(reached))
-                report(taken, {"loss": f"{found[0, -1]:.6g}", **told(state)})
+                report(taken, {"loss": f"{found[0, -1]:.6g}", **failure_counts(state)})
                 policy.check(state, limits)
                 if watch.reason():
                     break
@@ -373,7 +373,7 @@ def _one_by_one(
             steps.append(done)
             value = done.numbers["value"]
             watch.saw(value)
-            report(1, {"loss": f"{value:.6g}", **told(state)})
+            report(1, {"loss": f"{value:.6g}", **failure_counts(state)})
             last = np.array([value], np.float32)
             return callback is not None and callback(state, last)
 
