@@ -73,16 +73,20 @@ def test_failures_are_counted_up_to_the_last_number():
     assert int(result.state.failures.evaluations) == MOST - 1
 
 
-def test_numbers_of_directions_begin_again_after_the_last():
+def test_numbers_of_directions_begin_again_with_another_key():
     """Without replacement, with 2³² numbers of which 3 are taken in a step."""
     distribution, key = zo.coordinate(replace=False), jax.random.key(1)
+    most = 2**32 // 3
 
-    def numbers(step):
+    def drawn(step):
         draw = zo.estimators.Draw(jax.random.key(2), key, jnp.int32(step))
         points = zo.estimators.sample_points(distribution, draw, 3, [0.1], START)
-        assert_same(points.directions.key[0], key)
-        return points.directions.number
+        return points.directions
 
-    for step in (0, 1, 2**32 // 3, MOST):
-        expected = (3 * step + np.arange(3)) % 2**32
-        np.testing.assert_array_equal(numbers(step), expected.astype(np.uint32))
+    for step in (0, 1, most - 1, most, MOST):
+        found = drawn(step)
+        expected = 3 * (step % most) + np.arange(3)
+        np.testing.assert_array_equal(found.number, expected.astype(np.uint32))
+        cycle = step // most
+        own = jax.random.fold_in(key, cycle) if cycle else key
+        assert_same(found.key[0], own)

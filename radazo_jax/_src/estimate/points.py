@@ -243,8 +243,24 @@ def _sample(
     numbers = np.arange(num_directions, dtype=np.uint32)
     if not distribution.sequential:
         return sums.sample(distribution, draw.key, numbers, layout), layout
-    first = jnp.asarray(draw.step).astype(jnp.uint32) * np.uint32(num_directions)
-    return sums.sample(distribution, draw.run_key, first + numbers, layout), layout
+    key, first = _next_in_run(draw, num_directions)
+    return sums.sample(distribution, key, first + numbers, layout), layout
+
+
+def _next_in_run(draw: Draw, num_directions: int) -> tuple[jax.Array, jax.Array]:
+    """The key and the first number of a step whose directions are numbered in a run.
+
+    Numbers are uint32. Once they are used up, they begin again under another key.
+    """
+    step = jnp.asarray(draw.step).astype(jnp.uint32)
+    most = np.uint32(min(2**32 // num_directions, 2**32 - 1))
+    cycle = step // most
+    key = draw.run_key
+    following = jax.random.fold_in(key, cycle)
+    later, now = jax.random.key_data(following), jax.random.key_data(key)
+    data = jnp.where(cycle > 0, later, now)
+    key = jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
+    return key, (step % most) * np.uint32(num_directions)
 
 
 def candidates(points: Points, params: Any) -> Any:
