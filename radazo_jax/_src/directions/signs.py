@@ -197,7 +197,7 @@ def orthonormal() -> Distribution:
 
     Step t of a run with K directions per step uses the directions tK to tK + K − 1.
     Each call of `value_and_grad` is a run of one step: only the directions of the same
-    call are drawn without replacement. After 2³² directions a run draws from another key.
+    call are drawn without replacement. After 2³² directions, a run takes another key.
 
     Returns:
       The distribution.
