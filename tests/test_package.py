@@ -24,7 +24,7 @@ OPTIMIZERS = [
     for name in zo.__all__
     if inspect.isfunction(getattr(zo, name))
     and "GradientTransformation"
-    in str(inspect.signature(getattr(zo, name)).return_annotation)
+    in getattr(inspect.signature(getattr(zo, name)).return_annotation, "__name__", "")
 ]
 
 WRONG = """
