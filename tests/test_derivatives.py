@@ -88,7 +88,7 @@ def test_of_a_hyperparameter_in_a_hybrid_loss():
 
 
 def test_of_a_gaussian_process_are_finite():
-    """A query is at distance 0 from itself, where the square root has no derivative."""
+    """A query is at distance 0 from itself, and the square root has no slope at 0."""
     estimator = zo.contrib.gaussian_process(num_directions=2, memory_size=4)
     params = jnp.arange(3.0)
     state = estimator.init(params)
