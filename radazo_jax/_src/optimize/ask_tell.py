@@ -96,7 +96,9 @@ def ask_tell(
       ((11, 3), True)
     """
     step.check_run(optimizer, estimator)
-    arrays, static = split(Run(None, None, optimizer, estimator, bounds=bounds))
+    arrays, static = trees.partition(
+        Run(None, None, optimizer, estimator, bounds=bounds)
+    )
 
     def init(params: Any, key: jax.typing.ArrayLike) -> AskTellState:
         run = static.merge(arrays)
@@ -120,11 +122,6 @@ def ask_tell(
         return AskTellState(run, np.zeros((), bool))
 
     return AskTell(init, ask, tell)
-
-
-def split(run: Run) -> tuple[list[Any], trees.Static]:
-    """The arrays of a run, and the rest of it, which can be static under `jit`."""
-    return trees.partition(run)
 
 
 @functools.partial(jax.jit, static_argnames="static")

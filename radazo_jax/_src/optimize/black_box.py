@@ -213,7 +213,7 @@ def minimize_black_box(
     watch = budget.watch(run, state, trees.widest(state.params))
     # Steps work in place on their state, so the caller keeps a copy of the first.
     state = resumed(jax.tree.map(jax.numpy.copy, state))
-    arrays, static = ask_tell.split(run)
+    arrays, static = trees.partition(run)
     ask = functools.partial(ask_tell.candidates_of, arrays=arrays, static=static)
     tell = functools.partial(ask_tell.tell_in_place, arrays=arrays, static=static)
     seen = _Seen(state, ask)

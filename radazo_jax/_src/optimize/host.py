@@ -247,8 +247,7 @@ def line_of_run(
 
 @functools.partial(jax.jit, static_argnames="estimator")
 def _points(state: SolverState, estimator: GradientEstimator) -> Points:
-    draw = step.draw_of(state.key, state.step)
-    return estimator.points(draw, state.params, state.estimator_state)[0]
+    return step.points_without_loss(state, estimator)
 
 
 def _version(package: str) -> str:

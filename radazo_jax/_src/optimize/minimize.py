@@ -208,7 +208,7 @@ def minimize(
     # The chunks work in place on their state, so the caller keeps a copy of the first.
     state = jax.tree.map(jnp.copy, state)
 
-    arrays, static = ask_tell.split(run)
+    arrays, static = trees.partition(run)
     if journal is not None:
         return _one_by_one(
             state, fun, watch, policy, journal, progress, callback, arrays, static

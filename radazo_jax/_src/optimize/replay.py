@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from radazo_jax._src import trees
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.vectorized import Evaluator, vectorized
 from radazo_jax._src.optimize import ask_tell, host, step
@@ -85,7 +86,7 @@ def replay(
         if fun is None:
             line["fun"] = found.run["fun"]
         check_same_run(journal, found.run, line)
-    arrays, static = ask_tell.split(run)
+    arrays, static = trees.partition(run)
     tell = functools.partial(ask_tell.tell_in_place, arrays=arrays, static=static)
     state = jax.tree.map(jnp.copy, state)
     state, _ = host.rebuild(state, found.records, tell, exact=exact)

@@ -6,6 +6,7 @@ rebuilt from its journal.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -289,13 +290,15 @@ def take(
     return advance(run, state, points, values, loss)
 
 
+def points_without_loss(state: SolverState, estimator: GradientEstimator) -> Points:
+    """The points of a step as far as they do not depend on the loss."""
+    draw = draw_of(state.key, state.step)
+    return estimator.points(draw, state.params, state.estimator_state)[0]
+
+
 def num_points(run: Run, state: SolverState) -> int:
     """The number of points of a step, which is the same in all steps."""
-
-    def points(state: SolverState) -> Points:
-        draw = draw_of(state.key, state.step)
-        return run.estimator.points(draw, state.params, state.estimator_state)[0]
-
+    points = partial(points_without_loss, estimator=run.estimator)
     shapes: Points = jax.eval_shape(points, state)
     return shapes.num_points
 
