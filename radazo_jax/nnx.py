@@ -24,6 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import optax
 from flax import nnx
 
 from radazo_jax._src.estimate import gradients
@@ -175,7 +176,7 @@ def value_fn(
     loss_fn(evaluated)
     nnx.update(model, _written(evaluated, wrt, rest))
 
-    def loss(params: Any) -> jax.Array:
+    def loss(params: optax.Params) -> jax.Array:
         return loss_fn(nnx.merge(graphdef, params, rest, copy=True))
 
     return loss

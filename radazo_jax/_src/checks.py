@@ -17,6 +17,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from radazo_jax._src import trees
 from radazo_jax._src.trees import at_least_float32
@@ -188,7 +189,7 @@ def _describe(value: Any) -> str:
     return f"{value!r} of type {type(value).__name__}"
 
 
-def as_params(params: Any) -> Any:
+def as_params(params: optax.Params) -> Any:
     """`params` as arrays; raises where a leaf is not real and floating-point."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     if not leaves:
@@ -214,7 +215,7 @@ def as_params(params: Any) -> Any:
     return trees.as_arrays(params)
 
 
-def warn_of_float32(params: Any, stacklevel: int) -> None:
+def warn_of_float32(params: optax.Params, stacklevel: int) -> None:
     """Warns where NumPy's float64 becomes float32.
 
     Args:
@@ -249,14 +250,14 @@ def check_not_deleted(name: str, tree: Any) -> None:
 
 
 def checked_loss(
-    fun: Callable[[Any], Any], has_aux: bool
-) -> Callable[[Any], tuple[jax.Array, Any]]:
+    fun: Callable[[optax.Params], Any], has_aux: bool
+) -> Callable[[optax.Params], tuple[jax.Array, Any]]:
     """`fun` as a function of the parameters to (loss of at least float32, aux).
 
     Where `fun` returns something else than a real scalar, it raises when called.
     """
 
-    def loss(params: Any) -> tuple[jax.Array, Any]:
+    def loss(params: optax.Params) -> tuple[jax.Array, Any]:
         output = fun(params)
         if has_aux and not (isinstance(output, tuple) and len(output) == 2):
             raise TypeError(

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import optax
 
 
 def on_any_mesh(program: Callable[..., Any], out_sharding: Any) -> Callable[..., Any]:
@@ -21,6 +22,6 @@ def on_any_mesh(program: Callable[..., Any], out_sharding: Any) -> Callable[...,
     )
 
 
-def specs_of(params: Any) -> Any:
+def specs_of(params: optax.Params) -> Any:
     """How arrays are sharded by their types, a tree like `params`."""
     return jax.tree.map(lambda p: jax.typeof(p).sharding.spec, params)

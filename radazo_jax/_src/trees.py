@@ -83,7 +83,7 @@ def _has_hash(x: Any) -> bool:
     return True
 
 
-def at_least_float32(dtype: Any) -> jnp.dtype:
+def at_least_float32(dtype: jax.typing.DTypeLike) -> jnp.dtype:
     """`dtype`, or float32 for the floating-point types narrower than it.
 
     Written without `jnp.promote_types`, which refuses bfloat16 with float32 under
@@ -122,7 +122,7 @@ def wide_zeros(tree: Any) -> Any:
     )
 
 
-def product(a: Any, b: Any, dtype: Any) -> jax.Array:
+def product(a: Any, b: Any, dtype: jax.typing.DTypeLike) -> jax.Array:
     """The inner product of two trees, as real vectors."""
 
     def of_leaf(x: Any, y: Any) -> jax.Array:
@@ -132,6 +132,6 @@ def product(a: Any, b: Any, dtype: Any) -> jax.Array:
     return sum(jax.tree.leaves(jax.tree.map(of_leaf, a, b)), jnp.zeros((), dtype))
 
 
-def norm(tree: Any, dtype: Any) -> jax.Array:
+def norm(tree: Any, dtype: jax.typing.DTypeLike) -> jax.Array:
     """The Euclidean norm of a tree."""
     return jnp.sqrt(product(tree, tree, dtype))

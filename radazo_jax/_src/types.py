@@ -9,7 +9,11 @@ if TYPE_CHECKING:
 
     class _Update(Protocol):
         def __call__(
-            self, updates: Any, state: Any, params: Any = None, **extra_args: Any
+            self,
+            updates: Any,
+            state: Any,
+            params: optax.Params = None,
+            **extra_args: Any,
         ) -> tuple[Any, Any]: ...
 
     class GradientTransformationExtraArgs(optax.GradientTransformationExtraArgs):

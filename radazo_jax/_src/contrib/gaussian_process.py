@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from radazo_jax._src import checks
 from radazo_jax._src.contrib import buffer
@@ -143,7 +144,7 @@ def gaussian_process(
                 f"{num_features} and {kernel!r}."
             )
 
-    def init(params: Any) -> GaussianProcessState:
+    def init(params: optax.Params) -> GaussianProcessState:
         dimension = layout_of(params).dimension
         if dimension > MAX_DIMENSION:
             raise ValueError(
@@ -157,7 +158,7 @@ def gaussian_process(
         )
 
     def points(
-        draw: Draw, params: Any, state: GaussianProcessState
+        draw: Draw, params: optax.Params, state: GaussianProcessState
     ) -> tuple[Points, Any]:
         points = sample_points(
             distribution,
@@ -172,7 +173,10 @@ def gaussian_process(
         return points, state._replace(key=key)
 
     def reduce(
-        points: Points, values: Values, params: Any, state: GaussianProcessState
+        points: Points,
+        values: Values,
+        params: optax.Params,
+        state: GaussianProcessState,
     ) -> tuple[Estimate, GaussianProcessState]:
         asked = rows_of(candidates(points, params))  # θ is the first.
         xs = buffer.followed_by(state.points, asked)

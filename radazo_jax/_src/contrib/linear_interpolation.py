@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from radazo_jax._src import checks
 from radazo_jax._src.contrib import buffer
@@ -139,7 +140,7 @@ def linear_interpolation(
     before, size = memory_size - 1, num_directions
     rows = _rows_of_points(size, before, smoothing)
 
-    def init(params: Any) -> LinearInterpolationState:
+    def init(params: optax.Params) -> LinearInterpolationState:
         return LinearInterpolationState(
             buffer.empty(before * size),
             jax.tree.map(lambda p: jnp.stack([jnp.zeros_like(p)] * before), params),
@@ -147,7 +148,7 @@ def linear_interpolation(
         )
 
     def points(
-        draw: Draw, params: Any, state: LinearInterpolationState
+        draw: Draw, params: optax.Params, state: LinearInterpolationState
     ) -> tuple[Points, Any]:
         points = sample_points(
             distribution, draw, size, [smoothing], params, includes_params=True
@@ -155,7 +156,10 @@ def linear_interpolation(
         return points, state
 
     def reduce(
-        points: Points, values: Values, params: Any, state: LinearInterpolationState
+        points: Points,
+        values: Values,
+        params: optax.Params,
+        state: LinearInterpolationState,
     ) -> tuple[Estimate, LinearInterpolationState]:
         base, moved = values
         past = state.buffer.directions(distribution)

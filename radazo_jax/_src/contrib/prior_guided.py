@@ -117,11 +117,13 @@ def prior_guided(
         raise ValueError(f"mix must be 'projection' or 'cosine'; got {mix!r}.")
     size = num_directions
 
-    def init(params: Any) -> PriorGuidedState:
+    def init(params: optax.Params) -> PriorGuidedState:
         zeros = wide_zeros(params)
         return PriorGuidedState(zeros if prior is None else ())
 
-    def points(draw: Draw, params: Any, state: PriorGuidedState) -> tuple[Points, Any]:
+    def points(
+        draw: Draw, params: optax.Params, state: PriorGuidedState
+    ) -> tuple[Points, Any]:
         given = state.prior if prior is None else _checked_prior(prior(params), params)
         unit = jax.tree.map(lambda w: w.astype(jnp.float32), given)
         # By its largest element first, whose square could overflow, or be 0.
@@ -137,7 +139,7 @@ def prior_guided(
         return points, state
 
     def reduce(
-        points: Points, values: Values, params: Any, state: PriorGuidedState
+        points: Points, values: Values, params: optax.Params, state: PriorGuidedState
     ) -> tuple[Estimate, PriorGuidedState]:
         base, moved = values
         found = differences(Values(base, moved[:size]))
@@ -180,13 +182,13 @@ def prior_guided(
     return GradientEstimator(init, points, reduce)
 
 
-def _divided(tree: Any, norm: jax.Array) -> Any:
+def _divided(tree: Any, norm: jax.Array) -> optax.Params:
     """The tree over its norm; zeros stay."""
     inverse = jnp.where(norm > 0, 1 / norm, 0)
     return jax.tree.map(lambda w: inverse * w, tree)
 
 
-def _checked_prior(given: Any, params: Any) -> Any:
+def _checked_prior(given: Any, params: optax.Params) -> Any:
     """The prior; raises unless it is a tree like `params`."""
 
     def shapes(tree: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 
 from radazo_jax._src.directions import norm
@@ -137,7 +138,7 @@ class Distribution(abc.ABC):
           The elements: float32, of the shape of the positions.
         """
 
-    def sample(self, key: jax.typing.ArrayLike, params: Any) -> Direction:
+    def sample(self, key: jax.typing.ArrayLike, params: optax.Params) -> Direction:
         """Samples a direction for `params`.
 
         Args:
@@ -150,7 +151,7 @@ class Distribution(abc.ABC):
         layout = self._annotate(layout_of(params), params)
         return sample(self, keys.as_key(key), jnp.uint32(0), layout)
 
-    def materialize(self, direction: Direction, params: Any) -> Any:
+    def materialize(self, direction: Direction, params: optax.Params) -> optax.Params:
         """Computes all elements of `direction`.
 
         Args:
@@ -167,7 +168,7 @@ class Distribution(abc.ABC):
             params,
         )
 
-    def _annotate(self, layout: Layout, params: Any) -> Layout:
+    def _annotate(self, layout: Layout, params: optax.Params) -> Layout:
         """The layout with the axes that the distribution itself prescribes."""
         del params
         return layout

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import optax
 
 from radazo_jax._src import checks, fusion
 from radazo_jax._src.directions.distribution import Distribution
@@ -24,7 +25,7 @@ class LowRank(Gaussian):
     # The axes that the user gave: by path, or as a function of the parameters.
     given: tuple[tuple[str, MatrixAxes | None], ...] | Callable[[Any], Any] | None
 
-    def _annotate(self, layout: Layout, params: Any) -> Layout:
+    def _annotate(self, layout: Layout, params: optax.Params) -> Layout:
         leaves = [(leaf.path, leaf.shape) for leaf in layout.leaves]
         if self.where and leaves and not any(self.where(*leaf) for leaf in leaves):
             raise ValueError(

@@ -52,9 +52,9 @@ class GradientEstimator(NamedTuple):
 
     def estimate(
         self,
-        fun: Callable[[Any], Any],
+        fun: Callable[[optax.Params], Any],
         key: jax.typing.ArrayLike,
-        params: Any,
+        params: optax.Params,
         state: Any,
         *,
         evaluator: Evaluator = vectorized(),
@@ -89,9 +89,9 @@ class GradientEstimator(NamedTuple):
 def evaluated(
     estimator: GradientEstimator,
     evaluator: Evaluator,
-    fun: Callable[[Any], Any],
+    fun: Callable[[optax.Params], Any],
     draw: Draw,
-    params: Any,
+    params: optax.Params,
     state: Any,
     has_aux: bool = False,
 ) -> tuple[Estimate, tuple[Values, Any], Any]:
@@ -108,7 +108,7 @@ def points_of(
     estimator: GradientEstimator,
     evaluator: Evaluator,
     draw: Draw,
-    params: Any,
+    params: optax.Params,
     state: Any,
 ) -> tuple[Points, Any]:
     """The points of an estimate, cached, and the state of the estimator after them."""
@@ -124,8 +124,8 @@ def points_of(
 
 def values_at(
     evaluator: Evaluator,
-    fun: Callable[[Any], Any],
-    params: Any,
+    fun: Callable[[optax.Params], Any],
+    params: optax.Params,
     points: Points,
     has_aux: bool = False,
 ) -> tuple[Values, Any]:
@@ -138,7 +138,7 @@ def reduced(
     estimator: GradientEstimator,
     points: Points,
     values: Values,
-    params: Any,
+    params: optax.Params,
     state: Any,
 ) -> tuple[Estimate, Any]:
     """The estimate, and the state of the estimator after it."""
@@ -162,7 +162,9 @@ def updated_if_usable(estimate: Estimate, before: Any, after: Any) -> Any:
 
 
 def extra_args(
-    estimate: Estimate, gradient: Any, value_fn: Callable[[Any], Any] | None
+    estimate: Estimate,
+    gradient: optax.Updates,
+    value_fn: Callable[[optax.Params], Any] | None,
 ) -> dict[str, Any]:
     """The extra arguments that Optax transformations get with a gradient."""
     args = {
@@ -178,7 +180,7 @@ def extra_args(
 
 
 def _taking_all(
-    value_fn: Callable[[Any], Any], names: Iterable[str]
+    value_fn: Callable[[optax.Params], Any], names: Iterable[str]
 ) -> Callable[..., Any]:
     """`value_fn` with further keyword arguments, which it ignores.
 
@@ -186,7 +188,7 @@ def _taking_all(
     function, and refuse those that its signature does not name.
     """
 
-    def at(params: Any, **others: Any) -> Any:
+    def at(params: optax.Params, **others: Any) -> Any:
         del others
         return value_fn(params)
 

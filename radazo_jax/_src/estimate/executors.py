@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 
 # How often a wait looks whether it was interrupted, in seconds.
 _POLL = 0.1
@@ -39,7 +40,7 @@ Evaluate = Callable[[Any, int], Outcome | None]
 
 @contextmanager
 def outside(
-    fun: Callable[[Any], Any],
+    fun: Callable[[optax.Params], Any],
     executor: Any,
     *,
     batched: bool = False,
@@ -71,7 +72,7 @@ def outside(
         check_executor(executor, fun)
         run = _submitting(fun, None, [executor], timeout)
 
-    def evaluate(candidates: Any, n: int) -> Outcome | None:
+    def evaluate(candidates: optax.Params, n: int) -> Outcome | None:
         outcome = Outcome(np.full(n, np.nan), [None] * n, {})
         pending = list(range(n))
         for _ in range(1 + retries):
@@ -103,7 +104,7 @@ def outside(
 def distinct(evaluate: Evaluate) -> Evaluate:
     """Evaluates points once that are the same."""
 
-    def once(candidates: Any, n: int) -> Outcome | None:
+    def once(candidates: optax.Params, n: int) -> Outcome | None:
         leaves = jax.tree.leaves(candidates)
         # Of each point, its place among those that are evaluated.
         places: dict[tuple[bytes, ...], int] = {}
@@ -141,7 +142,7 @@ class _Broken(_Failed):
 _Run = Callable[[list[Any], Callable[[], bool]], list[Any] | None]
 
 
-def _in_turn(fun: Callable[[Any], Any]) -> _Run:
+def _in_turn(fun: Callable[[optax.Params], Any]) -> _Run:
     def run(points: list[Any], interrupted: Callable[[], bool]) -> list[Any] | None:
         results: list[Any] = []
         for point in points:
@@ -157,7 +158,7 @@ def _in_turn(fun: Callable[[Any], Any]) -> _Run:
 
 
 def _submitting(
-    fun: Callable[[Any], Any],
+    fun: Callable[[optax.Params], Any],
     make: Callable[[], Any] | None,
     pools: list[Any],
     timeout: float | None,
@@ -210,7 +211,7 @@ def _submitting(
 
 
 def _wait(
-    fun: Callable[[Any], Any],
+    fun: Callable[[optax.Params], Any],
     pool: futures.Executor,
     points: list[Any],
     timeout: float | None,
@@ -258,7 +259,7 @@ def _wait(
     return [result(future) for future in submitted]
 
 
-def check_executor(executor: Any, fun: Callable[[Any], Any]) -> None:
+def check_executor(executor: Any, fun: Callable[[optax.Params], Any]) -> None:
     """Raises if `fun` cannot be evaluated on the executor."""
     if not hasattr(executor, "submit"):
         raise TypeError(
@@ -283,7 +284,7 @@ def check_executor(executor: Any, fun: Callable[[Any], Any]) -> None:
         ) from error
 
 
-def _point(candidates: Any, i: int) -> Any:
+def _point(candidates: optax.Params, i: int) -> Any:
     return jax.tree.map(lambda x: x[i], candidates)
 
 

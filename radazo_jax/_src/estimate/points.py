@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 
 from radazo_jax._src.directions import sums
@@ -41,7 +42,7 @@ class Draw(NamedTuple):
     key: jax.Array
     run_key: jax.Array
     step: jax.typing.ArrayLike = 0
-    fun: Callable[[Any], Any] | None = None
+    fun: Callable[[optax.Params], Any] | None = None
 
     @classmethod
     def once(cls, key: jax.typing.ArrayLike) -> "Draw":
@@ -169,7 +170,7 @@ def sample_points(
     draw: Draw,
     num_directions: int,
     scales: Sequence[float] | jax.Array,
-    params: Any,
+    params: optax.Params,
     *,
     includes_params: bool = False,
 ) -> Points:
@@ -212,7 +213,7 @@ def shifted_points(
     scales: jax.Array,
     shift: Any,
     shifts: jax.Array,
-    params: Any,
+    params: optax.Params,
 ) -> Points:
     """θ, and the points θ + tᵢ w + sᵢ uᵢ, with a tree w that all of them share.
 
@@ -236,7 +237,7 @@ def shifted_points(
 
 
 def _sample(
-    distribution: Distribution, draw: Draw, num_directions: int, params: Any
+    distribution: Distribution, draw: Draw, num_directions: int, params: optax.Params
 ) -> tuple[Direction, Layout]:
     """The directions of a step, stacked, and the layout of the parameters."""
     layout = axes.annotate(layout_of(params), distribution, draw.fun, params)
@@ -263,7 +264,7 @@ def _next_in_run(draw: Draw, num_directions: int) -> tuple[jax.Array, jax.Array]
     return key, (step % most) * np.uint32(num_directions)
 
 
-def candidates(points: Points, params: Any) -> Any:
+def candidates(points: Points, params: optax.Params) -> optax.Params:
     """Returns the points as trees of arrays, for evaluations outside of a program.
 
     Args:
@@ -284,7 +285,7 @@ def candidates(points: Points, params: Any) -> Any:
     """
     params = as_arrays(params)
 
-    def moved(direction: Direction, scale: jax.Array, shift: Any) -> Any:
+    def moved(direction: Direction, scale: jax.Array, shift: Any) -> optax.Params:
         us = jax.tree.unflatten(
             points.layout.treedef, elements(direction, points.layout)
         )
@@ -301,7 +302,7 @@ def candidates(points: Points, params: Any) -> Any:
     return jax.tree.map(flat, params, moved_params)
 
 
-def shifted(params: Any, shift: Any, distance: jax.Array | None) -> Any:
+def shifted(params: optax.Params, shift: Any, distance: jax.Array | None) -> Any:
     """θ + t w, rounded to the dtypes of θ; θ itself without a w.
 
     Args:

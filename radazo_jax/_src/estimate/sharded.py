@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 
 from radazo_jax._src import checks, trees
@@ -70,7 +71,10 @@ def sharded(axis_name: AxisName, batch_size: int | None = None) -> Evaluator:
 @functools.cache
 def _sharded(names: tuple[str, ...], batch_size: int | None) -> Evaluator:
     def evaluate(
-        fun: Callable[[Any], Any], params: Any, points: Points, has_aux: bool
+        fun: Callable[[optax.Params], Any],
+        params: optax.Params,
+        points: Points,
+        has_aux: bool,
     ) -> tuple[Values, Any]:
         if not has_aux:
             values = _values(fun, params, points, False, names, batch_size)
@@ -94,8 +98,8 @@ def _sharded(names: tuple[str, ...], batch_size: int | None) -> Evaluator:
 
 
 def _values(
-    fun: Callable[[Any], Any],
-    params: Any,
+    fun: Callable[[optax.Params], Any],
+    params: optax.Params,
     points: Points,
     has_aux: bool,
     names: tuple[str, ...],
@@ -110,7 +114,9 @@ def _values(
     arrays, static = trees.partition(fun) if is_tree else ([], None)
     _check_free(names, {"params": params, "the arguments of fun": arrays})
 
-    def losses(mine: jax.Array, params: Any, points: Points, arrays: Any) -> jax.Array:
+    def losses(
+        mine: jax.Array, params: optax.Params, points: Points, arrays: Any
+    ) -> jax.Array:
         given = fun if static is None else static.merge(arrays)
         loss = checks.checked_loss(given, has_aux)
         # θ is a point along the first direction, at scale 0.

@@ -100,7 +100,7 @@ def ask_tell(
         Run(None, None, optimizer, estimator, bounds=bounds)
     )
 
-    def init(params: Any, key: jax.typing.ArrayLike) -> AskTellState:
+    def init(params: optax.Params, key: jax.typing.ArrayLike) -> AskTellState:
         run = static.merge(arrays)
         return AskTellState(step.start(run, params, key), np.zeros((), bool))
 
@@ -172,7 +172,7 @@ _kept_tell = jax.jit(_tell, static_argnames="static")
 tell_in_place = jax.jit(_tell, static_argnames="static", donate_argnames="state")
 
 
-def checksum(params: Any) -> jax.Array:
+def checksum(params: optax.Params) -> jax.Array:
     """A number that tells whether parameters are equal to the last bit: uint32.
 
     A sum of integers, which does not depend on its order.
@@ -196,7 +196,7 @@ def checksum(params: Any) -> jax.Array:
 checksum_of = jax.jit(checksum)
 
 
-def as_values(values: Any, params: Any) -> np.ndarray:
+def as_values(values: Any, params: optax.Params) -> np.ndarray:
     """Values as an array of the dtype in which they are used."""
     array = np.asarray(values)
     if array.dtype.kind not in "fiub":

@@ -35,7 +35,7 @@ class Best(NamedTuple):
         the run that was read from a journal.
     """
 
-    params: Any
+    params: optax.Params
     value: float
     number: int
     info: Any
@@ -63,7 +63,7 @@ class BlackBoxResult(NamedTuple):
       stopped: The reason for which the run ended, as in `MinimizeResult`.
     """
 
-    params: Any
+    params: optax.Params
     values: np.ndarray
     best: Best
     num_evaluations: int
@@ -85,8 +85,8 @@ class BlackBoxResult(NamedTuple):
 
 
 def minimize_black_box(
-    fun: Callable[[Any], Any],
-    params: Any,
+    fun: Callable[[optax.Params], Any],
+    params: optax.Params,
     optimizer: optax.GradientTransformation | None = None,
     estimator: GradientEstimator | None = None,
     num_steps: int | None = None,
@@ -297,7 +297,9 @@ class _Seen:
         self.count = 0
         self._ask = ask
 
-    def evaluated(self, number: int, candidates: Any, outcome: Outcome) -> None:
+    def evaluated(
+        self, number: int, candidates: optax.Params, outcome: Outcome
+    ) -> None:
         """Looks at the points of a step."""
         n = len(outcome.values)
         self.count += n

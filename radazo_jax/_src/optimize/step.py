@@ -104,8 +104,8 @@ class SolverState(NamedTuple):
       failures: The evaluations that failed.
     """
 
-    params: Any
-    optimizer_state: Any
+    params: optax.Params
+    optimizer_state: optax.OptState
     estimator_state: Any
     key: jax.Array
     step: jax.Array
@@ -203,7 +203,7 @@ def check_run(optimizer: Any, estimator: Any, evaluator: Any = vectorized()) -> 
     check_evaluator(evaluator)
 
 
-def start(run: Run, params: Any, key: jax.typing.ArrayLike) -> SolverState:
+def start(run: Run, params: optax.Params, key: jax.typing.ArrayLike) -> SolverState:
     """The state before the first step; called by what a user calls."""
     arrays = checks.as_params(params)
     checks.warn_of_float32(params, stacklevel=3)
@@ -239,7 +239,7 @@ def _of_traced_params(
     bounds: Bounds | None,
     batch: tuple[Any, ...],
     kwargs: dict[str, Any],
-    params: Any,
+    params: optax.Params,
 ) -> Any:
     """`of_params` within bounds; names what fits a function that JAX cannot trace."""
     try:
@@ -257,7 +257,7 @@ def _of_traced_params(
 
 
 def points_at(
-    run: Run, state: SolverState, loss: Callable[[Any], Any] | None
+    run: Run, state: SolverState, loss: Callable[[optax.Params], Any] | None
 ) -> tuple[Points, Any]:
     """The points of a step, and the state of the estimator after them.
 
@@ -281,7 +281,7 @@ def draw_of(key: jax.Array, step: jax.Array) -> Draw:
 
 
 def take(
-    run: Run, state: SolverState, loss: Callable[[Any], Any]
+    run: Run, state: SolverState, loss: Callable[[optax.Params], Any]
 ) -> tuple[SolverState, StepInfo]:
     """Evaluates the points of a step, and takes it."""
     points, estimator_state = points_at(run, state, loss)
@@ -308,7 +308,7 @@ def advance(
     state: SolverState,
     points: Points,
     values: Values,
-    value_fn: Callable[[Any], Any] | None = None,
+    value_fn: Callable[[optax.Params], Any] | None = None,
 ) -> tuple[SolverState, StepInfo]:
     """Takes a step, or skips it if no value can be used.
 
@@ -329,7 +329,9 @@ def advance(
     failed = jnp.sum(~jnp.isfinite(all_values), dtype=jnp.int32)
     skipped = is_unusable(estimate, values)
 
-    def update(params: Any, optimizer_state: Any) -> tuple[Any, Any]:
+    def update(
+        params: optax.Params, optimizer_state: optax.OptState
+    ) -> tuple[Any, Any]:
         updates, optimizer_state = optimizer_update(
             run.optimizer, estimate, skipped, optimizer_state, params, value_fn
         )
@@ -367,9 +369,9 @@ def optimizer_update(
     optimizer: optax.GradientTransformation,
     estimate: Estimate,
     skipped: jax.Array,
-    optimizer_state: Any,
-    params: Any,
-    value_fn: Callable[[Any], Any] | None,
+    optimizer_state: optax.OptState,
+    params: optax.Params,
+    value_fn: Callable[[optax.Params], Any] | None,
     **others: Any,
 ) -> tuple[Any, Any]:
     """The updates of an optimizer for an estimate, whose gradient is built here."""
@@ -386,7 +388,10 @@ def optimizer_update(
 
 
 def update_unless(
-    skipped: jax.Array, update: Callable[..., tuple[Any, Any]], params: Any, state: Any
+    skipped: jax.Array,
+    update: Callable[..., tuple[Any, Any]],
+    params: optax.Params,
+    state: Any,
 ) -> tuple[Any, Any]:
     """Parameters and optimizer state after an update, unless the step is skipped.
 
@@ -403,7 +408,9 @@ def update_unless(
     return new_params, revert.keep_others(keep, state, after)
 
 
-def final_params(run: Run, state: SolverState, loss: Callable[[Any], Any]) -> Any:
+def final_params(
+    run: Run, state: SolverState, loss: Callable[[optax.Params], Any]
+) -> optax.Params:
     """The parameters after the latest step, or before it if it would be reverted.
 
     The next step would revert it. At the end of a run there is no next step, so that
@@ -425,7 +432,10 @@ def final_params(run: Run, state: SolverState, loss: Callable[[Any], Any]) -> An
 
 
 def _times(
-    count: jax.Array, update: Callable[..., tuple[Any, Any]], params: Any, state: Any
+    count: jax.Array,
+    update: Callable[..., tuple[Any, Any]],
+    params: optax.Params,
+    state: Any,
 ) -> tuple[Any, Any]:
     """Calls `update` once or not at all.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from radazo_jax._src import trees
 from radazo_jax._src.directions.distribution import Direction
@@ -50,7 +51,7 @@ def perturb(fun: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fun)
     def perturbed(
-        params: Any,
+        params: optax.Params,
         direction: Direction,
         scale: jax.typing.ArrayLike,
         *args: Any,
@@ -67,7 +68,7 @@ def perturb(fun: Callable[..., Any]) -> Callable[..., Any]:
 
 def evaluate(
     fun: Callable[..., Any],
-    params: Any,
+    params: optax.Params,
     layout: Layout,
     direction: Direction,
     scale: jax.typing.ArrayLike,
@@ -82,7 +83,7 @@ def evaluate(
 
 def _trace(
     fun: Callable[..., Any],
-    params: Any,
+    params: optax.Params,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> tuple[Any, Callable[[list[jax.Array]], Any]]:
@@ -90,7 +91,7 @@ def _trace(
     # Not the output itself, which holds tracers.
     static: list[trees.Static] = []
 
-    def of_params(params: Any) -> list[Any]:
+    def of_params(params: optax.Params) -> list[Any]:
         # New containers, as under jit: fun may write into them.
         new_args, new_kwargs = jax.tree.map(lambda x: x, (args, dict(kwargs)))
         output = fun(params, *new_args, **new_kwargs)
