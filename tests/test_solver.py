@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from compare import Hashed
-from tables import mesh_of, slow
+from tables import every, mesh_of, slow
 
 import radazo_jax as zo
 
@@ -117,7 +117,7 @@ def test_is_traced_once():
 def test_under_scan(name):
     init, step = zo.solver(loss, *METHODS[name]())
     state = init(PARAMS, 0)
-    after, infos = jax.jit(functools.partial(scanned, step))(state)
+    after, infos = jax.device_get(jax.jit(functools.partial(scanned, step))(state))
     step = jax.jit(step)
     for i in range(STEPS):
         state, info = step(state)
@@ -134,9 +134,11 @@ def test_keys_learning_rates_and_starting_points_in_one_program():
     move = jax.vmap(lambda by: jax.tree.map(lambda p: p + by, PARAMS))
     starts = move(jnp.arange(16.0) / 16)
 
+    # Differences of close values would amplify their rounding, which differs.
+    estimator = zo.forward_difference(Hashed(), 3, smoothing=0.5)
+
     def run(key, start, rate):
-        optimizer = zo.radazo(rate)
-        init, step = zo.solver(loss, optimizer, RADAZO[1], bounds=(-3.0, 3.0))
+        init, step = zo.solver(loss, zo.radazo(rate), estimator, bounds=(-3.0, 3.0))
         state, infos = scanned(step, init(start, key))
         return state.params, infos.value
 
@@ -174,7 +176,7 @@ def test_injected_learning_rates_under_vmap():
     assert not np.array_equal(found["w"][0], found["w"][1])
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", every(METHODS, "radazo"))
 def test_the_state_can_be_donated(name):
     """Parameters and key of the caller stay, and all leaves are used in place."""
     params, key = jax.tree.map(jnp.copy, PARAMS), jax.random.key(0)

@@ -9,7 +9,7 @@ import pytest
 from examples.common import record
 from examples.research.benchmarks import bits
 
-ROWS = record.read(pathlib.Path(__file__).parents[1] / "docs/trust/bits.json")["rows"]
+ROWS = record.read(pathlib.Path(__file__).parents[2] / "docs/trust/bits.json")["rows"]
 EXACT = {"rademacher", "coordinate", "orthonormal"}
 
 
