@@ -52,14 +52,14 @@ def record(rows: Iterable[dict[str, Any]] | None = None) -> dict[str, Any]:
     return content if rows is None else content | {"rows": list(rows)}
 
 
-def described(content: dict[str, Any], file: str) -> str:
+def described(content: dict[str, Any]) -> str:
     """The record's command, date, versions, device and time, for a page."""
     versions = ", ".join(f"{name} {v}" for name, v in content["versions"].items())
     cores = f", {content['cpu_count']} cores" if "cpu_count" in content else ""
     minutes = f"; {content['seconds'] / 60:.1f} minutes" if "seconds" in content else ""
     return (
         f"`{content['command']}`, {content['date']}; {versions}; "
-        f"{content['device']}{cores}{minutes}. The figures are in [{file}]({file})."
+        f"{content['device']}{cores}{minutes}"
     )
 
 
