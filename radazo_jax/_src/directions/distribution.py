@@ -1,7 +1,7 @@
 """Distributions of random directions, and the directions sampled from them.
 
 A direction is a distribution, a key and a number, not an array: its elements are
-computed where they are needed, from their positions. Positions run through the whole
+computed from their positions when they are needed. Positions run through the whole
 tree of parameters, leaf after leaf, so that a direction does not depend on how the same
 coordinates are cut into leaves, and no two leaves share their numbers.
 """
@@ -223,8 +223,7 @@ def whole(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
     return lax.platform_dependent(direction, cpu=from_words, default=element_by_element)
 
 
-# Compiled as a whole where it is called outside of any jit; part of the program where
-# there is one.
+# Compiled as a whole outside of `jit`, and a part of the program under `jit`.
 @functools.partial(jax.jit, static_argnames="layout", inline=True)
 def elements(direction: Direction, layout: Layout) -> list[jax.Array]:
     """All elements of `direction`, leaf by leaf, scaled: float32."""
