@@ -1,4 +1,4 @@
-"""The comparison of numbers of directions, and what docs/llm.md says of it."""
+"""The comparison of numbers of directions, and what docs/research/language_models.md says of it."""
 
 import json
 import pathlib
@@ -56,7 +56,7 @@ def test_the_benchmark_runs(tmp_path, monkeypatch):
     assert all(np.isfinite(run["train_loss"]).all() for run in content["runs"])
 
 
-# What docs/llm.md says, held against its record.
+# What docs/research/language_models.md says, held against its record.
 @pytest.fixture(scope="module")
 def content():
     return json.loads(RECORD.read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""The comparison of methods, and what docs/llm.md says of it, held against its file."""
+"""The comparison of methods, and what docs/research/language_models.md says of it, held against its file."""
 
 import json
 import pathlib
@@ -46,7 +46,7 @@ def test_best_rate_is_sought_upward_while_the_loss_falls():
     np.testing.assert_allclose(asked, [5e-5, 2e-4, 8e-4, 3.2e-3])
 
 
-# What docs/llm.md says of the comparison, held against its file.
+# What docs/research/language_models.md says of the comparison, held against its file.
 @pytest.fixture(scope="module")
 def content() -> dict[str, Any]:
     path = _ROOT / "docs" / "evidence" / "llm.json"

@@ -1,4 +1,4 @@
-"""The programs whose memory is measured, and what docs/llm.md says of it."""
+"""The programs whose memory is measured, and what docs/research/language_models.md says of it."""
 
 import importlib.util
 import json
