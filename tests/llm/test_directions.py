@@ -1,4 +1,4 @@
-"""The comparison of numbers of directions, and what docs/research/language_models.md says of it."""
+"""Records of numbers of directions, and the page that describes them."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""The comparison of methods, and what docs/research/language_models.md says of it, held against its file."""
+"""Records that compare methods, and the page that describes them."""
 
 import json
 import pathlib
