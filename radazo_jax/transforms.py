@@ -1,5 +1,9 @@
 """Optax transformations, from which optimizers are chained, and their states."""
 
+from radazo_jax._src.optimize.anchored_decay import (
+    AnchoredDecayState,
+    anchored_decay,
+)
 from radazo_jax._src.optimize.minibatch import (
     ScaleByMinibatchStepState,
     scale_by_minibatch_step,
@@ -22,12 +26,14 @@ from radazo_jax._src.optimize.transforms import (
 )
 
 __all__ = [
+    "AnchoredDecayState",
     "EstimateGradientState",
     "Revert",
     "ScaleByMinibatchStepState",
     "ScaleByParabolicStepState",
     "ScaleByRadazoState",
     "ScaleByZoAdammState",
+    "anchored_decay",
     "estimate_gradient",
     "keep_params_in",
     "scale_by_minibatch_step",

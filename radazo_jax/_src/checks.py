@@ -250,11 +250,12 @@ def check_not_deleted(name: str, tree: Any) -> None:
 
 
 def checked_loss(
-    fun: Callable[[optax.Params], Any], has_aux: bool
+    fun: Callable[[optax.Params], Any], has_aux: bool, vector_valued: bool = False
 ) -> Callable[[optax.Params], tuple[jax.Array, Any]]:
     """`fun` as a function of the parameters to (loss of at least float32, aux).
 
-    It raises when called if `fun` returns anything but a real scalar.
+    The function raises, when called, if `fun` returns something other than a real
+    scalar, or a vector of at least one element with `vector_valued`.
     """
 
     def loss(params: optax.Params) -> tuple[jax.Array, Any]:
@@ -266,10 +267,10 @@ def checked_loss(
             )
         value, aux = output if has_aux else (output, None)
         dtype, shape = _dtype_and_shape(value)
-        if shape != ():
+        if len(shape) > vector_valued or 0 in shape:
             raise ValueError(
-                f"fun must return a scalar loss; got an array of shape {shape}. Take "
-                "its mean or sum."
+                f"fun must return a scalar loss{' or a vector' * vector_valued}; got "
+                f"an array of shape {shape}. Take its mean or sum."
             )
         if not jnp.issubdtype(dtype, jnp.floating):
             raise TypeError(

@@ -80,7 +80,7 @@ def _sharded(names: tuple[str, ...], batch_size: int | None) -> Evaluator:
             values = _values(fun, params, points, False, names, batch_size)
             return points.split(values), None
         # All devices evaluate the first point, because its aux is returned.
-        loss = checks.checked_loss(fun, has_aux)
+        loss = checks.checked_loss(fun, has_aux, points.vector_valued)
         if points.includes_params:
             value, aux = loss(params)
             rest = dataclasses.replace(points, includes_params=False)
@@ -105,7 +105,7 @@ def _values(
     names: tuple[str, ...],
     batch_size: int | None,
 ) -> jax.Array:
-    """The values, [n], the same on all devices; aux is dropped."""
+    """The values, [n] or [n, G], the same on all devices; aux is dropped."""
     mesh = _mesh_with(names)
     num_points, num_devices = points.num_points, math.prod(mesh.shape[n] for n in names)
     share = -(-num_points // num_devices)
@@ -118,7 +118,7 @@ def _values(
         mine: jax.Array, params: optax.Params, points: Points, arrays: Any
     ) -> jax.Array:
         given = fun if static is None else static.merge(arrays)
-        loss = checks.checked_loss(given, has_aux)
+        loss = checks.checked_loss(given, has_aux, points.vector_valued)
         # θ is a point along the first direction, at scale 0.
         base = [0] * points.includes_params
         along = np.repeat(np.arange(len(points.scales)), points.scales.shape[1])
@@ -150,7 +150,7 @@ def _values(
         mine = lax.with_sharding_constraint(mine, jax.P(names))
         vmapped = jax.vmap(losses, (0, *(None for _ in args)), spmd_axis_name=names)
         values = lax.with_sharding_constraint(vmapped(mine, *args), jax.P(names))
-        return lax.with_sharding_constraint(values.reshape(-1), jax.P())
+        return lax.with_sharding_constraint(lax.collapse(values, 0, 2), jax.P())
 
     manual = set(mesh.manual_axes)
     program = on_device

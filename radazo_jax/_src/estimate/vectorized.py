@@ -97,7 +97,7 @@ def _vectorized(batch_size: int | None) -> Evaluator:
         points: Points,
         has_aux: bool,
     ) -> tuple[Values, Any]:
-        loss = checks.checked_loss(fun, has_aux)
+        loss = checks.checked_loss(fun, has_aux, points.vector_valued)
         if not has_aux and _shares_products(points, batch_size):
             values, aux = _values_in_one_batch(loss, params, points), None
         else:
@@ -179,10 +179,11 @@ def _values(
 
     each = (points.directions, points.scales, points.shifts)
     values, found = batched_map(along, each, batch_size)
+    values = lax.collapse(values, 0, 2)
     if base:
-        return jnp.concatenate([base[0][None], values.reshape(-1)]), base[1]
+        return jnp.concatenate([base[0][None], values]), base[1]
     aux = static[0].merge([x[0] for x in found]) if has_aux else None
-    return values.reshape(-1), aux
+    return values, aux
 
 
 def _shares_products(points: Points, batch_size: int | None) -> bool:

@@ -79,7 +79,8 @@ class StepInfo(NamedTuple):
     Attributes:
       value: The value at θ, or a substitute for it: at least float32, shape ().
       slope: The derivative along the estimate, according to the values: shape ().
-      values: The values at the points, θ first: [n].
+      values: The values at the points, θ first: [n], or [n, G] if the function returns
+        several.
       skipped: Whether the step was skipped because no value could be used: bool,
         shape ().
       reverted: Whether the step reverted the previous one instead: bool, shape ().
@@ -298,9 +299,14 @@ def points_without_loss(state: SolverState, estimator: GradientEstimator) -> Poi
 
 def num_points(run: Run, state: SolverState) -> int:
     """The number of points of a step, which is the same in all steps."""
+    return abstract_points(run, state).num_points
+
+
+def abstract_points(run: Run, state: SolverState) -> Points:
+    """The points of a step without their arrays, of which only shapes are known."""
     points = partial(points_without_loss, estimator=run.estimator)
     shapes: Points = jax.eval_shape(points, state)
-    return shapes.num_points
+    return shapes
 
 
 def advance(
@@ -418,7 +424,7 @@ def final_params(
     """
     # The decision does not depend on the gradient.
     zeros = jax.tree.map(jnp.zeros_like, state.params)
-    value = loss(state.params)
+    value = estimators.mean_value(loss(state.params))
     _, after = optax.with_extra_args_support(run.optimizer).update(
         zeros,
         state.optimizer_state,
