@@ -60,6 +60,7 @@ from radazo_jax._src.optimize.replay import replay
 from radazo_jax._src.optimize.solver import solver
 from radazo_jax._src.optimize.transforms import scale_by_radazo, scale_by_zo_adamm
 from radazo_jax._src.perturb.transform import perturb
+from radazo_jax._src.workers.distribute import distribute
 
 __version__ = "0.1.0"
 
@@ -75,6 +76,7 @@ __all__ = [
     "coordinate",
     "default_method",
     "diagnose",
+    "distribute",
     "estimate_gradient",
     "forward_difference",
     "gaussian",
