@@ -69,6 +69,7 @@ from radazo_jax._src.optimize.rounding import stochastic_rounding
 from radazo_jax._src.optimize.solver import solver
 from radazo_jax._src.optimize.transforms import scale_by_radazo, scale_by_zo_adamm
 from radazo_jax._src.perturb.transform import perturb
+from radazo_jax._src.workers.distribute import distribute
 
 __version__ = "0.1.0"
 
@@ -86,6 +87,7 @@ __all__ = [
     "coordinate",
     "default_method",
     "diagnose",
+    "distribute",
     "estimate_gradient",
     "evolution_strategy",
     "forward_difference",

@@ -179,17 +179,17 @@ def _difference(expected: Any, got: Any, leaves: bool) -> tuple[str, str] | None
     return None
 
 
-def room(state: SolverState) -> int:
+def room(done: Any) -> int:
     """Returns the number of steps that can still be counted, at least 1."""
-    return max(MOST_STEPS - 1 - int(state.step), 1)
+    return max(MOST_STEPS - 1 - int(done), 1)
 
 
-def check_room(state: SolverState, num_steps: int = 1) -> None:
+def check_room(done: Any, num_steps: int = 1) -> None:
     """Raises if a run would be longer than its steps can be counted."""
-    if num_steps > MOST_STEPS - int(state.step):
+    if num_steps > MOST_STEPS - int(done):
         raise ValueError(
             f"num_steps must end a run before 2^31 steps; got {num_steps} after "
-            f"{int(state.step)}. A step draws by its number: begin another run, with "
+            f"{int(done)}. A step draws by its number: begin another run, with "
             "another key."
         )
 
