@@ -2,8 +2,8 @@
 
     python examples/common/tables.py $(git ls-files "docs/*.md")
 
-A page marks what goes where. Paths are relative to the page. The script replaces the
-text between a mark and its end.
+A page marks the place of each table. Paths are relative to the page. The
+script replaces the text between a mark and its end.
 
     <!-- table: benchmarks/step_time.json table=steps | d distribution step/evaluations
     --> <!-- end -->
@@ -137,7 +137,7 @@ def sources(page: Path) -> str:
 
 
 def draw(path: Path) -> None:
-    """Draws a record's figure anew, where it lies beside it."""
+    """Draws a record's figure again, if there is one next to it."""
     content = read(path)
     plot = getattr(script(content), "plot", None)
     if plot is not None and path.with_suffix(".png").exists():
