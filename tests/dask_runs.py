@@ -1,4 +1,4 @@
-"""What runs on Dask's workers in tests: they import this module."""
+"""Functions that run on Dask's workers in tests, which import this module."""
 
 import os
 

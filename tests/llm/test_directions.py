@@ -63,13 +63,13 @@ def content():
 
 
 def curves(content, choice):
-    """By rate, passes and the losses of all seeds."""
+    """Passes and the losses of all seeds, by rate."""
     return {rate: directions.group(content, choice, rate) for rate in content["rates"]}
 
 
 @pytest.fixture(scope="module")
 def in_the_end(content):
-    """By K, the mean final loss at each rate."""
+    """The mean final loss at each rate, by K."""
     return {
         choice[1]: [at[:, -1].mean() for _, at in curves(content, choice).values()]
         for choice in directions.CHOICES

@@ -88,7 +88,7 @@ def test_zo_adamm_and_zo_rmsprop_learn_alike(equal, tune):
 
 
 def test_best_rates_differ_by_about_the_length_of_the_steps(content):
-    """By one step of the grid, which is a factor of four."""
+    """The ratio is one step of the grid, a factor of four."""
     for tune in figure.TUNES:
         found = {g.name: g for g in figure.tuned_rates(content["runs"], tune)}
         ratio = found["ZO-AdaMM"].learning_rate / found["R-AdaZO"].learning_rate

@@ -448,7 +448,8 @@ def step_ratio(b1: float) -> float:
     """The ratio of step lengths, R-AdaZO to ZO-AdaMM: √((1 + β₁)/(1 − β₁)).
 
     At the same learning rate, m and β₂ the two methods divide m by √v. If the noise of
-    g dominates v, R-AdaZO's v is smaller by (1 − β₁)/(1 + β₁). So ZO-AdaMM at a learning rate this many times higher takes steps of the same length.
+    g dominates v, R-AdaZO's v is smaller by (1 − β₁)/(1 + β₁). So ZO-AdaMM at
+    a learning rate this many times higher takes steps of the same length.
 
     Args:
       b1: β₁ in [0, 1).

@@ -10,8 +10,9 @@ vanishes was a larger step.
 
 The problems: the paper's four functions and a quadratic with curvatures log-spaced over
 10⁴, in 10³ dimensions, a tenth of the dimensions of `synthetic.py`, so that 77 runs fit
-side by side; and a classifier of handwritten digits like the quickstart's, in minibatches
-of 64. K=10 and μ=5e-3. All runs of a seed share start, directions and minibatches.
+side by side; and a classifier of handwritten digits like the quickstart's, in
+minibatches of 64. K=10 and μ=5e-3. All runs of a seed share start, directions and
+minibatches.
 """
 
 import functools
