@@ -27,6 +27,7 @@ from radazo_jax._src.estimate.points import (
 from radazo_jax._src.estimate.shaping import Shaping, z_score
 
 
+@checks.explain_moved
 def evolution_strategy(
     distribution: Distribution = sphere(),
     population_size: int = 20,
