@@ -1,11 +1,11 @@
 """What a step sends and computes on 1 to 256 chips, read from the compiled programs.
 
 Compiles, without running anything, whole R-AdaZO steps of a decoder for meshes of TPU
-chips, of H100 GPUs and of simulated CPU devices. The evaluations are spread over the axis
-``k``, the minibatch over ``data`` and ``model``, and the parameters over ``model``. The
-gradient that backpropagation makes on the same mesh is compiled too. The compilers need
-neither TPU nor GPU, but the extra ``tpu-aot`` or ``gpu-aot``, each in an environment of
-its own.
+chips, of H100 GPUs and of simulated CPU devices. The evaluations are spread over the
+axis ``k``, the minibatch over ``data`` and ``model``, and the parameters over
+``model``. The gradient that backpropagation makes on the same mesh is compiled too. The
+compilers need neither TPU nor GPU, but the extra ``tpu-aot`` or ``gpu-aot``, each in an
+environment of its own.
 
     python examples/research/benchmarks/scaling.py --platform tpu --output tpu.json
 
