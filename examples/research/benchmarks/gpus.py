@@ -4,11 +4,21 @@ The compiler takes a description of a GPU from the driver or, without one, from 
 It reads the properties below from it. They decide how kernels are divided, and which
 instructions there are; the memory that a program holds hardly depends on them.
 
+The compiler needs no GPU, but JAX's plugin and NVIDIA's assembler (``pip install
+"radazo-jax[gpu-aot]"``, in an environment of its own: with the plugin installed, JAX
+looks for a GPU and for cuDNN at every start, and reports what it does not find).
+
 The sources are NVIDIA's data sheets (multiprocessors, clock, memory, bandwidth, cache)
 and the table of compute capabilities in its CUDA C++ programming guide.
 """
 
-from typing import NamedTuple
+import importlib.metadata
+from typing import Any, NamedTuple
+
+import jax
+from jax.experimental import topologies
+
+from examples.common.cli import UserError
 
 _KIB, _MIB, _GIB = 2**10, 2**20, 2**30
 
@@ -93,3 +103,46 @@ GPUS = {
         shared_memory=100 * _KIB,
     ),
 }
+
+# Products are cuBLAS's, unless the name ends in this.
+_TRITON = "_triton"
+TARGETS = tuple(name + suffix for suffix in ("", _TRITON) for name in GPUS)
+_PLUGIN, _ASSEMBLER = "jax-cuda13-plugin", "nvidia-cuda-nvcc>=13,<14"
+
+
+def options(target: str) -> dict[str, bool]:
+    """The options of the compiler for a target."""
+    return {"xla_gpu_enable_triton_gemm": target.endswith(_TRITON)}
+
+
+def devices(target: str, shape: str = "1x1x1") -> list[Any]:
+    """The devices of a target, which need not exist.
+
+    Args:
+      target: One of `TARGETS`.
+      shape: Numbers of slices, of hosts per slice, and of GPUs per host.
+
+    Raises:
+      UserError: If the target is no GPU, or JAX's plugin is missing or of another
+        version.
+    """
+    if target not in TARGETS:
+        raise UserError(f"target must be a GPU, one of {TARGETS}; got {target!r}.")
+    _check_plugin()
+    jax.config.update("jax_platforms", "cpu")
+    gpu = GPUS[target.removesuffix(_TRITON)]
+    return topologies.get_topology_desc(
+        platform="cuda", target_config=gpu.target_config(), topology=shape
+    ).devices
+
+
+def _check_plugin() -> None:
+    try:
+        version = importlib.metadata.version(_PLUGIN)
+    except importlib.metadata.PackageNotFoundError:
+        version = "none"
+    if version != jax.__version__:
+        raise UserError(
+            f"{_PLUGIN} must be of JAX's version, {jax.__version__}; got {version}. "
+            f'Run: pip install "{_PLUGIN}=={jax.__version__}" "{_ASSEMBLER}"'
+        )
