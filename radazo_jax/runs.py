@@ -12,7 +12,7 @@ from radazo_jax._src.optimize.minimize import MinimizeResult
 from radazo_jax._src.optimize.solver import Solver
 from radazo_jax._src.optimize.step import Failures, SolverState, StepInfo
 from radazo_jax._src.workers.distribute import DistributedResult
-from radazo_jax._src.workers.fleet import WorkerReport
+from radazo_jax._src.workers.roster import WorkerReport
 
 __all__ = [
     "AskTell",

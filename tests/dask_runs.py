@@ -1,10 +1,13 @@
-"""Functions that run on Dask's workers in tests, which import this module."""
+"""Runs for Dask's workers, which import this module."""
 
 import os
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from compare import Hashed
+
+import radazo_jax as zo
 
 VOCABULARY, WIDTH, LENGTH = 32, 16, 24
 TOKENS = (np.arange(4 * (LENGTH + 1)).reshape(4, -1) * 7 % 29 % VOCABULARY).astype(int)
@@ -40,11 +43,33 @@ def language_loss(params):
     return -jnp.mean(picked)
 
 
+LANGUAGE = {
+    "make_fun": language_model,
+    "params": None,
+    "optimizer": zo.radazo(1e-3),
+    "estimator": zo.forward_difference(zo.rademacher(), 15),
+}
+
+
+def square(params):
+    return jnp.sum(params**2)
+
+
+def make_square(dimension):
+    """A function of any dimension, which compiles at once."""
+    return {
+        "make_fun": lambda: (square, np.linspace(-1, 1, dimension, dtype=np.float32)),
+        "params": None,
+        "optimizer": zo.zo_sgd(1e-2 / dimension),
+        "estimator": zo.forward_difference(Hashed(), 15),
+    }
+
+
 def fails():
     raise FileNotFoundError("checkpoint.npz")
 
 
 def differs():
     """Other parameters in each process."""
-    fun, params = language_model()
-    return fun, params | {"up": params["up"] + np.float32(os.getpid())}
+    params = np.full(3, os.getpid(), np.float32)
+    return square, params

@@ -33,11 +33,11 @@ def make_fun():
 
 
 class Here:
-    """The counterpart of `Cluster` in this process.
+    """A `Cluster` of workers in this process.
 
     Attributes:
       alive: The addresses of the workers.
-      replicas: The replicas that they have built, by address.
+      replicas: Their runs, by address.
       before: Called with an address and a request before each answer.
       change: Called with an address and a description, which it returns.
       sent: The sizes of the requests, by address.

@@ -385,7 +385,7 @@ def test_a_message_is_small_for_each_member():
 
 
 def test_shares_end_first():
-    """By all ways to share out."""
+    """Compared with all ways to share out."""
     for rates in ((1.0, 1.0, 0.1), (3.0, 2.0, 1.0), (0.5, 4.0, 4.0)):
         for n in range(1, 8):
             found = shares(n, rates)

@@ -24,14 +24,15 @@ from radazo_jax._src.optimize.host import Path
 from radazo_jax._src.optimize.journal import Record
 from radazo_jax._src.optimize.step import Failures, SolverState
 from radazo_jax._src.workers.cluster import Cluster
-from radazo_jax._src.workers.fleet import Fleet, WorkerReport
+from radazo_jax._src.workers.fleet import Fleet
 from radazo_jax._src.workers.replica import Recipe
+from radazo_jax._src.workers.roster import WorkerReport
 
 _MOST_POINTS = 2**16  # Numbers of points are sent as 16 bits.
 
 
 class DistributedResult(NamedTuple):
-    """What `distribute` returns.
+    """The result of `distribute`.
 
     Attributes:
       params: The parameters after the last step, a tree of NumPy arrays, as in
@@ -285,7 +286,7 @@ class _Driver:
                 last = failures[-1] if failures else last
                 seconds = time.perf_counter() - start
                 record = Record(
-                    number, values, fleet.agreed(found), seconds, tuple(failures)
+                    number, values, found.agreed() or 0, seconds, tuple(failures)
                 )
                 write(record)
             except RunError:

@@ -63,7 +63,7 @@ class Reply(NamedTuple):
       numbers: The numbers of the steps that it took for this answer, [steps, k].
       values: The values at the members, [m].
       problem: A text if the worker has failed, and the other fields have no meaning.
-      drifted: Whether its parameters were not those of the run. It has dropped its
+      drifted: Whether its parameters differed from the run's. It has dropped its
         state, and starts from the beginning.
     """
 

@@ -93,7 +93,7 @@ class Replica:
 
     def describe(self) -> Description:
         """Compiles all programs, and describes the run."""
-        # The second time is that of a compiled program.
+        # The second time, the program is compiled.
         for _ in range(2):
             values = self.evaluate(np.zeros(1, np.uint16))
         begun = self._started()
@@ -115,7 +115,7 @@ class Replica:
         try:
             numbers = self._advance(request)
         except ValueError:
-            # The parameters are not those of the run, or have been donated.
+            # The parameters differ from the run's, and some steps were taken in place.
             self._state = None
             return self._reply(state=None)
         values = self.evaluate(request.members)
@@ -204,7 +204,7 @@ class Replica:
         )
 
     def _started(self) -> SolverState:
-        """The state; that of the beginning if it was dropped."""
+        """The state; the first one if it was dropped."""
         if self._state is None:
             self._state = self._start(self._made()[1])
         return self._state

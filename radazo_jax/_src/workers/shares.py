@@ -1,6 +1,7 @@
 """Members of a step: which are missing, and which worker evaluates which."""
 
 import heapq
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -75,6 +76,12 @@ class Members:
         new = ~self._done[members]
         for i, value in zip(members[new], values[new], strict=True):
             self.values[i], self._owners[i], self._done[i] = value, worker, True
+
+    def agreed(self) -> int | None:
+        """Returns the checksum of more than half of the workers; `None` without one."""
+        counts = Counter(self.checksums.values())
+        best, count = counts.most_common(1)[0] if counts else (None, 0)
+        return best if 2 * count > counts.total() else None
 
     def revoke(self, workers: set[str]) -> None:
         """Drops the values of some workers."""
