@@ -47,7 +47,8 @@ def product(
     contracted, batch = (axes[side] for axes in eqn.params["dimension_numbers"])
     free = [a for a in range(len(view.shape)) if a not in (*contracted, *batch)]
     result: Any = eqn.outvars[0].aval
-    if not free or 0 in result.shape:
+    # A program may enable 64 bits for an equation of wide dtypes, but not for a loop.
+    if not free or 0 in result.shape or result.dtype.itemsize > 4:
         return None
     axis = max(free, key=lambda a: view.shape[a])
     # The free axes of the right side are the last ones of the result.
