@@ -272,7 +272,7 @@ def _scale_by_replayed_moments(
         history = state.history.with_step(index, coefficients, latest)
         dtype = history.coefficient.dtype
         decay_1, decay_2 = (jnp.asarray(scalar(b, dtype), dtype) for b in (b1, b2))
-        ages = (index - jnp.arange(window)) % window
+        ages = (index - jnp.arange(window, dtype=jnp.int32)) % window
         weights = (1 - decay_1) * decay_1 ** ages.astype(dtype)
         nu_weight = jnp.ones((), dtype)
         if bias_correction:
