@@ -1,10 +1,12 @@
 """Directions that are matrices of low rank, leaf by leaf."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import optax
 
 from radazo_jax._src import checks, fusion
 from radazo_jax._src.directions.distribution import Distribution
@@ -24,7 +26,7 @@ class LowRank(Gaussian):
     # The axes that the user gave: by path, or as a function of the parameters.
     given: tuple[tuple[str, MatrixAxes | None], ...] | Callable[[Any], Any] | None
 
-    def _annotate(self, layout: Layout, params: Any) -> Layout:
+    def _annotate(self, layout: Layout, params: optax.Params) -> Layout:
         leaves = [(leaf.path, leaf.shape) for leaf in layout.leaves]
         if self.where and leaves and not any(self.where(*leaf) for leaf in leaves):
             raise ValueError(
@@ -56,10 +58,24 @@ class _LowRank(Dense):
         leaf: Leaf,
         dimension: int,
     ) -> Elements:
+        indices = counter.block(leaf.shape)
+        return self.block(distribution, key, number, leaf, dimension, indices)
+
+    def block(
+        self,
+        distribution: LowRank,
+        key: jax.Array,
+        number: jax.Array,
+        leaf: Leaf,
+        dimension: int,
+        indices: Sequence[jax.Array],
+    ) -> Elements:
         if distribution.axes(leaf) is None:
             moved = leaf._replace(offset=_room(distribution, leaf))
-            return super().lazy(distribution, key, number, moved, dimension)
-        a, b = (generator.normal(key, at) for at in _positions(distribution, leaf))
+            return super().block(distribution, key, number, moved, dimension, indices)
+        a, b = (
+            generator.normal(key, at) for at in _positions(distribution, leaf, indices)
+        )
         return _factors(distribution, a, b)
 
     def store(
@@ -113,13 +129,31 @@ def _shapes(distribution: LowRank, leaf: Leaf) -> list[tuple[int, ...]]:
     ]
 
 
-def _positions(distribution: LowRank, leaf: Leaf) -> list[Positions]:
-    """The positions of the elements of a leaf, or of its two factors."""
+def _positions(
+    distribution: LowRank, leaf: Leaf, indices: Sequence[jax.Array] | None = None
+) -> list[Positions]:
+    """The positions of the elements of a leaf, or of its two factors.
+
+    Indices choose a block, by default the whole leaf. Along an axis of size 1, a factor
+    has the index 0 for all of them.
+    """
     at, offset = [], _room(distribution, leaf)
     for shape in _shapes(distribution, leaf):
-        at.append(counter.positions(shape, offset=offset))
+        chosen = None if indices is None else _of_factor(shape, indices)
+        at.append(counter.positions(shape, chosen, offset))
         offset += math.prod(shape)
     return at
+
+
+def _of_factor(shape: tuple[int, ...], indices: Sequence[jax.Array]) -> list[jax.Array]:
+    """The indices of a block in a factor, which has an additional axis, the rank."""
+    *sizes, rank = shape
+    ones = (1,) * len(shape)
+    along = [
+        jnp.zeros(ones, jnp.uint32) if size == 1 else index[..., None]
+        for size, index in zip(sizes, indices, strict=True)
+    ]
+    return [*along, counter.block((*ones[1:], rank))[-1]]
 
 
 def low_rank(

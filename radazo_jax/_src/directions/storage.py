@@ -3,6 +3,7 @@
 A strategy belongs to a distribution, and is private: custom distributions have `DENSE`.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
@@ -32,6 +33,21 @@ class Storage(Protocol):
         dimension: int,
     ) -> Elements:
         """The elements of a leaf, unstored."""
+        ...
+
+    def block(
+        self,
+        distribution: Any,
+        key: jax.Array,
+        number: jax.Array,
+        leaf: Leaf,
+        dimension: int,
+        indices: Sequence[jax.Array],
+    ) -> Elements:
+        """The elements of a block of a leaf, neighbors in row-major order.
+
+        `indices` are made by `counter.block`.
+        """
         ...
 
     def store(
@@ -66,6 +82,18 @@ class Dense:
         """See `Storage`."""
         indices = tuple(counter.block(leaf.shape))
         return LazyElements(key, number, indices, distribution, leaf, dimension)
+
+    def block(
+        self,
+        distribution: Any,
+        key: jax.Array,
+        number: jax.Array,
+        leaf: Leaf,
+        dimension: int,
+        indices: Sequence[jax.Array],
+    ) -> Elements:
+        """See `Storage`."""
+        return LazyElements(key, number, tuple(indices), distribution, leaf, dimension)
 
     def store(
         self,
