@@ -20,6 +20,7 @@ from jax import lax
 
 from radazo_jax._src.directions.layout import Leaf
 from radazo_jax._src.numbers import counter
+from radazo_jax._src.numbers.counter import Positions
 from radazo_jax._src.trees import STATIC
 
 # Up to this many terms, a weighted sum of directions is one expression, which fuses
@@ -86,18 +87,25 @@ class LazyElements(_Elementwise):
     def values(self) -> jax.Array:
         leaf = self.leaf
         at = counter.positions(leaf.shape, self.indices, leaf.offset, self.dimension)
-        found = self.distribution.draw(self.key, self.number, at)
-        shape = np.shape(at.lo)
-        if (
-            not isinstance(found, jax.Array | np.ndarray)
-            or found.shape != shape
-            or not jnp.issubdtype(found.dtype, jnp.floating)
-        ):
-            raise TypeError(
-                f"draw of {self.distribution!r} must return float32 of the shape "
-                f"{shape} of the positions; got {found!r:.200}."
-            )
-        return jnp.asarray(found)
+        return draw(self.distribution, self.key, self.number, at)
+
+
+def draw(
+    distribution: Any, key: jax.Array, number: jax.Array, at: Positions
+) -> jax.Array:
+    """What a distribution draws, which may be a custom one."""
+    found = distribution.draw(key, number, at)
+    shape = np.shape(at.lo)
+    if (
+        not isinstance(found, jax.Array | np.ndarray)
+        or found.shape != shape
+        or not jnp.issubdtype(found.dtype, jnp.floating)
+    ):
+        raise TypeError(
+            f"draw of {distribution!r} must return float32 of the shape "
+            f"{shape} of the positions; got {found!r:.200}."
+        )
+    return jnp.asarray(found)
 
 
 @jax.tree_util.register_dataclass
