@@ -1,4 +1,4 @@
-"""A perturbed function beside its definition, the function of the displaced leaves."""
+"""A perturbed function and its definition, the function of the displaced leaves."""
 
 from unittest import mock
 
@@ -41,7 +41,7 @@ def displaced(distribution, params, direction):
 
 
 def arrays(tree):
-    """What of an output can leave a compiled function, and be compared."""
+    """The parts of an output that can leave a compiled function, and be compared."""
     leaves = [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)]
     return [
         jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x

@@ -1,4 +1,4 @@
-"""What docs/trust.md says is equal to the bit, on the machine at hand."""
+"""What docs/research/testing.md says is equal to the bit, on the machine at hand."""
 
 import pathlib
 import platform

@@ -96,7 +96,7 @@ def test_any_output_and_no_parameters_at_all():
 
 
 def test_a_product_of_a_leaf_with_itself():
-    """One variable on both sides of a product, under a distribution of factors."""
+    """A variable on both sides of a product, under a distribution of factors."""
     distribution, params = zo.low_rank(), jnp.arange(6.0).reshape(2, 3)
     direction = distribution.sample(jax.random.key(0), params)
     w = np.asarray(

@@ -18,6 +18,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
+from examples.apps.llm import gguf_file, gguf_model, gguf_tokenizer
 from examples.common.files import json_object, model_file
 
 BOS = "</s>"  # The first token of every sequence, in OPT.
@@ -144,8 +145,10 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     themselves what they put where.
 
     Args:
-      folder: Holds `tokenizer.json`, or `vocab.json` and `merges.txt`.
+      folder: Holds `tokenizer.json`, or `vocab.json` and `merges.txt`; or a GGUF file.
     """
+    if gguf_file.is_gguf(folder):
+        return gguf_tokenizer.tokenizer(gguf_model.read(folder))
     names = "tokenizer.json", "vocab.json", "merges.txt"
     whole, *parts = (model_file(folder, name) for name in names)
     try:

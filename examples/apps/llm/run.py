@@ -145,7 +145,13 @@ def run(
 @jax.jit
 def _heads(tree: Any) -> Any:
     """The first numbers of every array: they tell models and data apart."""
-    return jax.tree.map(lambda leaf: jnp.ravel(leaf)[:4096], tree)
+
+    def head(leaf: jax.Array) -> jax.Array:
+        numbers = jnp.ravel(leaf)[:4096]
+        small = numbers.dtype in (jnp.int4, jnp.uint4)  # They have no bytes.
+        return numbers.astype(jnp.int8) if small else numbers
+
+    return jax.tree.map(head, tree)
 
 
 def _measure(

@@ -33,7 +33,7 @@ class Settings:
 
     method: Literal["radazo", "zo_adamm", "zo_rmsprop", "zo_sgd"] = "radazo"
     tune: Literal["lora", "prompt", "full", "scales"] = "lora"
-    quantize: Literal["no", "int8", "int4"] = "no"  # The frozen matrices.
+    quantize: Literal["no", "int8", "int4", "file"] = "no"  # The frozen matrices.
     objective: Literal["classification", "language_model"] = "classification"
     distribution: Literal["gaussian", "sphere", "rademacher", "low_rank"] = "gaussian"
     num_directions: int = 1  # K
@@ -50,6 +50,7 @@ class Settings:
     checkpoint_every: int = 100
     lora_rank: int = 8
     lora_alpha: float = 16.0
+    lora_targets: str = ",".join(lora.ADAPTED)
     prompt_length: int = 5
 
     def __post_init__(self) -> None:
@@ -59,6 +60,8 @@ class Settings:
                 valid, expected = value in choices, f"one of {', '.join(choices)}"
             elif name in ("b1", "b2"):
                 valid, expected = 0 <= value < 1, "in [0, 1)"
+            elif name == "lora_targets":
+                continue  # The model decides which it has.
             elif name == "seed":
                 valid, expected = value >= 0, "0 or more"
             else:
@@ -133,12 +136,15 @@ def start(settings: Settings, model: LanguageModel) -> tuple[Job, State]:
     """
     init_key, run_key = jax.random.split(jax.random.key(settings.seed))
     rngs = nnx.Rngs(init_key)
-    if settings.quantized:
+    if settings.quantize == "file" and settings.tune == "scales":
+        quantization.widen_scales(model)
+    elif settings.quantize in ("int8", "int4"):
         scale_dtype = jnp.float32 if settings.tune == "scales" else model.dtype
         quantization.quantize(model, settings.quantize, scale_dtype)
     if settings.tune == "lora":
         rank, alpha = settings.lora_rank, settings.lora_alpha
-        lora.add_lora(model, rank=rank, alpha=alpha, rngs=rngs)
+        targets = settings.lora_targets.split(",")
+        lora.add_lora(model, rank=rank, alpha=alpha, targets=targets, rngs=rngs)
     elif settings.tune == "prompt":
         lora.add_prompt(model, length=settings.prompt_length, rngs=rngs)
     graphdef, params, rest = nnx.split(model, lora.FILTERS[settings.tune], ...)

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import optax
 
 from radazo_jax._src import checks
 from radazo_jax._src.directions.distribution import Distribution
@@ -12,7 +14,7 @@ from radazo_jax._src.directions.elements import DenseElements, Elements, LowRank
 from radazo_jax._src.directions.layout import Layout, Leaf, MatrixAxes
 from radazo_jax._src.directions.normal import Gaussian
 from radazo_jax._src.directions.storage import Dense, Part, drawn_once
-from radazo_jax._src.numbers import generator
+from radazo_jax._src.numbers import counter, generator
 
 
 class LowRank(Gaussian):
@@ -23,7 +25,7 @@ class LowRank(Gaussian):
     # The axes that the user gave: by path, or as a function of the parameters.
     given: tuple[tuple[str, MatrixAxes | None], ...] | Callable[[Any], Any] | None
 
-    def _annotate(self, layout: Layout, params: Any) -> Layout:
+    def _annotate(self, layout: Layout, params: optax.Params) -> Layout:
         leaves = [(leaf.path, leaf.shape) for leaf in layout.leaves]
         if self.where and leaves and not any(self.where(*leaf) for leaf in leaves):
             raise ValueError(
@@ -55,11 +57,23 @@ class _LowRank(Dense):
         leaf: Leaf,
         dimension: int,
     ) -> Elements:
+        indices = counter.block(leaf.shape)
+        return self.block(distribution, key, number, leaf, dimension, indices)
+
+    def block(
+        self,
+        distribution: LowRank,
+        key: jax.Array,
+        number: jax.Array,
+        leaf: Leaf,
+        dimension: int,
+        indices: Sequence[jax.Array],
+    ) -> Elements:
         if distribution.axes(leaf) is None:
             moved = leaf._replace(offset=_room(distribution, leaf))
-            return super().lazy(distribution, key, number, moved, dimension)
+            return super().block(distribution, key, number, moved, dimension, indices)
         a, b = (
-            generator.normal(key, part.positions(dimension))
+            generator.normal(key, part.positions(dimension, _of_factor(part, indices)))
             for part in _parts(distribution, leaf)
         )
         return _factors(distribution, a, b)
@@ -112,6 +126,20 @@ def _parts(distribution: LowRank, leaf: Leaf) -> list[Part]:
 
     a = Part(without(axes.columns), first)
     return [a, Part(without(axes.rows), first + a.size)]
+
+
+def _of_factor(factor: Part, indices: Sequence[jax.Array]) -> list[jax.Array]:
+    """The indices of a block in a factor, which has an additional axis, the rank.
+
+    Along an axis of size 1, a factor has the index 0 for all of the block.
+    """
+    *sizes, rank = factor.shape
+    ones = (1,) * len(factor.shape)
+    along = [
+        jnp.zeros(ones, jnp.uint32) if size == 1 else index[..., None]
+        for size, index in zip(sizes, indices, strict=True)
+    ]
+    return [*along, counter.block((*ones[1:], rank))[-1]]
 
 
 def low_rank(

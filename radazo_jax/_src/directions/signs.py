@@ -1,18 +1,21 @@
 """The distributions whose elements are signs, of which 32 share a word."""
 
 import abc
+import functools
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from radazo_jax._src import fusion
 from radazo_jax._src.directions.distribution import Distribution, UnitNorm
 from radazo_jax._src.directions.elements import Elements, PackedSigns, sign
 from radazo_jax._src.directions.layout import Leaf
 from radazo_jax._src.directions.storage import Dense, Part, drawn_once
-from radazo_jax._src.numbers import generator
+from radazo_jax._src.numbers import counter, generator
 from radazo_jax._src.numbers.counter import Counter, Positions
 
 # Where each of the five low bits of a position is set, in a word of 32 positions.
@@ -46,6 +49,27 @@ class _Packed(Dense):
     """The signs of 32 neighbors are stored in a word."""
 
     packs = True
+
+    def block(
+        self,
+        distribution: _Signed,
+        key: jax.Array,
+        number: jax.Array,
+        leaf: Leaf,
+        dimension: int,
+        indices: Sequence[jax.Array],
+    ) -> Elements:
+        shape = jnp.broadcast_shapes(*(index.shape for index in indices))
+        first = counter.positions(
+            leaf.shape, [jnp.ravel(index)[0] for index in indices], leaf.offset
+        )
+        words = fusion.compute_once(
+            functools.partial(_words_from, distribution, math.prod(shape), dimension),
+            key,
+            number,
+            first,
+        )
+        return PackedSigns(words, shape, distribution._magnitude(dimension))
 
     def store(
         self,
@@ -82,6 +106,23 @@ def _from_first(words: jax.Array, leaf: Leaf) -> jax.Array:
         return words
     low, high = words[:, :-1], words[:, 1:]
     return (low >> np.uint32(start)) | (high << np.uint32(32 - start))
+
+
+def _words_from(
+    distribution: _Signed,
+    size: int,
+    dimension: int,
+    key: jax.Array,
+    number: jax.Array,
+    first: Positions,
+) -> jax.Array:
+    """The words of `size` neighbors from this position on, which may be traced."""
+    after = counter.low(jnp.arange(-(-size // 32) + 1, dtype=jnp.uint32))
+    at = counter.add(_word_of(first), after)
+    words = distribution._word(key, number, at, dimension)
+    start = first.lo & np.uint32(31)
+    # By two shifts, because one by 32 has no value.
+    return (words[:-1] >> start) | (words[1:] << (31 - start) << np.uint32(1))
 
 
 class Rademacher(_Signed):

@@ -48,6 +48,21 @@ class Storage(Protocol):
         """The elements of a leaf, unstored."""
         ...
 
+    def block(
+        self,
+        distribution: Any,
+        key: jax.Array,
+        number: jax.Array,
+        leaf: Leaf,
+        dimension: int,
+        indices: Sequence[jax.Array],
+    ) -> Elements:
+        """The elements of a block of a leaf, neighbors in row-major order.
+
+        `indices` are made by `counter.block`.
+        """
+        ...
+
     def store(
         self,
         distribution: Any,
@@ -88,6 +103,18 @@ class Dense:
         """See `Storage`."""
         indices = tuple(counter.block(leaf.shape))
         return LazyElements(key, number, indices, distribution, leaf, dimension)
+
+    def block(
+        self,
+        distribution: Any,
+        key: jax.Array,
+        number: jax.Array,
+        leaf: Leaf,
+        dimension: int,
+        indices: Sequence[jax.Array],
+    ) -> Elements:
+        """See `Storage`."""
+        return LazyElements(key, number, tuple(indices), distribution, leaf, dimension)
 
     def store(
         self,
@@ -130,9 +157,11 @@ class Part(NamedTuple):
     def size(self) -> int:
         return math.prod(self.shape)
 
-    def positions(self, dimension: int) -> Positions:
-        """The positions of its numbers; d is `dimension`."""
-        return counter.positions(self.shape, None, self.offset, dimension)
+    def positions(
+        self, dimension: int, indices: Sequence[jax.Array] | None = None
+    ) -> Positions:
+        """The positions of its numbers, or of those at some indices."""
+        return counter.positions(self.shape, indices, self.offset, dimension)
 
 
 def drawn_once(

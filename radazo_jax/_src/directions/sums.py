@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 
 from radazo_jax._src.directions import distribution as distribution_module
@@ -70,8 +71,8 @@ def cache(directions: Direction, layout: Layout, at_once: bool) -> Direction:
 
 
 def combine(
-    coefficients: jax.Array, directions: Direction, layout: Layout, params: Any
-) -> Any:
+    coefficients: jax.Array, directions: Direction, layout: Layout, params: optax.Params
+) -> optax.Params:
     """Σₖ coefficientsₖ uₖ, a tree like `params`, sharded as it by its types.
 
     Args:
@@ -81,7 +82,9 @@ def combine(
       params: The parameters.
     """
 
-    def program(coefficients: jax.Array, directions: Direction, params: Any) -> Any:
+    def program(
+        coefficients: jax.Array, directions: Direction, params: optax.Params
+    ) -> Any:
         sums = _sums(coefficients.astype(jnp.float32), directions, layout)
         gradient = jax.tree.unflatten(layout.treedef, sums)
         return jax.tree.map(lambda g, p: g.astype(jnp.result_type(p)), gradient, params)

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from radazo_jax._src import fusion
 from radazo_jax._src.directions import distribution
@@ -52,7 +53,7 @@ class View:
     """
 
     base: jax.Array
-    dtype: Any
+    dtype: jax.typing.DTypeLike
     scale: jax.Array
     norm: jax.Array
     u: Elements | None
@@ -140,7 +141,7 @@ def _sharded_like(base: jax.Array, mark: jax.Array) -> jax.Array:
 
 
 def views_of(
-    params: Any, layout: Layout, direction: Direction, scale: jax.Array
+    params: optax.Params, layout: Layout, direction: Direction, scale: jax.Array
 ) -> list[View]:
     """The leaves of the parameters, perturbed by `direction`, unbuilt."""
     held = direction.cached or _unstored(direction, layout)
