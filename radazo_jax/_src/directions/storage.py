@@ -102,7 +102,8 @@ class Dense:
     ) -> Elements:
         """See `Storage`."""
         indices = tuple(counter.block(leaf.shape))
-        return LazyElements(key, number, indices, distribution, leaf, dimension)
+        order = tuple(range(len(leaf.shape)))
+        return LazyElements(key, number, indices, distribution, leaf, dimension, order)
 
     def block(
         self,

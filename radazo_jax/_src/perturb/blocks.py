@@ -47,8 +47,7 @@ def product(
     contracted, batch = (axes[side] for axes in eqn.params["dimension_numbers"])
     free = [a for a in range(len(view.shape)) if a not in (*contracted, *batch)]
     result: Any = eqn.outvars[0].aval
-    # A program may enable 64 bits for an equation of wide dtypes, but not for a loop.
-    if not free or 0 in result.shape or result.dtype.itemsize > 4:
+    if not free or 0 in result.shape:
         return None
     axis = max(free, key=lambda a: view.shape[a])
     # The free axes of the right side are the last ones of the result.
@@ -57,7 +56,12 @@ def product(
     length = view.shape[axis]
     size = max(1, _BLOCK * length // math.prod(view.shape))
     order = _order_in_memory(view)
-    lying = view.map(view.base.transpose(order), lambda mark: mark.transpose(order))
+    # Blocks along the outermost axis of a whole leaf hold neighbors.
+    rows = tuple(range(len(order))) if view.order == tuple(order) else None
+    rows_of_block = rows if order[0] == axis else None
+    lying = view.map(
+        view.base.transpose(order), lambda mark: mark.transpose(order), rows
+    )
 
     def in_blocks() -> list[jax.Array]:
         def add(i: jax.Array, found: jax.Array) -> jax.Array:
@@ -71,7 +75,7 @@ def product(
                 return lax.dynamic_slice_in_dim(x, start, size, at)
 
             sides = list(built)
-            part = lying.map(block(lying.base), block).build()
+            part = lying.map(block(lying.base), block, rows_of_block).build()
             sides[side] = part.transpose(np.argsort(order))
             [of_block] = bind(eqn, sides)
             return lax.dynamic_update_slice_in_dim(
