@@ -18,8 +18,6 @@ _LIMITS = {
     **{("memory_tpu", "unrolled", run): (0.0, 0.5) for run in _RUNS},
     **{("memory_cpu", "scanned", run): (0.0, 1.5) for run in _RUNS},
     ("memory_tpu_grouped_query", "grouped_query_decoder", "zo_sgd"): (0.02, 0.0),
-    ("memory_gpu", "decoder", "zo_sgd"): (0.05, 0.0),
-    ("memory_gpu", "grouped_query_decoder", "zo_sgd"): (0.05, 0.0),
 }
 
 

@@ -115,8 +115,7 @@ INT4_CASES = [
 ]
 GPU_CASES = [
     Case(size, device, *row)
-    for size in ("1.3b", "13b")
-    for device in ("h100", "rtx4090")
+    for size, device in (("1.3b", "h100"), ("13b", "h100"), ("1.3b", "rtx4090"))
     for row in FORWARD + LORA[2:] + ZO_SGD[2:] + FULL[2:] + [ADAM[0], ADAM[2]]
 ]
 
