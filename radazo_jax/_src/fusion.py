@@ -67,7 +67,7 @@ def rounded(values: jax.Array) -> jax.Array:
     bits.
 
     Args:
-      values: Of a real floating-point dtype of at least 32 bits.
+      values: Of a real floating-point dtype.
 
     Returns:
       The values.
