@@ -243,6 +243,43 @@ def test_only_some_leaves_are_replayed():
         np.testing.assert_allclose(some.params[leaf], expected[leaf], rtol=1e-6)
 
 
+@pytest.mark.slow
+def test_a_black_box_takes_the_same_steps_and_can_be_resumed(tmp_path):
+    optimizer = zo.radazo(0.1, 0.3, moments="replayed", window=3)
+
+    def outside(params):
+        return float(loss(jax.tree.map(jnp.asarray, params)))
+
+    def run(path, steps):
+        return zo.minimize_black_box(
+            *(outside, PARAMS, optimizer, ESTIMATOR, steps, 0),
+            progress=False,
+            journal=path,
+        )
+
+    whole = run(tmp_path / "whole", 5).state
+    run(tmp_path / "parts", 2)
+    chex.assert_trees_all_equal(run(tmp_path / "parts", 5).state, whole)
+    inside = zo.minimize(
+        *(loss, PARAMS, optimizer, ESTIMATOR, 5, 0), progress=False
+    ).state
+    chex.assert_trees_all_close(inside.params, whole.params, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_skipped_step_does_not_enter_the_window():
+    optimizer = zo.radazo(0.1, moments="replayed")
+    init, step = zo.solver(
+        lambda params, bad: jnp.where(bad, jnp.nan, loss(params)), optimizer, ESTIMATOR
+    )
+    step, state = jax.jit(step), init(PARAMS, 0)
+    state, _ = step(state, False)
+    after, info = step(state, True)
+    assert info.skipped
+    chex.assert_trees_all_equal(after.optimizer_state, state.optimizer_state)
+    chex.assert_trees_all_equal(after.params, state.params)
+
+
 # --- Size -------------------------------------------------------------------------
 
 
