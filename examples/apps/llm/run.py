@@ -56,6 +56,7 @@ def run(
     label: str = "",
     eval_first: bool = True,
     eval_examples: int | None = None,
+    frozen_folder: Path | None = None,
 ) -> Result:
     """Trains a model.
 
@@ -71,7 +72,9 @@ def run(
       label: What the progress bar says.
       eval_first: Whether to measure before the first step.
       eval_examples: The number of examples of `train` that the training loss is
-        measured on. All by default.
+        measured on, a share of each bucket. All by default.
+
+      frozen_folder: The folder for outputs of frozen layers. Several runs can share it.
 
     Raises:
       ValueError: If the batch is larger than the data, or the folder has a run and
@@ -93,24 +96,23 @@ def run(
     parts = {
         name: buckets(split, settings.num_buckets) for name, split in splits.items()
     }
-    measured = dict(parts)
-    if eval_examples is not None:
-        few = Batch(*(values[:eval_examples] for values in train))
-        measured["train"] = buckets(few, settings.num_buckets)
     first_layers = None
     if settings.last_layers:
         first_layers, model = frozen.split(model, settings.last_layers)
         cached = functools.partial(
             frozen.outputs,
             first_layers,
-            folder=Path(folder or tempfile.mkdtemp()) / "frozen",
+            folder=frozen_folder or Path(folder or tempfile.mkdtemp()) / "frozen",
             description=f"{base} {settings.quantize} {settings.last_layers}",
             batch_size=settings.eval_batch_size,
         )
-        parts, measured = (
-            {name: [cached(part) for part in found] for name, found in split.items()}
-            for split in (parts, measured)
-        )
+        parts = {
+            name: [cached(part) for part in found] for name, found in parts.items()
+        }
+    measured = parts
+    if eval_examples is not None:
+        share = eval_examples / len(train.label)
+        measured = parts | {"train": [_part(part, share) for part in parts["train"]]}
     feed = Feed(parts["train"], settings.seed, sizes)
     job, state = start(settings, model)
     # On a device by name, as what is restored is: both then take one program.
@@ -186,6 +188,12 @@ def run(
     if first_layers is not None:
         model = frozen.joined(first_layers, model)
     return Result(model, state, [row for row in rows if "train_loss" in row])
+
+
+def _part(batch: Batch, share: float) -> Batch:
+    """The first examples of a bucket, at least one."""
+    number = max(1, round(share * len(batch.label)))
+    return Batch(*(values[:number] for values in batch))
 
 
 @jax.jit
