@@ -86,34 +86,6 @@ def told(estimator, points, values, params):
     return estimate, estimate.gradient.materialize(params)
 
 
-def test_values_that_come_from_elsewhere():
-    """Points as trees, NumPy's values at them, and the reduction."""
-    params = {"a": jnp.ones(4), "b": jnp.zeros((2, 3))}
-
-    def loss(params):
-        return np.sum(np.sin(params["a"].astype(np.float64)), -1) + np.sum(
-            params["b"] ** 2, (-2, -1)
-        )
-
-    forward = zo.forward_difference(Hashed(), num_directions=3)
-    for estimator in (forward, spsa(Hashed(), 0.1)):
-        points, at = asked(estimator, jax.random.key(0), params)
-        at = jax.tree.map(np.asarray, at)
-        assert at["b"].shape == (points.num_points, 2, 3)
-        estimate, gradient = told(estimator, points, jnp.float32(loss(at)), params)
-
-        def traced(params):
-            a = params["a"].astype(jnp.float32)
-            return jnp.sum(jnp.sin(a)) + jnp.sum(params["b"] ** 2)
-
-        expected = jit(zo.value_and_grad(traced, estimator))(jax.random.key(0), params)
-        np.testing.assert_allclose(estimate.value, expected[0], rtol=1e-5)
-        np.testing.assert_allclose(
-            gradient["b"], expected[1]["b"], rtol=0.02, atol=0.02
-        )
-        assert int(estimate.num_values) == points.num_points
-
-
 @pytest.mark.parametrize("make", [zo.forward_difference, zo.central_difference])
 def test_the_slope_is_that_along_the_gradient(make):
     estimator = make(Hashed(), num_directions=4, smoothing=1e-3)
