@@ -58,7 +58,12 @@ def product(
     both = math.prod(view.shape) + math.prod(result.shape)
     size = max(1, _BLOCK * length // both)
     order = _order_in_memory(view)
-    lying = view.map(view.base.transpose(order), lambda mark: mark.transpose(order))
+    # Blocks along the outermost axis of a whole leaf hold neighbors.
+    rows = tuple(range(len(order))) if view.order == tuple(order) else None
+    rows_of_block = rows if order[0] == axis else None
+    lying = view.map(
+        view.base.transpose(order), lambda mark: mark.transpose(order), rows
+    )
 
     def in_blocks() -> list[jax.Array]:
         def add(i: jax.Array, found: jax.Array) -> jax.Array:
@@ -72,7 +77,7 @@ def product(
                 return lax.dynamic_slice_in_dim(x, start, size, at)
 
             sides = list(built)
-            part = lying.map(block(lying.base), block).build()
+            part = lying.map(block(lying.base), block, rows_of_block).build()
             sides[side] = part.transpose(np.argsort(order))
             [of_block] = bind(eqn, sides)
             return lax.dynamic_update_slice_in_dim(

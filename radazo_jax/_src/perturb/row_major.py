@@ -1,4 +1,4 @@
-"""How arrays lie in memory, where XLA's TPU backend is not to choose."""
+"""The layout of arrays in the memory of a TPU."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from radazo_jax._src import targets
 
 
 def row_major(x: jax.Array) -> jax.Array:
-    """`x`, which XLA's TPU backend is to lay out as JAX lays out an argument.
+    """`x`, laid out by XLA's TPU backend as JAX lays out an argument.
 
     That backend chooses how a stack lies from the products with its slices. The layout
     of an argument reaches a loop over the stack, but not a loop in a loop, such as
@@ -28,7 +28,7 @@ def _constrain(x: jax.Array) -> jax.Array:
 
 def _lower_for_tpu(ctx: mlir.LoweringRuleContext, x: Any) -> Any:
     # JAX makes no promise that a stored program can hold the constraint, and would
-    # refuse to export it. What is sharded would be gathered where it is constrained.
+    # refuse to export it. The constraint would gather a sharded array.
     stored = getattr(ctx.module_context.lowering_parameters, "for_export", True)
     if stored or not targets.of_one_device(ctx):
         return [x]
