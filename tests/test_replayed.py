@@ -207,6 +207,8 @@ def test_a_chain_in_place_is_a_chain(small_blocks):
 
 
 def test_the_alias_is_the_chain():
+    first = zo.scale_by_replayed_radazo()
+    assert zo.chain_in_place(first) is first
     chained = zo.chain_in_place(
         zo.scale_by_replayed_radazo(WINDOW, B1), optax.scale_by_learning_rate(0.1)
     )
