@@ -1,5 +1,9 @@
 """Optax transformations, from which optimizers are chained, and their states."""
 
+from radazo_jax._src.optimize.anchored_decay import (
+    AnchoredDecayState,
+    anchored_decay,
+)
 from radazo_jax._src.optimize.factored import FactoredMoment
 from radazo_jax._src.optimize.in_place import InPlaceUpdate, chain_in_place
 from radazo_jax._src.optimize.minibatch import (
@@ -34,6 +38,7 @@ from radazo_jax._src.optimize.transforms import (
 )
 
 __all__ = [
+    "AnchoredDecayState",
     "EstimateGradientState",
     "FactoredMoment",
     "InPlaceUpdate",
@@ -45,6 +50,7 @@ __all__ = [
     "ScaleByZoAdammState",
     "StepHistory",
     "StochasticRoundingState",
+    "anchored_decay",
     "chain_in_place",
     "estimate_gradient",
     "keep_params_in",

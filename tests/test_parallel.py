@@ -127,7 +127,7 @@ def test_one_by_one_is_bit_equal_on_any_number_of_devices(distribution, name):
     options = {"jit": jax.jit, "evaluator": zo.sharded("k", batch_size=1)}
     results = [
         estimate_on(mesh_of(size), estimator, *problem(), **options)[0]
-        for size in (1, 4, 8)
+        for size in (1, 4)
     ]
     chex.assert_trees_all_equal(*results)
 
@@ -142,7 +142,7 @@ def test_equal_losses_make_bit_equal_gradients_whatever_is_together(distribution
 
     params, x = problem()
     results = []
-    for size in (1, 4, 8):
+    for size in (1, 8):
         estimator = zo.forward_difference(DISTRIBUTIONS[distribution], 11, 1.0)
         with jax.set_mesh(mesh_of(size)):
             step = jax.jit(zo.value_and_grad(exact, estimator, zo.sharded("k")))
@@ -365,7 +365,7 @@ def test_each_device_does_its_share_of_the_products():
         elements = sum(math.prod(map(int, shape.split(","))) for shape in products)
         return elements / (32 * 64)
 
-    assert [num_products(size) for size in (1, 2, 4, 8)] == [8, 4, 2, 1]
+    assert [num_products(size) for size in (1, 4)] == [8, 2]
 
 
 def test_minimize_and_estimate_gradient_take_it():
@@ -428,7 +428,9 @@ def test_an_axis_that_is_in_use_is_named(types):
             value_and_grad(0, params, batch)
 
 
-@pytest.mark.parametrize(("distribution", "batch_size"), each_distribution((None, 1)))
+@pytest.mark.parametrize(
+    ("distribution", "batch_size"), each_distribution((None, 1), fast=["sphere"])
+)
 def test_estimates_of_their_own_inside_a_shard_map(distribution, batch_size):
     """Parameters and keys of each device, with the checks of `shard_map` on."""
     value_and_grad = zo.value_and_grad(

@@ -6,12 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 
 from radazo_jax._src.directions import distribution as distribution_module
 from radazo_jax._src.directions import norm
 from radazo_jax._src.directions.distribution import Direction, Distribution
-from radazo_jax._src.directions.elements import Elements
 from radazo_jax._src.directions.layout import Layout, Leaf
 from radazo_jax._src.meshes import on_any_mesh, specs_of
 from radazo_jax._src.numbers import generator
@@ -71,8 +71,8 @@ def cache(directions: Direction, layout: Layout, at_once: bool) -> Direction:
 
 
 def combine(
-    coefficients: jax.Array, directions: Direction, layout: Layout, params: Any
-) -> Any:
+    coefficients: jax.Array, directions: Direction, layout: Layout, params: optax.Params
+) -> optax.Params:
     """Σₖ coefficientsₖ uₖ, a tree like `params`, sharded as it by its types.
 
     Args:
@@ -82,7 +82,9 @@ def combine(
       params: The parameters.
     """
 
-    def program(coefficients: jax.Array, directions: Direction, params: Any) -> Any:
+    def program(
+        coefficients: jax.Array, directions: Direction, params: optax.Params
+    ) -> Any:
         sums = _sums(coefficients.astype(jnp.float32), directions, layout)
         gradient = jax.tree.unflatten(layout.treedef, sums)
         return jax.tree.map(lambda g, p: g.astype(jnp.result_type(p)), gradient, params)
@@ -138,15 +140,14 @@ def _stored(directions: Direction, layout: Layout) -> tuple[int, bool]:
 
 def _keep(directions: Direction, layout: Layout) -> Direction:
     """The same directions with their elements, each number drawn once."""
-    distribution = directions.distribution
-
-    def store(key: jax.Array, number: jax.Array) -> tuple[Elements, ...]:
-        return distribution._storage.store(
-            distribution, key, number, layout.leaves, layout.dimension
-        )
-
-    stored = jax.vmap(store)(directions.key, directions.number)
-    scale = directions.scale
+    distribution, scale = directions.distribution, directions.scale
+    stored = distribution._storage.store(
+        distribution,
+        directions.key,
+        directions.number,
+        layout.leaves,
+        layout.dimension,
+    )
     if distribution.normalized:
         # The norm of what is stored, so that nothing is drawn twice.
         scale = jax.vmap(functools.partial(norm.inverse_norm_of, distribution))(stored)

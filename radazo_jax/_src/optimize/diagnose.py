@@ -99,8 +99,8 @@ class Diagnosis(NamedTuple):
 
 
 def diagnose(
-    fun: Callable[[Any], Any],
-    params: Any,
+    fun: Callable[[optax.Params], Any],
+    params: optax.Params,
     estimator: GradientEstimator,
     key: jax.typing.ArrayLike = 0,
     optimizer: optax.GradientTransformation | None = None,
@@ -161,7 +161,7 @@ def diagnose(
     return found
 
 
-def lost_by_rounding(points: Points, params: Any) -> dict[str, float]:
+def lost_by_rounding(points: Points, params: optax.Params) -> dict[str, float]:
     """The share of each leaf's perturbation that its dtype rounds away."""
     shares = jax.device_get(_lost(_moved(points), params))
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
@@ -171,7 +171,7 @@ def lost_by_rounding(points: Points, params: Any) -> dict[str, float]:
     }
 
 
-def warn_of_rounding(points: Points, params: Any) -> None:
+def warn_of_rounding(points: Points, params: optax.Params) -> None:
     """Warns if parameters round most of their perturbation away."""
     lost = lost_by_rounding(points, params)
     bad = {name: share for name, share in lost.items() if share > _LOST}
@@ -187,7 +187,7 @@ def warn_of_rounding(points: Points, params: Any) -> None:
 
 
 @jax.jit
-def _lost(points: Points, params: Any) -> list[jax.Array]:
+def _lost(points: Points, params: optax.Params) -> list[jax.Array]:
     first = jax.tree.map(lambda x: x[0], points.directions)
     scale = points.scales[0, 0]
 
@@ -225,10 +225,10 @@ def _moved(points: Points) -> Points:
     return points.select(moved) if moved.size else points
 
 
-def _traceable(fun: Callable[[Any], Any], params: Any) -> bool:
+def _traceable(fun: Callable[[optax.Params], Any], params: optax.Params) -> bool:
     traced = []
 
-    def watched(params: Any) -> Any:
+    def watched(params: optax.Params) -> Any:
         value = fun(params)
         # A number that is known already was not computed by JAX.
         traced.append(isinstance(value, jax.core.Tracer))
@@ -261,10 +261,10 @@ def _measured(evaluate: _Evaluate) -> Values:
 
 @contextmanager
 def _by_jax(
-    fun: Callable[[Any], Any], params: Any, points: Points
+    fun: Callable[[optax.Params], Any], params: optax.Params, points: Points
 ) -> Iterator[_Evaluate]:
     @jax.jit
-    def at_points(params: Any, points: Points) -> jax.Array:
+    def at_points(params: optax.Params, points: Points) -> jax.Array:
         values, _ = vectorized(1).evaluate(fun, params, points, False)
         return values.along.reshape(-1)
 
@@ -281,7 +281,7 @@ def _by_jax(
 
 @contextmanager
 def _by_hand(
-    fun: Callable[[Any], Any], params: Any, points: Points
+    fun: Callable[[optax.Params], Any], params: optax.Params, points: Points
 ) -> Iterator[_Evaluate]:
     asked = jax.device_get(jax.jit(candidates)(points, params))
     others = list(range(1, points.num_points))
