@@ -137,7 +137,7 @@ def test_is_the_same_block_by_block(distribution, name, bias_correction, small_b
 def test_a_block_of_a_direction_is_the_block_of_its_elements(
     distribution, small_blocks
 ):
-    """Of leaves that do not begin at a multiple of 32, in blocks that do not either."""
+    """Neither leaves nor blocks begin at multiples of 32."""
     distribution = DISTRIBUTIONS[distribution]
     params = {"a": jnp.zeros(37), "w": jnp.zeros((5, 7, 3)), "x": jnp.zeros((6, 6))}
 
@@ -207,6 +207,8 @@ def test_a_chain_in_place_is_a_chain(small_blocks):
 
 
 def test_the_alias_is_the_chain():
+    first = zo.scale_by_replayed_radazo()
+    assert zo.chain_in_place(first) is first
     chained = zo.chain_in_place(
         zo.scale_by_replayed_radazo(WINDOW, B1), optax.scale_by_learning_rate(0.1)
     )
@@ -303,7 +305,7 @@ def test_the_program_does_not_grow_with_the_window_directions_or_layers():
 
 
 def test_no_tree_of_the_size_of_the_parameters_is_held(monkeypatch):
-    """Of 64 layers, the update holds a few at a time."""
+    """The update holds a few of 64 layers at a time."""
     monkeypatch.setattr(blocks, "MAX_ELEMENTS", 2**12)
     params = jax.ShapeDtypeStruct((64, 64, 64), jnp.float32)
     optimizer = zo.chain_in_place(
