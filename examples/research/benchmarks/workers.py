@@ -3,7 +3,7 @@
     python examples/research/benchmarks/workers.py --output docs/benchmarks/workers.json
 
 Worker processes of Dask on this machine train a decoder. Each case is a row; `--only`
-measures one of them, and `--resume` takes those that are there.
+measures some of them, and `--resume` takes those that are there.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ def run_of(num_members: int, make_fun: Any = language_model) -> dict[str, Any]:
 def scheduler(folder: Path) -> Iterator[tuple[distributed.Client, "Processes"]]:
     """A scheduler, and the means to start worker processes."""
     with distributed.LocalCluster(
-        n_workers=0, dashboard_address=None, silence_logs=100
+        n_workers=0, dashboard_address=":0", silence_logs=100
     ) as cluster:
         processes = Processes(cluster.scheduler_address, folder)
         with distributed.Client(cluster) as client:
@@ -114,7 +114,7 @@ class Processes:
 
 
 def ready(client: distributed.Client, names: Any) -> list[str]:
-    """Those of the workers that the scheduler knows."""
+    """The workers that the scheduler knows."""
     known = {x["name"] for x in client.scheduler_info(n_workers=-1)["workers"].values()}
     return [name for name in names if name in known]
 
@@ -131,7 +131,7 @@ def slowed(process: subprocess.Popen[bytes], stop: threading.Event) -> None:
 
 
 def kills(num_workers: int, num_steps: int, num_kills: int) -> dict[str, Any]:
-    """Parameters after random kills and joins, beside those of one process."""
+    """Compares parameters after random kills and joins with a run of one process."""
     run, rng = run_of(16), random.Random(0)
     steps = [sorted(rng.sample(range(2, num_steps - 2), num_kills)) for _ in range(2)]
     kill_at, join_at = steps
@@ -282,7 +282,7 @@ def driver(num_workers: int, num_members: int) -> dict[str, Any]:
 
 
 def throughput(num_steps: int) -> dict[str, Any]:
-    """Evaluations per second of two workers, beside one process with two threads."""
+    """Compares two workers of a thread each with one process of two threads."""
     run, members = run_of(64), 64
     with tempfile.TemporaryDirectory() as name, scheduler(Path(name)) as found:
         client, processes = found
@@ -323,7 +323,7 @@ def answer_all(replica: Replica, members: int) -> None:
 
 
 def catch_up(num_steps: int) -> dict[str, Any]:
-    """Seconds to take the steps of a journal, beside a copy of another's state."""
+    """Compares taking the steps of a journal with a copy of another state."""
     run = run_of(16)
     ahead, late = replica_of(run), replica_of(run)
     values = np.ones((num_steps, ahead.describe().line["points"]), np.float32)
@@ -443,7 +443,7 @@ class Simulated:
 
 def simulation(num_workers: int, evaluation: float, message: float) -> dict[str, Any]:
     """The share of the workers' time that is spent on evaluations that are used."""
-    members, steps = 4 * num_workers, 30
+    members, steps = 4 * num_workers, 20
     deaths = 0.01 / 60
     messenger = Simulated(num_workers, members, evaluation, message, deaths)
     fleet = Fleet(messenger, None, 0, 60.0)  # type: ignore[arg-type]
@@ -479,28 +479,29 @@ def simulation(num_workers: int, evaluation: float, message: float) -> dict[str,
 
 
 CASES: dict[str, Any] = {
-    "kills": lambda: kills(8, 500, 40),
-    "wire 1e4 64": lambda: wire(10**4, 64),
-    "wire 1e7 64": lambda: wire(10**7, 64),
     "driver 8": lambda: driver(8, 64),
     "driver 64": lambda: driver(64, 64),
-    "throughput": lambda: throughput(60),
+    "wire 1e4 64": lambda: wire(10**4, 64),
+    "wire 1e4 16": lambda: wire(10**4, 16),
+    "wire 1e7 16": lambda: wire(10**7, 16),
     "catch_up": lambda: catch_up(10_000),
-    "simulation 0.1": lambda: simulation(1000, 0.1, 2e-3),
+    "throughput": lambda: throughput(30),
     "simulation 1": lambda: simulation(1000, 1.0, 2e-3),
     "simulation 10": lambda: simulation(1000, 10.0, 2e-3),
+    "kills": lambda: kills(8, 500, 40),
 }
 
 
 def main() -> None:
     parser = cli.parser(__doc__)
     cli.add_record(parser, resume=True)
-    parser.add_argument("--only", choices=sorted({x.split()[0] for x in CASES}))
+    tables = sorted({name.split()[0] for name in CASES})
+    parser.add_argument("--only", nargs="+", choices=tables, default=tables)
     args = parser.parse_args()
     cases = [
         ({"case": name, "table": name.split()[0]}, measure)
         for name, measure in CASES.items()
-        if args.only in (None, name.split()[0])
+        if name.split()[0] in args.only
     ]
     collect(args.output, args.resume, cases, lambda rows: rows)
 
