@@ -33,7 +33,8 @@ from examples.common.cli import UserError
 
 METRICS = "metrics.jsonl"
 # Settings that may change when a run is resumed: none of the steps depends on them.
-FREE = ("num_steps", "checkpoint_every")  # The first, if no schedule depends on it.
+# The first may change unless a schedule depends on it.
+FREE = ("num_steps", "checkpoint_every", "eval_every")
 
 
 class Result(NamedTuple):
