@@ -51,7 +51,7 @@ def golden(name):
     return np.load(GOLDEN / f"{name}.npz")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", every(CASES, "llama"))
 def test_logits_are_those_of_transformers(name):
     expected = golden(name)
     model = weights.load(path(name), dtype=jnp.float32)
@@ -463,6 +463,7 @@ def test_adapters_of_some_layers_come_back(tmp_path):
         np.testing.assert_array_equal(values, theirs[key])
 
 
+@pytest.mark.slow
 def test_a_merged_model_of_a_file_is_whole(tmp_path):
     model, tokens = tuned("llama"), golden("llama")["tokens"]
     expected = tiny.logits(model, tokens)

@@ -24,7 +24,7 @@ from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
 from examples.apps.llm import frozen
-from examples.apps.llm.batches import Feed, buckets
+from examples.apps.llm.batches import Feed, bounds, buckets, chunks
 from examples.apps.llm.data import Batch
 from examples.apps.llm.model import LanguageModel
 from examples.apps.llm.train import Settings, State, evaluate, start, train_step
@@ -33,7 +33,8 @@ from examples.common.cli import UserError
 
 METRICS = "metrics.jsonl"
 # Settings that may change when a run is resumed: none of the steps depends on them.
-FREE = ("num_steps", "checkpoint_every")  # The first, if no schedule depends on it.
+# The first may change unless a schedule depends on it.
+FREE = ("num_steps", "checkpoint_every", "eval_every")
 
 
 class Result(NamedTuple):
@@ -93,9 +94,9 @@ def run(
         "data": checkpoint.checksum(_heads((train, dev))),
     }
     splits = {"train": train, "dev": dev} | ({} if test is None else {"test": test})
-    parts = {
-        name: buckets(split, settings.num_buckets) for name, split in splits.items()
-    }
+    # All splits have the lengths of one, and share programs.
+    ends = bounds(train, settings.num_buckets)
+    parts = {name: buckets(split, ends) for name, split in splits.items()}
     first_layers = None
     if settings.last_layers:
         first_layers, model = frozen.split(model, settings.last_layers)
@@ -117,7 +118,7 @@ def run(
     job, state = start(settings, model)
     # On a device by name, as what is restored is: both then take one program.
     job, state = jax.device_put((job, state), jax.devices()[0])
-    data, end, rows = jax.device_put(measured), settings.num_steps, []
+    data, end, rows = measured, settings.num_steps, []
     with contextlib.ExitStack() as stack:
         checkpoints = None
         if folder is not None:
@@ -217,9 +218,13 @@ def _measure(
 ) -> dict[str, float]:
     """Loss and accuracy on the examples to train on, and on those held back."""
     result = {}
+    size = settings.eval_batch_size
     for name, parts in data.items():
-        size = settings.eval_batch_size
-        each = [evaluate(job, state.params, part, batch_size=size) for part in parts]
+        each = []
+        for part in parts:
+            for number, chunk in chunks(part, size):
+                found = evaluate(job, state.params, chunk, batch_size=size)
+                each.append(jax.tree.map(lambda x, n=number: x[:n], found))
         found = jax.tree.map(lambda *leaves: np.concatenate(leaves), *each)
         label = np.concatenate([part.label for part in parts])
         result |= {f"{name}_loss": found.loss()}

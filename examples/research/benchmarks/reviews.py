@@ -32,7 +32,7 @@ NAMES |= {"adamw": "AdamW, by backpropagation"}
 RATES = {"adamw": 1e-3, "radazo": 1e-3, "zo_adamm": 4.36e-3}
 
 
-def settings(method: str, num_steps: int, seed: int) -> Settings:
+def settings(method: str, num_steps: int, seed: int, evaluations: int) -> Settings:
     return Settings(
         method=method,
         learning_rate=RATES[method],
@@ -42,35 +42,47 @@ def settings(method: str, num_steps: int, seed: int) -> Settings:
         num_buckets=4,
         num_steps=num_steps,
         seed=seed,
-        eval_every=max(num_steps // 4, 1),
+        eval_every=max(num_steps // evaluations, 1),
         checkpoint_every=min(100, num_steps),
     )
 
 
-def measured(options: Any, method: str, num_steps: int, seed: int) -> dict[str, Any]:
-    """The accuracies of a run, and the CPU time of the process that ended it."""
+def measured(
+    options: Any, first: bool, method: str, num_steps: int, seed: int
+) -> dict[str, Any]:
+    """The accuracies of a run, and the CPU time of all of its processes.
+
+    The untuned model is the same in all runs: the first one measures it.
+    """
     begin = process_time()
     path = find_model(options.model)
     splits = read(data.TASKS["reviews"], options.data, path, 0, options.examples)
-    chosen = settings(method, num_steps, seed)
+    chosen = settings(method, num_steps, seed, options.evaluations)
     model = weights.load(path, dtype=jnp.float32)
     folder = FOLDER / f"{method}-{num_steps}-{seed}"
+    spent = folder / "cpu_seconds"
     with checkpoint.locked(str(folder)):
-        found = run(
-            chosen,
-            model,
-            *splits,
-            folder=folder,
-            resume=options.resume,
-            eval_examples=500,
-            frozen_folder=FOLDER / "frozen",
-        ).evaluations
+        before = float(spent.read_text("utf-8")) if spent.exists() else 0.0
+        try:
+            found = run(
+                chosen,
+                model,
+                *splits,
+                folder=folder,
+                resume=options.resume,
+                eval_first=first,
+                eval_examples=500,
+                frozen_folder=FOLDER / "frozen",
+            ).evaluations
+        finally:
+            total = before + process_time() - begin
+            spent.write_text(f"{total:.0f}\n", encoding="utf-8")
     return {
         "learning_rate": chosen.learning_rate,
         "passes": num_steps * chosen.num_evaluations,
         "passes_a_step": chosen.num_evaluations,
         "evaluations": found,
-        "cpu_s": round(process_time() - begin),
+        "cpu_s": round(total),
     }
 
 
@@ -135,6 +147,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--examples", type=cli.at_least_one, default=2000)
     parser.add_argument("--seeds", type=cli.at_least_one, default=1)
     parser.add_argument(
+        "--evaluations", type=cli.at_least_one, default=4, help="along a run"
+    )
+    parser.add_argument(
         "--runs",
         nargs="+",
         default=["adamw:84", "radazo:8000"],
@@ -148,7 +163,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             parser.error(f"--runs must be such as radazo:8000; got {text}")
         for seed in range(options.seeds):
             case = {"method": method, "num_steps": int(steps), "seed": seed}
-            cases.append((case, functools.partial(measured, options, **case)))
+            first = not cases
+            cases.append((case, functools.partial(measured, options, first, **case)))
     collect(options.output, options.resume, cases, lambda rows: rows)
 
 
