@@ -54,15 +54,22 @@ from radazo_jax._src.optimize.black_box import minimize_black_box
 from radazo_jax._src.optimize.defaults import default_method
 from radazo_jax._src.optimize.diagnose import diagnose
 from radazo_jax._src.optimize.failures import RunError
+from radazo_jax._src.optimize.in_place import chain_in_place
 from radazo_jax._src.optimize.minibatch import scale_by_minibatch_step
 from radazo_jax._src.optimize.minimize import minimize
 from radazo_jax._src.optimize.optax_wrapper import estimate_gradient
 from radazo_jax._src.optimize.parabola import scale_by_parabolic_step
 from radazo_jax._src.optimize.projections import keep_params_in
 from radazo_jax._src.optimize.replay import replay
+from radazo_jax._src.optimize.replayed import (
+    scale_by_replayed_radazo,
+    scale_by_replayed_zo_adamm,
+)
+from radazo_jax._src.optimize.rounding import stochastic_rounding
 from radazo_jax._src.optimize.solver import solver
 from radazo_jax._src.optimize.transforms import scale_by_radazo, scale_by_zo_adamm
 from radazo_jax._src.perturb.transform import perturb
+from radazo_jax._src.workers.distribute import distribute
 
 __version__ = "0.1.0"
 
@@ -76,9 +83,11 @@ __all__ = [
     "anchored_decay",
     "ask_tell",
     "central_difference",
+    "chain_in_place",
     "coordinate",
     "default_method",
     "diagnose",
+    "distribute",
     "estimate_gradient",
     "evolution_strategy",
     "forward_difference",
@@ -96,11 +105,14 @@ __all__ = [
     "scale_by_minibatch_step",
     "scale_by_parabolic_step",
     "scale_by_radazo",
+    "scale_by_replayed_radazo",
+    "scale_by_replayed_zo_adamm",
     "scale_by_zo_adamm",
     "sharded",
     "solver",
     "sphere",
     "spsa",
+    "stochastic_rounding",
     "value_and_grad",
     "vectorized",
     "zo_adamm",

@@ -24,7 +24,10 @@ MAX_LINES = 300  # Of code: without docstrings, comments and blank lines.
 
 # The folders, from the one that imports nothing of the others: a module may import
 # those of its own folder and of the folders before it.
-ORDER = ("", "numbers", "directions", "perturb", "estimate", "contrib", "optimize")
+ORDER = (
+    *("", "numbers", "directions", "perturb", "estimate", "contrib", "optimize"),
+    "workers",
+)
 
 # The modules whose names are public.
 PUBLIC_MODULES = {
@@ -184,6 +187,7 @@ def test_version_is_the_same_everywhere():
 def test_import_needs_the_runtime_dependencies_alone():
     optional = {
         "chex",
+        "distributed",
         "flax",
         "keras",
         "matplotlib",

@@ -113,6 +113,19 @@ class LanguageModel(nnx.Module):
             positions = start[:, None] + positions[None]
         else:
             positions = start + positions
+        x, cache = self.through(self.at_positions(x, positions), positions, cache)
+        return self.normalized(x), cache
+
+    def through(
+        self, x: jax.Array, positions: jax.Array, cache: Cache | None = None
+    ) -> tuple[jax.Array, Cache | None]:
+        """Returns the outputs of the last layer, before the final norm, and the cache.
+
+        Args:
+          x: Inputs of the first layer, [B, T, width].
+          positions: int32 [T], or [B, T] if rows differ.
+          cache: As for `run`.
+        """
         graphdef, stack = nnx.split(self.layers)
 
         # Not nnx.scan, which would return the parameters, and so build perturbed ones.
@@ -123,8 +136,7 @@ class LanguageModel(nnx.Module):
 
         body = jax.checkpoint(body) if self.remat else body
         of_layers = stack, self.of_layers(), cache
-        x, cache = lax.scan(body, self.at_positions(x, positions), of_layers)
-        return self.normalized(x), cache
+        return lax.scan(body, x, of_layers)
 
     def at_positions(self, x: jax.Array, positions: jax.Array) -> jax.Array:
         """Embedded tokens, with embeddings of positions if the model has these."""
@@ -144,9 +156,16 @@ class LanguageModel(nnx.Module):
     def hidden(self, tokens: jax.Array) -> jax.Array:
         """The final hidden states of tokens int32 [B, T], [B, T, width].
 
+        Args:
+          tokens: The tokens; or floats [B, T, width], the outputs of earlier layers
+            (see `frozen.py`).
+
         Raises:
           ValueError: If T is more than the model has positions.
         """
+        if jnp.issubdtype(tokens.dtype, jnp.floating):
+            x, _ = self.through(tokens, jnp.arange(tokens.shape[1]))
+            return self.normalized(x)
         x, _ = self.run(self.after_prompt(self.embed(tokens)))
         return x[:, x.shape[1] - tokens.shape[1] :]
 

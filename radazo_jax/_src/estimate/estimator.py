@@ -131,7 +131,7 @@ def values_at(
 ) -> tuple[Values, Any]:
     """The values at the points, rounded as values from elsewhere are, and aux."""
     values, aux = evaluator.evaluate(fun, params, points, has_aux)
-    return jax.tree.map(fusion.rounded, values), aux
+    return points.split(fusion.rounded(points.join(values))), aux
 
 
 def reduced(

@@ -8,13 +8,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import lax
 
 from radazo_jax._src import checks, trees
 from radazo_jax._src.estimate.points import Points, Values, shifted
-from radazo_jax._src.estimate.vectorized import Evaluator, batched_map, cache
+from radazo_jax._src.estimate.vectorized import Evaluator, cache, values_by_number
 from radazo_jax._src.meshes import on_any_mesh
 from radazo_jax._src.perturb import transform
 
@@ -119,22 +118,7 @@ def _values(
     ) -> jax.Array:
         given = fun if static is None else static.merge(arrays)
         loss = checks.checked_loss(given, has_aux, points.vector_valued)
-        # θ is a point along the first direction, at scale 0.
-        base = [0] * points.includes_params
-        along = np.repeat(np.arange(len(points.scales)), points.scales.shape[1])
-        which = jnp.asarray(np.array([*base, *along]))
-        scales, shifts = jax.tree.map(
-            lambda x: jnp.concatenate([jnp.zeros(len(base)), x.reshape(-1)]),
-            (points.scales, points.shifts),
-        )
-
-        def evaluate(i: jax.Array) -> jax.Array:
-            direction = jax.tree.map(lambda x: x[which[i]], points.directions)
-            at = shifted(params, points.shift, None if shifts is None else shifts[i])
-            along = (at, points.layout, direction, scales[i])
-            return transform.evaluate(loss, *along)[0]
-
-        return batched_map(evaluate, mine, batch_size)
+        return values_by_number(loss, params, points, mine, batch_size)
 
     def numbers(device: jax.Array | int, of_devices: int) -> jax.Array:
         # Beyond the last point, that one again.

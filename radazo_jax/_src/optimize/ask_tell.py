@@ -117,7 +117,7 @@ def ask_tell(
                 "values must follow an ask, and be told once; got a state whose "
                 "candidates were not asked for, or were told already."
             )
-        step.check_room(state.run)
+        step.check_room(state.run.step)
         values = as_values(values, state.run.params)
         run, *_ = _kept_tell(state.run, values, arrays, static=static)
         return AskTellState(run, np.zeros((), bool))
