@@ -38,6 +38,7 @@ PUBLIC_MODULES = {
     "nnx.": radazo_jax.nnx,
     "random.": radazo_jax.random,
     "runs.": radazo_jax.runs,
+    "shaping.": radazo_jax.shaping,
     "transforms.": radazo_jax.transforms,
 }
 # Only if Keras is installed; the others need nothing that the tests do not need.

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 
 from radazo_jax._src import checks, trees
@@ -69,13 +70,16 @@ def sharded(axis_name: AxisName, batch_size: int | None = None) -> Evaluator:
 @functools.cache
 def _sharded(names: tuple[str, ...], batch_size: int | None) -> Evaluator:
     def evaluate(
-        fun: Callable[[Any], Any], params: Any, points: Points, has_aux: bool
+        fun: Callable[[optax.Params], Any],
+        params: optax.Params,
+        points: Points,
+        has_aux: bool,
     ) -> tuple[Values, Any]:
         if not has_aux:
             values = _values(fun, params, points, False, names, batch_size)
             return points.split(values), None
         # All devices evaluate the first point, because its aux is returned.
-        loss = checks.checked_loss(fun, has_aux)
+        loss = checks.checked_loss(fun, has_aux, points.vector_valued)
         if points.includes_params:
             value, aux = loss(params)
             rest = dataclasses.replace(points, includes_params=False)
@@ -93,14 +97,14 @@ def _sharded(names: tuple[str, ...], batch_size: int | None) -> Evaluator:
 
 
 def _values(
-    fun: Callable[[Any], Any],
-    params: Any,
+    fun: Callable[[optax.Params], Any],
+    params: optax.Params,
     points: Points,
     has_aux: bool,
     names: tuple[str, ...],
     batch_size: int | None,
 ) -> jax.Array:
-    """The values, [n], the same on all devices; aux is dropped."""
+    """The values, [n] or [n, G], the same on all devices; aux is dropped."""
     mesh = _mesh_with(names)
     num_points, num_devices = points.num_points, math.prod(mesh.shape[n] for n in names)
     share = -(-num_points // num_devices)
@@ -109,9 +113,11 @@ def _values(
     arrays, static = trees.partition(fun) if is_tree else ([], None)
     _check_free(names, {"params": params, "the arguments of fun": arrays})
 
-    def losses(mine: jax.Array, params: Any, points: Points, arrays: Any) -> jax.Array:
+    def losses(
+        mine: jax.Array, params: optax.Params, points: Points, arrays: Any
+    ) -> jax.Array:
         given = fun if static is None else static.merge(arrays)
-        loss = checks.checked_loss(given, has_aux)
+        loss = checks.checked_loss(given, has_aux, points.vector_valued)
         return values_by_number(loss, params, points, mine, batch_size)
 
     def numbers(device: jax.Array | int, of_devices: int) -> jax.Array:
@@ -128,7 +134,7 @@ def _values(
         mine = lax.with_sharding_constraint(mine, jax.P(names))
         vmapped = jax.vmap(losses, (0, *(None for _ in args)), spmd_axis_name=names)
         values = lax.with_sharding_constraint(vmapped(mine, *args), jax.P(names))
-        return lax.with_sharding_constraint(values.reshape(-1), jax.P())
+        return lax.with_sharding_constraint(lax.collapse(values, 0, 2), jax.P())
 
     manual = set(mesh.manual_axes)
     program = on_device

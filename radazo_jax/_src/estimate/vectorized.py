@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 
 from radazo_jax._src import checks, fusion, trees
@@ -26,7 +27,11 @@ class EvaluateFn(Protocol):
     """The `evaluate` of an `Evaluator`."""
 
     def __call__(
-        self, fun: Callable[[Any], Any], params: Any, points: Points, has_aux: bool
+        self,
+        fun: Callable[[optax.Params], Any],
+        params: optax.Params,
+        points: Points,
+        has_aux: bool,
     ) -> tuple[Values, Any]:
         """Returns the values, and the auxiliary output at the first point."""
         ...
@@ -88,9 +93,12 @@ def vectorized(batch_size: int | None = None) -> Evaluator:
 @functools.cache
 def _vectorized(batch_size: int | None) -> Evaluator:
     def evaluate(
-        fun: Callable[[Any], Any], params: Any, points: Points, has_aux: bool
+        fun: Callable[[optax.Params], Any],
+        params: optax.Params,
+        points: Points,
+        has_aux: bool,
     ) -> tuple[Values, Any]:
-        loss = checks.checked_loss(fun, has_aux)
+        loss = checks.checked_loss(fun, has_aux, points.vector_valued)
         if not has_aux and _shares_products(points, batch_size):
             values, aux = _values_in_one_batch(loss, params, points), None
         else:
@@ -107,7 +115,9 @@ def cache(points: Points, batch_size: int | None) -> Points:
     return dataclasses.replace(points, directions=cached)
 
 
-def batched_map(fun: Callable[[Any], Any], xs: Any, batch_size: int | None) -> Any:
+def batched_map(
+    fun: Callable[[optax.Params], Any], xs: Any, batch_size: int | None
+) -> Any:
     """`jax.lax.map` whose `batch_size=None` is all at once."""
     size = len(jax.tree.leaves(xs)[0])
     if batch_size == 1 or size == 1:
@@ -125,7 +135,7 @@ def batched_map(fun: Callable[[Any], Any], xs: Any, batch_size: int | None) -> A
         raise
 
 
-def _can_be_traced(fun: Callable[[Any], Any], xs: Any) -> bool:
+def _can_be_traced(fun: Callable[[optax.Params], Any], xs: Any) -> bool:
     """Whether a function works on a single element, so that batching it failed."""
     try:
         jax.eval_shape(fun, jax.tree.map(lambda x: x[0], xs))
@@ -140,8 +150,8 @@ def _together(size: int, batch_size: int | None) -> bool:
 
 
 def _values(
-    loss: Callable[[Any], tuple[jax.Array, Any]],
-    params: Any,
+    loss: Callable[[optax.Params], tuple[jax.Array, Any]],
+    params: optax.Params,
     points: Points,
     has_aux: bool,
     batch_size: int | None,
@@ -170,10 +180,11 @@ def _values(
 
     each = (points.directions, points.scales, points.shifts)
     values, found = batched_map(along, each, batch_size)
+    values = lax.collapse(values, 0, 2)
     if base:
-        return jnp.concatenate([base[0][None], values.reshape(-1)]), base[1]
+        return jnp.concatenate([base[0][None], values]), base[1]
     aux = static[0].merge([x[0] for x in found]) if has_aux else None
-    return values.reshape(-1), aux
+    return values, aux
 
 
 def values_by_number(
@@ -227,7 +238,9 @@ def _shares_products(points: Points, batch_size: int | None) -> bool:
 
 
 def _values_in_one_batch(
-    loss: Callable[[Any], tuple[jax.Array, Any]], params: Any, points: Points
+    loss: Callable[[optax.Params], tuple[jax.Array, Any]],
+    params: optax.Params,
+    points: Points,
 ) -> jax.Array:
     """The values, with θ itself as the first of the batch: all read θ once."""
     directions, scales = (

@@ -47,7 +47,8 @@ class AskTell(NamedTuple):
         arrays with one additional axis, the first, of size n. Until the values are
         told, another call returns the same candidates.
       tell: `tell(state, values) -> state`; the values at the candidates, [n], NaN for
-        candidates that failed.
+        candidates that failed. An estimator such as `evolution_strategy` also takes
+        several values for each candidate, [n, G].
     """
 
     init: Callable[..., AskTellState]
@@ -100,7 +101,7 @@ def ask_tell(
         Run(None, None, optimizer, estimator, bounds=bounds)
     )
 
-    def init(params: Any, key: jax.typing.ArrayLike) -> AskTellState:
+    def init(params: optax.Params, key: jax.typing.ArrayLike) -> AskTellState:
         run = static.merge(arrays)
         return AskTellState(step.start(run, params, key), np.zeros((), bool))
 
@@ -143,7 +144,7 @@ def _tell(
 
     Args:
       state: The state before.
-      values: The values, [n].
+      values: The values, [n] or [n, G].
       arrays: The arrays of the run.
       static: The run without them.
 
@@ -153,11 +154,6 @@ def _tell(
     run = static.merge(arrays)
     step.check_state(run, state)
     points, estimator_state = step.points_at(run, state, _traced_loss(run, state))
-    if values.shape != (points.num_points,):
-        raise ValueError(
-            f"values must have one value per candidate, shape ({points.num_points},); "
-            f"got shape {values.shape}."
-        )
     state = state._replace(estimator_state=estimator_state)
     state, info = step.advance(run, state, points, points.split(values))
     return state, history.numbers(info, state), checksum(state.params)
@@ -172,7 +168,7 @@ _kept_tell = jax.jit(_tell, static_argnames="static")
 tell_in_place = jax.jit(_tell, static_argnames="static", donate_argnames="state")
 
 
-def checksum(params: Any) -> jax.Array:
+def checksum(params: optax.Params) -> jax.Array:
     """A number that tells whether parameters are equal to the last bit: uint32.
 
     A sum of integers, which does not depend on its order.
@@ -196,7 +192,7 @@ def checksum(params: Any) -> jax.Array:
 checksum_of = jax.jit(checksum)
 
 
-def as_values(values: Any, params: Any) -> np.ndarray:
+def as_values(values: Any, params: optax.Params) -> np.ndarray:
     """Values as an array of the dtype in which they are used."""
     array = np.asarray(values)
     if array.dtype.kind not in "fiub":

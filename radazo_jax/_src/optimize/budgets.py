@@ -38,7 +38,7 @@ class Progress(NamedTuple):
     since: Any
 
     @classmethod
-    def none(cls, dtype: Any = np.float32) -> "Progress":
+    def none(cls, dtype: jax.typing.DTypeLike = np.float32) -> "Progress":
         """Returns the progress before the first step."""
         return cls(np.array(np.inf, dtype), np.zeros((), np.int32))
 
@@ -98,7 +98,9 @@ class Budget(NamedTuple):
             checks.check_finite("target", given.target)
         return given
 
-    def watch(self, run: Run, state: SolverState, dtype: Any) -> "Watch":
+    def watch(
+        self, run: Run, state: SolverState, dtype: jax.typing.DTypeLike
+    ) -> "Watch":
         """Starts to watch a run.
 
         Args:

@@ -22,7 +22,7 @@ class History(NamedTuple):
     Attributes:
       step: The number of the step: float64, [steps], like the other fields.
       value: The loss.
-      value_std: The standard deviation of the values at the points of the step.
+      value_std: The standard deviation of all values at the points of the step.
       slope: The derivative along the estimated gradient, by the values: an estimate of
         the square of its norm.
       evaluations: The number of points.
@@ -237,7 +237,7 @@ def of_values(values: Any) -> dict[str, Any]:
     return {
         "value": mean,
         "value_std": xp.sqrt(square),
-        "evaluations": values.size,
+        "evaluations": values.shape[0],
         "failed": values.size - count,
     }
 

@@ -47,7 +47,7 @@ class MinimizeResult(NamedTuple):
         steps than `num_steps`.
     """
 
-    params: Any
+    params: optax.Params
     values: np.ndarray
     state: SolverState
     history: History
@@ -66,7 +66,7 @@ class MinimizeResult(NamedTuple):
 
 def minimize(
     fun: Callable[..., jax.Array],
-    params: Any,
+    params: optax.Params,
     optimizer: optax.GradientTransformation | None = None,
     estimator: GradientEstimator | None = None,
     num_steps: int | None = None,

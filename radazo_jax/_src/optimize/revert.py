@@ -25,27 +25,27 @@ class Revert(NamedTuple):
       reverted: Whether the latest update reverted that step: bool, shape ().
     """
 
-    params: Any
+    params: optax.Params
     reverted: jax.Array
 
     @classmethod
-    def init(cls, params: Any) -> "Revert":
+    def init(cls, params: optax.Params) -> "Revert":
         """The field before the first step."""
         return cls(jax.tree.map(jnp.array, params), jnp.zeros((), jnp.bool_))
 
 
-def can_revert(optimizer_state: Any) -> bool:
+def can_revert(optimizer_state: optax.OptState) -> bool:
     """Whether a member of a chain can revert steps."""
     return bool(_reverts(optimizer_state))
 
 
-def reverted(optimizer_state: Any) -> jax.Array:
+def reverted(optimizer_state: optax.OptState) -> jax.Array:
     """Whether the latest update reverted a step: bool, shape ()."""
     found = [revert.reverted for revert in _reverts(optimizer_state)]
     return jnp.any(jnp.stack(found)) if found else jnp.zeros((), jnp.bool_)
 
 
-def restored(optimizer_state: Any, params: Any) -> Any:
+def restored(optimizer_state: optax.OptState, params: optax.Params) -> Any:
     """The parameters before the latest step if it was reverted, else `params`.
 
     Leaves that `optax.partition` or `optax.masked` hides from a transformation are not
@@ -82,7 +82,7 @@ def keep_others(condition: jax.Array, before: Any, after: Any) -> Any:
     )
 
 
-def _reverts(optimizer_state: Any) -> list[Revert]:
+def _reverts(optimizer_state: optax.OptState) -> list[Revert]:
     nodes = jax.tree.leaves(optimizer_state, is_leaf=lambda x: isinstance(x, Revert))
     return [node for node in nodes if isinstance(node, Revert)]
 

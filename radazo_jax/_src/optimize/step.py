@@ -25,6 +25,7 @@ from radazo_jax._src.estimate.vectorized import Evaluator, check_evaluator, vect
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.optimize import box, revert
 from radazo_jax._src.optimize.box import Bounds
+from radazo_jax._src.optimize.in_place import InPlaceUpdate, unchanged
 
 MOST_STEPS = np.iinfo(np.int32).max
 
@@ -79,7 +80,8 @@ class StepInfo(NamedTuple):
     Attributes:
       value: The value at θ, or a substitute for it: at least float32, shape ().
       slope: The derivative along the estimate, according to the values: shape ().
-      values: The values at the points, θ first: [n].
+      values: The values at the points, θ first: [n], or [n, G] if the function returns
+        several.
       skipped: Whether the step was skipped because no value could be used: bool,
         shape ().
       reverted: Whether the step reverted the previous one instead: bool, shape ().
@@ -104,8 +106,8 @@ class SolverState(NamedTuple):
       failures: The evaluations that failed.
     """
 
-    params: Any
-    optimizer_state: Any
+    params: optax.Params
+    optimizer_state: optax.OptState
     estimator_state: Any
     key: jax.Array
     step: jax.Array
@@ -203,7 +205,7 @@ def check_run(optimizer: Any, estimator: Any, evaluator: Any = vectorized()) -> 
     check_evaluator(evaluator)
 
 
-def start(run: Run, params: Any, key: jax.typing.ArrayLike) -> SolverState:
+def start(run: Run, params: optax.Params, key: jax.typing.ArrayLike) -> SolverState:
     """The state before the first step; called by what a user calls."""
     arrays = checks.as_params(params)
     checks.warn_of_float32(params, stacklevel=3)
@@ -239,7 +241,7 @@ def _of_traced_params(
     bounds: Bounds | None,
     batch: tuple[Any, ...],
     kwargs: dict[str, Any],
-    params: Any,
+    params: optax.Params,
 ) -> Any:
     """`of_params` within bounds; names what fits a function that JAX cannot trace."""
     try:
@@ -257,7 +259,7 @@ def _of_traced_params(
 
 
 def points_at(
-    run: Run, state: SolverState, loss: Callable[[Any], Any] | None
+    run: Run, state: SolverState, loss: Callable[[optax.Params], Any] | None
 ) -> tuple[Points, Any]:
     """The points of a step, and the state of the estimator after them.
 
@@ -281,7 +283,7 @@ def draw_of(key: jax.Array, step: jax.Array) -> Draw:
 
 
 def take(
-    run: Run, state: SolverState, loss: Callable[[Any], Any]
+    run: Run, state: SolverState, loss: Callable[[optax.Params], Any]
 ) -> tuple[SolverState, StepInfo]:
     """Evaluates the points of a step, and takes it."""
     points, estimator_state = points_at(run, state, loss)
@@ -298,9 +300,14 @@ def points_without_loss(state: SolverState, estimator: GradientEstimator) -> Poi
 
 def num_points(run: Run, state: SolverState) -> int:
     """The number of points of a step, which is the same in all steps."""
+    return abstract_points(run, state).num_points
+
+
+def abstract_points(run: Run, state: SolverState) -> Points:
+    """The points of a step without their arrays, of which only shapes are known."""
     points = partial(points_without_loss, estimator=run.estimator)
     shapes: Points = jax.eval_shape(points, state)
-    return shapes.num_points
+    return shapes
 
 
 def advance(
@@ -308,7 +315,7 @@ def advance(
     state: SolverState,
     points: Points,
     values: Values,
-    value_fn: Callable[[Any], Any] | None = None,
+    value_fn: Callable[[optax.Params], Any] | None = None,
 ) -> tuple[SolverState, StepInfo]:
     """Takes a step, or skips it if no value can be used.
 
@@ -329,13 +336,13 @@ def advance(
     failed = jnp.sum(~jnp.isfinite(all_values), dtype=jnp.int32)
     skipped = is_unusable(estimate, values)
 
-    def update(params: Any, optimizer_state: Any) -> tuple[Any, Any]:
-        updates, optimizer_state = optimizer_update(
+    def update(
+        params: optax.Params, optimizer_state: optax.OptState
+    ) -> tuple[Any, Any]:
+        params, optimizer_state = _updated(
             run.optimizer, estimate, skipped, optimizer_state, params, value_fn
         )
-        return box.project(run.bounds, optax.apply_updates(params, updates)), (
-            optimizer_state
-        )
+        return box.project(run.bounds, params), optimizer_state
 
     params, optimizer_state = update_unless(
         skipped, update, state.params, state.optimizer_state
@@ -363,13 +370,32 @@ def is_unusable(estimate: Estimate, values: Values) -> jax.Array:
     return (estimate.num_values == 0) | (failed & ~jnp.isfinite(estimate.slope))
 
 
+def _updated(
+    optimizer: optax.GradientTransformation,
+    estimate: Estimate,
+    skipped: jax.Array,
+    state: Any,
+    params: Any,
+    value_fn: Callable[[Any], Any] | None,
+) -> tuple[Any, Any]:
+    """Parameters and optimizer state after an update."""
+    if isinstance(optimizer.update, InPlaceUpdate):
+        # The gradient is not built.
+        args = estimators.extra_args(estimate, None, value_fn)
+        return optimizer.update.apply(unchanged, state, params, **args)
+    updates, state = optimizer_update(
+        optimizer, estimate, skipped, state, params, value_fn
+    )
+    return optax.apply_updates(params, updates), state
+
+
 def optimizer_update(
     optimizer: optax.GradientTransformation,
     estimate: Estimate,
     skipped: jax.Array,
-    optimizer_state: Any,
-    params: Any,
-    value_fn: Callable[[Any], Any] | None,
+    optimizer_state: optax.OptState,
+    params: optax.Params,
+    value_fn: Callable[[optax.Params], Any] | None,
     **others: Any,
 ) -> tuple[Any, Any]:
     """The updates of an optimizer for an estimate, whose gradient is built here."""
@@ -386,7 +412,10 @@ def optimizer_update(
 
 
 def update_unless(
-    skipped: jax.Array, update: Callable[..., tuple[Any, Any]], params: Any, state: Any
+    skipped: jax.Array,
+    update: Callable[..., tuple[Any, Any]],
+    params: optax.Params,
+    state: Any,
 ) -> tuple[Any, Any]:
     """Parameters and optimizer state after an update, unless the step is skipped.
 
@@ -403,7 +432,9 @@ def update_unless(
     return new_params, revert.keep_others(keep, state, after)
 
 
-def final_params(run: Run, state: SolverState, loss: Callable[[Any], Any]) -> Any:
+def final_params(
+    run: Run, state: SolverState, loss: Callable[[optax.Params], Any]
+) -> optax.Params:
     """The parameters after the latest step, or before it if it would be reverted.
 
     The next step would revert it. At the end of a run there is no next step, so that
@@ -411,7 +442,7 @@ def final_params(run: Run, state: SolverState, loss: Callable[[Any], Any]) -> An
     """
     # The decision does not depend on the gradient.
     zeros = jax.tree.map(jnp.zeros_like, state.params)
-    value = loss(state.params)
+    value = estimators.mean_value(loss(state.params))
     _, after = optax.with_extra_args_support(run.optimizer).update(
         zeros,
         state.optimizer_state,
@@ -425,7 +456,10 @@ def final_params(run: Run, state: SolverState, loss: Callable[[Any], Any]) -> An
 
 
 def _times(
-    count: jax.Array, update: Callable[..., tuple[Any, Any]], params: Any, state: Any
+    count: jax.Array,
+    update: Callable[..., tuple[Any, Any]],
+    params: optax.Params,
+    state: Any,
 ) -> tuple[Any, Any]:
     """Calls `update` once or not at all.
 
