@@ -3,8 +3,8 @@
 Every check returns its value unchanged, so that it can wrap a use, and raises an
 error which names the argument, the value received and what would do. Values known
 only while a program is traced (the hyperparameters that
-`optax.inject_hyperparams` passes, or those of a `vmap` over a population of
-optimizers) cannot be compared with anything: the numeric checks let them pass.
+`optax.inject_hyperparams` passes, or a `vmap` over a population of optimizers)
+cannot be compared with anything: the numeric checks let them pass.
 """
 
 import functools
@@ -190,7 +190,7 @@ def _describe(value: Any) -> str:
 
 
 def as_params(params: optax.Params) -> Any:
-    """`params` as arrays; raises where a leaf is not real and floating-point."""
+    """`params` as arrays; raises if a leaf is not real and floating-point."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     if not leaves:
         raise ValueError(
@@ -216,10 +216,10 @@ def as_params(params: optax.Params) -> Any:
 
 
 def warn_of_float32(params: optax.Params, stacklevel: int) -> None:
-    """Warns where NumPy's float64 becomes float32.
+    """Warns if NumPy's float64 becomes float32.
 
     Args:
-      params: What a caller passed, floating-point.
+      params: The caller's parameters, floating-point.
       stacklevel: The caller's frame, counted as `warnings.warn` would from the function
         that calls this one. Python shows a warning once for each line of a caller.
     """
@@ -250,11 +250,12 @@ def check_not_deleted(name: str, tree: Any) -> None:
 
 
 def checked_loss(
-    fun: Callable[[optax.Params], Any], has_aux: bool
+    fun: Callable[[optax.Params], Any], has_aux: bool, vector_valued: bool = False
 ) -> Callable[[optax.Params], tuple[jax.Array, Any]]:
     """`fun` as a function of the parameters to (loss of at least float32, aux).
 
-    Where `fun` returns something else than a real scalar, it raises when called.
+    The function raises, when called, if `fun` returns something other than a real
+    scalar, or a vector of at least one element with `vector_valued`.
     """
 
     def loss(params: optax.Params) -> tuple[jax.Array, Any]:
@@ -266,10 +267,10 @@ def checked_loss(
             )
         value, aux = output if has_aux else (output, None)
         dtype, shape = _dtype_and_shape(value)
-        if shape != ():
+        if len(shape) > vector_valued or 0 in shape:
             raise ValueError(
-                f"fun must return a scalar loss; got an array of shape {shape}. Take "
-                "its mean or sum."
+                f"fun must return a scalar loss{' or a vector' * vector_valued}; got "
+                f"an array of shape {shape}. Take its mean or sum."
             )
         if not jnp.issubdtype(dtype, jnp.floating):
             raise TypeError(

@@ -15,12 +15,12 @@ STATIC = {"static": True}
 class Static:
     """A tree without its arrays, which can be hashed, and so be static under `jit`.
 
-    What it holds is compared as Python does, or by identity where it has no hash.
+    What it holds is compared as Python does, or by identity if it has no hash.
 
     Attributes:
       treedef: The structure of the tree.
-      others: Its leaves, with `None` in the place of the arrays.
-      is_array: Which of the leaves are arrays.
+      others: Its leaves, with `None` instead of arrays.
+      is_array: Whether a leaf is an array.
     """
 
     treedef: Any

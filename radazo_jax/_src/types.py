@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         ) -> tuple[Any, Any]: ...
 
     class GradientTransformationExtraArgs(optax.GradientTransformationExtraArgs):
-        """That of Optax, with the types of its two functions."""
+        """`optax.GradientTransformationExtraArgs` with the types of its functions."""
 
         init: Callable[[Any], Any]
         update: _Update

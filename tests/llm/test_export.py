@@ -1,7 +1,7 @@
-"""What was tuned, as the libraries of Hugging Face write it.
+"""Tuned models in the formats of Hugging Face's libraries.
 
-The authority is `peft`: files in golden/peft that it wrote, and where it is installed,
-what it makes of ours.
+The authority is `peft`: files in golden/peft that it wrote, and if it is installed,
+its own reading of the exported files.
 """
 
 import json

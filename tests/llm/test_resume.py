@@ -1,4 +1,4 @@
-"""Runs that are cut and go on from their checkpoints."""
+"""Interrupted runs that resume from their checkpoints."""
 
 import dataclasses
 import pathlib

@@ -24,7 +24,7 @@ CONFIG = Config(
     max_position_embeddings=32,
 )
 SETTINGS = Settings(
-    smoothing=1e-2,  # Large beside the rounding of a loss in float32.
+    smoothing=1e-2,  # Large relative to the rounding of a loss in float32.
     learning_rate=1e-3,
     batch_size=4,
     num_steps=12,

@@ -21,7 +21,7 @@ class CoordinateWiseState(NamedTuple):
     """State of `coordinate_wise` with some coordinates a step.
 
     Attributes:
-      scores: The average absolute derivative along each coordinate, NaN where it has
+      scores: The average absolute derivative along each coordinate, NaN if it has
         not been seen: float32, [d].
     """
 

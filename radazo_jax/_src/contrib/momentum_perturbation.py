@@ -106,7 +106,7 @@ def momentum_perturbation(
         )
 
     def deviation(dimension: int) -> float:
-        """Of what the elements of u are multiplied by."""
+        """The standard deviation of the factor of the elements of u."""
         return math.sqrt(variance * distribution.factor(dimension))
 
     def init(params: optax.Params) -> MomentumPerturbationState:

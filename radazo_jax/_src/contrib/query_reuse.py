@@ -30,8 +30,8 @@ class QueryReuseState(NamedTuple):
     Attributes:
       buffer: The directions of the latest H steps, H K of them, the oldest first: their
         keys, numbers and scales, from which they are drawn again.
-      values: The values at θ + μ u: float32, or float64 where the parameters are,
-        [H K]. NaN where there is none.
+      values: The values at θ + μ u: float32, or float64 for float64 parameters,
+        [H K]. NaN if a query has none.
     """
 
     buffer: QueryBuffer

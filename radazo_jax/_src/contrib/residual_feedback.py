@@ -31,7 +31,7 @@ class ResidualFeedbackState(NamedTuple):
 
     Attributes:
       value: The mean value of the latest step, NaN before the first: float32, or
-        float64 where the parameters are, shape ().
+        float64 for float64 parameters, shape ().
     """
 
     value: jax.Array

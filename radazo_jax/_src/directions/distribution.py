@@ -1,7 +1,7 @@
 """Distributions of random directions, and the directions sampled from them.
 
 A direction is a distribution, a key and a number, not an array: its elements are
-computed where they are needed, from their positions. Positions run through the whole
+computed from their positions when they are needed. Positions run through the whole
 tree of parameters, leaf after leaf, so that a direction does not depend on how the same
 coordinates are cut into leaves, and no two leaves share their numbers.
 """
@@ -213,18 +213,18 @@ def whole(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
         return element_by_element(direction)
 
     def from_words(direction: Direction) -> jax.Array:
-        (stored,) = distribution._storage.store(
-            distribution, direction.key, direction.number, (leaf,), dimension
+        key, number = direction.key[None], direction.number[None]
+        [stored] = distribution._storage.store(
+            distribution, key, number, (leaf,), dimension
         )
-        values: jax.Array = stored.values()
+        values: jax.Array = jax.tree.map(lambda x: x[0], stored).values()
         return values
 
     # XLA's CPU backend would compute each word 32 times.
     return lax.platform_dependent(direction, cpu=from_words, default=element_by_element)
 
 
-# Compiled as a whole where it is called outside of any jit; part of the program where
-# there is one.
+# Compiled as a whole outside of `jit`, and a part of the program under `jit`.
 @functools.partial(jax.jit, static_argnames="layout", inline=True)
 def elements(direction: Direction, layout: Layout) -> list[jax.Array]:
     """All elements of `direction`, leaf by leaf, scaled: float32."""

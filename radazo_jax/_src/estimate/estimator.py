@@ -96,7 +96,7 @@ def evaluated(
     has_aux: bool = False,
 ) -> tuple[Estimate, tuple[Values, Any], Any]:
     """The estimate of a function, its values and aux, and the estimator's new state."""
-    loss = checks.checked_loss(fun, has_aux)
+    loss = checks.checked_loss(fun, has_aux, vector_valued=True)
     draw = draw._replace(fun=lambda params: loss(params)[0])
     points, state = points_of(estimator, evaluator, draw, params, state)
     values, aux = values_at(evaluator, fun, params, points, has_aux)
@@ -131,7 +131,7 @@ def values_at(
 ) -> tuple[Values, Any]:
     """The values at the points, rounded as values from elsewhere are, and aux."""
     values, aux = evaluator.evaluate(fun, params, points, has_aux)
-    return jax.tree.map(fusion.rounded, values), aux
+    return points.split(fusion.rounded(points.join(values))), aux
 
 
 def reduced(
@@ -152,7 +152,8 @@ def reduced(
         )
     # If the loss at the parameters is not finite, the value only replaces it.
     at_params = values.base if points.includes_params else estimate.value
-    args = {"measured": jnp.isfinite(at_params), **estimate.extra_args}
+    measured = jnp.all(jnp.isfinite(at_params))
+    args = {"measured": measured, **estimate.extra_args}
     return estimate._replace(extra_args=args), state
 
 
@@ -182,7 +183,7 @@ def extra_args(
 def _taking_all(
     value_fn: Callable[[optax.Params], Any], names: Iterable[str]
 ) -> Callable[..., Any]:
-    """`value_fn` with further keyword arguments, which it ignores.
+    """`value_fn`, or its mean, with further keyword arguments, which it ignores.
 
     Optax's line searches pass all extra arguments that they do not know on to the
     function, and refuse those that its signature does not name.
@@ -190,13 +191,18 @@ def _taking_all(
 
     def at(params: optax.Params, **others: Any) -> Any:
         del others
-        return value_fn(params)
+        return mean_value(value_fn(params))
 
     kinds = inspect.Parameter
     keywords = (kinds(name, kinds.KEYWORD_ONLY, default=None) for name in names)
     first = kinds("params", kinds.POSITIONAL_OR_KEYWORD)
     at.__signature__ = inspect.Signature([first, *keywords])  # type: ignore[attr-defined]
     return at
+
+
+def mean_value(value: Any) -> Any:
+    """The value, or the mean if the function returns several."""
+    return jnp.mean(value) if jnp.ndim(value) else value
 
 
 def check_estimator(estimator: Any) -> None:

@@ -54,9 +54,12 @@ class Draw(NamedTuple):
 class Values(NamedTuple):
     """The values of a function at some points.
 
+    A function that returns several values, such as one for each prompt, adds an axis
+    of G values to both, the last.
+
     Attributes:
-      base: The value at θ, NaN if θ is not a point: at least float32, shape ().
-      along: The values at the other points: at least float32, [K, m].
+      base: The value at θ, NaN if θ is not a point: at least float32, shape () or [G].
+      along: The values at the other points: at least float32, [K, m] or [K, m, G].
     """
 
     base: jax.Array
@@ -79,6 +82,8 @@ class Points:
       layout: The layout of the parameters; static.
       shift: w, a tree like the parameters, or `None`.
       shifts: The scales tₖᵢ of w, float32, [K, m], or `None`.
+      vector_valued: Whether the function may return several values at each point, [G],
+        instead of one; static.
     """
 
     directions: Direction
@@ -87,6 +92,7 @@ class Points:
     layout: Layout = dataclasses.field(metadata=STATIC)
     shift: Any = None
     shifts: jax.Array | None = None
+    vector_valued: bool = dataclasses.field(default=False, metadata=STATIC)
 
     @property
     def num_points(self) -> int:
@@ -99,23 +105,31 @@ class Points:
         return self.directions.distribution.factor(self.layout.dimension)
 
     def split(self, values: jax.Array) -> Values:
-        """Arranges a vector with a value per point, [n], θ first.
+        """Arranges the values at all points, θ first.
+
+        Args:
+          values: A value per point, [n], or several, [n, G], if the points are
+            `vector_valued`.
 
         Raises:
           ValueError: If there are not n values.
         """
-        if values.shape != (self.num_points,):
+        if values.shape[:1] != (self.num_points,) or (
+            values.ndim > 1 + self.vector_valued
+        ):
+            several = f", or ({self.num_points}, G)" if self.vector_valued else ""
             raise ValueError(
-                f"values must have one value per point, shape ({self.num_points},); "
-                f"got shape {values.shape}."
+                "values must have one value per point, shape "
+                f"({self.num_points},){several}; got shape {values.shape}."
             )
-        along = values[self.includes_params :].reshape(self.scales.shape)
-        nan = jnp.full((), jnp.nan, values.dtype)
+        of_one = values.shape[1:]
+        along = values[self.includes_params :].reshape(*self.scales.shape, *of_one)
+        nan = jnp.full(of_one, jnp.nan, values.dtype)
         return Values(values[0] if self.includes_params else nan, along)
 
     def join(self, values: Values) -> jax.Array:
-        """The inverse of `split`: a vector with a value per point, [n]."""
-        along = values.along.reshape(-1)
+        """The inverse of `split`: the values at all points, [n] or [n, G]."""
+        along = lax.collapse(values.along, 0, 2)
         if not self.includes_params:
             return along
         return jnp.concatenate([values.base[None], along])

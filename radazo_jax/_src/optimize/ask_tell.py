@@ -47,7 +47,8 @@ class AskTell(NamedTuple):
         arrays with one additional axis, the first, of size n. Until the values are
         told, another call returns the same candidates.
       tell: `tell(state, values) -> state`; the values at the candidates, [n], NaN for
-        candidates that failed.
+        candidates that failed. An estimator such as `evolution_strategy` also takes
+        several values for each candidate, [n, G].
     """
 
     init: Callable[..., AskTellState]
@@ -116,7 +117,7 @@ def ask_tell(
                 "values must follow an ask, and be told once; got a state whose "
                 "candidates were not asked for, or were told already."
             )
-        step.check_room(state.run)
+        step.check_room(state.run.step)
         values = as_values(values, state.run.params)
         run, *_ = _kept_tell(state.run, values, arrays, static=static)
         return AskTellState(run, np.zeros((), bool))
@@ -143,7 +144,7 @@ def _tell(
 
     Args:
       state: The state before.
-      values: The values, [n].
+      values: The values, [n] or [n, G].
       arrays: The arrays of the run.
       static: The run without them.
 
@@ -153,11 +154,6 @@ def _tell(
     run = static.merge(arrays)
     step.check_state(run, state)
     points, estimator_state = step.points_at(run, state, _traced_loss(run, state))
-    if values.shape != (points.num_points,):
-        raise ValueError(
-            f"values must have one value per candidate, shape ({points.num_points},); "
-            f"got shape {values.shape}."
-        )
     state = state._replace(estimator_state=estimator_state)
     state, info = step.advance(run, state, points, points.split(values))
     return state, history.numbers(info, state), checksum(state.params)

@@ -20,7 +20,7 @@ from radazo_jax._src.optimize.defaults import method
 from radazo_jax._src.optimize.failures import Policy, failure_counts, resumed
 from radazo_jax._src.optimize.history import History
 from radazo_jax._src.optimize.host import Done, Path, Values
-from radazo_jax._src.optimize.journal import Record
+from radazo_jax._src.optimize.journal import Record, of_points
 from radazo_jax._src.optimize.step import Run, SolverState
 
 
@@ -114,7 +114,8 @@ def minimize_black_box(
       fun: `fun(params)` gets a tree of NumPy arrays and returns a number, or a pair of
         a number and anything else. An array of one element is a number. Each call gets
         a copy of the point, so `fun` may write to it. A point that a step has twice is
-        evaluated once.
+        evaluated once. An estimator such as `evolution_strategy` also takes several
+        numbers for a point, such as one for each prompt: an array of shape [G].
       params: The starting point, a tree of floating-point arrays. Those of float64
         become float32, with a warning, unless JAX has 64 bits enabled.
       optimizer: As in `minimize`; it gets no `value_fn`. Calls with the same
@@ -225,6 +226,7 @@ def minimize_black_box(
                 fun,
                 executor,
                 batched=batched,
+                vector_valued=step.abstract_points(run, state).vector_valued,
                 timeout=timeout,
                 retries=max_retries if on_failure == "retry" else 0,
                 interrupted=interrupted,
@@ -303,7 +305,8 @@ class _Seen:
         """Looks at the points of a step."""
         n = len(outcome.values)
         self.count += n
-        values = np.where(np.isfinite(outcome.values), outcome.values, np.inf)
+        values = of_points(outcome.values)
+        values = np.where(np.isfinite(values), values, np.inf)
         i = int(np.argmin(values))
         if values[i] < self.best.value:
             point = jax.tree.map(lambda x: x[i].copy(), candidates)

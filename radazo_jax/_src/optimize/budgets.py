@@ -111,12 +111,25 @@ class Budget(NamedTuple):
         Raises:
           ValueError: If `num_steps` is too large, or `max_evaluations` too small.
         """
+        size = 1 if self.max_evaluations is None else step.num_points(run, state)
+        return self.watch_points(size, state.step, dtype)
+
+    def watch_points(self, size: int, done: Any, dtype: Any) -> "Watch":
+        """Starts to watch a run of which only these numbers are known.
+
+        Args:
+          size: The number of points of a step.
+          done: The number of steps before the first.
+          dtype: The dtype of the values that are compared.
+
+        Raises:
+          ValueError: As in `watch`.
+        """
         steps, reason = self.num_steps, "num_steps"
         if steps is None:
-            steps = step.room(state)
-        step.check_room(state, steps)
+            steps = step.room(done)
+        step.check_room(done, steps)
         if self.max_evaluations is not None:
-            size = step.num_points(run, state)
             if self.max_evaluations < size:
                 raise ValueError(
                     f"max_evaluations must be ≥ {size}, the evaluations of a step; got "

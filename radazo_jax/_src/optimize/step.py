@@ -25,6 +25,7 @@ from radazo_jax._src.estimate.vectorized import Evaluator, check_evaluator, vect
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.optimize import box, revert
 from radazo_jax._src.optimize.box import Bounds
+from radazo_jax._src.optimize.in_place import InPlaceUpdate, unchanged
 
 MOST_STEPS = np.iinfo(np.int32).max
 
@@ -79,7 +80,8 @@ class StepInfo(NamedTuple):
     Attributes:
       value: The value at θ, or a substitute for it: at least float32, shape ().
       slope: The derivative along the estimate, according to the values: shape ().
-      values: The values at the points, θ first: [n].
+      values: The values at the points, θ first: [n], or [n, G] if the function returns
+        several.
       skipped: Whether the step was skipped because no value could be used: bool,
         shape ().
       reverted: Whether the step reverted the previous one instead: bool, shape ().
@@ -177,17 +179,17 @@ def _difference(expected: Any, got: Any, leaves: bool) -> tuple[str, str] | None
     return None
 
 
-def room(state: SolverState) -> int:
+def room(done: Any) -> int:
     """Returns the number of steps that can still be counted, at least 1."""
-    return max(MOST_STEPS - 1 - int(state.step), 1)
+    return max(MOST_STEPS - 1 - int(done), 1)
 
 
-def check_room(state: SolverState, num_steps: int = 1) -> None:
+def check_room(done: Any, num_steps: int = 1) -> None:
     """Raises if a run would be longer than its steps can be counted."""
-    if num_steps > MOST_STEPS - int(state.step):
+    if num_steps > MOST_STEPS - int(done):
         raise ValueError(
             f"num_steps must end a run before 2^31 steps; got {num_steps} after "
-            f"{int(state.step)}. A step draws by its number: begin another run, with "
+            f"{int(done)}. A step draws by its number: begin another run, with "
             "another key."
         )
 
@@ -298,9 +300,14 @@ def points_without_loss(state: SolverState, estimator: GradientEstimator) -> Poi
 
 def num_points(run: Run, state: SolverState) -> int:
     """The number of points of a step, which is the same in all steps."""
+    return abstract_points(run, state).num_points
+
+
+def abstract_points(run: Run, state: SolverState) -> Points:
+    """The points of a step without their arrays, of which only shapes are known."""
     points = partial(points_without_loss, estimator=run.estimator)
     shapes: Points = jax.eval_shape(points, state)
-    return shapes.num_points
+    return shapes
 
 
 def advance(
@@ -332,12 +339,10 @@ def advance(
     def update(
         params: optax.Params, optimizer_state: optax.OptState
     ) -> tuple[Any, Any]:
-        updates, optimizer_state = optimizer_update(
+        params, optimizer_state = _updated(
             run.optimizer, estimate, skipped, optimizer_state, params, value_fn
         )
-        return box.project(run.bounds, optax.apply_updates(params, updates)), (
-            optimizer_state
-        )
+        return box.project(run.bounds, params), optimizer_state
 
     params, optimizer_state = update_unless(
         skipped, update, state.params, state.optimizer_state
@@ -363,6 +368,25 @@ def is_unusable(estimate: Estimate, values: Values) -> jax.Array:
     # Squares of large differences overflow in a slope although no value failed.
     failed = jnp.any(~jnp.isfinite(values.along))
     return (estimate.num_values == 0) | (failed & ~jnp.isfinite(estimate.slope))
+
+
+def _updated(
+    optimizer: optax.GradientTransformation,
+    estimate: Estimate,
+    skipped: jax.Array,
+    state: Any,
+    params: Any,
+    value_fn: Callable[[Any], Any] | None,
+) -> tuple[Any, Any]:
+    """Parameters and optimizer state after an update."""
+    if isinstance(optimizer.update, InPlaceUpdate):
+        # The gradient is not built.
+        args = estimators.extra_args(estimate, None, value_fn)
+        return optimizer.update.apply(unchanged, state, params, **args)
+    updates, state = optimizer_update(
+        optimizer, estimate, skipped, state, params, value_fn
+    )
+    return optax.apply_updates(params, updates), state
 
 
 def optimizer_update(
@@ -418,7 +442,7 @@ def final_params(
     """
     # The decision does not depend on the gradient.
     zeros = jax.tree.map(jnp.zeros_like, state.params)
-    value = loss(state.params)
+    value = estimators.mean_value(loss(state.params))
     _, after = optax.with_extra_args_support(run.optimizer).update(
         zeros,
         state.optimizer_state,

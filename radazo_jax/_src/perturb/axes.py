@@ -45,8 +45,8 @@ def annotate(
     found: dict[str, MatrixAxes | None] = {}
 
     def trace(key: jax.Array, params: optax.Params) -> None:
-        # Positions of a dense distribution tell for each axis of a leaf where it has
-        # gone.
+        # The positions of a dense distribution follow each axis of a leaf through the
+        # program.
         direction = Gaussian().sample(key, params)
         given = views.views_of(params, layout, direction, jnp.float32(0))
         given = [

@@ -18,7 +18,7 @@ from radazo_jax._src.perturb import rules, views
 def perturb(fun: Callable[..., Any]) -> Callable[..., Any]:
     """Transforms `fun` into its evaluation at a perturbed point.
 
-    A perturbed leaf is built only where an equation of `fun` uses it: layer by layer
+    A perturbed leaf is built only by the equation of `fun` that uses it: layer by layer
     inside a `scan`, row by row in a lookup. A product with a matrix whose direction has
     low rank never builds it. `fun` is traced once, and its side effects (debug prints,
     callbacks) happen once.
@@ -29,7 +29,7 @@ def perturb(fun: Callable[..., Any]) -> Callable[..., Any]:
     Returns:
       A function `(params, direction, scale, *args, **kwargs)` that equals, up to
       rounding, `fun(tree_map(lambda p, u: p + scale * u, params, u), *args, **kwargs)`,
-      where `u` is `direction` materialized for `params`. The sum is formed in float32
+      with `direction` materialized for `params` as `u`. The sum is formed in float32
       (float64 for float64 leaves, whose directions are float32 all the same) and
       rounded once, to the dtype in which `fun` uses the leaf. Only a product with a
       direction of low rank never forms the sum: it rounds the leaf to the dtype of the
@@ -61,7 +61,7 @@ def perturb(fun: Callable[..., Any]) -> Callable[..., Any]:
         layout = direction.distribution._annotate(layout_of(params), params)
         return evaluate(fun, params, layout, direction, scale, args, kwargs)
 
-    # It takes other arguments than fun: what inspects signatures is not to follow.
+    # It takes other arguments than `fun`, so inspection must not follow to `fun`.
     del perturbed.__wrapped__
     return perturbed
 
@@ -75,7 +75,7 @@ def evaluate(
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
-    """`perturb(fun)` where the layout of the parameters, arrays, is known."""
+    """`perturb(fun)` for arrays with a known layout."""
     jaxpr, outputs_of = _trace(fun, params, args, kwargs)
     given = views.views_of(params, layout, direction, jnp.asarray(scale))
     return outputs_of(rules.evaluate(jaxpr, views.with_small_drawn(given)))

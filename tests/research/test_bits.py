@@ -1,4 +1,4 @@
-"""What docs/trust.md says is equal to the bit, on the machine at hand."""
+"""What docs/research/testing.md says is equal to the bit, on the machine at hand."""
 
 import pathlib
 import platform
@@ -9,7 +9,7 @@ import pytest
 from examples.common import record
 from examples.research.benchmarks import bits
 
-ROWS = record.read(pathlib.Path(__file__).parents[1] / "docs/trust/bits.json")["rows"]
+ROWS = record.read(pathlib.Path(__file__).parents[2] / "docs/trust/bits.json")["rows"]
 EXACT = {"rademacher", "coordinate", "orthonormal"}
 
 
