@@ -149,5 +149,7 @@ def test_errors_name_pages_that_there_are():
     pages = set(re.findall(r"""checks\.see\(["']([\w/]+)["']\)""", source))
     assert len(pages) > 3
     for page in pages:
-        named = re.match(r" See (\S+) in the source distribution", checks.see(page))
+        named = re.match(
+            r" See (\S+) in the source distribution", checks.refer_to(page)
+        )
         assert (ROOT / named[1]).is_file(), page
