@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from compare import Hashed, assert_same
+from compare import Hashed
 from relatives.table import PARAMS, Steps, flat
 from tables import jit, mesh_of, slow
 
@@ -90,14 +90,14 @@ def test_runs_with_prompts_are_one(tmp_path):
     np.testing.assert_allclose(journaled.params, compiled.params, rtol=1e-5)
     np.testing.assert_array_equal(compiled.history.evaluations, 6)
     state = zo.replay(first, START, zo.radazo(3e-2), ESTIMATOR)
-    assert_same(state, journaled.state)
+    chex.assert_trees_all_equal(state, journaled.state)
     run(zo.minimize_black_box, outside, 2, journal=last)
     found = run(zo.minimize_black_box, outside, journal=last)
     np.testing.assert_allclose(found.params, compiled.params, rtol=1e-4)
     assert found.num_evaluations == 24
     assert found.best.value == pytest.approx(np.mean(outside(found.best.params)))
     state = zo.replay(last, START, zo.radazo(3e-2), ESTIMATOR)
-    assert_same(state, found.state)
+    chex.assert_trees_all_equal(state, found.state)
     history = zo.runs.History.from_journal(last)
     np.testing.assert_allclose(history.value, found.values, rtol=1e-5)
 
@@ -110,13 +110,13 @@ def test_batched_and_told_values_are_those_of_a_black_box():
         return np.stack([outside(x) for x in points])
 
     again = run(zo.minimize_black_box, batched, batched=True)
-    assert_same(again.state, found.state)
+    chex.assert_trees_all_equal(again.state, found.state)
     init, ask, tell = zo.ask_tell(zo.radazo(3e-2), ESTIMATOR)
     asked = init(START, 0)
     for _ in range(4):
         candidates, asked = ask(asked)
         asked = tell(asked, batched(candidates))
-    assert_same(asked.run, found.state)
+    chex.assert_trees_all_equal(asked.run, found.state)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_failed_values(tmp_path):
     assert int(result.state.failures.skipped) == 1
     np.testing.assert_array_equal(result.history.failed, [6, 4, 4, 4])
     assert "another point" in path.read_text()
-    assert_same(
+    chex.assert_trees_all_equal(
         zo.replay(path, START, zo.radazo(3e-2), ESTIMATOR).params, result.params
     )
 

@@ -293,6 +293,8 @@ def test_units_of_the_loss_do_not_matter():
         zo.scale_by_parabolic_step(extra_evaluations=1),
     )
 
+    estimator = zo.forward_difference(zo.orthonormal(), 8)
+
     def scaled(scale, x):
         return scale * jnp.sum(jnp.cosh(x - 1.0))
 
@@ -303,7 +305,7 @@ def test_units_of_the_loss_do_not_matter():
             jax.tree_util.Partial(scaled, jnp.float32(scale)),
             jnp.zeros(40),
             optimizer,
-            zo.forward_difference(zo.orthonormal(), 8),
+            estimator,
             40,
             0,
             progress=False,

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from compare import Hashed
-from tables import mesh_of, slow
+from tables import every, mesh_of, slow
 
 import radazo_jax as zo
 
@@ -29,6 +29,10 @@ def sample(key):
 METHODS = {
     "radazo": lambda **kwargs: (zo.radazo(1e-2), zo.forward_difference(Hashed(), 3)),
     "default": lambda **kwargs: zo.default_method(PARAMS, **kwargs),
+    "replayed": lambda **kwargs: (
+        zo.radazo(1e-2, moments="replayed"),
+        zo.forward_difference(Hashed(), 3),
+    ),
 }
 RADAZO = METHODS["radazo"]()
 
@@ -48,6 +52,7 @@ def scanned(step, state, num=STEPS):
         slow("radazo", True),
         slow("default", False),
         slow("default", True),
+        slow("replayed", False),
     ],
 )
 def test_takes_the_steps_of_minimize_bit_for_bit(name, minibatches):
@@ -113,11 +118,11 @@ def test_is_traced_once():
             state, _ = step(state)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", every(METHODS, "radazo", "default"))
 def test_under_scan(name):
     init, step = zo.solver(loss, *METHODS[name]())
     state = init(PARAMS, 0)
-    after, infos = jax.jit(functools.partial(scanned, step))(state)
+    after, infos = jax.device_get(jax.jit(functools.partial(scanned, step))(state))
     step = jax.jit(step)
     for i in range(STEPS):
         state, info = step(state)
@@ -181,7 +186,7 @@ def test_injected_learning_rates_under_vmap():
     assert not np.array_equal(found["w"][0], found["w"][1])
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", every(METHODS, "radazo"))
 def test_the_state_can_be_donated(name):
     """Parameters and key of the caller stay, and all leaves are used in place."""
     params, key = jax.tree.map(jnp.copy, PARAMS), jax.random.key(0)

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +34,7 @@ SETTINGS = Settings(
     lora_rank=2,
     prompt_length=2,
 )
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 TOKENS = np.arange(20, dtype=np.int32).reshape(2, 10)
 
 

@@ -25,13 +25,17 @@ _LIMITS = {
 def test_records_meet_the_limits(case):
     file, model, run = case
     rows = [row for row in read(_RECORDS / f"{file}.json")["rows"] if "run" in row]
-    (forward,) = (r for r in rows if (r["model"], r["run"]) == (model, "forward"))
+    forward = {
+        row["platform"]: row
+        for row in rows
+        if (row["model"], row["run"]) == (model, "forward")
+    }
     found = [row for row in rows if (row["model"], row["run"]) == (model, run)]
     assert {row["distribution"] for row in found} >= set(_DENSE)
-    of = "peak_bytes" if model.startswith("grouped") else "bytes"
+    of = "peak_bytes" if file.endswith("grouped_query") else "bytes"
     of_forward, of_layer = _LIMITS[case]
-    limit = of_forward * forward[of] + of_layer * forward["layer_bytes"]
     for row in found:
-        if row["distribution"] in _DENSE or model == "decoder":
-            beyond = row[of] - forward[of] - row["moments_bytes"]
-            assert beyond <= limit, row
+        if row["distribution"] in _DENSE or model.endswith("decoder"):
+            base = forward[row["platform"]]
+            limit = of_forward * base[of] + of_layer * base["layer_bytes"]
+            assert row[of] - base[of] - row["moments_bytes"] <= limit, row

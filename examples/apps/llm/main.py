@@ -37,6 +37,7 @@ from examples.apps.llm import (
 from examples.apps.llm.figure import plot, tables
 from examples.apps.llm.run import run
 from examples.apps.llm.train import Settings
+from examples.common import cli
 from examples.common.checkpoint import locked
 from examples.common.cli import Parser
 from examples.research.paper.common import finish
@@ -68,6 +69,13 @@ def make_parser() -> Parser:
     add("--export-gguf", type=Path, help="file for the adapters, for llama.cpp")
     add("--export-merged", type=Path, help="folder for the model, for transformers")
     add("--resume", action="store_true", help="go on from the last checkpoint, if any")
+    add("--train-examples", type=cli.at_least_one, help="at most; default 1000")
+    add("--eval-examples", type=cli.at_least_one, help="at most; default 500")
+    add(
+        "--no-first-evaluation",
+        action="store_true",
+        help="start with the first step, without the untuned model's accuracy",
+    )
     for field in dataclasses.fields(Settings):
         if field.name != "objective":  # The task decides it.
             kind, choices = type(field.default), get_args(field.type) or None
@@ -112,7 +120,14 @@ def run_one(options: dict[str, Any]) -> None:
         gguf_adapter.check(weights.read_config(folder).to_dict().get("model_type"))
     # Errors in the small files are reported before the large ones are read.
     prompt_length = settings.prompt_length if settings.tune == "prompt" else 0
-    splits = read(task, options["data"], folder, prompt_length)
+    limits = [options.get(f"{name}_examples") for name in ("train", "eval")]
+    splits = read(task, options["data"], folder, prompt_length, *limits)
+    sizes = [len(split.label) for split in splits]
+    print(
+        f"{task.train}: {sizes[0]} examples; {task.dev}: {sizes[1]}; at most "
+        f"{splits[0].tokens.shape[-1]} tokens.",
+        flush=True,
+    )
     # Where the model is quantized it may be too large for the device that it is for.
     device = jax.local_devices(backend="cpu" if settings.quantized else None)[0]
     with jax.default_device(device):
@@ -123,9 +138,24 @@ def run_one(options: dict[str, Any]) -> None:
         notes = quantization.blocks_notes if keep else quantization.notes
         for note in notes(model):
             print(note)
-    resume = "resume" in options
-    result = run(settings, model, *splits, folder=output, resume=resume)
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model)))
+    print(
+        f"{folder.name}: {parameters / 1e6:.1f} million parameters, "
+        f"{model.config.num_hidden_layers} layers. The first step and the first "
+        "evaluation are compiled, which takes up to some minutes.",
+        flush=True,
+    )
+    result = run(
+        settings,
+        model,
+        *splits,
+        folder=output,
+        resume="resume" in options,
+        eval_first="no_first_evaluation" not in options,
+        eval_examples=options.get("eval_examples"),
+    )
     print(tabulate(result.evaluations, headers="keys", floatfmt=".4f"))
+    print(summary(result.evaluations))
     print(f"\nMetrics and checkpoints are in {output}.")
     if to := options.get("export_adapters"):
         weights.save_adapters(result.model, to, base=options["model"])
@@ -138,18 +168,40 @@ def run_one(options: dict[str, Any]) -> None:
         print(f"The tuned model is in {to}.")
 
 
+def summary(evaluations: list[dict[str, Any]]) -> str:
+    """Returns a line on the accuracy before the first step and after the last."""
+    first, last = evaluations[0], evaluations[-1]
+    name = "test" if "test_accuracy" in last else "dev"
+    parts = [f"tuned {last[f'{name}_accuracy']:.1%}"]
+    if first["step"] == 0:
+        parts.insert(0, f"untuned {first[f'{name}_accuracy']:.1%}")
+    if f"{name}_calibrated" in first:
+        calibrated = first[f"{name}_calibrated"]
+        parts.insert(1, f"untuned with the threshold at its median {calibrated:.1%}")
+    return f"\nAccuracy on {name}: {', '.join(parts)}."
+
+
 def read(
-    task: data.Task, folder: Path, model: Path, prompt_length: int = 0
+    task: data.Task,
+    folder: Path,
+    model: Path,
+    prompt_length: int = 0,
+    train_examples: int | None = None,
+    eval_examples: int | None = None,
 ) -> list[data.Batch]:
     """The examples to train on and those to evaluate, encoded for a model.
 
-    At most 1000 and 500 at random, the same ones for all runs, as in MeZO.
+    At random, the same ones for all runs. At most 1000 and 500 by default, as in MeZO;
+    if the task has a test split, all of it.
     """
     config = weights.read_config(model)
     length = config.max_position_embeddings - prompt_length
     tokenizer = data.load_tokenizer(model)
     result = []
-    for name, limit in ((task.train, 1000), (task.dev, 500)):
+    limits = {task.train: train_examples or 1000, task.dev: eval_examples or 500}
+    if task.test is not None:
+        limits[task.test] = None
+    for name, limit in limits.items():
         examples = task.read(folder / name)
         chosen = np.random.default_rng(0).permutation(len(examples))[:limit]
         examples = [examples[i] for i in sorted(chosen)]

@@ -87,8 +87,9 @@ def load(
             stored = _open(folder, "model*.safetensors", files)
         if config.num_hidden_layers > len(stored):
             raise ValueError(
-                f"{folder} lacks tensors: it has {len(stored)}, and its configuration "
-                f"says {config.num_hidden_layers} layers."
+                f"{folder} lacks tensors: it has {len(stored)}, and "
+                f"{'its metadata' if gguf_file.is_gguf(folder) else CONFIG} says "
+                f"{config.num_hidden_layers} layers."
             )
         abstract = nnx.eval_shape(lambda: config.build(dtype=dtype, rngs=nnx.Rngs(0)))
         graphdef, state = nnx.split(abstract)

@@ -18,8 +18,8 @@ from radazo_jax._src.directions.elements import LazyElements
 from radazo_jax._src.perturb.equations import bind
 from radazo_jax._src.perturb.views import View
 
-# A matrix of more elements than `_MAX_BUILT` is built in blocks of `_BLOCK` elements.
-# In bfloat16 a block takes 8 MiB, and its product with 4096 rows about as much.
+# A matrix of more elements than `_MAX_BUILT` is built in blocks. A block and its
+# product have at most `_BLOCK` elements together: 16 MiB, if all of them are float32.
 _MAX_BUILT, _BLOCK = 2**24, 2**22
 
 
@@ -47,14 +47,16 @@ def product(
     contracted, batch = (axes[side] for axes in eqn.params["dimension_numbers"])
     free = [a for a in range(len(view.shape)) if a not in (*contracted, *batch)]
     result: Any = eqn.outvars[0].aval
-    if not free or 0 in result.shape:
+    # A program may enable 64 bits for an equation of wide dtypes, but not for a loop.
+    if not free or 0 in result.shape or result.dtype.itemsize > 4:
         return None
     axis = max(free, key=lambda a: view.shape[a])
     # The free axes of the right side are the last ones of the result.
     before = len(batch) if side == 0 else len(result.shape) - len(free)
     axis_of_result = before + free.index(axis)
     length = view.shape[axis]
-    size = max(1, _BLOCK * length // math.prod(view.shape))
+    both = math.prod(view.shape) + math.prod(result.shape)
+    size = max(1, _BLOCK * length // both)
     order = _order_in_memory(view)
     # Blocks along the outermost axis of a whole leaf hold neighbors.
     rows = tuple(range(len(order))) if view.order == tuple(order) else None

