@@ -46,6 +46,8 @@ from examples.research.benchmarks.programs import (
 SMOOTHING = 1e-3
 LEARNING_RATE = 1e-6
 OPTIMIZERS = {"zo_sgd": zo.zo_sgd(LEARNING_RATE), "radazo": zo.radazo(LEARNING_RATE)}
+# Optimizers that add updates to the parameters themselves, in a step of `solver`.
+IN_PLACE = {"replayed": zo.radazo(LEARNING_RATE, moments="replayed")}
 MODELS: dict[str, dict[str, Callable[[], models.Model]]] = {
     "tpu": {
         "decoder": models.decoder,
@@ -85,6 +87,12 @@ def program(
     if run == "forward":
         return loss, (params, batch), ()
     key = jax.eval_shape(lambda: jax.random.key(0))
+    if run in IN_PLACE:
+        estimator = zo.forward_difference(
+            DISTRIBUTIONS[distribution], num_directions, SMOOTHING
+        )
+        init, step = zo.solver(loss, IN_PLACE[run], estimator, zo.vectorized(1))
+        return step, (jax.eval_shape(init, params, key), batch), (0,)
     if run in OPTIMIZERS:
         estimator = zo.forward_difference(
             DISTRIBUTIONS[distribution], num_directions, SMOOTHING
@@ -114,7 +122,8 @@ def measured(case: dict[str, Any]) -> dict[str, Any]:
     compiled = compiled_on(mesh, fun, args, donated, options(platform))
     memory = compiled.memory_analysis()
     # What the optimizer keeps: m and v in float32, for R-AdaZO; else next to none.
-    state = jax.tree.leaves(args[1]) if donated and platform != "cpu" else []
+    stored = which[0] in OPTIMIZERS and platform != "cpu"
+    state = jax.tree.leaves(args[1]) if stored else []
     return {
         "bytes": memory.temp_size_in_bytes if platform == "cpu" else held(memory),
         # The TPU's peak counts parameters that are fetched ahead into its fast
@@ -132,7 +141,7 @@ def cases(
         rows = [("forward", "", "")]
         for distribution in DISTRIBUTIONS:
             for run in runs:
-                numbers = counts if run in OPTIMIZERS else [""]
+                numbers = counts if run in (*OPTIMIZERS, *IN_PLACE) else [""]
                 rows += [(run, distribution, k) for k in numbers]
         for run, distribution, k in rows:
             case = {
