@@ -517,14 +517,23 @@ def test_a_file_is_tuned_from_the_command_line(quantize, tmp_path, capsys):
         "--batch-size": 2,
         "--lora-rank": 2,
         "--lora-targets": "v_proj",
+        "--last-layers": 1,
+        "--buckets": 2,
+        "--train-examples": 6,
+        "--eval-examples": 4,
         "--export-gguf": tmp_path / "adapters.gguf",
     }
-    main.main([str(part) for pair in options.items() for part in pair])
-    assert "The adapters for llama.cpp are in" in capsys.readouterr().out
+    arguments = [str(part) for pair in options.items() for part in pair]
+    main.main([*arguments, "--no-first-evaluation"])
+    out = capsys.readouterr().out
+    assert "train.tsv: 6 examples; dev.tsv: 4; at most" in out
+    assert "0.1 million parameters, 2 layers" in out
+    assert "Accuracy on dev: tuned" in out and "untuned" not in out
+    assert "The adapters for llama.cpp are in" in out
     names = [
         tensor.name for tensor in gguf.GGUFReader(tmp_path / "adapters.gguf").tensors
     ]
-    assert len(names) == 4 and all("attn_v" in name for name in names)
+    assert names == [f"blk.1.attn_v.weight.lora_{part}" for part in "ab"]
 
 
 # --- With llama.cpp ---------------------------------------------------------------

@@ -170,7 +170,6 @@ def kills(num_workers: int, num_steps: int, num_kills: int) -> dict[str, Any]:
     expected = of_one_process(run, num_steps)
     same = jax.tree.map(np.array_equal, result.params, expected)
     died = sum("died" in x.left for x in result.workers.values())
-    part = max(x.joined == 0 and x.evaluations for x in result.workers.values())
     return {
         "steps": num_steps,
         "workers": num_workers,
@@ -178,7 +177,6 @@ def kills(num_workers: int, num_steps: int, num_kills: int) -> dict[str, Any]:
         "joins": joined,
         "died_during_the_run": died,
         "took_part": sum(x.evaluations > 0 for x in result.workers.values()),
-        "most_evaluations": part,
         "failed": int(result.failures.evaluations),
         "lines": lines,
         "bitwise_equal": "yes" if all(jax.tree.leaves(same)) else "no",
@@ -187,7 +185,7 @@ def kills(num_workers: int, num_steps: int, num_kills: int) -> dict[str, Any]:
 
 def of_one_process(run: dict[str, Any], num_steps: int) -> Any:
     """The parameters of a loop over the points, one by one."""
-    replica, n = replica_of(run), run["estimator"]
+    replica = replica_of(run)
     n = replica.describe().line["points"]
     none = np.zeros((0, n), np.float32)
     empty = np.zeros(0, np.uint32)

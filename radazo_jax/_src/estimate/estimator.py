@@ -210,5 +210,5 @@ def check_estimator(estimator: Any) -> None:
     if not isinstance(estimator, GradientEstimator):
         raise TypeError(
             "estimator must be a GradientEstimator such as forward_difference(); got "
-            f"{estimator!r}.{checks.see('api/estimators')}"
+            f"{estimator!r}.{checks.refer_to('api/estimators')}"
         )

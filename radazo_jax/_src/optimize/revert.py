@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.flatten_util import ravel_pytree
 
 
 class Revert(NamedTuple):
@@ -52,6 +53,9 @@ def restored(optimizer_state: optax.OptState, params: optax.Params) -> Any:
     reverted by it.
     """
     for revert in _reverts(optimizer_state):
+        before = revert.params
+        if _is_flat(before, params):
+            before = ravel_pytree(params)[1](before)
 
         def restore(old: Any, p: Any, reverted: jax.Array = revert.reverted) -> Any:
             if isinstance(old, optax.MaskedNode):
@@ -60,11 +64,18 @@ def restored(optimizer_state: optax.OptState, params: optax.Params) -> Any:
 
         params = jax.tree.map(
             restore,
-            revert.params,
+            before,
             params,
             is_leaf=lambda x: isinstance(x, optax.MaskedNode),
         )
     return params
+
+
+def _is_flat(tree: optax.Params, params: optax.Params) -> bool:
+    """Whether a tree is the vector that `optax.flatten` makes of the parameters."""
+    if not isinstance(tree, jax.Array):
+        return False
+    return [jnp.shape(x) for x in jax.tree.leaves(params)] != [tree.shape]
 
 
 def keep_others(condition: jax.Array, before: Any, after: Any) -> Any:
