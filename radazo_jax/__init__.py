@@ -35,10 +35,12 @@ from radazo_jax._src.estimate.differences import (
     spsa,
 )
 from radazo_jax._src.estimate.estimator import GradientEstimator
+from radazo_jax._src.estimate.full import full_difference
 from radazo_jax._src.estimate.gradients import value_and_grad
 from radazo_jax._src.estimate.sharded import sharded
 from radazo_jax._src.estimate.vectorized import Evaluator, vectorized
 from radazo_jax._src.optimize.aliases import (
+    bfgs,
     parabolic_sgd,
     radazo,
     zo_adamm,
@@ -56,6 +58,7 @@ from radazo_jax._src.optimize.minimize import minimize
 from radazo_jax._src.optimize.optax_wrapper import estimate_gradient
 from radazo_jax._src.optimize.parabola import scale_by_parabolic_step
 from radazo_jax._src.optimize.projections import keep_params_in
+from radazo_jax._src.optimize.quasi_newton import scale_by_bfgs, scale_by_trial_step
 from radazo_jax._src.optimize.replay import replay
 from radazo_jax._src.optimize.solver import solver
 from radazo_jax._src.optimize.transforms import scale_by_radazo, scale_by_zo_adamm
@@ -71,12 +74,14 @@ __all__ = [
     "accelerated",
     "adaptive_difference",
     "ask_tell",
+    "bfgs",
     "central_difference",
     "coordinate",
     "default_method",
     "diagnose",
     "estimate_gradient",
     "forward_difference",
+    "full_difference",
     "gaussian",
     "keep_params_in",
     "low_rank",
@@ -88,9 +93,11 @@ __all__ = [
     "radazo",
     "rademacher",
     "replay",
+    "scale_by_bfgs",
     "scale_by_minibatch_step",
     "scale_by_parabolic_step",
     "scale_by_radazo",
+    "scale_by_trial_step",
     "scale_by_zo_adamm",
     "sharded",
     "solver",

@@ -13,6 +13,12 @@ from radazo_jax._src.optimize.parabola import (
     scale_by_parabolic_step,
 )
 from radazo_jax._src.optimize.projections import keep_params_in
+from radazo_jax._src.optimize.quasi_newton import (
+    ScaleByBfgsState,
+    ScaleByTrialStepState,
+    scale_by_bfgs,
+    scale_by_trial_step,
+)
 from radazo_jax._src.optimize.revert import Revert
 from radazo_jax._src.optimize.transforms import (
     ScaleByRadazoState,
@@ -24,14 +30,18 @@ from radazo_jax._src.optimize.transforms import (
 __all__ = [
     "EstimateGradientState",
     "Revert",
+    "ScaleByBfgsState",
     "ScaleByMinibatchStepState",
     "ScaleByParabolicStepState",
     "ScaleByRadazoState",
+    "ScaleByTrialStepState",
     "ScaleByZoAdammState",
     "estimate_gradient",
     "keep_params_in",
+    "scale_by_bfgs",
     "scale_by_minibatch_step",
     "scale_by_parabolic_step",
     "scale_by_radazo",
+    "scale_by_trial_step",
     "scale_by_zo_adamm",
 ]

@@ -162,7 +162,10 @@ def updated_if_usable(estimate: Estimate, before: Any, after: Any) -> Any:
 
 
 def extra_args(
-    estimate: Estimate, gradient: Any, value_fn: Callable[[Any], Any] | None
+    estimate: Estimate,
+    gradient: Any,
+    value_fn: Callable[[Any], Any] | None,
+    bounds: Any = None,
 ) -> dict[str, Any]:
     """The extra arguments that Optax transformations get with a gradient."""
     args = {
@@ -172,6 +175,8 @@ def extra_args(
         "combination": estimate.gradient,
         **estimate.extra_args,
     }
+    if bounds is not None:
+        args["bounds"] = bounds
     if value_fn is None:
         return args | {"value_fn": None}
     return args | {"value_fn": _taking_all(value_fn, args)}

@@ -31,7 +31,8 @@ class Record(NamedTuple):
 
     Attributes:
       step: The number of the step.
-      values: The values at the points, [n]; non-finite if an evaluation failed.
+      values: The values at the points, [n], non-finite if an evaluation failed; or
+        the first one alone, if the other points were not evaluated.
       params: The checksum of the parameters before the step.
       seconds: Duration of the evaluations.
       failures: Texts about evaluations that failed.
@@ -134,7 +135,7 @@ def _record(fields: dict[str, Any], step: int, run: dict[str, Any]) -> Record:
     )
     if type(record.step) is not int or record.step != step:
         raise ValueError(f"it is of step {record.step!r}")
-    if len(values) != run["points"]:
+    if len(values) not in (1, run["points"]):
         raise ValueError(f"it has {len(values)} values, and not {run['points']}")
     return record
 

@@ -80,6 +80,8 @@ class StepInfo(NamedTuple):
       value: The value at θ, or a substitute for it: at least float32, shape ().
       slope: The derivative along the estimate, according to the values: shape ().
       values: The values at the points, θ first: [n].
+      failed: Number of values that were not finite, without those that were not
+        needed: int32, shape ().
       skipped: Whether the step was skipped because no value could be used: bool,
         shape ().
       reverted: Whether the step reverted the previous one instead: bool, shape ().
@@ -88,6 +90,7 @@ class StepInfo(NamedTuple):
     value: jax.Array
     slope: jax.Array
     values: jax.Array
+    failed: jax.Array
     skipped: jax.Array
     reverted: jax.Array
 
@@ -267,6 +270,8 @@ def points_at(
       loss: The loss of the step if JAX can trace it, else `None`.
     """
     draw = draw_of(state.key, state.step)._replace(fun=loss)
+    if run.bounds is not None:
+        draw = draw._replace(bounds=box.as_trees(run.bounds, state.params))
     return estimators.points_of(
         run.estimator, run.evaluator, draw, state.params, state.estimator_state
     )
@@ -322,24 +327,39 @@ def advance(
     Returns:
       The state after the step, and what happened.
     """
+    all_values = points.join(values)
+    rejected = is_rejected(state, values.base)
+    # Whether they were evaluated or not, the run is the same.
+    values = values._replace(along=jnp.where(rejected, jnp.nan, values.along))
+    needed = points.join(values._replace(along=jnp.where(rejected, 0, values.along)))
+    failed = jnp.sum(~jnp.isfinite(needed), dtype=jnp.int32)
     estimate, estimator_state = estimators.reduced(
         run.estimator, points, values, state.params, state.estimator_state
     )
-    all_values = points.join(values)
-    failed = jnp.sum(~jnp.isfinite(all_values), dtype=jnp.int32)
-    skipped = is_unusable(estimate, values)
+    unusable = is_unusable(estimate, values)
+    bounds = None
+    if run.bounds is not None:
+        bounds = box.as_trees(run.bounds, state.params)
 
     def update(params: Any, optimizer_state: Any) -> tuple[Any, Any]:
         updates, optimizer_state = optimizer_update(
-            run.optimizer, estimate, skipped, optimizer_state, params, value_fn
+            run.optimizer,
+            estimate,
+            unusable,
+            optimizer_state,
+            params,
+            value_fn,
+            bounds=bounds,
         )
         return box.project(run.bounds, optax.apply_updates(params, updates)), (
             optimizer_state
         )
 
     params, optimizer_state = update_unless(
-        skipped, update, state.params, state.optimizer_state
+        unusable, update, state.params, state.optimizer_state
     )
+    params = box.project(run.bounds, params)
+    skipped = unusable & ~rejected
     one = skipped.astype(jnp.int32)
     most = MOST_STEPS - 1 - failed
     failures = Failures(
@@ -352,8 +372,20 @@ def advance(
         params, optimizer_state, estimator_state, state.key, step, failures
     )
     back = revert.reverted(optimizer_state)
-    info = StepInfo(estimate.value, estimate.slope, all_values, skipped, back)
+    value = jnp.where(rejected, values.base, estimate.value)
+    info = StepInfo(value, estimate.slope, all_values, failed, skipped, back)
     return state, info
+
+
+def is_rejected(state: SolverState, base: jax.Array) -> jax.Array:
+    """Whether the value at θ alone reverts the latest step: bool, shape ().
+
+    The other values of the step are then not needed.
+    """
+    limit = revert.limit(state.optimizer_state)
+    if limit is None:
+        return jnp.zeros((), jnp.bool_)
+    return jnp.isfinite(limit) & ~(base.astype(limit.dtype) < limit)
 
 
 def is_unusable(estimate: Estimate, values: Values) -> jax.Array:
@@ -370,6 +402,7 @@ def optimizer_update(
     optimizer_state: Any,
     params: Any,
     value_fn: Callable[[Any], Any] | None,
+    bounds: Bounds | None = None,
     **others: Any,
 ) -> tuple[Any, Any]:
     """The updates of an optimizer for an estimate, whose gradient is built here."""
@@ -379,7 +412,7 @@ def optimizer_update(
         gradient = jax.tree.map(
             lambda g: jnp.where(skipped, jnp.zeros_like(g), g), gradient
         )
-    args = others | estimators.extra_args(estimate, gradient, value_fn)
+    args = others | estimators.extra_args(estimate, gradient, value_fn, bounds)
     return optax.with_extra_args_support(optimizer).update(
         gradient, optimizer_state, params, **args
     )
@@ -399,7 +432,7 @@ def update_unless(
     keep = skipped | revert.reverted(after)
     # Other members of a partition take no step: their gradient is not used.
     new_params = optax.tree.where(keep, params, new_params)
-    new_params = revert.restored(after, new_params)
+    new_params = revert.retried(after, new_params)
     return new_params, revert.keep_others(keep, state, after)
 
 
