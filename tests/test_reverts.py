@@ -16,7 +16,8 @@ import radazo_jax as zo
 DIMENSION, SEEDS, STEPS = 20, 100, 300
 START = jnp.full(DIMENSION, 0.3)
 UNIT = functools.partial(optax.projections.projection_box, lower=0.0, upper=1.0)
-OPTIMIZER, ACCELERATED = zo.default_method(START)
+OPTIMIZER = zo.parabolic_sgd()
+ACCELERATED = zo.accelerated(zo.adaptive_difference(zo.orthonormal(), 10))
 PROJECTED = optax.chain(zo.parabolic_sgd(), zo.keep_params_in(UNIT))
 TREES = (jnp.zeros(DIMENSION), jnp.ones(DIMENSION))
 METHODS = {

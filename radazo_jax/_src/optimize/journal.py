@@ -32,7 +32,8 @@ class Record(NamedTuple):
     Attributes:
       step: The number of the step.
       values: The values at the points, [n], or [n, G] if the function returns several;
-        non-finite if an evaluation failed.
+        non-finite if an evaluation failed. The first one alone, if the other points
+        were not evaluated.
       params: The checksum of the parameters before the step.
       seconds: Duration of the evaluations.
       failures: Texts about evaluations that failed.
@@ -144,7 +145,7 @@ def _record(fields: dict[str, Any], step: int, run: dict[str, Any]) -> Record:
         raise ValueError(f"it is of step {record.step!r}")
     if values.ndim not in (1, 2) or not values.size:
         raise ValueError(f"its values have the shape {values.shape}")
-    if len(values) != run["points"]:
+    if len(values) not in (1, run["points"]):
         raise ValueError(f"it has {len(values)} values, and not {run['points']}")
     return record
 

@@ -197,7 +197,7 @@ def _inner_update(
         tx, estimate, skipped, state, params, value_fn, **others
     )
     keep = skipped | revert.reverted(after)
-    back = optax.tree.sub(revert.restored(after, params), params)
+    back = optax.tree.sub(revert.retried(after, params), params)
     updates = optax.tree.where(keep, back, updates)
     return updates, revert.keep_others(keep, state, after)
 
