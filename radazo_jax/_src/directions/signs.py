@@ -82,11 +82,17 @@ class _Packed(Dense):
         def draw(key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
             return distribution._word(key, number, Counter(at.hi, at.lo), dimension)
 
+        def align(words: list[jax.Array]) -> list[jax.Array]:
+            return list(map(_from_first, words, leaves))
+
         words = drawn_once(draw, keys, numbers, list(map(_words, leaves)), dimension)
+        if any(leaf.offset % 32 for leaf in leaves):
+            # XLA's CPU backend would align a word for each of its elements.
+            words = fusion.compute_once(align, words)
         magnitude = distribution._magnitude(dimension)
         return tuple(
-            PackedSigns(_from_first(drawn, leaf), leaf.shape, magnitude)
-            for drawn, leaf in zip(words, leaves, strict=True)
+            PackedSigns(aligned, leaf.shape, magnitude)
+            for aligned, leaf in zip(words, leaves, strict=True)
         )
 
 
