@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 from compare import Hashed
+from tables import slow
 
 import radazo_jax as zo
 
@@ -221,7 +222,7 @@ def test_bad_input_is_named():
         zo.diagnose(lambda x: 0.0, np.arange(3), ESTIMATOR, 0)
 
 
-@pytest.mark.parametrize("traced", [True, False])
+@pytest.mark.parametrize("traced", [True, slow(False)])
 def test_tells_when_updates_are_rounded_away(traced, capsys):
     """An update of 2⁻¹² of a weight is lost in bfloat16, and kept in float32."""
 

@@ -20,6 +20,7 @@ RUNS = {
     "sgd": (fleets.OPTIMIZER, fleets.ESTIMATOR),
     "radazo, signs": (zo.radazo(1e-2), zo.forward_difference(zo.rademacher(), 4)),
     "sgd, central, sphere": (zo.zo_sgd(1e-2), zo.central_difference(zo.sphere(), 2)),
+    "population": (zo.zo_sgd(1e-2), zo.evolution_strategy(zo.rademacher(), 4, 1e-2)),
     "untuned": zo.default_method(fleets.PARAMS),
 }
 
@@ -58,7 +59,8 @@ def test_workers_that_die_and_join_change_nothing(tmp_path):
 
     def before(address, request):
         # Dies with members in its hands; its successor has another address.
-        if len(request.members) and sum(map(len, here.sent.values())) % 23 == 0:
+        messages = sum(map(len, here.sent.values()))
+        if len(request.members) and messages // 15 > len(deaths):
             here.alive.discard(address)
             here.alive.add(f"{address}{len(deaths)}")
             deaths.append(address)
@@ -274,9 +276,13 @@ def test_optimizer_that_evaluates_is_refused():
         run(Here(("a",)), optimizer=optimizer)
 
 
-def test_function_with_more_than_a_scalar_is_refused():
-    with pytest.raises(ValueError, match="scalar loss"):
-        run(Here(("a",)), make_fun=lambda: lambda params: params["b"])
+@pytest.mark.parametrize(
+    "estimator",
+    [fleets.ESTIMATOR, slow(zo.evolution_strategy(zo.rademacher(), 4, 1e-2))],
+)
+def test_function_with_more_than_a_scalar_is_refused(estimator):
+    with pytest.raises(ValueError, match="must return a scalar loss"):
+        run(Here(("a",)), make_fun=lambda: lambda p: p["b"], estimator=estimator)
 
 
 def test_no_workers():

@@ -206,6 +206,7 @@ def test_a_chain_in_place_is_a_chain(small_blocks):
     chex.assert_trees_all_equal(*counts)
 
 
+@pytest.mark.slow
 def test_the_alias_is_the_chain():
     first = zo.scale_by_replayed_radazo()
     assert zo.chain_in_place(first) is first
@@ -218,6 +219,7 @@ def test_the_alias_is_the_chain():
     )
 
 
+@pytest.mark.slow
 def test_an_inner_transformation_of_estimate_gradient_takes_the_same_steps():
     optimizer = zo.radazo(0.1, moments="replayed")
     tx = zo.estimate_gradient(ESTIMATOR, 0, optimizer)
@@ -233,6 +235,7 @@ def test_an_inner_transformation_of_estimate_gradient_takes_the_same_steps():
     chex.assert_trees_all_close(params, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_only_some_leaves_are_replayed():
     labels = {"w": "replayed", "stack": "replayed", "b": "set", "s": "set"}
     replayed = zo.radazo(0.1, moments="replayed")

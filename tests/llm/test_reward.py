@@ -46,9 +46,8 @@ def test_a_run_that_was_cut_ends_as_if_it_had_not_been(small, tmp_path, capsys):
     assert [row["step"] for row in steps] == [0, 1, 2, 3]
     assert [row["step"] for row in lines(whole) if "eval" in row] == [0, 2, 4]
     for row in steps:
-        assert row["reward"] == pytest.approx(
-            row["answer"] + 0.5 * row["length"], abs=9
-        )
+        total = row["answer"] + 0.5 * row["length"]
+        assert row["reward"] == pytest.approx(total, rel=1e-6)
         assert 0 <= row["ended"] <= 1 and row["spread"] >= 0
     assert "-> " in (whole / "samples.txt").read_text()
     # The journal has the negative rewards: 4 members, 32 prompts.

@@ -55,7 +55,7 @@ class Log:
             "step": self.number,
             "reward": _mean(scores.total),
             "spread": float(np.nanstd(members)) if np.isfinite(members).any() else None,
-            "length": float(np.mean(replies.lengths)),
+            "tokens": float(np.mean(replies.lengths)),
             "ended": float(np.mean(replies.ended)),
             **{name: _mean(each) for name, each in scores.each.items()},
         }
@@ -73,7 +73,7 @@ class Log:
         row = {
             "step": step,
             "eval": _mean(scores.total),
-            "length": float(np.mean(replies.lengths)),
+            "tokens": float(np.mean(replies.lengths)),
             "ended": float(np.mean(replies.ended)),
             **{name: _mean(each) for name, each in scores.each.items()},
         }
@@ -135,7 +135,7 @@ def picture(folder: Path) -> None:
     reward.plot(column(evals, "step"), column(evals, "eval"), "o-", label="held out")
     reward.legend(fontsize="small")
     reward.set(title="reward", xlabel="step")
-    length.plot(at, column(steps, "length"), lw=0.8)
+    length.plot(at, column(steps, "tokens"), lw=0.8)
     length.set(title="tokens of a reply", xlabel="step")
     ended.plot(at, column(steps, "ended"), lw=0.8)
     ended.set(title="share of replies that ended", xlabel="step", ylim=(0, 1.05))

@@ -45,9 +45,9 @@ class Settings:
     tune: Literal["lora", "full"] = "full"
     distribution: Literal["low_rank", "gaussian"] = "low_rank"
     shaping: Literal["z_score", "by_group", "centered_ranks", "pair_signs"] = "by_group"
-    population_size: int = 32
-    smoothing: float = 2e-2  # σ
-    learning_rate: float = 2e-3  # η, on a cosine to 0.
+    population_size: int = 64
+    smoothing: float = 5e-3  # σ
+    learning_rate: float = 2e-5  # η, on a cosine to 0.
     b1: float = 0.9
     b2: float = 0.99
     decay: float = 0.0  # Toward the start.
@@ -80,13 +80,17 @@ class Settings:
             raise ValueError(f"--b1 and --b2 must be below 1; got {self.b1, self.b2}.")
 
     def optimizer(self) -> optax.GradientTransformation:
-        rate = optax.cosine_decay_schedule(self.learning_rate, self.num_steps)
+        cosine = optax.cosine_decay_schedule(self.learning_rate, self.num_steps)
         scale = {
             "radazo": lambda: zo.scale_by_radazo(self.b1, self.b2),
             "zo_adamm": lambda: zo.scale_by_zo_adamm(self.b1, self.b2),
             "zo_sgd": optax.identity,
         }[self.method]()
         pull = [zo.anchored_decay(None, self.decay)] if self.decay else []
+
+        def rate(count: jax.Array) -> jax.Array:
+            return cosine(count.astype(jnp.float32))
+
         return optax.chain(scale, *pull, optax.scale_by_learning_rate(rate))
 
     def estimator(self) -> zo.GradientEstimator:

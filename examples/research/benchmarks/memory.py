@@ -47,8 +47,8 @@ SMOOTHING = 1e-3
 LEARNING_RATE = 1e-6
 OPTIMIZERS = {"zo_sgd": zo.zo_sgd(LEARNING_RATE), "radazo": zo.radazo(LEARNING_RATE)}
 # It updates parameters in place, as a step of `solver`. Each update draws all
-# directions of its window, so only distributions with cheap draws are measured.
-REPLAYED, REPLAYED_WITH = "replayed", ("rademacher", "low_rank")
+# directions of its window, so only a distribution with cheap draws is measured.
+REPLAYED, REPLAYED_WITH = "replayed", ("low_rank",)
 MODELS: dict[str, dict[str, Callable[[], models.Model]]] = {
     "tpu": {
         "decoder": models.decoder,

@@ -21,7 +21,7 @@ from radazo_jax._src.workers.roster import (
 from radazo_jax._src.workers.shares import Members, shares
 
 _POLL = 0.1  # Seconds between looks at clocks and at Ctrl-C.
-_LAG = 8  # Steps that a worker may be behind when it is asked for members.
+_LAG = 8  # Steps that a worker may lack when it is asked for members.
 _CHUNK = 4096  # Steps in a message.
 _LATE = 3.0  # A worker is late after this multiple of its expected time, and
 _GRACE = 0.25  # these seconds more.
