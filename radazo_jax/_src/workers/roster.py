@@ -250,7 +250,9 @@ class Roster:
             return
         if self.description is None:
             self.description, self._first = built, address
-        rate = 1 / max(built.seconds, 1e-9)
+        # As fast as the fastest until it is measured under the same load.
+        rates = [worker.rate for worker in self.workers.values()]
+        rate = max(1 / max(built.seconds, 1e-9), *rates, 0.0)
         self.workers[address] = Worker(address, rate, built.seconds_per_step)
         self.reports.setdefault(address, WorkerReport(joined=self.step))
 
