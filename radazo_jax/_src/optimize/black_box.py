@@ -51,15 +51,15 @@ class Best(NamedTuple):
 
 
 class BlackBoxResult(NamedTuple):
-    """What `minimize_black_box` returns.
+    """The result of `minimize_black_box`.
 
     Attributes:
       params: The parameters after the last step, where `fun` was not evaluated.
       values: The value of each step's estimate: float32, [steps].
       best: The best of all evaluated points.
-      num_evaluations: How many points were asked for, with those that failed.
+      num_evaluations: Number of evaluated points, including failed ones.
       state: The state of the run, which counts what failed.
-      history: What was recorded of each step; `history.plot()` draws it.
+      history: The records of each step; `history.plot()` draws it.
       stopped: The reason for which the run ended, as in `MinimizeResult`.
     """
 
