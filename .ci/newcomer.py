@@ -9,6 +9,7 @@ import pathlib
 import re
 import subprocess
 import tempfile
+import textwrap
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -18,12 +19,16 @@ def main() -> None:
     """Runs the page's commands on its code, beside a clone of the repository."""
     page = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     (commands,) = re.findall(r"^```bash\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    # The first tab; its code is indented.
+    code = re.search(r"^    ```python\n(.*?)^    ```$", page, re.MULTILINE | re.DOTALL)
+    commands += ".venv/bin/python first.py\n"
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     with tempfile.TemporaryDirectory() as folder:
         clone = ["git", "clone", "-q", "--no-local", str(ROOT), "radazo_jax"]
         subprocess.run(clone, cwd=folder, check=True)
-        pathlib.Path(folder, "first.py").write_text(code, encoding="utf-8")
+        pathlib.Path(folder, "first.py").write_text(
+            textwrap.dedent(code[1]), encoding="utf-8"
+        )
         seconds, processor = {}, {}
         for command in commands.splitlines():
             start, used = time.perf_counter(), _processor_seconds()

@@ -1,4 +1,4 @@
-"""Distributions of your own: two methods, and every estimator takes them.
+"""Custom distributions: two methods, and every estimator accepts them.
 
     python examples/custom_distribution.py
 

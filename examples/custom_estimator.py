@@ -8,6 +8,7 @@ returns a value that is wrong by up to 100 at one point in seven, as a bad senso
 """
 
 import jax.numpy as jnp
+import optax
 
 import radazo_jax as zo
 from radazo_jax.estimators import Estimate, sample_points
@@ -41,7 +42,7 @@ def one_bit(num_directions=10, smoothing=5e-2):
     return zo.GradientEstimator(lambda params: (), points, reduce)
 
 
-def without_outliers(estimator, limit=10.0):
+def without_outliers(estimator, limit=5.0):
     """A wrapper that drops values far from the median.
 
     The estimators of the package leave out values that are not finite. "Far" is more
@@ -65,15 +66,14 @@ def main() -> None:
         wrong = jnp.where(wave > 0.9, 1000 * (wave - 0.9), 0.0)
         return jnp.sum((params - target) ** 2) + wrong
 
+    optimizer = zo.radazo(optax.cosine_decay_schedule(1e-2, 2000))
     central = zo.central_difference(SIGNS, smoothing=5e-2)
     for name, estimator in (
         ("central_difference", central),
         ("without_outliers(central_difference)", without_outliers(central)),
         ("one_bit", one_bit()),
     ):
-        result = zo.minimize(
-            loss, jnp.zeros(50), zo.radazo(5e-3), estimator, 2000, key=0
-        )
+        result = zo.minimize(loss, jnp.zeros(50), optimizer, estimator, 2000, key=0)
         error = jnp.sqrt(jnp.mean((result.params - target) ** 2))
         print(f"{name}: error {error:.3f}")
 

@@ -4,8 +4,8 @@
 
 A network of handwritten digits is trained for a moment by backpropagation. Then the
 digits are mirrored, the network is frozen, and only adapters of rank 4 are tuned, with
-R-AdaZO. Orbax writes a checkpoint every 500 steps; the same command goes on from the
-latest one, with the same numbers as a run that was never stopped.
+R-AdaZO. Orbax writes a checkpoint every 500 steps; the same command resumes from
+the latest one, with the same numbers as an uninterrupted run.
 """
 
 import argparse

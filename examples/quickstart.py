@@ -3,7 +3,7 @@
     python examples/quickstart.py
 
 The model is Flax NNX, the digits are those that ship with scikit-learn, and nothing is
-differentiated: `value_and_grad` is that of `radazo_jax`, the rest is Optax as usual.
+differentiated: `value_and_grad` comes from `radazo_jax`, the rest is Optax as usual.
 """
 
 import argparse

@@ -21,6 +21,7 @@ from radazo_jax import distributions as distributions
 from radazo_jax import estimators as estimators
 from radazo_jax import random as random
 from radazo_jax import runs as runs
+from radazo_jax import shaping as shaping
 from radazo_jax import transforms as transforms
 from radazo_jax._src.directions.coordinates import coordinate
 from radazo_jax._src.directions.distribution import Distribution
@@ -35,6 +36,7 @@ from radazo_jax._src.estimate.differences import (
     spsa,
 )
 from radazo_jax._src.estimate.estimator import GradientEstimator
+from radazo_jax._src.estimate.evolution import evolution_strategy
 from radazo_jax._src.estimate.full import full_difference
 from radazo_jax._src.estimate.gradients import value_and_grad
 from radazo_jax._src.estimate.sharded import sharded
@@ -48,11 +50,13 @@ from radazo_jax._src.optimize.aliases import (
     zo_sgd,
     zo_signsgd,
 )
+from radazo_jax._src.optimize.anchored_decay import anchored_decay
 from radazo_jax._src.optimize.ask_tell import ask_tell
 from radazo_jax._src.optimize.black_box import minimize_black_box
 from radazo_jax._src.optimize.defaults import default_method
 from radazo_jax._src.optimize.diagnose import diagnose
 from radazo_jax._src.optimize.failures import RunError
+from radazo_jax._src.optimize.in_place import chain_in_place
 from radazo_jax._src.optimize.minibatch import scale_by_minibatch_step
 from radazo_jax._src.optimize.minimize import minimize
 from radazo_jax._src.optimize.optax_wrapper import estimate_gradient
@@ -60,9 +64,15 @@ from radazo_jax._src.optimize.parabola import scale_by_parabolic_step
 from radazo_jax._src.optimize.projections import keep_params_in
 from radazo_jax._src.optimize.quasi_newton import scale_by_bfgs, scale_by_trial_step
 from radazo_jax._src.optimize.replay import replay
+from radazo_jax._src.optimize.replayed import (
+    scale_by_replayed_radazo,
+    scale_by_replayed_zo_adamm,
+)
+from radazo_jax._src.optimize.rounding import stochastic_rounding
 from radazo_jax._src.optimize.solver import solver
 from radazo_jax._src.optimize.transforms import scale_by_radazo, scale_by_zo_adamm
 from radazo_jax._src.perturb.transform import perturb
+from radazo_jax._src.workers.distribute import distribute
 
 __version__ = "0.1.0"
 
@@ -73,13 +83,17 @@ __all__ = [
     "RunError",
     "accelerated",
     "adaptive_difference",
+    "anchored_decay",
     "ask_tell",
     "bfgs",
     "central_difference",
+    "chain_in_place",
     "coordinate",
     "default_method",
     "diagnose",
+    "distribute",
     "estimate_gradient",
+    "evolution_strategy",
     "forward_difference",
     "full_difference",
     "gaussian",
@@ -97,12 +111,15 @@ __all__ = [
     "scale_by_minibatch_step",
     "scale_by_parabolic_step",
     "scale_by_radazo",
+    "scale_by_replayed_radazo",
+    "scale_by_replayed_zo_adamm",
     "scale_by_trial_step",
     "scale_by_zo_adamm",
     "sharded",
     "solver",
     "sphere",
     "spsa",
+    "stochastic_rounding",
     "value_and_grad",
     "vectorized",
     "zo_adamm",

@@ -84,10 +84,11 @@ class ZerothOrder(keras.Model):
         )
 
     def compile(self, optimizer: Any = "rmsprop", **kwargs: Any) -> None:
-        """As `keras.Model.compile`.
+        """Compiles the model, as `keras.Model.compile` does.
 
         Args:
-          optimizer: One of Keras', or an Optax transformation such as `radazo(1e-2)`.
+          optimizer: A Keras optimizer, or an Optax transformation such as
+            `radazo(1e-2)`.
           **kwargs: As Keras takes them.
         """
         if isinstance(optimizer, optax.GradientTransformation):
@@ -95,7 +96,7 @@ class ZerothOrder(keras.Model):
         super().compile(optimizer=optimizer, **kwargs)
 
     def call(self, inputs: Any, training: Any = None) -> Any:
-        """As that of the model."""
+        """Calls the model."""
         return self.model(inputs, training=training)
 
     def compute_loss_and_updates(
@@ -129,7 +130,7 @@ def _estimated(
     loss: Any,
     step: jax.Array,
 ) -> Any:
-    """`loss`, with an estimate for its derivative where one is taken."""
+    """`loss`, with an estimate as its derivative."""
     estimate = gradients.value_and_grad(loss, estimator, evaluator, has_aux=True)
     key = jax.random.fold_in(key, step.astype("uint32"))
 

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import optax
 from flax import nnx
 
 from radazo_jax._src.estimate import gradients
@@ -45,8 +46,8 @@ def value_and_grad(
 
     All evaluations of a step start from the same model state: the same dropout mask,
     the same running statistics. The state that the first evaluation writes (counts of
-    random streams, statistics, sown values) is kept. For the forward difference this is
-    the evaluation at θ; for the central difference it is the evaluation at θ + μu₁.
+    random streams, statistics, sown values) is kept. The forward difference
+    evaluates θ first, and the central difference θ + μu₁.
 
     Args:
       loss_fn: `loss_fn(model, *args, **kwargs)` returns a real scalar, or
@@ -135,7 +136,7 @@ def value_fn(
     The function always evaluates from the model state at the time of this call. The
     model itself is updated as by one evaluation at its own parameters, so that its next
     dropout mask differs. Under `jit` only what the new state depends on is computed:
-    nothing, where only random streams advance.
+    nothing, if only random streams advance.
 
     Args:
       loss_fn: `loss_fn(model)` returns a real scalar.
@@ -175,7 +176,7 @@ def value_fn(
     loss_fn(evaluated)
     nnx.update(model, _written(evaluated, wrt, rest))
 
-    def loss(params: Any) -> jax.Array:
+    def loss(params: optax.Params) -> jax.Array:
         return loss_fn(nnx.merge(graphdef, params, rest, copy=True))
 
     return loss
@@ -196,7 +197,7 @@ def _split(
             f"wrt must match variables of the model; {wrt!r} matches none of "
             f"{type(model).__name__}."
         )
-    # The model's own variables, which it goes on writing to: a copy stays as it is.
+    # A copy, because the model continues to write to its own variables.
     return graphdef, params, jax.tree.map(lambda x: x, rest)
 
 

@@ -11,6 +11,8 @@ from radazo_jax._src.optimize.history import History, scalars
 from radazo_jax._src.optimize.minimize import MinimizeResult
 from radazo_jax._src.optimize.solver import Solver
 from radazo_jax._src.optimize.step import Failures, SolverState, StepInfo
+from radazo_jax._src.workers.distribute import DistributedResult
+from radazo_jax._src.workers.roster import WorkerReport
 
 __all__ = [
     "AskTell",
@@ -18,6 +20,7 @@ __all__ = [
     "Best",
     "BlackBoxResult",
     "Diagnosis",
+    "DistributedResult",
     "Failures",
     "History",
     "MinimizeResult",
@@ -25,5 +28,6 @@ __all__ = [
     "Solver",
     "SolverState",
     "StepInfo",
+    "WorkerReport",
     "scalars",
 ]

@@ -7,13 +7,14 @@ from concurrent.futures import ProcessPoolExecutor
 import jax.numpy as jnp
 import numpy as np
 import workers
+from compare import Hashed
 from workers import CENTER
 
 import radazo_jax as zo
 
 START = np.zeros(6, np.float32)
 OPTIMIZER = zo.radazo(3e-2)
-ESTIMATOR = zo.forward_difference(num_directions=3, smoothing=0.5)
+ESTIMATOR = zo.forward_difference(Hashed(), num_directions=3, smoothing=0.5)
 STEPS = 12
 fun = workers.distance
 

@@ -1,4 +1,4 @@
-"""A perturbed function beside its definition, the function of the displaced leaves."""
+"""A perturbed function and its definition, the function of the displaced leaves."""
 
 from unittest import mock
 
@@ -41,7 +41,7 @@ def displaced(distribution, params, direction):
 
 
 def arrays(tree):
-    """What of an output can leave a compiled function, and be compared."""
+    """The parts of an output that can leave a compiled function, and be compared."""
     leaves = [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)]
     return [
         jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
@@ -97,11 +97,3 @@ def assert_equal(got, expected, tolerance):
         finite = np.abs(b[np.isfinite(b)]) if b.size else np.ones(1)
         largest = max(1.0, float(np.max(finite, initial=0)))
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * largest)
-
-
-def assert_same(a, b):
-    """All leaves are equal to the bit; keys by their data."""
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            x, y = jax.random.key_data(x), jax.random.key_data(y)
-        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))

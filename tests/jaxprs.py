@@ -1,4 +1,4 @@
-"""What the equations of a perturbed function compute, and what its barriers tie."""
+"""The equations of a perturbed function, and the ties of its barriers."""
 
 import math
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ MOVES = {
 
 
 def equations(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
-    """All equations that compute something, those of inner programs included."""
+    """All equations that compute something, inner programs included."""
     for eqn in jaxpr.eqns:
         inner = [
             x.jaxpr if isinstance(x, core.ClosedJaxpr) else x

@@ -1,5 +1,6 @@
 """The transformations, gradients for them, and the paper's algorithms in float64."""
 
+import chex
 import jax
 import numpy as np
 
@@ -54,11 +55,8 @@ def run(tx, params, gs):
 
 
 def assert_bitwise_equal(actual, expected):
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        a, e = np.asarray(a), np.asarray(e)
-        assert a.dtype == e.dtype
-        np.testing.assert_array_equal(a, e)
+    chex.assert_trees_all_equal(actual, expected)
+    chex.assert_trees_all_equal_shapes_and_dtypes(actual, expected)
 
 
 def assert_close(actual, expected, rtol):

@@ -41,14 +41,17 @@ FAST = ("sphere", "low_rank")
 SUMS = ("low_rank(2)", "smooth")
 ESTIMATORS = {"forward": zo.forward_difference, "central": zo.central_difference}
 
-# For programs that run once, on which optimization is wasted.
-jit = functools.partial(
-    jax.jit,
-    compiler_options={
-        "xla_backend_optimization_level": 0,
-        "xla_llvm_disable_expensive_passes": True,
-    },
-)
+# For programs that run once, on which optimization is wasted: in the slow run, too.
+QUICK = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
+if jax.__version_info__ < (0, 11):  # As in `conftest.py`.
+    QUICK |= {
+        "xla_cpu_use_fusion_emitters": False,
+        "xla_cpu_parallel_codegen_split_count": 1,
+    }
+jit = functools.partial(jax.jit, compiler_options=QUICK)
 
 
 def slow(*values):

@@ -85,16 +85,23 @@ def test_slopes_are_seldom_taken_for_noise(count):
 @pytest.mark.parametrize("noise", [slow(1e-4), 1e-2])
 def test_a_run_goes_on_under_noise(noise):
     """Of a standard deviation of so much of the loss at the start."""
-    draw = np.random.default_rng(0)
+
+    def noisy(x, key):
+        # By the bits of x, so that each point has a noise of its own.
+        bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+        word = jnp.bitwise_xor.reduce(bits * np.uint32(2654435761))
+        drawn = jax.random.normal(jax.random.fold_in(key, word))
+        return jnp.mean((x - 1) ** 2) + noise * drawn
 
     def run(estimator):
-        result = zo.minimize_black_box(
-            lambda x: float(np.mean((x - 1) ** 2) + noise * draw.normal()),
+        result = zo.minimize(
+            noisy,
             np.zeros(50, np.float32),
             zo.parabolic_sgd(),
             estimator(zo.orthonormal()),
             1500,
             0,
+            sample=lambda key: key,
             progress=False,
         )
         return float(np.mean((result.params - 1) ** 2))

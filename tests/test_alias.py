@@ -3,6 +3,7 @@
 import functools
 import inspect
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,12 +52,8 @@ def run(tx, params, gs):
 
 
 def assert_equal(actual, expected, rtol=0.0):
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        assert a.dtype == e.dtype
-        np.testing.assert_allclose(
-            np.asarray(a, np.float64), np.asarray(e, np.float64), rtol=rtol
-        )
+    chex.assert_trees_all_close(actual, expected, rtol=rtol, atol=0)
+    chex.assert_trees_all_equal_shapes_and_dtypes(actual, expected)
 
 
 def lax_promotion():

@@ -10,11 +10,11 @@ from concurrent.futures import (
     ThreadPoolExecutor,
 )
 
+import chex
 import numpy as np
 import pytest
 import workers
 from black_boxes import fun, reference, run, spawning
-from compare import assert_same
 from tables import slow
 
 import radazo_jax as zo
@@ -22,12 +22,12 @@ import radazo_jax as zo
 
 def test_threads_give_the_same_run():
     with ThreadPoolExecutor(4) as threads:
-        assert_same(run(executor=threads).state, reference().state)
+        chex.assert_trees_all_equal(run(executor=threads).state, reference().state)
 
 
 def test_processes_give_the_same_run():
     with spawning() as processes:
-        assert_same(run(executor=processes).state, reference().state)
+        chex.assert_trees_all_equal(run(executor=processes).state, reference().state)
 
 
 @pytest.mark.slow
@@ -46,13 +46,17 @@ def test_dask_gives_the_same_run_when_a_worker_is_killed():
             if int(state.step) == 4:
                 os.kill(pids[0], signal.SIGKILL)
 
-        assert_same(run(executor=executor, callback=kill).state, reference().state)
+        chex.assert_trees_all_equal(
+            run(executor=executor, callback=kill).state, reference().state
+        )
 
 
 @pytest.mark.slow
 def test_loky_gives_the_same_run():
     loky = pytest.importorskip("loky")
-    assert_same(run(executor=loky.get_reusable_executor).state, reference().state)
+    chex.assert_trees_all_equal(
+        run(executor=loky.get_reusable_executor).state, reference().state
+    )
 
 
 def test_a_point_that_hangs_has_failed():
@@ -79,7 +83,7 @@ def test_points_that_kill_their_worker_fail_alone(make):
     result = run(workers.kill_some, executor=make, steps=2)
     expected = run(lambda x: np.nan if workers.kills(x) else fun(x), steps=2)
     assert expected.state.failures.evaluations > 0
-    assert_same(result.state, expected.state)
+    chex.assert_trees_all_equal(result.state, expected.state)
 
 
 def test_an_executor_may_break_before_any_point_returns():
@@ -98,7 +102,9 @@ def test_an_executor_may_break_before_any_point_returns():
                 future.set_result(fn(*args))
             return future
 
-    assert_same(run(executor=Fragile, steps=2).state, run(steps=2).state)
+    chex.assert_trees_all_equal(
+        run(executor=Fragile, steps=2).state, run(steps=2).state
+    )
     assert len(made) == 3
 
 
@@ -126,4 +132,4 @@ def test_ctrl_c_keeps_the_steps_before():
     calls = []
     result = run(interrupted)
     assert len(result.values) == 2
-    assert_same(result.state, run(steps=2).state)
+    chex.assert_trees_all_equal(result.state, run(steps=2).state)

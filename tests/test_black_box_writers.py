@@ -3,11 +3,11 @@
 import functools
 from concurrent.futures import ThreadPoolExecutor
 
+import chex
 import jax
 import numpy as np
 import pytest
 from black_boxes import ESTIMATOR, OPTIMIZER, spawning
-from compare import assert_same
 from writers import Writer
 
 import radazo_jax as zo
@@ -26,7 +26,7 @@ def check(seeds, how):
         assert result.best.value == writer.pure(result.best.params), seed
         pure = run(writer.pure, writer.start)
         assert result.best.value == pure.best.value, seed
-        assert_same(result.state, pure.state)
+        chex.assert_trees_all_equal(result.state, pure.state)
 
 
 def test_a_function_that_empties_its_argument():
@@ -91,7 +91,7 @@ def test_candidates_belong_to_the_caller():
             state = init(start, 0)
             if writes:
                 jax.tree.map(lambda x: x.fill(9), start)
-            assert_same(state.params, writer.start)
+            chex.assert_trees_all_equal(state.params, writer.start)
         for _ in range(3):
             candidates, state = ask(state)
             kept = jax.tree.map(np.copy, candidates)
@@ -101,6 +101,6 @@ def test_candidates_belong_to_the_caller():
             state = tell(state, values)
             if writes:
                 jax.tree.map(lambda x: x.fill(9), candidates)
-            assert_same(again, kept)
+            chex.assert_trees_all_equal(again, kept)
         states.append(state)
-    assert_same(*states)
+    chex.assert_trees_all_equal(*states)

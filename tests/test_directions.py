@@ -3,6 +3,7 @@ pytrees."""
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +20,7 @@ from tables import (
 
 import radazo_jax as zo
 from radazo_jax._src.directions import sums
+from radazo_jax._src.directions.distribution import elements
 from radazo_jax._src.directions.layout import layout_of
 from radazo_jax._src.numbers import counter, generator
 
@@ -43,8 +45,12 @@ def flat(tree):
     return jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(tree)])
 
 
-def test_covariance_is_the_identity_over_the_factor(distribution):
+@pytest.mark.parametrize(
+    "name", every(DISTRIBUTIONS, "sphere", "low_rank", "orthonormal")
+)
+def test_covariance_is_the_identity_over_the_factor(name):
     """Or what the distribution says that it is."""
+    distribution = DISTRIBUTIONS[name]
     params, num = {"b": jnp.zeros(2), "w": jnp.zeros((4, 3))}, 40_000
     keys = jax.random.split(jax.random.key(0), num)
     draws = jit(jax.vmap(lambda key: flat(drawn(distribution, key, params))))
@@ -128,11 +134,13 @@ def test_leaves_of_one_shape_differ():
 
 
 def test_a_direction_is_small_whatever_the_parameters(distribution):
-    small = distribution.sample(jax.random.key(0), {"a": jnp.zeros(3)})
-    large = jax.eval_shape(
-        distribution.sample,
-        jax.random.key(0),
-        {"a": jax.ShapeDtypeStruct((2**18, 2**18), jnp.float32)},
+    small, large = (
+        jax.eval_shape(
+            distribution.sample,
+            jax.random.key(0),
+            {"a": jax.ShapeDtypeStruct(shape, jnp.float32)},
+        )
+        for shape in ((3,), (2**18, 2**18))
     )
     assert jax.tree.structure(small) == jax.tree.structure(large)
     for leaf in jax.tree.leaves(large):
@@ -202,10 +210,10 @@ def test_signs_of_leaves_that_begin_within_a_word(sizes):
         one_by_one = distribution.draw(key, jnp.uint32(0), counter.positions((total,)))
         direction = distribution.sample(key, params)
         words = distribution._storage.store(
-            distribution, key, jnp.uint32(0), layout.leaves, layout.dimension
+            distribution, key[None], jnp.uint32([0]), layout.leaves, layout.dimension
         )
         assert sum(x.size for x in jax.tree.leaves(words)) <= total / 32 + len(sizes)
-        us = [of_leaf.values() for of_leaf in words]
+        us = [of_leaf.weighted_sum(jnp.ones(1)) for of_leaf in words]
         return one_by_one, flat(distribution.materialize(direction, params)), flat(us)
 
     one_by_one, *others = three_ways(key)
@@ -215,8 +223,8 @@ def test_signs_of_leaves_that_begin_within_a_word(sizes):
 
 def test_materialize_has_the_dtypes_of_the_parameters(distribution):
     params = {"h": jnp.zeros(3, jnp.bfloat16), "f": jnp.zeros(4, jnp.float32)}
-    u = draw(distribution, 0, params)
-    assert jax.tree.map(lambda x: x.dtype, u) == jax.tree.map(lambda x: x.dtype, params)
+    u = jax.eval_shape(lambda: drawn(distribution, 0, params))
+    chex.assert_trees_all_equal_shapes_and_dtypes(u, params)
 
 
 def test_distributions_are_values(distribution):
@@ -255,3 +263,48 @@ def test_coordinates_past_two_to_the_32():
             )
     signs = zo.rademacher().draw(key, number, at(4096, 2**32 - 64))
     assert abs(float(signs.mean())) < 0.1
+
+
+@pytest.mark.parametrize("name", ["gaussian", "rademacher", "low_rank(2)"])
+def test_sum_over_an_axis_of_directions_is_the_weighted_sum(name):
+    distribution, layout = DISTRIBUTIONS[name], layout_of(PARAMS)
+    coefficients = np.float32([0.5, -2.0, 0.25, 3.0])
+
+    @jit
+    def run(key):
+        numbers = jnp.arange(4, dtype=jnp.uint32)
+        directions = sums.sample(distribution, key, numbers, layout)
+        us = jax.vmap(lambda u: elements(u, layout))(directions)
+        weights = jnp.asarray(coefficients)
+        d = layout.dimension
+        both = [
+            [way(weights, directions, leaf, d) for leaf in layout.leaves]
+            for way in (sums._sum_at_once, sums._sum_in_turn)
+        ]
+        return us, both
+
+    us, both = run(jax.random.key(5))
+    for summed in both:
+        for got, u in zip(summed, us, strict=True):
+            u = np.asarray(u, np.float64)
+            size = np.tensordot(abs(coefficients), abs(u), 1)
+            error = abs(got - np.tensordot(coefficients.astype(np.float64), u, 1))
+            # Four products and three sums, each rounded.
+            assert np.all(error <= 7 * 2.0**-24 * size)
+
+
+def test_a_gpu_program_draws_in_one_place_for_all_directions():
+    params, distribution = jnp.zeros((64, 48)), zo.gaussian()
+
+    def draws(num_directions):
+        def run(key, weights):
+            numbers = jnp.arange(num_directions, dtype=jnp.uint32)
+            layout = layout_of(params)
+            directions = sums.sample(distribution, key, numbers, layout)
+            return sums.combine(weights, directions, layout, params)
+
+        traced = jax.jit(run).trace(jax.random.key(0), jnp.ones(num_directions))
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+        return text.count("stablehlo.xor")
+
+    assert draws(2) == draws(8) == draws(32)

@@ -1,11 +1,11 @@
 """Estimators that remember, and distributions of users, in runs whose values fail."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from compare import assert_same
 from relatives.table import PARAMS, flat, make, quadratic
 from tables import DISTRIBUTIONS, jit, slow
 
@@ -66,7 +66,9 @@ def test_a_run_without_some_values_is_rebuilt(name, distribution, tmp_path):
     result = run(estimator, Failing(lambda: np.nan), journal=path)
     assert result.state.failures.evaluations > 1
     assert np.isfinite(flat(result.params)).all()
-    assert_same(zo.replay(path, PARAMS, optax.sgd(1e-3), estimator), result.state)
+    chex.assert_trees_all_equal(
+        zo.replay(path, PARAMS, optax.sgd(1e-3), estimator), result.state
+    )
 
 
 @pytest.mark.slow
@@ -74,7 +76,7 @@ def test_a_run_without_some_values_is_rebuilt(name, distribution, tmp_path):
 def test_a_value_that_is_asked_for_again_leaves_no_trace(name, distribution):
     estimator = make(name, DISTRIBUTIONS[distribution])
     retried = run(estimator, Failing(no_answer), on_failure="retry")
-    assert_same(retried.state, run(estimator).state)
+    chex.assert_trees_all_equal(retried.state, run(estimator).state)
 
 
 @pytest.mark.slow
@@ -89,8 +91,10 @@ def test_a_run_that_a_failure_ended_goes_on(name, distribution):
     left = STEPS - int(state.step)
     went_on = run(estimator, failing, state=state, num_steps=left)
     dropped = run(estimator, Failing(no_answer))
-    assert_same(went_on.params, dropped.params)
-    assert_same(went_on.state.estimator_state, dropped.state.estimator_state)
+    chex.assert_trees_all_equal(went_on.params, dropped.params)
+    chex.assert_trees_all_equal(
+        went_on.state.estimator_state, dropped.state.estimator_state
+    )
     assert jnp.all(went_on.state.step == STEPS)
 
 

@@ -9,13 +9,13 @@ import sys
 import warnings
 import zlib
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from black_boxes import fun, traced
-from compare import assert_same
 from tables import DISTRIBUTIONS, ESTIMATORS, each_distribution, slow
 
 import radazo_jax as zo
@@ -41,7 +41,7 @@ def test_goes_on_where_the_file_ends(call, tmp_path):
     path = tmp_path / "parts.jsonl"
     for steps in (5, 5, 12, 12):
         parts = call(path, steps)
-    assert_same(parts.state, whole.state)
+    chex.assert_trees_all_equal(parts.state, whole.state)
     np.testing.assert_array_equal(parts.values, whole.values)
     np.testing.assert_array_equal(parts.history.step, np.arange(12))
     np.testing.assert_array_equal(parts.history.slope, whole.history.slope)
@@ -80,7 +80,7 @@ def replayed(tmp_path, optimizer, estimator, fun=nested, **options):
         **options,
     )
     state = zo.replay(path, params, optimizer, estimator, fun=fun, **options)
-    assert_same(state, result.state)
+    chex.assert_trees_all_equal(state, result.state)
     return params, state
 
 
@@ -102,6 +102,12 @@ def test_replays_every_distribution_and_estimator(distribution, name, tmp_path):
         slow(optax.adamw(optax.cosine_decay_schedule(1e-2, 5))),
         slow(zo.zo_sgd(1e-2, momentum=0.9)),
         slow(optax.polyak_sgd()),
+        slow(zo.radazo(1e-2, moments="replayed", bias_correction=True)),
+        slow(
+            zo.chain_in_place(
+                zo.zo_adamm(1e-2, moments="replayed"), zo.stochastic_rounding(1)
+            )
+        ),
     ],
 )
 def test_replays_every_chain(optimizer, tmp_path):
@@ -131,13 +137,15 @@ def test_runs_without_a_journal_take_the_same_steps(distribution, batch_size, tm
         evaluator=evaluator,
         progress=False,
     )
-    assert_same(state, without.state)
+    chex.assert_trees_all_equal(state, without.state)
 
 
 def test_replay_evaluates_nothing(tmp_path):
     path = tmp_path / "run.jsonl"
     result = run(path, 4)
-    assert_same(zo.replay(path, START, OPTIMIZER, ESTIMATOR), result.state)
+    chex.assert_trees_all_equal(
+        zo.replay(path, START, OPTIMIZER, ESTIMATOR), result.state
+    )
 
 
 def test_failures_are_rebuilt(tmp_path):
@@ -151,7 +159,9 @@ def test_failures_are_rebuilt(tmp_path):
     result = run(path, 4, fun=sometimes)
     assert result.state.failures.evaluations == 5
     assert result.state.failures.skipped == 1
-    assert_same(zo.replay(path, START, OPTIMIZER, ESTIMATOR), result.state)
+    chex.assert_trees_all_equal(
+        zo.replay(path, START, OPTIMIZER, ESTIMATOR), result.state
+    )
     failure = "returned 'text' of type str, not a number"
     assert lines(path)[3]["failures"] == [failure] * 3
 
@@ -162,7 +172,7 @@ def test_is_small(tmp_path):
     estimator = zo.forward_difference(num_directions=1)
     zo.minimize_black_box(
         lambda x: float(np.sum(np.sin(x))),
-        np.ones(100_000, np.float32),
+        np.ones(10_000, np.float32),
         zo.radazo(1e-3),
         estimator,
         20,
@@ -198,7 +208,7 @@ def refused_or_right(content, path, states):
     except ValueError as error:
         assert "journal" in str(error)
         return None
-    assert_same(state.params, states[int(state.step)].params)
+    chex.assert_trees_all_equal(state.params, states[int(state.step)].params)
     return int(state.step)
 
 
@@ -211,7 +221,7 @@ def test_is_resumed_wherever_it_is_cut(states, tmp_path):
         assert refused_or_right(content[:size], path, states) == complete
     path.write_bytes(content[:-5])
     with pytest.warns(UserWarning, match="its last line was not complete"):
-        assert_same(run(path, 12).state, states[-1])
+        chex.assert_trees_all_equal(run(path, 12).state, states[-1])
     # But for the seconds, the file is whole again.
     again = [json.loads(line) for line in path.read_bytes().splitlines()]
     assert [line["values"] for line in again[1:]] == [
@@ -247,7 +257,7 @@ def test_a_full_disk_ends_the_run_with_its_state(tmp_path):
     done = int(caught.value.state.step)
     assert 0 < done < 6
     assert len(lines(path)) == 1 + done
-    assert_same(run(path, 6).state, whole.state)
+    chex.assert_trees_all_equal(run(path, 6).state, whole.state)
 
 
 @pytest.mark.slow

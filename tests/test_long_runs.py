@@ -1,10 +1,10 @@
 """Counts near the largest that they can be."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compare import assert_same
 
 import radazo_jax as zo
 
@@ -89,4 +89,4 @@ def test_numbers_of_directions_begin_again_with_another_key():
         np.testing.assert_array_equal(found.number, expected.astype(np.uint32))
         cycle = step // most
         own = jax.random.fold_in(key, cycle) if cycle else key
-        assert_same(found.key[0], own)
+        chex.assert_trees_all_equal(found.key[0], own)

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tables import slow
+from tables import jit, slow
 
 import radazo_jax as zo
 from radazo_jax._src.directions.layout import layout_of
@@ -18,10 +18,16 @@ def flat(tree):
     return jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(tree)])
 
 
+def drawn(distribution, params):
+    def draw(key):
+        return distribution.materialize(distribution.sample(key, params), params)
+
+    return jit(draw)(KEY)
+
+
 def test_rank_and_stacks():
     params = {"w": jnp.zeros((5, 8, 6)), "v": jnp.zeros(7), "thin": jnp.zeros((9, 2))}
-    distribution = zo.low_rank(2)
-    u = distribution.materialize(distribution.sample(KEY, params), params)
+    u = drawn(zo.low_rank(2), params)
     assert np.linalg.matrix_rank(u["w"]).tolist() == [2] * 5
     assert abs(np.corrcoef(u["w"][0].ravel(), u["w"][1].ravel())[0, 1]) < 0.9
     assert np.linalg.matrix_rank(u["thin"]) == 2  # Drawn dense: a side of 2 is full.
@@ -33,7 +39,7 @@ def test_where_chooses_the_leaves():
     distribution = zo.low_rank(
         1, where=lambda path, shape: path == "['a']" and len(shape) == 2
     )
-    u = distribution.materialize(distribution.sample(KEY, params), params)
+    u = drawn(distribution, params)
     assert np.linalg.matrix_rank(u["a"]) == 1
     assert np.linalg.matrix_rank(u["b"]) == 6
 
@@ -95,7 +101,7 @@ def test_dimension_numbers_override_what_is_inferred(as_function):
     )
     found = annotated(distribution, lambda p: jnp.sum(p["w"]), params)
     assert found == {"['w']": numbers["w"], "['v']": None}
-    u = distribution.materialize(distribution.sample(KEY, params), params)
+    u = drawn(distribution, params)
     assert np.linalg.matrix_rank(u["w"].reshape(24, 5)) == 1
     assert np.linalg.matrix_rank(u["v"]) == 4
 

@@ -9,12 +9,13 @@ import sys
 import textwrap
 from collections.abc import Callable
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from compare import Hashed, assert_same
+from compare import Hashed
 
 import radazo_jax as zo
 
@@ -61,7 +62,7 @@ def test_is_the_loop_written_by_hand():
 def test_chunks_do_not_change_the_numbers(chunk_size):
     expected, got = run(50), run(50, chunk_size=chunk_size)
     np.testing.assert_array_equal(got.values, expected.values)
-    assert_same(got.state, expected.state)
+    chex.assert_trees_all_equal(got.state, expected.state)
 
 
 def test_resumes_to_the_same_numbers():
@@ -74,8 +75,8 @@ def test_resumes_to_the_same_numbers():
     np.testing.assert_array_equal(
         np.concatenate([part.values, rest.values]), whole.values
     )
-    assert_same(rest.state, whole.state)
-    assert_same(rest.params, whole.params)
+    chex.assert_trees_all_equal(rest.state, whole.state)
+    chex.assert_trees_all_equal(rest.params, whole.params)
 
 
 def test_the_callers_arrays_survive():
@@ -306,7 +307,7 @@ class Module:
     "fun", [Target(1.0), Module(jnp.ones(()), jnp.abs)], ids=["dataclass", "pytree"]
 )
 def test_functions_without_a_hash(fun):
-    assert_same(run(5, fun).params, run(5).params)
+    chex.assert_trees_all_equal(run(5, fun).params, run(5).params)
 
 
 def test_arrays_of_a_function_are_arguments():
@@ -319,7 +320,7 @@ def test_arrays_of_a_function_are_arguments():
     for center in (0.0, 1.0):
         result = run(3, Module(jnp.full((), center), activation))
     assert len(traces) <= 2  # As above: the second run compiles nothing.
-    assert_same(result.params, run(3).params)
+    chex.assert_trees_all_equal(result.params, run(3).params)
 
 
 def test_a_chunk_takes_the_memory_of_its_steps():
@@ -338,7 +339,7 @@ def test_a_long_chunk_is_one_chunk():
         callback=lambda state, values: steps.append(len(values)),
     )
     assert steps == [15_000, 5_000]
-    assert_same(result.values, run(20_000).values)
+    chex.assert_trees_all_equal(result.values, run(20_000).values)
 
 
 @pytest.mark.parametrize(

@@ -82,18 +82,13 @@ def test_estimates_what_the_functional_interface_does(name):
     trees = map(nnx.to_pure_dict, (gradient, expected))
     chex.assert_trees_all_close(*trees, rtol=1e-3, atol=1e-3)
     chex.assert_trees_all_equal(pure(model, nnx.Param), before)
-
-
-@pytest.mark.parametrize(
-    "name", ["forward", slow("forward low rank"), slow("forward in turn")]
-)
-def test_keeps_the_state_that_the_evaluation_at_the_parameters_leaves(name):
-    model, expected = Net(nnx.Rngs(0)), Net(nnx.Rngs(0))
-    loss_fn(expected, X, Y)
-    zo_nnx.value_and_grad(loss_fn, *WAYS[name])(jax.random.key(2), model, X, Y)
+    # Statistics and counts are those that the evaluation at the parameters leaves.
     assert int(model.dropout.rngs.count[...]) == 1
-    trees = (pure(net, nnx.BatchStat) for net in (model, expected))
-    chex.assert_trees_all_close(*trees, rtol=1e-5, atol=1e-6)
+    if name != "central":
+        evaluated = Net(nnx.Rngs(0))
+        loss_fn(evaluated, X, Y)
+        trees = (pure(net, nnx.BatchStat) for net in (model, evaluated))
+        chex.assert_trees_all_close(*trees, rtol=1e-5, atol=1e-6)
 
 
 def test_central_difference_keeps_the_state_of_its_first_evaluation():

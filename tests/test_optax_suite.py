@@ -50,7 +50,8 @@ def test_optax_tests_pass(module, at_least):
     assert_passes(at_least, module)
 
 
-@pytest.mark.parametrize(("module", "at_least"), [slow("alias", 30), ("common", 19)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("module", "at_least"), [("alias", 30), ("common", 19)])
 def test_optax_tests_pass_with_radazo(module, at_least):
     assert_passes(at_least, module, "--optimizers", "radazo")
 

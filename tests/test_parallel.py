@@ -127,7 +127,7 @@ def test_one_by_one_is_bit_equal_on_any_number_of_devices(distribution, name):
     options = {"jit": jax.jit, "evaluator": zo.sharded("k", batch_size=1)}
     results = [
         estimate_on(mesh_of(size), estimator, *problem(), **options)[0]
-        for size in (1, 4, 8)
+        for size in (1, 4)
     ]
     chex.assert_trees_all_equal(*results)
 
@@ -142,7 +142,7 @@ def test_equal_losses_make_bit_equal_gradients_whatever_is_together(distribution
 
     params, x = problem()
     results = []
-    for size in (1, 4, 8):
+    for size in (1, 8):
         estimator = zo.forward_difference(DISTRIBUTIONS[distribution], 11, 1.0)
         with jax.set_mesh(mesh_of(size)):
             step = jax.jit(zo.value_and_grad(exact, estimator, zo.sharded("k")))
@@ -262,6 +262,33 @@ def test_gradients_and_steps_have_the_sharding_of_explicit_parameters():
             assert after[name].sharding.spec == spec
 
 
+@pytest.mark.parametrize("types", [slow(AxisType.Auto), slow(AxisType.Explicit)])
+def test_replayed_moments_of_sharded_parameters(types):
+    params, x = problem()
+    optimizer = zo.radazo(1e-2, moments="replayed", window=3, b1=0.3)
+    # Differences of large values are the same where sums are taken in another order.
+    estimator = zo.central_difference(zo.low_rank(), 2, smoothing=0.5)
+    init, step = zo.solver(loss, optimizer, estimator)
+
+    def run(params, x):
+        state = init(params, 0)
+        step_of = jax.jit(step)
+        for _ in range(3):
+            state, _ = step_of(state, x)
+        return state.params
+
+    expected = run(params, x)
+    specs = {"w": P(None, "model"), "b": P("model")}
+    with jax.set_mesh(mesh_of(2, 2, 2, types=types)):
+        placed = jax.tree.map(jax.device_put, params, specs)
+        after = run(placed, x)
+        for name, spec in specs.items():
+            assert after[name].sharding.spec == spec
+    chex.assert_trees_all_close(
+        jax.device_get(after), jax.device_get(expected), rtol=1e-3, atol=1e-4
+    )
+
+
 @pytest.mark.parametrize("distribution", every(DISTRIBUTIONS, *FAST))
 def test_explicit_parameters_without_a_mesh_around(distribution):
     """As operations of JAX, which take the mesh from the types of arrays."""
@@ -338,7 +365,7 @@ def test_each_device_does_its_share_of_the_products():
         elements = sum(math.prod(map(int, shape.split(","))) for shape in products)
         return elements / (32 * 64)
 
-    assert [num_products(size) for size in (1, 2, 4, 8)] == [8, 4, 2, 1]
+    assert [num_products(size) for size in (1, 4)] == [8, 2]
 
 
 def test_minimize_and_estimate_gradient_take_it():
@@ -401,7 +428,9 @@ def test_an_axis_that_is_in_use_is_named(types):
             value_and_grad(0, params, batch)
 
 
-@pytest.mark.parametrize(("distribution", "batch_size"), each_distribution((None, 1)))
+@pytest.mark.parametrize(
+    ("distribution", "batch_size"), each_distribution((None, 1), fast=["sphere"])
+)
 def test_estimates_of_their_own_inside_a_shard_map(distribution, batch_size):
     """Parameters and keys of each device, with the checks of `shard_map` on."""
     value_and_grad = zo.value_and_grad(

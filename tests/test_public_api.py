@@ -24,7 +24,10 @@ MAX_LINES = 300  # Of code: without docstrings, comments and blank lines.
 
 # The folders, from the one that imports nothing of the others: a module may import
 # those of its own folder and of the folders before it.
-ORDER = ("", "numbers", "directions", "perturb", "estimate", "contrib", "optimize")
+ORDER = (
+    *("", "numbers", "directions", "perturb", "estimate", "contrib", "optimize"),
+    "workers",
+)
 
 # The modules whose names are public.
 PUBLIC_MODULES = {
@@ -35,6 +38,7 @@ PUBLIC_MODULES = {
     "nnx.": radazo_jax.nnx,
     "random.": radazo_jax.random,
     "runs.": radazo_jax.runs,
+    "shaping.": radazo_jax.shaping,
     "transforms.": radazo_jax.transforms,
 }
 # Only if Keras is installed; the others need nothing that the tests do not need.
@@ -183,6 +187,7 @@ def test_version_is_the_same_everywhere():
 def test_import_needs_the_runtime_dependencies_alone():
     optional = {
         "chex",
+        "distributed",
         "flax",
         "keras",
         "matplotlib",

@@ -1,5 +1,6 @@
 """The scripts that a user copies, run as a user runs them."""
 
+import json
 import os
 import pathlib
 import re
@@ -12,25 +13,40 @@ import orbax.checkpoint as ocp
 import pytest
 
 _EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
-# Small runs are nearly all compilation: the compiler need not try hard.
-_QUICK = "--xla_backend_optimization_level=0"
 _WITHOUT_BAR = ("many_devices.py", "many_seeds.py")
 _COPIED = sorted(_EXAMPLES.glob("*.py"))
 
 
-def _run(script: str, *arguments: object, **environment: str) -> str:
-    """What a script prints, in a process of its own in which warnings are errors."""
+# Runs scripts one after the other, with the same imports, and a line after each.
+_TOGETHER = """
+import json, runpy, sys
+for command in json.loads(sys.argv[1]):
+    sys.argv = command
+    runpy.run_path(command[0], run_name="__main__")
+    print("end of", command[0])
+"""
+
+
+def _python(*arguments: str) -> subprocess.CompletedProcess:
+    """A process in which warnings are errors."""
     path = [str(_EXAMPLES.parent), os.environ.get("PYTHONPATH", "")]
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(_EXAMPLES / script), *map(str, arguments)],
-        env=os.environ
-        | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
-        | environment,
+        [sys.executable, "-W", "error", *arguments],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))},
         capture_output=True,
         encoding="utf-8",
     )
     assert done.returncode == 0, done.stderr
+    return done
+
+
+def _command(script: str, *arguments: object) -> list[str]:
+    return [str(_EXAMPLES / script), *map(str, arguments)]
+
+
+def _run(script: str, *arguments: object) -> str:
+    """What a script prints, in a process of its own."""
+    done = _python(*_command(script, *arguments))
     assert script in _WITHOUT_BAR or "100%" in done.stderr
     return done.stdout
 
@@ -47,10 +63,26 @@ def test_a_file_to_copy_is_short_and_needs_no_other(path: pathlib.Path) -> None:
     assert f"`{path.name}`" in (_EXAMPLES / "README.md").read_text(encoding="utf-8")
 
 
-def test_quickstart_in_a_few_steps(tmp_path: pathlib.Path) -> None:
+def test_run_in_a_few_steps(tmp_path: pathlib.Path) -> None:
+    """In one process, for importing JAX takes as long as the steps."""
     picture = tmp_path / "made" / "picture.png"  # The folder is made, too.
-    options = ("--steps", 200, "--output", picture)
-    stdout = _run("quickstart.py", *options, XLA_FLAGS=_QUICK)
+    commands = [
+        _command("many_devices.py", "--steps", 100),
+        _command("quickstart.py", "--steps", 150, "--output", picture),
+        _command("many_seeds.py", "--steps", 100, "--seeds", 2),
+        _command("custom_estimator.py"),
+    ]
+    done = _python("-c", _TOGETHER, json.dumps(commands))
+    outputs = re.split(r"^end of .*\n", done.stdout, flags=re.M)
+    devices, quickstart, seeds, custom, rest = outputs
+    assert not rest and done.stderr.count("100%") >= 4
+    _sends_values_alone(devices)
+    _draws(quickstart, picture)
+    _has_a_row_for_each_rate(seeds, 2)
+    _withstands_outliers(custom)
+
+
+def _draws(stdout: str, picture: pathlib.Path) -> None:
     (accuracy,) = _accuracies(stdout)
     assert 60 < accuracy <= 100  # Guessing gives 10.
     assert f"The picture is {picture}." in stdout
@@ -65,8 +97,8 @@ def test_quickstart_learns_the_digits(tmp_path: pathlib.Path) -> None:
     assert accuracy >= 96
 
 
-def test_custom_estimators_withstand_outliers() -> None:
-    found = re.findall(r"^(.+): error ([\d.]+)$", _run("custom_estimator.py"), re.M)
+def _withstands_outliers(stdout: str) -> None:
+    found = re.findall(r"^(.+): error ([\d.]+)$", stdout, re.M)
     plain, *others = (float(error) for _, error in found)
     # The parameters are at a distance of 0.6 at the start.
     assert plain > 0.3 and len(others) == 2 and max(others) < 0.1
@@ -79,18 +111,29 @@ def test_custom_distributions_smooth_a_curve() -> None:
     assert len(errors) == 3 and max(errors) < 0.15  # The noise is 0.2.
 
 
-def test_many_devices_send_values_alone() -> None:
-    stdout = _run("many_devices.py", "--steps", 400)
+def _sends_values_alone(stdout: str) -> None:
     assert stdout.startswith("8 devices: {'points': 4, 'data': 2}\n")
     sent = re.findall(r"f32\[([\d,]+)\]", stdout)
     # Four values of a device, and those of all.
     assert sorted(sent) == ["1,4", "4,4"]
+
+
+@pytest.mark.slow
+def test_many_devices_learn() -> None:
+    stdout = _run("many_devices.py", "--steps", 400)
+    _sends_values_alone(stdout)
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", stdout)]
     assert len(losses) == 4 and losses[-1] < 0.8 * losses[0]
 
 
+@pytest.mark.slow
 def test_many_seeds_run_in_one_program() -> None:
-    stdout = _run("many_seeds.py", "--steps", 200, "--seeds", 3, XLA_FLAGS=_QUICK)
+    stdout = _run("many_seeds.py", "--steps", 200, "--seeds", 3)
+    _has_a_row_for_each_rate(stdout, 3)
+
+
+def _has_a_row_for_each_rate(stdout: str, num_seeds: int) -> None:
+    assert stdout.startswith(f"{num_seeds} seeds")
     rows = [_accuracies(line) for line in stdout.splitlines()[2:]]
     assert [len(row) for row in rows] == [3, 3, 3, 3]
     assert all(worst <= median <= best for median, worst, best in rows)

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from compare import Hashed
-from tables import jit
+from tables import every, jit
 
 import radazo_jax as zo
 
@@ -32,6 +32,8 @@ METHODS = {
     ),
 }
 
+METHOD_NAMES = every(METHODS, "unbounded", "bounds", "projection")
+
 
 def quadratic(x, matrix, center):
     return (x - center) @ matrix @ (x - center)
@@ -51,8 +53,8 @@ def problems(inside):
 
 
 @functools.cache
-def runs(method, inside):
-    """The values of all runs, how many steps they reverted, and how many wrongly."""
+def program(method):
+    """The runs from all keys on all problems."""
     optimizer, estimator, bounds = METHODS[method]
     init, step = zo.solver(quadratic, optimizer, estimator, bounds=bounds)
 
@@ -67,19 +69,25 @@ def runs(method, inside):
         state = state._replace(key=key)
         return jax.lax.scan(body, (state, state.params), length=STEPS)[1]
 
-    keys = jax.random.split(jax.random.key(0), SEEDS)
-    every = jax.jit(jax.vmap(run, in_axes=(None, 0, 0, 0)))
-    return jax.tree.map(np.asarray, every(init(START, 0), keys, *problems(inside)))
+    keys, state = jax.random.split(jax.random.key(0), SEEDS), init(START, 0)
+    batched = jax.jit(jax.vmap(run, in_axes=(None, 0, 0, 0)))
+    return functools.partial(batched, state, keys)
 
 
-@pytest.mark.parametrize("inside", [True, False], ids=["inside", "boundary"])
-@pytest.mark.parametrize("method", METHODS)
-def test_restores_the_parameters_before_the_step_bit_for_bit(method, inside):
-    values, reverted, wrong, outside = runs(method, inside)
-    assert np.sum(np.any(reverted, axis=1)) >= SEEDS / 5
-    assert not wrong.any()
-    assert method == "unbounded" or not outside.any()
-    assert np.isfinite(values).all()
+@functools.cache
+def runs(method, inside):
+    """The values of all runs, how many steps they reverted, and how many wrongly."""
+    return jax.tree.map(np.asarray, program(method)(*problems(inside)))
+
+
+@pytest.mark.parametrize("method", METHOD_NAMES)
+def test_restores_the_parameters_before_the_step_bit_for_bit(method):
+    for inside in (True, False):
+        values, reverted, wrong, outside = runs(method, inside)
+        assert np.sum(np.any(reverted, axis=1)) >= SEEDS / 5
+        assert not wrong.any()
+        assert method == "unbounded" or not outside.any()
+        assert np.isfinite(values).all()
 
 
 def steps_to_a_hundredth(values):
@@ -87,7 +95,7 @@ def steps_to_a_hundredth(values):
     return np.where(reached.any(1), reached.argmax(1), STEPS)
 
 
-@pytest.mark.parametrize("method", list(METHODS)[1:4])
+@pytest.mark.parametrize("method", METHOD_NAMES[1:4])
 def test_bounds_around_the_minimum_cost_few_evaluations(method):
     """On average over the problems; each step has the same number of evaluations."""
     unbounded = steps_to_a_hundredth(runs("unbounded", True)[0])
@@ -172,3 +180,21 @@ def test_other_leaves_of_a_partition_stay_where_they_are():
     chex.assert_trees_all_equal(third.params["a"], first.params["a"])
     chex.assert_trees_all_equal(third.params["b"], second.params["b"])
     assert (second.params["b"] != first.params["b"]).all()
+
+
+def test_a_transformation_under_flatten_restores_the_tree():
+    """`optax.flatten` lets a transformation remember the parameters as one vector."""
+    found = optax.chain(
+        optax.scale(-1.0), zo.scale_by_parabolic_step(initial_step_size=1e3)
+    )
+    init, step = zo.solver(
+        lambda p: cliff(p["a"]) + jnp.sum(p["b"] ** 2),
+        optax.flatten(found),
+        zo.forward_difference(Hashed(), num_directions=4),
+    )
+    first = init({"a": START, "b": jnp.full((2, 3), 0.5)}, 0)
+    step = jit(step)
+    second, _ = step(first)
+    third, info = step(second)
+    assert info.reverted and (second.params["b"] != first.params["b"]).all()
+    chex.assert_trees_all_equal(third.params, first.params)

@@ -97,6 +97,20 @@ ENTRY %main (x: f32[2,8,8,3], w: f32[3,3,3,4]) -> f32[2,8,8,4] {
     assert hlo.Program(text).product_flops() == analysis["flops"]
 
 
+def test_a_batch_of_products_as_the_gpu_compiler_calls_it():
+    """[4, 32, 64] with [4, 64, 16], and the memory that cuBLAS asks for."""
+    text = """HloModule m
+
+ENTRY %main (a: f32[4,32,64], b: f32[4,64,16]) -> f32[4,32,16] {
+  %a = f32[4,32,64]{2,1,0} parameter(0)
+  %b = f32[4,64,16]{2,1,0} parameter(1)
+  %c = (f32[4,32,16]{2,1,0}, s8[4194304]{0}) custom-call(%a, %b), custom_call_target="__cublas$lt$matmul", backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["2"],"rhs_contracting_dimensions":["1"],"lhs_batch_dimensions":["0"],"rhs_batch_dimensions":["0"]}}}
+  ROOT %d = f32[4,32,16]{2,1,0} get-tuple-element(%c), index=0
+}
+"""  # noqa: E501
+    assert hlo.Program(text).product_flops() == 2 * 4 * 32 * 16 * 64
+
+
 def test_a_batch_of_products_as_the_tpu_compiler_writes_it():
     """[4, 256, 64] with [4, 256, 64]ᵀ, its batch the window of a convolution."""
     text = """HloModule m

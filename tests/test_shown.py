@@ -7,7 +7,7 @@ import pytest
 
 import radazo_jax as zo
 
-SIZE = 5_000
+SIZE = 500
 START = {"w": np.ones((50, SIZE // 50), np.float32), "b": np.ones(3, np.float32)}
 
 
@@ -45,7 +45,7 @@ def test_are_a_few_lines_without_arrays(results):
 def test_say_the_steps_the_values_and_the_shapes(results):
     compiled, box, state = results
     first, last = compiled.values[0], compiled.values[-1]
-    shapes = "{b: float32[3], w: float32[50, 100]}"
+    shapes = "{b: float32[3], w: float32[50, 10]}"
     assert f"values={first:.6g} to {last:.6g} in 40 steps" in repr(compiled)
     assert f"params={shapes}" in repr(compiled)
     assert f"step=40, params={shapes}" in repr(compiled.state)
@@ -58,7 +58,7 @@ def test_say_the_steps_the_values_and_the_shapes(results):
 def test_arrays_without_values_are_printed(results):
     """Traced, abstract, deleted, and trees of what is no array."""
     _, box, state = results
-    shapes = "params={b: float32[3], w: float32[50, 100]}"
+    shapes = "params={b: float32[3], w: float32[50, 10]}"
     seen = []
 
     def record(state):

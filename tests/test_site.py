@@ -34,6 +34,7 @@ MODULES = {
     "nnx.": radazo_jax.nnx,
     "random.": radazo_jax.random,
     "runs.": radazo_jax.runs,
+    "shaping.": radazo_jax.shaping,
     "transforms.": radazo_jax.transforms,
 }
 # Names that a submodule shares with `radazo_jax` are documented there.

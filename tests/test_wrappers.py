@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from compare import Hashed, assert_same
+from compare import Hashed
 from tables import every, jit
 
 import radazo_jax as zo
@@ -34,15 +34,22 @@ def test_emits_the_estimate_and_ignores_what_comes_in():
     state = tx.init(PARAMS)
     junk = jax.tree.map(lambda p: p + 100.0, PARAMS)
     gradients = []
+
+    @jit
+    def step(key, state):
+        return (
+            zo.value_and_grad(loss, ESTIMATOR)(key, PARAMS),
+            tx.update(junk, state, PARAMS, value_fn=loss, other=1),
+            tx.update(None, state, PARAMS, obj_fn=loss)[0],
+        )
+
     for t in range(3):
         key, _ = jax.random.split(jax.random.fold_in(run_key, t))
-        value, expected = zo.value_and_grad(loss, ESTIMATOR)(key, PARAMS)
-        updates, new_state = tx.update(junk, state, PARAMS, value_fn=loss, other=1)
+        (value, expected), (updates, new_state), again = step(key, state)
         chex.assert_trees_all_equal(updates, expected)
         assert float(new_state.value) == float(value)
-        again, _ = tx.update(None, state, PARAMS, obj_fn=loss)
         chex.assert_trees_all_equal(updates, again)
-        assert_same(new_state.key, run_key)
+        chex.assert_trees_all_equal(new_state.key, run_key)
         assert int(new_state.step) == t + 1
         gradients.append(updates["w"])
         state = new_state
@@ -301,10 +308,14 @@ def test_other_serializers_need_the_data_of_keys(store, documented, stopped, tmp
     chex.assert_trees_all_equal(run(tx, params, restored, 3)[0], expected)
 
 
+# Operation by operation, each shape is compiled anew.
+ONE_LEAF = {"w": jnp.zeros((2, 3))}
+
+
 def lossy(params):
     """A loss that has no value in some places."""
-    value = loss(params)
-    return jnp.where(value > 8.5, jnp.nan, value)
+    value = jnp.sum((params["w"] - 1.0) ** 2)
+    return jnp.where(value > 6.5, jnp.nan, value)
 
 
 INNER = {
@@ -320,17 +331,17 @@ INNER = {
 }
 
 
-@pytest.mark.parametrize("name", INNER)
+@pytest.mark.parametrize("name", every(INNER, "parabola"))
 def test_takes_the_steps_of_solver_with_an_inner_transformation(name):
     """Bit for bit, among them steps that are skipped or reverted.
 
     Without `jit`, since two programs may round a product and a sum together.
     """
-    inner, key = INNER[name], jax.random.key(2)
+    inner, key = INNER[name], jax.random.key(9)
     tx = zo.estimate_gradient(ESTIMATOR, key, inner)
     init, step = zo.solver(lossy, inner, ESTIMATOR)
 
-    state, params, tx_state = init(PARAMS, key), PARAMS, tx.init(PARAMS)
+    state, params, tx_state = init(ONE_LEAF, key), ONE_LEAF, tx.init(ONE_LEAF)
     apart = []
     with jax.disable_jit():
         for _ in range(4):
@@ -339,7 +350,7 @@ def test_takes_the_steps_of_solver_with_an_inner_transformation(name):
             params = optax.apply_updates(params, updates)
             apart.append(bool(info.skipped | info.reverted))
             chex.assert_trees_all_equal(params, state.params)
-            assert_same(tx_state.inner_state, state.optimizer_state)
+            chex.assert_trees_all_equal(tx_state.inner_state, state.optimizer_state)
             np.testing.assert_array_equal(tx_state.value, info.value)
     assert any(apart) and not all(apart), apart
 

@@ -38,7 +38,7 @@ TUNING_SEED = 1000  # The scale is chosen on it; the seeds of the tables are 0, 
 
 
 class Problem(NamedTuple):
-    """What is minimized, and from where.
+    """A function to minimize, and its start.
 
     Attributes:
       loss: The function, at the top level of its module, for processes import it.
@@ -169,10 +169,10 @@ def compare(
     """Runs all tools; returns the record, and the best params of each on seed 0.
 
     Args:
-      problem: What is minimized.
-      measure: What is told of a point, such as its accuracy on held-out data.
-      args: Of `parse`.
-      pool: What evaluates.
+      problem: The function to minimize.
+      measure: A figure of a point, such as its accuracy on held-out data.
+      args: The result of `parse`.
+      pool: The executor.
     """
     start = {"loss": problem.loss(problem.params)} | measure(problem.params)
     runs, found = {}, {}
@@ -213,7 +213,7 @@ def compare(
 
 
 def _at(evaluations: int) -> np.ndarray:
-    """Where curves are kept."""
+    """The evaluations at which curves are kept."""
     return np.unique(np.linspace(0, evaluations - 1, min(evaluations, 60)).astype(int))
 
 
@@ -264,7 +264,7 @@ def finish(
 ) -> None:
     """Writes the record and its picture, and prints the tables.
 
-    The record has the tables' rows, so that a page can show them where the tools are
-    not installed.
+    The record has the tables' rows, so that a page can show them if the tools are not
+    installed.
     """
     common.finish(path, content | {"rows": rows(tables(content))}, tables, plot)

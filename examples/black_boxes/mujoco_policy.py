@@ -26,7 +26,7 @@ from examples.common import figures
 from examples.common.record import numbers
 from examples.common.tables import Table
 
-# MuJoCo would write to a file, where it is started, that the robot's model is old.
+# MuJoCo would write to a file in the current folder that the robot's model is old.
 mujoco.set_mju_user_warning(lambda message: None)
 
 TASK, STEPS = "HalfCheetah-v5", 200  # An episode has 200 steps of 0.05 s.
@@ -36,7 +36,7 @@ ESTIMATOR = zo.central_difference(zo.rademacher(), num_directions=8, smoothing=0
 
 @functools.cache
 def environment(**options: Any) -> gymnasium.Env:
-    """One a process."""
+    """Returns the environment of this process."""
     return gymnasium.make(TASK, max_episode_steps=STEPS, **options)
 
 

@@ -114,7 +114,7 @@ def tuned(arrays: dict[str, np.ndarray], params: dict[str, Any]) -> dict[str, An
 
 
 def logits(model: bytes, images: np.ndarray, params: Any = None) -> np.ndarray:
-    """What ONNX Runtime answers, with the scales and biases that `params` give."""
+    """Returns the outputs of ONNX Runtime with the scales and biases of `params`."""
     changed = onnx.ModelProto.FromString(model)
     if params is not None:
         arrays = {x.name: numpy_helper.to_array(x) for x in changed.graph.initializer}

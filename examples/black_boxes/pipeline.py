@@ -42,7 +42,7 @@ def pipeline(log_weights: np.ndarray) -> Pipeline:
 
 
 def loss(log_weights: np.ndarray) -> float:
-    """One minus the R² of a three-fold cross-validation."""
+    """Returns 1 − R² of a three-fold cross-validation."""
     return 1 - np.mean(cross_val_score(pipeline(log_weights), X, Y, cv=3))
 
 

@@ -54,7 +54,7 @@ def locked(folder: str) -> Iterator[None]:
 
 
 def manager(folder: str, create: bool = True) -> ocp.CheckpointManager:
-    """What reads and writes the checkpoints in a folder, or a bucket."""
+    """Returns the manager of the checkpoints in a folder or a bucket."""
     # Orbax reports every save; what goes wrong is raised besides.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     if getattr(sys.unraisablehook, "func", None) is not _told:
@@ -70,10 +70,10 @@ def manager(folder: str, create: bool = True) -> ocp.CheckpointManager:
 
 
 def _told(tell: Callable[[Any], None], raised: Any) -> None:
-    """Tells of an exception that nothing can catch, but for those of late writes.
+    """Reports an exception that nothing can catch, except late writes.
 
-    Where one of many writes fails, TensorStore's threads have nobody to tell how the
-    others end: a traceback each, after which comes the one line of the error itself.
+    If one of many writes fails, TensorStore's threads cannot report the end of the
+    other writes: each prints a traceback, followed by the one line of the error itself.
     """
     if str(raised.exc_value) != "Event loop is closed":
         tell(raised)
@@ -86,7 +86,7 @@ def save(
     settings: dict[str, Any],
     notes: Any = None,
 ) -> None:
-    """Writes the state beside its settings and notes, in the background.
+    """Writes the state with its settings and notes, in the background.
 
     The folder of a step gets its name when all processes have written their part.
     """
@@ -118,10 +118,10 @@ def restore(
     """The latest state, or None if there is none.
 
     Args:
-      source: Where from.
+      source: The manager to read from.
       state: A tree of arrays, or of `jax.ShapeDtypeStruct`, with the shardings that
         are wanted, whichever those were that it was saved with.
-      settings: What the run must have been started with.
+      settings: Settings with which the run must have been started.
       free: Those of the settings that may be others now.
     """
     step = source.latest_step()
@@ -150,12 +150,12 @@ def restore(
 
 
 def notes(source: ocp.CheckpointManager) -> Any:
-    """What was written beside the latest state."""
+    """Returns the notes that were written with the latest state."""
     return _about(source, source.latest_step())["notes"]
 
 
 def _about(source: ocp.CheckpointManager, step: int) -> dict[str, Any]:
-    """What stands beside the state, as it was written."""
+    """Returns the settings, notes and checksums that were written with a state."""
     _check_links(source, step)
     about = _read(source, step, "about", ocp.args.JsonRestore())
     checksum = about.pop("checksum", None) if isinstance(about, dict) else None
@@ -206,7 +206,7 @@ def _sums(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 def checksum(tree: Any) -> int:
-    """One number that tells arrays from others of the same shapes."""
+    """Returns a number that tells arrays from others of the same shapes."""
     return zlib.crc32(json.dumps(_checksums(_leaves(tree))).encode())
 
 
@@ -226,8 +226,8 @@ def _read_leaves(
 ) -> dict[str, np.ndarray]:
     """The leaves of the state, whole.
 
-    One after another, as NumPy's arrays: where one of many reads that Orbax does at
-    the same time fails, the others end in noise on the terminal.
+    One after another, as NumPy's arrays: if one of many simultaneous reads of Orbax
+    fails, the other reads end in noise on the terminal.
     """
     found = {}
     for name in names:
@@ -263,7 +263,7 @@ def _latest(folder: str) -> tuple[int, dict[str, np.ndarray]]:
 
 
 def compare(first: str, second: str) -> str:
-    """What distinguishes the latest checkpoints of two folders, in words."""
+    """Describes the difference between the latest checkpoints of two folders."""
     (step, a), (other, b) = _latest(first), _latest(second)
     if (step, a.keys()) != (other, b.keys()):
         raise UserError(f"{first} is at step {step} of another run than {second}")

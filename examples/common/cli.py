@@ -9,7 +9,7 @@ from typing import NoReturn
 
 
 class UserError(ValueError):
-    """What the user can mend; the message is one line."""
+    """An error that the user can fix; the message is one line."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -28,7 +28,7 @@ def parser(doc: str) -> Parser:
 
 
 def add_record(parser: Parser, *, resume: bool = False, plot: bool = False) -> None:
-    """The options of a script that writes a record; of some, to go on or to draw it."""
+    """Adds the options of a script that writes a record, and resumes or draws it."""
     parser.add_argument("--output", type=pathlib.Path, help="a JSON file")
     if resume:
         parser.add_argument(

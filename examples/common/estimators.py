@@ -21,7 +21,7 @@ ESTIMATORS = {
 
 
 def evaluations(estimator: zo.GradientEstimator, params: jax.Array) -> int:
-    """How many evaluations a step of an estimator takes."""
+    """The number of evaluations per step of an estimator."""
 
     def points(key: jax.Array) -> zo.estimators.Points:
         draw = zo.estimators.Draw.once(key)

@@ -32,7 +32,7 @@ def band(axes: plt.Axes, x: Any, curves: np.ndarray, **style: Any) -> None:
 
 
 def legend(figure: plt.Figure, axes: plt.Axes, columns: int) -> None:
-    """Names the curves of all axes, below them, by those of one."""
+    """Draws one legend below all axes, with the curves of one of them."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(
         handles, labels, loc="outside lower center", ncols=columns, frameon=False

@@ -32,7 +32,7 @@ def json_object(path: Path) -> dict[str, Any]:
 def model_file(folder: Path, name: str) -> Path:
     """The path of a model's file, which is not elsewhere.
 
-    In Hugging Face's cache, files are links to `blobs`, beside the folder of all
+    In Hugging Face's cache, files are links to `blobs`, next to the folder of all
     snapshots.
 
     Raises:

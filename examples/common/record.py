@@ -32,7 +32,7 @@ _BEGIN = time.perf_counter()
 
 
 def record(rows: Iterable[dict[str, Any]] | None = None) -> dict[str, Any]:
-    """How a file came about, and its rows where it has some."""
+    """The provenance of a file, and its rows if it has any."""
     versions = {"python": platform.python_version()}
     for module, package in PACKAGES.items():
         if module in sys.modules:
@@ -52,14 +52,14 @@ def record(rows: Iterable[dict[str, Any]] | None = None) -> dict[str, Any]:
     return content if rows is None else content | {"rows": list(rows)}
 
 
-def described(content: dict[str, Any], file: str) -> str:
+def described(content: dict[str, Any]) -> str:
     """The record's command, date, versions, device and time, for a page."""
     versions = ", ".join(f"{name} {v}" for name, v in content["versions"].items())
     cores = f", {content['cpu_count']} cores" if "cpu_count" in content else ""
     minutes = f"; {content['seconds'] / 60:.1f} minutes" if "seconds" in content else ""
     return (
         f"`{content['command']}`, {content['date']}; {versions}; "
-        f"{content['device']}{cores}{minutes}. The figures are in [{file}]({file})."
+        f"{content['device']}{cores}{minutes}"
     )
 
 
@@ -87,11 +87,11 @@ def collect(
     """Measures one case after another, and writes a record after each.
 
     Args:
-      output: Where to.
+      output: The file to write.
       resume: Whether to take the rows that are there.
-      cases: What tells a row from the others, and what measures the rest of it.
-      derived: Makes the record's rows of those measured so far.
-      about: What else the record says.
+      cases: Pairs of a row's identity and a function that measures the rest of it.
+      derived: Makes the record's rows from the rows measured so far.
+      about: Other contents of the record.
 
     Returns:
       The record's rows.
@@ -113,7 +113,7 @@ def collect(
         made = derived([rows[key] for key in keys if key in rows])
         if output is not None:
             content = record(made) | about
-            # Of all rows, those of the runs before this one too.
+            # The time of all rows, with the rows of previous runs.
             content["seconds"] += before
             content["versions"] = versions | content["versions"]
             write(output, content)

@@ -1,23 +1,24 @@
 """Writes the figures of records into the tables of a page.
 
-    python examples/common/tables.py docs/*.md
+    python examples/common/tables.py $(git ls-files "docs/*.md")
 
-A page marks what goes where; paths are relative to it. What stands between a mark and
-its end is replaced.
+A page marks the place of each table. Paths are relative to the page. The
+script replaces the text between a mark and its end.
 
     <!-- table: benchmarks/step_time.json table=steps | d distribution step/evaluations
     --> <!-- end -->
 
-are the rows of a record that have these values, in these columns, and how the record
-came about. ``table: evidence/tuned.json 2`` is table number 2 of those that the script
-makes of its record (``tables(record)``), ``source: evidence/tuned.json`` how it came
-about, and ``total: FILE …`` how long all took.
+stands for the rows of a record that have these values, in these columns.
+``table: evidence/tuned.json 2`` is table number 2 of those that the script makes of its
+record (``tables(record)``). ``<!-- sources -->`` stands for the provenance of all
+records of the page: command, date, versions, device and time, folded.
 
 With ``--figures``, scripts that can (``plot(record)``) draw theirs anew, too.
 """
 
 import functools
 import importlib
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,11 +31,18 @@ from examples.common import cli, figures
 from examples.common.record import described, read
 
 MARK = re.compile(
-    r"(?P<mark><!-- (?P<kind>table|source|total): (?P<files>[^ |\n]+(?: \S+\.json)*)"
-    r"(?P<where>[^|\n]*?)(?:\| (?P<columns>[^\n]*?))? -->\n)"
-    r".*?(?P<end><!-- end -->)",
+    r"(?P<mark><!-- table: (?P<file>[^ |\n]+)(?P<where>[^|\n]*?)"
+    r"(?:\| (?P<columns>[^\n]*?))? -->\n).*?(?P<end><!-- end -->)",
     re.DOTALL,
 )
+SOURCES = re.compile(r"(<!-- sources -->\n).*?(<!-- end -->)", re.DOTALL)
+FOLDED = """<details markdown="1">
+<summary>How the figures were measured</summary>
+
+{}
+
+</details>
+"""
 
 
 NAMES = {"radazo": "R-AdaZO", "zo_adamm": "ZO-AdaMM", "zo_sgd": "ZO-SGD"}
@@ -88,15 +96,8 @@ def script(content: dict[str, Any]) -> ModuleType:
 
 
 def filled(match: re.Match[str], folder: Path) -> str:
-    files, where = match["files"].split(), match["where"].split()
-    records = [read(folder / file) for file in files]
-    content = records[0]
-    if match["kind"] == "total":
-        minutes = sum(one["seconds"] for one in records) / 60
-        text = f"All of them together took {minutes:.0f} minutes."
-    elif match["kind"] == "source":
-        text = described(content, files[0])
-    elif match["columns"] is None:
+    content, where = read(folder / match["file"]), match["where"].split()
+    if match["columns"] is None:
         table = script(content).tables(content)[int(where[0])]
         text = f"\n{table.caption}.\n\n{table.format('github')}\n"
     else:
@@ -108,24 +109,35 @@ def filled(match: re.Match[str], folder: Path) -> str:
         ]
         heads = [worded(column) for column in columns]
         drawn = tabulate(cells, heads, tablefmt="github", disable_numparse=True)
-        text = f"\n{drawn}\n\n{described(content, files[0])}\n"
+        text = f"\n{drawn}\n"
     return f"{match['mark']}{text}\n{match['end']}"
 
 
 def rendered(page: Path) -> str:
     """The page with its tables as their records have them."""
     text = page.read_text(encoding="utf-8")
-    return MARK.sub(functools.partial(filled, folder=page.parent), text)
+    text = MARK.sub(functools.partial(filled, folder=page.parent), text)
+    return SOURCES.sub(lambda match: match[1] + sources(page) + match[2], text)
 
 
-def records(page: Path) -> set[Path]:
-    """The files that a page's tables are made of."""
+def records(page: Path) -> list[Path]:
+    """The files that a page's tables are made of, in their order."""
     marks = MARK.finditer(page.read_text(encoding="utf-8"))
-    return {page.parent / file for mark in marks for file in mark["files"].split()}
+    return list(dict.fromkeys(page.parent / mark["file"] for mark in marks))
+
+
+def sources(page: Path) -> str:
+    """The provenance of the records of a page, a line each."""
+    lines = [
+        f"- [{path.name}]({os.path.relpath(path, page.parent)}): "
+        f"{described(read(path))}"
+        for path in records(page)
+    ]
+    return FOLDED.format("\n".join(lines))
 
 
 def draw(path: Path) -> None:
-    """Draws a record's figure anew, where it lies beside it."""
+    """Draws a record's figure again, if there is one next to it."""
     content = read(path)
     plot = getattr(script(content), "plot", None)
     if plot is not None and path.with_suffix(".png").exists():

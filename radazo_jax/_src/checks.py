@@ -3,8 +3,8 @@
 Every check returns its value unchanged, so that it can wrap a use, and raises an
 error which names the argument, the value received and what would do. Values known
 only while a program is traced (the hyperparameters that
-`optax.inject_hyperparams` passes, or those of a `vmap` over a population of
-optimizers) cannot be compared with anything: the numeric checks let them pass.
+`optax.inject_hyperparams` passes, or a `vmap` over a population of optimizers)
+cannot be compared with anything: the numeric checks let them pass.
 """
 
 import functools
@@ -17,6 +17,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from radazo_jax._src import trees
 from radazo_jax._src.trees import at_least_float32
@@ -178,8 +179,8 @@ def _check_number(
 _PAGE = "docs/{}.md in the source distribution of radazo_jax"
 
 
-def see(page: str) -> str:
-    """The end of an error that a page of the documentation explains."""
+def refer_to(page: str) -> str:
+    """Returns the end of an error message that names the page that explains it."""
     return f" See {_PAGE.format(page)}."
 
 
@@ -188,8 +189,8 @@ def _describe(value: Any) -> str:
     return f"{value!r} of type {type(value).__name__}"
 
 
-def as_params(params: Any) -> Any:
-    """`params` as arrays; raises where a leaf is not real and floating-point."""
+def as_params(params: optax.Params) -> Any:
+    """`params` as arrays; raises if a leaf is not real and floating-point."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     if not leaves:
         raise ValueError(
@@ -214,11 +215,11 @@ def as_params(params: Any) -> Any:
     return trees.as_arrays(params)
 
 
-def warn_of_float32(params: Any, stacklevel: int) -> None:
-    """Warns where NumPy's float64 becomes float32.
+def warn_of_float32(params: optax.Params, stacklevel: int) -> None:
+    """Warns if NumPy's float64 becomes float32.
 
     Args:
-      params: What a caller passed, floating-point.
+      params: The caller's parameters, floating-point.
       stacklevel: The caller's frame, counted as `warnings.warn` would from the function
         that calls this one. Python shows a warning once for each line of a caller.
     """
@@ -249,14 +250,15 @@ def check_not_deleted(name: str, tree: Any) -> None:
 
 
 def checked_loss(
-    fun: Callable[[Any], Any], has_aux: bool
-) -> Callable[[Any], tuple[jax.Array, Any]]:
+    fun: Callable[[optax.Params], Any], has_aux: bool, vector_valued: bool = False
+) -> Callable[[optax.Params], tuple[jax.Array, Any]]:
     """`fun` as a function of the parameters to (loss of at least float32, aux).
 
-    Where `fun` returns something else than a real scalar, it raises when called.
+    The function raises, when called, if `fun` returns something other than a real
+    scalar, or a vector of at least one element with `vector_valued`.
     """
 
-    def loss(params: Any) -> tuple[jax.Array, Any]:
+    def loss(params: optax.Params) -> tuple[jax.Array, Any]:
         output = fun(params)
         if has_aux and not (isinstance(output, tuple) and len(output) == 2):
             raise TypeError(
@@ -265,10 +267,10 @@ def checked_loss(
             )
         value, aux = output if has_aux else (output, None)
         dtype, shape = _dtype_and_shape(value)
-        if shape != ():
+        if len(shape) > vector_valued or 0 in shape:
             raise ValueError(
-                f"fun must return a scalar loss; got an array of shape {shape}. Take "
-                "its mean or sum."
+                f"fun must return a scalar loss{' or a vector' * vector_valued}; got "
+                f"an array of shape {shape}. Take its mean or sum."
             )
         if not jnp.issubdtype(dtype, jnp.floating):
             raise TypeError(

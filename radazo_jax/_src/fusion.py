@@ -30,7 +30,7 @@ def compute_once(
     Args:
       fun: A function of arrays to a tree of arrays.
       *args: The arguments of `fun`.
-      after: Values that the CPU is to compute before it enters `fun`.
+      after: Values that the CPU must compute before it enters `fun`.
 
     Returns:
       `fun(*args)`.
@@ -63,11 +63,11 @@ def rounded(values: jax.Array) -> jax.Array:
     of the values then differs in the last bit from the same computation on values
     that were stored. No such instruction reaches through an operation on bits.
 
-    Its derivative is that of the identity, because JAX does not differentiate through
-    bits.
+    It has the derivative of the identity, because JAX does not differentiate
+    through bits.
 
     Args:
-      values: Of a real floating-point dtype of at least 32 bits.
+      values: An array of a real floating-point dtype.
 
     Returns:
       The values.

@@ -1,17 +1,18 @@
-"""Programs on meshes, those with explicit axes among them."""
+"""Programs on meshes, with explicit axes too."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import optax
 
 
 def on_any_mesh(program: Callable[..., Any], out_sharding: Any) -> Callable[..., Any]:
-    """The program, whose arrays the compiler shards where a mesh has explicit axes.
+    """The program, whose arrays the compiler shards if a mesh has explicit axes.
 
     Args:
       program: A function of arrays.
-      out_sharding: Of its results, for these axes.
+      out_sharding: The sharding of its results, for these axes.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.explicit_axes:
@@ -21,6 +22,6 @@ def on_any_mesh(program: Callable[..., Any], out_sharding: Any) -> Callable[...,
     )
 
 
-def specs_of(params: Any) -> Any:
-    """How arrays are sharded by their types, a tree like `params`."""
+def specs_of(params: optax.Params) -> Any:
+    """The partition specs of arrays by their types, a tree like `params`."""
     return jax.tree.map(lambda p: jax.typeof(p).sharding.spec, params)

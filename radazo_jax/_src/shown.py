@@ -15,12 +15,12 @@ _LEAVES = 4  # The leaves of a tree that are listed.
 
 
 def on_a_line(named: Any, **fields: str) -> str:
-    """The text of a NamedTuple, given those of its fields, on one line."""
+    """The text of a NamedTuple on one line, from the texts of its fields."""
     return f"{type(named).__name__}({', '.join(_fields(fields))})"
 
 
 def on_lines(named: Any, **fields: str) -> str:
-    """The text of a NamedTuple, given those of its fields, with a line for each."""
+    """The text of a NamedTuple with a line per field, from the texts of its fields."""
     inner = "".join(f"  {field},\n" for field in _fields(fields))
     return f"{type(named).__name__}(\n{inner})"
 
@@ -40,7 +40,7 @@ def tree(x: Any) -> str:
 
 
 def count(x: Any) -> str:
-    """How many arrays a tree has."""
+    """The number of arrays in a tree."""
     arrays = len(jax.tree.leaves(x))
     return "1 array" if arrays == 1 else f"{arrays} arrays"
 

@@ -16,12 +16,12 @@ STATIC = {"static": True}
 class Static:
     """A tree without its arrays, which can be hashed, and so be static under `jit`.
 
-    What it holds is compared as Python does, or by identity where it has no hash.
+    What it holds is compared as Python does, or by identity if it has no hash.
 
     Attributes:
       treedef: The structure of the tree.
-      others: Its leaves, with `None` in the place of the arrays.
-      is_array: Which of the leaves are arrays.
+      others: Its leaves, with `None` instead of arrays.
+      is_array: Whether a leaf is an array.
     """
 
     treedef: Any
@@ -84,7 +84,7 @@ def _has_hash(x: Any) -> bool:
     return True
 
 
-def at_least_float32(dtype: Any) -> jnp.dtype:
+def at_least_float32(dtype: jax.typing.DTypeLike) -> jnp.dtype:
     """`dtype`, or float32 for the floating-point types narrower than it.
 
     Written without `jnp.promote_types`, which refuses bfloat16 with float32 under
@@ -154,7 +154,7 @@ def precision_of(tree: Any) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def product(a: Any, b: Any, dtype: Any) -> jax.Array:
+def product(a: Any, b: Any, dtype: jax.typing.DTypeLike) -> jax.Array:
     """The inner product of two trees, as real vectors."""
 
     def of_leaf(x: Any, y: Any) -> jax.Array:
@@ -164,6 +164,6 @@ def product(a: Any, b: Any, dtype: Any) -> jax.Array:
     return sum(jax.tree.leaves(jax.tree.map(of_leaf, a, b)), jnp.zeros((), dtype))
 
 
-def norm(tree: Any, dtype: Any) -> jax.Array:
+def norm(tree: Any, dtype: jax.typing.DTypeLike) -> jax.Array:
     """The Euclidean norm of a tree."""
     return jnp.sqrt(product(tree, tree, dtype))

@@ -9,11 +9,15 @@ if TYPE_CHECKING:
 
     class _Update(Protocol):
         def __call__(
-            self, updates: Any, state: Any, params: Any = None, **extra_args: Any
+            self,
+            updates: Any,
+            state: Any,
+            params: optax.Params = None,
+            **extra_args: Any,
         ) -> tuple[Any, Any]: ...
 
     class GradientTransformationExtraArgs(optax.GradientTransformationExtraArgs):
-        """That of Optax, with the types of its two functions."""
+        """`optax.GradientTransformationExtraArgs` with the types of its functions."""
 
         init: Callable[[Any], Any]
         update: _Update

@@ -1,7 +1,7 @@
-"""How far the mean of estimates is from the gradient, in standard errors.
+"""The distance of the mean of estimates from the gradient, in standard errors.
 
 An estimate of one direction is a random vector whose expectation is the gradient, times
-the distribution's own covariance where it has one. Of `NUM` of them, drawn under keys
+the distribution's own covariance if it has one. Of `NUM` of them, drawn under keys
 of their own, the means along a few fixed vectors v have the standard errors s / √NUM;
 the statistic z = (mean - expectation · v) / error is normal, by the central limit
 theorem. All keys are fixed. Some 1,400 statistics are compared in all; that any of them
@@ -18,12 +18,12 @@ import radazo_jax as zo
 
 NUM, LARGEST = 4000, 5.0
 # The bias of a central difference is of the order μ² d / 2 · |∇Δf|: below a tenth of a
-# percent of the gradient here, where the standard error is two percent.
+# percent of the gradient here, and the standard error is two percent.
 SMOOTHING = 3e-3
 
 
 def vectors(gradient):
-    """Of length 1: along the gradient, along each leaf of it, and two at random."""
+    """Vectors of length 1: along the gradient, along its leaves, and two at random."""
     leaves, treedef = jax.tree.flatten(gradient)
     alone = [
         jax.tree.unflatten(treedef, [x * (i == j) for j, x in enumerate(leaves)])

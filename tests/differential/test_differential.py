@@ -23,7 +23,7 @@ def as_frameworks_need_it():
     list(zip(MODELS, itertools.cycle(DISTRIBUTIONS), strict=False)),
 )
 def test_the_mean_of_estimates_is_the_gradient(model, distribution):
-    """Of each model with one distribution, and of each distribution with a model."""
+    """Each model with one distribution, and each distribution with one model."""
     found = distances(*along_vectors(*model(), DISTRIBUTIONS[distribution]))
     assert found.max() < LARGEST, found
 

@@ -29,7 +29,7 @@ NEED_SPACE = ("open", "write", "mkdir", "link")
 
 
 def cases(changes, seconds, args, runs):
-    """What is done to a run, of each kind in turn: for each worker its part."""
+    """The faults of a run, each kind in turn: for each worker its part."""
     index, count = args.part
     rng = random.Random(args.seed)
 
@@ -65,7 +65,9 @@ def work(args):
         ended = runs.forked(lambda: runs.prepare(folder / "model"), folder / "prepare")
         assert ended.code == 0, ended.said
         example = runs.examples(folder)[args.example]
-        for _ in range(2):  # The second compiles nothing: its time is that of others.
+        for _ in range(
+            2
+        ):  # The second compiles nothing: its time is the time of others.
             whole = runs.whole_run(example, folder / "whole")
         say({"changes": whole.changes})
         for kind, how in cases(whole.changes, whole.seconds, args, runs):

@@ -41,11 +41,11 @@ LLM = (
 
 
 class Example(NamedTuple):
-    """An example, and what of it is the same where a run was not disturbed.
+    """An example, and its files that are the same after an undisturbed run.
 
     Attributes:
       run: Runs it with a folder for its files.
-      checkpoints: Where in the folder its checkpoints are.
+      checkpoints: The folder of its checkpoints.
       files: Those that are the same, byte for byte.
     """
 
@@ -61,7 +61,7 @@ class Ended(NamedTuple):
       code: Its exit code; below 0, the signal.
       said: The lines that it wrote to stderr, without progress bars.
       point: The last change of a file that it began.
-      changes: How many it made.
+      changes: The number of changes that it made.
     """
 
     code: int
@@ -112,8 +112,8 @@ def forked(
       do: What; its result, if it is a number, is the exit code.
       folder: Whose changes are counted. Beside it go the process's output and log.
       at: The change at which it is killed, or the disk is full.
-      mode: Which of these.
-      kind: Of which kind of changes `at` is the number; by default, of all.
+      mode: The kind of fault.
+      kind: The kind of changes that `at` counts; by default, all.
       kill_after: The seconds after which it is killed from outside.
     """
     out, log = folder.with_suffix(".out"), folder.with_suffix(".log")
@@ -171,7 +171,7 @@ def described(kind: str, folder: pathlib.Path) -> str:
 
 
 def verdict(example: Example, folder: pathlib.Path, whole: pathlib.Path) -> str:
-    """What becomes of a folder when its run is started again."""
+    """The outcome if a run is started again in its folder."""
 
     def resume() -> int:
         code = example.run(str(folder))
@@ -196,7 +196,7 @@ def verdict(example: Example, folder: pathlib.Path, whole: pathlib.Path) -> str:
 def disturbed(
     example: Example, folder: pathlib.Path, whole: pathlib.Path, **how: Any
 ) -> dict[str, Any]:
-    """What becomes of a run that is disturbed, and of the next one in its folder."""
+    """The outcome of a disturbed run, and of the next one in its folder."""
     shutil.rmtree(folder, ignore_errors=True)
     ended = forked(lambda: example.run(str(folder)), folder, **how)
     if how.get("mode") != FULL:

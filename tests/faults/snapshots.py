@@ -40,7 +40,7 @@ def references(folder, run):
 
 
 def read(folder, expected):
-    """What a run that goes on in a folder would do."""
+    """The outcome of a run that resumes in a folder."""
     import jax
 
     from examples.common import checkpoint
@@ -94,7 +94,7 @@ class Run:
 
 
 def count(example):
-    """One row: what became of the copies of a run."""
+    """Returns a row: the outcomes of the copies of a run."""
     from tests.faults import runs
 
     row = {"example": example, "tried": 0, "kinds": 0}

@@ -2,7 +2,7 @@
 
     python -m tests.fuzz --programs 100000 --processes 2 --output docs/trust/fuzz.json
 
-The record is written after each chunk of programs, and ``--resume`` goes on after the
+The record is written after each chunk of programs, and ``--resume`` continues after the
 last. ``--seed 12`` alone checks the program of that seed; a failing program is printed
 as a test, as short as it can be made. The exit status is 1 if any failed.
 """

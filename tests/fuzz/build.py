@@ -31,7 +31,7 @@ _64_BITS = ("float64", "complex128", "int64", "uint64")
 
 @dataclasses.dataclass(frozen=True)
 class Maker:
-    """Makes statements of one primitive; `None` where JAX refuses what it tried."""
+    """Makes statements of one primitive; `None` if JAX refuses what it tried."""
 
     primitive: str
     kind: str
@@ -134,7 +134,7 @@ class Builder:
         dtypes: Sequence[str] = ALL,
         where: Callable[[Value], bool] = lambda value: True,
     ) -> Value:
-        """One of the variables, a view rather than another, or a new one."""
+        """Returns a variable, preferably a view, or a new one."""
         found = [v for v in self.values if v.dtype.name in dtypes and where(v)]
         if found and self.rng.random() < 0.95:
             weights = [3 + 6 * v.is_view + i for i, v in enumerate(found)]
@@ -202,7 +202,7 @@ class Builder:
         """Adds a statement, and returns its variables.
 
         Raises:
-          Refused: Where JAX refuses to trace it, or the result is too large.
+          Refused: If JAX refuses to trace it, or the result is too large.
         """
         bare = Statement((), text, blocks)
         avals = self._types(bare)
@@ -311,6 +311,6 @@ KINDS = {
     "outside": 0.2,
 }
 
-# What NumPy runs, for the most part: nothing is compiled for these.
+# Mostly operations of NumPy: nothing is compiled for these.
 QUICK = {"moves": 30, "look_ups": 10, "products": 3, "calls": 10}
 PRODUCTS = {"moves": 20, "look_ups": 5, "calls": 5, "products": 20}

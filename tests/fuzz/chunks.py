@@ -20,7 +20,7 @@ empty = one.empty
 
 
 def configure() -> None:
-    """As `tests/conftest.py` does, with two devices."""
+    """Configures JAX as `tests/conftest.py` does, with two devices."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_numpy_dtype_promotion", "strict")

@@ -187,7 +187,7 @@ def _while(eqn: core.JaxprEqn, inputs: list[Any], rounding: Any) -> list[Any]:
 
 
 def _where(batch: Any, new: Any, old: Any) -> Any:
-    """Of a loop in a `vmap`, what goes on in a part of the batch; or of all, `new`."""
+    """Selects `new` for the part of a batch whose loop continues, or for all."""
     if not batch.shape:
         return new
     return jnp.where(batch.reshape(batch.shape + (1,) * (new.ndim - 1)), new, old)

@@ -1,4 +1,4 @@
-"""One random program for each seed."""
+"""A random program for each seed."""
 
 import dataclasses
 import random
@@ -54,7 +54,7 @@ def _start(
 
 
 def with_maker(one: Maker, seed: int, wide: bool = False) -> Program | None:
-    """A program that this maker has added to, or `None` where it has not."""
+    """A program that this maker has added to, or `None` if it has not."""
     with jax.enable_x64(wide):
         builder = _start(random.Random(seed), wide)
         return builder.program() if builder.step(one) else None

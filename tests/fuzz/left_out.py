@@ -53,7 +53,7 @@ LEFT_OUT = {
         "between several processes",
     ),
     "check": "`checkify` turns it into values before anything is run",
-    "row_major": "of `perturb` itself",
+    **dict.fromkeys(("one_device", "row_major"), "of `perturb` itself"),
     "rng_uniform": "has a state: two runs of the same program differ",
     "inspect_sharding": "returns nothing, and needs a program that is compiled",
     "custom_partitioning": "needs a rule of partitioning, a callback of the compiler",

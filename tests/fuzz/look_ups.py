@@ -33,7 +33,7 @@ def _take(b: Builder):
 
 
 def _at(b: Builder):
-    """Indices beside slices, in brackets."""
+    """Indices and slices, in brackets."""
     x = b.of_rank(1, MOVED)
     keys, shape = [], b.rng.choice([(2,), (3,), ()])
     for size in x.shape:

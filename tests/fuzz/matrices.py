@@ -4,7 +4,7 @@ from .build import Builder, maker
 from .program import Value
 
 SQUARE = (3, 3)
-# LAPACK's iterations need not end where an element is infinite.
+# LAPACK's iterations need not end if an element is infinite.
 _FINITE = "jnp.nan_to_num({x}, posinf=1.0, neginf=-1.0)"
 
 

@@ -20,7 +20,7 @@ def _collective(text: str, out: str = "'m'", check: bool = True):
         x, n = _stacked(b)
         inner, (arg,) = b.block(Value("", (1, *x.shape[1:]), x.dtype, x.is_view))
         result = inner.make(arg.shape, "float32")
-        # It has to depend on the argument, or nothing is to be communicated.
+        # It has to depend on the argument, or nothing is communicated.
         [result] = inner.emit(f"lax.add({result.name}, {arg.name})")
         block = inner.close((arg,), [result])
         body = text.format(x=f"{block.name}(x)[0]")

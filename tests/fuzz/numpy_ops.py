@@ -77,7 +77,7 @@ def _complex(x: Any, y: Any) -> Any:
 
 
 def _integer_power(x: Any, y: int) -> Any:
-    """As many products, for whatever the numbers are."""
+    """Multiplies as often as the power says, whatever the numbers are."""
     made = np.ones_like(x)
     for _ in range(abs(y)):
         made = made * x
@@ -215,7 +215,7 @@ _COMPLEX = {jnp.dtype(n) for n in ("complex64", "complex128")}
 _INTEGRAL = {jnp.dtype(f"{u}int{n}") for u in ("", "u") for n in (8, 16, 32, 64)}
 _BOOL, _WORDS = {jnp.dtype("bool")}, {jnp.dtype("uint32")}
 _KNOWN = _FLOATING | _COMPLEX | _INTEGRAL | _BOOL
-# Where NumPy does not do it for all.
+# Operations that NumPy does not have for all dtypes.
 _ONLY = {
     **dict.fromkeys(("add", "mul", "sub", "neg"), _KNOWN - _BOOL),
     **dict.fromkeys(("eq", "ne", "copy"), _KNOWN),
@@ -232,7 +232,7 @@ _ONLY = {
 
 
 def by_numpy(eqn: core.JaxprEqn, inputs: Sequence[Any]) -> Any:
-    """The result, where NumPy has the operation; else `None`."""
+    """The result if NumPy has the operation; else `None`."""
     name, dtypes = eqn.primitive.name, [getattr(x, "dtype", None) for x in inputs]
     if not any(name in table for table in (_MOVED, _COMPUTED, _ELEMENTARY)):
         return None

@@ -1,6 +1,6 @@
 """Sums and products by NumPy: of the same numbers they are the same to the last bit.
 
-NumPy may add in another order where memory lies otherwise, so that each sum is over the
+NumPy may add in another order for another layout in memory, so each sum is over the
 last axis of a new array.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 
 
 def wide(dtype: Any) -> Any:
-    """What is computed in, before it is rounded once."""
+    """The dtype of computations, before they are rounded once."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return np.complex128
     return np.float64 if jnp.issubdtype(dtype, jnp.floating) else dtype
@@ -75,7 +75,7 @@ def convolution(x: Any, kernel: Any, **params: Any) -> Any:
         return x, _dilated(kernel, params["rhs_dilation"])
 
     image, part = spread(x, kernel)
-    # What is padded counts nothing, also where it meets an infinity.
+    # Padding counts nothing, even next to an infinity.
     there = spread(np.ones_like(x, bool), np.ones_like(kernel, bool))
     batches, features = params["batch_group_count"], params["feature_group_count"]
     groups, axis = features * batches, 1 if features > 1 else 0

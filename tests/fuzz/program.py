@@ -62,7 +62,7 @@ class Block:
 class Statement:
     """`outs = text`, after the definitions of the inner functions that it names.
 
-    `many`: whether the text is of a tuple, also where there is one variable.
+    `many`: whether the text is of a tuple, also with one variable.
     """
 
     outs: tuple[Value, ...]
@@ -98,7 +98,7 @@ class Program:
 
     Attributes:
       params: Each parameter's variable, and the text of its array.
-      statements: What it computes.
+      statements: The statements that it computes.
       results: The variables that it returns.
       wide: Whether it is run with 64-bit types.
     """
@@ -142,7 +142,7 @@ class Program:
 
 
 class _Numpy:
-    """What `jnp` is in the text of a parameter, so that nothing is compiled."""
+    """`jnp` in the text of a parameter, so that nothing is compiled."""
 
     inf, nan, zeros = np.inf, np.nan, staticmethod(np.zeros)
 

@@ -1,4 +1,4 @@
-"""What must hold of every program, and how far rounding may carry it.
+"""Properties that hold for every program, and the bounds of their rounding.
 
 The authority is `fun` itself, at leaves that are displaced densely: p + s · u with u
 from `Distribution.materialize`. Both programs are run operation by operation.
@@ -49,10 +49,12 @@ def stored(distribution: zo.Distribution) -> zo.Distribution:
     class Stored(type(distribution)):
         def sample(self, key, params):
             direction, layout = super().sample(key, params), layout_of(params)
+            key, number = direction.key[None], direction.number[None]
             elements = self._storage.store(
-                self, direction.key, direction.number, layout.leaves, layout.dimension
+                self, key, number, layout.leaves, layout.dimension
             )
-            return dataclasses.replace(direction, cached=elements)
+            alone = jax.tree.map(lambda x: x[0], elements)
+            return dataclasses.replace(direction, cached=alone)
 
     fields = (field.name for field in dataclasses.fields(distribution))
     return Stored(**{name: getattr(distribution, name) for name in fields})
@@ -117,7 +119,7 @@ _positions = jax.jit(
 
 @contextlib.contextmanager
 def drawn_by_calls() -> Iterator[None]:
-    """What draws by position is traced once for all of a shape."""
+    """Traces draws by position once for all draws of a shape."""
     positions = mock.patch.object(counter, "positions", _positions)
     with mock.patch.multiple(generator, **_DRAWN), positions:
         yield
@@ -194,7 +196,7 @@ def batched(fun: Any, params: Any, distribution: str, scale: float) -> str:
 
 
 def differentiated(fun: Any, params: Any, distribution: str, scale: float) -> str:
-    """The gradient, which is that at the displaced leaves."""
+    """The gradient equals the gradient at the displaced leaves."""
 
     def loss(params: Any) -> jax.Array:
         real = [x for x in fun(params) if jnp.issubdtype(x.dtype, jnp.floating)]
@@ -232,7 +234,7 @@ def _traced_first(loss: Any, params: Any) -> Any:
 
 
 def refused(fun: Any, params: Any, distribution: str, scale: float) -> str:
-    """What `fun` raises while it is traced."""
+    """The perturbed function raises what `fun` raises while it is traced."""
     error = _error(lambda: jax.make_jaxpr(fun)(params))
     if error is None:
         return "same"
@@ -290,7 +292,7 @@ def _assert_types(got: Sequence[Any], expected: Sequence[Any]) -> None:
 
 
 def _same_bits(a: Any, b: Any) -> bool:
-    """Equal, of zeros their signs too, and NaN where NaN is."""
+    """Whether arrays are equal, with the signs of zeros, and NaN equal to NaN."""
     a, b = np.asarray(a), np.asarray(b)
     if not jnp.issubdtype(a.dtype, jnp.inexact):
         return bool((a == b).all())
@@ -307,7 +309,7 @@ def _assert_rounded(
     spread: Callable[[Rounding], list[Any]],
     distribution: str,
 ) -> str:
-    """`same`, `rounded`, or `unstable` where rounding decides the results."""
+    """`same`, `rounded`, or `unstable` if rounding decides the results."""
     _assert_types(got, expected)
     if all(map(_same_bits, got, expected)):
         return "same"

@@ -44,10 +44,10 @@ class Check:
 
 
 def checks(seed: int) -> Iterator[Check]:
-    """What is checked of a program: always the definition, seldom what costs more."""
+    """The checks of a program: always the definition, seldom costly ones."""
     distribution = _NAMES[seed // 64 % len(_NAMES)]
     if seed % 16 == 6:
-        # Matrices that are not built, where there are products.
+        # Matrices that are not built, if there are products.
         yield Check("rounded", FACTORS[seed // 16 % 2], 0.1)
         return
     yield Check("bits", "flips stored" if seed % 3 else "flips", EXACT_SCALE)
@@ -76,7 +76,7 @@ def is_wide(seed: int) -> bool:
 
 
 def failure(program: Program, check: Check) -> tuple[str | None, str]:
-    """How a check fails, or `None`; and its outcome."""
+    """The failure of a check, or `None`; and its outcome."""
     with jax.enable_x64(program.wide):
         try:
             fun, params = program.fun, program.arrays
@@ -151,7 +151,7 @@ def _check(
 
 
 def met(program: Program) -> Iterator[str]:
-    """The primitives of a program, those of inner programs included."""
+    """The primitives of a program, inner programs included."""
     return _primitives(traced(program.fun, program.arrays).jaxpr)
 
 

@@ -14,9 +14,9 @@ def shrink(program: Program, fails: Fails, tries: int = 400) -> Program:
     """A program that still fails, of which nothing more can be taken away.
 
     Args:
-      program: One that fails.
+      program: A program that fails.
       fails: Whether a program does.
-      tries: How many programs may be tried.
+      tries: The largest number of programs to try.
     """
     tried: set[str] = set()
     found = True
@@ -34,7 +34,7 @@ def shrink(program: Program, fails: Fails, tries: int = 400) -> Program:
 
 
 def _smaller(program: Program) -> Iterator[Program]:
-    """Programs with less in them, those with much less first."""
+    """Smaller programs, the smallest first."""
     for name in program.results:
         if len(program.results) > 1:
             yield _cleaned(dataclasses.replace(program, results=(name,)))

@@ -129,7 +129,7 @@ def _(b: Builder):
 
 
 def _matrix(b: Builder, shape, dtype):
-    """Of this type; often a leaf, for what was reshaped may have no factors."""
+    """A matrix of this type; often a leaf, since a reshaped one may have no factors."""
     leaf = not b.depth and dtype in FLOATS and b.rng.random() < 0.5
     return b.param(shape, dtype) if leaf else b.make(shape, dtype)
 

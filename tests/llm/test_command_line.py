@@ -112,17 +112,15 @@ def test_an_export_does_not_replace_the_base_model(job, tmp_path, capsys):
     before = contents(job)
     with pytest.raises(SystemExit):
         main.main(_arguments(job, tmp_path, "--export-merged", str(job)))
-    assert (
-        "--export-merged must not be the folder of --model" in capsys.readouterr().err
-    )
+    assert "--export-merged must not be the path of --model" in capsys.readouterr().err
     assert contents(job) == before
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--model", "no/model"], "--model must be a folder or a model in the local"),
-        (["--model", "a/b/c"], "--model must be a folder or a model in the local"),
+        (["--model", "no/model"], "--model must be a folder, a GGUF file or a model"),
+        (["--model", "a/b/c"], "--model must be a folder, a GGUF file or a model"),
         (["--task", "mnli"], "argument --task: invalid choice: 'mnli'"),
         (["--data", "nowhere"], "No such file"),
         (["--learning-rate", "-1"], "learning_rate must be positive; got -1.0."),
@@ -143,17 +141,12 @@ def test_bad_input_is_one_line(job, tmp_path, capsys, given, message):
     assert len(lines) == 1 and message in lines[0], lines
 
 
-@pytest.mark.parametrize("given", ["model.Q4_K.gguf", "folder"])
-def test_a_model_in_gguf_is_named(job, tmp_path, capsys, given):
-    file = tmp_path / "folder" / "model.gguf"
-    file.parent.mkdir()
-    for path in (file, tmp_path / "model.Q4_K.gguf"):
-        path.write_bytes(b"GGUF")
+def test_a_bad_model_in_gguf_is_one_line(job, tmp_path, capsys):
+    (tmp_path / "model.Q4_K.gguf").write_bytes(b"GGUF")
     with pytest.raises(SystemExit):
-        main.main(_arguments(job, tmp_path / "run", "--model", str(tmp_path / given)))
+        main.main(_arguments(job, tmp_path / "run", "--model", str(tmp_path)))
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert "--model must be a folder in Hugging Face's format" in line
-    assert "got GGUF" in line
+    assert "model.Q4_K.gguf must be a complete GGUF file: it ends within" in line
 
 
 def test_a_prompt_longer_than_the_context_is_refused(job, tmp_path, capsys):

@@ -58,7 +58,7 @@ def test_vocab_and_merges_are_read_as_gpt2_defines_them(tokenizer, tmp_path):
 
 def test_tokenizer_json_is_preferred_and_starts_with_bos(tokenizer, checkpoint):
     changed = Tokenizer.from_str(tokenizer.to_str())
-    # What other tools leave behind must not cut, fill or close the sequences.
+    # Settings of other tools must not cut, fill or close the sequences.
     changed.enable_truncation(3)
     changed.enable_padding(length=32)
     changed.post_processor = None
@@ -134,7 +134,7 @@ def test_the_sentiment_set_repeats_nothing():
 
 
 def test_the_sentiment_set_can_be_learned():
-    """By counting words: neither trivial nor hopeless, and the figure of its README."""
+    """Counting words is neither trivial nor hopeless, with the figure of its README."""
     counts = CountVectorizer(token_pattern="[a-z']+")
     (train, train_labels), (dev, dev_labels) = (
         zip(*rows(split), strict=True) for split in ("train", "dev")

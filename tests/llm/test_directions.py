@@ -1,4 +1,4 @@
-"""The comparison of numbers of directions, and what docs/llm.md says of it."""
+"""Records of numbers of directions, and the page that describes them."""
 
 import json
 import pathlib
@@ -56,20 +56,20 @@ def test_the_benchmark_runs(tmp_path, monkeypatch):
     assert all(np.isfinite(run["train_loss"]).all() for run in content["runs"])
 
 
-# What docs/llm.md says, held against its record.
+# What docs/research/language_models.md says, held against its record.
 @pytest.fixture(scope="module")
 def content():
     return json.loads(RECORD.read_text("utf-8"))
 
 
 def curves(content, choice):
-    """By rate, passes and the losses of all seeds."""
+    """Passes and the losses of all seeds, by rate."""
     return {rate: directions.group(content, choice, rate) for rate in content["rates"]}
 
 
 @pytest.fixture(scope="module")
 def in_the_end(content):
-    """By K, the mean final loss at each rate."""
+    """The mean final loss at each rate, by K."""
     return {
         choice[1]: [at[:, -1].mean() for _, at in curves(content, choice).values()]
         for choice in directions.CHOICES

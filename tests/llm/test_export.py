@@ -1,7 +1,7 @@
-"""What was tuned, as the libraries of Hugging Face write it.
+"""Tuned models in the formats of Hugging Face's libraries.
 
-The authority is `peft`: files in golden/peft that it wrote, and where it is installed,
-what it makes of ours.
+The authority is `peft`: files in golden/peft that it wrote, and if it is installed,
+its own reading of the exported files.
 """
 
 import json
@@ -82,7 +82,12 @@ def _changed(change, name, to):
 
 _BAD_ADAPTERS = {
     "kind": ("lora", {"peft_type": "IA3"}, "peft_type must be one of LORA, .*'IA3'"),
-    "modules": ("lora", {"target_modules": ["fc1"]}, "of q_proj and v_proj; got .*fc1"),
+    "modules": (
+        "lora",
+        {"target_modules": ["fc9"]},
+        "plain ones of fc1, .*; got .*'fc9'",
+    ),
+    "layers": ("lora", {"layers_to_transform": [2]}, "numbers of the 2 layers; got"),
     "dora": ("lora", {"use_dora": True}, "must be plain ones .*use_dora True"),
     "rank": ("lora", {"r": 0}, "r must be positive; got 0"),
     "shape": ("lora", {"r": 2}, r"lora_A.weight must be of shape \(2, 32\)"),

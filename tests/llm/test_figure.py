@@ -1,4 +1,4 @@
-"""The comparison of methods, and what docs/llm.md says of it, held against its file."""
+"""Records that compare methods, and the page that describes them."""
 
 import json
 import pathlib
@@ -46,7 +46,7 @@ def test_best_rate_is_sought_upward_while_the_loss_falls():
     np.testing.assert_allclose(asked, [5e-5, 2e-4, 8e-4, 3.2e-3])
 
 
-# What docs/llm.md says of the comparison, held against its file.
+# What docs/research/language_models.md says of the comparison, held against its file.
 @pytest.fixture(scope="module")
 def content() -> dict[str, Any]:
     path = _ROOT / "docs" / "evidence" / "llm.json"
@@ -88,7 +88,7 @@ def test_zo_adamm_and_zo_rmsprop_learn_alike(equal, tune):
 
 
 def test_best_rates_differ_by_about_the_length_of_the_steps(content):
-    """By one step of the grid, which is a factor of four."""
+    """The ratio is one step of the grid, a factor of four."""
     for tune in figure.TUNES:
         found = {g.name: g for g in figure.tuned_rates(content["runs"], tune)}
         ratio = found["ZO-AdaMM"].learning_rate / found["R-AdaZO"].learning_rate

@@ -1,4 +1,4 @@
-"""What a model says: tokens, texts and the command line."""
+"""Generated tokens and texts, and the command line."""
 
 import io
 import json
@@ -21,7 +21,7 @@ NUMBER = 6
 
 
 def greedy(model, tokens, number):
-    """By all logits anew for each token; what follows a token does not change them."""
+    """Computes all logits again for each token; later tokens do not change them."""
     padded = np.zeros((1, len(tokens) + number), np.int32)
     padded[0, : len(tokens)] = tokens
     for at in range(len(tokens), padded.shape[1]):

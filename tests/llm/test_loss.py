@@ -22,7 +22,7 @@ from .tiny import SETTINGS, TRAIN, arrays, examples, model
 
 
 def _log_probabilities(model: OPT, batch: Batch) -> np.ndarray:
-    """Of the candidates' tokens [B, C, L], in float64, one by one."""
+    """Computes those of the candidates' tokens [B, C, L] in float64, one by one."""
     b, c, length = batch.targets.shape
     tokens = np.broadcast_to(batch.tokens, (b, c, batch.tokens.shape[-1]))
     logits = tiny.logits(model, tokens.reshape(b * c, -1))
@@ -80,9 +80,10 @@ def test_evaluation_in_batches_is_the_loss_on_all(objective, batch_size):
     settings = dataclasses.replace(SETTINGS, tune="full", objective=objective)
     job, state = train.start(settings, opt)
     right = np.asarray(scores).argmax(axis=1) == data.label
-    loss, accuracy = tiny.evaluate(job, state.params, data, batch_size=batch_size)
-    np.testing.assert_allclose(loss, expected, rtol=1e-5)
-    np.testing.assert_allclose(accuracy, right.mean(), rtol=1e-6)
+    found = tiny.evaluate(job, state.params, data, batch_size=batch_size)
+    np.testing.assert_allclose(found.loss(), expected, rtol=1e-5)
+    np.testing.assert_allclose(found.accuracy(data.label), right.mean(), rtol=1e-6)
+    np.testing.assert_allclose(found.scores, scores, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +166,9 @@ def check_steps(settings):
         ({"num_steps": 0}, "num_steps must be positive; got 0"),
         ({"smoothing": float("nan")}, "smoothing must be positive; got nan"),
         ({"seed": -1}, "seed must be 0 or more; got -1"),
+        ({"last_layers": 2, "tune": "full"}, "last_layers must be 0 unless lora or"),
+        ({"last_layers": 2, "quantize": "int4"}, "last_layers must be 0 unless lora"),
+        ({"warmup_steps": -1}, "warmup_steps must be 0 or more; got -1"),
         ({"b1": 1.0}, "b1 must be in [0, 1); got 1.0"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The programs whose memory is measured, and what docs/llm.md says of it."""
+"""Programs whose memory is measured, and the page that describes it."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""Matrices in 8 and 4 bits, and what is tuned beside them."""
+"""Matrices in 8 and 4 bits, and their adapters and scales."""
 
 import jax
 import jax.numpy as jnp

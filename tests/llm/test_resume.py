@@ -1,4 +1,4 @@
-"""Runs that are cut and go on from their checkpoints."""
+"""Interrupted runs that resume from their checkpoints."""
 
 import dataclasses
 import pathlib
@@ -49,15 +49,15 @@ class _Cut(Exception):
 
 def _cut_run(monkeypatch, folder: pathlib.Path, after: int, settings=SETTINGS) -> None:
     """A run that dies on its way into step `after`."""
-    batch_at = runs.batch_at
+    feed = runs.Feed.__call__
 
-    def dying(data, seed, step, batch_size):
+    def dying(self, step):
         if step == after:
             raise _Cut
-        return batch_at(data, seed, step, batch_size)
+        return feed(self, step)
 
     with monkeypatch.context() as patch, pytest.raises(_Cut):
-        patch.setattr(runs, "batch_at", dying)
+        patch.setattr(runs.Feed, "__call__", dying)
         run(settings, model(), TRAIN, DEV, folder=folder)
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ CONFIG = Config(
     max_position_embeddings=32,
 )
 SETTINGS = Settings(
-    smoothing=1e-2,  # Large beside the rounding of a loss in float32.
+    smoothing=1e-2,  # Large relative to the rounding of a loss in float32.
     learning_rate=1e-3,
     batch_size=4,
     num_steps=12,
@@ -33,6 +34,7 @@ SETTINGS = Settings(
     lora_rank=2,
     prompt_length=2,
 )
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 TOKENS = np.arange(20, dtype=np.int32).reshape(2, 10)
 
 

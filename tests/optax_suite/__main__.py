@@ -1,8 +1,8 @@
 """Runs Optax's own tests with the optimizers of this package in their tables.
 
-Optax ships its tests in the wheel, and drives those of optimizers by tables that are
-expanded while the classes are created. So the module's source is parsed, the tables
-and the look-ups are replaced by ours in the syntax tree, tests of particular Optax
+Optax ships its tests in the wheel, and drives the tests of optimizers by tables that
+are expanded while the classes are created. So the module's source is parsed, the tables
+and the look-ups are replaced in the syntax tree, tests of particular Optax
 algorithms are dropped, and what remains is executed and run.
 
     python tests/optax_suite alias

@@ -79,7 +79,7 @@ class PutOursInPlace(ast.NodeTransformer):
         return node
 
     def visit_Compare(self, node):
-        """`opt_name in ('sgd', ...)`: also for those of ours that are alike."""
+        """`opt_name in ('sgd', ...)`: also for similar ones of this package."""
         self.generic_visit(node)
         if ast.unparse(node.left) == "jax.__version__":
             # Compared as strings, by which 0.10 comes before 0.7: tests would be
@@ -104,7 +104,7 @@ class PutOursInPlace(ast.NodeTransformer):
         return node
 
     def visit_Attribute(self, node):
-        """`opt.update`: closed over the objective where `opt` is the chain."""
+        """`opt.update`: closed over the objective if `opt` is the chain."""
         self.generic_visit(node)
         owner = getattr(node.value, "id", "")
         if node.attr != "update" or owner not in {"opt", "opt_inject"}:

@@ -17,8 +17,8 @@ def estimate_gradient_radazo(
     learning_rate: optax.ScalarOrSchedule, key: int = 0
 ) -> optax.GradientTransformationExtraArgs:
     """A whole zeroth-order optimizer, which needs `value_fn` and no gradient."""
-    # So many directions that its gradients in two dimensions are nearly those of a
-    # first-order method, whose number of steps the tests give.
+    # So many directions that its gradients in two dimensions are nearly exact. The
+    # tests give the number of steps of first-order methods.
     estimator = differences.central_difference(num_directions=128, smoothing=1e-3)
     return optax.chain(
         optax_wrapper.estimate_gradient(estimator, key), aliases.radazo(learning_rate)
@@ -34,11 +34,11 @@ OURS = types.SimpleNamespace(
     estimate_gradient_radazo=estimate_gradient_radazo,
 )
 
-# Ours -> the optimizer of Optax that the tests treat alike. They look for its name
-# where they skip a case or pass a further argument.
+# Our optimizer -> the optimizer of Optax that the tests treat alike. They look for its
+# name to skip a case or to pass a further argument.
 TREATED_AS = {
     # Skipped for complex parameters, like all of Optax that takes real signs, and for
-    # Rosenbrock, where signs need a learning rate schedule.
+    # Rosenbrock, on which signs need a learning rate schedule.
     "zo_signsgd": "sign_sgd",
     # Skipped for complex parameters: its directions are real, like that one's noise.
     CHAIN: "noisy_sgd",
@@ -94,7 +94,7 @@ TO_MECHANIZE = [
 
 
 def sum_of_squares(params):
-    """The objective where a test has none of its own."""
+    """The objective of tests that have none of their own."""
     return sum(
         jnp.sum(jnp.square(leaf.astype(jnp.float32)))
         for leaf in jax.tree.leaves(params)
@@ -136,7 +136,7 @@ SHARDING_OPTIMIZERS = {
 }
 
 
-# Module -> where it is, its tables with what replaces them, and the tests that the
+# Module -> its path, its tables with their replacements, and the tests that the
 # tables do not drive. An assignment to a table is replaced, an addition too.
 MODULES = {
     "alias": (
@@ -151,7 +151,7 @@ MODULES = {
             "_MAIN_OPTIMIZERS_UNDER_TEST +=": WRAPPED,
             "_BASE_OPTIMIZERS": TO_MECHANIZE,
         },
-        # It ignores the wrappers, and without them it is that of `alias_test`.
+        # It ignores the wrappers, and without them it is the test of `alias_test`.
         {"test_state_shape_dtype_shard_stability"},
     ),
     "sharding": (

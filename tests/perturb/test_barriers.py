@@ -1,4 +1,4 @@
-"""What waits for what, so that not all is alive together."""
+"""Evaluations that wait for one another, so that not all are alive together."""
 
 import jax.numpy as jnp
 import pytest

@@ -79,7 +79,7 @@ def test_effects_happen_once(distribution, compiled, capsys):
 
 
 def test_flax_state_that_the_function_writes_into():
-    """Outside of any jit, where the definition accepts it."""
+    """Outside of any jit, as the definition accepts it."""
     norm = nnx.BatchNorm(4, rngs=nnx.Rngs(0))
     graph, params, rest = nnx.split(norm, nnx.Param, ...)
     distribution = zo.gaussian()
@@ -111,7 +111,7 @@ def test_leaves_of_64_bits(distribution):
         assert got[0].dtype == jnp.float64
         np.testing.assert_allclose(got[1], expected[1], atol=1e-7 * scale)
         np.testing.assert_allclose(got[0], expected[0], atol=1e-7 * scale)
-        # Where nothing is perturbed, nothing is rounded.
+        # If nothing is perturbed, nothing is rounded.
         got = zo.perturb(lambda p, x: x @ p)(params, direction, 0.0, x)
         np.testing.assert_allclose(got, x @ params, rtol=1e-15, atol=1e-15)
 
@@ -137,7 +137,7 @@ WIDE_PRODUCTS = {
 @pytest.mark.parametrize("name", WIDE_PRODUCTS)
 @pytest.mark.parametrize("size", [1e39, slow(1e-50)])
 def test_products_of_64_bits_with_low_rank(name, size):
-    """Of inputs beyond the range of float32."""
+    """The inputs are beyond the range of float32."""
     with jax.enable_x64(True):
         fun, ones, shape, x_shape = WIDE_PRODUCTS[name]
         distribution = zo.low_rank()

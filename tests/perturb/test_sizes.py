@@ -1,4 +1,4 @@
-"""What a perturbed function never forms, and never draws."""
+"""Arrays that a perturbed function never forms, and never draws."""
 
 import functools
 

@@ -17,7 +17,7 @@ OUTCOMES = ("same", "refused", "failed")
 
 
 def damages(content, places):
-    """What a file may become: a bit flipped, cut off, empty, gone; None is gone."""
+    """Damaged contents of a file: a bit flipped, cut off, empty; None if it is gone."""
     step = max(1, len(content) // places)
     for place in range(0, len(content), step):
         changed = bytearray(content)
@@ -29,7 +29,7 @@ def damages(content, places):
 
 
 def damaged(name, places):
-    """One row for each file of a target and each kind of damage."""
+    """A row for each file of a target and each kind of damage."""
     counts = collections.Counter()
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)

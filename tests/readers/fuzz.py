@@ -22,7 +22,7 @@ def hang(*_: Any) -> None:
 
 
 def outcome(name: str, folder: pathlib.Path, right: Any) -> str:
-    """What became of a folder; "same" or "another", as which it was
+    """The outcome of a folder: "same" or "another", as which it was
     read, "refused" in one line, or "failed: ..."."""
     target = TARGETS[name]
     signal.alarm(SECONDS)
@@ -43,7 +43,7 @@ def outcome(name: str, folder: pathlib.Path, right: Any) -> str:
 def run(
     name: str, number: int, seed: int = 0, keep: pathlib.Path | None = None
 ) -> tuple[collections.Counter[str], float]:
-    """What became of so many files of a target, and the seconds of the slowest."""
+    """The outcomes of so many files of a target, and the seconds of the slowest."""
     target = TARGETS[name]
     counts: collections.Counter[str] = collections.Counter()
     slowest = 0.0
@@ -76,7 +76,7 @@ def run(
 def part(
     name: str, number: int, seed: int, keep: pathlib.Path | None
 ) -> tuple[str, collections.Counter[str], float, float]:
-    """As `run`, with the name, and the MiB that the process has taken at most."""
+    """Returns the results of `run` with the name and the peak MiB of the process."""
     counts, slowest = run(name, number, seed, keep)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return name, counts, slowest, peak

@@ -1,4 +1,4 @@
-"""How readers refuse: in one line, and in bounded memory."""
+"""Readers refuse in one line, and in bounded memory."""
 
 import tracemalloc
 

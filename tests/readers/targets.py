@@ -1,4 +1,4 @@
-"""What is read from files, each with a file to begin with."""
+"""Readers of files, each with a file to begin with."""
 
 import functools
 import json
@@ -35,10 +35,10 @@ class Target(NamedTuple):
       make: Writes a folder of files that are right.
       files: Those of them to change, as a pattern.
       read: Reads the folder.
-      same: Whether what was read may be accepted, given what is right. Where files
-        have a checksum it is the same; elsewhere, whatever was read.
-      after: What is done to the content that was changed.
-      share: Of all files that are tried, in percent.
+      same: Whether what was read may be accepted, given what is right. If files have
+        a checksum it is the same; otherwise, whatever was read.
+      after: A function of the changed content.
+      share: The share of all files that are tried, in percent.
     """
 
     make: Callable[[pathlib.Path], Any]

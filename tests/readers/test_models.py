@@ -189,7 +189,7 @@ def test_links_to_another_folder_are_refused(name, relative, model, tmp_path):
 
 
 def test_hugging_faces_cache_is_read(model, tmp_path):
-    """Where a model's files are links to `blobs`."""
+    """A model's files are links to `blobs` there."""
     cache = tmp_path / "models--facebook--opt"
     folder = cache / "snapshots" / "0123abc"
     folder.mkdir(parents=True)

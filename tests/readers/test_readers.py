@@ -59,7 +59,7 @@ def test_no_reader_reads_a_pickle(name, tmp_path):
             content = path.read_bytes()
             path.write_bytes(PICKLE)
             found = fuzz.outcome(name, tmp_path, right)
-            # Some of the files beside a checkpoint are not needed to read it.
+            # Some of the files next to a checkpoint are not needed to read it.
             assert found == "refused" or (name, found) == ("checkpoint", "same")
             path.write_bytes(content)
 

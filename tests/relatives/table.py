@@ -22,6 +22,7 @@ MAKERS = {
         {"num_directions": 2},
     ),
     "spsa": (zo.spsa, {}),
+    "evolution_strategy": (zo.evolution_strategy, {"population_size": 6}),
     "variance_reduced": (
         zo.contrib.variance_reduced,
         {"num_directions": 2, "period": 3, "anchor_steps": 1},

@@ -24,6 +24,8 @@ from .table import (
     flat,
     gradients,
     moved,
+    rows,
+    traced,
 )
 
 # --- Priors ------------------------------------------------------------------------
@@ -68,11 +70,11 @@ def test_prior_guided_by_the_cosine():
         zo.rademacher(), size, mu, prior=lambda x: tree, mix="cosine"
     )
     p = prior / np.linalg.norm(prior)
-    shares = []
+    shares, steps = [], Steps(estimator)
     # Gradients ever closer to the prior.
     for i, weight in enumerate([0.0, 0.9, 1.1, 8.0]):
         slopes = SLOPES + weight * prior
-        steps = Steps(estimator, lambda at, slopes=slopes: at @ slopes)
+        steps.fun = lambda at, slopes=slopes: at @ slopes
         estimate, _, values, us = steps(i)
         us = us[:size]
         s = (values[1:] - values[0]) / mu
@@ -86,18 +88,22 @@ def test_prior_guided_by_the_cosine():
     assert shares[0] == 0 and shares[-1] == 1, shares
 
 
-@pytest.mark.parametrize("scale", [1e-25, 1e20])
-def test_the_length_of_a_prior_does_not_matter(scale):
-    """Even where its square is 0 or infinite in float32."""
+def test_the_length_of_a_prior_does_not_matter():
+    """Even if its square is 0 or infinite in float32."""
 
+    @jit
+    @jax.vmap
     def gradient(scale):
         def prior(x):
             return jax.tree.map(lambda x: scale * (x - 0.5), x)
 
-        steps = Steps(zo.contrib.prior_guided(zo.sphere(), 1, 0.1, prior=prior))
-        return flat(steps(0)[0].gradient)
+        estimator = zo.contrib.prior_guided(zo.sphere(), 1, 0.1, prior=prior)
+        (_, found), _ = estimator.estimate(traced, 0, PARAMS, estimator.init(PARAMS))
+        return found
 
-    np.testing.assert_allclose(gradient(scale), gradient(1.0), rtol=1e-4, atol=1e-5)
+    short, expected, long = rows(gradient(jnp.array([1e-25, 1.0, 1e20])))
+    np.testing.assert_allclose(short, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(long, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_prior_of_several_dtypes():
@@ -110,9 +116,8 @@ def test_a_prior_of_several_dtypes():
     def half_square(params):
         return optax.tree.norm(jax.tree.map(wide, params), squared=True) / 2
 
-    (_, gradient), _ = estimator.estimate(
-        half_square, 0, params, estimator.init(params)
-    )
+    estimate = jit(functools.partial(estimator.estimate, half_square, 0))
+    (_, gradient), _ = estimate(params, estimator.init(params))
     np.testing.assert_allclose(gradient["a"].astype(np.float32), 1, atol=0.1)
     np.testing.assert_allclose(gradient["b"], params["b"], atol=0.1)
 
@@ -168,7 +173,7 @@ def test_the_expected_cosine_of_the_projection():
 
 
 @pytest.mark.parametrize(
-    "distribution", [Hashed(), zo.sphere(), slow(zo.orthonormal())]
+    "distribution", [Hashed(), slow(zo.sphere()), slow(zo.orthonormal())]
 )
 def test_query_reuse(distribution):
     mu, size, memory = 0.5, 2, 3

@@ -196,9 +196,7 @@ def test_majority_vote(distribution):
     np.testing.assert_allclose(flat(estimate.gradient), votes.mean(0), atol=1e-6)
     # A failed worker has no vote.
     failed = np.append(values[:-1], np.inf)
-    estimate, *_ = Steps(zo.contrib.majority_vote(distribution, size, mu))(
-        0, values=lambda at: failed
-    )
+    estimate, *_ = steps(0, values=lambda at: failed)
     np.testing.assert_allclose(flat(estimate.gradient), votes[:-1].mean(0), atol=1e-6)
     assert int(estimate.num_values) == size
 

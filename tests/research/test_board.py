@@ -73,7 +73,12 @@ def _sphere(dimension=20, noise=0.0):
 
 
 @pytest.mark.parametrize(
-    "name", [n for n, method in methods.METHODS.items() if not method.traced]
+    "name",
+    [
+        slow(name) if "not accelerated" in name else name
+        for name, method in methods.METHODS.items()
+        if not method.traced
+    ],
 )
 def test_every_value_is_counted(name):
     method, (problem, asked), oracles = methods.METHODS[name], _sphere(), []
@@ -97,8 +102,8 @@ def test_every_value_is_counted(name):
     [
         ("radazo_jax, untuned", 20, 1),
         # K = 17, and the most.
-        ("radazo_jax, untuned", 300, 1),
-        ("radazo_jax, untuned", 2000, 1),
+        slow("radazo_jax, untuned", 300, 1),
+        slow("radazo_jax, untuned", 2000, 1),
         slow("R-AdaZO, parabolic step", 20, 2),
     ],
 )

@@ -18,6 +18,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
+from examples.apps.llm import gguf_file, gguf_model, gguf_tokenizer, reviews
 from examples.common.files import json_object, model_file
 
 BOS = "</s>"  # The first token of every sequence, in OPT.
@@ -40,6 +41,7 @@ class Task(NamedTuple):
     # As MeZO trains: "classification" is the cross-entropy over the scores of the
     # candidates, "language_model" the language model's loss of the right one.
     objective: str
+    test: str | None = None  # A split that only the end of a run is measured on.
 
 
 class Batch(NamedTuple):
@@ -63,6 +65,18 @@ def sst2(path: Path) -> list[Example]:
     return [
         Example(f"{sentence} It was", candidates, label)
         for sentence, label in sst2_rows(path)
+    ]
+
+
+def movie_reviews(path: Path) -> list[Example]:
+    """Reads a split of movie reviews, with the prompt of SST-2.
+
+    Args:
+      path: The archive (see `reviews.py`), followed by the split: train, dev or test.
+    """
+    return [
+        Example(f"{sentence} It was", (" terrible", " great"), label)
+        for sentence, label in reviews.split(path.parent, path.name)
     ]
 
 
@@ -134,6 +148,7 @@ def _lines(path: Path) -> list[tuple[str, str]]:
 TASKS = {
     "sst2": Task(sst2, "train.tsv", "dev.tsv", "classification"),
     "copa": Task(copa, "train.jsonl", "val.jsonl", "language_model"),
+    "reviews": Task(movie_reviews, "train", "dev", "classification", test="test"),
 }
 
 
@@ -144,8 +159,10 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     themselves what they put where.
 
     Args:
-      folder: Holds `tokenizer.json`, or `vocab.json` and `merges.txt`.
+      folder: Holds `tokenizer.json`, or `vocab.json` and `merges.txt`; or a GGUF file.
     """
+    if gguf_file.is_gguf(folder):
+        return gguf_tokenizer.tokenizer(gguf_model.read(folder))
     names = "tokenizer.json", "vocab.json", "merges.txt"
     whole, *parts = (model_file(folder, name) for name in names)
     try:
@@ -257,14 +274,22 @@ def encode(
 
 
 def batch_at(data: Batch, seed: int, step: int, batch_size: int) -> Batch:
-    """The batch of a step, which nothing but the arguments decides.
+    """Returns the batch of a step, if all steps have batches of one size.
+
+    See `examples_at`: nothing but the arguments decides it.
+    """
+    return examples_at(data, seed, step * batch_size, batch_size)
+
+
+def examples_at(data: Batch, seed: int, first: int, number: int) -> Batch:
+    """Returns the next `number` examples from a place in the order of a run.
 
     The examples come in one endless row, epoch after epoch, each in an order of its
-    own, and each step takes the next `batch_size` of them. So all are seen equally
-    often, and a run that resumes at a step goes on as if it had not stopped.
+    own. So all are seen equally often, and a run that resumes continues as if it had
+    not stopped.
     """
     size = len(data.label)
-    place = np.arange(step * batch_size, (step + 1) * batch_size)
+    place = np.arange(first, first + number)
     epochs, within = np.divmod(place, size)
     orders = {
         epoch: np.random.default_rng((seed, epoch)).permutation(size)

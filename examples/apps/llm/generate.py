@@ -23,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from examples.apps.llm import data, weights
+from examples.apps.llm import data, gguf_file, gguf_model, gguf_tokenizer, weights
 from examples.apps.llm.main import DTYPES, find_model
 from examples.apps.llm.model import Cache, LanguageModel
 from examples.common.cli import Parser
@@ -124,6 +124,8 @@ def written(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
 
 def ends(folder: Path, tokenizer: Tokenizer) -> set[int]:
     """The tokens that end a text."""
+    if gguf_file.is_gguf(folder):
+        return set(gguf_model.config(gguf_model.read(folder))["eos_token_id"])
     found = {tokenizer.token_to_id(data.BOS)}  # OPT's, which is its end as well.
     for name in ("config.json", "generation_config.json"):
         path = model_file(folder, name)
@@ -146,7 +148,10 @@ def conversation(folder: Path) -> Callable[[list[dict[str, str]]], str]:
     """
     path = model_file(folder, "chat_template.jinja")
     config = model_file(folder, "tokenizer_config.json")
-    names = json_object(config) if config.is_file() else {}
+    if gguf_file.is_gguf(folder):
+        names = gguf_tokenizer.config(gguf_model.read(folder))
+    else:
+        names = json_object(config) if config.is_file() else {}
     source = path.read_text("utf-8") if path.is_file() else names.get("chat_template")
     if not isinstance(source, str):
         return lambda turns: "\n".join(turn["content"] for turn in turns)

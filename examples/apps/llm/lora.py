@@ -1,13 +1,14 @@
 """What is tuned of a model: all of it, low-rank adapters, or a soft prompt."""
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from examples.apps.llm.model import LanguageModel, stacked
-from examples.apps.llm.quantization import QuantizationScale
+from examples.apps.llm.quantization import QuantizationScale, QuantizedLinear
 
 
 class PromptParam(nnx.Variable):
@@ -22,7 +23,7 @@ FILTERS = {
     "full": nnx.Param,
     "scales": QuantizationScale,
 }
-ADAPTED = ("q_proj", "v_proj")  # The projections of a layer that get adapters.
+ADAPTED = ("q_proj", "v_proj")  # The projections that get adapters by default.
 
 
 class AdaptedLinear(nnx.Module):
@@ -37,25 +38,75 @@ class AdaptedLinear(nnx.Module):
 
 
 def add_lora(
-    model: LanguageModel, *, rank: int = 8, alpha: float = 16.0, rngs: nnx.Rngs
+    model: LanguageModel,
+    *,
+    rank: int = 8,
+    alpha: float = 16.0,
+    targets: Sequence[str] = ADAPTED,
+    rngs: nnx.Rngs,
 ) -> None:
-    """Adds adapters to the query and value projections of every layer, in place.
+    """Adds adapters to projections of every layer, in place.
 
     Each is x ↦ α/r · (x A) B with A [layers, in, r] random and B [layers, r, out] zero,
     both float32, so that at first nothing changes.
 
+    Args:
+      model: A model without adapters.
+      rank: r.
+      alpha: α.
+      targets: Names of the projections.
+      rngs: Source of the random A.
+
     Raises:
-      ValueError: If rank is not positive, or the model has adapters already.
+      ValueError: If rank is not positive, a target is no projection of the model, or
+        the model has adapters already.
     """
     if rank < 1:
         raise ValueError(f"rank must be positive; got {rank}.")
-    if isinstance(model.layers.q_proj, AdaptedLinear):
+    if adapted(model):
         raise ValueError("model must not have adapters already; got one that has.")
-    for name in ADAPTED:
+    known = projections(model)
+    for name in targets:
+        if name not in known or len(set(targets)) < len(targets):
+            raise ValueError(
+                f"targets must be different ones of {', '.join(known)}; got "
+                f"{', '.join(map(str, targets)):.80}."
+            )
+    for name in targets:
         base = getattr(model.layers, name)
         adapter = functools.partial(_adapter, base.in_features, rank, base.out_features)
         lora = stacked(model.config.num_hidden_layers, adapter, rngs)
         setattr(model.layers, name, AdaptedLinear(base, lora, alpha / rank))
+
+
+def projections(model: LanguageModel) -> list[str]:
+    """Returns the names of the linear layers that a layer of the model has."""
+    linear = nnx.Linear, QuantizedLinear, AdaptedLinear
+    children = nnx.iter_children(model.layers)
+    return [name for name, child in children if isinstance(child, linear)]
+
+
+def adapted(model: LanguageModel) -> list[str]:
+    """Returns the names of the projections that have adapters."""
+    return [
+        name
+        for name in projections(model)
+        if isinstance(getattr(model.layers, name), AdaptedLinear)
+    ]
+
+
+def adapted_layers(model: LanguageModel) -> list[int]:
+    """Returns the numbers of the layers whose adapters are not zero throughout."""
+    found = [getattr(model.layers, name).lora.lora_a[...] for name in adapted(model)]
+    used = jnp.any(jnp.stack([jnp.any(a != 0, axis=(1, 2)) for a in found]), axis=0)
+    return [int(i) for i in jnp.flatnonzero(used)]
+
+
+def sizes(model: LanguageModel) -> tuple[int, float]:
+    """Returns the rank and α of a model's adapters."""
+    adapter = getattr(model.layers, adapted(model)[0])
+    rank = adapter.lora.lora_a.shape[-1]
+    return rank, adapter.scale * rank
 
 
 def _adapter(inputs: int, rank: int, outputs: int, rngs: nnx.Rngs) -> nnx.LoRA:
@@ -71,15 +122,14 @@ def merge(model: LanguageModel) -> LanguageModel:
 
     The sums are rounded to the dtype of the matrices.
     """
-    for name in ADAPTED:
+    for name in adapted(model):
         layer = getattr(model.layers, name)
-        if isinstance(layer, AdaptedLinear):
-            a, b = layer.lora.lora_a[...], layer.lora.lora_b[...]
-            product = jnp.einsum("lir,lro->lio", a, b, precision="highest")
-            kernel = layer.base.kernel
-            merged = kernel[...].astype(jnp.float32) + layer.scale * product
-            kernel[...] = merged.astype(kernel.dtype)
-            setattr(model.layers, name, layer.base)
+        a, b = layer.lora.lora_a[...], layer.lora.lora_b[...]
+        product = jnp.einsum("lir,lro->lio", a, b, precision="highest")
+        kernel = layer.base.kernel
+        merged = kernel[...].astype(jnp.float32) + layer.scale * product
+        kernel[...] = merged.astype(kernel.dtype)
+        setattr(model.layers, name, layer.base)
     return model
 
 

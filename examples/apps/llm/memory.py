@@ -1,12 +1,13 @@
-"""How much memory a step of fine-tuning takes on a TPU, as its compiler plans it.
+"""How much memory fine-tuning takes on a TPU or GPU, as the compiler plans it.
 
-Nothing is run and no weights are made: programs are compiled from shapes, for chips
-that need not be there (``pip install "radazo-jax[tpu-aot]"``). A step is that of MeZO's
+Nothing is run and no weights are made: programs are compiled from shapes, for devices
+that need not exist (the extra ``tpu-aot`` or ``gpu-aot``). A step is that of MeZO's
 SST-2: 16 sequences of 128 tokens, the cross-entropy over two candidates of one token
 each; zeroth-order steps take a central difference along one direction.
 
     python -m examples.apps.llm.memory --output llm_memory.json
     python -m examples.apps.llm.memory --int4 --output llm_memory_int4.json
+    python -m examples.apps.llm.memory --gpu --output llm_memory_gpu.json
 
 The file is written after every program; ``--resume`` goes on where a run was stopped.
 """
@@ -29,6 +30,7 @@ from examples.apps.llm.decoder import Config
 from examples.apps.llm.opt import CONFIGS
 from examples.common import cli
 from examples.common.record import collect
+from examples.research.benchmarks import gpus
 from examples.research.benchmarks.programs import compiled_on, held, tpu_topology
 
 BATCH_SIZE, LENGTH = 16, 128
@@ -43,7 +45,7 @@ class Case(NamedTuple):
     """What is compiled."""
 
     size: str
-    device: str  # A TPU's topology.
+    device: str  # A TPU's topology, or a target of `gpus`.
     method: str  # "forward", "zo_sgd", "radazo", "adam" or "adam, remat".
     tuned: str  # "", "lora", "scales" or "full".
     distribution: str
@@ -110,6 +112,11 @@ INT4_CASES = [
         (f"gemma-2-27b{INT4}", "v6e:1x1", FORWARD + LORA[:1]),
     )
     for rest in rows
+]
+GPU_CASES = [
+    Case(size, device, *row)
+    for size, device in (("1.3b", "h100"), ("13b", "h100"), ("1.3b", "rtx4090"))
+    for row in FORWARD + LORA[2:] + ZO_SGD[2:] + FULL[2:] + [ADAM[0], ADAM[2]]
 ]
 
 
@@ -195,9 +202,13 @@ def sharding(path: tuple[Any, ...], leaf: Any) -> PartitionSpec:
 
 
 def compiled(case: Case) -> Any:
-    # How many chips a host has along each axis.
-    bounds = (2, 2, 1) if case.device.endswith("2x2") else (1, 1, 1)
-    mesh = Mesh(np.array(tpu_topology(case.device, bounds)), ("model",))
+    if case.device in gpus.TARGETS:
+        devices, options = gpus.devices(case.device), gpus.options(case.device)
+    else:
+        # How many chips a host has along each axis.
+        bounds = (2, 2, 1) if case.device.endswith("2x2") else (1, 1, 1)
+        devices, options = tpu_topology(case.device, bounds), None
+    mesh = Mesh(np.array(devices), ("model",))
 
     def placed(path: tuple[Any, ...], leaf: Any) -> jax.ShapeDtypeStruct:
         to = NamedSharding(mesh, sharding(path, leaf) if leaf.ndim else PartitionSpec())
@@ -205,7 +216,8 @@ def compiled(case: Case) -> Any:
 
     fun, args = program(case)
     args = jax.tree_util.tree_map_with_path(placed, args)
-    return compiled_on(mesh, fun, args, () if case.method == "forward" else (1,))
+    donated = () if case.method == "forward" else (1,)
+    return compiled_on(mesh, fun, args, donated, options)
 
 
 # What is called temporaries there are the arguments too.
@@ -221,9 +233,12 @@ def measured(case: Case) -> dict[str, Any]:
         if needed is None:
             raise
         return {"fits": False, "total_GiB": float(needed[1])}
+    total = held(memory)
+    gpu = gpus.GPUS.get(case.device)
     return {
-        "fits": True,
-        "total_GiB": held(memory) / GIB,
+        # The GPU compiler has no limit. Some memory is CUDA's.
+        "fits": gpu is None or total <= 0.95 * gpu.memory,
+        "total_GiB": total / GIB,
         "arguments_GiB": memory.argument_size_in_bytes / GIB,
         "temporary_GiB": memory.temp_size_in_bytes / GIB,
         # The compiler's own peak counts what is fetched ahead into fast memory twice.
@@ -238,7 +253,7 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         case = Case.of(row)
         base = forward.setdefault((case.size, case.device), row)
         ratios = {"total/forward": row["total_GiB"] / base["total_GiB"]}
-        if row["fits"] and base["fits"]:
+        if "peak_GiB" in row and "peak_GiB" in base:
             ratios["peak/forward"] = row["peak_GiB"] / base["peak_GiB"]
         barred = case.size.endswith(INT4) and case.tuned == "lora"
         if barred or (case.size, case.method, case.tuned) in BARRED:
@@ -250,11 +265,18 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def main() -> None:
     parser = cli.parser(__doc__)
     cli.add_record(parser, resume=True)
-    parser.add_argument("--int4", action="store_true", help="models in 4 bits")
+    add = parser.add_mutually_exclusive_group().add_argument
+    add("--int4", action="store_true", help="models in 4 bits")
+    add("--gpu", action="store_true", help="GPUs, not TPUs")
     options = parser.parse_args()
-    chosen = INT4_CASES if options.int4 else CASES
+    if options.gpu:
+        try:
+            gpus.devices(GPU_CASES[0].device)  # Before JAX looks for devices.
+        except cli.UserError as error:
+            parser.error(str(error))
+    chosen = GPU_CASES if options.gpu else INT4_CASES if options.int4 else CASES
     cases = [(case._asdict(), functools.partial(measured, case)) for case in chosen]
-    target = "compiled for TPUs"
+    target = f"compiled for {'GPUs' if options.gpu else 'TPUs'}"
     collect(options.output, options.resume, cases, derived, device=target)
 
 

@@ -1,26 +1,31 @@
 """A run: the loop, and the files that it writes.
 
 A run is a function of its settings, its model and its data: step i draws its
-directions with `fold_in(key, i)` and reads the batch `batch_at(data, seed, i)`. So it
+directions with `fold_in(key, i)` and reads the batch `feed(i)`. So it
 can be cut at any step and go on from a checkpoint to the same end, bit for bit, the
 file of metrics included.
 """
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
+import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
-from examples.apps.llm.data import Batch, batch_at
+from examples.apps.llm import frozen
+from examples.apps.llm.batches import Feed, bounds, buckets, chunks
+from examples.apps.llm.data import Batch
 from examples.apps.llm.model import LanguageModel
 from examples.apps.llm.train import Settings, State, evaluate, start, train_step
 from examples.common import checkpoint
@@ -28,7 +33,8 @@ from examples.common.cli import UserError
 
 METRICS = "metrics.jsonl"
 # Settings that may change when a run is resumed: none of the steps depends on them.
-FREE = ("num_steps", "checkpoint_every")
+# The first may change unless a schedule depends on it.
+FREE = ("num_steps", "checkpoint_every", "eval_every")
 
 
 class Result(NamedTuple):
@@ -44,41 +50,75 @@ def run(
     model: LanguageModel,
     train: Batch,
     dev: Batch,
+    test: Batch | None = None,
     *,
     folder: Path | None = None,
     resume: bool = False,
     label: str = "",
+    eval_first: bool = True,
+    eval_examples: int | None = None,
+    frozen_folder: Path | None = None,
 ) -> Result:
     """Trains a model.
 
     Args:
       settings: What to do.
       model: What to train. It is consumed.
-      train: The examples to train on; the training loss is that of all of them.
+      train: The examples to train on.
       dev: The examples whose accuracy is measured.
+      test: Examples that are measured before the first step and after the last.
       folder: Where checkpoints and metrics go; nothing is written without.
       resume: Whether to go on from the last checkpoint in the folder. If there is none
         yet, the run starts, so that one command serves a job that is restarted.
       label: What the progress bar says.
+      eval_first: Whether to measure before the first step.
+      eval_examples: The number of examples of `train` that the training loss is
+        measured on, a share of each bucket. All by default.
+
+      frozen_folder: The folder for outputs of frozen layers. Several runs can share it.
 
     Raises:
       ValueError: If the batch is larger than the data, or the folder has a run and
         `resume` is False, or another run than the one to resume, or damaged files.
       FloatingPointError: If the loss is not finite.
     """
-    if settings.batch_size > len(train.label):
+    sizes = settings.batch_sizes()
+    if sizes.max() > len(train.label):
         raise ValueError(
             f"batch_size must be at most {len(train.label)}, the number of examples; "
-            f"got {settings.batch_size}."
+            f"got {sizes.max()}."
         )
+    base = checkpoint.checksum(_heads(nnx.state(model)))
     description = dataclasses.asdict(settings) | {
-        "base model": checkpoint.checksum(_heads(nnx.state(model))),
+        "base model": base,
         "data": checkpoint.checksum(_heads((train, dev))),
     }
+    splits = {"train": train, "dev": dev} | ({} if test is None else {"test": test})
+    # All splits have the lengths of one, and share programs.
+    ends = bounds(train, settings.num_buckets)
+    parts = {name: buckets(split, ends) for name, split in splits.items()}
+    first_layers = None
+    if settings.last_layers:
+        first_layers, model = frozen.split(model, settings.last_layers)
+        cached = functools.partial(
+            frozen.outputs,
+            first_layers,
+            folder=frozen_folder or Path(folder or tempfile.mkdtemp()) / "frozen",
+            description=f"{base} {settings.quantize} {settings.last_layers}",
+            batch_size=settings.eval_batch_size,
+        )
+        parts = {
+            name: [cached(part) for part in found] for name, found in parts.items()
+        }
+    measured = parts
+    if eval_examples is not None:
+        share = eval_examples / len(train.label)
+        measured = parts | {"train": [_part(part, share) for part in parts["train"]]}
+    feed = Feed(parts["train"], settings.seed, sizes)
     job, state = start(settings, model)
     # On a device by name, as what is restored is: both then take one program.
     job, state = jax.device_put((job, state), jax.devices()[0])
-    data, end, rows = jax.device_put((train, dev)), settings.num_steps, []
+    data, end, rows = measured, settings.num_steps, []
     with contextlib.ExitStack() as stack:
         checkpoints = None
         if folder is not None:
@@ -89,7 +129,9 @@ def run(
                     f"{folder} has a run of {last} steps: resume it (--resume), or "
                     "choose another folder (--output)."
                 )
-            saved = checkpoint.restore(checkpoints, state, description, FREE)
+            fixed = settings.schedule == "constant" and not settings.final_batch_size
+            free = FREE if fixed else FREE[1:]
+            saved = checkpoint.restore(checkpoints, state, description, free)
             if saved is not None:
                 state, rows = saved, checkpoint.notes(checkpoints)
         first = int(state.step)
@@ -117,15 +159,20 @@ def run(
         for step in range(first, end + 1):
             # What was done before a checkpoint is not done again after it.
             at_end, resumed = step == end, step == first > 0
-            if not resumed and (step % settings.eval_every == 0 or at_end):
-                report(step, _measure(settings, job, state, data))
+            wanted = step % settings.eval_every == 0 and (step > 0 or eval_first)
+            if not resumed and (wanted or at_end):
+                names = [n for n in data if n != "test" or step == 0 or at_end]
+                chosen = {name: data[name] for name in names}
+                report(step, _measure(settings, job, state, chosen, step == 0))
             due = step > first and (step % settings.checkpoint_every == 0 or at_end)
             if checkpoints is not None and due:
                 notes = list(rows)  # Written in the background, while rows grows.
                 checkpoint.save(checkpoints, step, state, description, notes)
             if at_end:
                 break
-            batch = batch_at(train, settings.seed, step, settings.batch_size)
+            batch = feed(step)
+            rate = np.float32(settings.learning_rate_at(step))
+            job = job.replace(learning_rate=jax.device_put(rate, jax.devices()[0]))
             state, loss = train_step(job, state, batch)
             if not math.isfinite(loss):
                 raise FloatingPointError(
@@ -134,27 +181,56 @@ def run(
                 )
             report(step, {"loss": float(loss)})
             rate = settings.num_evaluations * (bar.format_dict["rate"] or 0.0)
-            shown["tokens/s"] = f"{rate * batch.tokens.size:,.0f}"
+            shown["tokens/s"] = f"{rate * math.prod(batch.tokens.shape[:3]):,.0f}"
             shown["evaluations/s"] = f"{rate:.3g}"
             bar.set_postfix(shown, refresh=False)
             bar.update()
     model = nnx.merge(job.graphdef, state.params, job.rest)
+    if first_layers is not None:
+        model = frozen.joined(first_layers, model)
     return Result(model, state, [row for row in rows if "train_loss" in row])
+
+
+def _part(batch: Batch, share: float) -> Batch:
+    """The first examples of a bucket, at least one."""
+    number = max(1, round(share * len(batch.label)))
+    return Batch(*(values[:number] for values in batch))
 
 
 @jax.jit
 def _heads(tree: Any) -> Any:
     """The first numbers of every array: they tell models and data apart."""
-    return jax.tree.map(lambda leaf: jnp.ravel(leaf)[:4096], tree)
+
+    def head(leaf: jax.Array) -> jax.Array:
+        numbers = jnp.ravel(leaf)[:4096]
+        small = numbers.dtype in (jnp.int4, jnp.uint4)  # They have no bytes.
+        return numbers.astype(jnp.int8) if small else numbers
+
+    return jax.tree.map(head, tree)
 
 
 def _measure(
-    settings: Settings, job: Any, state: State, data: tuple[Batch, Batch]
+    settings: Settings,
+    job: Any,
+    state: State,
+    data: dict[str, list[Batch]],
+    untuned: bool,
 ) -> dict[str, float]:
     """Loss and accuracy on the examples to train on, and on those held back."""
     result = {}
-    for name, examples in zip(("train", "dev"), data, strict=True):
-        size = settings.eval_batch_size
-        loss, accuracy = evaluate(job, state.params, examples, batch_size=size)
-        result |= {f"{name}_loss": float(loss), f"{name}_accuracy": float(accuracy)}
+    size = settings.eval_batch_size
+    for name, parts in data.items():
+        each = []
+        for part in parts:
+            for number, chunk in chunks(part, size):
+                found = evaluate(job, state.params, chunk, batch_size=size)
+                each.append(jax.tree.map(lambda x, n=number: x[:n], found))
+        found = jax.tree.map(lambda *leaves: np.concatenate(leaves), *each)
+        label = np.concatenate([part.label for part in parts])
+        result |= {f"{name}_loss": found.loss()}
+        result |= {f"{name}_accuracy": found.accuracy(label)}
+        # A threshold has a sense if all examples have the same two candidates.
+        targets = np.concatenate([part.targets for part in parts])
+        if untuned and targets.shape[1] == 2 and (targets == targets[:1]).all():
+            result |= {f"{name}_calibrated": found.calibrated_accuracy(label)}
     return result

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
@@ -31,18 +32,25 @@ class Settings:
     direction, and the same η, μ, β₁ and β₂ for all methods.
     """
 
-    method: Literal["radazo", "zo_adamm", "zo_rmsprop", "zo_sgd"] = "radazo"
+    # The last is by backpropagation, to compare with.
+    method: Literal["radazo", "zo_adamm", "zo_rmsprop", "zo_sgd", "adamw"] = "radazo"
     tune: Literal["lora", "prompt", "full", "scales"] = "lora"
-    quantize: Literal["no", "int8", "int4"] = "no"  # The frozen matrices.
+    quantize: Literal["no", "int8", "int4", "file"] = "no"  # The frozen matrices.
     objective: Literal["classification", "language_model"] = "classification"
     distribution: Literal["gaussian", "sphere", "rademacher", "low_rank"] = "gaussian"
     num_directions: int = 1  # K
     difference: Literal["central", "forward"] = "central"  # 2K evaluations, or K + 1.
     smoothing: float = 1e-3  # μ
-    learning_rate: float = 5e-5  # η
+    learning_rate: float = 5e-5  # η, at its largest.
+    schedule: Literal["constant", "cosine"] = "constant"  # Of η; a cosine ends at 0.
+    warmup_steps: int = 0  # Steps in which η rises from 0.
     b1: float = 0.9
     b2: float = 0.99
     batch_size: int = 16
+    # The batch doubles at equal intervals until it has this size; 0 leaves it.
+    final_batch_size: int = 0
+    num_buckets: int = 1  # Groups of examples of similar length, each with a program.
+    last_layers: int = 0  # Only these are tuned and run in a step; 0 for all.
     num_steps: int = 1000
     seed: int = 0
     eval_every: int = 100
@@ -50,6 +58,7 @@ class Settings:
     checkpoint_every: int = 100
     lora_rank: int = 8
     lora_alpha: float = 16.0
+    lora_targets: str = ",".join(lora.ADAPTED)
     prompt_length: int = 5
 
     def __post_init__(self) -> None:
@@ -59,12 +68,21 @@ class Settings:
                 valid, expected = value in choices, f"one of {', '.join(choices)}"
             elif name in ("b1", "b2"):
                 valid, expected = 0 <= value < 1, "in [0, 1)"
-            elif name == "seed":
+            elif name == "lora_targets":
+                continue  # The model decides which it has.
+            elif name in ("seed", "warmup_steps", "final_batch_size", "last_layers"):
                 valid, expected = value >= 0, "0 or more"
             else:
                 valid, expected = 0 < value < math.inf, "positive"
             if not valid:
                 raise ValueError(f"{name} must be {expected}; got {value}.")
+        rounded = self.quantize in ("int8", "int4")
+        if self.last_layers and (self.tune not in ("lora", "scales") or rounded):
+            raise ValueError(
+                "last_layers must be 0 unless lora or scales are tuned, and matrices "
+                f"are those of the file; got {self.last_layers} with {self.tune} and "
+                f"{self.quantize}."
+            )
         if self.tune in ("full", "scales") and (self.tune == "full") == self.quantized:
             raise ValueError(
                 "tune must not be full with quantize, and not scales without it; got "
@@ -73,13 +91,31 @@ class Settings:
 
     @property
     def num_evaluations(self) -> int:
-        """Of the loss, in a step."""
+        """Number of evaluations of the loss per step; a backward pass counts as two."""
+        if self.method == "adamw":
+            return 3
         forward = self.difference == "forward"
         return self.num_directions + 1 if forward else 2 * self.num_directions
 
     @property
     def quantized(self) -> bool:
         return self.quantize != "no"
+
+    def learning_rate_at(self, step: int) -> float:
+        """η of a step."""
+        if step < self.warmup_steps:
+            return self.learning_rate * (step + 1) / self.warmup_steps
+        if self.schedule == "constant":
+            return self.learning_rate
+        done = (step - self.warmup_steps) / max(self.num_steps - self.warmup_steps, 1)
+        return self.learning_rate * (1 + math.cos(math.pi * min(done, 1.0))) / 2
+
+    def batch_sizes(self) -> np.ndarray:
+        """The number of examples of each step, int64 [num_steps]."""
+        final = max(self.final_batch_size, self.batch_size)
+        doublings = max(math.ceil(math.log2(final / self.batch_size)), 0)
+        interval = np.arange(self.num_steps) * (doublings + 1) // self.num_steps
+        return np.minimum(self.batch_size * 2**interval, final)
 
     def compiled(self) -> "Settings":
         """The settings that a compiled step depends on; the others at their defaults.
@@ -119,6 +155,8 @@ class Job:
 
     def optimizer(self) -> optax.GradientTransformation:
         method, rate, b2 = self.settings.method, self.learning_rate, self.settings.b2
+        if method == "adamw":
+            return optax.adamw(rate, self.b1, b2)
         if method == "zo_sgd":
             return zo.zo_sgd(rate)
         if method == "zo_rmsprop":
@@ -133,12 +171,15 @@ def start(settings: Settings, model: LanguageModel) -> tuple[Job, State]:
     """
     init_key, run_key = jax.random.split(jax.random.key(settings.seed))
     rngs = nnx.Rngs(init_key)
-    if settings.quantized:
+    if settings.quantize == "file" and settings.tune == "scales":
+        quantization.widen_scales(model)
+    elif settings.quantize in ("int8", "int4"):
         scale_dtype = jnp.float32 if settings.tune == "scales" else model.dtype
         quantization.quantize(model, settings.quantize, scale_dtype)
     if settings.tune == "lora":
         rank, alpha = settings.lora_rank, settings.lora_alpha
-        lora.add_lora(model, rank=rank, alpha=alpha, rngs=rngs)
+        targets = settings.lora_targets.split(",")
+        lora.add_lora(model, rank=rank, alpha=alpha, targets=targets, rngs=rngs)
     elif settings.tune == "prompt":
         lora.add_prompt(model, length=settings.prompt_length, rngs=rngs)
     graphdef, params, rest = nnx.split(model, lora.FILTERS[settings.tune], ...)
@@ -154,6 +195,13 @@ def train_step(job: Job, state: State, batch: Batch) -> tuple[State, jax.Array]:
     Step i draws its directions with `fold_in(key, i)`.
     """
     settings = job.settings
+    loss_function = functools.partial(loss_fn, objective=settings.objective)
+    if settings.method == "adamw":
+
+        def loss_of(params: nnx.State) -> jax.Array:
+            return loss_function(nnx.merge(job.graphdef, params, job.rest), batch)
+
+        return _updated(job, state, *jax.value_and_grad(loss_of)(state.params))
     forward = settings.difference == "forward"
     difference = zo.forward_difference if forward else zo.central_difference
     estimator = difference(
@@ -163,14 +211,19 @@ def train_step(job: Job, state: State, batch: Batch) -> tuple[State, jax.Array]:
     )
     # One evaluation after another, so that memory does not grow with K.
     value_and_grad = zo_nnx.value_and_grad(
-        functools.partial(loss_fn, objective=settings.objective),
+        loss_function,
         estimator,
         zo.vectorized(batch_size=1),
         wrt=lora.FILTERS[settings.tune],
     )
     model = nnx.merge(job.graphdef, state.params, job.rest)
     key = jax.random.fold_in(job.key, state.step)
-    loss, grads = value_and_grad(key, model, batch)
+    return _updated(job, state, *value_and_grad(key, model, batch))
+
+
+def _updated(
+    job: Job, state: State, loss: jax.Array, grads: Any
+) -> tuple[State, jax.Array]:
     updates, opt_state = job.optimizer().update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     return State(params, opt_state, state.step + 1), loss
@@ -212,8 +265,8 @@ def scores(model: LanguageModel, batch: Batch) -> jax.Array:
 
 def _token_log_probabilities(model: LanguageModel, batch: Batch) -> jax.Array:
     """Of each candidate's tokens, float32 [B, C, L]."""
-    examples, sequences, length = batch.tokens.shape
-    hidden = model.hidden(batch.tokens.reshape(-1, length))
+    examples, sequences, length = batch.tokens.shape[:3]
+    hidden = model.hidden(batch.tokens.reshape(-1, *batch.tokens.shape[2:]))
     hidden = hidden.reshape(examples, sequences, length, -1)
     # Logits only where they are needed: the vocabulary is wide.
     positions = batch.positions[:, :sequences, :, None]
@@ -233,18 +286,39 @@ def _right_candidate(batch: Batch) -> Batch:
     return Batch(*map(pick, batch[:-1]), label=jnp.zeros_like(batch.label))
 
 
-@functools.partial(jax.jit, static_argnames="batch_size")
-def evaluate(
-    job: Job, params: nnx.State, data: Batch, *, batch_size: int
-) -> tuple[jax.Array, jax.Array]:
-    """Loss and accuracy on all examples, a batch at a time."""
+class Measured(NamedTuple):
+    """The loss and the scores of examples."""
 
-    def one(example: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
+    losses: jax.Array  # float32 [B]: sums of losses.
+    counts: jax.Array  # float32 [B]: how many each sums up.
+    scores: jax.Array  # float32 [B, C]: of the candidates.
+
+    def loss(self) -> float:
+        """Returns the mean loss."""
+        return float(self.losses.sum() / self.counts.sum())
+
+    def accuracy(self, label: np.ndarray) -> float:
+        """Returns the share of examples whose best candidate is the right one."""
+        return float((self.scores.argmax(axis=-1) == label).mean())
+
+    def calibrated_accuracy(self, label: np.ndarray) -> float:
+        """Returns the accuracy if the threshold is the median score.
+
+        It needs no labels, and two candidates that are the same in all examples. A
+        model that prefers one of the two words whatever the text gets rid of it.
+        """
+        difference = self.scores[:, 1] - self.scores[:, 0]
+        return float(((difference > np.median(difference)) == label).mean())
+
+
+@functools.partial(jax.jit, static_argnames="batch_size")
+def evaluate(job: Job, params: nnx.State, data: Batch, *, batch_size: int) -> Measured:
+    """Loss and scores of all examples, a batch at a time."""
+
+    def one(example: Batch) -> Measured:
         model = nnx.merge(job.graphdef, params, job.rest)
         example = jax.tree.map(lambda leaf: leaf[None], example)
-        right = scores(model, example).argmax(axis=-1) == example.label
-        terms = _loss_terms(model, example, job.settings.objective)
-        return *terms, right.mean()
+        found = scores(model, example)[0]
+        return Measured(*_loss_terms(model, example, job.settings.objective), found)
 
-    totals, counts, hits = jax.lax.map(one, data, batch_size=batch_size)
-    return totals.sum() / counts.sum(), hits.mean()
+    return jax.lax.map(one, data, batch_size=batch_size)

@@ -12,7 +12,7 @@ import functools
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,16 @@ from flax import nnx
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from examples.apps.llm import decoder, lora, opt
+from examples.apps.llm import (
+    decoder,
+    gguf_file,
+    gguf_model,
+    gguf_tokenizer,
+    lora,
+    opt,
+    quantization,
+)
+from examples.apps.llm.gguf_model import Stored
 from examples.apps.llm.model import Config, LanguageModel, one_of
 from examples.common.files import json_object, model_file
 
@@ -51,15 +60,19 @@ FAMILIES: dict[str, Any] = {"opt": opt.Config} | dict.fromkeys(
 )
 
 
-def load(folder: Folder, *, dtype: Any = jnp.bfloat16) -> LanguageModel:
-    """The model of a folder with `config.json` and safetensors, whole or in shards.
+def load(
+    folder: Folder, *, dtype: Any = jnp.bfloat16, keep_blocks: bool = False
+) -> LanguageModel:
+    """Loads a model: a folder with `config.json` and safetensors, or a GGUF file.
 
-    Tensors are read one by one: beside the model there is one parameter (of all
-    layers) in memory.
+    Tensors are read one by one: with the model there is one parameter (of all
+    layers) in memory. Quantized tensors of GGUF files are dequantized.
 
     Args:
-      folder: Where the files are.
+      folder: The folder, whose safetensors are one file or shards, or the file.
       dtype: Of the parameters and of what is computed with them.
+      keep_blocks: Whether matrices that a GGUF file has in blocks of 4 or 8 bits stay
+        in them. They are not rounded again.
 
     Raises:
       FileNotFoundError: If a file is not there.
@@ -68,10 +81,14 @@ def load(folder: Folder, *, dtype: Any = jnp.bfloat16) -> LanguageModel:
     folder = Path(folder)
     config = read_config(folder)
     with contextlib.ExitStack() as files:
-        stored = _open(folder, "model*.safetensors", files)
+        if gguf_file.is_gguf(folder):
+            stored = gguf_model.tensors(gguf_model.read(folder))
+        else:
+            stored = _open(folder, "model*.safetensors", files)
         if config.num_hidden_layers > len(stored):
             raise ValueError(
-                f"{folder} lacks tensors: it has {len(stored)}, and config.json says "
+                f"{folder} lacks tensors: it has {len(stored)}, and "
+                f"{'its metadata' if gguf_file.is_gguf(folder) else CONFIG} says "
                 f"{config.num_hidden_layers} layers."
             )
         abstract = nnx.eval_shape(lambda: config.build(dtype=dtype, rngs=nnx.Rngs(0)))
@@ -82,13 +99,28 @@ def load(folder: Folder, *, dtype: Any = jnp.bfloat16) -> LanguageModel:
         # Before any memory is taken, which files that lie could make very large.
         for path, variable in flat.items():
             _check(_views(abstract, path, _shadow(variable)), stored, folder)
+        kept = {}
         for path, variable in flat.items():
+            names = list(_views(abstract, path, _shadow(variable)))
+            kinds = {stored[name].block_kind for name in names}
+            together = any(kinds <= known for known in quantization.TOGETHER)
+            if keep_blocks and path[-1] == "kernel" and together:
+                kept[path[:-1]] = [stored.pop(name) for name in names]
+                flat[path] = variable.replace(jnp.zeros(0))
+                continue
             host = np.empty(variable.shape, variable.dtype)
             _fill(_views(abstract, path, host), stored)
             # Waits, so that the next is not read before this one is let go.
             flat[path] = variable.replace(jax.block_until_ready(jnp.array(host)))
     _check_empty(stored, folder)
-    return nnx.merge(graphdef, nnx.from_flat_state(flat))
+    model = nnx.merge(graphdef, nnx.from_flat_state(flat))
+    for (*parents, name), layers in kept.items():
+        owner = model.layers if parents else model
+        kinds, blocks = [x.block_kind for x in layers], (x.blocks() for x in layers)
+        base = getattr(owner, name)
+        linear = quantization.BlockLinear(base, blocks, kinds, stacked=bool(parents))
+        setattr(owner, name, linear)
+    return model
 
 
 def load_adapters(model: LanguageModel, folder: Folder) -> None:
@@ -100,17 +132,19 @@ def load_adapters(model: LanguageModel, folder: Folder) -> None:
 
     Raises:
       FileNotFoundError: If a file is not there.
-      ValueError: If the files are damaged, or hold anything but adapters of the query
-        and value projections or a soft prompt.
+      ValueError: If the files are damaged, or hold anything but plain adapters of
+        projections of the model or a soft prompt.
     """
     folder = Path(folder)
-    config = _read_adapter_config(folder)
+    config = _read_adapter_config(folder, model)
+    layers = config.get("layers_to_transform") or range(model.config.num_hidden_layers)
 
     def add(model: LanguageModel) -> LanguageModel:
         rngs = nnx.Rngs(0)  # What is drawn is replaced.
         if config["peft_type"] == "LORA":
-            rank, alpha = config["r"], config["lora_alpha"]
-            lora.add_lora(model, rank=rank, alpha=alpha, rngs=rngs)
+            sizes = {"rank": config["r"], "alpha": config["lora_alpha"]}
+            targets = config["target_modules"]
+            lora.add_lora(model, **sizes, targets=targets, rngs=rngs)
         else:
             lora.add_prompt(model, length=config["num_virtual_tokens"], rngs=rngs)
         return model
@@ -118,10 +152,10 @@ def load_adapters(model: LanguageModel, folder: Folder) -> None:
     with contextlib.ExitStack() as files:
         stored = _open(folder, ADAPTERS, files)
         # As in `load`, before any memory is taken.
-        for variable, views in _adapter_views(nnx.eval_shape(add, model)):
+        for variable, views in _adapter_views(nnx.eval_shape(add, model), layers):
             _check(views(_shadow(variable)), stored, folder)
-        for variable, views in _adapter_views(add(model)):
-            host = np.empty(variable.shape, np.float32)
+        for variable, views in _adapter_views(add(model), layers):
+            host = np.zeros(variable.shape, np.float32)
             _fill(views(host), stored)
             variable[...] = jnp.asarray(host)
     _check_empty(stored, folder)
@@ -158,12 +192,19 @@ def save_merged(model: LanguageModel, folder: Folder, *, base: Path) -> None:
     Args:
       model: The model, with adapters or tuned whole. It is consumed.
       folder: Where to write; it is made if it is not there.
-      base: The folder that the model came from; its tokenizer is copied.
+      base: The folder or the GGUF file that the model came from; its tokenizer is
+        copied.
 
     Raises:
       ValueError: If the model has a soft prompt.
     """
     save(lora.merge(model), folder)
+    if gguf_file.is_gguf(base):
+        file = gguf_model.read(base)
+        gguf_tokenizer.tokenizer(file).save(str(Path(folder, "tokenizer.json")))
+        text = json.dumps(gguf_tokenizer.config(file), indent=2) + "\n"
+        Path(folder, "tokenizer_config.json").write_text(text, encoding="utf-8")
+        return
     for name in TOKENIZER:
         if (base / name).is_file():
             shutil.copyfile(base / name, Path(folder, name))
@@ -180,6 +221,7 @@ def save_adapters(model: LanguageModel, folder: Folder, *, base: str) -> None:
     Raises:
       ValueError: If the model has neither.
     """
+    layers: list[int] = []
     if model.prompt is not None:
         length, width = model.prompt.shape
         config = {
@@ -187,20 +229,23 @@ def save_adapters(model: LanguageModel, folder: Folder, *, base: str) -> None:
             "num_virtual_tokens": length,
             "token_dim": width,
         }
-    elif isinstance(model.layers.q_proj, lora.AdaptedLinear):
-        rank = model.layers.q_proj.lora.lora_a.shape[-1]
+    elif targets := lora.adapted(model):
+        rank, alpha = lora.sizes(model)
         config = {
             "peft_type": "LORA",
             "r": rank,
-            "lora_alpha": model.layers.q_proj.scale * rank,
-            "target_modules": list(lora.ADAPTED),
+            "lora_alpha": alpha,
+            "target_modules": targets,
         }
+        layers = lora.adapted_layers(model)
+        if len(layers) < model.config.num_hidden_layers:
+            config |= {"layers_to_transform": layers}
     else:
         raise ValueError("model must have adapters or a soft prompt; got neither.")
     config |= {"task_type": "CAUSAL_LM", "base_model_name_or_path": base}
     config |= {"inference_mode": True}
     tensors: dict[str, np.ndarray] = {}
-    for variable, views in _adapter_views(model):
+    for variable, views in _adapter_views(model, layers):
         tensors |= views(np.asarray(variable[...]))
     _write(Path(folder), ADAPTER_CONFIG, config, ADAPTERS, tensors)
 
@@ -239,7 +284,10 @@ def _prefix(model: LanguageModel, layer: int, module: str) -> str:
 def read_config(folder: Path) -> Config:
     """The sizes of the model in a folder, and how its family computes."""
     path = model_file(folder, CONFIG)
-    values = json_object(path)
+    if gguf_file.is_gguf(folder):
+        path, values = folder, gguf_model.config(gguf_model.read(folder))
+    else:
+        values = json_object(path)
     try:
         family = one_of(FAMILIES, "model_type", values.get("model_type"))
         return FAMILIES[family].from_dict(values)
@@ -247,12 +295,12 @@ def read_config(folder: Path) -> Config:
         raise ValueError(f"{path}: {error}") from None
 
 
-# The tensors of a folder: of each the file, and its name there.
-_Stored = dict[str, tuple[Any, str]]
+# Tensors by name.
+_Stored = dict[str, Stored]
 
 
 def _open(folder: Path, pattern: str, files: contextlib.ExitStack) -> _Stored:
-    """The tensors of a folder, by name with the prefix `model.`.
+    """Returns the tensors of a folder, by name with the prefix `model.`.
 
     An index of shards is not read: the files themselves say what they hold.
     """
@@ -270,7 +318,12 @@ def _open(folder: Path, pattern: str, files: contextlib.ExitStack) -> _Stored:
                 continue
             bare = original.startswith("decoder.")
             name = f"model.{original}" if bare else original
-            stored[name] = file, original
+            found = file.get_slice(original)
+            stored[name] = Stored(
+                found.get_dtype(),
+                tuple(found.get_shape()),
+                functools.partial(file.get_tensor, original),
+            )
     if not stored:
         raise FileNotFoundError(
             f"{folder} must have {pattern.replace('*', '')}, or shards of it; got "
@@ -291,9 +344,7 @@ def _check(views: dict[str, np.ndarray], stored: _Stored, folder: Path) -> None:
     for name, view in views.items():
         if name not in stored:
             raise ValueError(f"{folder} lacks the tensor {name}.")
-        file, original = stored[name]
-        found = file.get_slice(original)
-        kind, got = found.get_dtype(), tuple(found.get_shape())
+        kind, got, *_ = stored[name]
         if got != view.shape or kind not in _FLOATS:
             raise ValueError(
                 f"{folder}: tensor {name} must be of shape {view.shape} and floating "
@@ -304,8 +355,7 @@ def _check(views: dict[str, np.ndarray], stored: _Stored, folder: Path) -> None:
 def _fill(views: dict[str, np.ndarray], stored: _Stored) -> None:
     """Reads tensors into the places that they are to have, and takes them off."""
     for name, view in views.items():
-        file, original = stored.pop(name)
-        view[...] = file.get_tensor(original)
+        view[...] = stored.pop(name).read()
 
 
 def _check_empty(stored: _Stored, folder: Path) -> None:
@@ -313,7 +363,7 @@ def _check_empty(stored: _Stored, folder: Path) -> None:
         raise ValueError(f"{folder} has the unexpected tensor {min(stored)!r:.200}.")
 
 
-def _read_adapter_config(folder: Path) -> dict[str, Any]:
+def _read_adapter_config(folder: Path, model: LanguageModel) -> dict[str, Any]:
     path = model_file(folder, ADAPTER_CONFIG)
     config = json_object(path)
     sizes = {"LORA": ("r", "lora_alpha"), "PROMPT_TUNING": ("num_virtual_tokens",)}
@@ -322,13 +372,25 @@ def _read_adapter_config(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     modules = config.get("target_modules")
-    adapted = [[*lora.ADAPTED], [*reversed(lora.ADAPTED)]]
+    known = lora.projections(model)
+    listed = isinstance(modules, list) and 0 < len(modules) <= len(known)
+    valid = listed and all(isinstance(m, str) and m in known for m in modules)
     plain = not config.get("use_dora") and not config.get("use_rslora")
-    if kind == "LORA" and (modules not in adapted or not plain):
+    if kind == "LORA" and not (valid and plain):
         raise ValueError(
-            f"{path}: adapters must be plain ones of {' and '.join(lora.ADAPTED)}; got "
+            f"{path}: adapters must be plain ones of {', '.join(known)}; got "
             f"target_modules {modules!r:.80}, use_dora {config.get('use_dora')!r:.80} "
             f"and use_rslora {config.get('use_rslora')!r:.80}."
+        )
+    layers, number = config.get("layers_to_transform"), model.config.num_hidden_layers
+    if layers is not None and not (
+        isinstance(layers, list)
+        and 0 < len(layers) <= number
+        and all(type(i) is int and 0 <= i < number for i in layers)
+    ):
+        raise ValueError(
+            f"{path}: layers_to_transform must be numbers of the {number} layers; got "
+            f"{layers!r:.80}."
         )
     for name in sizes[kind]:
         value = config.get(name)
@@ -342,26 +404,36 @@ def _read_adapter_config(folder: Path) -> dict[str, Any]:
 
 
 def _adapter_views(
-    model: LanguageModel,
+    model: LanguageModel, layers: Iterable[int]
 ) -> Iterator[tuple[nnx.Variable, Callable[[np.ndarray], dict[str, np.ndarray]]]]:
-    """What was tuned, and what of an array like it a file of peft has, by name."""
+    """Yields what was tuned, and the parts of an array like it by their names in peft.
+
+    Args:
+      model: A model with adapters or a soft prompt.
+      layers: The layers that have adapters in the file.
+    """
     if model.prompt is not None:
         yield model.prompt, lambda array: {"prompt_embeddings": array}
         return
-    for name in lora.ADAPTED:
+    for name in lora.adapted(model):
         adapter = getattr(model.layers, name).lora
         for matrix, variable in (("A", adapter.lora_a), ("B", adapter.lora_b)):
-            yield variable, functools.partial(_adapter_parts, model, name, matrix)
+            parts = functools.partial(_adapter_parts, model, name, matrix, layers)
+            yield variable, parts
 
 
 def _adapter_parts(
-    model: LanguageModel, name: str, matrix: str, array: np.ndarray
+    model: LanguageModel,
+    name: str,
+    matrix: str,
+    layers: Iterable[int],
+    array: np.ndarray,
 ) -> dict[str, np.ndarray]:
     return {
         f"base_model.model.{_prefix(model, i, name)}.{name}.lora_{matrix}.weight": (
-            layer.T
+            array[i].T
         )
-        for i, layer in enumerate(array)
+        for i in layers
     }
 
 

@@ -65,11 +65,11 @@ def supervise(command: Sequence[str], resume: str) -> int:
     tell what happened; nothing in the process itself can.
 
     Args:
-      command: What the child runs.
-      resume: How to go on, for the message.
+      command: The command of the child.
+      resume: Instructions to resume, for the message.
 
     Returns:
-      The exit code: that of the child, or `LOST`.
+      The exit code of the child, or `LOST`.
     """
     held: list[str] = []
     with subprocess.Popen(
@@ -130,7 +130,7 @@ def wait_for_health_check() -> None:
 
 
 def start(args: argparse.Namespace) -> None:
-    """Joins the other processes, where there are some."""
+    """Joins the other processes, if there are any."""
     timeouts = {
         "heartbeat_timeout_seconds": _HEARTBEAT_SECONDS,
         "shutdown_timeout_seconds": _SHUTDOWN_SECONDS,
@@ -170,7 +170,7 @@ def check_same_in_all_processes(name: str, value: Any) -> None:
     """Raises in every process if the value differs in one from that in the first.
 
     Args:
-      name: How the value is called in the error.
+      name: Name of the value, for the error.
       value: Anything that `repr` tells apart.
     """
     text = repr(value).encode()[:_SHOWN].ljust(_SHOWN)

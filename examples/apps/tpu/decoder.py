@@ -56,7 +56,7 @@ def init(key: jax.Array, sizes: Sizes) -> dict[str, Any]:
 
 
 def loss_fn(params: dict[str, Any], tokens: jax.Array, heads: int) -> jax.Array:
-    """The cross-entropy of tokens [B, T], each predicted from those before it."""
+    """The cross-entropy of tokens [B, T], each predicted from the previous ones."""
     layers = {
         name: p for name, p in params.items() if p.ndim == 3 or name[:-1] == "norm_"
     }
@@ -88,13 +88,13 @@ def _normalize(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def specs(params: Any, how: str, size: int) -> Any:
-    """How the parameters lie on the mesh, a tree of `PartitionSpec`.
+    """The sharding of the parameters, a tree of `PartitionSpec`.
 
     Args:
       params: Arrays or their shapes.
       how: `no`: all on every device. `tensor`: matrices and the embedding cut so that
         activations are, too. `fsdp`: every leaf cut along its longest axis, and put
-        together where it is used.
+        together when it is used.
       size: The number of devices along the axis `model`.
     """
 

@@ -1,9 +1,9 @@
-"""How far runs drift apart whose layouts take sums in another order.
+"""The drift between runs whose layouts take sums in another order.
 
     XLA_FLAGS=--xla_force_host_platform_device_count=8 python examples/apps/tpu/drift.py
 
-Runs every layout for several seeds and compares parameters and losses after as many
-steps with those of the default layout.
+Runs every layout for several seeds and compares parameters and losses with the
+default layout's after as many steps.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from examples.common import cli
 
 # A loss of 3.4 is rounded to 2.4e-7, and so a slope, the difference of two over the
 # smoothing of 1e-3, to 2.4e-4: rounding enters a gradient a thousand times enlarged.
-# In 100 steps an array moves by 14 to 28 % of its norm (those of the norms by 3 %),
+# In 100 steps an array moves by 14 to 28 % of its norm (arrays of norms by 3 %),
 # and the bound is 1 % of that, four times the most that was found in 8 seeds.
 PARAMS_BOUND = 2e-3
 LOSS_BOUND = 1e-4
@@ -59,7 +59,7 @@ def ends(
 
 
 def drifts(arguments: list[str], seeds: range) -> Iterator[tuple[str, list, list]]:
-    """Of each layout, by seed: the drift of the parameters and that of the losses.
+    """Yields the drift of parameters and losses of each layout, by seed.
 
     The first is the distance of the array that differs most, over its norm; the second
     the largest difference of a loss, over that loss.

@@ -3,7 +3,7 @@
     python examples/apps/tpu/train.py --mesh perturbation=2,data=2,model=2
 
 The K + 1 evaluations of a step are spread over the mesh axis `perturbation`, the
-sequences of the batch over `data`, and the parameters, where they shall be, over
+sequences of the batch over `data`, and the parameters, if asked for, over
 `model`. What the evaluations send one another are K + 1 numbers: each device makes
 the same directions from the same key, and so the same gradient.
 
@@ -32,7 +32,7 @@ from examples.common import checkpoint, cli
 from examples.common.cli import UserError, at_least_one, integer, positive
 from examples.common.distributions import DISTRIBUTIONS
 
-# What makes a run, and must be the same where it goes on from a checkpoint.
+# Settings that define a run, and must be the same if it resumes from a checkpoint.
 SETTINGS = (
     *("seed", "learning_rate", "distribution", "num_directions", "smoothing"),
     *("batch_size", *decoder.Sizes._fields),
@@ -147,7 +147,7 @@ def run(args: argparse.Namespace, mesh: jax.sharding.Mesh) -> None:
 def program(
     args: argparse.Namespace, sizes: decoder.Sizes, mesh: jax.sharding.Mesh
 ) -> tuple[Callable[..., State], Callable[..., tuple[State, jax.Array]], State]:
-    """What begins a run, what does a step, and the shapes and shardings of a state."""
+    """Returns `init`, `step`, and the shapes and shardings of a state."""
     optimizer = zo.radazo(args.learning_rate, bias_correction=True)
     estimator = zo.forward_difference(
         DISTRIBUTIONS[args.distribution], args.num_directions, args.smoothing
@@ -196,7 +196,7 @@ def program(
 
 
 def rows(args: argparse.Namespace, mesh: jax.sharding.Mesh) -> jax.P:
-    """How the sequences of a batch lie on the mesh."""
+    """The sharding of the sequences of a batch."""
     axes = ("data", "model") if args.shard_params == "fsdp" else ("data",)
     size = math.prod(mesh.shape[axis] for axis in axes)
     if args.batch_size % size:
@@ -226,7 +226,7 @@ def describe(
 
 
 def resume(args: argparse.Namespace) -> str:
-    """How to go on after an error."""
+    """Instructions to resume after an error."""
     again = "start all processes again with the same commands"
     if args.checkpoint:
         return f"{again} to go on from the latest checkpoint in {args.checkpoint}"

@@ -206,6 +206,8 @@ class Program:
                 total += times * _dot_flops(computation, instruction)
             elif instruction.opcode == "convolution":
                 total += times * _convolution_flops(computation, instruction)
+            elif "__cublas$" in instruction.text:
+                total += times * _cublas_flops(computation, instruction)
         return total
 
     def elementwise_operations(self) -> int:
@@ -247,7 +249,8 @@ def facts(compiled: Any) -> dict[str, Any]:
         "largest_bytes": max((s.num_bytes for s in sent), default=0),
         "product_flops": program.product_flops(),
         "elementwise": program.elementwise_operations(),
-        "cost_analysis_flops": compiled.cost_analysis()["flops"],
+        # The GPU compiler has no such analysis.
+        "cost_analysis_flops": (compiled.cost_analysis() or {}).get("flops"),
         "aliased_bytes": memory.alias_size_in_bytes,
         "peak_bytes": memory.peak_memory_in_bytes,
     }
@@ -295,6 +298,14 @@ def _dot_flops(computation: dict[str, Instruction], dot: Instruction) -> int:
     axes = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", dot.text)
     contracted = [lhs[int(axis)] for axis in axes[1].split(",") if axis] if axes else []
     return 2 * math.prod(dot.results[0].shape) * math.prod(contracted)
+
+
+def _cublas_flops(computation: dict[str, Instruction], call: Instruction) -> int:
+    """The GPU compiler calls a library for products; a second result is its memory."""
+    lhs = _operand(computation, call, 0)
+    axes = re.search(r'"lhs_contracting_dimensions":\[([\d",]*)\]', call.text)
+    contracted = [lhs[int(axis)] for axis in re.findall(r"\d+", axes[1])]
+    return 2 * math.prod(call.results[0].shape) * math.prod(contracted)
 
 
 def _convolution_flops(

@@ -2,9 +2,10 @@
 
 Compiles, without running anything, a forward pass, an evaluation at a perturbed point
 and whole optimization steps, and reads from the compiled programs what they allocate:
-on the CPU the temporary buffers; on the TPU all of its main memory, that is arguments,
-results that take no argument's place, and temporary buffers. The TPU compiler needs no
-TPU, only libtpu (``pip install "radazo-jax[tpu-aot]"``). Models:
+on the CPU the temporary buffers; on a TPU or GPU all of its main memory, that is
+arguments, results that reuse no argument's memory, and temporary buffers. The
+compilers need neither TPU nor GPU, but the extra ``tpu-aot`` or ``gpu-aot``, each in an
+environment of its own. Models:
 
 * ``decoder``: 1.3B parameters in bfloat16, scanned layers, a tied embedding;
 * ``grouped_query_decoder``: 0.8B, of another shape, with all logits at once;
@@ -32,7 +33,7 @@ import radazo_jax as zo
 from examples.common import cli, figures
 from examples.common.distributions import DISTRIBUTIONS
 from examples.common.record import collect
-from examples.research.benchmarks import models
+from examples.research.benchmarks import gpus, models
 from examples.research.benchmarks.programs import (
     compiled_on,
     held,
@@ -45,11 +46,21 @@ from examples.research.benchmarks.programs import (
 SMOOTHING = 1e-3
 LEARNING_RATE = 1e-6
 OPTIMIZERS = {"zo_sgd": zo.zo_sgd(LEARNING_RATE), "radazo": zo.radazo(LEARNING_RATE)}
+# It updates parameters in place, as a step of `solver`. Each update draws all
+# directions of its window, so only a distribution with cheap draws is measured.
+REPLAYED, REPLAYED_WITH = "replayed", ("low_rank",)
 MODELS: dict[str, dict[str, Callable[[], models.Model]]] = {
     "tpu": {
         "decoder": models.decoder,
         "grouped_query_decoder": models.grouped_query_decoder,
         "unrolled": models.dense_layers,
+    },
+    "gpu": {
+        "decoder": models.decoder,
+        "grouped_query_decoder": models.grouped_query_decoder,
+        "13b_decoder": functools.partial(
+            models.decoder, num_layers=40, width=5120, num_heads=40
+        ),
     },
     "cpu": {
         "scanned": lambda: models.dense_layers(12, 1024, 64, jnp.float32, True),
@@ -58,11 +69,18 @@ MODELS: dict[str, dict[str, Callable[[], models.Model]]] = {
 }
 
 
-def device(platform: str) -> Any:
-    """A device to compile for, which need not be there."""
-    if platform == "cpu":
+def device(target: str) -> Any:
+    """A device to compile for, which need not exist: a GPU of `gpus`, TPU or CPU."""
+    if target == "cpu":
         return jax.devices("cpu")[0]
-    return tpu_topology("v5e:1x1", (1, 1, 1))[0]
+    if target == "tpu":
+        return tpu_topology("v5e:1x1", (1, 1, 1))[0]
+    return gpus.devices(target)[0]
+
+
+def options(target: str) -> dict[str, Any] | None:
+    """The options of the compiler for a device."""
+    return gpus.options(target) if target in gpus.TARGETS else None
 
 
 def program(
@@ -73,10 +91,15 @@ def program(
     if run == "forward":
         return loss, (params, batch), ()
     key = jax.eval_shape(lambda: jax.random.key(0))
-    if run in OPTIMIZERS:
+    if run in (*OPTIMIZERS, REPLAYED):
         estimator = zo.forward_difference(
             DISTRIBUTIONS[distribution], num_directions, SMOOTHING
         )
+    if run == REPLAYED:
+        optimizer = zo.radazo(LEARNING_RATE, moments="replayed")
+        solver = zo.solver(loss, optimizer, estimator, zo.vectorized(1))
+        return solver.step, (jax.eval_shape(solver.init, params, key), batch), (0,)
+    if run in OPTIMIZERS:
         state = jax.eval_shape(OPTIMIZERS[run].init, params)
         step = step_of(loss, estimator, OPTIMIZERS[run], zo.vectorized(1))
         return step, (params, state, key, batch), (0, 1)
@@ -95,13 +118,15 @@ def program(
 def measured(case: dict[str, Any]) -> dict[str, Any]:
     """What a program allocates."""
     platform, name, *which = case.values()
-    model = MODELS[platform][name]()
+    model = MODELS.get(platform, MODELS["gpu"])[name]()
     fun, args, donated = program(model, *which)
     mesh = Mesh(np.array([device(platform)]), ("one",))
     args = placed(args, mesh, lambda x: PartitionSpec())
-    memory = compiled_on(mesh, fun, args, donated).memory_analysis()
+    compiled = compiled_on(mesh, fun, args, donated, options(platform))
+    memory = compiled.memory_analysis()
     # What the optimizer keeps: m and v in float32, for R-AdaZO; else next to none.
-    state = jax.tree.leaves(args[1]) if donated and platform != "cpu" else []
+    keeps = case["run"] in OPTIMIZERS and platform != "cpu"
+    state = jax.tree.leaves(args[1]) if keeps else []
     return {
         "bytes": memory.temp_size_in_bytes if platform == "cpu" else held(memory),
         # The TPU's peak counts parameters that are fetched ahead into its fast
@@ -119,7 +144,9 @@ def cases(
         rows = [("forward", "", "")]
         for distribution in DISTRIBUTIONS:
             for run in runs:
-                numbers = counts if run in OPTIMIZERS else [""]
+                if run == REPLAYED and distribution not in REPLAYED_WITH:
+                    continue
+                numbers = counts if run in (*OPTIMIZERS, REPLAYED) else [""]
                 rows += [(run, distribution, k) for k in numbers]
         for run, distribution, k in rows:
             case = {
@@ -140,10 +167,12 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     made: list[dict[str, Any]] = []
     tables: dict[tuple[str, str], dict[str, Any]] = {}
-    forward = {row["model"]: row for row in rows if row["run"] == "forward"}
+    forward = {
+        (row["platform"], row["model"]): row for row in rows if row["run"] == "forward"
+    }
     for row in rows:
         platform, model, run, distribution, k = list(row.values())[:5]
-        base, layer = forward[model], row["layer_bytes"]
+        base, layer = forward[platform, model], row["layer_bytes"]
         beyond, peak = (
             row[of] - base[of] - row["moments_bytes"] for of in ("bytes", "peak_bytes")
         )
@@ -151,7 +180,7 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         column = f"{run}_K={k}" if k else run.replace("naive", "by_hand")
         amounts = {"": ("bytes", beyond), "_peak": ("peak_bytes", peak)}
         for suffix, (of, amount) in amounts.items():
-            if distribution and not (suffix and platform == "cpu"):
+            if distribution and (platform == "tpu" or not suffix):
                 name = f"{platform}_{model}{suffix}"
                 unit = base[of] / 100 if model.endswith("decoder") else layer
                 cells = tables.setdefault(
@@ -199,15 +228,26 @@ def plot(content: dict[str, Any]) -> plt.Figure:
 def main() -> None:
     parser = cli.parser(__doc__)
     add = parser.add_argument
-    add("--platform", choices=["cpu", "tpu"], default="cpu")
+    add("--platform", choices=list(MODELS), default="cpu")
+    add("--targets", nargs="+", default=gpus.TARGETS, help="of the platform gpu")
     add("--models", nargs="+", help="all by default")
     add("--directions", type=cli.at_least_one, nargs="+", default=[1, 8])
-    add("--runs", nargs="+", default=["naive", "perturb", *OPTIMIZERS])
+    runs = ["naive", "perturb", *OPTIMIZERS]
+    add("--runs", nargs="+", choices=[*runs, REPLAYED], default=runs)
     cli.add_record(parser, resume=True, plot=True)
     args = parser.parse_args()
     names = args.models or list(MODELS[args.platform])
-    programs = cases(args.platform, names, args.directions, args.runs)
-    target = f"compiled for {device(args.platform).device_kind}"
+    targets = args.targets if args.platform == "gpu" else [args.platform]
+    try:
+        kinds = dict.fromkeys(device(target).device_kind for target in targets)
+    except cli.UserError as error:
+        parser.error(str(error))
+    programs = [
+        case
+        for target in targets
+        for case in cases(target, names, args.directions, args.runs)
+    ]
+    target = f"compiled for {', '.join(kinds)}"
     rows = collect(args.output, args.resume, programs, derived, device=target)
     print(tabulate([r for r in rows if "run" in r], headers="keys", floatfmt=".4f"))
     if args.plot:

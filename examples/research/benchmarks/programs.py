@@ -52,7 +52,11 @@ def placed(tree: Any, mesh: Mesh, spec: Callable[[Any], P]) -> Any:
 
 
 def compiled_on(
-    mesh: Mesh, fun: Callable[..., Any], args: tuple[Any, ...], donate: Any = ()
+    mesh: Mesh,
+    fun: Callable[..., Any],
+    args: tuple[Any, ...],
+    donate: Any = (),
+    options: dict[str, Any] | None = None,
 ) -> Any:
     """``fun`` compiled, its results sharded as the arguments they replace, or not."""
     replicated = NamedSharding(mesh, P())
@@ -62,7 +66,7 @@ def compiled_on(
             lambda x: by_shape.get(x.shape, replicated), jax.eval_shape(fun, *args)
         )
         jitted = jax.jit(fun, donate_argnums=donate, out_shardings=out)
-        compiled = jitted.lower(*args).compile()
+        compiled = jitted.lower(*args).compile(options)
     for output in jax.tree.leaves(compiled.output_shardings):
         # Without every sharding given, JAX compiles for the CPU and does not say so.
         assert output.device_set == set(mesh.devices.flat), output

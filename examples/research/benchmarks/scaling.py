@@ -1,10 +1,11 @@
 """What a step sends and computes on 1 to 256 chips, read from the compiled programs.
 
 Compiles, without running anything, whole R-AdaZO steps of a decoder for meshes of TPU
-chips and of simulated CPU devices, with the evaluations spread over the axis ``k``, the
-minibatch over ``data`` and ``model``, and the parameters over ``model``; and beside
-them the gradient that backpropagation makes on the same mesh. The TPU compiler needs
-no TPU, only libtpu (``pip install "radazo-jax[tpu-aot]"``).
+chips, of H100 GPUs and of simulated CPU devices. The evaluations are spread over the
+axis ``k``, the minibatch over ``data`` and ``model``, and the parameters over
+``model``. The gradient that backpropagation makes on the same mesh is compiled too. The
+compilers need neither TPU nor GPU, but the extra ``tpu-aot`` or ``gpu-aot``, each in an
+environment of its own.
 
     python examples/research/benchmarks/scaling.py --platform tpu --output tpu.json
 
@@ -31,7 +32,7 @@ import radazo_jax as zo
 from examples.common import cli, figures
 from examples.common.distributions import DISTRIBUTIONS
 from examples.common.record import collect
-from examples.research.benchmarks import models
+from examples.research.benchmarks import gpus, models
 from examples.research.benchmarks.hlo import facts
 from examples.research.benchmarks.programs import (
     compiled_on,
@@ -52,6 +53,9 @@ TOPOLOGIES = {
     64: ("v5e:8x8", None),
     256: ("v5e:16x16", None),
 }
+GPU = "h100"
+# Slices, hosts per slice, and GPUs per host.
+GPU_TOPOLOGIES = {1: "1x1x1", 8: "1x1x8", 16: "1x2x8"}
 # What may be sent beyond the losses, whatever the size of the model.
 ALLOWED_BYTES = 64
 
@@ -105,6 +109,9 @@ def mesh_for(platform: str, spread: Spread) -> Mesh:
     if platform == "cpu":
         devices = jax.devices()[: spread.num_devices]
         return Mesh(np.array(devices).reshape(spread), AXES)
+    if platform == "gpu":
+        devices = gpus.devices(GPU, GPU_TOPOLOGIES[spread.num_devices])
+        return Mesh(np.array(devices).reshape(spread), AXES)
     name, bounds = TOPOLOGIES[spread.num_devices]
     devices = mesh_utils.create_device_mesh(
         spread, tpu_topology(name, bounds), allow_split_physical_axes=True
@@ -113,7 +120,7 @@ def mesh_for(platform: str, spread: Spread) -> Mesh:
 
 
 def decoder(platform: str, case: Case) -> models.Model:
-    """1.3B parameters for the TPU, 0.5M for the CPU, spread as is customary.
+    """1.3B parameters for TPUs and GPUs, 0.5M for the CPU, spread as is customary.
 
     A layer's weights are gathered where they are used, its activations stay where
     their sequences are.
@@ -143,13 +150,15 @@ def parameter_spec(leaf: Any) -> P:
 def compiled_case(platform: str, case: Case) -> Any:
     """The program of a case, compiled for its mesh."""
     mesh = mesh_for(platform, case.spread)
+    options = gpus.options(GPU) if platform == "gpu" else None
     model = decoder(platform, case)
     params = placed(model.params, mesh, parameter_spec)
     batch = placed(model.batch, mesh, lambda x: BATCH)
     if case.kind == "forward":
-        return compiled_on(mesh, model.loss, (params, batch))
+        return compiled_on(mesh, model.loss, (params, batch), (), options)
     if case.kind == "gradient":
-        return compiled_on(mesh, jax.value_and_grad(model.loss), (params, batch))
+        gradient = jax.value_and_grad(model.loss)
+        return compiled_on(mesh, gradient, (params, batch), (), options)
     estimator = zo.forward_difference(
         DISTRIBUTIONS[case.distribution], case.num_evaluations - 1, SMOOTHING
     )
@@ -157,7 +166,7 @@ def compiled_case(platform: str, case: Case) -> Any:
     key = placed(jax.eval_shape(lambda: jax.random.key(0)), mesh, lambda x: P())
     state = placed(jax.eval_shape(optimizer.init, model.params), mesh, parameter_spec)
     step = step_of(model.loss, estimator, optimizer, zo.sharded("k", batch_size=1))
-    return compiled_on(mesh, step, (params, state, key, batch), (0, 1))
+    return compiled_on(mesh, step, (params, state, key, batch), (0, 1), options)
 
 
 def measured(platform: str, case: Case) -> dict[str, Any]:
@@ -188,13 +197,13 @@ def update_flops(platform: str, case: Case) -> int:
 def cases(platform: str) -> Iterator[Case]:
     """For chips that divide the evaluations, but for one case."""
     tpu = platform == "tpu"
-    some = (1, 8, 16) if tpu else (1, 2, 4, 8)
+    some = (1, 2, 4, 8) if platform == "cpu" else (1, 8, 16)
     many = (64, 256) if tpu else ()
     side, most = 16 if tpu else 2, max(*some, *many)
     # The last axis is that over which the parameters are sharded.
     sharded = [Spread(2, 2, 2), *([Spread(4, 8, 8)] if tpu else [])]
     minibatch = [Spread(data=n) for n in (8, *many)]
-    for distribution in MEASURED:
+    for distribution in MEASURED[2:] if platform == "gpu" else MEASURED:
         for n in some:
             # The same evaluations whatever the number of chips; then one a chip.
             yield Case("strong", Spread(k=n), distribution, max(some))
@@ -294,7 +303,7 @@ def plot(content: dict[str, Any]) -> plt.Figure:
 
 def main() -> None:
     parser = cli.parser(__doc__)
-    parser.add_argument("--platform", choices=["cpu", "tpu"], default="cpu")
+    parser.add_argument("--platform", choices=["cpu", "gpu", "tpu"], default="cpu")
     cli.add_record(parser, resume=True, plot=True)
     args = parser.parse_args()
     without_tpu()
@@ -304,7 +313,10 @@ def main() -> None:
         (case.described(platform), functools.partial(measured, platform, case))
         for case in cases(platform)
     ]
-    kind = mesh_for(platform, Spread()).devices.flat[0].device_kind
+    try:
+        kind = mesh_for(platform, Spread()).devices.flat[0].device_kind
+    except cli.UserError as error:
+        parser.error(str(error))
     target = f"compiled for {kind}"
     rows = collect(args.output, args.resume, programs, derived, device=target)
     print(tabulate(rows, headers="keys"))

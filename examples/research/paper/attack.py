@@ -3,16 +3,16 @@
     python examples/research/paper/attack.py
     python examples/research/paper/attack.py --data mnist.npz
 
-A convolutional network that reads digits is to see the digit y + 1 where it sees y
-(0 after 9), by a change of no pixel by more than 0.2. The loss is
-max over j ≠ t of log p_j, less log p_t, for the target t: below zero, the attack has
-succeeded. K=2, η=0.01, μ=0.005, β₁=0.9, β₂=0.99, as in the paper.
+The attack makes a convolutional network read the digit y + 1 instead of y (0 after
+9), and changes no pixel by more than 0.2. The loss is the maximum over j ≠ t of
+log p_j − log p_t for the target t. If it is below zero, the attack has succeeded.
+K=2, η=0.01, μ=0.005, β₁=0.9, β₂=0.99, as in the paper.
 
 Two settings. *Mapped*: the variable lies in [0, 10] and is mapped linearly to the box
 of the perturbation, as in the public code of the set-up that the paper cites, so that a
 step of η in it moves a pixel by η/25. *Unmapped*: the variable is the perturbation.
 
-The images are those of scikit-learn, enlarged to 28×28, or MNIST's, from Keras's file.
+The images are scikit-learn's, enlarged to 28×28, or MNIST's, from Keras's file.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ UNMAPPED = 4  # How many times fewer iterations this setting gets: its steps are
 
 
 class State(NamedTuple):
-    variable: jax.Array  # [28, 28, 1], zero where no pixel is changed.
+    variable: jax.Array  # [28, 28, 1], zero if no pixel is changed.
     optimizer_state: Any
     iterations: jax.Array  # (), int32: until success, or so far.
     succeeded: jax.Array  # (), bool.
@@ -64,8 +64,8 @@ def adversarial(case: Case, variable: jax.Array) -> jax.Array:
 def attack_step(params: network.Params, optimizer: optax.GradientTransformation) -> Any:
     """One step, which does nothing to a seed that has succeeded.
 
-    The variable is centered, from -5 to 5 where the paper's lies in [0, 10]: the same
-    to any of the methods. It is clipped to its box after each step.
+    The variable is centered, from -5 to 5 instead of [0, 10] as in the paper, which is
+    the same to any of the methods. It is clipped to its box after each step.
     """
     estimator = zo.forward_difference(zo.sphere(), NUM_DIRECTIONS, SMOOTHING)
 
@@ -101,7 +101,7 @@ def attack(
     chunk: int,
     label: str,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Iterations [cases, seeds], inf where not successful; variables [cases, …]."""
+    """Iterations [cases, seeds], inf without success; variables [cases, …]."""
     iterations, variables = [], []
     for case in (bar := tqdm(cases, desc=label, unit="image")):
         zeros = jnp.zeros((len(keys), *case.image.shape))
@@ -111,7 +111,7 @@ def attack(
         for start in range(0, max_steps, chunk):
             states, succeeded = run_chunk(states, keys, jnp.uint32(start), case)
             bar.set_postfix(iteration=start + chunk)
-            # The mean over the chunk is above zero where its last step succeeded.
+            # The mean over the chunk is above zero if its last step succeeded.
             if (succeeded > 0).all():
                 break
         iterations.append(np.where(states.succeeded, states.iterations, np.inf))

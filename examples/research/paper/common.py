@@ -1,4 +1,4 @@
-"""What the scripts of the paper's experiments share."""
+"""Shared code of the paper's experiments."""
 
 import argparse
 import functools
@@ -22,14 +22,14 @@ from examples.common.tables import Table
 from examples.research.paper import theory
 
 METHODS: dict[str, Callable[..., optax.GradientTransformation]] = {
-    # b1=0.9 and b2=0.99 are the defaults, where a method has them.
+    # b1=0.9 and b2=0.99 are the defaults, if a method has them.
     "R-AdaZO": zo.radazo,
     "ZO-AdaMM": zo.zo_adamm,
     "ZO-RMSProp": zo.zo_rmsprop,
     "ZO-SGD": zo.zo_sgd,
     "ZO-signSGD": zo.zo_signsgd,
 }
-# Not a method of the paper: ZO-AdaMM with steps as long as those of R-AdaZO.
+# Not a method of the paper: ZO-AdaMM with steps as long as R-AdaZO's.
 STRETCH = theory.step_ratio(0.9)
 STRETCHED = f"ZO-AdaMM, {STRETCH:.2f} η"
 
@@ -73,7 +73,7 @@ def parse(result: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def seed_keys(seeds: int) -> jax.Array:
-    """The seeds' keys: those of fewer seeds are the first of those of more."""
+    """The keys of the seeds: fewer seeds have the first keys of more seeds."""
     fold = functools.partial(jax.random.fold_in, jax.random.key(0))
     return jax.vmap(fold)(jnp.arange(seeds, dtype=jnp.uint32))
 
@@ -110,12 +110,12 @@ def run(
       step: `(key, t, state) -> (state, out)` of one seed, with t = 0, 1, … and a key
         for each; outs are trees of small arrays, whose means over a chunk are kept.
       keys: A key for each seed.
-      states: What the first steps get, with a leading axis of seeds.
-      num_steps: How many steps, rounded up to whole chunks.
-      chunk: How many steps a chunk has.
-      label: What stands before the bar.
-      at_chunk: Called after each chunk with its last states and its out; what it
-        returns stands behind the bar.
+      states: States of the first steps, with a leading axis of seeds.
+      num_steps: Number of steps, rounded up to whole chunks.
+      chunk: Number of steps per chunk.
+      label: Text before the bar.
+      at_chunk: Called after each chunk with its last states and its out; its result
+        is shown after the bar.
 
     Returns:
       The last states, and the outs, stacked: arrays [chunks, seeds, ...].

@@ -4,8 +4,8 @@
 
 All methods get the same learning rate, betas, directions, smoothing, minibatches and
 starting points, as in the paper. Equal rates favor R-AdaZO, whose steps are up to
-sqrt((1 + b1) / (1 - b1)) = 4.4 times as long as those of ZO-AdaMM where the noise of
-the estimates dominates, and the rate was chosen for it. With `--learning-rate 8e-3`,
+sqrt((1 + b1) / (1 - b1)) = 4.4 times as long as ZO-AdaMM's if the noise of the
+estimates dominates, and the rate was chosen for it. With `--learning-rate 8e-3`,
 ZO-AdaMM learns as well as R-AdaZO does here: `tuned.py` tunes the rate of each method.
 """
 

@@ -33,7 +33,7 @@ __all__ = [
 
 
 class Problem(NamedTuple):
-    """A function to minimize, and where its minimum lies.
+    """A function to minimize, and its minimum.
 
     Attributes:
       fun: The function: an array [d] in, a scalar out, float32 at least.
@@ -54,7 +54,7 @@ def quadratic(theta: jax.typing.ArrayLike) -> jax.Array:
       The value, a scalar of at least float32.
 
     Raises:
-      TypeError, ValueError: If `theta` is not as described.
+      TypeError, ValueError: If `theta` is no vector of floats.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -80,7 +80,7 @@ def cubic(theta: jax.typing.ArrayLike) -> jax.Array:
       The value, a scalar of at least float32.
 
     Raises:
-      TypeError, ValueError: If `theta` is not as described.
+      TypeError, ValueError: If `theta` is no vector of floats.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -102,7 +102,7 @@ def levy(theta: jax.typing.ArrayLike) -> jax.Array:
         sin²(πw₁) + Σᵢ₌₂ᵈ⁻¹ (wᵢ−1)² (1 + 10 sin²(πwᵢ+1)) + (w_d−1)² (1 + sin²(2πw_d))
 
     with wᵢ = 1 + (θᵢ − 1)/4. This is the formula as the paper prints it: the sum
-    starts at 2, where the usual Levy function has it start at 1. Every coordinate has
+    starts at 2, and the sum of the usual Levy function at 1. Every coordinate has
     many local minima; near the global one they lie at θ ≈ 0.04 and θ ≈ 3.6.
 
     Args:
@@ -112,7 +112,7 @@ def levy(theta: jax.typing.ArrayLike) -> jax.Array:
       The value, a scalar of at least float32.
 
     Raises:
-      TypeError, ValueError: If `theta` is not as described.
+      TypeError, ValueError: If `theta` is no vector of floats.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -147,7 +147,7 @@ def rosenbrock(theta: jax.typing.ArrayLike) -> jax.Array:
       The value, a scalar of at least float32.
 
     Raises:
-      TypeError, ValueError: If `theta` is not as described.
+      TypeError, ValueError: If `theta` is no vector of floats.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -180,7 +180,7 @@ def ellipsoid(
       The value, a scalar of at least float32.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described.
+      TypeError, ValueError: If an argument has the wrong type or is out of range.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -202,7 +202,7 @@ def ellipsoid(
 def uniform_start(key: jax.typing.ArrayLike, dimension: int) -> jax.Array:
     """A start for the synthetic functions: uniform in [-1, 1) in every coordinate.
 
-    The paper does not say where its runs start.
+    The paper does not give the start of its runs.
 
     Args:
       key: A key, typed or raw, or an integer; it is consumed.

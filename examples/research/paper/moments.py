@@ -1,4 +1,4 @@
-"""What β₁ does to the moments (the paper's figure of that name).
+"""The effect of β₁ on the moments (the paper's figure of that name).
 
     python examples/research/paper/moments.py
 
@@ -12,13 +12,13 @@ from the same estimates g_t:
 
 Two more pictures are not in the paper, and tell a larger step from a better direction:
 
-(c) the cosine of v_t with the true v_t: what is left of (b) when one factor for
-    all coordinates is free, which the learning rate is; and that of a v that is the
-    same in all coordinates, which knows nothing;
+(c) the cosine of v_t with the true v_t: what is left of (b) if one factor for
+    all coordinates is free, which the learning rate is; and the cosine of a v that is
+    equal in all coordinates, which has no information;
 (d) the cosine of the update m_t/√v_t with ∇F, with either v_t.
 
-A last table shows how long the first steps are, where gradients are noise only: what
-v₀ = 0, `bias_correction` and a warm-up do.
+A last table shows the length of the first steps if gradients are noise only: the
+effect of v₀ = 0, `bias_correction` and a warm-up.
 """
 
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ MEASURES = {
 
 class State(NamedTuple):
     params: jax.Array  # θ, [d].
-    optimizer_state: Any  # Of R-AdaZO, with m and v (ours).
+    optimizer_state: Any  # R-AdaZO's, with m and v (ours).
     nu_ori: jax.Array  # v of g², [d].
     nu_true: jax.Array  # v of (∇F)², [d].
 

@@ -87,11 +87,11 @@ def first_steps(
     """Steps until the loss is first at the targets [seeds, targets]; the last losses.
 
     Args:
-      label: What stands before the bar.
+      label: Text before the bar.
       problem: The problem.
       method: The method.
       targets: Losses, [seeds, targets].
-      steps: How many steps at most.
+      steps: Largest number of steps.
     """
     solver = zo.solver(problem.loss, method.optimizer, method.estimator)
 
@@ -159,7 +159,7 @@ def against_tuned(args: Any) -> dict[str, Any]:
 
 
 def against_the_paper(args: Any) -> dict[str, Any]:
-    """Iterations to where R-AdaZO is after 10,000, with the paper's η."""
+    """Iterations to the loss of R-AdaZO after 10,000, with the paper's η."""
     record = read(RECORDS / "synthetic.json")["gaps"]
     found: dict[str, Any] = {}
     for name, fun in functions.PROBLEMS.items():

@@ -3,12 +3,12 @@
     python examples/research/paper/synthetic.py
 
 Quadratic, Cubic, Levy and Rosenbrock in 10⁴ dimensions, with the hyperparameters of
-the paper's appendix: K=10, η=1e-3, μ=5e-3, β₁=0.9, β₂=0.99. The paper says neither
-where its runs start nor how long they are; here they start uniformly in [-1, 1), at
+the paper's appendix: K=10, η=1e-3, μ=5e-3, β₁=0.9, β₂=0.99. The paper gives
+neither the start nor the length of its runs; here they start uniformly in [-1, 1), at
 another point for each seed, and take 10,000 steps.
 
 A sixth curve is not in the paper: ZO-AdaMM with η times sqrt((1 + β₁)/(1 − β₁)) = 4.36,
-so that its steps are as long as those of R-AdaZO.
+so that its steps are as long as R-AdaZO's.
 
 All methods get the same starts and the same random directions, drawn once for all.
 """

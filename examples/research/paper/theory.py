@@ -46,8 +46,8 @@ def gradient_variance_bound(
     function: it does not shrink with the differences f(θ + μu) − f(θ).
 
     Args:
-      noise_std: σ ≥ 0, where E|f(θ; ξ) − F(θ)|² ≤ σ², in units of the loss.
-      value_bound: C ≥ 0, where |f(θ; ξ)| ≤ C, in units of the loss.
+      noise_std: σ ≥ 0 with E|f(θ; ξ) − F(θ)|² ≤ σ², in units of the loss.
+      value_bound: C ≥ 0 with |f(θ; ξ)| ≤ C, in units of the loss.
       dimension: d, the number of coordinates.
       num_directions: K, the number of directions per estimate.
       smoothing: μ > 0, in units of the parameters.
@@ -56,7 +56,7 @@ def gradient_variance_bound(
       Σ², in units of the squared gradient.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described.
+      TypeError, ValueError: If an argument has the wrong type or is out of range.
 
     Examples:
       >>> from examples.research.paper import theory
@@ -71,7 +71,7 @@ def gradient_variance_bound(
 
     References:
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
-      eq. (16), and lemma 5.2, eq. (15), where it is a bound.
+      eq. (16), and as a bound in lemma 5.2, eq. (15).
     """
     checks.check_non_negative("noise_std", noise_std)
     checks.check_non_negative("value_bound", value_bound)
@@ -89,14 +89,14 @@ def smoothing_bias_bound(
 
     Args:
       smoothing: μ > 0, in units of the parameters.
-      smoothness: L ≥ 0, where |∇ᵢF(θ) − ∇ᵢF(θ')| ≤ L ‖θ − θ'‖ for every coordinate i.
+      smoothness: L ≥ 0 with |∇ᵢF(θ) − ∇ᵢF(θ')| ≤ L ‖θ − θ'‖ for every coordinate i.
       dimension: d, the number of coordinates.
 
     Returns:
       The bound, in units of the gradient.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described.
+      TypeError, ValueError: If an argument has the wrong type or is out of range.
 
     Examples:
       >>> from examples.research.paper import theory
@@ -116,7 +116,7 @@ def smoothing_bias_bound(
 def first_moment_variance(
     *, b1: float, gradient_variance: float, step: int | None = None
 ) -> float:
-    """The variance of m: that of g, reduced by (1 − β₁)/(1 + β₁).
+    """The variance of m: the variance of g times (1 − β₁)/(1 + β₁).
 
     Given the variance of one coordinate of g_t rather than the bound Σ², and
     independent gradient estimates, as at fixed θ, this is the variance itself and not a
@@ -131,7 +131,7 @@ def first_moment_variance(
       The variance, in the units of `gradient_variance`.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described.
+      TypeError, ValueError: If an argument has the wrong type or is out of range.
 
     Examples:
       >>> from examples.research.paper import theory
@@ -160,7 +160,7 @@ def first_moment_squared_bias(
     step: int,
     squared_gradient: float,
 ) -> float:
-    """The bound on the squared bias of m: it lags behind θ, and it starts at zero.
+    """The bound on the squared bias of m: it lags θ, and it starts at zero.
 
         β₁ (1 + β₁) L² η² d / ((1 − β₁)² (1 − β₂)) + β₁ᵗ E|∇ᵢF_μ(θ_{t−1})|²
 
@@ -177,7 +177,7 @@ def first_moment_squared_bias(
       The bound, in units of the squared gradient.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described.
+      TypeError, ValueError: If an argument has the wrong type or is out of range.
 
     Examples:
       >>> from examples.research.paper import theory
@@ -228,7 +228,7 @@ def second_moment_bound_radazo(
     average_squared_gradient: float,
     initial_accumulator_value: float = 0.0,
 ) -> float:
-    """The bound on E[v] of R-AdaZO, where v averages m².
+    """The bound on E[v] of R-AdaZO, whose v averages m².
 
         β₂ᵗ v₀ + (1 − β₁) Σ² + β₁ (1 + β₁)² L² η² d / ((1 − β₁)² (1 − β₂))
             + (1 + β₁)²/β₁ · Σ_τ (1 − β₂) β₂^{t−τ} E|∇ᵢF_μ(θ_{τ−1})|²
@@ -249,7 +249,7 @@ def second_moment_bound_radazo(
       The bound, in units of the squared gradient.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described.
+      TypeError, ValueError: If an argument has the wrong type or is out of range.
 
     Examples:
       >>> from examples.research.paper import theory
@@ -285,12 +285,12 @@ def second_moment_bound_zo_adamm(
     average_squared_gradient: float,
     initial_accumulator_value: float = 0.0,
 ) -> float:
-    """The bound on E[v] of ZO-AdaMM, where v averages g².
+    """The bound on E[v] of ZO-AdaMM, whose v averages g².
 
         β₂ᵗ v₀ + (1 + β₁) Σ² + (1 + β₁)²/β₁ · Σ_τ (1 − β₂) β₂^{t−τ} E|∇ᵢF_μ(θ_{τ−1})|²
 
-    This v does not depend on β₁. The bound does, so that it compares with that of
-    R-AdaZO. At fixed θ the variance of g enters E[v] of R-AdaZO with (1 − β₁)/(1 + β₁)
+    This v does not depend on β₁. The bound does, so that it compares with R-AdaZO's
+    bound. At fixed θ the variance of g enters E[v] of R-AdaZO with (1 − β₁)/(1 + β₁)
     of the weight that it has here; this holds for E[v] itself, not only for the bounds.
 
     Args:
@@ -305,7 +305,7 @@ def second_moment_bound_zo_adamm(
       The bound, in units of the squared gradient.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described.
+      TypeError, ValueError: If an argument has the wrong type or is out of range.
 
     Examples:
       >>> from examples.research.paper import theory
@@ -355,7 +355,7 @@ def convergence_constant_radazo(
       V, not its square, in units of the gradient.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described.
+      TypeError, ValueError: If an argument has the wrong type or is out of range.
 
     Examples:
       >>> from examples.research.paper import theory
@@ -384,7 +384,7 @@ def convergence_constant_radazo(
 def convergence_constant_zo_adamm(
     *, b1: float, gradient_variance: float, initial_norm: float = 0.0
 ) -> float:
-    """V̂ of ZO-AdaMM, which stands where V stands for R-AdaZO.
+    """V̂ of ZO-AdaMM, the counterpart of V of R-AdaZO.
 
         V̂² = ‖v₀‖ + (1 + β₁) Σ²
 
@@ -397,7 +397,7 @@ def convergence_constant_zo_adamm(
       V̂, not its square, in units of the gradient.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described.
+      TypeError, ValueError: If an argument has the wrong type or is out of range.
 
     Examples:
       >>> from examples.research.paper import theory
@@ -417,7 +417,7 @@ def convergence_constant_zo_adamm(
 
 
 def predicted_speedup(b1: float) -> float:
-    """The paper's speedup over ZO-AdaMM, ((1 + β₁)/(1 − β₁))^¼, where Σ² dominates.
+    """The paper's speedup over ZO-AdaMM, ((1 + β₁)/(1 − β₁))^¼, if Σ² dominates.
 
     It is the ratio of √V̂ to √V, of two upper bounds on the average gradient norm: how
     much smaller the bound is, not how many times fewer steps are taken. At equal
@@ -430,7 +430,7 @@ def predicted_speedup(b1: float) -> float:
       The ratio.
 
     Raises:
-      TypeError, ValueError: If `b1` is not as described.
+      TypeError, ValueError: If `b1` is not in [0, 1).
 
     Examples:
       >>> from examples.research.paper import theory
@@ -445,11 +445,11 @@ def predicted_speedup(b1: float) -> float:
 
 
 def step_ratio(b1: float) -> float:
-    """How many times as long R-AdaZO's steps are: √((1 + β₁)/(1 − β₁)).
+    """The ratio of step lengths, R-AdaZO to ZO-AdaMM: √((1 + β₁)/(1 − β₁)).
 
-    At the same learning rate, m and β₂ the two methods divide m by √v, and where the
-    noise of g dominates v, that of R-AdaZO is smaller by (1 − β₁)/(1 + β₁). So
-    ZO-AdaMM at a learning rate this many times higher takes steps of the same length.
+    At the same learning rate, m and β₂ the two methods divide m by √v. If the noise of
+    g dominates v, R-AdaZO's v is smaller by (1 − β₁)/(1 + β₁). So ZO-AdaMM at
+    a learning rate this many times higher takes steps of the same length.
 
     Args:
       b1: β₁ in [0, 1).
@@ -458,7 +458,7 @@ def step_ratio(b1: float) -> float:
       The ratio.
 
     Raises:
-      TypeError, ValueError: If `b1` is not as described.
+      TypeError, ValueError: If `b1` is not in [0, 1).
 
     Examples:
       >>> from examples.research.paper import theory
@@ -474,7 +474,7 @@ def step_ratio(b1: float) -> float:
 
 
 def _common(b1: Any, b2: Any, step: Any, squared: Any, initial: Any) -> Any:
-    """What the bounds of both methods on E[v] have in common."""
+    """The common terms of the bounds of both methods on E[v]."""
     checks.check_unit_interval("b1", b1)
     checks.check_positive("b1", b1)
     checks.check_unit_interval("b2", b2)

@@ -5,13 +5,14 @@
 The paper compares at equal η. Here every method gets the η, of a grid of eleven, at
 which it needs the fewest evaluations, and R-AdaZO and ZO-AdaMM get two β₁ as well.
 Counted are evaluations of the loss until it first reaches fixed targets, fractions of
-where it starts. What is left of an advantage then is a better direction; what is gone
-was a larger step.
+its value at the start. An advantage that remains is a better direction; one that
+vanishes was a larger step.
 
 The problems: the paper's four functions and a quadratic with curvatures log-spaced over
-10⁴, in 10³ dimensions, a tenth of those of `synthetic.py`, so that 77 runs fit side by
-side; and a classifier of handwritten digits like that of the quickstart, in minibatches
-of 64. K=10 and μ=5e-3. All runs of a seed share start, directions and minibatches.
+10⁴, in 10³ dimensions, a tenth of the dimensions of `synthetic.py`, so that 77 runs fit
+side by side; and a classifier of handwritten digits like the quickstart's, in
+minibatches of 64. K=10 and μ=5e-3. All runs of a seed share start, directions and
+minibatches.
 """
 
 import functools
@@ -42,7 +43,7 @@ HIDDEN = 32
 
 
 class Config(NamedTuple):
-    """A method, and its β₁ where it has one."""
+    """A method, and its β₁ if it has one."""
 
     method: str
     b1: float | None = None
@@ -75,7 +76,7 @@ class Problem(NamedTuple):
     every: int  # How many steps lie between two looks at the full loss.
     targets: tuple[float, float]  # As fractions of the loss at the start.
     curvature: float  # The mean at the start, roughly: ZO-SGD's η goes with 1/it.
-    steps: int  # How many steps in place of 1000.
+    steps: int  # Number of steps instead of 1000.
 
 
 # Function, and the targets, curvature and steps of its problem.
@@ -140,8 +141,8 @@ def grid(config: Config, curvature: float) -> np.ndarray:
     """Eleven learning rates, each twice the one before.
 
     Steps of ZO-SGD go with the size of the gradient, so its grid is placed by the
-    curvature: the third largest of its rates is about where it diverges. Those of the
-    others do not.
+    curvature: the third largest of its rates is about where it diverges. The other
+    grids do not depend on it.
     """
     if config.method == "ZO-SGD":
         return 2 * NUM_DIRECTIONS / 1000 / curvature * 2.0 ** (POWERS - 8)
@@ -157,7 +158,7 @@ def sweep(
     targets = jnp.asarray(problem.targets)
 
     def step(key: jax.Array, t: jax.Array, state: Any) -> tuple[Any, None]:
-        """One step of all runs of a seed: leaves are [configs, rates, ...]."""
+        """Takes a step of all runs of a seed: leaves are [configs, rates, ...]."""
         first, params, states, reached = state
         batch_key, direction_key = jax.random.split(key)
         batch = problem.sample(batch_key)
@@ -213,7 +214,7 @@ class Best(NamedTuple):
     """A method at its best learning rate for a target."""
 
     rate: float
-    evaluations: np.ndarray  # [seeds], infinite where no rate is good for all seeds.
+    evaluations: np.ndarray  # [seeds], infinite if no rate is good for all seeds.
     near: np.ndarray  # Rates that need at most twice the evaluations of the best.
 
 
@@ -280,7 +281,7 @@ def summary(content: dict[str, Any]) -> Table:
 def plot(content: dict[str, Any]) -> plt.Figure:
     """Evaluations to the first target against η: the sensitivity.
 
-    Lines end where not all seeds arrive: at small η in time, at large η ever.
+    Lines end if not all seeds arrive: at small η in time, at large η ever.
     """
     columns = min(3, len(content["problems"]))
     rows = -(-len(content["problems"]) // columns)

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from radazo_jax._src import checks
 from radazo_jax._src.contrib.flat import unflattened
@@ -20,7 +21,7 @@ class CoordinateWiseState(NamedTuple):
     """State of `coordinate_wise` with some coordinates a step.
 
     Attributes:
-      scores: The average absolute derivative along each coordinate, NaN where it has
+      scores: The average absolute derivative along each coordinate, NaN if it has
         not been seen: float32, [d].
     """
 
@@ -93,13 +94,13 @@ def coordinate_wise(
         )
     distances = [smoothing, -smoothing]
 
-    def init(params: Any) -> Any:
+    def init(params: optax.Params) -> Any:
         if num_directions is None:
             return ()
         dimension = layout_of(params).dimension
         return CoordinateWiseState(jnp.full(dimension, jnp.nan, jnp.float32))
 
-    def points(draw: Draw, params: Any, state: Any) -> tuple[Points, Any]:
+    def points(draw: Draw, params: optax.Params, state: Any) -> tuple[Points, Any]:
         layout = layout_of(params)
         dimension = layout.dimension
         if not state:
@@ -115,7 +116,7 @@ def coordinate_wise(
         return Points(directions, scales, False, layout), state
 
     def reduce(
-        points: Points, values: Values, params: Any, state: Any
+        points: Points, values: Values, params: optax.Params, state: Any
     ) -> tuple[Estimate, Any]:
         moved = values.along
         slopes = (moved[:, 0] - moved[:, 1]) / (2 * smoothing)

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from radazo_jax._src.directions.layout import Layout
 from radazo_jax._src.meshes import on_any_mesh, specs_of
@@ -19,10 +20,10 @@ def rows_of(trees: Any) -> jax.Array:
     return on_any_mesh(program, jax.P())(trees)
 
 
-def unflattened(flat: jax.Array, layout: Layout, params: Any) -> Any:
+def unflattened(flat: jax.Array, layout: Layout, params: optax.Params) -> optax.Params:
     """A vector [d] as a tree like `params`, sharded as it by its types."""
 
-    def program(flat: jax.Array, params: Any) -> Any:
+    def program(flat: jax.Array, params: optax.Params) -> Any:
         leaves = [
             flat[leaf.offset : leaf.offset + leaf.size].reshape(leaf.shape)
             for leaf in layout.leaves

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from radazo_jax._src import checks
 from radazo_jax._src.contrib import buffer
@@ -40,8 +41,8 @@ class GaussianProcessState(NamedTuple):
 
     Attributes:
       points: The latest n queries, the oldest first: float32, [n, d].
-      values: Their values: float32, or float64 where the parameters are, [n]. NaN
-        where there is none.
+      values: Their values: float32, or float64 for float64 parameters, [n]. NaN
+        if a query has none.
       key: The key of the random features: a typed key, shape (), of the first step.
     """
 
@@ -68,20 +69,20 @@ def gaussian_process(
 
         ∇̂f(θ) = ∂k(θ, X) (k(X, X) + σ² I)⁻¹ y
 
-    Where the queries say nothing, the derivative is zero: far from all of them the
-    estimate vanishes. The scale of y is that of the process, so that σ² is a share of
-    it. The K queries around θ say what the trajectory does not.
+    Far from all queries, the derivative and the estimate vanish. The process has the
+    scale of y, so σ² is a share of it. The K queries around θ add the information that
+    the trajectory lacks.
 
     `num_features` takes the kernel k(x, x') = φ(x)ᵀφ(x') of M random Fourier features
-    φ(x) = √(2/M) cos(W x / ℓ + b) in the place of the squared exponential: this is the
-    surrogate of FZooS, which sends M weights of features where others send queries.
+    φ(x) = √(2/M) cos(W x / ℓ + b) instead of the squared exponential. This is the
+    surrogate of FZooS, which sends M weights of features instead of queries.
 
-    The lengthscale is not fitted. The paper takes several steps on the surrogate where
+    The lengthscale is not fitted. The paper takes several steps on the surrogate if
     its uncertainty is small; here each step has a query.
 
     Args:
       distribution: The distribution of the directions u of the K queries around θ.
-      num_directions: K, the number of queries beside θ per estimate.
+      num_directions: K, the number of queries around θ per estimate.
       smoothing: μ, how far from θ along u they lie.
       memory_size: n, how many queries are kept: from K + 1 to 512.
       kernel: "matern", of smoothness 5/2, or "squared_exponential".
@@ -97,8 +98,8 @@ def gaussian_process(
       f(θ), and its slope the surrogate's. Values that are not finite are left out.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described; from `init`, if there
-        are more than 10,000 coordinates.
+      TypeError, ValueError: If an argument has the wrong type or is out of range;
+        from `init`, if there are more than 10,000 coordinates.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -143,7 +144,7 @@ def gaussian_process(
                 f"{num_features} and {kernel!r}."
             )
 
-    def init(params: Any) -> GaussianProcessState:
+    def init(params: optax.Params) -> GaussianProcessState:
         dimension = layout_of(params).dimension
         if dimension > MAX_DIMENSION:
             raise ValueError(
@@ -157,7 +158,7 @@ def gaussian_process(
         )
 
     def points(
-        draw: Draw, params: Any, state: GaussianProcessState
+        draw: Draw, params: optax.Params, state: GaussianProcessState
     ) -> tuple[Points, Any]:
         points = sample_points(
             distribution,
@@ -172,7 +173,10 @@ def gaussian_process(
         return points, state._replace(key=key)
 
     def reduce(
-        points: Points, values: Values, params: Any, state: GaussianProcessState
+        points: Points,
+        values: Values,
+        params: optax.Params,
+        state: GaussianProcessState,
     ) -> tuple[Estimate, GaussianProcessState]:
         asked = rows_of(candidates(points, params))  # θ is the first.
         xs = buffer.followed_by(state.points, asked)
@@ -214,7 +218,7 @@ def _squared_distances(away: jax.Array) -> jax.Array:
 
 
 def _mean_distance(squares: jax.Array, used: jax.Array) -> jax.Array:
-    """Of the pairs that are used; 1 without any."""
+    """The mean distance of the used pairs; 1 without any."""
     pairs = used[:, None] & used[None] & ~jnp.eye(len(used), dtype=bool)
     total = jnp.sum(jnp.where(pairs, square_root(squares), 0))
     mean = total / jnp.maximum(jnp.sum(pairs), 1).astype(total.dtype)
@@ -233,8 +237,8 @@ def _solved(
         factor = jax.scipy.linalg.cho_factor(matrix + noise * identity)
         return jax.scipy.linalg.cho_solve(factor, centered)
 
-    # Where queries lie so close that rounding makes an eigenvalue negative, again with
-    # more noise.
+    # Queries can lie so close that rounding makes an eigenvalue negative. More noise
+    # then makes the matrix positive definite.
     weights = solution(jitter + len(used) * float(jnp.finfo(rows.dtype).eps))
     weights = jax.lax.cond(
         jnp.all(jnp.isfinite(weights)), lambda: weights, lambda: solution(_MORE_JITTER)

@@ -47,7 +47,7 @@ KERNELS: dict[str, Kernel] = {
 def features(
     key: jax.Array, size: int, away: jax.Array, scale: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Those of the kernel of random Fourier features, `size` of them."""
+    """The same for the kernel of `size` random Fourier features."""
     of_directions, of_phases = jax.random.split(key)
     shape, dtype = (size, away.shape[1]), away.dtype
     frequencies = jax.random.normal(of_directions, shape, dtype) / scale

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from radazo_jax._src import checks
 from radazo_jax._src.contrib import buffer
@@ -37,13 +38,13 @@ _NEAREST = 0.1
 def interpolated(among: jax.Array, slopes: jax.Array, used: jax.Array) -> jax.Array:
     """The c of the shortest g = Σₖ cₖ aₖ with ⟨g, aₖ⟩ = slopesₖ.
 
-    If the slopes are those of a linear function, g is the projection of its gradient
+    If the slopes belong to a linear function, g is the projection of its gradient
     on the span of the aₖ, up to a ridge of 10⁻⁴.
 
     Args:
       among: The inner products ⟨aᵢ, aⱼ⟩, [K, K].
       slopes: The differences along aₖ, [K].
-      used: Which of them are known: bool, [K]. The c of the others is zero.
+      used: Whether a slope is known: bool, [K]. The other c are zero.
     """
     squares = jnp.diagonal(among)
     used = used & (squares > 0)
@@ -61,8 +62,8 @@ class LinearInterpolationState(NamedTuple):
     Attributes:
       buffer: The directions of the past H − 1 steps, K each, the oldest first.
       past: The parameters of these steps, stacked: a tree like them, [H − 1, …].
-      values: The values at θ and at θ + μ uₖ of these steps: float32, or float64 where
-        the parameters are, [H − 1, K + 1]. NaN where there is none.
+      values: The values at θ and at θ + μ uₖ of these steps: float32, or float64 for
+        float64 parameters, [H − 1, K + 1]. NaN if a point has none.
     """
 
     buffer: QueryBuffer
@@ -80,31 +81,31 @@ def linear_interpolation(
 ) -> GradientEstimator:
     """ReLIZO: the shortest gradient that interpolates new and past queries.
 
-    With aᵢ = xᵢ − θ for the K new points and those of the past within the radius, and
-    δᵢ = f(xᵢ) − f(θ), it is the g with the largest first-order change among those of
+    With aᵢ = xᵢ − θ for the K new points and the past points within the radius, and
+    δᵢ = f(xᵢ) − f(θ), it is the g with the largest first-order change of all g of
     its length in the span of the aᵢ, a quadratically constrained linear program with
     the solution
 
         g = Aᵀ c,  (A Aᵀ) c = δ
 
     the projection of the gradient on that span, up to a ridge of 10⁻⁴. A step takes
-    K + 1 evaluations; past queries cost none. Where the parameters move less than μ a
-    step, many of them are near, and g knows more of the gradient than the new ones
-    show. Like `prior_guided` it is shorter than the gradient, and no unbiased estimate.
-    Past values are those of the same function: with minibatches, their level is noise.
+    K + 1 evaluations; past queries cost none. If the parameters move less than μ per
+    step, many past points are near, and they add to what the new points measure. Like
+    `prior_guided` it is shorter than the gradient, and not unbiased. Past values must
+    belong to the same function: with minibatches, their level is noise.
 
-    The inner products of all points are those of directions, which are drawn again, and
-    of differences of parameters: the memory is H − 1 copies of the parameters, and 20
-    bytes a query. The equation has n = H (K + 1) − 1 unknowns, and all n directions are
-    drawn a step, those of one leaf at a time; n of a few hundred will do.
+    The inner products are computed from directions, which are drawn again, and from
+    differences of parameters: the memory is H − 1 copies of the parameters, and 20
+    bytes a query. The equation has n = H (K + 1) − 1 unknowns, and each step
+    draws all n directions, leaf by leaf, so keep n below a few hundred.
 
     Args:
       distribution: The distribution of the directions u.
       num_directions: K, the number of new directions per estimate.
       smoothing: μ, how far from θ along u the function is evaluated.
       memory_size: H, of how many steps queries are used, this one included: at least 2.
-      radius: How far from θ past points may lie, in units of the parameters. Those
-        closer than a tenth of the new ones are left out.
+      radius: The largest distance of past points from θ, in units of the parameters.
+        Points closer than a tenth of the new points' distance are left out.
 
     Returns:
       The estimator, with a `LinearInterpolationState`. Its value is f(θ). Values that
@@ -112,7 +113,7 @@ def linear_interpolation(
       the new directions replaces it, as in `forward_difference`.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described.
+      TypeError, ValueError: If an argument has the wrong type or is out of range.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -139,7 +140,7 @@ def linear_interpolation(
     before, size = memory_size - 1, num_directions
     rows = _rows_of_points(size, before, smoothing)
 
-    def init(params: Any) -> LinearInterpolationState:
+    def init(params: optax.Params) -> LinearInterpolationState:
         return LinearInterpolationState(
             buffer.empty(before * size),
             jax.tree.map(lambda p: jnp.stack([jnp.zeros_like(p)] * before), params),
@@ -147,7 +148,7 @@ def linear_interpolation(
         )
 
     def points(
-        draw: Draw, params: Any, state: LinearInterpolationState
+        draw: Draw, params: optax.Params, state: LinearInterpolationState
     ) -> tuple[Points, Any]:
         points = sample_points(
             distribution, draw, size, [smoothing], params, includes_params=True
@@ -155,7 +156,10 @@ def linear_interpolation(
         return points, state
 
     def reduce(
-        points: Points, values: Values, params: Any, state: LinearInterpolationState
+        points: Points,
+        values: Values,
+        params: optax.Params,
+        state: LinearInterpolationState,
     ) -> tuple[Estimate, LinearInterpolationState]:
         base, moved = values
         past = state.buffer.directions(distribution)
@@ -211,7 +215,7 @@ def linear_interpolation(
 def _rows_of_points(size: int, before: int, smoothing: float) -> np.ndarray:
     """The aᵢ as sums of new directions, past directions, and differences of θ.
 
-    First those of the new points, then those of the past, then of the past θ.
+    New points come first, followed by past points and past θ.
     """
     past = before * size
     new = smoothing * np.eye(size, size + past + before)

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 
 from radazo_jax._src import checks
@@ -66,7 +67,7 @@ def majority_vote(
     forward = forward_difference(distribution, num_directions, smoothing)
 
     def reduce(
-        points: Points, values: Values, params: Any, state: Any
+        points: Points, values: Values, params: optax.Params, state: Any
     ) -> tuple[Estimate, Any]:
         found = differences(values)
         slopes = found.to_others / smoothing
@@ -93,7 +94,7 @@ def majority_vote(
 
 
 def _votes(
-    weights: jax.Array, directions: Direction, layout: Layout, params: Any
+    weights: jax.Array, directions: Direction, layout: Layout, params: optax.Params
 ) -> Any:
     """Σₖ weightsₖ sign(uₖ), element by element, a tree like `params`.
 
@@ -106,7 +107,7 @@ def _votes(
       params: The parameters.
     """
 
-    def program(weights: jax.Array, directions: Direction, params: Any) -> Any:
+    def program(weights: jax.Array, directions: Direction, params: optax.Params) -> Any:
         weights = weights.astype(jnp.float32)
 
         def add(k: jax.Array, totals: list[jax.Array]) -> list[jax.Array]:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from radazo_jax._src import checks
 from radazo_jax._src.directions.combination import LinearCombination
@@ -105,14 +106,14 @@ def momentum_perturbation(
         )
 
     def deviation(dimension: int) -> float:
-        """Of what the elements of u are multiplied by."""
+        """The standard deviation of the factor of the elements of u."""
         return math.sqrt(variance * distribution.factor(dimension))
 
-    def init(params: Any) -> MomentumPerturbationState:
+    def init(params: optax.Params) -> MomentumPerturbationState:
         return MomentumPerturbationState(wide_zeros(params))
 
     def points(
-        draw: Draw, params: Any, state: MomentumPerturbationState
+        draw: Draw, params: optax.Params, state: MomentumPerturbationState
     ) -> tuple[Points, Any]:
         far = smoothing * deviation(layout_of(params).dimension)
         points = sample_points(distribution, draw, 1, [far, -far], params)
@@ -123,7 +124,7 @@ def momentum_perturbation(
     def reduce(
         points: Points,
         values: Values,
-        params: Any,
+        params: optax.Params,
         state: MomentumPerturbationState,
     ) -> tuple[Estimate, MomentumPerturbationState]:
         moved = values.along

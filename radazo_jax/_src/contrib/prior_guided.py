@@ -30,7 +30,7 @@ class PriorGuidedState(NamedTuple):
 
     Attributes:
       prior: The average of the past gradients, zero before the first: a tree like the
-        parameters, at least float32; `()` where the prior is a function.
+        parameters, at least float32; `()` if the prior is a function.
     """
 
     prior: Any
@@ -47,27 +47,27 @@ def prior_guided(
 ) -> GradientEstimator:
     """Prior-guided random gradient-free estimation (PRGF), of K + 2 evaluations.
 
-    A direction p that is expected to be near the gradient is evaluated beside K random
-    ones. Let s be the differences (f(θ + μ u) − f(θ)) / μ along u₁ … u_K and p.
+    A direction p that is expected to be near the gradient is evaluated together with K
+    random ones. Let s be the differences (f(θ + μ u) − f(θ)) / μ along u₁ … u_K and p.
 
     - `mix="projection"`: the projection of the gradient on the span of these
-      directions, Σₖ cₖ uₖ + c_p p with G c = s, where G holds their inner products.
-      With α the cosine of p and ∇f, E cos²(∇̂f, ∇f) = α² + K/(d−1) · (1 − α²), for the
+      directions, Σₖ cₖ uₖ + c_p p with G c = s and G their inner products. If α is the
+      cosine of p and ∇f, E cos²(∇̂f, ∇f) = α² + K/(d−1) · (1 − α²) for the
       distributions `sphere` and `gaussian`.
-    - `mix="cosine"`: the mean of (∇f·vₖ) vₖ along vₖ = √λ p + √(1−λ) ξₖ, where ξₖ is
+    - `mix="cosine"`: the mean of (∇f·vₖ) vₖ along vₖ = √λ p + √(1−λ) ξₖ. ξₖ is
       the part of uₖ orthogonal to p, with norm 1, and λ is optimal for the α² that is
       estimated of the same differences, s_p² / (s_p² + (d−1)/K Σₖ s_ξₖ²). With
       q = K and n = d + 2q − 2:
 
-          λ = 0                                        where α² ≤ 1/n
+          λ = 0                                        if α² ≤ 1/n
           λ = (1−α²)(α²n − 1) / (2α²dq − α⁴dn − 1)     between
-          λ = 1                                        where α² ≥ (2q−1)/n
+          λ = 1                                        if α² ≥ (2q−1)/n
 
     Derivatives along combinations of directions are combinations of derivatives: all
     points lie along the uₖ and p themselves, and nothing is made orthogonal that would
     have to be stored. Of the projection all of the gradient's known part is exact, so
     that its length is about √(α² + K/d) of the gradient's; it is no unbiased estimate,
-    and SGD takes longer steps along it than along that of `forward_difference`.
+    and SGD takes longer steps along it than along a `forward_difference`.
 
     Args:
       distribution: The distribution of the directions u.
@@ -78,7 +78,7 @@ def prior_guided(
         surrogate model. By default it is the average of the past estimates: the history
         variant.
       decay: Decay rate of this average, in [0, 1); 0 takes the last estimate alone.
-      mix: "projection" or "cosine". The latter takes the prior alone where its cosine
+      mix: "projection" or "cosine". The latter uses the prior alone if its cosine
         is large, and then has nothing new to remember: give it a `prior`.
 
     Returns:
@@ -87,8 +87,8 @@ def prior_guided(
       random directions replaces it, as in `forward_difference`.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described; when the estimator is
-        called, if `prior` returns another tree than `params`.
+      TypeError, ValueError: If an argument has the wrong type or is out of range; when
+        the estimator is called, if `prior` returns another tree than `params`.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -117,11 +117,13 @@ def prior_guided(
         raise ValueError(f"mix must be 'projection' or 'cosine'; got {mix!r}.")
     size = num_directions
 
-    def init(params: Any) -> PriorGuidedState:
+    def init(params: optax.Params) -> PriorGuidedState:
         zeros = wide_zeros(params)
         return PriorGuidedState(zeros if prior is None else ())
 
-    def points(draw: Draw, params: Any, state: PriorGuidedState) -> tuple[Points, Any]:
+    def points(
+        draw: Draw, params: optax.Params, state: PriorGuidedState
+    ) -> tuple[Points, Any]:
         given = state.prior if prior is None else _checked_prior(prior(params), params)
         unit = jax.tree.map(lambda w: w.astype(jnp.float32), given)
         # By its largest element first, whose square could overflow, or be 0.
@@ -137,7 +139,7 @@ def prior_guided(
         return points, state
 
     def reduce(
-        points: Points, values: Values, params: Any, state: PriorGuidedState
+        points: Points, values: Values, params: optax.Params, state: PriorGuidedState
     ) -> tuple[Estimate, PriorGuidedState]:
         base, moved = values
         found = differences(Values(base, moved[:size]))
@@ -180,13 +182,13 @@ def prior_guided(
     return GradientEstimator(init, points, reduce)
 
 
-def _divided(tree: Any, norm: jax.Array) -> Any:
+def _divided(tree: Any, norm: jax.Array) -> optax.Params:
     """The tree over its norm; zeros stay."""
     inverse = jnp.where(norm > 0, 1 / norm, 0)
     return jax.tree.map(lambda w: inverse * w, tree)
 
 
-def _checked_prior(given: Any, params: Any) -> Any:
+def _checked_prior(given: Any, params: optax.Params) -> Any:
     """The prior; raises unless it is a tree like `params`."""
 
     def shapes(tree: Any) -> Any:
@@ -201,7 +203,7 @@ def _checked_prior(given: Any, params: Any) -> Any:
 
 
 def _bordered(among: jax.Array, column: jax.Array, corner: jax.Array) -> jax.Array:
-    """The inner products with one vector more."""
+    """The inner products with one more vector."""
     return jnp.block([[among, column[:, None]], [column[None], corner[None, None]]])
 
 

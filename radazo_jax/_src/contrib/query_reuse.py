@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from radazo_jax._src import checks
 from radazo_jax._src.contrib import buffer
@@ -29,8 +30,8 @@ class QueryReuseState(NamedTuple):
     Attributes:
       buffer: The directions of the latest H steps, H K of them, the oldest first: their
         keys, numbers and scales, from which they are drawn again.
-      values: The values at θ + μ u: float32, or float64 where the parameters are,
-        [H K]. NaN where there is none.
+      values: The values at θ + μ u: float32, or float64 for float64 parameters,
+        [H K]. NaN if a query has none.
     """
 
     buffer: QueryBuffer
@@ -99,17 +100,19 @@ def query_reuse(
     checks.check_int_at_least("memory_size", memory_size, 2)
     size = num_directions * memory_size
 
-    def init(params: Any) -> QueryReuseState:
+    def init(params: optax.Params) -> QueryReuseState:
         values = jnp.full(size, jnp.nan, widest(params))
         return QueryReuseState(buffer.empty(size), values)
 
-    def points(draw: Draw, params: Any, state: QueryReuseState) -> tuple[Points, Any]:
+    def points(
+        draw: Draw, params: optax.Params, state: QueryReuseState
+    ) -> tuple[Points, Any]:
         return sample_points(
             distribution, draw, num_directions, [smoothing], params
         ), state
 
     def reduce(
-        points: Points, values: Values, params: Any, state: QueryReuseState
+        points: Points, values: Values, params: optax.Params, state: QueryReuseState
     ) -> tuple[Estimate, QueryReuseState]:
         moved = values.along[:, 0]
         queries = state.buffer.followed_by(points)

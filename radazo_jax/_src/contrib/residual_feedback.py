@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from radazo_jax._src import checks
 from radazo_jax._src.directions.distribution import Distribution
@@ -30,7 +31,7 @@ class ResidualFeedbackState(NamedTuple):
 
     Attributes:
       value: The mean value of the latest step, NaN before the first: float32, or
-        float64 where the parameters are, shape ().
+        float64 for float64 parameters, shape ().
     """
 
     value: jax.Array
@@ -90,19 +91,22 @@ def residual_feedback(
     """
     check_differences(distribution, num_directions, smoothing)
 
-    def init(params: Any) -> ResidualFeedbackState:
+    def init(params: optax.Params) -> ResidualFeedbackState:
         none = jnp.full((), jnp.nan, widest(params))
         return ResidualFeedbackState(none)
 
     def points(
-        draw: Draw, params: Any, state: ResidualFeedbackState
+        draw: Draw, params: optax.Params, state: ResidualFeedbackState
     ) -> tuple[Points, Any]:
         return sample_points(
             distribution, draw, num_directions, [smoothing], params
         ), state
 
     def reduce(
-        points: Points, values: Values, params: Any, state: ResidualFeedbackState
+        points: Points,
+        values: Values,
+        params: optax.Params,
+        state: ResidualFeedbackState,
     ) -> tuple[Estimate, ResidualFeedbackState]:
         moved = values.along[:, 0]
         value = mean_of_finite(moved)

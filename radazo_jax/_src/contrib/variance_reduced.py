@@ -33,8 +33,8 @@ class VarianceReducedState(NamedTuple):
         step sets it.
     """
 
-    anchor: Any
-    gradient: Any
+    anchor: optax.Params
+    gradient: optax.Updates
     # `count` is the name that Optax's states have; it hides a method of tuple.
     count: jax.Array  # type: ignore[assignment]
 
@@ -109,18 +109,18 @@ def variance_reduced(
         )
     size = num_directions
 
-    def init(params: Any) -> VarianceReducedState:
+    def init(params: optax.Params) -> VarianceReducedState:
         return VarianceReducedState(
             jax.tree.map(jnp.zeros_like, params),
             wide_zeros(params),
             jnp.zeros((), jnp.int32),
         )
 
-    def anchor_of(params: Any, state: VarianceReducedState) -> Any:
+    def anchor_of(params: optax.Params, state: VarianceReducedState) -> optax.Params:
         return optax.tree.where(state.count == 0, params, state.anchor)
 
     def points(
-        draw: Draw, params: Any, state: VarianceReducedState
+        draw: Draw, params: optax.Params, state: VarianceReducedState
     ) -> tuple[Points, Any]:
         away = jax.tree.map(
             lambda a, p: wide(a) - wide(p), anchor_of(params, state), params
@@ -138,7 +138,10 @@ def variance_reduced(
         return points, state
 
     def reduce(
-        points: Points, values: Values, params: Any, state: VarianceReducedState
+        points: Points,
+        values: Values,
+        params: optax.Params,
+        state: VarianceReducedState,
     ) -> tuple[Estimate, VarianceReducedState]:
         base, moved = values
         first, second = moved[:size, 0], moved[size:-1, 0]

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.distribution import Direction
@@ -64,7 +65,7 @@ class LinearCombination:
         )
         return scaled
 
-    def materialize(self, params: Any) -> Any:
+    def materialize(self, params: optax.Params) -> optax.Params:
         """Builds the tree.
 
         Args:

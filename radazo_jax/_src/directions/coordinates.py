@@ -53,15 +53,15 @@ class Basis(UnitNorm):
 
 
 def shuffled(key: jax.Array, index: jax.Array, size: np.uint32) -> jax.Array:
-    """Where a number below `size` is in a random order of them.
+    """Returns the place of a number below `size` in a random order of them.
 
-    In each round numbers form pairs, those of which the sum is drawn modulo the size,
-    and each pair changes places or not, by the flip of a coin that is its own.
+    In each round, two numbers form a pair if their sum modulo the size is a random
+    number, and each pair changes places by the flip of a coin of its own.
 
     Args:
       key: A typed key.
       index: uint32, shape ().
-      size: How many numbers there are.
+      size: The number of numbers.
 
     References:
       Hoang, Morris & Rogaway, An Enciphering Scheme Based on a Card Shuffle, CRYPTO

@@ -1,7 +1,7 @@
 """Distributions of random directions, and the directions sampled from them.
 
 A direction is a distribution, a key and a number, not an array: its elements are
-computed where they are needed, from their positions. Positions run through the whole
+computed from their positions when they are needed. Positions run through the whole
 tree of parameters, leaf after leaf, so that a direction does not depend on how the same
 coordinates are cut into leaves, and no two leaves share their numbers.
 """
@@ -13,6 +13,7 @@ from typing import Any, ClassVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 
 from radazo_jax._src.directions import norm
@@ -137,7 +138,7 @@ class Distribution(abc.ABC):
           The elements: float32, of the shape of the positions.
         """
 
-    def sample(self, key: jax.typing.ArrayLike, params: Any) -> Direction:
+    def sample(self, key: jax.typing.ArrayLike, params: optax.Params) -> Direction:
         """Samples a direction for `params`.
 
         Args:
@@ -150,7 +151,7 @@ class Distribution(abc.ABC):
         layout = self._annotate(layout_of(params), params)
         return sample(self, keys.as_key(key), jnp.uint32(0), layout)
 
-    def materialize(self, direction: Direction, params: Any) -> Any:
+    def materialize(self, direction: Direction, params: optax.Params) -> optax.Params:
         """Computes all elements of `direction`.
 
         Args:
@@ -167,7 +168,7 @@ class Distribution(abc.ABC):
             params,
         )
 
-    def _annotate(self, layout: Layout, params: Any) -> Layout:
+    def _annotate(self, layout: Layout, params: optax.Params) -> Layout:
         """The layout with the axes that the distribution itself prescribes."""
         del params
         return layout
@@ -212,18 +213,18 @@ def whole(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
         return element_by_element(direction)
 
     def from_words(direction: Direction) -> jax.Array:
-        (stored,) = distribution._storage.store(
-            distribution, direction.key, direction.number, (leaf,), dimension
+        key, number = direction.key[None], direction.number[None]
+        [stored] = distribution._storage.store(
+            distribution, key, number, (leaf,), dimension
         )
-        values: jax.Array = stored.values()
+        values: jax.Array = jax.tree.map(lambda x: x[0], stored).values()
         return values
 
     # XLA's CPU backend would compute each word 32 times.
     return lax.platform_dependent(direction, cpu=from_words, default=element_by_element)
 
 
-# Compiled as a whole where it is called outside of any jit; part of the program where
-# there is one.
+# Compiled as a whole outside of `jit`, and a part of the program under `jit`.
 @functools.partial(jax.jit, static_argnames="layout", inline=True)
 def elements(direction: Direction, layout: Layout) -> list[jax.Array]:
     """All elements of `direction`, leaf by leaf, scaled: float32."""

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 
 class MatrixAxes(NamedTuple):
@@ -72,7 +73,7 @@ def matrix_axes(remaining: Sequence[int]) -> MatrixAxes | None:
     return MatrixAxes((remaining[-2],), (remaining[-1],))
 
 
-def layout_of(params: Any) -> Layout:
+def layout_of(params: optax.Params) -> Layout:
     """The layout of a tree of arrays."""
     leaves, offset = [], 0
     found, treedef = jax.tree_util.tree_flatten_with_path(params)

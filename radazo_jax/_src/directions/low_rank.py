@@ -1,19 +1,20 @@
 """Directions that are matrices of low rank, leaf by leaf."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import optax
 
-from radazo_jax._src import checks, fusion
+from radazo_jax._src import checks
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.elements import DenseElements, Elements, LowRankFactors
 from radazo_jax._src.directions.layout import Layout, Leaf, MatrixAxes
 from radazo_jax._src.directions.normal import Gaussian
-from radazo_jax._src.directions.storage import Dense
+from radazo_jax._src.directions.storage import Dense, Part, drawn_once
 from radazo_jax._src.numbers import counter, generator
-from radazo_jax._src.numbers.counter import Positions
 
 
 class LowRank(Gaussian):
@@ -24,7 +25,7 @@ class LowRank(Gaussian):
     # The axes that the user gave: by path, or as a function of the parameters.
     given: tuple[tuple[str, MatrixAxes | None], ...] | Callable[[Any], Any] | None
 
-    def _annotate(self, layout: Layout, params: Any) -> Layout:
+    def _annotate(self, layout: Layout, params: optax.Params) -> Layout:
         leaves = [(leaf.path, leaf.shape) for leaf in layout.leaves]
         if self.where and leaves and not any(self.where(*leaf) for leaf in leaves):
             raise ValueError(
@@ -56,35 +57,49 @@ class _LowRank(Dense):
         leaf: Leaf,
         dimension: int,
     ) -> Elements:
+        indices = counter.block(leaf.shape)
+        return self.block(distribution, key, number, leaf, dimension, indices)
+
+    def block(
+        self,
+        distribution: LowRank,
+        key: jax.Array,
+        number: jax.Array,
+        leaf: Leaf,
+        dimension: int,
+        indices: Sequence[jax.Array],
+    ) -> Elements:
         if distribution.axes(leaf) is None:
             moved = leaf._replace(offset=_room(distribution, leaf))
-            return super().lazy(distribution, key, number, moved, dimension)
-        a, b = (generator.normal(key, at) for at in _positions(distribution, leaf))
+            return super().block(distribution, key, number, moved, dimension, indices)
+        a, b = (
+            generator.normal(key, part.positions(dimension, _of_factor(part, indices)))
+            for part in _parts(distribution, leaf)
+        )
         return _factors(distribution, a, b)
 
     def store(
         self,
         distribution: LowRank,
-        key: jax.Array,
-        number: jax.Array,
+        keys: jax.Array,
+        numbers: jax.Array,
         leaves: tuple[Leaf, ...],
         dimension: int,
     ) -> tuple[Elements, ...]:
-        # Drawn together they are one piece of code, which compiles faster.
-        at = [part for leaf in leaves for part in _positions(distribution, leaf)]
-        positions = counter.concatenate(at)
-        numbers = fusion.compute_once(generator.normal, key, positions)
-        shapes = [shape for leaf in leaves for shape in _shapes(distribution, leaf)]
-        parts = iter(counter.split(numbers, shapes))
+        parts = [part for leaf in leaves for part in _parts(distribution, leaf)]
+        # Of whatever size, because even all factors together are small.
+        together = sum(part.size for part in parts)
+        found = drawn_once(distribution.draw, keys, numbers, parts, dimension, together)
+        drawn = iter(found)
         return tuple(
-            DenseElements(next(parts))
+            DenseElements(next(drawn))
             if distribution.axes(leaf) is None
-            else _factors(distribution, next(parts), next(parts))
+            else _factors(distribution, next(drawn), next(drawn))
             for leaf in leaves
         )
 
     def size(self, distribution: LowRank, leaf: Leaf) -> int:
-        return sum(math.prod(shape) for shape in _shapes(distribution, leaf))
+        return sum(part.size for part in _parts(distribution, leaf))
 
 
 LowRank._storage = _LowRank()
@@ -99,27 +114,32 @@ def _room(distribution: LowRank, leaf: Leaf) -> int:
     return 2 * distribution.rank * leaf.offset
 
 
-def _shapes(distribution: LowRank, leaf: Leaf) -> list[tuple[int, ...]]:
-    """The shape of a leaf, or the shapes of its two factors."""
-    axes = distribution.axes(leaf)
+def _parts(distribution: LowRank, leaf: Leaf) -> list[Part]:
+    """The elements of a leaf, or its two factors."""
+    first, axes = _room(distribution, leaf), distribution.axes(leaf)
     if axes is None:
-        return [leaf.shape]
-    return [
-        (
-            *(1 if i in dropped else n for i, n in enumerate(leaf.shape)),
-            distribution.rank,
-        )
-        for dropped in (axes.columns, axes.rows)
+        return [Part(leaf.shape, first)]
+
+    def without(dropped: Sequence[int]) -> tuple[int, ...]:
+        kept = (1 if i in dropped else n for i, n in enumerate(leaf.shape))
+        return (*kept, distribution.rank)
+
+    a = Part(without(axes.columns), first)
+    return [a, Part(without(axes.rows), first + a.size)]
+
+
+def _of_factor(factor: Part, indices: Sequence[jax.Array]) -> list[jax.Array]:
+    """The indices of a block in a factor, which has an additional axis, the rank.
+
+    Along an axis of size 1, a factor has the index 0 for all of the block.
+    """
+    *sizes, rank = factor.shape
+    ones = (1,) * len(factor.shape)
+    along = [
+        jnp.zeros(ones, jnp.uint32) if size == 1 else index[..., None]
+        for size, index in zip(sizes, indices, strict=True)
     ]
-
-
-def _positions(distribution: LowRank, leaf: Leaf) -> list[Positions]:
-    """The positions of the elements of a leaf, or of its two factors."""
-    at, offset = [], _room(distribution, leaf)
-    for shape in _shapes(distribution, leaf):
-        at.append(counter.positions(shape, offset=offset))
-        offset += math.prod(shape)
-    return at
+    return [*along, counter.block((*ones[1:], rank))[-1]]
 
 
 def low_rank(

@@ -25,7 +25,7 @@ _LARGEST = 8.0
 def inverse_norm(
     distribution: Any, key: jax.Array, number: jax.Array, layout: Layout
 ) -> jax.Array:
-    """One over the norm of a direction that is not stored: float32, shape ().
+    """Returns 1 over the norm of a direction that is not stored: float32, shape ().
 
     All ways to compute it give the same bits, because the sum is exact.
     """
@@ -55,7 +55,7 @@ def inverse_norm(
 
 
 def inverse_norm_of(distribution: Any, elements: Sequence[Elements]) -> jax.Array:
-    """One over the norm of the elements of all leaves: float32, shape ()."""
+    """Returns 1 over the norm of the elements of all leaves: float32, shape ()."""
     values = [of_leaf.values() for of_leaf in elements]
     fraction = exact.fraction_bits(sum(x.size for x in values))
     sums = [_sum_of_squares(distribution, x, fraction) for x in values]

@@ -1,7 +1,9 @@
 """The distributions whose elements are signs, of which 32 share a word."""
 
 import abc
+import functools
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,7 @@ from radazo_jax._src import fusion
 from radazo_jax._src.directions.distribution import Distribution, UnitNorm
 from radazo_jax._src.directions.elements import Elements, PackedSigns, sign
 from radazo_jax._src.directions.layout import Leaf
-from radazo_jax._src.directions.storage import Dense
+from radazo_jax._src.directions.storage import Dense, Part, drawn_once
 from radazo_jax._src.numbers import counter, generator
 from radazo_jax._src.numbers.counter import Counter, Positions
 
@@ -48,37 +50,79 @@ class _Packed(Dense):
 
     packs = True
 
-    def store(
+    def block(
         self,
         distribution: _Signed,
         key: jax.Array,
         number: jax.Array,
+        leaf: Leaf,
+        dimension: int,
+        indices: Sequence[jax.Array],
+    ) -> Elements:
+        shape = jnp.broadcast_shapes(*(index.shape for index in indices))
+        first = counter.positions(
+            leaf.shape, [jnp.ravel(index)[0] for index in indices], leaf.offset
+        )
+        words = fusion.compute_once(
+            functools.partial(_words_from, distribution, math.prod(shape), dimension),
+            key,
+            number,
+            first,
+        )
+        return PackedSigns(words, shape, distribution._magnitude(dimension))
+
+    def store(
+        self,
+        distribution: _Signed,
+        keys: jax.Array,
+        numbers: jax.Array,
         leaves: tuple[Leaf, ...],
         dimension: int,
     ) -> tuple[Elements, ...]:
-        def draw(key: jax.Array, number: jax.Array) -> list[jax.Array]:
-            return [_words(distribution, key, number, x, dimension) for x in leaves]
+        def draw(key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
+            return distribution._word(key, number, Counter(at.hi, at.lo), dimension)
 
-        words = fusion.compute_once(draw, key, number)
+        words = drawn_once(draw, keys, numbers, list(map(_words, leaves)), dimension)
         magnitude = distribution._magnitude(dimension)
-        pairs = zip(words, leaves, strict=True)
-        return tuple(PackedSigns(word, leaf.shape, magnitude) for word, leaf in pairs)
+        return tuple(
+            PackedSigns(_from_first(drawn, leaf), leaf.shape, magnitude)
+            for drawn, leaf in zip(words, leaves, strict=True)
+        )
 
 
 _Signed._storage = _Packed()
 
 
-def _words(
-    distribution: _Signed, key: jax.Array, number: jax.Array, leaf: Leaf, dimension: int
-) -> jax.Array:
-    """The words of a leaf, whose first element may lie in the middle of a drawn one."""
+def _words(leaf: Leaf) -> Part:
+    """The words in which the signs of a leaf lie."""
     first, start = divmod(leaf.offset, 32)
-    num_words = -(-leaf.size // 32)
-    at = counter.positions((num_words + (start > 0),), offset=first)
-    words = distribution._word(key, number, Counter(at.hi, at.lo), dimension)
+    return Part((-(-leaf.size // 32) + (start > 0),), first)
+
+
+def _from_first(words: jax.Array, leaf: Leaf) -> jax.Array:
+    """The words of a leaf, [K, n], of which the first starts with its first sign."""
+    start = leaf.offset % 32
     if start == 0:
         return words
-    return (words[:-1] >> np.uint32(start)) | (words[1:] << np.uint32(32 - start))
+    low, high = words[:, :-1], words[:, 1:]
+    return (low >> np.uint32(start)) | (high << np.uint32(32 - start))
+
+
+def _words_from(
+    distribution: _Signed,
+    size: int,
+    dimension: int,
+    key: jax.Array,
+    number: jax.Array,
+    first: Positions,
+) -> jax.Array:
+    """The words of `size` neighbors from this position on, which may be traced."""
+    after = counter.low(jnp.arange(-(-size // 32) + 1, dtype=jnp.uint32))
+    at = counter.add(_word_of(first), after)
+    words = distribution._word(key, number, at, dimension)
+    start = first.lo & np.uint32(31)
+    # By two shifts, because one by 32 has no value.
+    return (words[:-1] >> start) | (words[1:] << (31 - start) << np.uint32(1))
 
 
 class Rademacher(_Signed):

@@ -122,7 +122,7 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
     """
     check_estimator(estimator)
 
-    def init(params: Any) -> AcceleratedState:
+    def init(params: optax.Params) -> AcceleratedState:
         return AcceleratedState(
             estimator=estimator.init(params),
             previous=jax.tree.map(jnp.array, params),
@@ -137,7 +137,7 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
         )
 
     def points(
-        draw: Draw, params: Any, state: AcceleratedState
+        draw: Draw, params: optax.Params, state: AcceleratedState
     ) -> tuple[Points, AcceleratedState]:
         at_params, inner = estimator.points(draw, params, state.estimator)
         _check_points(at_params)
@@ -157,7 +157,7 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
         return points, state._replace(estimator=inner)
 
     def reduce(
-        points: Points, values: Values, params: Any, state: AcceleratedState
+        points: Points, values: Values, params: optax.Params, state: AcceleratedState
     ) -> tuple[Estimate, AcceleratedState]:
         tries = state.start == _TRIAL
         value, away = values.base, values.along[0, 0]
@@ -228,7 +228,7 @@ def _check_points(points: Points) -> None:
 
 
 def _followed(
-    params: Any, state: AcceleratedState, num_directions: int
+    params: optax.Params, state: AcceleratedState, num_directions: int
 ) -> AcceleratedState:
     """The state after the step that led to `params`, or was not taken."""
     share, dtype = state.share, state.share.dtype
@@ -268,7 +268,7 @@ def _followed(
     )
 
 
-def _lookahead(params: Any, state: AcceleratedState) -> Any:
+def _lookahead(params: optax.Params, state: AcceleratedState) -> optax.Params:
     """The displacement from the parameters to the lookahead point or end of a move."""
     return jax.tree.map(
         lambda p, v, b: jnp.where(

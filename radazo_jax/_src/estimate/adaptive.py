@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from radazo_jax._src import checks
 from radazo_jax._src.directions.distribution import Distribution
@@ -121,12 +122,12 @@ def adaptive_difference(
     """
     check_differences(distribution, num_directions, smoothing)
 
-    def init(params: Any) -> AdaptiveDifferenceState:
+    def init(params: optax.Params) -> AdaptiveDifferenceState:
         zero = jnp.zeros((), widest(params))
         return AdaptiveDifferenceState(zero + smoothing, zero, zero)
 
     def points(
-        draw: Draw, params: Any, state: AdaptiveDifferenceState
+        draw: Draw, params: optax.Params, state: AdaptiveDifferenceState
     ) -> tuple[Points, Any]:
         scales = state.smoothing[None].astype(jnp.float32)
         points = sample_points(
@@ -135,7 +136,10 @@ def adaptive_difference(
         return points, state
 
     def reduce(
-        points: Points, values: Values, params: Any, state: AdaptiveDifferenceState
+        points: Points,
+        values: Values,
+        params: optax.Params,
+        state: AdaptiveDifferenceState,
     ) -> tuple[Estimate, AdaptiveDifferenceState]:
         found = differences(values)
         distance = points.scales[0, 0].astype(values.base.dtype)

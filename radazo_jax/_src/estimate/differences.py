@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from radazo_jax._src import checks
 from radazo_jax._src.directions.distribution import Distribution
@@ -79,7 +80,7 @@ def forward_difference(
     """
     check_differences(distribution, num_directions, smoothing)
 
-    def points(draw: Draw, params: Any, state: Any) -> tuple[Points, Any]:
+    def points(draw: Draw, params: optax.Params, state: Any) -> tuple[Points, Any]:
         points = sample_points(
             distribution,
             draw,
@@ -91,7 +92,7 @@ def forward_difference(
         return points, state
 
     def reduce(
-        points: Points, values: Values, params: Any, state: Any
+        points: Points, values: Values, params: optax.Params, state: Any
     ) -> tuple[Estimate, Any]:
         return from_differences(differences(values), smoothing, points), state
 
@@ -144,12 +145,12 @@ def central_difference(
     """
     check_differences(distribution, num_directions, smoothing)
 
-    def points(draw: Draw, params: Any, state: Any) -> tuple[Points, Any]:
+    def points(draw: Draw, params: optax.Params, state: Any) -> tuple[Points, Any]:
         scales = [smoothing, -smoothing]
         return sample_points(distribution, draw, num_directions, scales, params), state
 
     def reduce(
-        points: Points, values: Values, params: Any, state: Any
+        points: Points, values: Values, params: optax.Params, state: Any
     ) -> tuple[Estimate, Any]:
         above, below = values.along.T
         found = Differences(mean_of_finite(values.along), above - below)
@@ -196,7 +197,7 @@ def spsa(
     return central_difference(rademacher(), num_directions, smoothing)
 
 
-def stateless(params: Any) -> tuple[()]:
+def stateless(params: optax.Params) -> tuple[()]:
     """The `init` of an estimator without state."""
     del params
     return ()
@@ -215,7 +216,7 @@ def check_differences(distribution: Any, num_directions: Any, smoothing: Any) ->
 
 def mean_of_finite(values: jax.Array) -> jax.Array:
     """The mean of the values that are finite; NaN without any."""
-    return jnp.nanmean(jnp.where(jnp.isfinite(values), values, jnp.nan))
+    return jnp.mean(values, where=jnp.isfinite(values))
 
 
 class Differences(NamedTuple):

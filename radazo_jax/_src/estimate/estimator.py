@@ -52,9 +52,9 @@ class GradientEstimator(NamedTuple):
 
     def estimate(
         self,
-        fun: Callable[[Any], Any],
+        fun: Callable[[optax.Params], Any],
         key: jax.typing.ArrayLike,
-        params: Any,
+        params: optax.Params,
         state: Any,
         *,
         evaluator: Evaluator = vectorized(),
@@ -89,14 +89,14 @@ class GradientEstimator(NamedTuple):
 def evaluated(
     estimator: GradientEstimator,
     evaluator: Evaluator,
-    fun: Callable[[Any], Any],
+    fun: Callable[[optax.Params], Any],
     draw: Draw,
-    params: Any,
+    params: optax.Params,
     state: Any,
     has_aux: bool = False,
 ) -> tuple[Estimate, tuple[Values, Any], Any]:
     """The estimate of a function, its values and aux, and the estimator's new state."""
-    loss = checks.checked_loss(fun, has_aux)
+    loss = checks.checked_loss(fun, has_aux, vector_valued=True)
     draw = draw._replace(fun=lambda params: loss(params)[0])
     points, state = points_of(estimator, evaluator, draw, params, state)
     values, aux = values_at(evaluator, fun, params, points, has_aux)
@@ -108,7 +108,7 @@ def points_of(
     estimator: GradientEstimator,
     evaluator: Evaluator,
     draw: Draw,
-    params: Any,
+    params: optax.Params,
     state: Any,
 ) -> tuple[Points, Any]:
     """The points of an estimate, cached, and the state of the estimator after them."""
@@ -124,21 +124,21 @@ def points_of(
 
 def values_at(
     evaluator: Evaluator,
-    fun: Callable[[Any], Any],
-    params: Any,
+    fun: Callable[[optax.Params], Any],
+    params: optax.Params,
     points: Points,
     has_aux: bool = False,
 ) -> tuple[Values, Any]:
     """The values at the points, rounded as values from elsewhere are, and aux."""
     values, aux = evaluator.evaluate(fun, params, points, has_aux)
-    return jax.tree.map(fusion.rounded, values), aux
+    return points.split(fusion.rounded(points.join(values))), aux
 
 
 def reduced(
     estimator: GradientEstimator,
     points: Points,
     values: Values,
-    params: Any,
+    params: optax.Params,
     state: Any,
 ) -> tuple[Estimate, Any]:
     """The estimate, and the state of the estimator after it."""
@@ -152,7 +152,8 @@ def reduced(
         )
     # If the loss at the parameters is not finite, the value only replaces it.
     at_params = values.base if points.includes_params else estimate.value
-    args = {"measured": jnp.isfinite(at_params), **estimate.extra_args}
+    measured = jnp.all(jnp.isfinite(at_params))
+    args = {"measured": measured, **estimate.extra_args}
     return estimate._replace(extra_args=args), state
 
 
@@ -163,8 +164,8 @@ def updated_if_usable(estimate: Estimate, before: Any, after: Any) -> Any:
 
 def extra_args(
     estimate: Estimate,
-    gradient: Any,
-    value_fn: Callable[[Any], Any] | None,
+    gradient: optax.Updates,
+    value_fn: Callable[[optax.Params], Any] | None,
     bounds: Any = None,
 ) -> dict[str, Any]:
     """The extra arguments that Optax transformations get with a gradient."""
@@ -183,17 +184,17 @@ def extra_args(
 
 
 def _taking_all(
-    value_fn: Callable[[Any], Any], names: Iterable[str]
+    value_fn: Callable[[optax.Params], Any], names: Iterable[str]
 ) -> Callable[..., Any]:
-    """`value_fn` with further keyword arguments, which it ignores.
+    """`value_fn`, or its mean, with further keyword arguments, which it ignores.
 
     Optax's line searches pass all extra arguments that they do not know on to the
     function, and refuse those that its signature does not name.
     """
 
-    def at(params: Any, **others: Any) -> Any:
+    def at(params: optax.Params, **others: Any) -> Any:
         del others
-        return value_fn(params)
+        return mean_value(value_fn(params))
 
     kinds = inspect.Parameter
     keywords = (kinds(name, kinds.KEYWORD_ONLY, default=None) for name in names)
@@ -202,10 +203,15 @@ def _taking_all(
     return at
 
 
+def mean_value(value: Any) -> Any:
+    """The value, or the mean if the function returns several."""
+    return jnp.mean(value) if jnp.ndim(value) else value
+
+
 def check_estimator(estimator: Any) -> None:
     """Raises unless `estimator` is one."""
     if not isinstance(estimator, GradientEstimator):
         raise TypeError(
             "estimator must be a GradientEstimator such as forward_difference(); got "
-            f"{estimator!r}.{checks.see('api/estimators')}"
+            f"{estimator!r}.{checks.refer_to('api/estimators')}"
         )

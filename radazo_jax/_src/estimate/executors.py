@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 
 # How often a wait looks whether it was interrupted, in seconds.
 _POLL = 0.1
@@ -24,7 +25,8 @@ class Outcome(NamedTuple):
     """Results and failures of some points.
 
     Attributes:
-      values: The values, float64, [n]; NaN at points that failed.
+      values: The values, float64, [n]; NaN at points that failed. If the function
+        returned several for a point: [n, G].
       infos: The other results of the function, or `None`, n of them.
       failures: Texts about the points that failed, by number.
     """
@@ -39,10 +41,11 @@ Evaluate = Callable[[Any, int], Outcome | None]
 
 @contextmanager
 def outside(
-    fun: Callable[[Any], Any],
+    fun: Callable[[optax.Params], Any],
     executor: Any,
     *,
     batched: bool = False,
+    vector_valued: bool = False,
     timeout: float | None = None,
     retries: int = 0,
     interrupted: Callable[[], bool] = lambda: False,
@@ -55,6 +58,7 @@ def outside(
       fun: `fun(params)` returns a number, or a pair of a number and anything.
       executor: A `concurrent.futures.Executor`, a function that makes one, or `None`.
       batched: Whether `fun` takes all points at once.
+      vector_valued: Whether `fun` may return several numbers for a point.
       timeout: Seconds. Points that run while none ends for this long have failed.
       retries: Number of further evaluations of a point that failed.
       interrupted: Asked now and then whether to stop.
@@ -71,8 +75,10 @@ def outside(
         check_executor(executor, fun)
         run = _submitting(fun, None, [executor], timeout)
 
-    def evaluate(candidates: Any, n: int) -> Outcome | None:
-        outcome = Outcome(np.full(n, np.nan), [None] * n, {})
+    def evaluate(candidates: optax.Params, n: int) -> Outcome | None:
+        values: list[Any] = [np.nan] * n
+        infos: list[Any] = [None] * n
+        failures: dict[int, str] = {}
         pending = list(range(n))
         for _ in range(1 + retries):
             points = (
@@ -84,14 +90,14 @@ def outside(
             if batched:
                 found = _split(found[0], n)
             for i, result in zip(pending, found, strict=True):
-                outcome.failures.pop(i, None)
-                outcome.values[i], outcome.infos[i], problem = _parsed(result)
+                failures.pop(i, None)
+                values[i], infos[i], problem = _parsed(result, vector_valued)
                 if problem:
-                    outcome.failures[i] = problem
-            pending = list(range(n)) if batched else list(outcome.failures)
-            if not outcome.failures:
+                    failures[i] = problem
+            pending = list(range(n)) if batched else list(failures)
+            if not failures:
                 break
-        return outcome
+        return Outcome(_stacked(values, failures), infos, failures)
 
     try:
         yield evaluate
@@ -103,7 +109,7 @@ def outside(
 def distinct(evaluate: Evaluate) -> Evaluate:
     """Evaluates points once that are the same."""
 
-    def once(candidates: Any, n: int) -> Outcome | None:
+    def once(candidates: optax.Params, n: int) -> Outcome | None:
         leaves = jax.tree.leaves(candidates)
         # Of each point, its place among those that are evaluated.
         places: dict[tuple[bytes, ...], int] = {}
@@ -179,7 +185,7 @@ class _Broken(_Failed):
 _Run = Callable[[list[Any], Callable[[], bool]], list[Any] | None]
 
 
-def _in_turn(fun: Callable[[Any], Any]) -> _Run:
+def _in_turn(fun: Callable[[optax.Params], Any]) -> _Run:
     def run(points: list[Any], interrupted: Callable[[], bool]) -> list[Any] | None:
         results: list[Any] = []
         for point in points:
@@ -195,7 +201,7 @@ def _in_turn(fun: Callable[[Any], Any]) -> _Run:
 
 
 def _submitting(
-    fun: Callable[[Any], Any],
+    fun: Callable[[optax.Params], Any],
     make: Callable[[], Any] | None,
     pools: list[Any],
     timeout: float | None,
@@ -248,7 +254,7 @@ def _submitting(
 
 
 def _wait(
-    fun: Callable[[Any], Any],
+    fun: Callable[[optax.Params], Any],
     pool: futures.Executor,
     points: list[Any],
     timeout: float | None,
@@ -296,7 +302,7 @@ def _wait(
     return [result(future) for future in submitted]
 
 
-def check_executor(executor: Any, fun: Callable[[Any], Any]) -> None:
+def check_executor(executor: Any, fun: Callable[[optax.Params], Any]) -> None:
     """Raises if `fun` cannot be evaluated on the executor."""
     if not hasattr(executor, "submit"):
         raise TypeError(
@@ -321,7 +327,7 @@ def check_executor(executor: Any, fun: Callable[[Any], Any]) -> None:
         ) from error
 
 
-def _point(candidates: Any, i: int) -> Any:
+def _point(candidates: optax.Params, i: int) -> Any:
     return jax.tree.map(lambda x: x[i], candidates)
 
 
@@ -344,12 +350,14 @@ def _split(result: Any, n: int) -> list[Any]:
     return list(zip(listed, infos, strict=True))
 
 
-def _parsed(result: Any) -> tuple[float, Any, str]:
-    """The value, what came with it, and what is wrong with it."""
+def _parsed(result: Any, vector_valued: bool) -> tuple[Any, Any, str]:
+    """The value or values, what came with them, and what is wrong with them."""
     if isinstance(result, _Failed):
         return np.nan, None, result.problem
     pair = isinstance(result, tuple) and len(result) == 2
     value, info = result if pair else (result, None)
+    if vector_valued and np.ndim(value) == 1:
+        return _vector(value, info)
     # Numbers and arrays of all libraries have this method.
     shape = np.shape(value)
     if not hasattr(value, "__float__") or math.prod(shape) != 1:
@@ -361,6 +369,34 @@ def _parsed(result: Any) -> tuple[float, Any, str]:
     except Exception as error:
         return np.nan, info, _in_words(error)
     return number, info, "" if np.isfinite(number) else f"returned {number}"
+
+
+def _vector(values: Any, info: Any) -> tuple[Any, Any, str]:
+    """Several values of a point, as `_parsed` returns them."""
+    array = np.asarray(values)
+    if array.dtype.kind not in "fiub" or not array.size:
+        return np.nan, info, f"returned {_described(values)}, not numbers"
+    failed = int(np.sum(~np.isfinite(array)))
+    problem = f"returned {failed} values of {array.size} that are not finite"
+    return array.astype(np.float64), info, problem if failed else ""
+
+
+def _stacked(values: list[Any], failures: dict[int, str]) -> np.ndarray:
+    """The values of all points; NaN, with a failure, for a point with another number.
+
+    Args:
+      values: A number or a vector for each point.
+      failures: Texts about the points that failed, by number; more are added.
+    """
+    shape = next((np.shape(x) for x in values if np.ndim(x)), ())
+    stacked = np.full((len(values), *shape), np.nan)
+    for i, value in enumerate(values):
+        if np.shape(value) == shape:
+            stacked[i] = value
+        else:
+            message = f"returned shape {np.shape(value)}, another point {shape}"
+            failures.setdefault(i, message)
+    return stacked
 
 
 def _described(value: Any) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import optax
 from jax.tree_util import Partial
 
 from radazo_jax._src import shown
@@ -65,7 +66,7 @@ def value_and_grad(
 
     def estimated(
         key: jax.typing.ArrayLike | None = None,
-        params: Any = None,
+        params: optax.Params = None,
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Any, Any]:
@@ -85,7 +86,7 @@ def value_and_grad(
     return estimated
 
 
-def key_first(key: Any, params: Any, name: str) -> jax.Array:
+def key_first(key: Any, params: optax.Params, name: str) -> jax.Array:
     """The key, typed; raises if the key is missing, or follows the parameters."""
     try:
         typed = keys.as_key(key)
@@ -104,7 +105,10 @@ def key_first(key: Any, params: Any, name: str) -> jax.Array:
 
 
 def of_params(
-    fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], params: Any
+    fun: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    params: optax.Params,
 ) -> Any:
     """`fun` as a function of its first argument, which a `Partial` makes of it."""
     # Each evaluation gets new containers, as under jit: fun may write into them.

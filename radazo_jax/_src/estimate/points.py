@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 
 from radazo_jax._src.directions import sums
@@ -43,7 +44,7 @@ class Draw(NamedTuple):
     key: jax.Array
     run_key: jax.Array
     step: jax.typing.ArrayLike = 0
-    fun: Callable[[Any], Any] | None = None
+    fun: Callable[[optax.Params], Any] | None = None
     bounds: tuple[Any, Any] | None = None
 
     @classmethod
@@ -56,9 +57,12 @@ class Draw(NamedTuple):
 class Values(NamedTuple):
     """The values of a function at some points.
 
+    A function that returns several values, such as one for each prompt, adds an axis
+    of G values to both, the last.
+
     Attributes:
-      base: The value at θ, NaN if θ is not a point: at least float32, shape ().
-      along: The values at the other points: at least float32, [K, m].
+      base: The value at θ, NaN if θ is not a point: at least float32, shape () or [G].
+      along: The values at the other points: at least float32, [K, m] or [K, m, G].
     """
 
     base: jax.Array
@@ -81,6 +85,8 @@ class Points:
       layout: The layout of the parameters; static.
       shift: w, a tree like the parameters, or `None`.
       shifts: The scales tₖᵢ of w, float32, [K, m], or `None`.
+      vector_valued: Whether the function may return several values at each point, [G],
+        instead of one; static.
     """
 
     directions: Direction
@@ -89,6 +95,7 @@ class Points:
     layout: Layout = dataclasses.field(metadata=STATIC)
     shift: Any = None
     shifts: jax.Array | None = None
+    vector_valued: bool = dataclasses.field(default=False, metadata=STATIC)
 
     @property
     def num_points(self) -> int:
@@ -101,23 +108,31 @@ class Points:
         return self.directions.distribution.factor(self.layout.dimension)
 
     def split(self, values: jax.Array) -> Values:
-        """Arranges a vector with a value per point, [n], θ first.
+        """Arranges the values at all points, θ first.
+
+        Args:
+          values: A value per point, [n], or several, [n, G], if the points are
+            `vector_valued`.
 
         Raises:
           ValueError: If there are not n values.
         """
-        if values.shape != (self.num_points,):
+        if values.shape[:1] != (self.num_points,) or (
+            values.ndim > 1 + self.vector_valued
+        ):
+            several = f", or ({self.num_points}, G)" if self.vector_valued else ""
             raise ValueError(
-                f"values must have one value per point, shape ({self.num_points},); "
-                f"got shape {values.shape}."
+                "values must have one value per point, shape "
+                f"({self.num_points},){several}; got shape {values.shape}."
             )
-        along = values[self.includes_params :].reshape(self.scales.shape)
-        nan = jnp.full((), jnp.nan, values.dtype)
+        of_one = values.shape[1:]
+        along = values[self.includes_params :].reshape(*self.scales.shape, *of_one)
+        nan = jnp.full(of_one, jnp.nan, values.dtype)
         return Values(values[0] if self.includes_params else nan, along)
 
     def join(self, values: Values) -> jax.Array:
-        """The inverse of `split`: a vector with a value per point, [n]."""
-        along = values.along.reshape(-1)
+        """The inverse of `split`: the values at all points, [n] or [n, G]."""
+        along = lax.collapse(values.along, 0, 2)
         if not self.includes_params:
             return along
         return jnp.concatenate([values.base[None], along])
@@ -172,7 +187,7 @@ def sample_points(
     draw: Draw,
     num_directions: int,
     scales: Sequence[float] | jax.Array,
-    params: Any,
+    params: optax.Params,
     *,
     includes_params: bool = False,
 ) -> Points:
@@ -215,7 +230,7 @@ def shifted_points(
     scales: jax.Array,
     shift: Any,
     shifts: jax.Array,
-    params: Any,
+    params: optax.Params,
 ) -> Points:
     """θ, and the points θ + tᵢ w + sᵢ uᵢ, with a tree w that all of them share.
 
@@ -239,7 +254,7 @@ def shifted_points(
 
 
 def _sample(
-    distribution: Distribution, draw: Draw, num_directions: int, params: Any
+    distribution: Distribution, draw: Draw, num_directions: int, params: optax.Params
 ) -> tuple[Direction, Layout]:
     """The directions of a step, stacked, and the layout of the parameters."""
     layout = axes.annotate(layout_of(params), distribution, draw.fun, params)
@@ -266,7 +281,7 @@ def _next_in_run(draw: Draw, num_directions: int) -> tuple[jax.Array, jax.Array]
     return key, (step % most) * np.uint32(num_directions)
 
 
-def candidates(points: Points, params: Any) -> Any:
+def candidates(points: Points, params: optax.Params) -> optax.Params:
     """Returns the points as trees of arrays, for evaluations outside of a program.
 
     Args:
@@ -287,7 +302,7 @@ def candidates(points: Points, params: Any) -> Any:
     """
     params = as_arrays(params)
 
-    def moved(direction: Direction, scale: jax.Array, shift: Any) -> Any:
+    def moved(direction: Direction, scale: jax.Array, shift: Any) -> optax.Params:
         us = jax.tree.unflatten(
             points.layout.treedef, elements(direction, points.layout)
         )
@@ -304,7 +319,7 @@ def candidates(points: Points, params: Any) -> Any:
     return jax.tree.map(flat, params, moved_params)
 
 
-def shifted(params: Any, shift: Any, distance: jax.Array | None) -> Any:
+def shifted(params: optax.Params, shift: Any, distance: jax.Array | None) -> Any:
     """θ + t w, rounded to the dtypes of θ; θ itself without a w.
 
     Args:

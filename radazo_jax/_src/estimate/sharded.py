@@ -8,12 +8,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+import optax
 from jax import lax
 
 from radazo_jax._src import checks, trees
 from radazo_jax._src.estimate.points import Points, Values, shifted
-from radazo_jax._src.estimate.vectorized import Evaluator, batched_map, cache
+from radazo_jax._src.estimate.vectorized import Evaluator, cache, values_by_number
 from radazo_jax._src.meshes import on_any_mesh
 from radazo_jax._src.perturb import transform
 
@@ -70,13 +70,16 @@ def sharded(axis_name: AxisName, batch_size: int | None = None) -> Evaluator:
 @functools.cache
 def _sharded(names: tuple[str, ...], batch_size: int | None) -> Evaluator:
     def evaluate(
-        fun: Callable[[Any], Any], params: Any, points: Points, has_aux: bool
+        fun: Callable[[optax.Params], Any],
+        params: optax.Params,
+        points: Points,
+        has_aux: bool,
     ) -> tuple[Values, Any]:
         if not has_aux:
             values = _values(fun, params, points, False, names, batch_size)
             return points.split(values), None
         # All devices evaluate the first point, because its aux is returned.
-        loss = checks.checked_loss(fun, has_aux)
+        loss = checks.checked_loss(fun, has_aux, points.vector_valued)
         if points.includes_params:
             value, aux = loss(params)
             rest = dataclasses.replace(points, includes_params=False)
@@ -94,14 +97,14 @@ def _sharded(names: tuple[str, ...], batch_size: int | None) -> Evaluator:
 
 
 def _values(
-    fun: Callable[[Any], Any],
-    params: Any,
+    fun: Callable[[optax.Params], Any],
+    params: optax.Params,
     points: Points,
     has_aux: bool,
     names: tuple[str, ...],
     batch_size: int | None,
 ) -> jax.Array:
-    """The values, [n], the same on all devices; aux is dropped."""
+    """The values, [n] or [n, G], the same on all devices; aux is dropped."""
     mesh = _mesh_with(names)
     num_points, num_devices = points.num_points, math.prod(mesh.shape[n] for n in names)
     share = -(-num_points // num_devices)
@@ -110,25 +113,12 @@ def _values(
     arrays, static = trees.partition(fun) if is_tree else ([], None)
     _check_free(names, {"params": params, "the arguments of fun": arrays})
 
-    def losses(mine: jax.Array, params: Any, points: Points, arrays: Any) -> jax.Array:
+    def losses(
+        mine: jax.Array, params: optax.Params, points: Points, arrays: Any
+    ) -> jax.Array:
         given = fun if static is None else static.merge(arrays)
-        loss = checks.checked_loss(given, has_aux)
-        # θ is a point along the first direction, at scale 0.
-        base = [0] * points.includes_params
-        along = np.repeat(np.arange(len(points.scales)), points.scales.shape[1])
-        which = jnp.asarray(np.array([*base, *along]))
-        scales, shifts = jax.tree.map(
-            lambda x: jnp.concatenate([jnp.zeros(len(base)), x.reshape(-1)]),
-            (points.scales, points.shifts),
-        )
-
-        def evaluate(i: jax.Array) -> jax.Array:
-            direction = jax.tree.map(lambda x: x[which[i]], points.directions)
-            at = shifted(params, points.shift, None if shifts is None else shifts[i])
-            along = (at, points.layout, direction, scales[i])
-            return transform.evaluate(loss, *along)[0]
-
-        return batched_map(evaluate, mine, batch_size)
+        loss = checks.checked_loss(given, has_aux, points.vector_valued)
+        return values_by_number(loss, params, points, mine, batch_size)
 
     def numbers(device: jax.Array | int, of_devices: int) -> jax.Array:
         # Beyond the last point, that one again.
@@ -144,7 +134,7 @@ def _values(
         mine = lax.with_sharding_constraint(mine, jax.P(names))
         vmapped = jax.vmap(losses, (0, *(None for _ in args)), spmd_axis_name=names)
         values = lax.with_sharding_constraint(vmapped(mine, *args), jax.P(names))
-        return lax.with_sharding_constraint(values.reshape(-1), jax.P())
+        return lax.with_sharding_constraint(lax.collapse(values, 0, 2), jax.P())
 
     manual = set(mesh.manual_axes)
     program = on_device

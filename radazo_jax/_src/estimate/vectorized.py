@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 from jax import lax
 
 from radazo_jax._src import checks, fusion, trees
@@ -25,7 +27,11 @@ class EvaluateFn(Protocol):
     """The `evaluate` of an `Evaluator`."""
 
     def __call__(
-        self, fun: Callable[[Any], Any], params: Any, points: Points, has_aux: bool
+        self,
+        fun: Callable[[optax.Params], Any],
+        params: optax.Params,
+        points: Points,
+        has_aux: bool,
     ) -> tuple[Values, Any]:
         """Returns the values, and the auxiliary output at the first point."""
         ...
@@ -87,9 +93,12 @@ def vectorized(batch_size: int | None = None) -> Evaluator:
 @functools.cache
 def _vectorized(batch_size: int | None) -> Evaluator:
     def evaluate(
-        fun: Callable[[Any], Any], params: Any, points: Points, has_aux: bool
+        fun: Callable[[optax.Params], Any],
+        params: optax.Params,
+        points: Points,
+        has_aux: bool,
     ) -> tuple[Values, Any]:
-        loss = checks.checked_loss(fun, has_aux)
+        loss = checks.checked_loss(fun, has_aux, points.vector_valued)
         if not has_aux and _shares_products(points, batch_size):
             values, aux = _values_in_one_batch(loss, params, points), None
         else:
@@ -106,7 +115,9 @@ def cache(points: Points, batch_size: int | None) -> Points:
     return dataclasses.replace(points, directions=cached)
 
 
-def batched_map(fun: Callable[[Any], Any], xs: Any, batch_size: int | None) -> Any:
+def batched_map(
+    fun: Callable[[optax.Params], Any], xs: Any, batch_size: int | None
+) -> Any:
     """`jax.lax.map` whose `batch_size=None` is all at once."""
     size = len(jax.tree.leaves(xs)[0])
     if batch_size == 1 or size == 1:
@@ -124,7 +135,7 @@ def batched_map(fun: Callable[[Any], Any], xs: Any, batch_size: int | None) -> A
         raise
 
 
-def _can_be_traced(fun: Callable[[Any], Any], xs: Any) -> bool:
+def _can_be_traced(fun: Callable[[optax.Params], Any], xs: Any) -> bool:
     """Whether a function works on a single element, so that batching it failed."""
     try:
         jax.eval_shape(fun, jax.tree.map(lambda x: x[0], xs))
@@ -139,8 +150,8 @@ def _together(size: int, batch_size: int | None) -> bool:
 
 
 def _values(
-    loss: Callable[[Any], tuple[jax.Array, Any]],
-    params: Any,
+    loss: Callable[[optax.Params], tuple[jax.Array, Any]],
+    params: optax.Params,
     points: Points,
     has_aux: bool,
     batch_size: int | None,
@@ -169,10 +180,47 @@ def _values(
 
     each = (points.directions, points.scales, points.shifts)
     values, found = batched_map(along, each, batch_size)
+    values = lax.collapse(values, 0, 2)
     if base:
-        return jnp.concatenate([base[0][None], values.reshape(-1)]), base[1]
+        return jnp.concatenate([base[0][None], values]), base[1]
     aux = static[0].merge([x[0] for x in found]) if has_aux else None
-    return values.reshape(-1), aux
+    return values, aux
+
+
+def values_by_number(
+    loss: Callable[[Any], tuple[jax.Array, Any]],
+    params: Any,
+    points: Points,
+    numbers: jax.Array,
+    batch_size: int | None,
+) -> jax.Array:
+    """The values at some of the points, each computed alike whatever the others.
+
+    Args:
+      loss: The function, which returns a pair.
+      params: θ.
+      points: The points.
+      numbers: The numbers of the points to evaluate, θ first if it is one: int32, [m].
+      batch_size: The number of points that are evaluated together.
+
+    Returns:
+      The values: at least float32, [m].
+    """
+    # θ is a point along the first direction, at scale 0.
+    base = [0] * points.includes_params
+    along = np.repeat(np.arange(len(points.scales)), points.scales.shape[1])
+    which = jnp.asarray(np.array([*base, *along]))
+    scales, shifts = jax.tree.map(
+        lambda x: jnp.concatenate([jnp.zeros(len(base)), x.reshape(-1)]),
+        (points.scales, points.shifts),
+    )
+
+    def evaluate(i: jax.Array) -> jax.Array:
+        direction = jax.tree.map(lambda x: x[which[i]], points.directions)
+        at = shifted(params, points.shift, None if shifts is None else shifts[i])
+        return transform.evaluate(loss, at, points.layout, direction, scales[i])[0]
+
+    return batched_map(evaluate, numbers, batch_size)
 
 
 def _shares_products(points: Points, batch_size: int | None) -> bool:
@@ -190,7 +238,9 @@ def _shares_products(points: Points, batch_size: int | None) -> bool:
 
 
 def _values_in_one_batch(
-    loss: Callable[[Any], tuple[jax.Array, Any]], params: Any, points: Points
+    loss: Callable[[optax.Params], tuple[jax.Array, Any]],
+    params: optax.Params,
+    points: Points,
 ) -> jax.Array:
     """The values, with θ itself as the first of the batch: all read θ once."""
     directions, scales = (

@@ -53,8 +53,8 @@ def positions(
 
     Args:
       shape: The shape of the whole array.
-      indices: One uint32 array per axis, which broadcast together: the elements
-        asked for. `None` asks for all of them.
+      indices: The elements to compute, as a uint32 array per axis that broadcast
+        together. `None` asks for all of them.
       offset: The position of the array's first element, a non-negative integer.
       dimension: d, how many coordinates there are; by default, those up to the
         array's last element.
@@ -135,21 +135,29 @@ def shift_left(word: jax.Array, distance: int) -> Counter:
     """A 32-bit word times 2^distance, modulo 2^64; `distance` is below 64."""
     if distance >= 32:
         return Counter(word << np.uint32(distance - 32), jnp.zeros_like(word))
-    # By two shifts, for one by 32 is not defined.
+    # By two shifts, because a shift by 32 is not defined.
     hi = word >> np.uint32(31 - distance) >> np.uint32(1)
     return Counter(hi, word << np.uint32(distance))
 
 
-def concatenate(parts: Sequence[Positions]) -> Counter:
-    """All positions as one, [n], to be drawn together; `split` takes them apart."""
-    return Counter(
+def concatenate(parts: Sequence[Positions]) -> Positions:
+    """All positions as one, to be drawn together; `split` takes them apart.
+
+    A part that is alone keeps its shape. Several become one axis.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    return Positions(
         jnp.concatenate([jnp.ravel(part.hi) for part in parts]),
         jnp.concatenate([jnp.ravel(part.lo) for part in parts]),
+        parts[0].dimension,
     )
 
 
 def split(drawn: jax.Array, shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
-    """What was drawn for each of the parts of these shapes."""
+    """Splits a draw into parts of these shapes."""
+    if len(shapes) == 1:
+        return [drawn]
     ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
     parts = jnp.split(drawn, ends)
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]

@@ -26,7 +26,7 @@ _MAX_AT_ONCE = 2**28
 
 
 def fraction_bits(num_squares: int) -> int:
-    """How many bits after the point are enough for a sum of so many squared normals.
+    """Returns the bits after the point for a sum of so many squared normals.
 
     Enough for an error below the rounding of a float32: the errors of many squares are
     independent, and many squares are not all small.
@@ -112,7 +112,7 @@ def _sums(words: Sequence[jax.Array], axes: range) -> Sequence[jax.Array]:
     def in_several(*words: jax.Array) -> tuple[jax.Array, ...]:
         return tuple(jnp.sum(word, tuple(axes), jnp.uint32) for word in words)
 
-    # Other compilers fuse several into one; that of the TPU takes half a minute for
+    # Other compilers fuse several into one; the TPU's takes half a minute for
     # one that is written as such.
     return lax.platform_dependent(*words, cpu=in_one_reduction, default=in_several)
 

@@ -1,8 +1,7 @@
 """Random numbers by position.
 
 The number at position `i` of a draw depends on `(key, i)` alone, so that any block of a
-large array can be drawn (and drawn again) where it is needed, on whichever device that
-happens to be.
+large array can be drawn, and drawn again, on the device that needs it.
 
 The generator is Threefry-2x32, and the mapping from counters to bits is the one of
 `jax.random` under `jax_threefry_partitionable` (JAX's default): the same bits, the same
@@ -43,7 +42,7 @@ _SINE = tuple(
 )
 
 
-# Inlined where it is traced, but traced once for all draws of a shape.
+# Inlined into the program, but traced once for all draws of a shape.
 @functools.partial(jax.jit, inline=True)
 def words(key: jax.Array, at: At) -> tuple[jax.Array, jax.Array]:
     """The two 32-bit words of Threefry-2x32 (20 rounds) at these positions."""
@@ -62,8 +61,8 @@ def words(key: jax.Array, at: At) -> tuple[jax.Array, jax.Array]:
 def fold_in(key: jax.Array, data: jax.Array) -> jax.Array:
     """The key of `jax.random.fold_in(key, data)`, for a uint32.
 
-    XLA's CPU backend compiles it to a few instructions, where JAX's becomes a loop,
-    which takes 5 % of a step in 10⁴ dimensions.
+    XLA's CPU backend compiles it to a few instructions. JAX's becomes a loop that
+    takes 5 % of a step in 10⁴ dimensions.
     """
     made = jnp.stack(words(key, Counter(jnp.zeros_like(data), data)), axis=-1)
     return jax.random.wrap_key_data(made, impl=jax.random.key_impl(key))
@@ -111,7 +110,7 @@ def uniform(key: jax.Array, at: At) -> jax.Array:
       >>> bool((mine == jax.random.uniform(key, (3,))).all())
       True
     """
-    # 23 random bits behind the exponent of 1 make a number in [1, 2).
+    # 23 random bits after the exponent of 1 make a number in [1, 2).
     mantissa = (bits(key, at) >> np.uint32(9)) | np.uint32(0x3F800000)
     return lax.bitcast_convert_type(mantissa, jnp.float32) - np.float32(1)
 

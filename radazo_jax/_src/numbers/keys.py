@@ -96,7 +96,7 @@ def check_same_key(key: jax.typing.ArrayLike, name: str = "key") -> jax.Array:
       >>> key = zo.random.check_same_key(jax.random.key(0))
 
     References:
-      `jax.experimental.multihost_utils.assert_equal`, which does not say where.
+      `jax.experimental.multihost_utils.assert_equal`, which does not name the leaf.
     """
     key = as_key(key, name)
     if isinstance(key, jax.core.Tracer) or not key.is_fully_addressable:

@@ -12,8 +12,13 @@ import optax
 
 from radazo_jax._src import checks
 from radazo_jax._src.optimize import transforms
+from radazo_jax._src.optimize.in_place import chain_in_place
 from radazo_jax._src.optimize.parabola import scale_by_parabolic_step
 from radazo_jax._src.optimize.quasi_newton import scale_by_bfgs, scale_by_trial_step
+from radazo_jax._src.optimize.replayed import (
+    scale_by_replayed_radazo,
+    scale_by_replayed_zo_adamm,
+)
 from radazo_jax._src.types import GradientTransformationExtraArgs
 
 
@@ -25,6 +30,10 @@ def radazo(
     initial_accumulator_value: jax.typing.ArrayLike = 0.0,
     bias_correction: bool = False,
     mu_dtype: jax.typing.DTypeLike | None = None,
+    *,
+    moments: str = "stored",
+    window: int = 64,
+    max_directions: int = 64,
 ) -> GradientTransformationExtraArgs:
     """The R-AdaZO optimizer: Adam for noisy, zeroth-order gradients.
 
@@ -44,12 +53,21 @@ def radazo(
         η per coordinate instead of η/√(1−β₂).
       mu_dtype: Real floating dtype in which the first moment is stored. None is the
         parameters' dtype, float32 if that is narrower.
+      moments: `"stored"`, or `"replayed"` to rebuild the first moment from the
+        directions of the latest steps and keep the second by its means over rows and
+        columns, as `scale_by_replayed_radazo` does. No moment then takes the memory
+        of the parameters.
+      window: The number of steps from which a replayed first moment is rebuilt.
+      max_directions: The largest number of directions per step, with replayed moments.
 
     Returns:
-      The optimizer, an `optax.GradientTransformationExtraArgs`.
+      The optimizer, an `optax.GradientTransformationExtraArgs`. With replayed moments,
+      its update needs the extra argument `combination`, which `solver`, `minimize` and
+      `estimate_gradient(inner=...)` pass.
 
     Raises:
-      ValueError: If a hyperparameter is out of its range.
+      ValueError: If a hyperparameter is out of its range, or of the other kind of
+        moments.
       TypeError: If one has the wrong type.
 
     Examples:
@@ -76,6 +94,19 @@ def radazo(
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       algorithm 2.
     """
+    if _are_replayed(moments, mu_dtype=mu_dtype):
+        return chain_in_place(
+            scale_by_replayed_radazo(
+                window,
+                b1,
+                b2,
+                eps_root,
+                initial_accumulator_value,
+                bias_correction,
+                max_directions,
+            ),
+            optax.scale_by_learning_rate(learning_rate),
+        )
     return optax.chain(
         transforms.scale_by_radazo(
             b1, b2, eps_root, initial_accumulator_value, bias_correction, mu_dtype
@@ -93,6 +124,10 @@ def zo_adamm(
     bias_correction: bool = False,
     mu_dtype: jax.typing.DTypeLike | None = None,
     amsgrad: bool = False,
+    *,
+    moments: str = "stored",
+    window: int = 64,
+    max_directions: int = 64,
 ) -> GradientTransformationExtraArgs:
     """The ZO-AdaMM optimizer, in the form the R-AdaZO paper compares with.
 
@@ -110,12 +145,20 @@ def zo_adamm(
       mu_dtype: Real floating dtype in which the first moment is stored. None is the
         parameters' dtype, float32 if that is narrower.
       amsgrad: Whether to divide by the running maximum of v_t, as the original does.
+      moments: `"stored"`, or `"replayed"` to rebuild the first moment from the
+        directions of the latest steps and keep the second by its means over rows and
+        columns, as `scale_by_replayed_zo_adamm` does. No moment then takes the memory
+        of the parameters.
+      window: The number of steps from which a replayed first moment is rebuilt.
+      max_directions: The largest number of directions per step, with replayed moments.
 
     Returns:
-      The optimizer, an `optax.GradientTransformationExtraArgs`.
+      The optimizer, an `optax.GradientTransformationExtraArgs`. With replayed moments,
+      its update needs the extra argument `combination`, as `radazo` does.
 
     Raises:
-      ValueError: If a hyperparameter is out of its range.
+      ValueError: If a hyperparameter is out of its range, or of the other kind of
+        moments.
       TypeError: If one has the wrong type.
 
     Examples:
@@ -145,6 +188,19 @@ def zo_adamm(
       Chen et al., ZO-AdaMM: Zeroth-Order Adaptive Momentum Method for Black-Box
       Optimization, NeurIPS 2019.
     """
+    if _are_replayed(moments, mu_dtype=mu_dtype, amsgrad=amsgrad):
+        return chain_in_place(
+            scale_by_replayed_zo_adamm(
+                window,
+                b1,
+                b2,
+                eps_root,
+                initial_accumulator_value,
+                bias_correction,
+                max_directions,
+            ),
+            optax.scale_by_learning_rate(learning_rate),
+        )
     return optax.chain(
         transforms.scale_by_zo_adamm(
             b1,
@@ -399,3 +455,18 @@ def parabolic_sgd(
         optax.scale(-1.0),
         scale_by_parabolic_step(decay, initial_step_size=initial_step_size),
     )
+
+
+def _are_replayed(moments: str, **stored_only: object) -> bool:
+    """Whether moments are replayed; the other arguments are for stored ones."""
+    if moments not in ("stored", "replayed"):
+        raise ValueError(f"moments must be 'stored' or 'replayed'; got {moments!r}.")
+    if moments == "stored":
+        return False
+    for name, value in stored_only.items():
+        if value:
+            raise ValueError(
+                f"{name} must be left out with replayed moments; got {value!r}. It "
+                "needs moments='stored'."
+            )
+    return True

@@ -59,6 +59,8 @@ class AskTell(NamedTuple):
         told, another call returns the same candidates.
       tell: `tell(state, values) -> state`; the values at the candidates, [n], NaN for
         candidates that failed. If the first is not below `state.limit`, it is enough.
+        An estimator such as `evolution_strategy` also takes several values for each
+        candidate, [n, G].
     """
 
     init: Callable[..., AskTellState]
@@ -111,7 +113,7 @@ def ask_tell(
         Run(None, None, optimizer, estimator, bounds=bounds)
     )
 
-    def init(params: Any, key: jax.typing.ArrayLike) -> AskTellState:
+    def init(params: optax.Params, key: jax.typing.ArrayLike) -> AskTellState:
         run = static.merge(arrays)
         with trees.precision_of(params):
             return AskTellState(step.start(run, params, key), np.zeros((), bool))
@@ -129,7 +131,7 @@ def ask_tell(
                 "values must follow an ask, and be told once; got a state whose "
                 "candidates were not asked for, or were told already."
             )
-        step.check_room(state.run)
+        step.check_room(state.run.step)
         values = as_values(values, state.run.params)
         if np.shape(values) == (1,) and not values[0] < state.limit:
             run = static.merge(arrays)
@@ -161,7 +163,7 @@ def _tell(
 
     Args:
       state: The state before.
-      values: The values, [n].
+      values: The values, [n] or [n, G].
       arrays: The arrays of the run.
       static: The run without them.
 
@@ -171,11 +173,6 @@ def _tell(
     run = static.merge(arrays)
     step.check_state(run, state)
     points, estimator_state = step.points_at(run, state, _traced_loss(run, state))
-    if values.shape != (points.num_points,):
-        raise ValueError(
-            f"values must have one value per candidate, shape ({points.num_points},); "
-            f"got shape {values.shape}."
-        )
     state = state._replace(estimator_state=estimator_state)
     state, info = step.advance(run, state, points, points.split(values))
     return state, history.numbers(info, state), checksum(state.params)
@@ -216,7 +213,7 @@ def padded(values: np.ndarray, size: int) -> np.ndarray:
     return np.pad(values, (0, missing), constant_values=np.nan)
 
 
-def checksum(params: Any) -> jax.Array:
+def checksum(params: optax.Params) -> jax.Array:
     """A number that tells whether parameters are equal to the last bit: uint32.
 
     A sum of integers, which does not depend on its order.
@@ -240,7 +237,7 @@ def checksum(params: Any) -> jax.Array:
 checksum_of = jax.jit(checksum)
 
 
-def as_values(values: Any, params: Any) -> np.ndarray:
+def as_values(values: Any, params: optax.Params) -> np.ndarray:
     """Values as an array of the dtype in which they are used."""
     array = np.asarray(values)
     if array.dtype.kind not in "fiub":

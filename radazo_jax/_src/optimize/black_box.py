@@ -20,7 +20,7 @@ from radazo_jax._src.optimize.defaults import method
 from radazo_jax._src.optimize.failures import Policy, failure_counts, resumed
 from radazo_jax._src.optimize.history import History
 from radazo_jax._src.optimize.host import Done, Path, Values
-from radazo_jax._src.optimize.journal import Record
+from radazo_jax._src.optimize.journal import Record, of_points
 from radazo_jax._src.optimize.step import Run, SolverState
 
 
@@ -35,7 +35,7 @@ class Best(NamedTuple):
         the run that was read from a journal.
     """
 
-    params: Any
+    params: optax.Params
     value: float
     number: int
     info: Any
@@ -63,7 +63,7 @@ class BlackBoxResult(NamedTuple):
       stopped: The reason for which the run ended, as in `MinimizeResult`.
     """
 
-    params: Any
+    params: optax.Params
     values: np.ndarray
     best: Best
     num_evaluations: int
@@ -85,8 +85,8 @@ class BlackBoxResult(NamedTuple):
 
 
 def minimize_black_box(
-    fun: Callable[[Any], Any],
-    params: Any,
+    fun: Callable[[optax.Params], Any],
+    params: optax.Params,
     optimizer: optax.GradientTransformation | None = None,
     estimator: GradientEstimator | None = None,
     num_steps: int | None = None,
@@ -114,7 +114,8 @@ def minimize_black_box(
       fun: `fun(params)` gets a tree of NumPy arrays and returns a number, or a pair of
         a number and anything else. An array of one element is a number. Each call gets
         a copy of the point, so `fun` may write to it. A point that a step has twice is
-        evaluated once.
+        evaluated once. An estimator such as `evolution_strategy` also takes several
+        numbers for a point, such as one for each prompt: an array of shape [G].
       params: The starting point, a tree of floating-point arrays. NumPy's float64 is
         kept, also if JAX has 64 bits disabled: `fun` and `callback` are called under
         the caller's setting.
@@ -234,6 +235,7 @@ def minimize_black_box(
                 _called_in(of_caller, fun) if in_turn else fun,
                 executor,
                 batched=batched,
+                vector_valued=step.abstract_points(run, state).vector_valued,
                 timeout=timeout,
                 retries=max_retries if on_failure == "retry" else 0,
                 interrupted=interrupted,
@@ -330,11 +332,12 @@ class _Seen:
         self.count = 0
         self._ask = ask
 
-    def evaluated(self, candidates: Any, outcome: Outcome) -> None:
+    def evaluated(self, candidates: optax.Params, outcome: Outcome) -> None:
         """Looks at the points of a step."""
         before = self.count
         self.count += len(outcome.values)
-        values = np.where(np.isfinite(outcome.values), outcome.values, np.inf)
+        values = of_points(outcome.values)
+        values = np.where(np.isfinite(values), values, np.inf)
         i = int(np.argmin(values))
         if values[i] < self.best.value:
             point = jax.tree.map(lambda x: x[i].copy(), candidates)

@@ -11,7 +11,7 @@ import optax
 Bounds = tuple[Any, Any]
 
 
-def project(bounds: Bounds | None, params: Any) -> Any:
+def project(bounds: Bounds | None, params: optax.Params) -> optax.Params:
     """The closest parameters within the bounds."""
     if bounds is None:
         return params
@@ -19,13 +19,13 @@ def project(bounds: Bounds | None, params: Any) -> Any:
     return optax.projections.projection_box(params, lower, upper)
 
 
-def as_trees(bounds: Bounds, params: Any) -> Bounds:
+def as_trees(bounds: Bounds, params: optax.Params) -> Bounds:
     """The bounds as trees of arrays like the parameters."""
     lower, upper = (_like(bound, params) for bound in bounds)
     return lower, upper
 
 
-def check_bounds(bounds: Any, params: Any) -> None:
+def check_bounds(bounds: Any, params: optax.Params) -> None:
     """Raises unless these are bounds, and `params` lie between them.
 
     Values that are traced cannot be compared.
@@ -67,7 +67,7 @@ def check_bounds(bounds: Any, params: Any) -> None:
             )
 
 
-def _like(bound: Any, params: Any) -> Any:
+def _like(bound: Any, params: optax.Params) -> optax.Params:
     """A bound as a tree of arrays that broadcast against the leaves of `params`."""
     if np.ndim(bound) == 0 and jax.tree_util.all_leaves([bound]):
         bound = jax.tree.map(lambda _: bound, params)

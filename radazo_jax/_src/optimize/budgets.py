@@ -39,7 +39,7 @@ class Progress(NamedTuple):
     since: Any
 
     @classmethod
-    def none(cls, dtype: Any = np.float32) -> "Progress":
+    def none(cls, dtype: jax.typing.DTypeLike = np.float32) -> "Progress":
         """Returns the progress before the first step."""
         return cls(np.array(np.inf, dtype), np.zeros((), np.int32))
 
@@ -100,7 +100,11 @@ class Budget(NamedTuple):
         return given
 
     def watch(
-        self, run: Run, state: SolverState, dtype: Any, varies: bool = False
+        self,
+        run: Run,
+        state: SolverState,
+        dtype: jax.typing.DTypeLike,
+        varies: bool = False,
     ) -> "Watch":
         """Starts to watch a run.
 
@@ -113,11 +117,27 @@ class Budget(NamedTuple):
         Raises:
           ValueError: If `num_steps` is too large, or `max_evaluations` too small.
         """
+        size = 1 if self.max_evaluations is None else step.num_points(run, state)
+        return self.watch_points(size, state.step, dtype, varies)
+
+    def watch_points(
+        self, size: int, done: Any, dtype: Any, varies: bool = False
+    ) -> "Watch":
+        """Starts to watch a run of which only these numbers are known.
+
+        Args:
+          size: The number of points of a step.
+          done: The number of steps before the first.
+          dtype: The dtype of the values that are compared.
+          varies: As in `watch`.
+
+        Raises:
+          ValueError: As in `watch`.
+        """
         steps, reason = self.num_steps, "num_steps"
         if steps is None:
-            steps = step.room(state)
-        step.check_room(state, steps)
-        size = step.num_points(run, state)
+            steps = step.room(done)
+        step.check_room(done, steps)
         if self.max_evaluations is not None:
             if self.max_evaluations < size:
                 raise ValueError(

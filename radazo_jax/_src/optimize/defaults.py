@@ -25,7 +25,7 @@ _FEWEST, _MOST = 10, 32
 
 
 def default_method(
-    params: Any, minibatches: bool = False
+    params: optax.Params, minibatches: bool = False
 ) -> tuple[optax.GradientTransformation, GradientEstimator]:
     """The optimizer and the estimator of runs that name neither.
 
@@ -56,7 +56,7 @@ def default_method(
 
 
 def method(
-    optimizer: Any, estimator: Any, params: Any, minibatches: bool
+    optimizer: Any, estimator: Any, params: optax.Params, minibatches: bool
 ) -> tuple[optax.GradientTransformation, GradientEstimator]:
     """The optimizer and the estimator that the caller named, or the default ones.
 

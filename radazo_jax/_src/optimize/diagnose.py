@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from radazo_jax._src import checks
 from radazo_jax._src.directions.distribution import elements
@@ -19,6 +20,7 @@ from radazo_jax._src.estimate.estimator import (
 from radazo_jax._src.estimate.executors import outside
 from radazo_jax._src.estimate.points import Draw, Points, candidates
 from radazo_jax._src.estimate.vectorized import vectorized
+from radazo_jax._src.optimize.lost_updates import lost_updates
 from radazo_jax._src.optimize.repeats import Values, measures, ratio
 from radazo_jax._src.trees import wide, widest
 
@@ -52,6 +54,8 @@ class Diagnosis(NamedTuple):
         subtracted from both. NaN if noise hides the difference.
       lost: The share of each leaf's perturbation that its dtype rounds away: the norm
         of the lost part over the norm of the perturbation.
+      lost_updates: The share of each leaf's update that its dtype rounds away; empty
+        without an optimizer.
       failures: Texts about evaluations that failed.
       advice: Settings to change; empty if there are none.
     """
@@ -64,6 +68,7 @@ class Diagnosis(NamedTuple):
     ulp: float
     curvature: float
     lost: dict[str, float]
+    lost_updates: dict[str, float]
     failures: tuple[str, ...]
     advice: tuple[str, ...]
 
@@ -79,17 +84,26 @@ class Diagnosis(NamedTuple):
             f"  in ulps of the value  {ratio(self.difference, self.ulp):.3g}",
             f"curvature / slope       {self.curvature:.3g}",
             f"lost by rounding        {self.lost[worst]:.1%} (params{worst})",
+            *self._lost_updates(),
             *(f"failed                  {text}" for text in self.failures),
             *(f"→ {text}" for text in self.advice or ("nothing to mend",)),
         ]
         return "\n".join(lines)
 
+    def _lost_updates(self) -> list[str]:
+        if not self.lost_updates:
+            return []
+        worst = max(self.lost_updates, key=lambda name: self.lost_updates[name])
+        share = self.lost_updates[worst]
+        return [f"  of an update          {share:.1%} (params{worst})"]
+
 
 def diagnose(
-    fun: Callable[[Any], Any],
-    params: Any,
+    fun: Callable[[optax.Params], Any],
+    params: optax.Params,
     estimator: GradientEstimator,
     key: jax.typing.ArrayLike = 0,
+    optimizer: optax.GradientTransformation | None = None,
 ) -> Diagnosis:
     """Evaluates a function at a few points, and says what to set before a run.
 
@@ -104,6 +118,9 @@ def diagnose(
       params: θ, a tree of floating-point arrays.
       estimator: The estimator of the run.
       key: A key; it is consumed.
+      optimizer: The optimizer of the run. If it is given, it takes 30 updates with the
+        gradient along the directions, at θ, and the last one is compared with its
+        rounded sum with θ. This tells whether `stochastic_rounding` is needed.
 
     Returns:
       The measurements, which are printed as well.
@@ -132,12 +149,19 @@ def diagnose(
     points = _both_ways(points)
     with (_by_jax if traced else _by_hand)(fun, params, points) as evaluate:
         values = _measured(evaluate)
-    found = _judged(values, lost_by_rounding(points, params))
+    lost = lost_by_rounding(points, params)
+    of_updates = {}
+    if optimizer is not None:
+        moved, value = values.moved.mean(0), float(values.base.mean())
+        of_updates = lost_updates(
+            optimizer, points, moved, value, params, fun if traced else None
+        )
+    found = _judged(values, lost, of_updates)
     print(found)
     return found
 
 
-def lost_by_rounding(points: Points, params: Any) -> dict[str, float]:
+def lost_by_rounding(points: Points, params: optax.Params) -> dict[str, float]:
     """The share of each leaf's perturbation that its dtype rounds away."""
     shares = jax.device_get(_lost(_moved(points), params))
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
@@ -147,7 +171,7 @@ def lost_by_rounding(points: Points, params: Any) -> dict[str, float]:
     }
 
 
-def warn_of_rounding(points: Points, params: Any) -> None:
+def warn_of_rounding(points: Points, params: optax.Params) -> None:
     """Warns if parameters round most of their perturbation away."""
     lost = lost_by_rounding(points, params)
     bad = {name: share for name, share in lost.items() if share > _LOST}
@@ -157,13 +181,14 @@ def warn_of_rounding(points: Points, params: Any) -> None:
             f"{len(bad)} of the {len(lost)} arrays of params round most of their "
             f"perturbation away: params{name} loses {share:.0%} of it, so that its "
             "gradient is one of rounding errors. Make smoothing larger, keep these "
-            "arrays in float32, or take low_rank()." + checks.see("tutorial/choosing"),
+            "arrays in float32, or take low_rank()."
+            + checks.refer_to("tutorial/choosing"),
             stacklevel=3,
         )
 
 
 @jax.jit
-def _lost(points: Points, params: Any) -> list[jax.Array]:
+def _lost(points: Points, params: optax.Params) -> list[jax.Array]:
     first = jax.tree.map(lambda x: x[0], points.directions)
     scale = points.scales[0, 0]
 
@@ -201,10 +226,10 @@ def _moved(points: Points) -> Points:
     return points.select(moved) if moved.size else points
 
 
-def _traceable(fun: Callable[[Any], Any], params: Any) -> bool:
+def _traceable(fun: Callable[[optax.Params], Any], params: optax.Params) -> bool:
     traced = []
 
-    def watched(params: Any) -> Any:
+    def watched(params: optax.Params) -> Any:
         value = fun(params)
         # A number that is known already was not computed by JAX.
         traced.append(isinstance(value, jax.core.Tracer))
@@ -237,10 +262,10 @@ def _measured(evaluate: _Evaluate) -> Values:
 
 @contextmanager
 def _by_jax(
-    fun: Callable[[Any], Any], params: Any, points: Points
+    fun: Callable[[optax.Params], Any], params: optax.Params, points: Points
 ) -> Iterator[_Evaluate]:
     @jax.jit
-    def at_points(params: Any, points: Points) -> jax.Array:
+    def at_points(params: optax.Params, points: Points) -> jax.Array:
         values, _ = vectorized(1).evaluate(fun, params, points, False)
         return values.along.reshape(-1)
 
@@ -257,7 +282,7 @@ def _by_jax(
 
 @contextmanager
 def _by_hand(
-    fun: Callable[[Any], Any], params: Any, points: Points
+    fun: Callable[[optax.Params], Any], params: optax.Params, points: Points
 ) -> Iterator[_Evaluate]:
     asked = jax.device_get(jax.jit(candidates)(points, params))
     others = list(range(1, points.num_points))
@@ -279,7 +304,9 @@ def _by_hand(
         yield evaluate
 
 
-def _judged(values: Values, lost: dict[str, float]) -> Diagnosis:
+def _judged(
+    values: Values, lost: dict[str, float], of_updates: dict[str, float]
+) -> Diagnosis:
     found = measures(values)
     noise, difference, curvature = found.noise, found.difference, found.curvature
     ulp = float(np.spacing(np.abs(np.asarray(found.value, values.dtype))))
@@ -326,6 +353,14 @@ def _judged(values: Values, lost: dict[str, float]) -> Diagnosis:
             f"{f', and {len(many) - 1} more arrays lose much' if many[1:] else ''}: "
             "make smoothing larger, keep it in float32, or take low_rank()"
         )
+    many = [name for name, share in of_updates.items() if share > _MUCH_LOST]
+    if many:
+        worst = max(many, key=lambda name: of_updates[name])
+        advice.append(
+            f"params{worst} loses {of_updates[worst]:.0%} of its update by rounding"
+            f"{f', and {len(many) - 1} more arrays lose much' if many[1:] else ''}: "
+            "chain stochastic_rounding(key) after the optimizer, or keep it in float32"
+        )
     return Diagnosis(
         found.value,
         noise,
@@ -335,6 +370,7 @@ def _judged(values: Values, lost: dict[str, float]) -> Diagnosis:
         ulp,
         curvature,
         lost,
+        of_updates,
         values.failures,
         tuple(advice),
     )

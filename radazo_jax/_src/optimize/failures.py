@@ -1,4 +1,4 @@
-"""What ends a run of which evaluations fail."""
+"""The end of runs in which too many evaluations fail."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from radazo_jax._src.optimize.step import SolverState
 
 
 class RunError(RuntimeError):
-    """A run that cannot go on, with all that it has done.
+    """A run that cannot continue, with its results so far.
 
     Attributes:
       state: The state after the last step that was done: pass it as `state` to
@@ -24,7 +24,7 @@ class RunError(RuntimeError):
 
 
 class Policy(NamedTuple):
-    """What ends a run.
+    """The rule by which failures end a run.
 
     Attributes:
       on_failure: "drop", "raise" or "retry".
@@ -36,7 +36,7 @@ class Policy(NamedTuple):
 
     @classmethod
     def of(cls, on_failure: Any, max_consecutive_failures: Any) -> "Policy":
-        """The policy; raises if an argument is not as described."""
+        """Returns the policy of these arguments, checked."""
         if on_failure not in ("drop", "raise", "retry"):
             raise ValueError(
                 f"on_failure must be 'drop', 'raise' or 'retry'; got {on_failure!r}."
@@ -59,7 +59,7 @@ class Policy(NamedTuple):
         cause = f" The last failure: {last}." if last else ""
         raise RunError(
             f"fun had no finite value to use in any of the run's {steps} steps.{cause} "
-            "The error's state continues the run." + checks.see("api/black_boxes"),
+            "The error's state continues the run." + checks.refer_to("api/black_boxes"),
             state,
         )
 
@@ -73,14 +73,14 @@ class Policy(NamedTuple):
             raise RunError(
                 f"fun failed at step {int(state.step) - 1}, and on_failure is 'raise'."
                 f"{cause} The error's state is the run without what failed."
-                + checks.see("api/black_boxes"),
+                + checks.refer_to("api/black_boxes"),
                 state,
             )
         raise RunError(
             f"fun had no finite value to use in {failures.in_a_row} steps "
             f"in a row (max_consecutive_failures), up to step {int(state.step) - 1}."
             f"{cause} The error's state continues the run."
-            + checks.see("api/black_boxes"),
+            + checks.refer_to("api/black_boxes"),
             state,
         )
 

@@ -22,7 +22,7 @@ class History(NamedTuple):
     Attributes:
       step: The number of the step: float64, [steps], like the other fields.
       value: The loss.
-      value_std: The standard deviation of the values at the points of the step.
+      value_std: The standard deviation of all values at the points of the step.
       slope: The derivative along the estimated gradient, by the values: an estimate of
         the square of its norm.
       evaluations: The number of points.
@@ -92,7 +92,7 @@ class History(NamedTuple):
         if found is None:
             raise ValueError(f"path must be that of a journal; got {path!r}.")
         parts = [
-            {"step": record.step, "seconds": record.seconds} | _of_values(record.values)
+            {"step": record.step, "seconds": record.seconds} | of_values(record.values)
             for record in found.records
         ]
         return cls.of(parts)
@@ -220,14 +220,14 @@ def numbers(info: StepInfo, state: Any) -> jax.Array:
       info: The values, the slope and the outcome of the step.
       state: The state of the run after the step.
     """
-    known = {**_of_values(info.values), "value": info.value, "slope": info.slope}
+    known = {**of_values(info.values), "value": info.value, "slope": info.slope}
     known["failed"] = info.failed
     found = [known[name] for name in _OF_A_STEP]
     found += _scalars(state, _OF_A_STEP).values()
     return jnp.stack([jnp.asarray(x, jnp.float32) for x in found])
 
 
-def _of_values(values: Any) -> dict[str, Any]:
+def of_values(values: Any) -> dict[str, Any]:
     """Mean, standard deviation and counts of the values at the points of a step."""
     xp = jnp if isinstance(values, jax.Array) else np
     finite = xp.isfinite(values)
@@ -238,7 +238,7 @@ def _of_values(values: Any) -> dict[str, Any]:
     return {
         "value": mean,
         "value_std": xp.sqrt(square),
-        "evaluations": values.size,
+        "evaluations": values.shape[0],
         "failed": values.size - count,
     }
 

@@ -31,8 +31,9 @@ class Record(NamedTuple):
 
     Attributes:
       step: The number of the step.
-      values: The values at the points, [n], non-finite if an evaluation failed; or
-        the first one alone, if the other points were not evaluated.
+      values: The values at the points, [n], or [n, G] if the function returns several;
+        non-finite if an evaluation failed. The first one alone, if the other points
+        were not evaluated.
       params: The checksum of the parameters before the step.
       seconds: Duration of the evaluations.
       failures: Texts about evaluations that failed.
@@ -46,8 +47,15 @@ class Record(NamedTuple):
 
     @property
     def lowest(self) -> Any:
-        """The lowest finite value, infinite if there is none."""
-        return np.min(self.values, initial=np.inf, where=np.isfinite(self.values))
+        """The lowest finite value of a point, infinite if there is none."""
+        values = of_points(self.values)
+        return np.min(values, initial=np.inf, where=np.isfinite(values))
+
+
+def of_points(values: np.ndarray) -> np.ndarray:
+    """A value for each point, [n]: the mean if the function returns several."""
+    with np.errstate(invalid="ignore"):  # The mean of infinities of both signs is NaN.
+        return values if values.ndim == 1 else values.mean(1, dtype=values.dtype)
 
 
 class Journal(NamedTuple):
@@ -86,7 +94,7 @@ def read(path: str | os.PathLike[str]) -> Journal | None:
                 raise ValueError(
                     "journal must be a file that a run wrote, or a new one; got "
                     f"{os.fspath(path)!r}, which begins with {line[:20]!r}. Give "
-                    "another path." + checks.see("api/black_boxes")
+                    "another path." + checks.refer_to("api/black_boxes")
                 )
             if not line.endswith(b"\n"):
                 _check_torn(path, number, line)
@@ -124,7 +132,7 @@ def _run(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _record(fields: dict[str, Any], step: int, run: dict[str, Any]) -> Record:
     """The line of a step."""
-    values = np.array([float(x) for x in fields["values"]], run["dtype"])
+    values = np.array(_read_numbers(fields["values"]), run["dtype"])
     record = Record(
         **fields
         | {
@@ -135,6 +143,8 @@ def _record(fields: dict[str, Any], step: int, run: dict[str, Any]) -> Record:
     )
     if type(record.step) is not int or record.step != step:
         raise ValueError(f"it is of step {record.step!r}")
+    if values.ndim not in (1, 2) or not values.size:
+        raise ValueError(f"its values have the shape {values.shape}")
     if len(values) not in (1, run["points"]):
         raise ValueError(f"it has {len(values)} values, and not {run['points']}")
     return record
@@ -185,7 +195,7 @@ def appending(
             write(run)
 
         def append(record: Record) -> None:
-            values = [_number(x) for x in record.values]
+            values = _written_numbers(record.values)
             fields = record._asdict() | {
                 "values": values,
                 "params": f"{record.params:08x}",
@@ -241,14 +251,21 @@ def _parts(code: types.CodeType) -> Iterator[Any]:
             yield constant
 
 
-def _number(x: np.floating[Any]) -> float | str:
-    """The shortest number that is read as `x`."""
-    return float(str(x)) if np.isfinite(x) else str(x)
+def _written_numbers(values: np.ndarray) -> list[Any]:
+    """The shortest numbers that are read as the values."""
+    if values.ndim > 1:
+        return [_written_numbers(row) for row in values]
+    return [float(str(x)) if np.isfinite(x) else str(x) for x in values]
+
+
+def _read_numbers(values: Any) -> Any:
+    """Numbers, and lists of them."""
+    return [_read_numbers(x) if isinstance(x, list) else float(x) for x in values]
 
 
 def _damaged(path: str | os.PathLike[str], number: int, problem: str) -> ValueError:
     return ValueError(
         f"journal {os.fspath(path)} is damaged in line {number + 1}: {problem}. Cut "
         "this line and those after it to continue from the step before."
-        + checks.see("api/black_boxes")
+        + checks.refer_to("api/black_boxes")
     )

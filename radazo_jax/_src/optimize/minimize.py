@@ -48,7 +48,7 @@ class MinimizeResult(NamedTuple):
         steps than `num_steps`.
     """
 
-    params: Any
+    params: optax.Params
     values: np.ndarray
     state: SolverState
     history: History
@@ -67,7 +67,7 @@ class MinimizeResult(NamedTuple):
 
 def minimize(
     fun: Callable[..., jax.Array],
-    params: Any,
+    params: optax.Params,
     optimizer: optax.GradientTransformation | None = None,
     estimator: GradientEstimator | None = None,
     num_steps: int | None = None,

@@ -120,7 +120,7 @@ def estimate_gradient(
     key = keys.check_same_key(key)
     tx = optax.with_extra_args_support(optax.identity() if inner is None else inner)
 
-    def init(params: Any) -> EstimateGradientState:
+    def init(params: optax.Params) -> EstimateGradientState:
         _check_not_masked(params)
         return EstimateGradientState(
             # Cloned here, under the mesh, so that it has the type of the keys that
@@ -135,9 +135,9 @@ def estimate_gradient(
     def update(
         updates: Any,
         state: EstimateGradientState,
-        params: Any = None,
+        params: optax.Params = None,
         *,
-        value_fn: Callable[[Any], jax.Array] | None = None,
+        value_fn: Callable[[optax.Params], jax.Array] | None = None,
         obj_fn: Callable[[Any], jax.Array] | None = None,
         **others: Any,
     ) -> tuple[Any, EstimateGradientState]:
@@ -188,8 +188,8 @@ def _inner_update(
     estimate: Estimate,
     skipped: jax.Array,
     state: Any,
-    params: Any,
-    value_fn: Callable[[Any], Any],
+    params: optax.Params,
+    value_fn: Callable[[optax.Params], Any],
     others: dict[str, Any],
 ) -> tuple[Any, Any]:
     """The updates of the inner transformation, zero if the step is skipped."""
@@ -202,7 +202,7 @@ def _inner_update(
     return updates, revert.keep_others(keep, state, after)
 
 
-def _check_not_masked(params: Any) -> None:
+def _check_not_masked(params: optax.Params) -> None:
     """Raises if a wrapper has taken leaves out of `params`."""
     leaves = jax.tree_util.tree_leaves_with_path(
         params, is_leaf=lambda x: isinstance(x, optax.MaskedNode)
@@ -214,5 +214,5 @@ def _check_not_masked(params: Any) -> None:
                 f"at {jax.tree_util.keystr(path)}. Put optax.masked or optax.partition "
                 "after estimate_gradient, as in "
                 "optax.chain(estimate_gradient(...), optax.masked(...))."
-                + checks.see("api/estimation")
+                + checks.refer_to("api/estimation")
             )

@@ -323,7 +323,9 @@ class _Moved(NamedTuple):
     square: jax.Array
 
 
-def _moved(state: ScaleByParabolicStepState, params: Any, latest_step: Any) -> _Moved:
+def _moved(
+    state: ScaleByParabolicStepState, params: optax.Params, latest_step: optax.Params
+) -> _Moved:
     """Compares the latest step with the displacement of the parameters."""
     dtype = state.step_size.dtype
     if latest_step is None:
@@ -451,7 +453,9 @@ def scaled(factor: jax.Array, tree: optax.Updates) -> optax.Updates:
     return jax.tree.map(of_leaf, tree)
 
 
-def _cosine(a: optax.Updates, b: optax.Updates, dtype: Any) -> jax.Array:
+def _cosine(
+    a: optax.Updates, b: optax.Updates, dtype: jax.typing.DTypeLike
+) -> jax.Array:
     """The cosine of the angle between two trees; 0 if one of them is 0."""
     quotient = product(a, b, dtype) / (norm(a, dtype) * norm(b, dtype))
     return jnp.where(jnp.isfinite(quotient), quotient, 0)

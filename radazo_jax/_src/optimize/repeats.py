@@ -24,7 +24,7 @@ class Values(NamedTuple):
 
     base: np.ndarray
     moved: np.ndarray
-    dtype: Any
+    dtype: np.dtype
     failures: tuple[str, ...]
 
 

@@ -19,7 +19,7 @@ from radazo_jax._src.optimize.step import Run, SolverState
 
 def replay(
     journal: Path,
-    params: Any,
+    params: optax.Params,
     optimizer: optax.GradientTransformation,
     estimator: GradientEstimator,
     *,

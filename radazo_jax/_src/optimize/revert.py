@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.flatten_util import ravel_pytree
 
 
 class Revert(NamedTuple):
@@ -34,36 +35,36 @@ class Revert(NamedTuple):
         parameters; `None` for transformations that stay at `params`.
     """
 
-    params: Any
+    params: optax.Params
     reverted: jax.Array
     limit: jax.Array | None = None
     retry: Any = None
 
     @classmethod
-    def init(cls, params: Any) -> "Revert":
+    def init(cls, params: optax.Params) -> "Revert":
         """The field before the first step."""
         return cls(jax.tree.map(jnp.array, params), jnp.zeros((), jnp.bool_))
 
 
-def can_revert(optimizer_state: Any) -> bool:
+def can_revert(optimizer_state: optax.OptState) -> bool:
     """Whether a member of a chain can revert steps."""
     return bool(_reverts(optimizer_state))
 
 
-def reverted(optimizer_state: Any) -> jax.Array:
+def reverted(optimizer_state: optax.OptState) -> jax.Array:
     """Whether the latest update reverted a step: bool, shape ()."""
     found = [revert.reverted for revert in _reverts(optimizer_state)]
     return jnp.any(jnp.stack(found)) if found else jnp.zeros((), jnp.bool_)
 
 
-def limit(optimizer_state: Any) -> jax.Array | None:
+def limit(optimizer_state: optax.OptState) -> jax.Array | None:
     """The lowest of the limits; `None` without any."""
     limits = [revert.limit for revert in _reverts(optimizer_state)]
     known = [x for x in limits if x is not None]
     return jnp.min(jnp.stack(known)) if known else None
 
 
-def retried(optimizer_state: Any, params: Any) -> Any:
+def retried(optimizer_state: optax.OptState, params: optax.Params) -> Any:
     """The parameters from which the run continues after an update.
 
     As `restored`, followed by the step of `Revert.retry` if there is one.
@@ -76,13 +77,16 @@ def retried(optimizer_state: Any, params: Any) -> Any:
     return params
 
 
-def restored(optimizer_state: Any, params: Any) -> Any:
+def restored(optimizer_state: optax.OptState, params: optax.Params) -> Any:
     """The parameters before the latest step if it was reverted, else `params`.
 
     Leaves that `optax.partition` or `optax.masked` hides from a transformation are not
     reverted by it.
     """
     for revert in _reverts(optimizer_state):
+        before = revert.params
+        if _is_flat(before, params):
+            before = ravel_pytree(params)[1](before)
 
         def restore(old: Any, p: Any, reverted: jax.Array = revert.reverted) -> Any:
             if isinstance(old, optax.MaskedNode):
@@ -91,11 +95,18 @@ def restored(optimizer_state: Any, params: Any) -> Any:
 
         params = jax.tree.map(
             restore,
-            revert.params,
+            before,
             params,
             is_leaf=lambda x: isinstance(x, optax.MaskedNode),
         )
     return params
+
+
+def _is_flat(tree: optax.Params, params: optax.Params) -> bool:
+    """Whether a tree is the vector that `optax.flatten` makes of the parameters."""
+    if not isinstance(tree, jax.Array):
+        return False
+    return [jnp.shape(x) for x in jax.tree.leaves(params)] != [tree.shape]
 
 
 def keep_others(condition: jax.Array, before: Any, after: Any) -> Any:
@@ -113,7 +124,7 @@ def keep_others(condition: jax.Array, before: Any, after: Any) -> Any:
     )
 
 
-def _reverts(optimizer_state: Any) -> list[Revert]:
+def _reverts(optimizer_state: optax.OptState) -> list[Revert]:
     nodes = jax.tree.leaves(optimizer_state, is_leaf=lambda x: isinstance(x, Revert))
     return [node for node in nodes if isinstance(node, Revert)]
 

@@ -110,7 +110,7 @@ def solver(
     step.check_run(optimizer, estimator, evaluator)
     run = Run(fun, sample, optimizer, estimator, evaluator, bounds)
 
-    def init(params: Any, key: jax.typing.ArrayLike) -> SolverState:
+    def init(params: optax.Params, key: jax.typing.ArrayLike) -> SolverState:
         # No two leaves share a buffer, and none is the caller's, so that the state can
         # be donated.
         return jax.tree.map(jnp.copy, step.start(run, params, key))

@@ -25,6 +25,7 @@ from radazo_jax._src.estimate.vectorized import Evaluator, check_evaluator, vect
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.optimize import box, revert
 from radazo_jax._src.optimize.box import Bounds
+from radazo_jax._src.optimize.in_place import InPlaceUpdate, unchanged
 
 MOST_STEPS = np.iinfo(np.int32).max
 
@@ -79,7 +80,8 @@ class StepInfo(NamedTuple):
     Attributes:
       value: The value at θ, or a substitute for it: at least float32, shape ().
       slope: The derivative along the estimate, according to the values: shape ().
-      values: The values at the points, θ first: [n].
+      values: The values at the points, θ first: [n], or [n, G] if the function returns
+        several.
       failed: Number of values that were not finite, without those that were not
         needed: int32, shape ().
       skipped: Whether the step was skipped because no value could be used: bool,
@@ -107,8 +109,8 @@ class SolverState(NamedTuple):
       failures: The evaluations that failed.
     """
 
-    params: Any
-    optimizer_state: Any
+    params: optax.Params
+    optimizer_state: optax.OptState
     estimator_state: Any
     key: jax.Array
     step: jax.Array
@@ -180,17 +182,17 @@ def _difference(expected: Any, got: Any, leaves: bool) -> tuple[str, str] | None
     return None
 
 
-def room(state: SolverState) -> int:
+def room(done: Any) -> int:
     """Returns the number of steps that can still be counted, at least 1."""
-    return max(MOST_STEPS - 1 - int(state.step), 1)
+    return max(MOST_STEPS - 1 - int(done), 1)
 
 
-def check_room(state: SolverState, num_steps: int = 1) -> None:
+def check_room(done: Any, num_steps: int = 1) -> None:
     """Raises if a run would be longer than its steps can be counted."""
-    if num_steps > MOST_STEPS - int(state.step):
+    if num_steps > MOST_STEPS - int(done):
         raise ValueError(
             f"num_steps must end a run before 2^31 steps; got {num_steps} after "
-            f"{int(state.step)}. A step draws by its number: begin another run, with "
+            f"{int(done)}. A step draws by its number: begin another run, with "
             "another key."
         )
 
@@ -206,7 +208,7 @@ def check_run(optimizer: Any, estimator: Any, evaluator: Any = vectorized()) -> 
     check_evaluator(evaluator)
 
 
-def start(run: Run, params: Any, key: jax.typing.ArrayLike) -> SolverState:
+def start(run: Run, params: optax.Params, key: jax.typing.ArrayLike) -> SolverState:
     """The state before the first step; called by what a user calls."""
     arrays = checks.as_params(params)
     checks.warn_of_float32(params, stacklevel=3)
@@ -242,7 +244,7 @@ def _of_traced_params(
     bounds: Bounds | None,
     batch: tuple[Any, ...],
     kwargs: dict[str, Any],
-    params: Any,
+    params: optax.Params,
 ) -> Any:
     """`of_params` within bounds; names what fits a function that JAX cannot trace."""
     try:
@@ -255,12 +257,12 @@ def _of_traced_params(
         raise TypeError(
             "fun must be a function that JAX can trace; got one that turns params into "
             "a Python number or a NumPy array. Use jax.numpy in it, or pass it to "
-            "minimize_black_box." + checks.see("api/black_boxes")
+            "minimize_black_box." + checks.refer_to("api/black_boxes")
         ) from error
 
 
 def points_at(
-    run: Run, state: SolverState, loss: Callable[[Any], Any] | None
+    run: Run, state: SolverState, loss: Callable[[optax.Params], Any] | None
 ) -> tuple[Points, Any]:
     """The points of a step, and the state of the estimator after them.
 
@@ -286,7 +288,7 @@ def draw_of(key: jax.Array, step: jax.Array) -> Draw:
 
 
 def take(
-    run: Run, state: SolverState, loss: Callable[[Any], Any]
+    run: Run, state: SolverState, loss: Callable[[optax.Params], Any]
 ) -> tuple[SolverState, StepInfo]:
     """Evaluates the points of a step, and takes it."""
     points, estimator_state = points_at(run, state, loss)
@@ -303,9 +305,14 @@ def points_without_loss(state: SolverState, estimator: GradientEstimator) -> Poi
 
 def num_points(run: Run, state: SolverState) -> int:
     """The number of points of a step, which is the same in all steps."""
+    return abstract_points(run, state).num_points
+
+
+def abstract_points(run: Run, state: SolverState) -> Points:
+    """The points of a step without their arrays, of which only shapes are known."""
     points = partial(points_without_loss, estimator=run.estimator)
     shapes: Points = jax.eval_shape(points, state)
-    return shapes.num_points
+    return shapes
 
 
 def advance(
@@ -313,7 +320,7 @@ def advance(
     state: SolverState,
     points: Points,
     values: Values,
-    value_fn: Callable[[Any], Any] | None = None,
+    value_fn: Callable[[optax.Params], Any] | None = None,
 ) -> tuple[SolverState, StepInfo]:
     """Takes a step, or skips it if no value can be used.
 
@@ -341,19 +348,19 @@ def advance(
     if run.bounds is not None:
         bounds = box.as_trees(run.bounds, state.params)
 
-    def update(params: Any, optimizer_state: Any) -> tuple[Any, Any]:
-        updates, optimizer_state = optimizer_update(
+    def update(
+        params: optax.Params, optimizer_state: optax.OptState
+    ) -> tuple[Any, Any]:
+        params, optimizer_state = _updated(
             run.optimizer,
             estimate,
             unusable,
             optimizer_state,
             params,
             value_fn,
-            bounds=bounds,
+            bounds,
         )
-        return box.project(run.bounds, optax.apply_updates(params, updates)), (
-            optimizer_state
-        )
+        return box.project(run.bounds, params), optimizer_state
 
     params, optimizer_state = update_unless(
         unusable, update, state.params, state.optimizer_state
@@ -395,13 +402,33 @@ def is_unusable(estimate: Estimate, values: Values) -> jax.Array:
     return (estimate.num_values == 0) | (failed & ~jnp.isfinite(estimate.slope))
 
 
+def _updated(
+    optimizer: optax.GradientTransformation,
+    estimate: Estimate,
+    skipped: jax.Array,
+    state: Any,
+    params: optax.Params,
+    value_fn: Callable[[optax.Params], Any] | None,
+    bounds: Bounds | None,
+) -> tuple[Any, Any]:
+    """Parameters and optimizer state after an update."""
+    if isinstance(optimizer.update, InPlaceUpdate):
+        # The gradient is not built.
+        args = estimators.extra_args(estimate, None, value_fn, bounds)
+        return optimizer.update.apply(unchanged, state, params, **args)
+    updates, state = optimizer_update(
+        optimizer, estimate, skipped, state, params, value_fn, bounds
+    )
+    return optax.apply_updates(params, updates), state
+
+
 def optimizer_update(
     optimizer: optax.GradientTransformation,
     estimate: Estimate,
     skipped: jax.Array,
-    optimizer_state: Any,
-    params: Any,
-    value_fn: Callable[[Any], Any] | None,
+    optimizer_state: optax.OptState,
+    params: optax.Params,
+    value_fn: Callable[[optax.Params], Any] | None,
     bounds: Bounds | None = None,
     **others: Any,
 ) -> tuple[Any, Any]:
@@ -419,7 +446,10 @@ def optimizer_update(
 
 
 def update_unless(
-    skipped: jax.Array, update: Callable[..., tuple[Any, Any]], params: Any, state: Any
+    skipped: jax.Array,
+    update: Callable[..., tuple[Any, Any]],
+    params: optax.Params,
+    state: Any,
 ) -> tuple[Any, Any]:
     """Parameters and optimizer state after an update, unless the step is skipped.
 
@@ -436,7 +466,9 @@ def update_unless(
     return new_params, revert.keep_others(keep, state, after)
 
 
-def final_params(run: Run, state: SolverState, loss: Callable[[Any], Any]) -> Any:
+def final_params(
+    run: Run, state: SolverState, loss: Callable[[optax.Params], Any]
+) -> optax.Params:
     """The parameters after the latest step, or before it if it would be reverted.
 
     The next step would revert it. At the end of a run there is no next step, so that
@@ -444,7 +476,7 @@ def final_params(run: Run, state: SolverState, loss: Callable[[Any], Any]) -> An
     """
     # The decision does not depend on the gradient.
     zeros = jax.tree.map(jnp.zeros_like, state.params)
-    value = loss(state.params)
+    value = estimators.mean_value(loss(state.params))
     _, after = optax.with_extra_args_support(run.optimizer).update(
         zeros,
         state.optimizer_state,
@@ -458,7 +490,10 @@ def final_params(run: Run, state: SolverState, loss: Callable[[Any], Any]) -> An
 
 
 def _times(
-    count: jax.Array, update: Callable[..., tuple[Any, Any]], params: Any, state: Any
+    count: jax.Array,
+    update: Callable[..., tuple[Any, Any]],
+    params: optax.Params,
+    state: Any,
 ) -> tuple[Any, Any]:
     """Calls `update` once or not at all.
 

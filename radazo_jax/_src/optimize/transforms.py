@@ -221,7 +221,7 @@ def _scale_by_moments(
         # Converted before it fills: filling with another dtype is a promotion.
         def init_nu(p: Any) -> jax.Array:
             dtype = jnp.finfo(_moment_dtype(p)).dtype
-            return jnp.full_like(p, _scalar(initial_accumulator_value, dtype), dtype)
+            return jnp.full_like(p, scalar(initial_accumulator_value, dtype), dtype)
 
         def init_mu(p: Any) -> jax.Array:
             return jnp.zeros_like(p, dtype=_stored_dtype(p, stored))
@@ -247,7 +247,7 @@ def _scale_by_moments(
         g = jax.tree.map(_widen, updates, state.mu, state.nu)
         mu = jax.tree.map(
             lambda g, m: optax.tree.update_moment(
-                g, m.astype(g.dtype), _scalar(b1, g.dtype), 1
+                g, m.astype(g.dtype), scalar(b1, g.dtype), 1
             ),
             g,
             state.mu,
@@ -255,7 +255,7 @@ def _scale_by_moments(
         mu_hat = _debias(mu, b1, count) if bias_correction else mu
         nu = jax.tree.map(
             lambda x, v: optax.tree.update_moment_per_elem_norm(
-                x, v, _scalar(b2, v.dtype), 2
+                x, v, scalar(b2, v.dtype), 2
             ),
             measured(g, mu_hat),
             state.nu,
@@ -267,7 +267,7 @@ def _scale_by_moments(
             largest = {"nu_max": jax.tree.map(_cast_like, nu_hat, state.nu)}
         scaled = jax.tree.map(
             lambda m, v: (
-                jax.lax.rsqrt(v + _scalar(eps_root, v.dtype)).astype(m.dtype) * m
+                jax.lax.rsqrt(v + scalar(eps_root, v.dtype)).astype(m.dtype) * m
             ),
             mu_hat,
             nu_hat,
@@ -403,7 +403,7 @@ def _cast_like(array: jax.Array, other: Any) -> jax.Array:
     return array.astype(dtype)
 
 
-def _scalar(value: jax.typing.ArrayLike, dtype: np.dtype) -> Any:
+def scalar(value: jax.typing.ArrayLike, dtype: np.dtype) -> Any:
     """Returns a hyperparameter in the dtype of the arrays that it meets.
 
     Python numbers are left alone: JAX gives them the dtype of the array, after

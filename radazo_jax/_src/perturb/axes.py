@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.layout import Layout, MatrixAxes, matrix_axes
@@ -18,8 +19,8 @@ from radazo_jax._src.perturb import rules, views
 def annotate(
     layout: Layout,
     distribution: Distribution,
-    fun: Callable[[Any], Any] | None,
-    params: Any,
+    fun: Callable[[optax.Params], Any] | None,
+    params: optax.Params,
 ) -> Layout:
     """The layout with the axes of the matrices that `fun` makes of the leaves.
 
@@ -43,9 +44,9 @@ def annotate(
         return layout
     found: dict[str, MatrixAxes | None] = {}
 
-    def trace(key: jax.Array, params: Any) -> None:
-        # Positions of a dense distribution tell for each axis of a leaf where it has
-        # gone.
+    def trace(key: jax.Array, params: optax.Params) -> None:
+        # The positions of a dense distribution follow each axis of a leaf through the
+        # program.
         direction = Gaussian().sample(key, params)
         given = views.views_of(params, layout, direction, jnp.float32(0))
         given = [

@@ -1,10 +1,10 @@
-"""How a view follows when its leaf is sliced, transposed, reshaped or looked up in.
+"""Views of leaves that are sliced, transposed, reshaped or looked up in.
 
-The elements of the leaf are rearranged by the equation of the program itself. What is
-here rearranges the marks, which broadcast: what is done to an axis of the view is done
-to those marks that vary along it. Where an index is known only at run time, that is by
-the primitive of the equation: the public functions of JAX would normalize indices that
-the program has normalized already.
+The elements of the leaf are rearranged by the equation of the program itself. The
+functions here rearrange the marks, which broadcast: an operation on an axis of the view
+is applied to the marks that vary along it. If an index is known only at run time, they
+use the primitive of the equation: the public functions of JAX would normalize indices
+that the program has normalized already.
 """
 
 import dataclasses
@@ -83,7 +83,9 @@ def at(view: View, i: jax.Array, base: jax.Array) -> View:
             return mark.reshape(mark.shape[1:])
         return lax.dynamic_index_in_dim(mark, i, 0, keepdims=False)
 
-    return view.map(base, of_mark)
+    order = view.order
+    inner = order and order[0] == 0 and tuple(axis - 1 for axis in order[1:])
+    return view.map(base, of_mark, inner or None)
 
 
 def gather(

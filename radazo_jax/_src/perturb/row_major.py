@@ -1,4 +1,4 @@
-"""How arrays lie in memory, where XLA's TPU backend is not to choose."""
+"""The layout of arrays in the memory of a TPU."""
 
 from typing import Any
 
@@ -7,9 +7,11 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
+from radazo_jax._src import targets
+
 
 def row_major(x: jax.Array) -> jax.Array:
-    """`x`, which XLA's TPU backend is to lay out as JAX lays out an argument.
+    """`x`, laid out by XLA's TPU backend as JAX lays out an argument.
 
     That backend chooses how a stack lies from the products with its slices. The layout
     of an argument reaches a loop over the stack, but not a loop in a loop, such as
@@ -25,12 +27,10 @@ def _constrain(x: jax.Array) -> jax.Array:
 
 
 def _lower_for_tpu(ctx: mlir.LoweringRuleContext, x: Any) -> Any:
-    module = ctx.module_context
     # JAX makes no promise that a stored program can hold the constraint, and would
-    # refuse to export it. What is sharded would be gathered where it is constrained.
-    stored = getattr(module.lowering_parameters, "for_export", True)
-    alone = getattr(module.axis_context, "num_devices", None) == 1
-    if stored or not alone:
+    # refuse to export it. The constraint would gather a sharded array.
+    stored = getattr(ctx.module_context.lowering_parameters, "for_export", True)
+    if stored or not targets.of_one_device(ctx):
         return [x]
     return mlir.lower_fun(_constrain, multiple_results=False)(ctx, x)
 

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
+from radazo_jax._src import targets
 from radazo_jax._src.directions.elements import LazyElements, LowRankFactors
-from radazo_jax._src.perturb import products, rearrange, views
+from radazo_jax._src.perturb import blocks, products, rearrange, views
 from radazo_jax._src.perturb.equations import as_traced, bind
 from radazo_jax._src.perturb.rearrange import OfMark
 from radazo_jax._src.perturb.row_major import row_major
@@ -72,11 +73,24 @@ def _interpret(
                 elif name in _RULES:
                     outputs = _RULES[name](eqn, inputs)
                 if outputs is None:
-                    inputs = _built(inputs, memo, ready)
+                    outputs = _with_built(eqn, inputs, memo, ready)
             if outputs is None:
                 outputs = bind(eqn, inputs)
         env.update(zip(eqn.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def _with_built(
+    eqn: core.JaxprEqn,
+    inputs: list[Value],
+    memo: dict[int, jax.Array],
+    ready: Container[int],
+) -> list[jax.Array]:
+    """Evaluates an equation that needs the elements of its views."""
+    built = _built(inputs, memo, ready)
+    whole = functools.partial(bind, eqn, built)
+    in_blocks = blocks.product(eqn, inputs, built)
+    return whole() if in_blocks is None else targets.on_one_gpu(in_blocks, whole)
 
 
 def _built(
@@ -132,8 +146,14 @@ def _is_only_view(inputs: list[Value]) -> bool:
     return 0 not in view.shape
 
 
-def _transpose(view: View, eqn: core.JaxprEqn, _: list[Any]) -> OfMark:
-    return rearrange.transpose(eqn.params["permutation"])
+def _transpose(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
+    if not _is_only_view(inputs):
+        return None
+    [view] = inputs
+    permutation = eqn.params["permutation"]
+    [base] = bind(eqn, [view.base])
+    order = view.order and tuple(permutation.index(axis) for axis in view.order)
+    return [view.map(base, rearrange.transpose(permutation), order)]
 
 
 def _reshape(view: View, eqn: core.JaxprEqn, _: list[Any]) -> OfMark | None:
@@ -318,7 +338,7 @@ def _cond(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
 # Functions with custom derivatives are not entered: their rules would be lost under
 # `jax.grad`. They get their leaves built.
 _RULES: dict[str, Rule] = {
-    "transpose": _structural(_transpose),
+    "transpose": _transpose,
     "reshape": _structural(_reshape),
     "squeeze": _structural(_squeeze),
     "broadcast_in_dim": _structural(_expand),

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from radazo_jax._src import trees
 from radazo_jax._src.directions.distribution import Direction
@@ -17,7 +18,7 @@ from radazo_jax._src.perturb import rules, views
 def perturb(fun: Callable[..., Any]) -> Callable[..., Any]:
     """Transforms `fun` into its evaluation at a perturbed point.
 
-    A perturbed leaf is built only where an equation of `fun` uses it: layer by layer
+    A perturbed leaf is built only by the equation of `fun` that uses it: layer by layer
     inside a `scan`, row by row in a lookup. A product with a matrix whose direction has
     low rank never builds it. `fun` is traced once, and its side effects (debug prints,
     callbacks) happen once.
@@ -28,7 +29,7 @@ def perturb(fun: Callable[..., Any]) -> Callable[..., Any]:
     Returns:
       A function `(params, direction, scale, *args, **kwargs)` that equals, up to
       rounding, `fun(tree_map(lambda p, u: p + scale * u, params, u), *args, **kwargs)`,
-      where `u` is `direction` materialized for `params`. The sum is formed in float32
+      with `direction` materialized for `params` as `u`. The sum is formed in float32
       (float64 for float64 leaves, whose directions are float32 all the same) and
       rounded once, to the dtype in which `fun` uses the leaf. Only a product with a
       direction of low rank never forms the sum: it rounds the leaf to the dtype of the
@@ -50,7 +51,7 @@ def perturb(fun: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fun)
     def perturbed(
-        params: Any,
+        params: optax.Params,
         direction: Direction,
         scale: jax.typing.ArrayLike,
         *args: Any,
@@ -60,21 +61,21 @@ def perturb(fun: Callable[..., Any]) -> Callable[..., Any]:
         layout = direction.distribution._annotate(layout_of(params), params)
         return evaluate(fun, params, layout, direction, scale, args, kwargs)
 
-    # It takes other arguments than fun: what inspects signatures is not to follow.
+    # It takes other arguments than `fun`, so inspection must not follow to `fun`.
     del perturbed.__wrapped__
     return perturbed
 
 
 def evaluate(
     fun: Callable[..., Any],
-    params: Any,
+    params: optax.Params,
     layout: Layout,
     direction: Direction,
     scale: jax.typing.ArrayLike,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
-    """`perturb(fun)` where the layout of the parameters, arrays, is known."""
+    """`perturb(fun)` for arrays with a known layout."""
     jaxpr, outputs_of = _trace(fun, params, args, kwargs)
     given = views.views_of(params, layout, direction, jnp.asarray(scale))
     return outputs_of(rules.evaluate(jaxpr, views.with_small_drawn(given)))
@@ -82,7 +83,7 @@ def evaluate(
 
 def _trace(
     fun: Callable[..., Any],
-    params: Any,
+    params: optax.Params,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> tuple[Any, Callable[[list[jax.Array]], Any]]:
@@ -90,7 +91,7 @@ def _trace(
     # Not the output itself, which holds tracers.
     static: list[trees.Static] = []
 
-    def of_params(params: Any) -> list[Any]:
+    def of_params(params: optax.Params) -> list[Any]:
         # New containers, as under jit: fun may write into them.
         new_args, new_kwargs = jax.tree.map(lambda x: x, (args, dict(kwargs)))
         output = fun(params, *new_args, **new_kwargs)

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from radazo_jax._src import fusion
 from radazo_jax._src.directions import distribution
@@ -52,7 +53,7 @@ class View:
     """
 
     base: jax.Array
-    dtype: Any
+    dtype: jax.typing.DTypeLike
     scale: jax.Array
     norm: jax.Array
     u: Elements | None
@@ -69,14 +70,32 @@ class View:
         """The marks of the elements that are to be added; none if they have been."""
         return () if self.u is None else self.u.marks
 
-    def map(self, base: jax.Array, of_mark: Callable[[Any], Any]) -> "View":
-        """The view whose elements have become `base`; its marks follow."""
+    @property
+    def order(self) -> tuple[int, ...] | None:
+        """The `order` of elements that are to be drawn."""
+        return self.u.order if isinstance(self.u, LazyElements) else None
+
+    def map(
+        self,
+        base: jax.Array,
+        of_mark: Callable[[Any], Any],
+        order: tuple[int, ...] | None = None,
+    ) -> "View":
+        """The view whose elements have become `base`; its marks follow.
+
+        Args:
+          base: The unperturbed elements.
+          of_mark: What is done to each mark.
+          order: The `order` of the new elements if they are to be drawn.
+        """
         if self.u is None:
             return dataclasses.replace(self, base=base)
         mask = None if self.mask is None else of_mark(self.mask)
         if isinstance(self.u, LowRankFactors):
             of_mark = jax.vmap(of_mark, in_axes=-1, out_axes=-1)
         u = self.u.with_marks(tuple(of_mark(mark) for mark in self.u.marks))
+        if isinstance(u, LazyElements):
+            u = dataclasses.replace(u, order=order)
         return dataclasses.replace(self, base=base, u=u, mask=mask)
 
     def only_where(self, mask: jax.Array) -> "View":
@@ -140,7 +159,7 @@ def _sharded_like(base: jax.Array, mark: jax.Array) -> jax.Array:
 
 
 def views_of(
-    params: Any, layout: Layout, direction: Direction, scale: jax.Array
+    params: optax.Params, layout: Layout, direction: Direction, scale: jax.Array
 ) -> list[View]:
     """The leaves of the parameters, perturbed by `direction`, unbuilt."""
     held = direction.cached or _unstored(direction, layout)

@@ -1,6 +1,6 @@
 """Writes random adapters and soft prompts of the tiny OPT checkpoints by `peft`.
 
-The logits are those of the adapted model. The tests need neither PyTorch nor peft; to
+The logits belong to the adapted model. The tests need neither PyTorch nor peft; to
 make the files anew:
 
     pip install torch transformers peft

@@ -1,0 +1,349 @@
+"""Steps on workers that join, die, are slow or drift."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from radazo_jax._src.optimize.journal import Record
+from radazo_jax._src.workers.messages import Reply, Request
+from radazo_jax._src.workers.replica import Description, Recipe
+from radazo_jax._src.workers.roster import (
+    NONE,
+    Inbox,
+    Messenger,
+    Roster,
+    Worker,
+    WorkerReport,
+    now,
+)
+from radazo_jax._src.workers.shares import Members, shares
+
+_POLL = 0.1  # Seconds between looks at clocks and at Ctrl-C.
+_LAG = 8  # Steps that a worker may lack when it is asked for members.
+_CHUNK = 4096  # Steps in a message.
+_LATE = 3.0  # A worker is late after this multiple of its expected time, and
+_GRACE = 0.25  # these seconds more.
+_MOST_PROBLEMS = 3  # In a row, of a worker.
+_MOST_DRIFTS = 3  # Of a worker, in so many steps:
+_DRIFT_STEPS = 100
+_MOST_TIES = 2  # In a row.
+_BANDWIDTH = 1e8  # Bytes per second of a copied state, until one is measured.
+
+
+class Fleet:
+    """The steps of a run, and the workers that they are sent to.
+
+    All methods but `notes` run on one event loop.
+
+    Attributes:
+      records: The steps so far, to which the driver adds.
+      numbers: The numbers of steps, by step.
+      failures: The counts of `Failures` before the current step.
+    """
+
+    def __init__(self, messenger: Messenger, recipe: Recipe, run: int, timeout: float):
+        self.records: list[Record] = []
+        self.numbers: dict[int, np.ndarray] = {}
+        self.failures = (0, 0, 0)
+        self._messenger, self._run, self._timeout = messenger, run, timeout
+        self._inbox = Inbox()
+        self._roster = Roster(messenger, recipe, run, timeout, self._inbox)
+        self._members = Members(0, np.dtype(np.float32))  # Of the current step.
+        self._bandwidth = _BANDWIDTH
+        self._checked = 0.0
+        self._known = 0  # Number of workers when members were last given.
+        self._gives = False  # Whether an idle worker may lack something.
+        self._ties = 0
+
+    @property
+    def reports(self) -> dict[str, WorkerReport]:
+        """The part of each worker, by address."""
+        return self._roster.reports
+
+    def notes(self) -> list[str]:
+        """Returns, once, what should be reported."""
+        return self._roster.notes()
+
+    async def start(self, interrupted: Callable[[], bool]) -> Description | None:
+        """Waits for the first worker, which describes the run.
+
+        Raises:
+          ValueError: If there is none, or one cannot build the run.
+        """
+        self._roster.start()
+        while self._roster.description is None:
+            if interrupted():
+                return None
+            await self._wait()
+        return self._roster.description
+
+    async def close(self) -> None:
+        """Frees what the workers hold."""
+        await self._roster.close()
+
+    async def evaluate(self, interrupted: Callable[[], bool]) -> Members | None:
+        """Returns the values of the next step, or `None` if it was interrupted.
+
+        Raises:
+          RuntimeError: If there are no workers, or they compute different parameters.
+        """
+        return await self._round(self._line["points"], interrupted)
+
+    async def finish(self, interrupted: Callable[[], bool], fetches: bool) -> Any:
+        """Returns the parameters after the last step, or `None` if interrupted."""
+        while (found := await self._round(0, interrupted)) is not None:
+            for address in found.checksums if fetches else ():
+                try:
+                    return await self._messenger.params(address, self._run)
+                except OSError as error:
+                    if worker := self._roster.workers.get(address):
+                        self._lose(worker, f"died: {error!r}")
+            if not fetches:
+                break
+        return None
+
+    async def _round(
+        self, num_members: int, interrupted: Callable[[], bool]
+    ) -> Members | None:
+        """The values of the current step; without members, only checksums."""
+        self._roster.step = len(self.records)
+        found = self._members = Members(num_members, np.dtype(self._line["dtype"]))
+        self._gives = True
+        self._give()
+        while not (found.complete() and self._answers(num_members) and self._agree()):
+            await self._wait()
+            if interrupted():
+                return None
+            self._give()
+        return found
+
+    def _answers(self, num_members: int) -> bool:
+        """Whether all checksums are there, which are waited for without members."""
+        asked = (self._is_asked(w) for w in self._roster.workers.values())
+        return num_members > 0 or (bool(self._members.checksums) and not any(asked))
+
+    def _is_asked(self, worker: Worker) -> bool:
+        """Whether an answer of a worker is waited for in this step."""
+        of_step = worker.of_step == self._roster.step
+        return worker.task is not None and of_step and not worker.late
+
+    async def _wait(self) -> None:
+        """Waits for news or a moment, then looks at the clocks."""
+        await self._inbox.handle(_POLL)
+        if now() - self._checked < _POLL:
+            return
+        self._checked = now()
+        for worker in list(self._roster.workers.values()):
+            elapsed = now() - worker.since
+            if worker.task is None:
+                continue
+            if elapsed > self._timeout + worker.expected:
+                self._lose(worker, f"gave no answer for {elapsed:.3g} s")
+            elif self._is_asked(worker) and (
+                elapsed > _LATE * worker.expected + _GRACE
+            ):
+                worker.late = self._gives = True
+                worker.rate = min(worker.rate, max(len(worker.members), 0.1) / elapsed)
+                self._members.give_up(worker.members)
+        self._roster.check_not_alone()
+
+    # --- Requests -----------------------------------------------------------------
+
+    def _give(self) -> None:
+        """Sends each idle worker the members or the steps that it lacks."""
+        # With many workers, a look at all of them after each reply takes long.
+        if not self._gives and self._known == len(self._roster.workers):
+            return
+        self._known = len(self._roster.workers)
+        step, found = self._roster.step, self._members
+        idle = [w for w in self._roster.workers.values() if w.task is None]
+        for worker in idle:
+            if step - worker.step > _LAG:
+                self._catch_up(worker)
+        ready = [w for w in idle if w.task is None and w.excluded != step]
+        missing = found.missing().astype(np.uint16)
+        # What was lost is shared by all workers as they become idle.
+        begins = len(missing) == len(found.values)
+        most = len(missing) if begins else -(-len(missing) // (2 * self._known or 1))
+        counts = shares(min(len(missing), most * len(ready)), [w.rate for w in ready])
+        best = max((w.rate for w in ready), default=0.0)
+        for worker, count in zip(ready, counts, strict=True):
+            members, missing = missing[:count], missing[count:]
+            found.send(members)
+            if not count:
+                # A worker that was slow once is asked again in the end.
+                worker.rate = min(1.1 * worker.rate, best)
+            if count or worker.address not in found.checksums:
+                self._send(worker, members)
+        self._gives = len(missing) > 0
+
+    def _send(self, worker: Worker, members: np.ndarray) -> None:
+        """Sends the steps up to this one, or as many as a message has."""
+        step, first = self._roster.step, 0 if worker.restarts else worker.step
+        part = self.records[first : first + _CHUNK]
+        values = np.array([x.values for x in part], self._line["dtype"])
+        request = Request(
+            self._run,
+            first,
+            values.reshape(len(part), self._line["points"]),
+            np.array([x.params for x in part], np.uint32),
+            members,
+            worker.restarts,
+        )
+        worker.restarts, worker.members = False, members
+        worker.of_step = step if first + len(part) == step else -1
+        expected = len(part) * worker.seconds_per_step + len(members) / worker.rate
+        asking = self._messenger.ask(worker.address, request)
+        self._begin(worker, asking, expected, self._answered)
+
+    def _catch_up(self, worker: Worker) -> None:
+        """Sends the values of many steps, or the state of a peer if that is faster."""
+        step = self._roster.step
+        seconds = self._described.size / self._bandwidth
+        peers = [
+            peer.address
+            for peer in self._roster.workers.values()
+            if peer is not worker and step - peer.step <= _LAG and peer.excluded != step
+        ]
+        taking = (step - worker.step) * worker.seconds_per_step
+        if worker.restarts or not peers or taking <= seconds:
+            self._send(worker, NONE)
+            return
+        worker.of_step, worker.members = -1, NONE
+        copying = self._messenger.copy(worker.address, self._run, peers[0])
+        self._begin(worker, copying, seconds, self._copied)
+
+    def _begin(
+        self,
+        worker: Worker,
+        exchange: Any,
+        expected: float,
+        then: Callable[[Worker, Reply], None],
+    ) -> None:
+        async def exchanged() -> None:
+            try:
+                outcome = await exchange
+            except Exception as error:
+                outcome = error
+            self._inbox.put(lambda: self._received(worker, outcome, then))
+
+        worker.since, worker.expected, worker.late = now(), expected, False
+        worker.task = asyncio.create_task(exchanged())
+
+    # --- Replies ------------------------------------------------------------------
+
+    def _received(
+        self,
+        worker: Worker,
+        outcome: Reply | Exception | None,
+        then: Callable[[Worker, Reply], None],
+    ) -> None:
+        if self._roster.workers.get(worker.address) is not worker:
+            return  # It was lost before.
+        if not isinstance(outcome, Reply):
+            reason = f"died: {outcome!r}" if outcome else "has lost the run"
+            self._lose(worker, reason)
+            return
+        self._release(worker)
+        self._gives |= outcome.problem != "" or outcome.step != self._roster.step
+        worker.problems = worker.problems + 1 if outcome.problem else 0
+        if outcome.problem:
+            if worker.of_step == self._roster.step:
+                last = outcome.problem.strip().rpartition("\n")[2]
+                self._members.fail(worker.members, last)
+            if worker.problems >= _MOST_PROBLEMS:
+                self._roster.leave_out(worker.address, outcome.problem)
+                self._lose(worker, "failed")
+        elif outcome.drifted:
+            self._drifted(worker, worker.step)
+            worker.step = 0
+        else:
+            then(worker, outcome)
+
+    def _release(self, worker: Worker) -> None:
+        """Counts the members of a worker as asked of nobody."""
+        if self._is_asked(worker):
+            self._members.give_up(worker.members)
+        worker.task = None
+
+    def _lose(self, worker: Worker, reason: str) -> None:
+        """Lets a worker go, and its members to others."""
+        if worker.task is not None and worker.of_step == self._roster.step:
+            self._members.fail(worker.members, f"its worker {reason}")
+        self._roster.remove(worker, reason)
+        self._release(worker)
+        self._gives = True
+
+    def _copied(self, worker: Worker, reply: Reply) -> None:
+        elapsed = now() - worker.since
+        self._bandwidth = self._described.size / max(elapsed, 1e-9)
+        self._answered(worker, reply)
+
+    def _answered(self, worker: Worker, reply: Reply) -> None:
+        step, elapsed = self._roster.step, max(now() - worker.since, 1e-9)
+        for i, row in enumerate(reply.numbers, reply.step - len(reply.numbers)):
+            self.numbers.setdefault(i, row)
+        worker.step, worker.seconds_per_step = reply.step, reply.seconds_per_step
+        if count := len(reply.values):
+            worker.rate = (worker.rate + count / elapsed) / 2
+            self._roster.count(worker, count, elapsed)
+        if reply.step == step:
+            self.failures = reply.failures
+            self._members.checksums[worker.address] = reply.checksum
+            if count == len(worker.members):
+                self._members.receive(worker.address, worker.members, reply.values)
+        elif reply.checksum != self.records[reply.step].params:
+            # Its next message tells it, and it drops its state.
+            worker.excluded = step
+
+    # --- Parameters ---------------------------------------------------------------
+
+    def _agree(self) -> bool:
+        """Whether all values are of the same parameters; drops the other ones."""
+        found, step = self._members, self._roster.step
+        if not found.checksums:
+            problem = next(iter(found.failures.values()), "")
+            raise RuntimeError(f"no worker could evaluate: {problem}.")
+        agreed = found.agreed()
+        others = {a for a, checksum in found.checksums.items() if checksum != agreed}
+        if not others:
+            self._ties = 0
+            return True
+        self._ties += agreed is None
+        if self._ties > _MOST_TIES:
+            listed = ", ".join(f"{a} {c:08x}" for a, c in found.checksums.items())
+            raise RuntimeError(
+                "workers must compute the same parameters from the same values; got "
+                f"the checksums {listed}. Take workers with the same instruction set."
+            )
+        for address in others & self._roster.workers.keys():
+            worker = self._roster.workers[address]
+            worker.restarts, worker.step = True, 0
+            self._drifted(worker, step)
+        found.revoke(others)
+        self._gives = True
+        return False
+
+    def _drifted(self, worker: Worker, at: int) -> None:
+        """Reports a worker whose parameters before a step are not the run's."""
+        steps = self._roster.rebuild(worker, at)
+        recent = sum(self._roster.step - i < _DRIFT_STEPS for i in steps)
+        if recent >= _MOST_DRIFTS:
+            self._roster.leave_out(
+                worker.address,
+                f"its parameters differed from the run's {recent} times in "
+                f"{_DRIFT_STEPS} steps. Its processor may round differently.",
+            )
+            self._lose(worker, "drifted")
+
+    @property
+    def _described(self) -> Description:
+        if self._roster.description is None:
+            raise RuntimeError("no worker has described the run.")
+        return self._roster.description
+
+    @property
+    def _line(self) -> dict[str, Any]:
+        return self._described.line

@@ -1,0 +1,277 @@
+"""A run on a worker, which evaluates points and takes the steps of received values."""
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from radazo_jax._src import checks, fusion, trees
+from radazo_jax._src.estimate.estimator import GradientEstimator
+from radazo_jax._src.estimate.points import Points
+from radazo_jax._src.estimate.vectorized import values_by_number, vectorized
+from radazo_jax._src.optimize import ask_tell, history, host, revert, step
+from radazo_jax._src.optimize.box import Bounds
+from radazo_jax._src.optimize.journal import Record
+from radazo_jax._src.optimize.step import Run, SolverState
+from radazo_jax._src.workers.messages import Reply, Request
+
+
+class Recipe(NamedTuple):
+    """The arguments of `distribute` from which a worker builds its run.
+
+    Attributes:
+      make_fun: As in `distribute`.
+      params: As in `distribute`.
+      optimizer: As in `distribute`.
+      estimator: As in `distribute`.
+      sample: As in `distribute`.
+      bounds: As in `distribute`.
+      batch_size: As in `distribute`.
+      key: The data of the run's key: uint32, [2].
+    """
+
+    make_fun: Callable[[], Any]
+    params: Any
+    optimizer: optax.GradientTransformation
+    estimator: GradientEstimator
+    sample: Callable[[jax.Array], Any] | None
+    bounds: Bounds | None
+    batch_size: int
+    key: np.ndarray
+
+
+class Description(NamedTuple):
+    """The run of a worker, in numbers and texts.
+
+    Attributes:
+      line: The first line of the run's journal.
+      names: The names of the numbers of a step.
+      size: The bytes of a state.
+      seconds: Duration of an evaluation.
+      seconds_per_step: Duration of a step without its evaluations.
+    """
+
+    line: dict[str, Any]
+    names: tuple[str, ...]
+    size: int
+    seconds: float
+    seconds_per_step: float
+
+
+class Replica:
+    """The function of a run, and the state after the steps taken so far."""
+
+    def __init__(self, recipe: Recipe):
+        self._recipe = recipe
+        fun, params = self._made()
+        if not callable(fun):
+            raise TypeError(
+                f"make_fun must return a function of the parameters; got {fun!r}."
+            )
+        run = Run(
+            fun,
+            recipe.sample,
+            recipe.optimizer,
+            recipe.estimator,
+            bounds=recipe.bounds,
+        )
+        step.check_run(run.optimizer, run.estimator)
+        self._fun = fun
+        self._arrays, static = trees.partition(run)
+        programs = (_points, values_of, ask_tell.tell_in_place, _final_params)
+        self._points, self._values, self._tell, self._final = (
+            functools.partial(program, arrays=self._arrays, static=static)
+            for program in programs
+        )
+        self._seconds = self._seconds_per_step = 0.0
+        self._state: SolverState | None = self._start(params)
+
+    def describe(self) -> Description:
+        """Compiles all programs, and describes the run."""
+        # The second time, the program is compiled.
+        for _ in range(2):
+            values = self.evaluate(np.zeros(1, np.uint16))
+        begun = self._started()
+        names = history.names(begun)
+        line = host.line_of_run(self._fun, begun, self._recipe.estimator)
+        size = sum(x.nbytes for x in jax.tree.leaves(begun))
+        for _ in range(2):
+            copy = jax.tree.map(jnp.copy, begun)
+            start = time.perf_counter()
+            told = self._tell(copy, np.full(line["points"], values[0], values.dtype))
+            jax.block_until_ready(told)
+            self._seconds_per_step = time.perf_counter() - start
+        return Description(line, names, size, self._seconds, self._seconds_per_step)
+
+    def answer(self, request: Request) -> Reply:
+        """Takes steps, then evaluates."""
+        if request.restarts:
+            self._state = None
+        try:
+            numbers = self._advance(request)
+        except ValueError:
+            # The parameters differ from the run's, and some steps were taken in place.
+            self._state = None
+            return self._reply(state=None)
+        values = self.evaluate(request.members)
+        return self._reply(self._started(), numbers, values)
+
+    def leaves(self) -> list[np.ndarray]:
+        """Returns the arrays of the state."""
+        return [np.asarray(_without_key(x)) for x in jax.tree.leaves(self._started())]
+
+    def copy(self, leaves: list[np.ndarray]) -> Reply:
+        """Continues from the state of another worker."""
+        found, treedef = jax.tree.flatten(self._started())
+        self._state = jax.tree.unflatten(
+            treedef, [_like(x, mine) for x, mine in zip(leaves, found, strict=True)]
+        )
+        return self._reply(self._state)
+
+    def params(self) -> Any:
+        """Returns the parameters of the last step, or before it if it is reverted."""
+        state = self._started()
+        params = state.params
+        if revert.can_revert(state.optimizer_state):
+            params = self._final(state)
+        return ask_tell.as_numpy(params)
+
+    def evaluate(self, members: np.ndarray) -> np.ndarray:
+        """Returns the values at some points of the step, [m]."""
+        state, size = self._started(), self._recipe.batch_size
+        values = np.empty(len(members), trees.widest(state.params))
+        if not len(members):
+            return values
+        points, start = self._points(state), time.perf_counter()
+        for first in range(0, len(members), size):
+            some = members[first : first + size].astype(np.int32)
+            # Each call evaluates as many points, so that one program serves all.
+            padded = np.pad(some, (0, size - len(some)), mode="edge")
+            found = self._values(state, points, padded)
+            values[first : first + size] = np.asarray(found)[: len(some)]
+        self._seconds = (time.perf_counter() - start) / len(members)
+        return values
+
+    def _advance(self, request: Request) -> np.ndarray:
+        """Takes the steps of a request that were not taken yet."""
+        state = self._started()
+        known = int(state.step) - request.first
+        if known < 0:
+            raise RuntimeError(
+                f"steps must begin at {int(state.step)}; got {request.first}."
+            )
+        pairs = zip(request.values, request.checksums, strict=True)
+        records = [
+            Record(request.first + i, values, int(checksum), 0.0)
+            for i, (values, checksum) in enumerate(pairs)
+        ][known:]
+        names = history.names(state)
+        if not records:
+            return np.zeros((0, len(names)), np.float32)
+        start = time.perf_counter()
+        self._state, done = host.rebuild(state, records, self._tell)
+        self._seconds_per_step = (time.perf_counter() - start) / len(records)
+        rows = [[of_step.numbers[name] for name in names] for of_step in done]
+        return np.array(rows, np.float32)
+
+    def _reply(
+        self,
+        state: SolverState | None,
+        numbers: np.ndarray | None = None,
+        values: np.ndarray | None = None,
+    ) -> Reply:
+        none = np.zeros((0, 0), np.float32)
+        at, failures = 0, (0, 0, 0)
+        checksum = 0
+        if state is not None:
+            at, checksum = int(state.step), int(ask_tell.checksum_of(state.params))
+            evaluations, skipped, in_a_row = map(int, state.failures)
+            failures = (evaluations, skipped, in_a_row)
+        return Reply(
+            at,
+            checksum,
+            failures,
+            self._seconds,
+            self._seconds_per_step,
+            none if numbers is None else numbers,
+            none.ravel() if values is None else values,
+            drifted=state is None,
+        )
+
+    def _started(self) -> SolverState:
+        """The state; the first one if it was dropped."""
+        if self._state is None:
+            self._state = self._start(self._made()[1])
+        return self._state
+
+    def _start(self, params: Any) -> SolverState:
+        recipe = self._recipe
+        key = jax.random.wrap_key_data(jnp.asarray(recipe.key), impl="threefry2x32")
+        run = Run(None, None, recipe.optimizer, recipe.estimator, bounds=recipe.bounds)
+        return jax.tree.map(jnp.copy, step.start(run, params, key))
+
+    def _made(self) -> tuple[Any, Any]:
+        """The function and the base parameters."""
+        made = self._recipe.make_fun()
+        if self._recipe.params is not None:
+            return made, self._recipe.params
+        if not (isinstance(made, tuple) and len(made) == 2):
+            raise TypeError(
+                "make_fun must return a pair (fun, params) if params is None; got "
+                f"{made!r}."
+            )
+        return made
+
+
+@functools.partial(jax.jit, static_argnames="static")
+def _points(state: SolverState, arrays: list[Any], *, static: trees.Static) -> Points:
+    """The points of a step, of which no elements are stored."""
+    run = static.merge(arrays)
+    run = run._replace(evaluator=vectorized(1))
+    return step.points_at(run, state, step.loss_at(run, state))[0]
+
+
+@functools.partial(jax.jit, static_argnames="static")
+def values_of(
+    state: SolverState,
+    points: Points,
+    numbers: jax.Array,
+    arrays: list[Any],
+    *,
+    static: trees.Static,
+) -> jax.Array:
+    """The values at some points of a step, all under one `vmap`.
+
+    This program defines the values of a distributed run: a value depends on the size
+    of the batch, and not on the worker or on the other points of the batch.
+    """
+    run = static.merge(arrays)
+    loss = checks.checked_loss(step.loss_at(run, state), False)
+    found = values_by_number(loss, state.params, points, numbers, None)
+    dtype = trees.widest(state.params)
+    return fusion.rounded(found).astype(dtype)
+
+
+@functools.partial(jax.jit, static_argnames="static")
+def _final_params(
+    state: SolverState, arrays: list[Any], *, static: trees.Static
+) -> Any:
+    run = static.merge(arrays)
+    return step.final_params(run, state, step.loss_at(run, state))
+
+
+def _without_key(x: jax.Array) -> jax.Array:
+    is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(x) if is_key else x
+
+
+def _like(x: np.ndarray, mine: jax.Array) -> jax.Array:
+    """An array of another worker, on the devices of the array that it replaces."""
+    if jnp.issubdtype(mine.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(jnp.array(x), impl=jax.random.key_impl(mine))
+    return jax.device_put(jnp.array(x, mine.dtype), mine.sharding)
