@@ -35,7 +35,7 @@ class Counted:
 
 
 def test_bfgs_finds_the_inverse_of_a_quadratic():
-    """By theorem 6.4 of Nocedal & Wright, after d steps with exact line searches."""
+    """After d steps with exact line searches: theorem 6.4 of Nocedal & Wright."""
     draw = np.random.default_rng(0)
     root = draw.normal(size=(4, 4))
     hessian = root @ root.T + np.eye(4)

@@ -1,4 +1,4 @@
-"""Functions of few parameters, with and without bounds, beside the tools for them.
+"""Functions of few parameters, with and without bounds, and the tools for them.
 
 The functions are CUTEst's of at most 20 parameters, as sif2jax has them, and the
 paper's in boxes that cut their minimum off. All methods call the same NumPy function.
@@ -29,7 +29,7 @@ _SEED = 2026
 
 
 def cases() -> list[Case]:
-    """All problems: CUTEst's, those with bounds, and the paper's in boxes."""
+    """All problems: CUTEst's, with and without bounds, and the paper's in boxes."""
     import sif2jax
 
     found = [
@@ -87,7 +87,7 @@ def _built(
     start: np.ndarray,
     bounds: tuple[np.ndarray, np.ndarray] | None,
 ) -> Problem:
-    """A problem whose least value is where exact gradients lead from its start."""
+    """A problem whose least value exact gradients reach from its start."""
     if bounds is not None:
         start = np.clip(start, *bounds)
     value, exact = jax.jit(fun), jax.jit(jax.value_and_grad(fun))
@@ -149,10 +149,10 @@ def scipy(problem: Problem, oracle: Oracle, method: str) -> None:
 
 
 class Free(NamedTuple):
-    """A problem of the parameters whose bounds differ, for tools that need that.
+    """A problem of the parameters whose bounds differ, for tools that need it.
 
     Attributes:
-      start: Where the methods start, [free].
+      start: The start of the methods, [free].
       lower: Their lower bounds, [free].
       upper: Their upper bounds, [free].
       fun: Their function.
@@ -213,7 +213,7 @@ def nevergrad(problem: Problem, oracle: Oracle) -> None:
 
 
 class Method(NamedTuple):
-    """What is run, and on which kinds of problems."""
+    """A tool, and the kinds of problems on which it is run."""
 
     run: Callable[[Problem, Oracle], None]
     kinds: tuple[str, ...] = ("CUTEst", "Bounded", "Boxed")

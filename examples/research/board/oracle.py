@@ -23,7 +23,7 @@ class Oracle:
       reached: The number of the evaluation that first was at each target, counted from
         1; infinite where none was.
       gap: The lowest gap so far, as a share of that at the start. Noise is not in it.
-      outside: How many points were outside of the problem's bounds.
+      outside: Number of points outside of the problem's bounds.
     """
 
     def __init__(

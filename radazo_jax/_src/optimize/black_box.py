@@ -28,7 +28,7 @@ class Best(NamedTuple):
     """The best of all evaluated points.
 
     Attributes:
-      params: The point, a tree of NumPy arrays; that of the start if none has a value.
+      params: The point, a tree of NumPy arrays; the start if none has a value.
       value: Its value.
       number: The number of its evaluation in the run, from 0; -1 if none has a value.
       info: What the function returned besides; `None` if it was evaluated in a part of
@@ -51,15 +51,15 @@ class Best(NamedTuple):
 
 
 class BlackBoxResult(NamedTuple):
-    """What `minimize_black_box` returns.
+    """The result of `minimize_black_box`.
 
     Attributes:
       params: The parameters after the last step, where `fun` was not evaluated.
       values: The value of each step's estimate: float32, [steps].
       best: The best of all evaluated points.
-      num_evaluations: How many points were asked for, with those that failed.
+      num_evaluations: Number of evaluated points, including failed ones.
       state: The state of the run, which counts what failed.
-      history: What was recorded of each step; `history.plot()` draws it.
+      history: The records of each step; `history.plot()` draws it.
       stopped: The reason for which the run ended, as in `MinimizeResult`.
     """
 
@@ -124,7 +124,7 @@ def minimize_black_box(
       estimator: As in `minimize`; it says where the function is evaluated.
       num_steps: The number of steps in this call; with a journal, of the whole run. By
         default 1000; if another budget is given, at most 2³¹ − 2 for the whole run.
-      key: The key of the whole run; it is consumed. The run is that of `minimize`.
+      key: The key of the whole run; it is consumed. It takes the steps of `minimize`.
       max_evaluations: The most evaluations in this call; with a journal, in the whole
         run. The run ends before the step that could exceed it. Counted are the points,
         as in `num_evaluations`; a retry is not counted, and neither is a point that
@@ -166,7 +166,7 @@ def minimize_black_box(
 
     Returns:
       The result. Ctrl-C ends the run before the step that is being evaluated; the
-      result then holds those before. A second Ctrl-C raises `KeyboardInterrupt`.
+      result then holds the earlier steps. A second Ctrl-C raises `KeyboardInterrupt`.
 
     Raises:
       TypeError, ValueError: If an argument is not as described, `fun` cannot be
@@ -212,7 +212,7 @@ def minimize_black_box(
             "state must be None with a journal, which says where to go on; got a state."
         )
     with ExitStack() as stack:
-        # That of the caller is for what the caller wrote.
+        # Functions of the caller run under the caller's setting.
         of_caller = functools.partial(jax.enable_x64, trees.has_x64())
         stack.enter_context(trees.precision_of(initial))
         run = Run(None, None, optimizer, estimator, bounds=bounds)

@@ -167,7 +167,7 @@ def _updated(
     norms = jnp.linalg.norm(s) * jnp.linalg.norm(y)
     upward = (curved > _ROUNDED * norms) & jnp.isfinite(curved / square)
     moved = jnp.any(s != 0)
-    # Without a scale, H is that of a step as long as the latest one.
+    # Without a scale, H is chosen so that the step is as long as the latest one.
     fall = -jnp.sum(s * state.gradient)
     guess = jnp.where(upward, curved / square, jnp.sum(s**2) / fall)
     eye = jnp.eye(s.size, dtype=s.dtype)
@@ -249,7 +249,7 @@ def scale_by_trial_step() -> GradientTransformationExtraArgs:
     The loss must be the same function in each step. Like Optax's line searches, it must
     be the last member of a chain and takes directions of descent: put
     `optax.scale(-1.0)` before it. Use it with directions whose natural step size is 1,
-    such as those of `scale_by_bfgs`.
+    as of `scale_by_bfgs`.
 
     Returns:
       A transformation whose `update(updates, state, params, value=..., grad=...)` needs

@@ -29,7 +29,7 @@ class Revert(NamedTuple):
     Attributes:
       params: The parameters before the latest step: a tree like the parameters.
       reverted: Whether the latest update reverted that step: bool, shape ().
-      limit: The value that reverts the step unless the loss is below it; infinite if
+      limit: A value that reverts the step unless the loss is below it; infinite if
         none is known: shape (). `None` for transformations without a limit.
       retry: The step from `params` that follows a reverted one, a tree like the
         parameters; `None` for transformations that stay at `params`.
