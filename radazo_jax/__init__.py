@@ -37,10 +37,12 @@ from radazo_jax._src.estimate.differences import (
 )
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.evolution import evolution_strategy
+from radazo_jax._src.estimate.full import full_difference
 from radazo_jax._src.estimate.gradients import value_and_grad
 from radazo_jax._src.estimate.sharded import sharded
 from radazo_jax._src.estimate.vectorized import Evaluator, vectorized
 from radazo_jax._src.optimize.aliases import (
+    bfgs,
     parabolic_sgd,
     radazo,
     zo_adamm,
@@ -60,6 +62,7 @@ from radazo_jax._src.optimize.minimize import minimize
 from radazo_jax._src.optimize.optax_wrapper import estimate_gradient
 from radazo_jax._src.optimize.parabola import scale_by_parabolic_step
 from radazo_jax._src.optimize.projections import keep_params_in
+from radazo_jax._src.optimize.quasi_newton import scale_by_bfgs, scale_by_trial_step
 from radazo_jax._src.optimize.replay import replay
 from radazo_jax._src.optimize.replayed import (
     scale_by_replayed_radazo,
@@ -82,6 +85,7 @@ __all__ = [
     "adaptive_difference",
     "anchored_decay",
     "ask_tell",
+    "bfgs",
     "central_difference",
     "chain_in_place",
     "coordinate",
@@ -91,6 +95,7 @@ __all__ = [
     "estimate_gradient",
     "evolution_strategy",
     "forward_difference",
+    "full_difference",
     "gaussian",
     "keep_params_in",
     "low_rank",
@@ -102,11 +107,13 @@ __all__ = [
     "radazo",
     "rademacher",
     "replay",
+    "scale_by_bfgs",
     "scale_by_minibatch_step",
     "scale_by_parabolic_step",
     "scale_by_radazo",
     "scale_by_replayed_radazo",
     "scale_by_replayed_zo_adamm",
+    "scale_by_trial_step",
     "scale_by_zo_adamm",
     "sharded",
     "solver",

@@ -8,6 +8,7 @@ from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.estimate.accelerated import AcceleratedState
 from radazo_jax._src.estimate.adaptive import AdaptiveDifferenceState
 from radazo_jax._src.estimate.estimator import GradientEstimator
+from radazo_jax._src.estimate.full import FullDifferenceState
 from radazo_jax._src.estimate.points import (
     Draw,
     Estimate,
@@ -24,6 +25,7 @@ __all__ = [
     "Draw",
     "Estimate",
     "Evaluator",
+    "FullDifferenceState",
     "GradientEstimator",
     "LinearCombination",
     "Points",

@@ -19,6 +19,12 @@ from radazo_jax._src.optimize.parabola import (
     scale_by_parabolic_step,
 )
 from radazo_jax._src.optimize.projections import keep_params_in
+from radazo_jax._src.optimize.quasi_newton import (
+    ScaleByBfgsState,
+    ScaleByTrialStepState,
+    scale_by_bfgs,
+    scale_by_trial_step,
+)
 from radazo_jax._src.optimize.replayed import (
     ScaleByReplayedMomentsState,
     scale_by_replayed_radazo,
@@ -43,10 +49,12 @@ __all__ = [
     "FactoredMoment",
     "InPlaceUpdate",
     "Revert",
+    "ScaleByBfgsState",
     "ScaleByMinibatchStepState",
     "ScaleByParabolicStepState",
     "ScaleByRadazoState",
     "ScaleByReplayedMomentsState",
+    "ScaleByTrialStepState",
     "ScaleByZoAdammState",
     "StepHistory",
     "StochasticRoundingState",
@@ -54,11 +62,13 @@ __all__ = [
     "chain_in_place",
     "estimate_gradient",
     "keep_params_in",
+    "scale_by_bfgs",
     "scale_by_minibatch_step",
     "scale_by_parabolic_step",
     "scale_by_radazo",
     "scale_by_replayed_radazo",
     "scale_by_replayed_zo_adamm",
+    "scale_by_trial_step",
     "scale_by_zo_adamm",
     "stochastic_rounding",
 ]

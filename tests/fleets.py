@@ -8,6 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from compare import Hashed
 
 import radazo_jax as zo
 from radazo_jax._src.optimize import journal
@@ -19,8 +20,8 @@ from radazo_jax._src.workers.replica import Recipe, Replica
 
 PARAMS = {"w": np.full((6, 4), 0.25, np.float32), "b": np.zeros(4, np.float32)}
 INPUTS = np.linspace(-1, 1, 18, dtype=np.float32).reshape(3, 6)
-ESTIMATOR = zo.forward_difference(zo.rademacher(), 4)
-OPTIMIZER = zo.radazo(1e-2)
+ESTIMATOR = zo.forward_difference(Hashed(), 4)
+OPTIMIZER = zo.zo_sgd(1e-2)
 STEPS = 12
 
 

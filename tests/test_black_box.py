@@ -257,7 +257,7 @@ def calls_with(start):
     }
 
 
-@pytest.mark.parametrize("name", calls_with(None))
+@pytest.mark.parametrize("name", ["minimize", "diagnose"])
 def test_float64_that_becomes_float32_is_noted_at_the_line_of_the_call(name):
     with warnings.catch_warnings(record=True) as noted:
         warnings.resetwarnings()  # Python's default: once for each line.
@@ -270,6 +270,12 @@ def test_float64_that_becomes_float32_is_noted_at_the_line_of_the_call(name):
         assert words in str(note.message)
 
 
+@pytest.mark.parametrize("name", ["black box", "ask_tell"])
+def test_float64_of_black_boxes_is_kept(name):
+    params = calls_with(np.zeros(3))[name]().params
+    assert params.dtype == np.float64
+
+
 @pytest.mark.parametrize("name", calls_with(None))
 def test_other_dtypes_are_not_noted(name):
     """Warnings are errors here. A Python number is no float64."""
@@ -279,6 +285,7 @@ def test_other_dtypes_are_not_noted(name):
 
 
 def test_the_array_that_becomes_float32_is_named():
-    init = zo.ask_tell(zo.radazo(1e-2), zo.forward_difference()).init
+    methods = zo.radazo(1e-2), zo.forward_difference()
+    init = zo.solver(lambda tree: jnp.sum(tree["b"]), *methods).init
     with pytest.warns(UserWarning, match=r"params\['b'\] is float64"):
         init({"a": 1.0, "b": np.ones(2), "c": np.ones(2)}, 0)

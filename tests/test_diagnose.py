@@ -4,8 +4,10 @@ import itertools
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from compare import Hashed
+from tables import slow
 
 import radazo_jax as zo
 
@@ -218,3 +220,24 @@ def test_bad_input_is_named():
         zo.diagnose(lambda x: 0.0, START, zo.sphere(), 0)
     with pytest.raises(TypeError, match="params must hold real floating-point"):
         zo.diagnose(lambda x: 0.0, np.arange(3), ESTIMATOR, 0)
+
+
+@pytest.mark.parametrize("traced", [True, slow(False)])
+def test_tells_when_updates_are_rounded_away(traced, capsys):
+    """An update of 2⁻¹² of a weight is lost in bfloat16, and kept in float32."""
+
+    def fun(params):
+        total = sum(jnp.sum(p.astype(jnp.float32)) for p in params.values())
+        return total if traced else float(total)
+
+    params = {"narrow": jnp.ones(64, jnp.bfloat16), "wide": jnp.ones(64)}
+    optimizer = zo.zo_signsgd(2.0**-12)
+    found = zo.diagnose(fun, params, ESTIMATOR, 0, optimizer)
+    assert found.lost_updates == {"['narrow']": 1.0, "['wide']": 0.0}
+    [advice] = [text for text in found.advice if "update" in text]
+    assert "params['narrow'] loses 100% of its update" in advice
+    assert "stochastic_rounding(key)" in advice
+    assert "of an update          100.0%" in capsys.readouterr().out
+    rounded = optax.chain(optimizer, zo.stochastic_rounding(1))
+    found = zo.diagnose(fun, params, ESTIMATOR, 0, rounded)
+    assert max(found.lost_updates.values()) == 0

@@ -20,6 +20,7 @@ from tables import (
 
 import radazo_jax as zo
 from radazo_jax._src.directions import sums
+from radazo_jax._src.directions.distribution import elements
 from radazo_jax._src.directions.layout import layout_of
 from radazo_jax._src.numbers import counter, generator
 
@@ -209,10 +210,10 @@ def test_signs_of_leaves_that_begin_within_a_word(sizes):
         one_by_one = distribution.draw(key, jnp.uint32(0), counter.positions((total,)))
         direction = distribution.sample(key, params)
         words = distribution._storage.store(
-            distribution, key, jnp.uint32(0), layout.leaves, layout.dimension
+            distribution, key[None], jnp.uint32([0]), layout.leaves, layout.dimension
         )
         assert sum(x.size for x in jax.tree.leaves(words)) <= total / 32 + len(sizes)
-        us = [of_leaf.values() for of_leaf in words]
+        us = [of_leaf.weighted_sum(jnp.ones(1)) for of_leaf in words]
         return one_by_one, flat(distribution.materialize(direction, params)), flat(us)
 
     one_by_one, *others = three_ways(key)
@@ -262,3 +263,48 @@ def test_coordinates_past_two_to_the_32():
             )
     signs = zo.rademacher().draw(key, number, at(4096, 2**32 - 64))
     assert abs(float(signs.mean())) < 0.1
+
+
+@pytest.mark.parametrize("name", ["gaussian", "rademacher", "low_rank(2)"])
+def test_sum_over_an_axis_of_directions_is_the_weighted_sum(name):
+    distribution, layout = DISTRIBUTIONS[name], layout_of(PARAMS)
+    coefficients = np.float32([0.5, -2.0, 0.25, 3.0])
+
+    @jit
+    def run(key):
+        numbers = jnp.arange(4, dtype=jnp.uint32)
+        directions = sums.sample(distribution, key, numbers, layout)
+        us = jax.vmap(lambda u: elements(u, layout))(directions)
+        weights = jnp.asarray(coefficients)
+        d = layout.dimension
+        both = [
+            [way(weights, directions, leaf, d) for leaf in layout.leaves]
+            for way in (sums._sum_at_once, sums._sum_in_turn)
+        ]
+        return us, both
+
+    us, both = run(jax.random.key(5))
+    for summed in both:
+        for got, u in zip(summed, us, strict=True):
+            u = np.asarray(u, np.float64)
+            size = np.tensordot(abs(coefficients), abs(u), 1)
+            error = abs(got - np.tensordot(coefficients.astype(np.float64), u, 1))
+            # Four products and three sums, each rounded.
+            assert np.all(error <= 7 * 2.0**-24 * size)
+
+
+def test_a_gpu_program_draws_in_one_place_for_all_directions():
+    params, distribution = jnp.zeros((64, 48)), zo.gaussian()
+
+    def draws(num_directions):
+        def run(key, weights):
+            numbers = jnp.arange(num_directions, dtype=jnp.uint32)
+            layout = layout_of(params)
+            directions = sums.sample(distribution, key, numbers, layout)
+            return sums.combine(weights, directions, layout, params)
+
+        traced = jax.jit(run).trace(jax.random.key(0), jnp.ones(num_directions))
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+        return text.count("stablehlo.xor")
+
+    assert draws(2) == draws(8) == draws(32)

@@ -17,13 +17,15 @@ from radazo_jax._src.workers.messages import Reply, Request, failed
 from radazo_jax._src.workers.shares import shares
 
 RUNS = {
-    "radazo": (zo.radazo(1e-2), zo.forward_difference(zo.rademacher(), 4)),
+    "sgd": (fleets.OPTIMIZER, fleets.ESTIMATOR),
+    "radazo, signs": (zo.radazo(1e-2), zo.forward_difference(zo.rademacher(), 4)),
     "sgd, central, sphere": (zo.zo_sgd(1e-2), zo.central_difference(zo.sphere(), 2)),
+    "population": (zo.zo_sgd(1e-2), zo.evolution_strategy(zo.rademacher(), 4, 1e-2)),
     "untuned": zo.default_method(fleets.PARAMS),
 }
 
 
-@pytest.mark.parametrize("name", [slow(n) if n == "untuned" else n for n in RUNS])
+@pytest.mark.parametrize("name", ["sgd", *map(slow, list(RUNS)[1:])])
 def test_run_equals_that_of_one_process_bit_for_bit(name, tmp_path):
     optimizer, estimator = RUNS[name]
     path = tmp_path / "run"
@@ -43,11 +45,12 @@ def test_run_is_that_of_minimize(tmp_path):
         progress=False,
     )
     assert result.history.evaluations.tolist() == [5, 5, 5]
-    # A value is a mean of 12 terms; differences are divided by a distance of 5e-3.
-    for name in ("value", "value_std", "slope"):
-        found, right = (getattr(x.history, name) for x in (result, expected))
-        np.testing.assert_allclose(found, right, rtol=1e-3, err_msg=name)
-    chex.assert_trees_all_close(result.params, expected.params, atol=1e-4)
+    # A value is a mean of 12 terms below 1, and a difference of two is divided by μ.
+    rounding = 12 * 2**-24 / 5e-3
+    np.testing.assert_allclose(result.values, expected.values, rtol=1e-6)
+    slopes = (np.sqrt(x.history.slope) for x in (result, expected))
+    np.testing.assert_allclose(*slopes, atol=2 * rounding)
+    chex.assert_trees_all_close(result.params, expected.params, atol=rounding)
 
 
 def test_workers_that_die_and_join_change_nothing(tmp_path):
@@ -56,7 +59,8 @@ def test_workers_that_die_and_join_change_nothing(tmp_path):
 
     def before(address, request):
         # Dies with members in its hands; its successor has another address.
-        if len(request.members) and sum(map(len, here.sent.values())) % 23 == 0:
+        messages = sum(map(len, here.sent.values()))
+        if len(request.members) and messages // 15 > len(deaths):
             here.alive.discard(address)
             here.alive.add(f"{address}{len(deaths)}")
             deaths.append(address)
@@ -144,19 +148,18 @@ def test_worker_that_always_drifts_is_left_out():
 
 
 def test_members_of_a_late_worker_go_to_others():
-    expected = reference(4)
     here, hung = Here(), []
 
     def before(address, request):
         if address == "c" and len(request.members) and not hung:
-            hung.append(request)
+            hung.append(request.first)
             return asyncio.sleep(3600)
-        return None
+        return asyncio.sleep(0.05)
 
     here.before = before
-    result = run(here, 4)
-    assert hung and result.history.seconds.max() < 5
-    assert_same(result, expected)
+    result = run(here, 40, callback=lambda step, values: bool(hung))
+    assert hung and result.history.seconds.max() < 20
+    assert_same(result, reference(len(result.values)))
 
 
 def test_worker_that_gives_no_answer_is_dropped():
@@ -273,9 +276,13 @@ def test_optimizer_that_evaluates_is_refused():
         run(Here(("a",)), optimizer=optimizer)
 
 
-def test_function_with_more_than_a_scalar_is_refused():
-    with pytest.raises(ValueError, match="scalar loss"):
-        run(Here(("a",)), make_fun=lambda: lambda params: params["b"])
+@pytest.mark.parametrize(
+    "estimator",
+    [fleets.ESTIMATOR, slow(zo.evolution_strategy(zo.rademacher(), 4, 1e-2))],
+)
+def test_function_with_more_than_a_scalar_is_refused(estimator):
+    with pytest.raises(ValueError, match="must return a scalar loss"):
+        run(Here(("a",)), make_fun=lambda: lambda p: p["b"], estimator=estimator)
 
 
 def test_no_workers():

@@ -2,11 +2,14 @@
 
 import contextlib
 import os
+import pathlib
+import re
 import shutil
 import signal
 import socket
 import struct
 import subprocess
+import sys
 
 import dask_runs
 import fleets
@@ -17,6 +20,7 @@ from fleets import assert_same, reference
 import radazo_jax as zo
 
 distributed = pytest.importorskip("distributed")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts of Linux")
 
 
 @contextlib.contextmanager
@@ -25,7 +29,7 @@ def cluster(num_workers, **options):
         distributed.LocalCluster(
             n_workers=num_workers,
             threads_per_worker=1,
-            dashboard_address=None,
+            dashboard_address=":0",
             silence_logs=100,
             **options,
         ) as found,
@@ -154,3 +158,20 @@ def test_errors_on_workers_are_those_of_the_call(tmp_path):
             zo.distribute(**run | {"make_fun": dask_runs.differs}, client=client)
     # Steps may have been taken before the second worker was ready.
     assert run["journal"].exists() and zo.runs.History.from_journal(run["journal"])
+
+
+@pytest.mark.slow
+def test_run_of_the_guide(tmp_path, monkeypatch):
+    guide = pathlib.Path(__file__).parents[1] / "docs/guides/many_machines.md"
+    code = re.search(r"```python\n(.*?)```", guide.read_text("utf-8"), re.S)[1]
+    monkeypatch.chdir(tmp_path)
+    np.savez("model.npz", w=np.full((64, 64), 0.1, np.float32))
+    with cluster(1) as client:
+        address = client.scheduler.address
+        code = code.replace("tcp://SCHEDULER:8786", address).replace("10_000", "5")
+        names = {}
+        exec(code, names)
+        names["client"].close()
+    assert len(names["result"].values) == 5
+    # The adapters are zero at first.
+    assert names["result"].values[0] == pytest.approx(0.01)

@@ -102,6 +102,12 @@ def test_replays_every_distribution_and_estimator(distribution, name, tmp_path):
         slow(optax.adamw(optax.cosine_decay_schedule(1e-2, 5))),
         slow(zo.zo_sgd(1e-2, momentum=0.9)),
         slow(optax.polyak_sgd()),
+        slow(zo.radazo(1e-2, moments="replayed", bias_correction=True)),
+        slow(
+            zo.chain_in_place(
+                zo.zo_adamm(1e-2, moments="replayed"), zo.stochastic_rounding(1)
+            )
+        ),
     ],
 )
 def test_replays_every_chain(optimizer, tmp_path):

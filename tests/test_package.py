@@ -146,8 +146,10 @@ def test_archives_install_in_an_empty_environment(tmp_path):
 
 def test_errors_name_pages_that_there_are():
     source = "".join(p.read_text(encoding="utf-8") for p in PACKAGE.rglob("*.py"))
-    pages = set(re.findall(r"""checks\.see\(["']([\w/]+)["']\)""", source))
+    pages = set(re.findall(r"""checks\.refer_to\(["']([\w/]+)["']\)""", source))
     assert len(pages) > 3
     for page in pages:
-        named = re.match(r" See (\S+) in the source distribution", checks.see(page))
+        named = re.match(
+            r" See (\S+) in the source distribution", checks.refer_to(page)
+        )
         assert (ROOT / named[1]).is_file(), page

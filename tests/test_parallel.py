@@ -262,6 +262,33 @@ def test_gradients_and_steps_have_the_sharding_of_explicit_parameters():
             assert after[name].sharding.spec == spec
 
 
+@pytest.mark.parametrize("types", [slow(AxisType.Auto), slow(AxisType.Explicit)])
+def test_replayed_moments_of_sharded_parameters(types):
+    params, x = problem()
+    optimizer = zo.radazo(1e-2, moments="replayed", window=3, b1=0.3)
+    # Differences of large values are the same where sums are taken in another order.
+    estimator = zo.central_difference(zo.low_rank(), 2, smoothing=0.5)
+    init, step = zo.solver(loss, optimizer, estimator)
+
+    def run(params, x):
+        state = init(params, 0)
+        step_of = jax.jit(step)
+        for _ in range(3):
+            state, _ = step_of(state, x)
+        return state.params
+
+    expected = run(params, x)
+    specs = {"w": P(None, "model"), "b": P("model")}
+    with jax.set_mesh(mesh_of(2, 2, 2, types=types)):
+        placed = jax.tree.map(jax.device_put, params, specs)
+        after = run(placed, x)
+        for name, spec in specs.items():
+            assert after[name].sharding.spec == spec
+    chex.assert_trees_all_close(
+        jax.device_get(after), jax.device_get(expected), rtol=1e-3, atol=1e-4
+    )
+
+
 @pytest.mark.parametrize("distribution", every(DISTRIBUTIONS, *FAST))
 def test_explicit_parameters_without_a_mesh_around(distribution):
     """As operations of JAX, which take the mesh from the types of arrays."""

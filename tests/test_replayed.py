@@ -137,7 +137,7 @@ def test_is_the_same_block_by_block(distribution, name, bias_correction, small_b
 def test_a_block_of_a_direction_is_the_block_of_its_elements(
     distribution, small_blocks
 ):
-    """Of leaves that do not begin at a multiple of 32, in blocks that do not either."""
+    """Neither leaves nor blocks begin at multiples of 32."""
     distribution = DISTRIBUTIONS[distribution]
     params = {"a": jnp.zeros(37), "w": jnp.zeros((5, 7, 3)), "x": jnp.zeros((6, 6))}
 
@@ -206,7 +206,10 @@ def test_a_chain_in_place_is_a_chain(small_blocks):
     chex.assert_trees_all_equal(*counts)
 
 
+@pytest.mark.slow
 def test_the_alias_is_the_chain():
+    first = zo.scale_by_replayed_radazo()
+    assert zo.chain_in_place(first) is first
     chained = zo.chain_in_place(
         zo.scale_by_replayed_radazo(WINDOW, B1), optax.scale_by_learning_rate(0.1)
     )
@@ -216,6 +219,7 @@ def test_the_alias_is_the_chain():
     )
 
 
+@pytest.mark.slow
 def test_an_inner_transformation_of_estimate_gradient_takes_the_same_steps():
     optimizer = zo.radazo(0.1, moments="replayed")
     tx = zo.estimate_gradient(ESTIMATOR, 0, optimizer)
@@ -231,6 +235,7 @@ def test_an_inner_transformation_of_estimate_gradient_takes_the_same_steps():
     chex.assert_trees_all_close(params, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_only_some_leaves_are_replayed():
     labels = {"w": "replayed", "stack": "replayed", "b": "set", "s": "set"}
     replayed = zo.radazo(0.1, moments="replayed")
@@ -241,6 +246,43 @@ def test_only_some_leaves_are_replayed():
     for leaf, label in labels.items():
         expected = every.params if label == "replayed" else PARAMS
         np.testing.assert_allclose(some.params[leaf], expected[leaf], rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_black_box_takes_the_same_steps_and_can_be_resumed(tmp_path):
+    optimizer = zo.radazo(0.1, 0.3, moments="replayed", window=3)
+
+    def outside(params):
+        return float(loss(jax.tree.map(jnp.asarray, params)))
+
+    def run(path, steps):
+        return zo.minimize_black_box(
+            *(outside, PARAMS, optimizer, ESTIMATOR, steps, 0),
+            progress=False,
+            journal=path,
+        )
+
+    whole = run(tmp_path / "whole", 5).state
+    run(tmp_path / "parts", 2)
+    chex.assert_trees_all_equal(run(tmp_path / "parts", 5).state, whole)
+    inside = zo.minimize(
+        *(loss, PARAMS, optimizer, ESTIMATOR, 5, 0), progress=False
+    ).state
+    chex.assert_trees_all_close(inside.params, whole.params, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_skipped_step_does_not_enter_the_window():
+    optimizer = zo.radazo(0.1, moments="replayed")
+    init, step = zo.solver(
+        lambda params, bad: jnp.where(bad, jnp.nan, loss(params)), optimizer, ESTIMATOR
+    )
+    step, state = jax.jit(step), init(PARAMS, 0)
+    state, _ = step(state, False)
+    after, info = step(state, True)
+    assert info.skipped
+    chex.assert_trees_all_equal(after.optimizer_state, state.optimizer_state)
+    chex.assert_trees_all_equal(after.params, state.params)
 
 
 # --- Size -------------------------------------------------------------------------
@@ -266,7 +308,7 @@ def test_the_program_does_not_grow_with_the_window_directions_or_layers():
 
 
 def test_no_tree_of_the_size_of_the_parameters_is_held(monkeypatch):
-    """Of 64 layers, the update holds a few at a time."""
+    """The update holds a few of 64 layers at a time."""
     monkeypatch.setattr(blocks, "MAX_ELEMENTS", 2**12)
     params = jax.ShapeDtypeStruct((64, 64, 64), jnp.float32)
     optimizer = zo.chain_in_place(

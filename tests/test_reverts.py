@@ -16,7 +16,8 @@ import radazo_jax as zo
 DIMENSION, SEEDS, STEPS = 20, 100, 300
 START = jnp.full(DIMENSION, 0.3)
 UNIT = functools.partial(optax.projections.projection_box, lower=0.0, upper=1.0)
-OPTIMIZER, ACCELERATED = zo.default_method(START)
+OPTIMIZER = zo.parabolic_sgd()
+ACCELERATED = zo.accelerated(zo.adaptive_difference(zo.orthonormal(), 10))
 PROJECTED = optax.chain(zo.parabolic_sgd(), zo.keep_params_in(UNIT))
 TREES = (jnp.zeros(DIMENSION), jnp.ones(DIMENSION))
 METHODS = {
@@ -179,3 +180,21 @@ def test_other_leaves_of_a_partition_stay_where_they_are():
     chex.assert_trees_all_equal(third.params["a"], first.params["a"])
     chex.assert_trees_all_equal(third.params["b"], second.params["b"])
     assert (second.params["b"] != first.params["b"]).all()
+
+
+def test_a_transformation_under_flatten_restores_the_tree():
+    """`optax.flatten` lets a transformation remember the parameters as one vector."""
+    found = optax.chain(
+        optax.scale(-1.0), zo.scale_by_parabolic_step(initial_step_size=1e3)
+    )
+    init, step = zo.solver(
+        lambda p: cliff(p["a"]) + jnp.sum(p["b"] ** 2),
+        optax.flatten(found),
+        zo.forward_difference(Hashed(), num_directions=4),
+    )
+    first = init({"a": START, "b": jnp.full((2, 3), 0.5)}, 0)
+    step = jit(step)
+    second, _ = step(first)
+    third, info = step(second)
+    assert info.reverted and (second.params["b"] != first.params["b"]).all()
+    chex.assert_trees_all_equal(third.params, first.params)

@@ -29,6 +29,10 @@ def sample(key):
 METHODS = {
     "radazo": lambda **kwargs: (zo.radazo(1e-2), zo.forward_difference(Hashed(), 3)),
     "default": lambda **kwargs: zo.default_method(PARAMS, **kwargs),
+    "replayed": lambda **kwargs: (
+        zo.radazo(1e-2, moments="replayed"),
+        zo.forward_difference(Hashed(), 3),
+    ),
 }
 RADAZO = METHODS["radazo"]()
 
@@ -48,6 +52,7 @@ def scanned(step, state, num=STEPS):
         slow("radazo", True),
         slow("default", False),
         slow("default", True),
+        slow("replayed", False),
     ],
 )
 def test_takes_the_steps_of_minimize_bit_for_bit(name, minibatches):
@@ -113,7 +118,7 @@ def test_is_traced_once():
             state, _ = step(state)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", every(METHODS, "radazo", "default"))
 def test_under_scan(name):
     init, step = zo.solver(loss, *METHODS[name]())
     state = init(PARAMS, 0)

@@ -179,8 +179,8 @@ def _check_number(
 _PAGE = "docs/{}.md in the source distribution of radazo_jax"
 
 
-def see(page: str) -> str:
-    """The end of an error that a page of the documentation explains."""
+def refer_to(page: str) -> str:
+    """Returns the end of an error message that names the page that explains it."""
     return f" See {_PAGE.format(page)}."
 
 

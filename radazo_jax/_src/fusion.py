@@ -67,7 +67,7 @@ def rounded(values: jax.Array) -> jax.Array:
     through bits.
 
     Args:
-      values: An array of a real floating-point dtype of at least 32 bits.
+      values: An array of a real floating-point dtype.
 
     Returns:
       The values.

@@ -1,6 +1,7 @@
 """Trees of arrays, and of which some leaves are arrays."""
 
 import dataclasses
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -120,6 +121,37 @@ def wide_zeros(tree: Any) -> Any:
     return jax.tree.map(
         lambda p: jnp.zeros_like(p, at_least_float32(jnp.result_type(p))), tree
     )
+
+
+def as_flat(tree: Any) -> jax.Array:
+    """The leaves one after another, as a vector in the widest dtype: [d]."""
+    dtype = widest(tree)
+    leaves = [jnp.ravel(leaf).astype(dtype) for leaf in jax.tree.leaves(tree)]
+    return jnp.concatenate(leaves)
+
+
+def like_tree(flat: jax.Array, tree: Any) -> Any:
+    """A vector, [d], as a tree with the shapes of another, of at least float32."""
+    leaves, treedef = jax.tree.flatten(tree)
+    ends = np.cumsum([leaf.size for leaf in leaves])
+    parts = [
+        flat[end - leaf.size : end].reshape(leaf.shape)
+        for end, leaf in zip(ends, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(treedef, parts)
+
+
+def has_x64() -> bool:
+    """Whether 64 bits are enabled in JAX."""
+    return bool(jnp.zeros(0).dtype == np.float64)
+
+
+def precision_of(tree: Any) -> AbstractContextManager[Any]:
+    """A context in which JAX keeps the precision of a tree's NumPy and JAX arrays."""
+    dtypes = [getattr(leaf, "dtype", None) for leaf in jax.tree.leaves(tree)]
+    if any(dtype == np.float64 for dtype in dtypes):
+        return jax.enable_x64(True)
+    return nullcontext()
 
 
 def product(a: Any, b: Any, dtype: jax.typing.DTypeLike) -> jax.Array:

@@ -49,10 +49,12 @@ def stored(distribution: zo.Distribution) -> zo.Distribution:
     class Stored(type(distribution)):
         def sample(self, key, params):
             direction, layout = super().sample(key, params), layout_of(params)
+            key, number = direction.key[None], direction.number[None]
             elements = self._storage.store(
-                self, direction.key, direction.number, layout.leaves, layout.dimension
+                self, key, number, layout.leaves, layout.dimension
             )
-            return dataclasses.replace(direction, cached=elements)
+            alone = jax.tree.map(lambda x: x[0], elements)
+            return dataclasses.replace(direction, cached=alone)
 
     fields = (field.name for field in dataclasses.fields(distribution))
     return Stored(**{name: getattr(distribution, name) for name in fields})

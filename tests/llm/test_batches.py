@@ -13,7 +13,7 @@ import tables
 from flax import nnx
 
 from examples.apps.llm import data, reviews, train
-from examples.apps.llm.batches import Feed, buckets
+from examples.apps.llm.batches import Feed, bounds, buckets, chunks
 from examples.apps.llm.data import Batch
 from examples.apps.llm.main import summary
 
@@ -43,7 +43,7 @@ LENGTHS = np.random.default_rng(0).integers(3, 30, 50).tolist()
 @pytest.mark.parametrize("number", [1, 2, 4, 100])
 def test_buckets_divide_examples_and_cut_only_padding(number):
     whole = of_lengths(LENGTHS)
-    parts = buckets(whole, number)
+    parts = buckets(whole, bounds(whole, number))
     assert len(parts) <= min(number, 4)  # Lengths are rounded up to multiples of 8.
     assert sorted(i for part in parts for i in part.label) == list(range(50))
     for part in parts:
@@ -52,6 +52,24 @@ def test_buckets_divide_examples_and_cut_only_padding(number):
         np.testing.assert_array_equal(part.tokens, whole.tokens[part.label, :, :length])
         assert not whole.tokens[part.label, :, length:].any()
     assert sum(part.tokens.size for part in parts) <= whole.tokens.size
+
+
+def test_longer_examples_than_any_to_train_on_have_a_bucket():
+    ends = bounds(of_lengths([3, 7, 12]), 2)
+    assert ends.tolist() == [8, 16]
+    parts = buckets(of_lengths([17, 5, 16]), ends)
+    assert [part.tokens.shape[-1] for part in parts] == [8, 16, 24]
+    assert [part.label.tolist() for part in parts] == [[1], [2], [0]]
+
+
+@pytest.mark.parametrize("size", [1, 7, 50, 64])
+def test_chunks_have_one_shape_and_each_example_once(size):
+    whole, labels = of_lengths(LENGTHS), []
+    found = list(chunks(whole, size))
+    assert len({chunk.tokens.shape for _, chunk in found}) == 1
+    for number, chunk in found:
+        labels += chunk.label[:number].tolist()
+    assert labels == list(range(50))
 
 
 def test_scores_in_buckets_are_those_in_one_batch():
@@ -73,7 +91,8 @@ def test_one_bucket_gives_the_batches_of_batch_at():
 
 
 def test_examples_of_all_buckets_come_equally_often():
-    parts = buckets(of_lengths(LENGTHS), 3)
+    whole = of_lengths(LENGTHS)
+    parts = buckets(whole, bounds(whole, 3))
     feed = Feed(parts, 0, np.full(2000, 5))
     seen = collections.Counter(i for step in range(2000) for i in feed(step).label)
     assert len(seen) == 50
@@ -86,7 +105,8 @@ def test_examples_of_all_buckets_come_equally_often():
 
 
 def test_a_longer_run_begins_as_a_shorter_one():
-    parts = buckets(of_lengths(LENGTHS), 3)
+    whole = of_lengths(LENGTHS)
+    parts = buckets(whole, bounds(whole, 3))
     short, long = (Feed(parts, 1, np.full(n, 5)) for n in (10, 100))
     for step in range(10):
         np.testing.assert_array_equal(short(step).label, long(step).label)

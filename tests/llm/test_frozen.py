@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from tables import every
+from tables import every, slow
 
 from examples.apps.llm import frozen, lora, weights
 from examples.apps.llm.run import run
@@ -46,7 +46,7 @@ def test_the_last_layers_on_outputs_of_the_first_are_the_model(name, tmp_path):
     np.testing.assert_allclose(tiny.logits(whole, TOKENS), tuned, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("keep", [True, slow(False)])
 def test_a_split_model_is_joined_bit_for_bit(keep):
     pytest.importorskip("gguf")
     path = tiny.GOLDEN / "gguf" / "llama.gguf"

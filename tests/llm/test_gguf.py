@@ -51,7 +51,7 @@ def golden(name):
     return np.load(GOLDEN / f"{name}.npz")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", every(CASES, "llama"))
 def test_logits_are_those_of_transformers(name):
     expected = golden(name)
     model = weights.load(path(name), dtype=jnp.float32)
@@ -463,6 +463,7 @@ def test_adapters_of_some_layers_come_back(tmp_path):
         np.testing.assert_array_equal(values, theirs[key])
 
 
+@pytest.mark.slow
 def test_a_merged_model_of_a_file_is_whole(tmp_path):
     model, tokens = tuned("llama"), golden("llama")["tokens"]
     expected = tiny.logits(model, tokens)
@@ -516,11 +517,84 @@ def test_a_file_is_tuned_from_the_command_line(quantize, tmp_path, capsys):
         "--batch-size": 2,
         "--lora-rank": 2,
         "--lora-targets": "v_proj",
+        "--last-layers": 1,
+        "--buckets": 2,
+        "--train-examples": 6,
+        "--eval-examples": 4,
         "--export-gguf": tmp_path / "adapters.gguf",
     }
-    main.main([str(part) for pair in options.items() for part in pair])
-    assert "The adapters for llama.cpp are in" in capsys.readouterr().out
+    arguments = [str(part) for pair in options.items() for part in pair]
+    main.main([*arguments, "--no-first-evaluation"])
+    out = capsys.readouterr().out
+    assert "train.tsv: 6 examples; dev.tsv: 4; at most" in out
+    assert "0.1 million parameters, 2 layers" in out
+    assert "Accuracy on dev: tuned" in out and "untuned" not in out
+    assert "The adapters for llama.cpp are in" in out
     names = [
         tensor.name for tensor in gguf.GGUFReader(tmp_path / "adapters.gguf").tensors
     ]
-    assert len(names) == 4 and all("attn_v" in name for name in names)
+    assert names == [f"blk.1.attn_v.weight.lora_{part}" for part in "ab"]
+
+
+# --- With llama.cpp ---------------------------------------------------------------
+
+
+def in_float32(name, to):
+    """The file without quantization, since llama.cpp rounds inputs of products then."""
+    read = gguf.GGUFReader(path(name))
+    writer = gguf.GGUFWriter(to, name)
+    for key, field in read.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            kind, *inner = field.types
+            writer.add_key_value(key, field.contents(), kind, *inner[-1:])
+    for tensor in read.tensors:
+        values = gguf.dequantize(tensor.data, tensor.tensor_type)
+        writer.add_tensor(tensor.name, values.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return to
+
+
+def likeliest(file, text, *adapters):
+    """Log-probabilities of five tokens that may follow, by llama.cpp."""
+    llama = pytest.importorskip("xllamacpp")
+    params = llama.CommonParams()
+    params.model.path, params.n_ctx = str(file), 64
+    params.cpuparams.n_threads, params.warmup = 1, False
+    params.lora_adapters = [llama.CommonAdapterLoraInfo(str(a), 1.0) for a in adapters]
+    answers = []
+
+    def keep(answer):
+        answers.append(answer)
+        return False
+
+    request = {"prompt": text, "max_tokens": 1, "logprobs": 5, "temperature": 0}
+    llama.Server(params).handle_completions(request, keep)
+    (choice,) = answers[0]["choices"]
+    top = choice["logprobs"]["content"][0]["top_logprobs"]
+    return {token["id"]: token["logprob"] for token in top}
+
+
+# Of the tiny Gemma 3, llama.cpp scales attention by the width of a head, and
+# transformers by 256. This is the width in all published models.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_llama_cpp_loads_what_is_written(name, tmp_path):
+    file, adapters = tmp_path / "model.gguf", tmp_path / "adapters.gguf"
+    in_float32(name, file)
+    base, adapted = weights.load(file, dtype=jnp.float32), tuned(name)
+    gguf_adapter.save(adapted, adapters)
+    text, expected = "a good day", []
+    tokens = np.array([data.load_tokenizer(file).encode(text).ids], np.int32)
+    for model, found in (
+        (base, likeliest(file, text)),
+        (adapted, likeliest(file, text, adapters)),
+    ):
+        logits = np.float64(tiny.logits(model, tokens)[0, -1])
+        expected.append(logits - np.log(np.exp(logits).sum()))
+        for i, logprob in found.items():
+            # Its keys and values are float16.
+            assert logprob == pytest.approx(expected[-1][i], abs=0.02)
+    assert np.abs(expected[1] - expected[0]).max() > 0.2

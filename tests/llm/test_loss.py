@@ -166,6 +166,9 @@ def check_steps(settings):
         ({"num_steps": 0}, "num_steps must be positive; got 0"),
         ({"smoothing": float("nan")}, "smoothing must be positive; got nan"),
         ({"seed": -1}, "seed must be 0 or more; got -1"),
+        ({"last_layers": 2, "tune": "full"}, "last_layers must be 0 unless lora or"),
+        ({"last_layers": 2, "quantize": "int4"}, "last_layers must be 0 unless lora"),
+        ({"warmup_steps": -1}, "warmup_steps must be 0 or more; got -1"),
         ({"b1": 1.0}, "b1 must be in [0, 1); got 1.0"),
     ],
 )

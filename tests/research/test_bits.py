@@ -1,9 +1,13 @@
 """What docs/research/testing.md says is equal to the bit, on the machine at hand."""
 
+import os
 import pathlib
 import platform
+import subprocess
 import sys
 
+import instruction_sets
+import numpy as np
 import pytest
 
 from examples.common import record
@@ -34,3 +38,24 @@ def test_rows_are_as_the_page_has_them():
             if row[system] == "equal":
                 name = f"{row['what']} {row['distribution']}"
                 assert compared[name] == "equal", (system, name)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86")
+def test_steps_along_signs_are_equal_with_all_instruction_sets(tmp_path):
+    """From the same values, with ZO-SGD: workers of both kinds can share a run."""
+    found = []
+    for name in ("AVX2", "SSE4_2"):
+        path = tmp_path / f"{name}.npz"
+        flags = {"XLA_FLAGS": bits.ISA + name, "JAX_PLATFORMS": "cpu"}
+        command = [sys.executable, instruction_sets.__file__, str(path)]
+        subprocess.run(command, env=os.environ | flags, check=True)
+        with np.load(path) as file:
+            found.append(dict(file))
+    equal = {name: np.array_equal(found[0][name], found[1][name]) for name in found[0]}
+    assert equal == {
+        "rademacher zo_sgd": True,
+        "orthonormal zo_sgd": False,  # Its elements ±1/√d are rounded.
+        "gaussian zo_sgd": False,
+        "rademacher radazo": False,
+    }

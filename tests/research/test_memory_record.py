@@ -41,3 +41,17 @@ def test_records_meet_the_limits(case):
             base = forward[row["platform"]]
             limit = of_forward * base[of] + of_layer * base["layer_bytes"]
             assert row[of] - base[of] - row["moments_bytes"] <= limit, row
+
+
+def test_low_rank_steps_on_gpus_meet_their_limits():
+    rows = [row for row in read(_RECORDS / "memory_gpu.json")["rows"] if "run" in row]
+    forward = {
+        (row["platform"], row["model"]): row["bytes"]
+        for row in rows
+        if row["run"] == "forward"
+    }
+    found = [row for row in rows if row["distribution"] == "low_rank"]
+    assert {row["run"] for row in found} == {"zo_sgd", "replayed"}
+    for row in found:
+        limit = 1.02 if row["run"] == "zo_sgd" else 1.06
+        assert row["bytes"] <= limit * forward[row["platform"], row["model"]], row

@@ -4,7 +4,7 @@ Examples are sorted into buckets, each padded to its own longest. Every step rea
 batch of one bucket: bucket b with a probability in proportion to its size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -13,19 +13,42 @@ from examples.apps.llm.data import Batch, examples_at
 _MULTIPLE = 8  # As sequences are padded in `data.py`.
 
 
-def buckets(batch: Batch, number: int) -> list[Batch]:
-    """Divides examples by length into at most so many buckets of similar sizes."""
-    lengths = batch.positions.max(axis=(1, 2)) + 1  # Of what is fed to the model.
+def bounds(batch: Batch, number: int) -> np.ndarray:
+    """Returns the lengths of at most so many buckets of similar sizes, ascending."""
     longest = batch.tokens.shape[-1]
-    quantiles = np.quantile(lengths, np.arange(1, number + 1) / number, method="higher")
-    ends = np.unique(np.minimum(-(-quantiles // _MULTIPLE) * _MULTIPLE, longest))
-    place = np.searchsorted(ends, lengths)
+    quantiles = np.arange(1, number + 1) / number
+    ends = np.quantile(_lengths(batch), quantiles, method="higher")
+    return np.unique(np.minimum(-(-ends // _MULTIPLE) * _MULTIPLE, longest))
+
+
+def buckets(batch: Batch, ends: np.ndarray) -> list[Batch]:
+    """Divides examples into buckets of these lengths, and one of longer examples."""
+    longest = batch.tokens.shape[-1]
+    place = np.searchsorted(ends, _lengths(batch))
     found = []
-    for i, end in enumerate(ends):
+    for i, end in enumerate([*ends, longest]):
         part = Batch(*(values[place == i] for values in batch))
         if len(part.label):
             found.append(part._replace(tokens=part.tokens[..., : int(end)]))
     return found
+
+
+def _lengths(batch: Batch) -> np.ndarray:
+    """The number of tokens of each example that are fed to the model."""
+    return batch.positions.max(axis=(1, 2)) + 1
+
+
+def chunks(batch: Batch, size: int) -> Iterator[tuple[int, Batch]]:
+    """Yields examples in order, so many at a time, and how many of them are new.
+
+    All have one shape, so that one program serves them: the last is filled up with
+    repetitions of the last example.
+    """
+    total = len(batch.label)
+    size = min(size, total)
+    for start in range(0, total, size):
+        rows = np.minimum(np.arange(start, start + size), total - 1)
+        yield min(size, total - start), Batch(*(values[rows] for values in batch))
 
 
 class Feed:

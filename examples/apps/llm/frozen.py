@@ -54,7 +54,9 @@ def split(model: LanguageModel, last: int) -> tuple[LanguageModel, LanguageModel
         value = variable[...]
         parts = value, value
         if path[0] == "layers":
-            parts = value[: number - last], value[number - last :]
+            cut = number - last
+            parts = jax.block_until_ready((value[:cut], value[cut:]))
+            value.delete()  # So that no more than a leaf is in memory twice.
         first[path], second[path] = map(variable.replace, parts)
     cuts = slice(0, number - last), slice(number - last, number)
     return tuple(
@@ -77,8 +79,8 @@ def joined(first: LanguageModel, last: LanguageModel) -> LanguageModel:
     """Returns the model whose layers `split` divided.
 
     Args:
-      first: The first part, as `split` returned it.
-      last: The last part. If it has adapters, the first layers get zeros.
+      first: The first part, as `split` returned it. It is consumed.
+      last: The last part, also consumed. The first layers get adapters of zeros.
     """
     graphdef, state = nnx.split(last)
     before = {
@@ -92,7 +94,10 @@ def joined(first: LanguageModel, last: LanguageModel) -> LanguageModel:
             base = tuple(part for part in path if part != "base")
             zeros = functools.partial(jnp.zeros, (number, *value.shape[1:]))
             rest = before[base] if base in before else zeros(value.dtype)
-            value = jnp.concatenate([rest, value])
+            whole = jax.block_until_ready(jnp.concatenate([rest, value]))
+            rest.delete()
+            value.delete()
+            value = whole
         flat[path] = variable.replace(value)
     config, total = last.config, number + last.config.num_hidden_layers
     model = nnx.merge(graphdef, nnx.from_flat_state(flat))

@@ -115,8 +115,7 @@ INT4_CASES = [
 ]
 GPU_CASES = [
     Case(size, device, *row)
-    for size in ("1.3b", "13b")
-    for device in ("h100", "rtx4090")
+    for size, device in (("1.3b", "h100"), ("13b", "h100"), ("1.3b", "rtx4090"))
     for row in FORWARD + LORA[2:] + ZO_SGD[2:] + FULL[2:] + [ADAM[0], ADAM[2]]
 ]
 
@@ -270,6 +269,11 @@ def main() -> None:
     add("--int4", action="store_true", help="models in 4 bits")
     add("--gpu", action="store_true", help="GPUs, not TPUs")
     options = parser.parse_args()
+    if options.gpu:
+        try:
+            gpus.devices(GPU_CASES[0].device)  # Before JAX looks for devices.
+        except cli.UserError as error:
+            parser.error(str(error))
     chosen = GPU_CASES if options.gpu else INT4_CASES if options.int4 else CASES
     cases = [(case._asdict(), functools.partial(measured, case)) for case in chosen]
     target = f"compiled for {'GPUs' if options.gpu else 'TPUs'}"

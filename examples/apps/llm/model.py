@@ -91,7 +91,8 @@ class LanguageModel(nnx.Module):
 
         Args:
           x: What goes into the first layer.
-          start: The position of the first of them.
+          start: The position of the first of them; of each row, int32 [B], if rows
+            differ.
           cache: Keys and values of those before it, of all layers, if start is not 0;
             see `empty_cache`.
 
@@ -107,7 +108,11 @@ class LanguageModel(nnx.Module):
                 f"tokens must be at most {longest} with the soft prompt "
                 f"(max_position_embeddings); got {x.shape[1]}."
             )
-        positions = start + jnp.arange(x.shape[1])
+        positions = jnp.arange(x.shape[1])
+        if jnp.ndim(start):
+            positions = start[:, None] + positions[None]
+        else:
+            positions = start + positions
         x, cache = self.through(self.at_positions(x, positions), positions, cache)
         return self.normalized(x), cache
 
@@ -118,7 +123,7 @@ class LanguageModel(nnx.Module):
 
         Args:
           x: Inputs of the first layer, [B, T, width].
-          positions: int32 [T].
+          positions: int32 [T], or [B, T] if rows differ.
           cache: As for `run`.
         """
         graphdef, stack = nnx.split(self.layers)
@@ -191,7 +196,7 @@ def attend(
       q: [B, T, heads, width of a head].
       k: [B, T, fewer heads, width of a head], as v.
       v: As k.
-      positions: int32 [T], of the tokens.
+      positions: int32 [T], of the tokens, or [B, T] if rows differ.
       cache: Of the layer; what is new is written to it. Without, positions start at 0.
       scale: Of the products.
       window: How many positions a token sees, its own included; all, without.
@@ -201,25 +206,40 @@ def attend(
       What was mixed, [B, T, heads · width], and the cache.
     """
     if cache is not None:
-        zero, start = jnp.int32(0), positions[0]
-        k, v = cache = Cache(
-            *(
-                lax.dynamic_update_slice(old, new, (zero, start, zero, zero))
-                for old, new in zip(cache, (k, v), strict=True)
-            )
-        )
+        write = _write_rows if positions.ndim > 1 else _write
+        start = positions[..., 0]
+        cache = Cache(write(cache.keys, k, start), write(cache.values, v, start))
+        k, v = cache
     batch, length, heads, width = q.shape
     q = q.reshape(batch, length, k.shape[2], heads // k.shape[2], width)
     products = jnp.einsum("btkgd,bskd->bkgts", q, k, preferred_element_type=jnp.float32)
     products = products * scale
     if cap is not None:
         products = cap * jnp.tanh(products / cap)
-    distance = positions[:, None] - jnp.arange(k.shape[1])[None]
+    places = jnp.arange(k.shape[1]).reshape((1,) * positions.ndim + (-1,))
+    distance = positions[..., None] - places
     seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
-    products = jnp.where(seen[None, None, None], products, -jnp.inf)
+    seen = seen.reshape(-1, 1, 1, *seen.shape[-2:])  # One row for all, or each its own.
+    products = jnp.where(seen, products, -jnp.inf)
     weights = jax.nn.softmax(products).astype(v.dtype)
     mixed = jnp.einsum("bkgts,bskd->btkgd", weights, v)
     return mixed.reshape(batch, length, heads * width), cache
+
+
+def _write(old: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
+    """`old` [B, S, heads, width] with `new` [B, T, heads, width] from a position on."""
+    zero = jnp.int32(0)
+    return lax.dynamic_update_slice(old, new, (zero, start, zero, zero))
+
+
+def _write_rows(old: jax.Array, new: jax.Array, starts: jax.Array) -> jax.Array:
+    """As `_write`, from a position of each row's own, [B]."""
+
+    def write(old: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
+        zero = jnp.int32(0)
+        return lax.dynamic_update_slice(old, new, (start, zero, zero))
+
+    return jax.vmap(write)(old, new, starts)
 
 
 def check_sizes(values: Mapping[str, Any]) -> None:

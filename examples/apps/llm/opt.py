@@ -180,7 +180,8 @@ class OPT(LanguageModel):
         return self.config.num_hidden_layers, heads, width // heads
 
     def at_positions(self, x: jax.Array, positions: jax.Array) -> jax.Array:
-        return x + self.embed_positions(positions + POSITION_OFFSET)[None]
+        positions = positions.reshape(-1, positions.shape[-1])  # Of all rows, or each.
+        return x + self.embed_positions(positions + POSITION_OFFSET)
 
     def normalized(self, x: jax.Array) -> jax.Array:
         return self.final_layer_norm(x)

@@ -64,7 +64,9 @@ def frequencies(rope: Sequence[tuple[float, ...]], width: int) -> np.ndarray:
 
 def rotated(x: jax.Array, positions: jax.Array, turns: jax.Array) -> jax.Array:
     """Heads [B, T, heads, width], each pair of coordinates turned by its angle."""
-    angles = jnp.outer(positions.astype(jnp.float32), turns)[None, :, None]
+    rows = positions.reshape(-1, positions.shape[-1])  # Of all rows, or of each.
+    angles = rows.astype(jnp.float32)[..., None] * turns[None, None]
+    angles = angles[:, :, None]
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)

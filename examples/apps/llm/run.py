@@ -24,7 +24,7 @@ from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
 from examples.apps.llm import frozen
-from examples.apps.llm.batches import Feed, buckets
+from examples.apps.llm.batches import Feed, bounds, buckets, chunks
 from examples.apps.llm.data import Batch
 from examples.apps.llm.model import LanguageModel
 from examples.apps.llm.train import Settings, State, evaluate, start, train_step
@@ -33,7 +33,8 @@ from examples.common.cli import UserError
 
 METRICS = "metrics.jsonl"
 # Settings that may change when a run is resumed: none of the steps depends on them.
-FREE = ("num_steps", "checkpoint_every")  # The first, if no schedule depends on it.
+# The first may change unless a schedule depends on it.
+FREE = ("num_steps", "checkpoint_every", "eval_every")
 
 
 class Result(NamedTuple):
@@ -56,6 +57,7 @@ def run(
     label: str = "",
     eval_first: bool = True,
     eval_examples: int | None = None,
+    frozen_folder: Path | None = None,
 ) -> Result:
     """Trains a model.
 
@@ -71,7 +73,9 @@ def run(
       label: What the progress bar says.
       eval_first: Whether to measure before the first step.
       eval_examples: The number of examples of `train` that the training loss is
-        measured on. All by default.
+        measured on, a share of each bucket. All by default.
+
+      frozen_folder: The folder for outputs of frozen layers. Several runs can share it.
 
     Raises:
       ValueError: If the batch is larger than the data, or the folder has a run and
@@ -90,32 +94,31 @@ def run(
         "data": checkpoint.checksum(_heads((train, dev))),
     }
     splits = {"train": train, "dev": dev} | ({} if test is None else {"test": test})
-    parts = {
-        name: buckets(split, settings.num_buckets) for name, split in splits.items()
-    }
-    measured = dict(parts)
-    if eval_examples is not None:
-        few = Batch(*(values[:eval_examples] for values in train))
-        measured["train"] = buckets(few, settings.num_buckets)
+    # All splits have the lengths of one, and share programs.
+    ends = bounds(train, settings.num_buckets)
+    parts = {name: buckets(split, ends) for name, split in splits.items()}
     first_layers = None
     if settings.last_layers:
         first_layers, model = frozen.split(model, settings.last_layers)
         cached = functools.partial(
             frozen.outputs,
             first_layers,
-            folder=Path(folder or tempfile.mkdtemp()) / "frozen",
+            folder=frozen_folder or Path(folder or tempfile.mkdtemp()) / "frozen",
             description=f"{base} {settings.quantize} {settings.last_layers}",
             batch_size=settings.eval_batch_size,
         )
-        parts, measured = (
-            {name: [cached(part) for part in found] for name, found in split.items()}
-            for split in (parts, measured)
-        )
+        parts = {
+            name: [cached(part) for part in found] for name, found in parts.items()
+        }
+    measured = parts
+    if eval_examples is not None:
+        share = eval_examples / len(train.label)
+        measured = parts | {"train": [_part(part, share) for part in parts["train"]]}
     feed = Feed(parts["train"], settings.seed, sizes)
     job, state = start(settings, model)
     # On a device by name, as what is restored is: both then take one program.
     job, state = jax.device_put((job, state), jax.devices()[0])
-    data, end, rows = jax.device_put(measured), settings.num_steps, []
+    data, end, rows = measured, settings.num_steps, []
     with contextlib.ExitStack() as stack:
         checkpoints = None
         if folder is not None:
@@ -188,6 +191,12 @@ def run(
     return Result(model, state, [row for row in rows if "train_loss" in row])
 
 
+def _part(batch: Batch, share: float) -> Batch:
+    """The first examples of a bucket, at least one."""
+    number = max(1, round(share * len(batch.label)))
+    return Batch(*(values[:number] for values in batch))
+
+
 @jax.jit
 def _heads(tree: Any) -> Any:
     """The first numbers of every array: they tell models and data apart."""
@@ -209,9 +218,13 @@ def _measure(
 ) -> dict[str, float]:
     """Loss and accuracy on the examples to train on, and on those held back."""
     result = {}
+    size = settings.eval_batch_size
     for name, parts in data.items():
-        size = settings.eval_batch_size
-        each = [evaluate(job, state.params, part, batch_size=size) for part in parts]
+        each = []
+        for part in parts:
+            for number, chunk in chunks(part, size):
+                found = evaluate(job, state.params, chunk, batch_size=size)
+                each.append(jax.tree.map(lambda x, n=number: x[:n], found))
         found = jax.tree.map(lambda *leaves: np.concatenate(leaves), *each)
         label = np.concatenate([part.label for part in parts])
         result |= {f"{name}_loss": found.loss()}

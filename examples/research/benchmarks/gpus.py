@@ -119,7 +119,7 @@ def devices(target: str, shape: str = "1x1x1") -> list[Any]:
     """The devices of a target, which need not exist.
 
     Args:
-      target: One of `TARGETS`.
+      target: A name in `TARGETS`.
       shape: Numbers of slices, of hosts per slice, and of GPUs per host.
 
     Raises:

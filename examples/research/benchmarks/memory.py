@@ -46,6 +46,9 @@ from examples.research.benchmarks.programs import (
 SMOOTHING = 1e-3
 LEARNING_RATE = 1e-6
 OPTIMIZERS = {"zo_sgd": zo.zo_sgd(LEARNING_RATE), "radazo": zo.radazo(LEARNING_RATE)}
+# It updates parameters in place, as a step of `solver`. Each update draws all
+# directions of its window, so only a distribution with cheap draws is measured.
+REPLAYED, REPLAYED_WITH = "replayed", ("low_rank",)
 MODELS: dict[str, dict[str, Callable[[], models.Model]]] = {
     "tpu": {
         "decoder": models.decoder,
@@ -55,6 +58,9 @@ MODELS: dict[str, dict[str, Callable[[], models.Model]]] = {
     "gpu": {
         "decoder": models.decoder,
         "grouped_query_decoder": models.grouped_query_decoder,
+        "13b_decoder": functools.partial(
+            models.decoder, num_layers=40, width=5120, num_heads=40
+        ),
     },
     "cpu": {
         "scanned": lambda: models.dense_layers(12, 1024, 64, jnp.float32, True),
@@ -85,10 +91,15 @@ def program(
     if run == "forward":
         return loss, (params, batch), ()
     key = jax.eval_shape(lambda: jax.random.key(0))
-    if run in OPTIMIZERS:
+    if run in (*OPTIMIZERS, REPLAYED):
         estimator = zo.forward_difference(
             DISTRIBUTIONS[distribution], num_directions, SMOOTHING
         )
+    if run == REPLAYED:
+        optimizer = zo.radazo(LEARNING_RATE, moments="replayed")
+        solver = zo.solver(loss, optimizer, estimator, zo.vectorized(1))
+        return solver.step, (jax.eval_shape(solver.init, params, key), batch), (0,)
+    if run in OPTIMIZERS:
         state = jax.eval_shape(OPTIMIZERS[run].init, params)
         step = step_of(loss, estimator, OPTIMIZERS[run], zo.vectorized(1))
         return step, (params, state, key, batch), (0, 1)
@@ -114,7 +125,8 @@ def measured(case: dict[str, Any]) -> dict[str, Any]:
     compiled = compiled_on(mesh, fun, args, donated, options(platform))
     memory = compiled.memory_analysis()
     # What the optimizer keeps: m and v in float32, for R-AdaZO; else next to none.
-    state = jax.tree.leaves(args[1]) if donated and platform != "cpu" else []
+    keeps = case["run"] in OPTIMIZERS and platform != "cpu"
+    state = jax.tree.leaves(args[1]) if keeps else []
     return {
         "bytes": memory.temp_size_in_bytes if platform == "cpu" else held(memory),
         # The TPU's peak counts parameters that are fetched ahead into its fast
@@ -132,7 +144,9 @@ def cases(
         rows = [("forward", "", "")]
         for distribution in DISTRIBUTIONS:
             for run in runs:
-                numbers = counts if run in OPTIMIZERS else [""]
+                if run == REPLAYED and distribution not in REPLAYED_WITH:
+                    continue
+                numbers = counts if run in (*OPTIMIZERS, REPLAYED) else [""]
                 rows += [(run, distribution, k) for k in numbers]
         for run, distribution, k in rows:
             case = {
@@ -218,7 +232,8 @@ def main() -> None:
     add("--targets", nargs="+", default=gpus.TARGETS, help="of the platform gpu")
     add("--models", nargs="+", help="all by default")
     add("--directions", type=cli.at_least_one, nargs="+", default=[1, 8])
-    add("--runs", nargs="+", default=["naive", "perturb", *OPTIMIZERS])
+    runs = ["naive", "perturb", *OPTIMIZERS]
+    add("--runs", nargs="+", choices=[*runs, REPLAYED], default=runs)
     cli.add_record(parser, resume=True, plot=True)
     args = parser.parse_args()
     names = args.models or list(MODELS[args.platform])

@@ -1,7 +1,7 @@
 """What methods evaluate through: it counts, and sees when a target is reached."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -23,12 +23,19 @@ class Oracle:
       reached: The number of the evaluation that first was at each target, counted from
         1; infinite where none was.
       gap: The lowest gap so far, as a share of that at the start. Noise is not in it.
+      outside: How many points were outside of the problem's bounds.
     """
 
-    def __init__(self, problem: Problem, budget: int, seed: int = 0):
-        self.problem, self.budget = problem, budget
-        self.count, self.gap = 0, 1.0
-        self.reached = np.full(len(TARGETS), np.inf)
+    def __init__(
+        self,
+        problem: Problem,
+        budget: int,
+        seed: int = 0,
+        targets: Sequence[float] = TARGETS,
+    ):
+        self.problem, self.budget, self.targets = problem, budget, targets
+        self.count, self.gap, self.outside = 0, 1.0, 0
+        self.reached = np.full(len(targets), np.inf)
         self._noise = np.random.default_rng(seed)
 
     @property
@@ -37,7 +44,12 @@ class Oracle:
 
     def __call__(self, points: np.ndarray) -> np.ndarray:
         """The values at points [n, d], with noise where the problem has some."""
-        return self.told(self.problem.evaluate(np.asarray(points)))
+        points = np.asarray(points)
+        if self.problem.bounds is not None:
+            lower, upper = self.problem.bounds
+            out = (points < lower) | (points > upper)
+            self.outside += int(np.any(out, axis=1).sum())
+        return self.told(self.problem.evaluate(points))
 
     def told(self, values: np.ndarray) -> np.ndarray:
         """Counts values that were evaluated elsewhere, and adds the noise."""
@@ -52,7 +64,7 @@ class Oracle:
         self.count += each * len(values)
         gaps = (np.asarray(values, np.float64) - self.problem.least) / self.problem.gap
         gaps = np.where(np.isfinite(gaps) & (numbers <= self.budget), gaps, np.inf)
-        for i, target in enumerate(TARGETS):
+        for i, target in enumerate(self.targets):
             first = numbers[gaps <= target]
             if first.size:
                 self.reached[i] = min(self.reached[i], first[0])

@@ -46,6 +46,7 @@ class Problem:
       gap: How far the start is above the least value.
       slope: The squared length of the gradient at the start.
       noise: The standard deviation of what is added to values.
+      bounds: The lower and the upper bounds, [d] each; `None` without.
     """
 
     start: np.ndarray
@@ -56,6 +57,7 @@ class Problem:
     gap: float
     slope: float
     noise: float = 0.0
+    bounds: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def dimension(self) -> int:

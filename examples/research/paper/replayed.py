@@ -2,15 +2,21 @@
 
     python examples/research/paper/replayed.py --output docs/evidence/replayed.json
 
-Both run on a classifier of handwritten digits, in minibatches of 64, at each learning
-rate of one grid. All runs of a seed share start, directions and minibatches. The final
-loss is the mean over the training set; a table has the best rate of each. `--resume`
-continues a record.
+Both run at each learning rate of one grid. All runs of a seed share start, directions
+and minibatches. A table has the best rate of each. `--resume` continues a record. The
+problems:
+
+* ``digits``: a classifier of handwritten digits, in minibatches of 64. The final loss
+  is the mean over the training set.
+* ``language``: a decoder of two layers, from a random start, on sequences whose tokens
+  follow from the last by a rule, as in `examples/apps/tpu`. The final loss is the mean
+  over 64 minibatches of 16 sequences.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +25,28 @@ import optax
 from tabulate import tabulate
 
 import radazo_jax as zo
+from examples.apps.tpu import decoder
 from examples.common import cli
 from examples.common.distributions import DISTRIBUTIONS
 from examples.common.record import array, collect, numbers
 from examples.research.paper import common, tuned
+
+
+class Problem(NamedTuple):
+    """A loss to minimize in minibatches.
+
+    Attributes:
+      init: ``init(key)``, the parameters at the start.
+      loss: ``loss(params, minibatch)``.
+      sample: ``sample(key)``, a minibatch.
+      full_loss: ``full_loss(params)``, the loss that counts at the end.
+    """
+
+    init: Callable[[jax.Array], Any]
+    loss: Callable[[Any, Any], jax.Array]
+    sample: Callable[[jax.Array], Any]
+    full_loss: Callable[[Any], jax.Array]
+
 
 NUM_DIRECTIONS = 8  # K
 SMOOTHING = 5e-3  # μ
@@ -35,11 +59,53 @@ MOMENTS: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
 }
 
 
+def language() -> Problem:
+    sizes = decoder.Sizes(
+        layers=2, width=32, heads=2, vocabulary=64, length=16, dtype="float32"
+    )
+    rule = jax.random.permutation(jax.random.key(0), sizes.vocabulary)
+
+    def sample(key: jax.Array) -> jax.Array:
+        keys = jax.random.split(key)
+        shape = (sizes.length, 16)
+        drawn = jax.random.randint(keys[0], shape, 0, sizes.vocabulary)
+        ruled = jax.random.bernoulli(keys[1], 0.9, shape)
+
+        def following(last: jax.Array, each: Any) -> tuple[jax.Array, jax.Array]:
+            other, is_ruled = each
+            token = jnp.where(is_ruled, rule[last], other)
+            return token, token
+
+        _, tokens = jax.lax.scan(following, drawn[0], (drawn, ruled))
+        return tokens.T
+
+    def loss(params: Any, tokens: jax.Array) -> jax.Array:
+        return decoder.loss_fn(params, tokens, sizes.heads)
+
+    tests = jax.vmap(sample)(jax.random.split(jax.random.key(1), 64))
+    return Problem(
+        init=lambda key: decoder.init(key, sizes),
+        loss=loss,
+        sample=sample,
+        full_loss=lambda params: jnp.mean(
+            jax.lax.map(lambda tokens: loss(params, tokens), tests)
+        ),
+    )
+
+
+def digits() -> Problem:
+    problem = tuned.digits()
+    return Problem(problem.init, problem.loss, problem.sample, problem.full_loss)
+
+
+PROBLEMS = {"digits": digits, "language": language}
+
+
 def final_losses(
-    distribution: str, moments: str, steps: int, seeds: int
+    problem_name: str, distribution: str, moments: str, steps: int, seeds: int
 ) -> dict[str, Any]:
     """The losses at the end of runs whose learning rate falls to 0."""
-    problem = tuned.digits()
+    problem = PROBLEMS[problem_name]()
     estimator = zo.forward_difference(
         DISTRIBUTIONS[distribution], NUM_DIRECTIONS, SMOOTHING
     )
@@ -65,17 +131,19 @@ def final_losses(
 
 
 def cases(
-    distributions: list[str], steps: int, seeds: int
+    problems: list[str], distributions: list[str], steps: int, seeds: int
 ) -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
-    for distribution in distributions:
-        for moments in MOMENTS:
-            case = {
-                "distribution": distribution,
-                "moments": moments,
-                "steps": steps,
-                "seeds": seeds,
-            }
-            yield case, functools.partial(final_losses, *case.values())
+    for problem, distribution, moments in itertools.product(
+        problems, distributions, MOMENTS
+    ):
+        case = {
+            "problem": problem,
+            "distribution": distribution,
+            "moments": moments,
+            "steps": steps,
+            "seeds": seeds,
+        }
+        yield case, functools.partial(final_losses, *case.values())
 
 
 def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -87,6 +155,7 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         best.append(
             {
                 "table": "best",
+                "problem": row["problem"],
                 "distribution": row["distribution"],
                 "moments": row["moments"],
                 "η": f"{row['rates'][at]:g}",
@@ -99,12 +168,13 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def main() -> None:
     parser = cli.parser(__doc__)
     add = parser.add_argument
+    add("--problems", nargs="+", choices=PROBLEMS, default=["digits"])
     add("--distributions", nargs="+", default=["low_rank", "rademacher", "sphere"])
     add("--steps", type=cli.at_least_one, default=2000)
     add("--seeds", type=cli.at_least_one, default=5)
     cli.add_record(parser, resume=True)
     args = parser.parse_args()
-    runs = cases(args.distributions, args.steps, args.seeds)
+    runs = cases(args.problems, args.distributions, args.steps, args.seeds)
     rows = collect(args.output, args.resume, runs, derived)
     found = [row for row in rows if "table" in row]
     print(tabulate(found, headers="keys", floatfmt=".4f"))

@@ -213,10 +213,11 @@ def whole(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
         return element_by_element(direction)
 
     def from_words(direction: Direction) -> jax.Array:
-        (stored,) = distribution._storage.store(
-            distribution, direction.key, direction.number, (leaf,), dimension
+        key, number = direction.key[None], direction.number[None]
+        [stored] = distribution._storage.store(
+            distribution, key, number, (leaf,), dimension
         )
-        values: jax.Array = stored.values()
+        values: jax.Array = jax.tree.map(lambda x: x[0], stored).values()
         return values
 
     # XLA's CPU backend would compute each word 32 times.

@@ -18,8 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from radazo_jax._src import targets
 from radazo_jax._src.directions.layout import Leaf
 from radazo_jax._src.numbers import counter
+from radazo_jax._src.numbers.counter import Positions
 from radazo_jax._src.trees import STATIC
 
 # Up to this many terms, a weighted sum of directions is one expression, which fuses
@@ -67,6 +69,8 @@ class LazyElements(_Elementwise):
       distribution: The distribution that draws them.
       leaf: The leaf.
       dimension: d, how many coordinates all leaves have.
+      order: The axes of the elements from the outermost in the leaf to the innermost;
+        `None` unless the elements are neighbors in the leaf.
     """
 
     key: jax.Array
@@ -75,29 +79,56 @@ class LazyElements(_Elementwise):
     distribution: Any = dataclasses.field(metadata=STATIC)
     leaf: Leaf = dataclasses.field(metadata=STATIC)
     dimension: int = dataclasses.field(metadata=STATIC)
+    order: tuple[int, ...] | None = dataclasses.field(default=None, metadata=STATIC)
 
     @property
     def marks(self) -> Marks:
         return self.indices
 
     def with_marks(self, marks: Marks) -> Self:
-        return dataclasses.replace(self, indices=marks)
+        same = all(a is b for a, b in zip(marks, self.indices, strict=True))
+        order = self.order if same else None
+        return dataclasses.replace(self, indices=marks, order=order)
 
     def values(self) -> jax.Array:
+        if self.order is None or not self.distribution._storage.packs:
+            return self._one_by_one()
+
+        # A CPU would compute a word for each of its elements, and a TPU would copy what
+        # is made of words into another order.
+        return targets.on_one_gpu(self._from_words, self._one_by_one)
+
+    def _one_by_one(self) -> jax.Array:
         leaf = self.leaf
         at = counter.positions(leaf.shape, self.indices, leaf.offset, self.dimension)
-        found = self.distribution.draw(self.key, self.number, at)
-        shape = np.shape(at.lo)
-        if (
-            not isinstance(found, jax.Array | np.ndarray)
-            or found.shape != shape
-            or not jnp.issubdtype(found.dtype, jnp.floating)
-        ):
-            raise TypeError(
-                f"draw of {self.distribution!r} must return float32 of the shape "
-                f"{shape} of the positions; got {found!r:.200}."
-            )
-        return jnp.asarray(found)
+        return draw(self.distribution, self.key, self.number, at)
+
+    def _from_words(self) -> jax.Array:
+        assert self.order is not None
+        distribution, leaf, d = self.distribution, self.leaf, self.dimension
+        indices = [index.transpose(self.order) for index in self.indices]
+        elements = distribution._storage.block(
+            distribution, self.key, self.number, leaf, d, indices
+        )
+        return elements.values().transpose(np.argsort(self.order))
+
+
+def draw(
+    distribution: Any, key: jax.Array, number: jax.Array, at: Positions
+) -> jax.Array:
+    """What a distribution draws, which may be a custom one."""
+    found = distribution.draw(key, number, at)
+    shape = np.shape(at.lo)
+    if (
+        not isinstance(found, jax.Array | np.ndarray)
+        or found.shape != shape
+        or not jnp.issubdtype(found.dtype, jnp.floating)
+    ):
+        raise TypeError(
+            f"draw of {distribution!r} must return float32 of the shape "
+            f"{shape} of the positions; got {found!r:.200}."
+        )
+    return jnp.asarray(found)
 
 
 @jax.tree_util.register_dataclass

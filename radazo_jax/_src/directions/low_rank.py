@@ -8,14 +8,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src import checks, fusion
+from radazo_jax._src import checks
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.elements import DenseElements, Elements, LowRankFactors
 from radazo_jax._src.directions.layout import Layout, Leaf, MatrixAxes
 from radazo_jax._src.directions.normal import Gaussian
-from radazo_jax._src.directions.storage import Dense
+from radazo_jax._src.directions.storage import Dense, Part, drawn_once
 from radazo_jax._src.numbers import counter, generator
-from radazo_jax._src.numbers.counter import Positions
 
 
 class LowRank(Gaussian):
@@ -74,33 +73,33 @@ class _LowRank(Dense):
             moved = leaf._replace(offset=_room(distribution, leaf))
             return super().block(distribution, key, number, moved, dimension, indices)
         a, b = (
-            generator.normal(key, at) for at in _positions(distribution, leaf, indices)
+            generator.normal(key, part.positions(dimension, _of_factor(part, indices)))
+            for part in _parts(distribution, leaf)
         )
         return _factors(distribution, a, b)
 
     def store(
         self,
         distribution: LowRank,
-        key: jax.Array,
-        number: jax.Array,
+        keys: jax.Array,
+        numbers: jax.Array,
         leaves: tuple[Leaf, ...],
         dimension: int,
     ) -> tuple[Elements, ...]:
-        # Drawn together they are one piece of code, which compiles faster.
-        at = [part for leaf in leaves for part in _positions(distribution, leaf)]
-        positions = counter.concatenate(at)
-        numbers = fusion.compute_once(generator.normal, key, positions)
-        shapes = [shape for leaf in leaves for shape in _shapes(distribution, leaf)]
-        parts = iter(counter.split(numbers, shapes))
+        parts = [part for leaf in leaves for part in _parts(distribution, leaf)]
+        # Of whatever size, because even all factors together are small.
+        together = sum(part.size for part in parts)
+        found = drawn_once(distribution.draw, keys, numbers, parts, dimension, together)
+        drawn = iter(found)
         return tuple(
-            DenseElements(next(parts))
+            DenseElements(next(drawn))
             if distribution.axes(leaf) is None
-            else _factors(distribution, next(parts), next(parts))
+            else _factors(distribution, next(drawn), next(drawn))
             for leaf in leaves
         )
 
     def size(self, distribution: LowRank, leaf: Leaf) -> int:
-        return sum(math.prod(shape) for shape in _shapes(distribution, leaf))
+        return sum(part.size for part in _parts(distribution, leaf))
 
 
 LowRank._storage = _LowRank()
@@ -115,40 +114,27 @@ def _room(distribution: LowRank, leaf: Leaf) -> int:
     return 2 * distribution.rank * leaf.offset
 
 
-def _shapes(distribution: LowRank, leaf: Leaf) -> list[tuple[int, ...]]:
-    """The shape of a leaf, or the shapes of its two factors."""
-    axes = distribution.axes(leaf)
+def _parts(distribution: LowRank, leaf: Leaf) -> list[Part]:
+    """The elements of a leaf, or its two factors."""
+    first, axes = _room(distribution, leaf), distribution.axes(leaf)
     if axes is None:
-        return [leaf.shape]
-    return [
-        (
-            *(1 if i in dropped else n for i, n in enumerate(leaf.shape)),
-            distribution.rank,
-        )
-        for dropped in (axes.columns, axes.rows)
-    ]
+        return [Part(leaf.shape, first)]
+
+    def without(dropped: Sequence[int]) -> tuple[int, ...]:
+        kept = (1 if i in dropped else n for i, n in enumerate(leaf.shape))
+        return (*kept, distribution.rank)
+
+    a = Part(without(axes.columns), first)
+    return [a, Part(without(axes.rows), first + a.size)]
 
 
-def _positions(
-    distribution: LowRank, leaf: Leaf, indices: Sequence[jax.Array] | None = None
-) -> list[Positions]:
-    """The positions of the elements of a leaf, or of its two factors.
+def _of_factor(factor: Part, indices: Sequence[jax.Array]) -> list[jax.Array]:
+    """The indices of a block in a factor, which has an additional axis, the rank.
 
-    Indices choose a block, by default the whole leaf. Along an axis of size 1, a factor
-    has the index 0 for all of them.
+    Along an axis of size 1, a factor has the index 0 for all of the block.
     """
-    at, offset = [], _room(distribution, leaf)
-    for shape in _shapes(distribution, leaf):
-        chosen = None if indices is None else _of_factor(shape, indices)
-        at.append(counter.positions(shape, chosen, offset))
-        offset += math.prod(shape)
-    return at
-
-
-def _of_factor(shape: tuple[int, ...], indices: Sequence[jax.Array]) -> list[jax.Array]:
-    """The indices of a block in a factor, which has an additional axis, the rank."""
-    *sizes, rank = shape
-    ones = (1,) * len(shape)
+    *sizes, rank = factor.shape
+    ones = (1,) * len(factor.shape)
     along = [
         jnp.zeros(ones, jnp.uint32) if size == 1 else index[..., None]
         for size, index in zip(sizes, indices, strict=True)

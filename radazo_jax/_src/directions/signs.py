@@ -14,7 +14,7 @@ from radazo_jax._src import fusion
 from radazo_jax._src.directions.distribution import Distribution, UnitNorm
 from radazo_jax._src.directions.elements import Elements, PackedSigns, sign
 from radazo_jax._src.directions.layout import Leaf
-from radazo_jax._src.directions.storage import Dense
+from radazo_jax._src.directions.storage import Dense, Part, drawn_once
 from radazo_jax._src.numbers import counter, generator
 from radazo_jax._src.numbers.counter import Counter, Positions
 
@@ -74,34 +74,38 @@ class _Packed(Dense):
     def store(
         self,
         distribution: _Signed,
-        key: jax.Array,
-        number: jax.Array,
+        keys: jax.Array,
+        numbers: jax.Array,
         leaves: tuple[Leaf, ...],
         dimension: int,
     ) -> tuple[Elements, ...]:
-        def draw(key: jax.Array, number: jax.Array) -> list[jax.Array]:
-            return [_words(distribution, key, number, x, dimension) for x in leaves]
+        def draw(key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
+            return distribution._word(key, number, Counter(at.hi, at.lo), dimension)
 
-        words = fusion.compute_once(draw, key, number)
+        words = drawn_once(draw, keys, numbers, list(map(_words, leaves)), dimension)
         magnitude = distribution._magnitude(dimension)
-        pairs = zip(words, leaves, strict=True)
-        return tuple(PackedSigns(word, leaf.shape, magnitude) for word, leaf in pairs)
+        return tuple(
+            PackedSigns(_from_first(drawn, leaf), leaf.shape, magnitude)
+            for drawn, leaf in zip(words, leaves, strict=True)
+        )
 
 
 _Signed._storage = _Packed()
 
 
-def _words(
-    distribution: _Signed, key: jax.Array, number: jax.Array, leaf: Leaf, dimension: int
-) -> jax.Array:
-    """The words of a leaf, whose first element may lie in the middle of a drawn one."""
+def _words(leaf: Leaf) -> Part:
+    """The words in which the signs of a leaf lie."""
     first, start = divmod(leaf.offset, 32)
-    num_words = -(-leaf.size // 32)
-    at = counter.positions((num_words + (start > 0),), offset=first)
-    words = distribution._word(key, number, Counter(at.hi, at.lo), dimension)
+    return Part((-(-leaf.size // 32) + (start > 0),), first)
+
+
+def _from_first(words: jax.Array, leaf: Leaf) -> jax.Array:
+    """The words of a leaf, [K, n], of which the first starts with its first sign."""
+    start = leaf.offset % 32
     if start == 0:
         return words
-    return (words[:-1] >> np.uint32(start)) | (words[1:] << np.uint32(32 - start))
+    low, high = words[:, :-1], words[:, 1:]
+    return (low >> np.uint32(start)) | (high << np.uint32(32 - start))
 
 
 def _words_from(

@@ -12,7 +12,7 @@ from jax import lax
 from radazo_jax._src.directions import distribution as distribution_module
 from radazo_jax._src.directions import norm
 from radazo_jax._src.directions.distribution import Direction, Distribution
-from radazo_jax._src.directions.elements import Elements
+from radazo_jax._src.directions.elements import LazyElements
 from radazo_jax._src.directions.layout import Layout, Leaf
 from radazo_jax._src.meshes import on_any_mesh, specs_of
 from radazo_jax._src.numbers import generator
@@ -110,25 +110,66 @@ def _sums(
     if few or (in_a_loop and stored <= layout.dimension):
         return _sums(coefficients, _keep(directions, layout), layout)
 
-    def term(k: Any, leaf: Leaf) -> jax.Array:
-        direction = jax.tree.map(lambda x: x[k], directions)
-        if size == 1:
-            u = distribution_module.whole(direction, leaf, layout.dimension)
-        else:
-            # Element by element: of words of random signs, the CPU would hold all K.
-            u = distribution_module.lazy(direction, leaf, layout.dimension).values()
-        return coefficients[k] * (direction.scale * u)
-
     def of_leaf(leaf: Leaf) -> jax.Array:
-        def add(k: Any, gradient: jax.Array) -> jax.Array:
-            return gradient + term(k, leaf)
-
-        if in_a_loop:
-            # A loop for each: an optimizer may have used one before the next is made.
-            return lax.fori_loop(1, size, add, term(0, leaf))
-        return functools.reduce(lambda g, k: add(k, g), range(1, size), term(0, leaf))
+        if size == 1:
+            direction = jax.tree.map(lambda x: x[0], directions)
+            u = distribution_module.whole(direction, leaf, layout.dimension)
+            return coefficients[0] * (direction.scale * u)
+        at_once, in_turn = (
+            functools.partial(way, leaf=leaf, dimension=layout.dimension)
+            for way in (_sum_at_once, _sum_in_turn)
+        )
+        return lax.platform_dependent(
+            coefficients, directions, cuda=at_once, rocm=at_once, default=in_turn
+        )
 
     return [of_leaf(leaf) for leaf in layout.leaves]
+
+
+def _sum_at_once(
+    coefficients: jax.Array, directions: Direction, leaf: Leaf, dimension: int
+) -> jax.Array:
+    """The weighted sum on one leaf, as the sum over an axis of size K.
+
+    XLA's GPU backend makes it a loop within the kernel that consumes the sum, so that
+    nothing is stored, and compiles the draw once. Its CPU backend would store all K,
+    and its TPU backend takes several times as long to compile as for separate terms.
+    """
+
+    def term(coefficient: jax.Array, direction: Direction) -> jax.Array:
+        return coefficient * _one_by_one(direction, leaf, dimension)
+
+    return jnp.sum(jax.vmap(term)(coefficients, directions), axis=0)
+
+
+def _sum_in_turn(
+    coefficients: jax.Array, directions: Direction, leaf: Leaf, dimension: int
+) -> jax.Array:
+    """The weighted sum on one leaf, as an expression of K terms or as a loop."""
+    size = len(coefficients)
+
+    def term(k: Any) -> jax.Array:
+        direction = jax.tree.map(lambda x: x[k], directions)
+        return coefficients[k] * _one_by_one(direction, leaf, dimension)
+
+    def add(k: Any, gradient: jax.Array) -> jax.Array:
+        return gradient + term(k)
+
+    if size > _MAX_UNROLLED:
+        # A loop for each: an optimizer may have used one before the next is made.
+        return lax.fori_loop(1, size, add, term(0))
+    return functools.reduce(lambda g, k: add(k, g), range(1, size), term(0))
+
+
+def _one_by_one(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
+    """The elements of a leaf, scaled, of which none shares a word with its neighbors.
+
+    The words of all K directions would be stored.
+    """
+    u = distribution_module.lazy(direction, leaf, dimension)
+    if isinstance(u, LazyElements):
+        u = dataclasses.replace(u, order=None)
+    return direction.scale * u.values()
 
 
 def _stored(directions: Direction, layout: Layout) -> tuple[int, bool]:
@@ -141,15 +182,14 @@ def _stored(directions: Direction, layout: Layout) -> tuple[int, bool]:
 
 def _keep(directions: Direction, layout: Layout) -> Direction:
     """The same directions with their elements, each number drawn once."""
-    distribution = directions.distribution
-
-    def store(key: jax.Array, number: jax.Array) -> tuple[Elements, ...]:
-        return distribution._storage.store(
-            distribution, key, number, layout.leaves, layout.dimension
-        )
-
-    stored = jax.vmap(store)(directions.key, directions.number)
-    scale = directions.scale
+    distribution, scale = directions.distribution, directions.scale
+    stored = distribution._storage.store(
+        distribution,
+        directions.key,
+        directions.number,
+        layout.leaves,
+        layout.dimension,
+    )
     if distribution.normalized:
         # The norm of what is stored, so that nothing is drawn twice.
         scale = jax.vmap(functools.partial(norm.inverse_norm_of, distribution))(stored)

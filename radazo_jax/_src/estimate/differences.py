@@ -216,7 +216,7 @@ def check_differences(distribution: Any, num_directions: Any, smoothing: Any) ->
 
 def mean_of_finite(values: jax.Array) -> jax.Array:
     """The mean of the values that are finite; NaN without any."""
-    return jnp.nanmean(jnp.where(jnp.isfinite(values), values, jnp.nan))
+    return jnp.mean(values, where=jnp.isfinite(values))
 
 
 class Differences(NamedTuple):

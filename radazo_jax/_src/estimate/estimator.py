@@ -131,7 +131,7 @@ def values_at(
 ) -> tuple[Values, Any]:
     """The values at the points, rounded as values from elsewhere are, and aux."""
     values, aux = evaluator.evaluate(fun, params, points, has_aux)
-    return jax.tree.map(fusion.rounded, values), aux
+    return points.split(fusion.rounded(points.join(values))), aux
 
 
 def reduced(
@@ -166,6 +166,7 @@ def extra_args(
     estimate: Estimate,
     gradient: optax.Updates,
     value_fn: Callable[[optax.Params], Any] | None,
+    bounds: Any = None,
 ) -> dict[str, Any]:
     """The extra arguments that Optax transformations get with a gradient."""
     args = {
@@ -175,6 +176,8 @@ def extra_args(
         "combination": estimate.gradient,
         **estimate.extra_args,
     }
+    if bounds is not None:
+        args["bounds"] = bounds
     if value_fn is None:
         return args | {"value_fn": None}
     return args | {"value_fn": _taking_all(value_fn, args)}
@@ -210,5 +213,5 @@ def check_estimator(estimator: Any) -> None:
     if not isinstance(estimator, GradientEstimator):
         raise TypeError(
             "estimator must be a GradientEstimator such as forward_difference(); got "
-            f"{estimator!r}.{checks.see('api/estimators')}"
+            f"{estimator!r}.{checks.refer_to('api/estimators')}"
         )

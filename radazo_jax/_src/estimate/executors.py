@@ -134,6 +134,44 @@ def distinct(evaluate: Evaluate) -> Evaluate:
     return once
 
 
+def in_two_parts(
+    evaluate: Evaluate, candidates: Any, n: int, needs_all: Callable[[float], bool]
+) -> Outcome | None:
+    """Evaluates the first point, and the others if its value needs them.
+
+    Args:
+      evaluate: Evaluates points.
+      candidates: The points.
+      n: The number of points.
+      needs_all: Whether the others are needed, given the first value.
+
+    Returns:
+      The outcome of all points, or of the first one.
+    """
+    first = evaluate(jax.tree.map(lambda x: x[:1], candidates), 1)
+    if first is None or not needs_all(first.values[0]):
+        return first
+    # What is the same as the first is not evaluated again.
+    leaves = jax.tree.leaves(candidates)
+    others = [
+        i
+        for i in range(1, n)
+        if any(leaf[i].tobytes() != leaf[0].tobytes() for leaf in leaves)
+    ]
+    rest = evaluate(jax.tree.map(lambda x: x[others], candidates), len(others))
+    if rest is None:
+        return None
+    places = np.zeros(n, int)
+    places[others] = 1 + np.arange(len(others))
+    found = [first.failures.get(0)] + [rest.failures.get(i) for i in range(len(others))]
+    infos = [*first.infos, *rest.infos]
+    return Outcome(
+        np.concatenate([first.values, rest.values])[places],
+        [infos[place] for place in places],
+        {i: text for i, place in enumerate(places) if (text := found[place])},
+    )
+
+
 class _Failed(NamedTuple):
     """A point that gave no result."""
 

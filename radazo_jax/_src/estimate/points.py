@@ -37,12 +37,15 @@ class Draw(NamedTuple):
       step: Number of the step in the run, from 0: int32, shape ().
       fun: The function of the parameters that will be evaluated, if JAX can trace it.
         `low_rank` learns from it which axes of a leaf form a matrix.
+      bounds: The lower and the upper bounds of the run, trees like the parameters, if
+        it has some.
     """
 
     key: jax.Array
     run_key: jax.Array
     step: jax.typing.ArrayLike = 0
     fun: Callable[[optax.Params], Any] | None = None
+    bounds: tuple[Any, Any] | None = None
 
     @classmethod
     def once(cls, key: jax.typing.ArrayLike) -> "Draw":

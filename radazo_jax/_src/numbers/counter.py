@@ -140,16 +140,24 @@ def shift_left(word: jax.Array, distance: int) -> Counter:
     return Counter(hi, word << np.uint32(distance))
 
 
-def concatenate(parts: Sequence[Positions]) -> Counter:
-    """All positions as one, [n], to be drawn together; `split` takes them apart."""
-    return Counter(
+def concatenate(parts: Sequence[Positions]) -> Positions:
+    """All positions as one, to be drawn together; `split` takes them apart.
+
+    A part that is alone keeps its shape. Several become one axis.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    return Positions(
         jnp.concatenate([jnp.ravel(part.hi) for part in parts]),
         jnp.concatenate([jnp.ravel(part.lo) for part in parts]),
+        parts[0].dimension,
     )
 
 
 def split(drawn: jax.Array, shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
     """Splits a draw into parts of these shapes."""
+    if len(shapes) == 1:
+        return [drawn]
     ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
     parts = jnp.split(drawn, ends)
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]

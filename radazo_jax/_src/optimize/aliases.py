@@ -14,6 +14,7 @@ from radazo_jax._src import checks
 from radazo_jax._src.optimize import transforms
 from radazo_jax._src.optimize.in_place import chain_in_place
 from radazo_jax._src.optimize.parabola import scale_by_parabolic_step
+from radazo_jax._src.optimize.quasi_newton import scale_by_bfgs, scale_by_trial_step
 from radazo_jax._src.optimize.replayed import (
     scale_by_replayed_radazo,
     scale_by_replayed_zo_adamm,
@@ -372,6 +373,40 @@ def zo_signsgd(
       Liu et al., signSGD via Zeroth-Order Oracle, ICLR 2019.
     """
     return optax.with_extra_args_support(optax.sign_sgd(learning_rate))
+
+
+def bfgs() -> GradientTransformationExtraArgs:
+    """The BFGS method without a learning rate, for few parameters.
+
+    The direction is −H gₜ with the inverse Hessian H of `scale_by_bfgs`; its step is
+    found from values, as in `scale_by_trial_step`. It needs the whole gradient, such as
+    that of `full_difference`. The default method for few parameters combines the two.
+    On noisy losses and for many parameters, use `parabolic_sgd`.
+
+    Returns:
+      The optimizer, an `optax.GradientTransformationExtraArgs`. Its update needs the
+      extra arguments of its parts, which `minimize` passes.
+
+    Examples:
+      >>> import numpy as np
+      >>> import radazo_jax as zo
+      >>> def rosenbrock(x):
+      ...     return (1 - x[0]) ** 2 + 100 * (x[1] - x[0] ** 2) ** 2
+      >>> result = zo.minimize_black_box(
+      ...     rosenbrock,
+      ...     np.array([-1.2, 1.0]),
+      ...     zo.bfgs(),
+      ...     zo.full_difference(),
+      ...     max_evaluations=200,
+      ...     progress=False,
+      ... )
+      >>> bool(result.best.value < 1e-6)
+      True
+
+    References:
+      Nocedal & Wright, Numerical Optimization, 2006, algorithm 6.1.
+    """
+    return optax.chain(scale_by_bfgs(), optax.scale(-1.0), scale_by_trial_step())
 
 
 def parabolic_sgd(

@@ -12,7 +12,7 @@ import optax
 from radazo_jax._src import shown, trees
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.points import candidates
-from radazo_jax._src.optimize import box, history, step
+from radazo_jax._src.optimize import box, history, revert, step
 from radazo_jax._src.optimize.box import Bounds
 from radazo_jax._src.optimize.step import Run, SolverState
 
@@ -37,6 +37,17 @@ class AskTellState(NamedTuple):
         """The parameters."""
         return self.run.params
 
+    @property
+    def limit(self) -> float:
+        """The value at the first candidate that makes the other values unnecessary.
+
+        If the first value is not below it, `tell` takes that value alone, `[value]`.
+        It is infinite if the step needs all values, as it is with most optimizers.
+        """
+        with trees.precision_of(self.run.params):
+            limit = revert.limit(self.run.optimizer_state)
+        return np.inf if limit is None else float(limit)
+
 
 class AskTell(NamedTuple):
     """Pure functions that take steps on values from elsewhere.
@@ -47,8 +58,9 @@ class AskTell(NamedTuple):
         arrays with one additional axis, the first, of size n. Until the values are
         told, another call returns the same candidates.
       tell: `tell(state, values) -> state`; the values at the candidates, [n], NaN for
-        candidates that failed. An estimator such as `evolution_strategy` also takes
-        several values for each candidate, [n, G].
+        candidates that failed. If the first is not below `state.limit`, it is enough.
+        An estimator such as `evolution_strategy` also takes several values for each
+        candidate, [n, G].
     """
 
     init: Callable[..., AskTellState]
@@ -103,11 +115,13 @@ def ask_tell(
 
     def init(params: optax.Params, key: jax.typing.ArrayLike) -> AskTellState:
         run = static.merge(arrays)
-        return AskTellState(step.start(run, params, key), np.zeros((), bool))
+        with trees.precision_of(params):
+            return AskTellState(step.start(run, params, key), np.zeros((), bool))
 
     def ask(state: AskTellState) -> tuple[Any, AskTellState]:
         _check_state(state)
-        asked = candidates_of(state.run, arrays, static=static)
+        with trees.precision_of(state.run.params):
+            asked = candidates_of(state.run, arrays, static=static)
         return as_numpy(asked), state._replace(asked=np.ones((), bool))
 
     def tell(state: AskTellState, values: Any) -> AskTellState:
@@ -119,7 +133,12 @@ def ask_tell(
             )
         step.check_room(state.run.step)
         values = as_values(values, state.run.params)
-        run, *_ = _kept_tell(state.run, values, arrays, static=static)
+        if np.shape(values) == (1,) and not values[0] < state.limit:
+            run = static.merge(arrays)
+            with trees.precision_of(state.run.params):
+                values = padded(values, step.num_points(run, state.run))
+        with trees.precision_of(state.run.params):
+            run, *_ = _kept_tell(state.run, values, arrays, static=static)
         return AskTellState(run, np.zeros((), bool))
 
     return AskTell(init, ask, tell)
@@ -166,6 +185,32 @@ def _traced_loss(run: Run, state: SolverState) -> Callable[[Any], Any] | None:
 
 _kept_tell = jax.jit(_tell, static_argnames="static")
 tell_in_place = jax.jit(_tell, static_argnames="static", donate_argnames="state")
+
+
+def teller(
+    state: SolverState, arrays: list[Any], static: trees.Static
+) -> Callable[[SolverState, Any], tuple[SolverState, jax.Array, jax.Array]]:
+    """`tell_in_place` of a run, which also takes the value at θ alone.
+
+    Args:
+      state: A state of the run.
+      arrays: The arrays of the run.
+      static: The run without them.
+    """
+    size = step.num_points(static.merge(arrays), state)
+
+    def tell(
+        state: SolverState, values: Any
+    ) -> tuple[SolverState, jax.Array, jax.Array]:
+        return tell_in_place(state, padded(values, size), arrays, static=static)
+
+    return tell
+
+
+def padded(values: np.ndarray, size: int) -> np.ndarray:
+    """A single value, at θ, followed by NaN for the points that were not evaluated."""
+    missing = size - 1 if len(values) == 1 else 0
+    return np.pad(values, (0, missing), constant_values=np.nan)
 
 
 def checksum(params: optax.Params) -> jax.Array:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NamedTuple
 
 import jax
@@ -11,8 +11,8 @@ import optax
 
 from radazo_jax._src import checks, shown, trees
 from radazo_jax._src.estimate.estimator import GradientEstimator
-from radazo_jax._src.estimate.executors import Outcome, distinct, outside
-from radazo_jax._src.optimize import ask_tell, host, step
+from radazo_jax._src.estimate.executors import Outcome, distinct, in_two_parts, outside
+from radazo_jax._src.optimize import ask_tell, host, revert, step
 from radazo_jax._src.optimize.box import Bounds
 from radazo_jax._src.optimize.budgets import Budget
 from radazo_jax._src.optimize.console import interruptible, progress_bar
@@ -116,8 +116,9 @@ def minimize_black_box(
         a copy of the point, so `fun` may write to it. A point that a step has twice is
         evaluated once. An estimator such as `evolution_strategy` also takes several
         numbers for a point, such as one for each prompt: an array of shape [G].
-      params: The starting point, a tree of floating-point arrays. Those of float64
-        become float32, with a warning, unless JAX has 64 bits enabled.
+      params: The starting point, a tree of floating-point arrays. NumPy's float64 is
+        kept, also if JAX has 64 bits disabled: `fun` and `callback` are called under
+        the caller's setting.
       optimizer: As in `minimize`; it gets no `value_fn`. Calls with the same
         `optimizer` and `estimator` objects compile once.
       estimator: As in `minimize`; it says where the function is evaluated.
@@ -125,8 +126,9 @@ def minimize_black_box(
         default 1000; if another budget is given, at most 2³¹ − 2 for the whole run.
       key: The key of the whole run; it is consumed. The run is that of `minimize`.
       max_evaluations: The most evaluations in this call; with a journal, in the whole
-        run. The run ends before the step that would exceed it. Counted are the points,
-        as in `num_evaluations`; a retry is not counted.
+        run. The run ends before the step that could exceed it. Counted are the points,
+        as in `num_evaluations`; a retry is not counted, and neither is a point that
+        was not evaluated.
       max_seconds: The most seconds from the start of this call. The run ends after the
         first step that ends later. Not for runs of several processes.
       target: A finite number. The run ends after the first step after which
@@ -135,7 +137,9 @@ def minimize_black_box(
         `best.value`, in this call; with a journal, in the whole run.
       executor: A `concurrent.futures.Executor` on which the points of a step are
         evaluated, or a function without arguments that makes one, which is called
-        again where workers died. `None` evaluates them in turn.
+        again where workers died. `None` evaluates them in turn. If the value at θ
+        reverts the latest step, as one of `bfgs` may, the other points of the step are
+        then not evaluated; the steps are the same.
       batched: Whether `fun` takes all n points of a step at once, a tree of arrays
         with one axis more, the first, and returns n values, or a pair of these and n
         other objects; n is the same in all steps.
@@ -207,23 +211,28 @@ def minimize_black_box(
         raise ValueError(
             "state must be None with a journal, which says where to go on; got a state."
         )
-    run = Run(None, None, optimizer, estimator, bounds=bounds)
-    if state is None:
-        state = step.start(run, params, key)
-    step.check_known(state)
-    watch = budget.watch(run, state, trees.widest(state.params))
-    # Steps work in place on their state, so the caller keeps a copy of the first.
-    state = resumed(jax.tree.map(jax.numpy.copy, state))
-    arrays, static = trees.partition(run)
-    ask = functools.partial(ask_tell.candidates_of, arrays=arrays, static=static)
-    tell = functools.partial(ask_tell.tell_in_place, arrays=arrays, static=static)
-    seen = _Seen(state, ask)
-
     with ExitStack() as stack:
+        # That of the caller is for what the caller wrote.
+        of_caller = functools.partial(jax.enable_x64, trees.has_x64())
+        stack.enter_context(trees.precision_of(initial))
+        run = Run(None, None, optimizer, estimator, bounds=bounds)
+        if state is None:
+            state = step.start(run, params, key)
+        step.check_known(state)
+        in_turn = executor is None and not batched
+        in_parts = in_turn and revert.limit(state.optimizer_state) is not None
+        watch = budget.watch(run, state, trees.widest(state.params), in_parts)
+        # Steps work in place on their state, so the caller keeps a copy of the first.
+        state = resumed(jax.tree.map(jax.numpy.copy, state))
+        arrays, static = trees.partition(run)
+        ask = functools.partial(ask_tell.candidates_of, arrays=arrays, static=static)
+        tell = ask_tell.teller(state, arrays, static)
+        seen = _Seen(state, ask)
+
         interrupted = stack.enter_context(interruptible())
         evaluate_points = stack.enter_context(
             outside(
-                fun,
+                _called_in(of_caller, fun) if in_turn else fun,
                 executor,
                 batched=batched,
                 vector_valued=step.abstract_points(run, state).vector_valued,
@@ -235,13 +244,11 @@ def minimize_black_box(
         if not batched:  # A batch stays as large: `fun` may be compiled for it.
             evaluate_points = distinct(evaluate_points)
         state, steps, write = stack.enter_context(
-            host.journaled(
-                path, fun, state, estimator, tell, watch.num_steps, seen.rebuild
-            )
+            host.journaled(path, fun, state, estimator, tell, watch, seen.rebuild)
         )
         report = stack.enter_context(progress_bar(progress, len(steps), watch.total))
         for done in steps:
-            watch.saw(done.record.lowest)
+            watch.saw(done.record.lowest, len(done.record.values))
 
         # Asked for as soon as a step is told, so that they are computed meanwhile.
         following = [ask(state)]
@@ -256,10 +263,14 @@ def minimize_black_box(
         def evaluate(state: SolverState) -> Values | None:
             candidates = ask_tell.as_numpy(following.pop())
             n = len(jax.tree.leaves(candidates)[0])
-            outcome = evaluate_points(candidates, n)
+            if in_parts:
+                needs = functools.partial(_needs_all, state)
+                outcome = in_two_parts(evaluate_points, candidates, n, needs)
+            else:
+                outcome = evaluate_points(candidates, n)
             if outcome is None:
                 return None
-            seen.evaluated(int(state.step), candidates, outcome)
+            seen.evaluated(candidates, outcome)
             failures = [outcome.failures[i] for i in sorted(outcome.failures)]
             values = ask_tell.as_values(outcome.values, state.params)
             beyond = outcome.values[np.isinf(values) & np.isfinite(outcome.values)]
@@ -268,11 +279,14 @@ def minimize_black_box(
 
         def after(state: SolverState, done: Done) -> Any:
             steps.append(done)
-            watch.saw(done.record.lowest)
+            watch.saw(done.record.lowest, len(done.record.values))
             rate = len(done.record.values) / max(done.record.seconds, 1e-9)
             figures = {"best": f"{seen.best.value:.6g}", "evaluations/s": f"{rate:.3g}"}
             report(1, figures | failure_counts(state))
-            return callback is not None and callback(state, done.record.values)
+            if callback is None:
+                return False
+            with of_caller():
+                return callback(state, done.record.values)
 
         state, stopped = host.run(
             state,
@@ -291,6 +305,25 @@ def minimize_black_box(
     )
 
 
+def _called_in(
+    context: Callable[[], AbstractContextManager[Any]], fun: Callable[[Any], Any]
+) -> Callable[[Any], Any]:
+    """The function, called in a context."""
+
+    def call(params: Any) -> Any:
+        with context():
+            return fun(params)
+
+    return call
+
+
+def _needs_all(state: SolverState, first: float) -> bool:
+    """Whether a step needs more values than the one at the parameters."""
+    limit = revert.limit(state.optimizer_state)
+    value = ask_tell.as_values([first], state.params)[0]
+    return limit is None or bool(np.isinf(limit) | (value < np.asarray(limit)))
+
+
 class _Seen:
     """The best of the points so far, and their number."""
 
@@ -299,19 +332,17 @@ class _Seen:
         self.count = 0
         self._ask = ask
 
-    def evaluated(
-        self, number: int, candidates: optax.Params, outcome: Outcome
-    ) -> None:
+    def evaluated(self, candidates: optax.Params, outcome: Outcome) -> None:
         """Looks at the points of a step."""
-        n = len(outcome.values)
-        self.count += n
+        before = self.count
+        self.count += len(outcome.values)
         values = of_points(outcome.values)
         values = np.where(np.isfinite(values), values, np.inf)
         i = int(np.argmin(values))
         if values[i] < self.best.value:
             point = jax.tree.map(lambda x: x[i].copy(), candidates)
             info = outcome.infos[i]
-            self.best = Best(point, float(values[i]), number * n + i, info)
+            self.best = Best(point, float(values[i]), before + i, info)
 
     def rebuild(self, records: Sequence[Record]) -> Callable[[SolverState], None]:
         """Finds the best in a journal: its point is asked for at its step."""
@@ -322,7 +353,7 @@ class _Seen:
             if record.step == best:
                 infos = [None] * len(record.values)
                 outcome = Outcome(record.values.astype(np.float64), infos, {})
-                self.evaluated(best, ask_tell.as_numpy(self._ask(state)), outcome)
+                self.evaluated(ask_tell.as_numpy(self._ask(state)), outcome)
             else:
                 self.count += len(record.values)
 

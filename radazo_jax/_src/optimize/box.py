@@ -15,8 +15,14 @@ def project(bounds: Bounds | None, params: optax.Params) -> optax.Params:
     """The closest parameters within the bounds."""
     if bounds is None:
         return params
-    lower, upper = (_like(bound, params) for bound in bounds)
+    lower, upper = as_trees(bounds, params)
     return optax.projections.projection_box(params, lower, upper)
+
+
+def as_trees(bounds: Bounds, params: optax.Params) -> Bounds:
+    """The bounds as trees of arrays like the parameters."""
+    lower, upper = (_like(bound, params) for bound in bounds)
+    return lower, upper
 
 
 def check_bounds(bounds: Any, params: optax.Params) -> None:
@@ -29,7 +35,7 @@ def check_bounds(bounds: Any, params: optax.Params) -> None:
     try:
         # Bounds are known, even if the parameters are traced.
         with jax.ensure_compile_time_eval():
-            lower, upper = (_like(bound, params) for bound in bounds)
+            lower, upper = as_trees(bounds, params)
     except (TypeError, ValueError) as error:
         raise ValueError(
             "bounds must be a pair (lower, upper) of numbers, or of trees like params; "

@@ -1,6 +1,7 @@
 """Budgets and stopping rules of runs."""
 
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -99,7 +100,11 @@ class Budget(NamedTuple):
         return given
 
     def watch(
-        self, run: Run, state: SolverState, dtype: jax.typing.DTypeLike
+        self,
+        run: Run,
+        state: SolverState,
+        dtype: jax.typing.DTypeLike,
+        varies: bool = False,
     ) -> "Watch":
         """Starts to watch a run.
 
@@ -107,20 +112,24 @@ class Budget(NamedTuple):
           run: The run.
           state: The state before the first step.
           dtype: The dtype of the values that are compared.
+          varies: Whether a step may need fewer evaluations than it has points.
 
         Raises:
           ValueError: If `num_steps` is too large, or `max_evaluations` too small.
         """
         size = 1 if self.max_evaluations is None else step.num_points(run, state)
-        return self.watch_points(size, state.step, dtype)
+        return self.watch_points(size, state.step, dtype, varies)
 
-    def watch_points(self, size: int, done: Any, dtype: Any) -> "Watch":
+    def watch_points(
+        self, size: int, done: Any, dtype: Any, varies: bool = False
+    ) -> "Watch":
         """Starts to watch a run of which only these numbers are known.
 
         Args:
           size: The number of points of a step.
           done: The number of steps before the first.
           dtype: The dtype of the values that are compared.
+          varies: As in `watch`.
 
         Raises:
           ValueError: As in `watch`.
@@ -136,7 +145,7 @@ class Budget(NamedTuple):
                     f"{self.max_evaluations}. Give a larger number, or an estimator "
                     "with fewer directions."
                 )
-            if self.max_evaluations // size < steps:
+            if not varies and self.max_evaluations // size < steps:
                 steps, reason = self.max_evaluations // size, "max_evaluations"
         with np.errstate(over="ignore"):
             target = np.array(
@@ -144,7 +153,15 @@ class Budget(NamedTuple):
             )
         patience = min(self.patience or step.MOST_STEPS, step.MOST_STEPS)
         limits = Limits(target, np.array(patience, np.int32))
-        return Watch(steps, reason, self.max_seconds, limits, Progress.none(dtype))
+        return Watch(
+            steps,
+            reason,
+            self.max_seconds,
+            limits,
+            Progress.none(dtype),
+            size,
+            self.max_evaluations if varies else None,
+        )
 
 
 class Watch:
@@ -155,6 +172,7 @@ class Watch:
       limits: Limits of the progress.
       progress: The progress so far.
       steps: Number of steps so far.
+      evaluations: Number of evaluations so far.
     """
 
     def __init__(
@@ -164,12 +182,16 @@ class Watch:
         max_seconds: float | None,
         limits: Limits,
         progress: Progress,
+        size: int,
+        max_evaluations: int | None,
     ):
         self.num_steps = num_steps
         self.limits = limits
         self.progress = progress
-        self.steps = 0
+        self.steps = self.evaluations = 0
         self._reason = reason
+        self._size = size
+        self._most = np.inf if max_evaluations is None else max_evaluations
         self._max_seconds = np.inf if max_seconds is None else float(max_seconds)
         self._start = time.perf_counter()
 
@@ -182,9 +204,16 @@ class Watch:
         """Returns the seconds that are left."""
         return self._max_seconds - (time.perf_counter() - self._start)
 
-    def saw(self, value: Any) -> None:
-        """Counts a step with this value."""
+    def saw(self, value: Any, evaluations: int) -> None:
+        """Counts a step with this value and so many evaluations."""
+        self.evaluations += evaluations
         self.took(1, self.progress.after(value))
+
+    def allowed(self, evaluations: Sequence[int]) -> int:
+        """Returns how many of the first steps are allowed, by their evaluations."""
+        before = self.evaluations + np.cumsum([0, *evaluations])[:-1]
+        fits = int(np.sum(before + self._size <= self._most))
+        return min(fits, self.num_steps)
 
     def took(self, steps: int, progress: Progress) -> None:
         """Counts steps that led to this progress."""
@@ -199,4 +228,6 @@ class Watch:
             return "patience"
         if self.steps >= self.num_steps:
             return self._reason
+        if self.evaluations + self._size > self._most:
+            return "max_evaluations"
         return "max_seconds" if self.seconds_left() <= 0 else ""

@@ -11,9 +11,13 @@ from radazo_jax._src.estimate.accelerated import accelerated
 from radazo_jax._src.estimate.adaptive import adaptive_difference
 from radazo_jax._src.estimate.differences import forward_difference
 from radazo_jax._src.estimate.estimator import GradientEstimator
-from radazo_jax._src.optimize.aliases import parabolic_sgd
+from radazo_jax._src.estimate.full import full_difference
+from radazo_jax._src.optimize.aliases import bfgs, parabolic_sgd
 from radazo_jax._src.optimize.minibatch import scale_by_minibatch_step
 from radazo_jax._src.optimize.step import check_run
+
+# Up to so many parameters a step evaluates differences along all coordinates.
+_FEW = 20
 
 # Two of the K + 2 evaluations of a step are no directions. A cycle of d directions is
 # to have many steps all the same, and all K are evaluated together.
@@ -59,10 +63,14 @@ def method(
     Raises:
       TypeError: If one is something else.
     """
+    size = optax.tree.size(params)
+    few = size <= _FEW and not minibatches
+    if estimator is None and optimizer is None and few:
+        optimizer, estimator = _for_few()
     if estimator is None:
         # Only the default optimizer is known to start its steps at the lookahead point
         # of an accelerated estimator.
-        count = min(max(math.isqrt(optax.tree.size(params)), _FEWEST), _MOST)
+        count = min(max(math.isqrt(size), _FEWEST), _MOST)
         estimator = _estimator(count, minibatches, optimizer is None)
     if optimizer is None:
         optimizer = _optimizer(minibatches)
@@ -71,6 +79,11 @@ def method(
 
 
 # The same objects at each call, so that runs compile once.
+@functools.cache
+def _for_few() -> tuple[optax.GradientTransformation, GradientEstimator]:
+    return bfgs(), full_difference()
+
+
 @functools.cache
 def _optimizer(minibatches: bool) -> optax.GradientTransformation:
     if minibatches:

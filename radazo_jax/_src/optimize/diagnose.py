@@ -20,6 +20,7 @@ from radazo_jax._src.estimate.estimator import (
 from radazo_jax._src.estimate.executors import outside
 from radazo_jax._src.estimate.points import Draw, Points, candidates
 from radazo_jax._src.estimate.vectorized import vectorized
+from radazo_jax._src.optimize.lost_updates import lost_updates
 from radazo_jax._src.optimize.repeats import Values, measures, ratio
 from radazo_jax._src.trees import wide, widest
 
@@ -53,6 +54,8 @@ class Diagnosis(NamedTuple):
         subtracted from both. NaN if noise hides the difference.
       lost: The share of each leaf's perturbation that its dtype rounds away: the norm
         of the lost part over the norm of the perturbation.
+      lost_updates: The share of each leaf's update that its dtype rounds away; empty
+        without an optimizer.
       failures: Texts about evaluations that failed.
       advice: Settings to change; empty if there are none.
     """
@@ -65,6 +68,7 @@ class Diagnosis(NamedTuple):
     ulp: float
     curvature: float
     lost: dict[str, float]
+    lost_updates: dict[str, float]
     failures: tuple[str, ...]
     advice: tuple[str, ...]
 
@@ -80,10 +84,18 @@ class Diagnosis(NamedTuple):
             f"  in ulps of the value  {ratio(self.difference, self.ulp):.3g}",
             f"curvature / slope       {self.curvature:.3g}",
             f"lost by rounding        {self.lost[worst]:.1%} (params{worst})",
+            *self._lost_updates(),
             *(f"failed                  {text}" for text in self.failures),
             *(f"→ {text}" for text in self.advice or ("nothing to mend",)),
         ]
         return "\n".join(lines)
+
+    def _lost_updates(self) -> list[str]:
+        if not self.lost_updates:
+            return []
+        worst = max(self.lost_updates, key=lambda name: self.lost_updates[name])
+        share = self.lost_updates[worst]
+        return [f"  of an update          {share:.1%} (params{worst})"]
 
 
 def diagnose(
@@ -91,6 +103,7 @@ def diagnose(
     params: optax.Params,
     estimator: GradientEstimator,
     key: jax.typing.ArrayLike = 0,
+    optimizer: optax.GradientTransformation | None = None,
 ) -> Diagnosis:
     """Evaluates a function at a few points, and says what to set before a run.
 
@@ -105,6 +118,9 @@ def diagnose(
       params: θ, a tree of floating-point arrays.
       estimator: The estimator of the run.
       key: A key; it is consumed.
+      optimizer: The optimizer of the run. If it is given, it takes 30 updates with the
+        gradient along the directions, at θ, and the last one is compared with its
+        rounded sum with θ. This tells whether `stochastic_rounding` is needed.
 
     Returns:
       The measurements, which are printed as well.
@@ -133,7 +149,14 @@ def diagnose(
     points = _both_ways(points)
     with (_by_jax if traced else _by_hand)(fun, params, points) as evaluate:
         values = _measured(evaluate)
-    found = _judged(values, lost_by_rounding(points, params))
+    lost = lost_by_rounding(points, params)
+    of_updates = {}
+    if optimizer is not None:
+        moved, value = values.moved.mean(0), float(values.base.mean())
+        of_updates = lost_updates(
+            optimizer, points, moved, value, params, fun if traced else None
+        )
+    found = _judged(values, lost, of_updates)
     print(found)
     return found
 
@@ -158,7 +181,8 @@ def warn_of_rounding(points: Points, params: optax.Params) -> None:
             f"{len(bad)} of the {len(lost)} arrays of params round most of their "
             f"perturbation away: params{name} loses {share:.0%} of it, so that its "
             "gradient is one of rounding errors. Make smoothing larger, keep these "
-            "arrays in float32, or take low_rank()." + checks.see("tutorial/choosing"),
+            "arrays in float32, or take low_rank()."
+            + checks.refer_to("tutorial/choosing"),
             stacklevel=3,
         )
 
@@ -280,7 +304,9 @@ def _by_hand(
         yield evaluate
 
 
-def _judged(values: Values, lost: dict[str, float]) -> Diagnosis:
+def _judged(
+    values: Values, lost: dict[str, float], of_updates: dict[str, float]
+) -> Diagnosis:
     found = measures(values)
     noise, difference, curvature = found.noise, found.difference, found.curvature
     ulp = float(np.spacing(np.abs(np.asarray(found.value, values.dtype))))
@@ -327,6 +353,14 @@ def _judged(values: Values, lost: dict[str, float]) -> Diagnosis:
             f"{f', and {len(many) - 1} more arrays lose much' if many[1:] else ''}: "
             "make smoothing larger, keep it in float32, or take low_rank()"
         )
+    many = [name for name, share in of_updates.items() if share > _MUCH_LOST]
+    if many:
+        worst = max(many, key=lambda name: of_updates[name])
+        advice.append(
+            f"params{worst} loses {of_updates[worst]:.0%} of its update by rounding"
+            f"{f', and {len(many) - 1} more arrays lose much' if many[1:] else ''}: "
+            "chain stochastic_rounding(key) after the optimizer, or keep it in float32"
+        )
     return Diagnosis(
         found.value,
         noise,
@@ -336,6 +370,7 @@ def _judged(values: Values, lost: dict[str, float]) -> Diagnosis:
         ulp,
         curvature,
         lost,
+        of_updates,
         values.failures,
         tuple(advice),
     )

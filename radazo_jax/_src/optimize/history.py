@@ -221,6 +221,7 @@ def numbers(info: StepInfo, state: Any) -> jax.Array:
       state: The state of the run after the step.
     """
     known = {**of_values(info.values), "value": info.value, "slope": info.slope}
+    known["failed"] = info.failed
     found = [known[name] for name in _OF_A_STEP]
     found += _scalars(state, _OF_A_STEP).values()
     return jnp.stack([jnp.asarray(x, jnp.float32) for x in found])

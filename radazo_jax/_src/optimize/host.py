@@ -33,6 +33,10 @@ Tell = Callable[
 ]
 
 
+# Given the records of a journal, what is called before each of their steps.
+_BeforeEach = Callable[[Sequence[Record]], Callable[[SolverState], None]]
+
+
 class Values(NamedTuple):
     """The values at the points of a step.
 
@@ -60,6 +64,7 @@ class Done(NamedTuple):
     def of(cls, record: Record, names: Sequence[str], numbers: np.ndarray) -> "Done":
         """A step, by the names of what was recorded of it."""
         named = dict(zip(names, numbers, strict=True))
+        named["evaluations"] = len(record.values)
         return cls(record, {"step": record.step, "seconds": record.seconds} | named)
 
 
@@ -137,8 +142,8 @@ def journaled(
     state: SolverState,
     estimator: GradientEstimator,
     tell: Tell,
-    num_steps: int,
-    watch: Callable[[Sequence[Record]], Callable[[SolverState], None]] | None = None,
+    watch: Watch,
+    before_each: _BeforeEach | None = None,
 ) -> Iterator[tuple[SolverState, list[Done], Callable[[Record], None]]]:
     """Takes the steps that a journal holds, and opens it for those to come.
 
@@ -148,8 +153,8 @@ def journaled(
       state: The state before the first step.
       estimator: The estimator.
       tell: Takes a step.
-      num_steps: The largest number of steps to read.
-      watch: Given the records, gives what to call before each of their steps.
+      watch: Limits the number of steps to read.
+      before_each: Given the records, returns what is called before each of their steps.
 
     Yields:
       The state, the steps, and what writes a record.
@@ -162,8 +167,9 @@ def journaled(
     done: list[Done] = []
     if found is not None:
         journal.check_same_run(path, found.run, run)
-        records = found.records[:num_steps]
-        before = watch(records) if watch and records else None
+        allowed = watch.allowed([len(record.values) for record in found.records])
+        records = found.records[:allowed]
+        before = before_each(records) if before_each and records else None
         state, done = rebuild(state, records, tell, before)
     with journal.appending(path, run, found) as write:
         yield state, done, write
@@ -213,7 +219,7 @@ def rebuild(
                     "journal must be rebuilt by the params, optimizer, estimator, "
                     "versions and kind of machine that it was written with; got other "
                     f"parameters before step {record.step}. With exact=False, replay "
-                    "rebuilds it up to rounding." + checks.see("api/black_boxes")
+                    "rebuilds it up to rounding." + checks.refer_to("api/black_boxes")
                 )
         steps = zip(part, jax.device_get(numbers), strict=True)
         done += [Done.of(record, names, of_step) for record, of_step in steps]

@@ -97,6 +97,8 @@ def chain_in_place(
             "first must update in place, as scale_by_replayed_radazo() does; got "
             f"{first!r:.200}. Chain others by optax.chain."
         )
+    if not others:
+        return first
     chained = optax.chain(first, *others)
     rest = optax.chain(*others)
 

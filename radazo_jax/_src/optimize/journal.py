@@ -32,7 +32,8 @@ class Record(NamedTuple):
     Attributes:
       step: The number of the step.
       values: The values at the points, [n], or [n, G] if the function returns several;
-        non-finite if an evaluation failed.
+        non-finite if an evaluation failed. The first one alone, if the other points
+        were not evaluated.
       params: The checksum of the parameters before the step.
       seconds: Duration of the evaluations.
       failures: Texts about evaluations that failed.
@@ -93,7 +94,7 @@ def read(path: str | os.PathLike[str]) -> Journal | None:
                 raise ValueError(
                     "journal must be a file that a run wrote, or a new one; got "
                     f"{os.fspath(path)!r}, which begins with {line[:20]!r}. Give "
-                    "another path." + checks.see("api/black_boxes")
+                    "another path." + checks.refer_to("api/black_boxes")
                 )
             if not line.endswith(b"\n"):
                 _check_torn(path, number, line)
@@ -144,7 +145,7 @@ def _record(fields: dict[str, Any], step: int, run: dict[str, Any]) -> Record:
         raise ValueError(f"it is of step {record.step!r}")
     if values.ndim not in (1, 2) or not values.size:
         raise ValueError(f"its values have the shape {values.shape}")
-    if len(values) != run["points"]:
+    if len(values) not in (1, run["points"]):
         raise ValueError(f"it has {len(values)} values, and not {run['points']}")
     return record
 
@@ -266,5 +267,5 @@ def _damaged(path: str | os.PathLike[str], number: int, problem: str) -> ValueEr
     return ValueError(
         f"journal {os.fspath(path)} is damaged in line {number + 1}: {problem}. Cut "
         "this line and those after it to continue from the step before."
-        + checks.see("api/black_boxes")
+        + checks.refer_to("api/black_boxes")
     )

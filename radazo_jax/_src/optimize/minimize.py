@@ -16,6 +16,7 @@ from radazo_jax._src import checks, shown, trees
 from radazo_jax._src.estimate.estimator import GradientEstimator, values_at
 from radazo_jax._src.estimate.vectorized import Evaluator, check_evaluator, vectorized
 from radazo_jax._src.optimize import ask_tell, host, revert, step
+from radazo_jax._src.optimize.box import Bounds
 from radazo_jax._src.optimize.budgets import Budget, Limits, Progress, Watch
 from radazo_jax._src.optimize.console import interruptible, progress_bar
 from radazo_jax._src.optimize.defaults import method
@@ -78,6 +79,7 @@ def minimize(
     target: float | None = None,
     patience: int | None = None,
     sample: Callable[[jax.Array], Any] | None = None,
+    bounds: Bounds | None = None,
     state: SolverState | None = None,
     chunk_size: int | None = None,
     progress: bool = True,
@@ -100,9 +102,11 @@ def minimize(
       optimizer: An Optax transformation, such as `radazo(1e-3)`. It gets `value`,
         `grad`, `slope` (along `grad`), `value_fn` and `measured` (whether the loss at
         the parameters is finite; if not, `value` replaces it) as extra arguments, where
-        it takes any. By default nothing is tuned: `parabolic_sgd()`, or descent by
-        `scale_by_minibatch_step()` where `sample` is given.
-      estimator: An estimator; by default `adaptive_difference(orthonormal(), K)`, with
+        it takes any. By default nothing is tuned: `bfgs()` for few parameters,
+        `parabolic_sgd()` for more, or descent by `scale_by_minibatch_step()` if
+        `sample` is given.
+      estimator: An estimator; by default `full_difference()` for few parameters, of
+        d + 1 evaluations, and `adaptive_difference(orthonormal(), K)` for more, with
         K = √d, but at least 10 and at most 32, all evaluated together. It is
         `accelerated` unless an optimizer is named. For minibatches it is
         `forward_difference(orthonormal())`.
@@ -127,6 +131,8 @@ def minimize(
         finite value count as well.
       sample: `sample(key) -> xi` draws the random variable ξ of the loss, such as a
         minibatch, once a step: all evaluations of the step share it.
+      bounds: A pair `(lower, upper)` of numbers, or of trees like the parameters: the
+        box in which the parameters and all points stay.
       state: A state to continue from, as returned by a previous call or passed to
         `callback`. Its parameters and key replace `params` and `key`.
       chunk_size: How many steps a chunk has; by default, so many that it takes about
@@ -194,7 +200,7 @@ def minimize(
             f"on, and takes steps one by one; got chunk_size={chunk_size!r}."
         )
     check_evaluator(evaluator)
-    run = Run(fun, sample, optimizer, estimator, evaluator)
+    run = Run(fun, sample, optimizer, estimator, evaluator, bounds)
     if state is None:
         state = step.start(run, params, key)
     else:
@@ -351,15 +357,15 @@ def _one_by_one(
 
     The program that takes a step of them is the one that `replay` runs.
     """
-    tell = functools.partial(ask_tell.tell_in_place, arrays=arrays, static=static)
+    tell = ask_tell.teller(state, arrays, static)
     estimator = static.merge(arrays).estimator
-    journaled = host.journaled(path, fun, state, estimator, tell, watch.num_steps)
+    journaled = host.journaled(path, fun, state, estimator, tell, watch)
     with ExitStack() as stack:
         interrupted = stack.enter_context(interruptible())
         state, steps, write = stack.enter_context(journaled)
         report = stack.enter_context(progress_bar(progress, len(steps), watch.total))
         for done in steps:
-            watch.saw(done.numbers["value"])
+            watch.saw(done.numbers["value"], len(done.record.values))
 
         def evaluate(state: SolverState) -> Values | None:
             if interrupted():
@@ -372,7 +378,7 @@ def _one_by_one(
         def after(state: SolverState, done: Done) -> Any:
             steps.append(done)
             value = done.numbers["value"]
-            watch.saw(value)
+            watch.saw(value, len(done.record.values))
             report(1, {"loss": f"{value:.6g}", **failure_counts(state)})
             last = np.array([value], np.float32)
             return callback is not None and callback(state, last)

@@ -197,7 +197,7 @@ def _inner_update(
         tx, estimate, skipped, state, params, value_fn, **others
     )
     keep = skipped | revert.reverted(after)
-    back = optax.tree.sub(revert.restored(after, params), params)
+    back = optax.tree.sub(revert.retried(after, params), params)
     updates = optax.tree.where(keep, back, updates)
     return updates, revert.keep_others(keep, state, after)
 
@@ -214,5 +214,5 @@ def _check_not_masked(params: optax.Params) -> None:
                 f"at {jax.tree_util.keystr(path)}. Put optax.masked or optax.partition "
                 "after estimate_gradient, as in "
                 "optax.chain(estimate_gradient(...), optax.masked(...))."
-                + checks.see("api/estimation")
+                + checks.refer_to("api/estimation")
             )

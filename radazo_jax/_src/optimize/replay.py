@@ -1,6 +1,5 @@
 """Rebuilds a run from its journal."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ from radazo_jax._src.estimate.vectorized import Evaluator, vectorized
 from radazo_jax._src.optimize import ask_tell, host, step
 from radazo_jax._src.optimize.box import Bounds
 from radazo_jax._src.optimize.host import Path
-from radazo_jax._src.optimize.journal import check_same_run, read
+from radazo_jax._src.optimize.journal import Journal, check_same_run, read
 from radazo_jax._src.optimize.step import Run, SolverState
 
 
@@ -78,16 +77,23 @@ def replay(
     if found is None:
         raise ValueError(f"journal must be a file with a run; got {journal!r}.")
     step.check_run(optimizer, estimator, evaluator)
-    key = jax.random.wrap_key_data(jnp.array(found.run["key"], jnp.uint32))
     run = Run(fun, sample, optimizer, estimator, evaluator, bounds)
+    with jax.enable_x64(trees.has_x64() or found.run["dtype"] == "float64"):
+        return _replay(journal, found, params, run, exact)
+
+
+def _replay(
+    journal: Path, found: Journal, params: Any, run: Run, exact: bool
+) -> SolverState:
+    key = jax.random.wrap_key_data(jnp.array(found.run["key"], jnp.uint32))
     state = step.start(run, params, key)
     if exact:
-        line = host.line_of_run(fun, state, estimator)
-        if fun is None:
+        line = host.line_of_run(run.fun, state, run.estimator)
+        if run.fun is None:
             line["fun"] = found.run["fun"]
         check_same_run(journal, found.run, line)
     arrays, static = trees.partition(run)
-    tell = functools.partial(ask_tell.tell_in_place, arrays=arrays, static=static)
     state = jax.tree.map(jnp.copy, state)
+    tell = ask_tell.teller(state, arrays, static)
     state, _ = host.rebuild(state, found.records, tell, exact=exact)
     return state

@@ -374,10 +374,6 @@ def _of_leaf(
             combine, coefficients.astype(dtype), directions, tuple(block.starts)
         )
 
-    def squares_of(block: Block, m: jax.Array) -> Any:
-        x = m if measured is None else draw(block, measured)
-        return squares(x, axes, leaf.shape)
-
     def decayed(nu: Any, new: Any) -> Any:
         def average(v: jax.Array, x: jax.Array) -> jax.Array:
             return optax.tree.update_moment(x, v, scalar(b2, v.dtype), 1)
@@ -386,7 +382,7 @@ def _of_leaf(
 
     def add(block: Block, total: Any) -> Any:
         part = jax.tree.map(block.read, total)
-        more = squares_of(block, draw(block, first))
+        more = squares(draw(block, measured or first), axes, leaf.shape)
         return jax.tree.map(block.write, total, jax.tree.map(jnp.add, part, more))
 
     # If a matrix does not fit into a block, its means need a walk of their own.
@@ -402,7 +398,8 @@ def _of_leaf(
         m = draw(block, first)
         v = jax.tree.map(block.read, nu)
         if not cut:
-            v = decayed(v, squares_of(block, m))
+            x = m if measured is None else draw(block, measured)
+            v = decayed(v, squares(x, axes, leaf.shape))
             nu = jax.tree.map(block.write, nu, v)
         if axes is not None:
             v = product(v, axes, None if mean is None else block.read(mean))

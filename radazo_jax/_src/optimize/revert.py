@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.flatten_util import ravel_pytree
 
 
 class Revert(NamedTuple):
@@ -20,13 +21,24 @@ class Revert(NamedTuple):
     it also restores the states of all other members of the chain, because their
     gradient belongs to a point that the run has left.
 
+    A transformation that compares the next value with a limit sets `limit`. If the
+    value is not below it, the step is reverted whatever the other values are, so they
+    need not be evaluated. It can try a shorter step at once, without another evaluation
+    at `params`, by setting `retry`.
+
     Attributes:
       params: The parameters before the latest step: a tree like the parameters.
       reverted: Whether the latest update reverted that step: bool, shape ().
+      limit: The value that reverts the step unless the loss is below it; infinite if
+        none is known: shape (). `None` for transformations without a limit.
+      retry: The step from `params` that follows a reverted one, a tree like the
+        parameters; `None` for transformations that stay at `params`.
     """
 
     params: optax.Params
     reverted: jax.Array
+    limit: jax.Array | None = None
+    retry: Any = None
 
     @classmethod
     def init(cls, params: optax.Params) -> "Revert":
@@ -45,6 +57,26 @@ def reverted(optimizer_state: optax.OptState) -> jax.Array:
     return jnp.any(jnp.stack(found)) if found else jnp.zeros((), jnp.bool_)
 
 
+def limit(optimizer_state: optax.OptState) -> jax.Array | None:
+    """The lowest of the limits; `None` without any."""
+    limits = [revert.limit for revert in _reverts(optimizer_state)]
+    known = [x for x in limits if x is not None]
+    return jnp.min(jnp.stack(known)) if known else None
+
+
+def retried(optimizer_state: optax.OptState, params: optax.Params) -> Any:
+    """The parameters from which the run continues after an update.
+
+    As `restored`, followed by the step of `Revert.retry` if there is one.
+    """
+    params = restored(optimizer_state, params)
+    for revert in _reverts(optimizer_state):
+        if revert.retry is not None:
+            moved = optax.apply_updates(params, revert.retry)
+            params = optax.tree.where(revert.reverted, moved, params)
+    return params
+
+
 def restored(optimizer_state: optax.OptState, params: optax.Params) -> Any:
     """The parameters before the latest step if it was reverted, else `params`.
 
@@ -52,6 +84,9 @@ def restored(optimizer_state: optax.OptState, params: optax.Params) -> Any:
     reverted by it.
     """
     for revert in _reverts(optimizer_state):
+        before = revert.params
+        if _is_flat(before, params):
+            before = ravel_pytree(params)[1](before)
 
         def restore(old: Any, p: Any, reverted: jax.Array = revert.reverted) -> Any:
             if isinstance(old, optax.MaskedNode):
@@ -60,11 +95,18 @@ def restored(optimizer_state: optax.OptState, params: optax.Params) -> Any:
 
         params = jax.tree.map(
             restore,
-            revert.params,
+            before,
             params,
             is_leaf=lambda x: isinstance(x, optax.MaskedNode),
         )
     return params
+
+
+def _is_flat(tree: optax.Params, params: optax.Params) -> bool:
+    """Whether a tree is the vector that `optax.flatten` makes of the parameters."""
+    if not isinstance(tree, jax.Array):
+        return False
+    return [jnp.shape(x) for x in jax.tree.leaves(params)] != [tree.shape]
 
 
 def keep_others(condition: jax.Array, before: Any, after: Any) -> Any:

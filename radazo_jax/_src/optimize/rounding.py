@@ -121,8 +121,8 @@ def stochastic_rounding(key: jax.typing.ArrayLike) -> GradientTransformationExtr
 def _rounded(key: jax.Array, p: Any, u: Any, at: Positions) -> jax.Array:
     """The update of p that makes the sum one of the two neighbors of p + u.
 
-    The nearest one needs no other update than u. The error r of rounding to it tells
-    on which side the other one is, and how often to take that.
+    The error of rounding to the nearest one tells on which side the other one is, and
+    how often to take that.
     """
     p = jnp.asarray(p)
     if not jnp.issubdtype(p.dtype, jnp.floating):
@@ -134,18 +134,22 @@ def _rounded(key: jax.Array, p: Any, u: Any, at: Positions) -> jax.Array:
     u = fusion.rounded(jnp.asarray(u).astype(p.dtype))
     nearest, error = _add(p, u)
     # If |u| <= |p|, the distance from p to each neighbor of the sum is a number of the
-    # dtype. Else the next number after u will do, because its spacing is the wider one.
+    # dtype. Else u will do, and the number next to it, whose spacing is the wider one.
     wide = at_least_float32(p.dtype)
-    neighbor = _next(nearest, error)
-    distance = (neighbor.astype(wide) - p.astype(wide)).astype(p.dtype)
-    other = jnp.where(abs(u) <= abs(p), distance, _next(u, error))
+    smaller = abs(u) <= abs(p)
+
+    def distance(q: jax.Array) -> jax.Array:
+        return (q.astype(wide) - p.astype(wide)).astype(p.dtype)
+
+    same = jnp.where(smaller & jnp.isfinite(p), distance(nearest), u)
+    other = jnp.where(smaller, distance(_next(nearest, error)), _next(u, error))
     other = fusion.rounded(other)
     beyond, _ = _add(p, other)
     share = error / (beyond.astype(wide) - nearest.astype(wide))
     # Words as floats in [0, 1), of which small ones are as exact as large ones.
     word = generator.bits(key, at) >> np.uint32(1)
     drawn = word.astype(jnp.int32).astype(jnp.float32) * np.float32(2**-31)
-    return jnp.where(drawn < share.astype(jnp.float32), other, u)
+    return jnp.where(drawn < share.astype(jnp.float32), other, same)
 
 
 def _add(p: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:

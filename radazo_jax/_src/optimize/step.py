@@ -82,6 +82,8 @@ class StepInfo(NamedTuple):
       slope: The derivative along the estimate, according to the values: shape ().
       values: The values at the points, θ first: [n], or [n, G] if the function returns
         several.
+      failed: Number of values that were not finite, without those that were not
+        needed: int32, shape ().
       skipped: Whether the step was skipped because no value could be used: bool,
         shape ().
       reverted: Whether the step reverted the previous one instead: bool, shape ().
@@ -90,6 +92,7 @@ class StepInfo(NamedTuple):
     value: jax.Array
     slope: jax.Array
     values: jax.Array
+    failed: jax.Array
     skipped: jax.Array
     reverted: jax.Array
 
@@ -254,7 +257,7 @@ def _of_traced_params(
         raise TypeError(
             "fun must be a function that JAX can trace; got one that turns params into "
             "a Python number or a NumPy array. Use jax.numpy in it, or pass it to "
-            "minimize_black_box." + checks.see("api/black_boxes")
+            "minimize_black_box." + checks.refer_to("api/black_boxes")
         ) from error
 
 
@@ -269,6 +272,8 @@ def points_at(
       loss: The loss of the step if JAX can trace it, else `None`.
     """
     draw = draw_of(state.key, state.step)._replace(fun=loss)
+    if run.bounds is not None:
+        draw = draw._replace(bounds=box.as_trees(run.bounds, state.params))
     return estimators.points_of(
         run.estimator, run.evaluator, draw, state.params, state.estimator_state
     )
@@ -329,24 +334,39 @@ def advance(
     Returns:
       The state after the step, and what happened.
     """
+    all_values = points.join(values)
+    rejected = is_rejected(state, values.base)
+    # Whether they were evaluated or not, the run is the same.
+    values = values._replace(along=jnp.where(rejected, jnp.nan, values.along))
+    needed = points.join(values._replace(along=jnp.where(rejected, 0, values.along)))
+    failed = jnp.sum(~jnp.isfinite(needed), dtype=jnp.int32)
     estimate, estimator_state = estimators.reduced(
         run.estimator, points, values, state.params, state.estimator_state
     )
-    all_values = points.join(values)
-    failed = jnp.sum(~jnp.isfinite(all_values), dtype=jnp.int32)
-    skipped = is_unusable(estimate, values)
+    unusable = is_unusable(estimate, values)
+    bounds = None
+    if run.bounds is not None:
+        bounds = box.as_trees(run.bounds, state.params)
 
     def update(
         params: optax.Params, optimizer_state: optax.OptState
     ) -> tuple[Any, Any]:
         params, optimizer_state = _updated(
-            run.optimizer, estimate, skipped, optimizer_state, params, value_fn
+            run.optimizer,
+            estimate,
+            unusable,
+            optimizer_state,
+            params,
+            value_fn,
+            bounds,
         )
         return box.project(run.bounds, params), optimizer_state
 
     params, optimizer_state = update_unless(
-        skipped, update, state.params, state.optimizer_state
+        unusable, update, state.params, state.optimizer_state
     )
+    params = box.project(run.bounds, params)
+    skipped = unusable & ~rejected
     one = skipped.astype(jnp.int32)
     most = MOST_STEPS - 1 - failed
     failures = Failures(
@@ -359,8 +379,20 @@ def advance(
         params, optimizer_state, estimator_state, state.key, step, failures
     )
     back = revert.reverted(optimizer_state)
-    info = StepInfo(estimate.value, estimate.slope, all_values, skipped, back)
+    value = jnp.where(rejected, values.base, estimate.value)
+    info = StepInfo(value, estimate.slope, all_values, failed, skipped, back)
     return state, info
+
+
+def is_rejected(state: SolverState, base: jax.Array) -> jax.Array:
+    """Whether the value at θ alone reverts the latest step: bool, shape ().
+
+    The other values of the step are then not needed.
+    """
+    limit = revert.limit(state.optimizer_state)
+    if limit is None:
+        return jnp.zeros((), jnp.bool_)
+    return jnp.isfinite(limit) & ~(base.astype(limit.dtype) < limit)
 
 
 def is_unusable(estimate: Estimate, values: Values) -> jax.Array:
@@ -375,16 +407,17 @@ def _updated(
     estimate: Estimate,
     skipped: jax.Array,
     state: Any,
-    params: Any,
-    value_fn: Callable[[Any], Any] | None,
+    params: optax.Params,
+    value_fn: Callable[[optax.Params], Any] | None,
+    bounds: Bounds | None,
 ) -> tuple[Any, Any]:
     """Parameters and optimizer state after an update."""
     if isinstance(optimizer.update, InPlaceUpdate):
         # The gradient is not built.
-        args = estimators.extra_args(estimate, None, value_fn)
+        args = estimators.extra_args(estimate, None, value_fn, bounds)
         return optimizer.update.apply(unchanged, state, params, **args)
     updates, state = optimizer_update(
-        optimizer, estimate, skipped, state, params, value_fn
+        optimizer, estimate, skipped, state, params, value_fn, bounds
     )
     return optax.apply_updates(params, updates), state
 
@@ -396,6 +429,7 @@ def optimizer_update(
     optimizer_state: optax.OptState,
     params: optax.Params,
     value_fn: Callable[[optax.Params], Any] | None,
+    bounds: Bounds | None = None,
     **others: Any,
 ) -> tuple[Any, Any]:
     """The updates of an optimizer for an estimate, whose gradient is built here."""
@@ -405,7 +439,7 @@ def optimizer_update(
         gradient = jax.tree.map(
             lambda g: jnp.where(skipped, jnp.zeros_like(g), g), gradient
         )
-    args = others | estimators.extra_args(estimate, gradient, value_fn)
+    args = others | estimators.extra_args(estimate, gradient, value_fn, bounds)
     return optax.with_extra_args_support(optimizer).update(
         gradient, optimizer_state, params, **args
     )
@@ -428,7 +462,7 @@ def update_unless(
     keep = skipped | revert.reverted(after)
     # Other members of a partition take no step: their gradient is not used.
     new_params = optax.tree.where(keep, params, new_params)
-    new_params = revert.restored(after, new_params)
+    new_params = revert.retried(after, new_params)
     return new_params, revert.keep_others(keep, state, after)
 
 

@@ -18,8 +18,8 @@ from radazo_jax._src.directions.elements import LazyElements
 from radazo_jax._src.perturb.equations import bind
 from radazo_jax._src.perturb.views import View
 
-# A matrix of more elements than `_MAX_BUILT` is built in blocks of `_BLOCK` elements.
-# In bfloat16 a block takes 8 MiB, and its product with 4096 rows about as much.
+# A matrix of more elements than `_MAX_BUILT` is built in blocks. A block and its
+# product have at most `_BLOCK` elements together: 16 MiB, if all of them are float32.
 _MAX_BUILT, _BLOCK = 2**24, 2**22
 
 
@@ -55,9 +55,15 @@ def product(
     before = len(batch) if side == 0 else len(result.shape) - len(free)
     axis_of_result = before + free.index(axis)
     length = view.shape[axis]
-    size = max(1, _BLOCK * length // math.prod(view.shape))
+    both = math.prod(view.shape) + math.prod(result.shape)
+    size = max(1, _BLOCK * length // both)
     order = _order_in_memory(view)
-    lying = view.map(view.base.transpose(order), lambda mark: mark.transpose(order))
+    # Blocks along the outermost axis of a whole leaf hold neighbors.
+    rows = tuple(range(len(order))) if view.order == tuple(order) else None
+    rows_of_block = rows if order[0] == axis else None
+    lying = view.map(
+        view.base.transpose(order), lambda mark: mark.transpose(order), rows
+    )
 
     def in_blocks() -> list[jax.Array]:
         def add(i: jax.Array, found: jax.Array) -> jax.Array:
@@ -71,7 +77,7 @@ def product(
                 return lax.dynamic_slice_in_dim(x, start, size, at)
 
             sides = list(built)
-            part = lying.map(block(lying.base), block).build()
+            part = lying.map(block(lying.base), block, rows_of_block).build()
             sides[side] = part.transpose(np.argsort(order))
             [of_block] = bind(eqn, sides)
             return lax.dynamic_update_slice_in_dim(

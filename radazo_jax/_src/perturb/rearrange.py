@@ -83,7 +83,9 @@ def at(view: View, i: jax.Array, base: jax.Array) -> View:
             return mark.reshape(mark.shape[1:])
         return lax.dynamic_index_in_dim(mark, i, 0, keepdims=False)
 
-    return view.map(base, of_mark)
+    order = view.order
+    inner = order and order[0] == 0 and tuple(axis - 1 for axis in order[1:])
+    return view.map(base, of_mark, inner or None)
 
 
 def gather(

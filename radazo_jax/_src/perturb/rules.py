@@ -146,8 +146,14 @@ def _is_only_view(inputs: list[Value]) -> bool:
     return 0 not in view.shape
 
 
-def _transpose(view: View, eqn: core.JaxprEqn, _: list[Any]) -> OfMark:
-    return rearrange.transpose(eqn.params["permutation"])
+def _transpose(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
+    if not _is_only_view(inputs):
+        return None
+    [view] = inputs
+    permutation = eqn.params["permutation"]
+    [base] = bind(eqn, [view.base])
+    order = view.order and tuple(permutation.index(axis) for axis in view.order)
+    return [view.map(base, rearrange.transpose(permutation), order)]
 
 
 def _reshape(view: View, eqn: core.JaxprEqn, _: list[Any]) -> OfMark | None:
@@ -332,7 +338,7 @@ def _cond(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
 # Functions with custom derivatives are not entered: their rules would be lost under
 # `jax.grad`. They get their leaves built.
 _RULES: dict[str, Rule] = {
-    "transpose": _structural(_transpose),
+    "transpose": _transpose,
     "reshape": _structural(_reshape),
     "squeeze": _structural(_squeeze),
     "broadcast_in_dim": _structural(_expand),

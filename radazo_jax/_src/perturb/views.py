@@ -70,14 +70,32 @@ class View:
         """The marks of the elements that are to be added; none if they have been."""
         return () if self.u is None else self.u.marks
 
-    def map(self, base: jax.Array, of_mark: Callable[[Any], Any]) -> "View":
-        """The view whose elements have become `base`; its marks follow."""
+    @property
+    def order(self) -> tuple[int, ...] | None:
+        """The `order` of elements that are to be drawn."""
+        return self.u.order if isinstance(self.u, LazyElements) else None
+
+    def map(
+        self,
+        base: jax.Array,
+        of_mark: Callable[[Any], Any],
+        order: tuple[int, ...] | None = None,
+    ) -> "View":
+        """The view whose elements have become `base`; its marks follow.
+
+        Args:
+          base: The unperturbed elements.
+          of_mark: What is done to each mark.
+          order: The `order` of the new elements if they are to be drawn.
+        """
         if self.u is None:
             return dataclasses.replace(self, base=base)
         mask = None if self.mask is None else of_mark(self.mask)
         if isinstance(self.u, LowRankFactors):
             of_mark = jax.vmap(of_mark, in_axes=-1, out_axes=-1)
         u = self.u.with_marks(tuple(of_mark(mark) for mark in self.u.marks))
+        if isinstance(u, LazyElements):
+            u = dataclasses.replace(u, order=order)
         return dataclasses.replace(self, base=base, u=u, mask=mask)
 
     def only_where(self, mask: jax.Array) -> "View":

@@ -59,12 +59,12 @@ class Cluster:
     async def ask(self, address: str, request: Request) -> Reply | None:
         """Sends a request; the answer is `None` if the worker has lost the run."""
         found = await self._rpc(address, _STEP)(message=request.encode())
-        return Reply.decode(found) if found else None
+        return None if found is None else Reply.decode(found)
 
     async def copy(self, address: str, run: int, peer: str) -> Reply | None:
         """Makes a worker continue from the state of another one."""
         found = await self._rpc(address, _COPY)(run=run, peer=peer)
-        return Reply.decode(found) if found else None
+        return None if found is None else Reply.decode(found)
 
     async def params(self, address: str, run: int) -> Any:
         """Returns the parameters of a worker, a tree of NumPy arrays."""
@@ -111,7 +111,7 @@ async def _install(run: int, recipe: Recipe, dask_worker: Any) -> Description | 
     async def step(message: bytes) -> bytes:
         request = Request.decode(message)
         if request.run != run:
-            return b""
+            return failed("the worker serves another run.").encode()
         return await loop.run_in_executor(pool, answer, replica.answer, request)
 
     async def leaves(run: int) -> list[Any]:

@@ -184,10 +184,13 @@ def distribute(
             "gives the same value again; got 'retry'."
         )
     _check_client(client)
+    if params is not None:
+        checks.warn_of_float32(params, stacklevel=2)
+        params = jax.tree.map(np.asarray, checks.as_params(params))
     typed = keys.as_key(key)
     recipe = Recipe(
         make_fun,
-        None if params is None else jax.tree.map(np.asarray, checks.as_params(params)),
+        params,
         optimizer,
         estimator,
         sample,
@@ -298,7 +301,7 @@ class _Driver:
                     self._state(),
                 ) from error
             fleet.records.append(record)
-            watch.saw(record.lowest)
+            watch.saw(record.lowest, len(record.values))
             rate = len(values) / max(seconds, 1e-9)
             figures = {"lowest": f"{record.lowest:.6g}", "evaluations/s": f"{rate:.3g}"}
             report(1, figures | failure_counts(self._state()))
@@ -354,7 +357,7 @@ def _appending(
         journal.check_same_run(path, found.run, line)
         fleet.records = found.records[: watch.num_steps]
         for record in fleet.records:
-            watch.saw(record.lowest)
+            watch.saw(record.lowest, len(record.values))
         failed = sum(int((~np.isfinite(x.values)).sum()) for x in fleet.records)
         fleet.failures = (failed, 0, 0)
     with journal.appending(path, line, found) as write:

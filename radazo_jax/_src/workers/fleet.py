@@ -21,7 +21,7 @@ from radazo_jax._src.workers.roster import (
 from radazo_jax._src.workers.shares import Members, shares
 
 _POLL = 0.1  # Seconds between looks at clocks and at Ctrl-C.
-_LAG = 8  # Steps that a worker may be behind when it is asked for members.
+_LAG = 8  # Steps that a worker may lack when it is asked for members.
 _CHUNK = 4096  # Steps in a message.
 _LATE = 3.0  # A worker is late after this multiple of its expected time, and
 _GRACE = 0.25  # these seconds more.
@@ -53,6 +53,8 @@ class Fleet:
         self._members = Members(0, np.dtype(np.float32))  # Of the current step.
         self._bandwidth = _BANDWIDTH
         self._checked = 0.0
+        self._known = 0  # Number of workers when members were last given.
+        self._gives = False  # Whether an idle worker may lack something.
         self._ties = 0
 
     @property
@@ -108,6 +110,7 @@ class Fleet:
         """The values of the current step; without members, only checksums."""
         self._roster.step = len(self.records)
         found = self._members = Members(num_members, np.dtype(self._line["dtype"]))
+        self._gives = True
         self._give()
         while not (found.complete() and self._answers(num_members) and self._agree()):
             await self._wait()
@@ -141,7 +144,7 @@ class Fleet:
             elif self._is_asked(worker) and (
                 elapsed > _LATE * worker.expected + _GRACE
             ):
-                worker.late = True
+                worker.late = self._gives = True
                 worker.rate = min(worker.rate, max(len(worker.members), 0.1) / elapsed)
                 self._members.give_up(worker.members)
         self._roster.check_not_alone()
@@ -150,6 +153,10 @@ class Fleet:
 
     def _give(self) -> None:
         """Sends each idle worker the members or the steps that it lacks."""
+        # With many workers, a look at all of them after each reply takes long.
+        if not self._gives and self._known == len(self._roster.workers):
+            return
+        self._known = len(self._roster.workers)
         step, found = self._roster.step, self._members
         idle = [w for w in self._roster.workers.values() if w.task is None]
         for worker in idle:
@@ -157,7 +164,10 @@ class Fleet:
                 self._catch_up(worker)
         ready = [w for w in idle if w.task is None and w.excluded != step]
         missing = found.missing().astype(np.uint16)
-        counts = shares(len(missing), [w.rate for w in ready])
+        # What was lost is shared by all workers as they become idle.
+        begins = len(missing) == len(found.values)
+        most = len(missing) if begins else -(-len(missing) // (2 * self._known or 1))
+        counts = shares(min(len(missing), most * len(ready)), [w.rate for w in ready])
         best = max((w.rate for w in ready), default=0.0)
         for worker, count in zip(ready, counts, strict=True):
             members, missing = missing[:count], missing[count:]
@@ -167,6 +177,7 @@ class Fleet:
                 worker.rate = min(1.1 * worker.rate, best)
             if count or worker.address not in found.checksums:
                 self._send(worker, members)
+        self._gives = len(missing) > 0
 
     def _send(self, worker: Worker, members: np.ndarray) -> None:
         """Sends the steps up to this one, or as many as a message has."""
@@ -236,6 +247,7 @@ class Fleet:
             self._lose(worker, reason)
             return
         self._release(worker)
+        self._gives |= outcome.problem != "" or outcome.step != self._roster.step
         worker.problems = worker.problems + 1 if outcome.problem else 0
         if outcome.problem:
             if worker.of_step == self._roster.step:
@@ -262,6 +274,7 @@ class Fleet:
             self._members.fail(worker.members, f"its worker {reason}")
         self._roster.remove(worker, reason)
         self._release(worker)
+        self._gives = True
 
     def _copied(self, worker: Worker, reply: Reply) -> None:
         elapsed = now() - worker.since
@@ -310,6 +323,7 @@ class Fleet:
             worker.restarts, worker.step = True, 0
             self._drifted(worker, step)
         found.revoke(others)
+        self._gives = True
         return False
 
     def _drifted(self, worker: Worker, at: int) -> None:

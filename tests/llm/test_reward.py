@@ -1,0 +1,125 @@
+"""Runs on rewards: resumed, and what is wrong in one line."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from examples.apps.llm import data, problems, reward, reward_run, warm_up, weights
+
+from . import tiny
+
+ARGUMENTS = ["--fast", "--tune", "lora", "--lora-rank", "2", "--population-size", "4"]
+REWARDS = ["--reward", "answer=1", "--reward", "length=0.5"]
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory):
+    """A model that cannot add, with the tokenizer of one that can."""
+    folder = tmp_path_factory.mktemp("small")
+    warm_up.tokenizer().save(str(folder / "tokenizer.json"))
+    weights.save(tiny.model(), folder)
+    return folder
+
+
+def lines(folder):
+    return [json.loads(x) for x in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_a_run_that_was_cut_ends_as_if_it_had_not_been(small, tmp_path, capsys):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    arguments = ["--model", str(small), *ARGUMENTS, *REWARDS, "--output"]
+    reward.main([*arguments, str(whole)])
+    shutil.copytree(whole, cut)
+    journal = (whole / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    assert len(journal) == 5
+    (cut / "journal.jsonl").write_bytes(b"".join(journal[:4]) + journal[4][:20])
+    shutil.rmtree(cut / "adapters")
+    with pytest.warns(UserWarning, match="its last line was not complete"):
+        reward.main([*arguments, str(cut)])
+    for name in ("adapters/adapter_model.safetensors", "metrics.jsonl"):
+        assert (cut / name).read_bytes() == (whole / name).read_bytes()
+    assert (whole / "reward.png").stat().st_size > 1000
+    steps = [row for row in lines(whole) if "eval" not in row]
+    assert [row["step"] for row in steps] == [0, 1, 2, 3]
+    assert [row["step"] for row in lines(whole) if "eval" in row] == [0, 2, 4]
+    for row in steps:
+        total = row["answer"] + 0.5 * row["length"]
+        assert row["reward"] == pytest.approx(total, rel=1e-6)
+        assert 0 <= row["ended"] <= 1 and row["spread"] >= 0
+    assert "-> " in (whole / "samples.txt").read_text()
+    # The journal has the negative rewards: 4 members, 32 prompts.
+    values = np.array(json.loads(journal[1])["values"])
+    assert values.shape == (4, 32)
+    assert -values.mean() == pytest.approx(steps[0]["reward"], rel=1e-5)
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        reward.main([*arguments, str(cut), "--seed", "1"])
+    assert "has a run with other settings" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--population-size", "5"], "--population-size must be even; got 5"),
+        (["--smoothing", "0"], "--smoothing must be positive; got 0.0"),
+        (["--b1", "1"], "--b1 and --b2 must be below 1"),
+        (["--reward", "answer"], "--reward must be NAME=WEIGHT; got 'answer'"),
+        (["--reward", "answer=nan"], "--reward must be NAME=WEIGHT"),
+        (["--reward", "none=1"], "reward must be one of answer, countdown"),
+        (["--task", "chess"], "task must be sum, or gym: and a dataset"),
+        (["--tokens", "40"], "prompts must have from 1 to -8 tokens"),
+    ],
+)
+def test_errors_are_one_line(arguments, message, small, tmp_path, capsys):
+    with pytest.raises(SystemExit) as error:
+        reward.main(
+            ["--model", str(small), "--output", str(tmp_path), *ARGUMENTS, *arguments]
+        )
+    assert error.value.code == 2
+    shown = capsys.readouterr().err.strip()
+    assert message in shown and "\n" not in shown
+
+
+def test_held_out_sums_are_no_others():
+    train = {p.question for p in problems.make("sum", 5000, 0)}
+    held_out = {p.question for p in problems.make("sum", 500, 0, held_out=True)}
+    assert train.isdisjoint(held_out) and len(held_out) > 300
+    for problem in problems.make("sum", 50, 1):
+        a, b = problem.question.removesuffix("=").split("+")
+        assert problem.columns["answer"] == str(int(a) + int(b))
+
+
+def test_prompts_are_padded_and_not_cut(small):
+    tokenizer = data.load_tokenizer(small)
+    texts = ["1+2=", "10+20="]
+    kinds = {"special": True, "vocab_size": 16}
+    found = problems.encode(tokenizer, texts, most=7, **kinds)
+    np.testing.assert_array_equal(found.lengths, [5, 7])
+    assert found.tokens.shape == (2, 7) and not found.tokens[0, 5:].any()
+    with pytest.raises(ValueError, match=r"from 1 to 6 tokens.*got 7: '10"):
+        problems.encode(tokenizer, texts, most=6, **kinds)
+    with pytest.raises(ValueError, match="below the model's vocab_size, 8"):
+        problems.encode(tokenizer, texts, most=7, special=True, vocab_size=8)
+
+
+def test_the_gym_is_named_where_it_is_missing():
+    try:
+        import reasoning_gym  # noqa: F401
+    except ImportError:
+        with pytest.raises(ValueError, match="needs `pip install reasoning-gym`"):
+            problems.make("gym:chain_sum", 2, 0)
+    else:
+        made = problems.make("gym:chain_sum", 2, 0)
+        assert {"answer", "dataset", "entry"} == set(made[0].columns)
+        with pytest.raises(ValueError, match="must name a dataset of reasoning-gym"):
+            problems.make("gym:no such", 2, 0)
+
+
+def test_the_settings_have_options():
+    assert reward_run.weights_of(["a.b:c=0.5", "format=-1"]) == {
+        "a.b:c": 0.5,
+        "format": -1.0,
+    }
