@@ -56,8 +56,7 @@ def qes(population_size, smoothing, rate, bits=4, decay=0.9):
     u = α Σᵢ rankᵢ εᵢ + γ e,  θ ← θ + round(u),  e ← u − round(u)
 
     Xu et al., Quantized Evolution Strategies, 2026. The parameters are floating-point
-    arrays of integer codes, 0 … 2ᵇⁱᵗˢ − 1. Members are at real distances from them: the
-    loss has to round, as it has to multiply codes by their scales.
+    arrays of integer codes, 0 … 2ᵇⁱᵗˢ − 1, and the loss rounds the members to codes.
     """
     ranks = zo.shaping.centered_ranks()
     estimator = zo.evolution_strategy(
@@ -92,9 +91,8 @@ def round_with_residual(bits, decay):
         wanted = jax.tree.map(lambda u, e: u + decay * e, updates, state.residual)
 
         def taken(p, u):
-            step = jnp.round(u)
-            inside = (p + step >= 0) & (p + step <= most)
-            return jnp.where(inside, step, 0)
+            after = p + jnp.round(u)
+            return jnp.where((after >= 0) & (after <= most), jnp.round(u), 0)
 
         steps = jax.tree.map(taken, params, wanted)
         rest = jax.tree.map(lambda u, s: jnp.clip(u - s, -1.5, 1.5), wanted, steps)
@@ -104,7 +102,7 @@ def round_with_residual(bits, decay):
 
 
 def main() -> None:
-    codes = jnp.arange(64.0).reshape(8, 8) % 16
+    codes, start = jnp.arange(64.0).reshape(8, 8) % 16, jnp.full((8, 8), 7.0)
 
     def loss(params):
         return jnp.mean((jnp.round(params) - codes) ** 2)
@@ -114,7 +112,6 @@ def main() -> None:
         "ES at Scale": es_at_scale(64, 0.5, 0.5),
         "QES": qes(64, 0.5, 0.01),
     }.items():
-        start = jnp.full((8, 8), 7.0)
         result = zo.minimize(loss, start, optimizer, estimator, 500, key=0)
         print(f"{name}: loss {float(loss(result.params)):.2f}, was {loss(start):.2f}")
 

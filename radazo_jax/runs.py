@@ -10,7 +10,7 @@ from radazo_jax._src.optimize.failures import RunError
 from radazo_jax._src.optimize.history import History, scalars
 from radazo_jax._src.optimize.minimize import MinimizeResult
 from radazo_jax._src.optimize.solver import Solver
-from radazo_jax._src.optimize.step import Failures, SolverState, StepInfo
+from radazo_jax._src.optimize.states import Failures, SolverState, StepInfo
 from radazo_jax._src.workers.distribute import DistributedResult
 from radazo_jax._src.workers.roster import WorkerReport
 

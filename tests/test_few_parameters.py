@@ -140,7 +140,7 @@ def test_ask_and_tell_take_one_value_if_it_is_enough():
     assert told > 0
     chex.assert_trees_all_equal(whole.params, one.params)
     _, one = ask(one._replace(run=init(START, 0).run))
-    with pytest.raises(ValueError, match="one value per candidate"):
+    with pytest.raises(ValueError, match="one value per point"):
         tell(one, [1.0])
 
 

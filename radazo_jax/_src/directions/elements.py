@@ -91,7 +91,8 @@ class LazyElements(_Elementwise):
         return dataclasses.replace(self, indices=marks, order=order)
 
     def values(self) -> jax.Array:
-        if self.order is None or not self.distribution._storage.packs:
+        packs = self.distribution._storage.packs and self.leaf.size > 0
+        if self.order is None or not packs:
             return self._one_by_one()
 
         # A CPU would compute a word for each of its elements, and a TPU would copy what

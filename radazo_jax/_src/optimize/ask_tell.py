@@ -12,9 +12,9 @@ import optax
 from radazo_jax._src import shown, trees
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.points import candidates
-from radazo_jax._src.optimize import box, history, revert, step
+from radazo_jax._src.optimize import box, history, revert, states, step
 from radazo_jax._src.optimize.box import Bounds
-from radazo_jax._src.optimize.step import Run, SolverState
+from radazo_jax._src.optimize.states import Run, SolverState
 
 
 class AskTellState(NamedTuple):
@@ -108,7 +108,7 @@ def ask_tell(
       >>> candidates.shape, bool(np.abs(state.params - 1).max() < 0.1)
       ((11, 3), True)
     """
-    step.check_run(optimizer, estimator)
+    states.check_run(optimizer, estimator)
     arrays, static = trees.partition(
         Run(None, None, optimizer, estimator, bounds=bounds)
     )
@@ -131,7 +131,7 @@ def ask_tell(
                 "values must follow an ask, and be told once; got a state whose "
                 "candidates were not asked for, or were told already."
             )
-        step.check_room(state.run.step)
+        states.check_room(state.run.step)
         values = as_values(values, state.run.params)
         if np.shape(values) == (1,) and not values[0] < state.limit:
             run = static.merge(arrays)
@@ -150,7 +150,7 @@ def candidates_of(
 ) -> Any:
     """The candidates of a step, a tree like the parameters: [n, …]."""
     run = static.merge(arrays)
-    step.check_state(run, state)
+    states.check_state(run, state)
     points, _ = step.points_at(run, state, _traced_loss(run, state))
     asked = candidates(points, state.params)
     return jax.vmap(lambda params: box.project(run.bounds, params))(asked)
@@ -171,7 +171,7 @@ def _tell(
       The state after, the numbers of the step, and the checksum of the parameters.
     """
     run = static.merge(arrays)
-    step.check_state(run, state)
+    states.check_state(run, state)
     points, estimator_state = step.points_at(run, state, _traced_loss(run, state))
     state = state._replace(estimator_state=estimator_state)
     state, info = step.advance(run, state, points, points.split(values))

@@ -12,7 +12,7 @@ import optax
 from radazo_jax._src import checks, shown, trees
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.executors import Outcome, distinct, in_two_parts, outside
-from radazo_jax._src.optimize import ask_tell, host, revert, step
+from radazo_jax._src.optimize import ask_tell, host, revert, states, step
 from radazo_jax._src.optimize.box import Bounds
 from radazo_jax._src.optimize.budgets import Budget
 from radazo_jax._src.optimize.console import interruptible, progress_bar
@@ -21,7 +21,7 @@ from radazo_jax._src.optimize.failures import Policy, failure_counts, resumed
 from radazo_jax._src.optimize.history import History
 from radazo_jax._src.optimize.host import Done, Path, Values
 from radazo_jax._src.optimize.journal import Record, of_points
-from radazo_jax._src.optimize.step import Run, SolverState
+from radazo_jax._src.optimize.states import Run, SolverState
 
 
 class Best(NamedTuple):
@@ -218,7 +218,7 @@ def minimize_black_box(
         run = Run(None, None, optimizer, estimator, bounds=bounds)
         if state is None:
             state = step.start(run, params, key)
-        step.check_known(state)
+        states.check_known(state)
         in_turn = executor is None and not batched
         in_parts = in_turn and revert.limit(state.optimizer_state) is not None
         watch = budget.watch(run, state, trees.widest(state.params), in_parts)

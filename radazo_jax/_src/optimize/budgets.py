@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from radazo_jax._src import checks
-from radazo_jax._src.optimize import step
-from radazo_jax._src.optimize.step import Run, SolverState
+from radazo_jax._src.optimize import states, step
+from radazo_jax._src.optimize.states import Run, SolverState
 
 _DEFAULT_STEPS = 1000
 
@@ -136,8 +136,8 @@ class Budget(NamedTuple):
         """
         steps, reason = self.num_steps, "num_steps"
         if steps is None:
-            steps = step.room(done)
-        step.check_room(done, steps)
+            steps = states.room(done)
+        states.check_room(done, steps)
         if self.max_evaluations is not None:
             if self.max_evaluations < size:
                 raise ValueError(
@@ -151,7 +151,7 @@ class Budget(NamedTuple):
             target = np.array(
                 -np.inf if self.target is None else float(self.target), dtype
             )
-        patience = min(self.patience or step.MOST_STEPS, step.MOST_STEPS)
+        patience = min(self.patience or states.MOST_STEPS, states.MOST_STEPS)
         limits = Limits(target, np.array(patience, np.int32))
         return Watch(
             steps,
@@ -198,7 +198,7 @@ class Watch:
     @property
     def total(self) -> int | None:
         """Number of steps for a progress bar, `None` if there is no limit."""
-        return None if self.num_steps >= step.MOST_STEPS // 2 else self.num_steps
+        return None if self.num_steps >= states.MOST_STEPS // 2 else self.num_steps
 
     def seconds_left(self) -> float:
         """Returns the seconds that are left."""

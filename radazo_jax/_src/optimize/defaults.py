@@ -14,7 +14,7 @@ from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.full import full_difference
 from radazo_jax._src.optimize.aliases import bfgs, parabolic_sgd
 from radazo_jax._src.optimize.minibatch import scale_by_minibatch_step
-from radazo_jax._src.optimize.step import check_run
+from radazo_jax._src.optimize.states import check_run
 
 # Up to so many parameters a step evaluates differences along all coordinates.
 _FEW = 20

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from radazo_jax._src import checks
-from radazo_jax._src.optimize.step import SolverState
+from radazo_jax._src.optimize.states import SolverState
 
 
 class RunError(RuntimeError):

@@ -10,7 +10,7 @@ import numpy as np
 
 from radazo_jax._src import shown
 from radazo_jax._src.optimize import journal
-from radazo_jax._src.optimize.step import StepInfo
+from radazo_jax._src.optimize.states import StepInfo
 
 # The numbers of each step, apart from the numbers in the states.
 _OF_A_STEP = ("value", "value_std", "slope", "evaluations", "failed")

@@ -18,7 +18,7 @@ from radazo_jax._src.optimize import ask_tell, history, journal, step
 from radazo_jax._src.optimize.budgets import Watch
 from radazo_jax._src.optimize.failures import Policy, RunError
 from radazo_jax._src.optimize.journal import Record
-from radazo_jax._src.optimize.step import SolverState
+from radazo_jax._src.optimize.states import SolverState
 
 Path = str | os.PathLike[str]
 

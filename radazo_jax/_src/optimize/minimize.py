@@ -15,7 +15,7 @@ from jax import lax
 from radazo_jax._src import checks, shown, trees
 from radazo_jax._src.estimate.estimator import GradientEstimator, values_at
 from radazo_jax._src.estimate.vectorized import Evaluator, check_evaluator, vectorized
-from radazo_jax._src.optimize import ask_tell, host, revert, step
+from radazo_jax._src.optimize import ask_tell, host, revert, states, step
 from radazo_jax._src.optimize.box import Bounds
 from radazo_jax._src.optimize.budgets import Budget, Limits, Progress, Watch
 from radazo_jax._src.optimize.console import interruptible, progress_bar
@@ -24,7 +24,7 @@ from radazo_jax._src.optimize.diagnose import warn_of_rounding
 from radazo_jax._src.optimize.failures import Policy, exceeds, failure_counts, resumed
 from radazo_jax._src.optimize.history import History, names, numbers
 from radazo_jax._src.optimize.host import Done, Path, Values
-from radazo_jax._src.optimize.step import Run, SolverState
+from radazo_jax._src.optimize.states import Run, SolverState
 
 # Without a given chunk size, chunks aim at this many seconds: long enough that what
 # is done between them does not count, short enough for a progress bar and Ctrl-C.
@@ -204,9 +204,9 @@ def minimize(
     if state is None:
         state = step.start(run, params, key)
     else:
-        step.check_state(run, state, leaves=True)
+        states.check_state(run, state, leaves=True)
     state = resumed(state)
-    step.check_known(state)
+    states.check_known(state)
     watch = budget.watch(run, state, np.float32)
     if any(leaf.dtype.itemsize < 4 for leaf in jax.tree.leaves(state.params)):
         points, _ = step.points_at(run, state, step.loss_at(run, state))

@@ -10,11 +10,11 @@ import optax
 from radazo_jax._src import trees
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.vectorized import Evaluator, vectorized
-from radazo_jax._src.optimize import ask_tell, host, step
+from radazo_jax._src.optimize import ask_tell, host, states, step
 from radazo_jax._src.optimize.box import Bounds
 from radazo_jax._src.optimize.host import Path
 from radazo_jax._src.optimize.journal import Journal, check_same_run, read
-from radazo_jax._src.optimize.step import Run, SolverState
+from radazo_jax._src.optimize.states import Run, SolverState
 
 
 def replay(
@@ -76,7 +76,7 @@ def replay(
     found = read(journal)
     if found is None:
         raise ValueError(f"journal must be a file with a run; got {journal!r}.")
-    step.check_run(optimizer, estimator, evaluator)
+    states.check_run(optimizer, estimator, evaluator)
     run = Run(fun, sample, optimizer, estimator, evaluator, bounds)
     with jax.enable_x64(trees.has_x64() or found.run["dtype"] == "float64"):
         return _replay(journal, found, params, run, exact)

@@ -9,9 +9,9 @@ import optax
 
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.vectorized import Evaluator, vectorized
-from radazo_jax._src.optimize import step
+from radazo_jax._src.optimize import states, step
 from radazo_jax._src.optimize.box import Bounds
-from radazo_jax._src.optimize.step import Run, SolverState, StepInfo
+from radazo_jax._src.optimize.states import Run, SolverState, StepInfo
 
 
 class StepFn(Protocol):
@@ -107,7 +107,7 @@ def solver(
     """
     if not callable(fun):
         raise TypeError(f"fun must be a function of params; got {fun!r}.")
-    step.check_run(optimizer, estimator, evaluator)
+    states.check_run(optimizer, estimator, evaluator)
     run = Run(fun, sample, optimizer, estimator, evaluator, bounds)
 
     def init(params: optax.Params, key: jax.typing.ArrayLike) -> SolverState:
@@ -118,7 +118,7 @@ def solver(
     def take(
         state: SolverState, *batch: Any, **kwargs: Any
     ) -> tuple[SolverState, StepInfo]:
-        step.check_state(run, state)
+        states.check_state(run, state)
         if sample is None:
             return step.take(run, state, step.loss_of(run, batch, kwargs))
         if batch or kwargs:

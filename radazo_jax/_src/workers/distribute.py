@@ -14,7 +14,7 @@ import optax
 from radazo_jax._src import checks, shown
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.numbers import keys
-from radazo_jax._src.optimize import history, journal, step
+from radazo_jax._src.optimize import history, journal, states
 from radazo_jax._src.optimize.box import Bounds
 from radazo_jax._src.optimize.budgets import Budget, Watch
 from radazo_jax._src.optimize.console import interruptible, progress_bar
@@ -22,7 +22,7 @@ from radazo_jax._src.optimize.failures import Policy, RunError, failure_counts
 from radazo_jax._src.optimize.history import History
 from radazo_jax._src.optimize.host import Path
 from radazo_jax._src.optimize.journal import Record
-from radazo_jax._src.optimize.step import Failures, SolverState
+from radazo_jax._src.optimize.states import Failures, SolverState
 from radazo_jax._src.workers.cluster import Cluster
 from radazo_jax._src.workers.fleet import Fleet
 from radazo_jax._src.workers.replica import Recipe
@@ -173,7 +173,7 @@ def distribute(
         raise TypeError(
             f"make_fun must be a function without arguments; got {make_fun!r}."
         )
-    step.check_run(optimizer, estimator)
+    states.check_run(optimizer, estimator)
     budget = Budget.of(num_steps, max_evaluations, max_seconds, target, patience)
     checks.check_int_at_least("batch_size", batch_size, 1)
     checks.check_positive("timeout", timeout)

@@ -14,10 +14,10 @@ from radazo_jax._src import checks, fusion, trees
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.points import Points
 from radazo_jax._src.estimate.vectorized import values_by_number, vectorized
-from radazo_jax._src.optimize import ask_tell, history, host, revert, step
+from radazo_jax._src.optimize import ask_tell, history, host, revert, states, step
 from radazo_jax._src.optimize.box import Bounds
 from radazo_jax._src.optimize.journal import Record
-from radazo_jax._src.optimize.step import Run, SolverState
+from radazo_jax._src.optimize.states import Run, SolverState
 from radazo_jax._src.workers.messages import Reply, Request
 
 
@@ -80,7 +80,7 @@ class Replica:
             recipe.estimator,
             bounds=recipe.bounds,
         )
-        step.check_run(run.optimizer, run.estimator)
+        states.check_run(run.optimizer, run.estimator)
         self._fun = fun
         self._arrays, static = trees.partition(run)
         programs = (_points, values_of, ask_tell.tell_in_place, _final_params)
