@@ -1,13 +1,18 @@
 """Functions of few parameters, with and without bounds, and the tools for them.
 
+    python -m examples.research.board.few --output docs/board/few.json
+
 The functions are CUTEst's of at most 20 parameters, as sif2jax has them, and the
 paper's in boxes that cut their minimum off. All methods call the same NumPy function.
+A row of the record is a method on a problem: the evaluations until 10⁻¹, 10⁻³ and
+10⁻⁵ of the gap at the start are left, in a budget of 200 (d + 1). The record is written
+after each row, and `--resume` continues it.
 """
 
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,14 +21,23 @@ import numpy as np
 from scipy.optimize import minimize
 
 import radazo_jax as zo
-from examples.common.record import numbers
+from examples.common import cli
+from examples.common.record import collect, numbers
+from examples.common.tables import Table
+from examples.research.board import report
 from examples.research.board.oracle import Finished, Oracle
 from examples.research.board.problems import Case, Problem, Row
 from examples.research.paper import functions
 
 MOST = 20  # Parameters.
 BUDGET = 200  # In units of d + 1.
+AT = (5, 10, 20, 30, 50, 100, 200)  # Budgets of the tables.
 TARGETS = (1e-1, 1e-3, 1e-5)
+KINDS = {
+    "CUTEst": "Without bounds",
+    "Bounded": "With bounds",
+    "Boxed": "The paper's functions in boxes that cut their minimum off",
+}
 _BOXED = (2, 5, 10, 20)  # The dimensions of the paper's functions.
 _SEED = 2026
 
@@ -249,16 +263,15 @@ METHODS = {
 }
 
 
-def measures(args: Any) -> Iterator[Row]:
-    """The rows of the record."""
-    del args
-    for case in cases():
-        built = functools.cache(case.make)
-        for name, method in METHODS.items():
-            if case.kind in method.kinds:
+def measures(kinds: Sequence[str], names: Sequence[str]) -> Iterator[Row]:
+    """The rows of the record: one method after another."""
+    built = [(case, functools.cache(case.make)) for case in cases()]
+    for name in names:
+        for case, make in built:
+            if case.kind in kinds and case.kind in METHODS[name].kinds:
                 row = {"kind": case.kind, "problem": case.name}
                 row |= {"dimension": case.dimension, "method": name}
-                yield row, functools.partial(_measured, built, method)
+                yield row, functools.partial(_measured, make, METHODS[name])
 
 
 def _measured(make: Callable[[], Problem], method: Method) -> dict[str, Any]:
@@ -271,3 +284,41 @@ def _measured(make: Callable[[], Problem], method: Method) -> dict[str, Any]:
         method.run(problem, oracle)
     found = {"evaluations": oracle.reached, "gap": oracle.gap}
     return numbers(found | {"outside": oracle.outside})
+
+
+def tables(content: dict[str, Any]) -> list[Table]:
+    """A table for each kind of problems: shares of targets within budgets."""
+    found = []
+    for kind in KINDS:
+        of_methods = report.runs(content["rows"], [kind])
+        if of_methods:
+            rows = [
+                (name, str(len(runs.names)), *(f"{x:.0%}" for x in runs.shares(AT)))
+                for name, runs in of_methods.items()
+            ]
+            caption = (
+                f"{KINDS[kind]}: the share of targets (10⁻¹, 10⁻³, 10⁻⁵ of the gap at "
+                "the start) reached within so many times d + 1 evaluations"
+            )
+            heads = ("method", "problems", *(f"≤ {k}" for k in AT))
+            found.append(Table(caption, heads, rows))
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = cli.parser(__doc__)
+    add = parser.add_argument
+    add("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="problems")
+    add("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="tools")
+    cli.add_record(parser, resume=True)
+    args = parser.parse_args(argv)
+    about = {"settings": {"budget": BUDGET, "targets": TARGETS}}
+    with jax.enable_x64(True):
+        rows = measures(args.kinds, args.methods)
+        made = collect(args.output, args.resume, rows, lambda rows: rows, **about)
+    for table in tables({"rows": made}):
+        print(table.caption, table.format(), sep="\n\n", end="\n\n")
+
+
+if __name__ == "__main__":
+    main()
