@@ -6,20 +6,20 @@ import pytest
 # Pattern -> the most matches in each area of `language.AREAS`. Counts may only fall:
 # lower a limit after you rewrite a sentence. `python .ci/language.py` prints them.
 LIMITS = {
-    "where": (69, 96, 54, 71),
-    "that of": (23, 48, 23, 38),
-    "summary": (23, 88, 100, 0),
-    "field": (19, 51, 11, 0),
-    "behind": (1, 4, 2, 5),
-    "for": (4, 6, 3, 3),
-    "is to": (9, 6, 3, 1),
-    "more": (4, 0, 2, 3),
-    "in place of": (0, 1, 0, 2),
-    "ours": (0, 3, 5, 21),
-    "of your own": (0, 1, 2, 2),
-    "as described": (6, 15, 0, 0),
-    "metaphor": (2, 15, 7, 12),
-    "go on": (3, 15, 6, 8),
+    "where": (1, 32, 27, 35),
+    "that of": (0, 14, 14, 24),
+    "summary": (0, 37, 54, 0),
+    "field": (0, 8, 1, 0),
+    "behind": (0, 1, 1, 1),
+    "for": (1, 5, 1, 2),
+    "is to": (0, 1, 2, 0),
+    "more": (0, 0, 2, 3),
+    "in place of": (0, 0, 0, 0),
+    "ours": (0, 3, 1, 15),
+    "of your own": (0, 0, 0, 2),
+    "as described": (0, 0, 0, 0),
+    "metaphor": (0, 3, 2, 6),
+    "go on": (0, 3, 2, 6),
 }
 
 

@@ -5,8 +5,8 @@ The text is the prose that every Python brings along: the language reference tha
 sources are parsed and never run. What is not prose (code, tables, doctests) is left
 out.
 
-The sentences of the sentiment set's training split are part of it, for the words that
-reviews use and Python's documentation does not. Their labels are not, and neither is
+The training split of the sentiment set is part of it, because it has words that
+Python's documentation does not have. Its labels are not, and neither is
 the prompt (" It was great"): the model gets to know words, and what they say about a
 review is left to the fine-tuning. The split for evaluation is not read.
 """
@@ -28,7 +28,7 @@ from examples.apps.llm import data
 SENTIMENT = Path(__file__).parent / "sentiment"
 SPECIAL_TOKENS = ("<s>", data.PAD, data.BOS, "<unk>")  # In the order of OPT's ids.
 
-_REPEAT_REVIEWS = 20  # They are few beside the documentation.
+_REPEAT_REVIEWS = 20  # They are few compared with the documentation.
 # To the tokenizer alone these are so frequent that they become single tokens.
 _PROMPTS = [" It was terrible It was great"] * 2000
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests"}
@@ -56,7 +56,7 @@ def _is_prose(line: str) -> bool:
 
 
 def _documentation() -> Iterator[str]:
-    """Blocks of text; where Python comes without sources, only its reference."""
+    """Blocks of text; without Python's sources, only its reference."""
     with contextlib.suppress(ImportError):  # Some systems package it apart.
         yield from importlib.import_module("pydoc_data.topics").topics.values()
     library = Path(sysconfig.get_path("stdlib"))

@@ -45,9 +45,9 @@ class Task(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Examples as arrays, where C is the number of candidates and L their length.
+    """Examples as arrays, with C candidates of length L.
 
-    Tokens are padded on the right, targets likewise. Where the candidates of each
+    Tokens are padded on the right, targets likewise. If the candidates of each
     example differ in nothing that is fed to the model (they are single tokens, say),
     they share one sequence, and the second axis of `tokens` is 1.
     """
@@ -55,7 +55,7 @@ class Batch(NamedTuple):
     tokens: np.ndarray  # int32 [B, C or 1, T]
     positions: np.ndarray  # int32 [B, C, L]: of the tokens that predict the targets.
     targets: np.ndarray  # int32 [B, C, L]: the tokens of the candidates.
-    mask: np.ndarray  # float32 [B, C, L]: 1 where there is a target, 0 for padding.
+    mask: np.ndarray  # float32 [B, C, L]: 1 for a target, 0 for padding.
     label: np.ndarray  # int32 [B]
 
 
@@ -126,7 +126,7 @@ def _copa_example(where: str, line: str) -> Example:
 
 
 def _continuation(choice: str) -> str:
-    """The choice as it goes on in the middle of a sentence."""
+    """The choice as a continuation in the middle of a sentence."""
     first, *rest = choice.split(" ")
     return " " + " ".join([first if first == "I" else first.lower(), *rest])
 
@@ -155,8 +155,8 @@ TASKS = {
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a checkpoint.
 
-    That of an OPT puts `</s>` first, which its file does not say; those of others say
-    themselves what they put where.
+    OPT's puts `</s>` first, which its file does not say; the files of others describe
+    their own special tokens.
 
     Args:
       folder: Holds `tokenizer.json`, or `vocab.json` and `merges.txt`; or a GGUF file.
@@ -171,7 +171,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         else:
             tokenizer = byte_level(models.BPE.from_file(*map(str, parts)))
     except BaseException as error:
-        # The library raises Exception itself and, where it panics, what is none.
+        # The library raises Exception itself and, if it panics, another class.
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         raise ValueError(
@@ -219,16 +219,16 @@ def encode(
     """Makes one batch of all examples.
 
     The last token of a candidate is predicted and predicts nothing, and so it is not
-    among `tokens`. The tokens of a candidate are those by which prompt and candidate
-    together are longer than the prompt.
+    among `tokens`. The tokens of a candidate are the tokens by which prompt and
+    candidate together are longer than the prompt.
 
     Args:
       tokenizer: From `load_tokenizer`.
       examples: With equally many candidates each.
-      max_length: How many tokens the model can take: its context, less what a soft
-        prompt takes of it. Sequences are as long as the longest, rounded up to a
-        multiple of 8 where that fits.
-      vocab_size: How many tokens the model has embeddings for.
+      max_length: The number of tokens that the model accepts: its context without a
+        soft prompt. Sequences are as long as the longest, rounded up to a
+        multiple of 8 if that fits.
+      vocab_size: The number of tokens with embeddings.
 
     Raises:
       ValueError: If an example is too long, a candidate has no tokens, or the model no

@@ -97,7 +97,7 @@ _MOST_LAYERS = 1 << 16  # A configuration has some numbers of each.
 class Config:
     """The sizes of a model and how its family computes.
 
-    Where a name is that of an entry of `config.json`, it means the same.
+    A name of an entry of `config.json` has the same meaning.
     """
 
     vocab_size: int
@@ -210,7 +210,7 @@ def _positive_or_none(values: Mapping[str, Any], name: str) -> float | None:
 
 
 def _sliding(v: Mapping[str, Any], family: str) -> list[bool]:
-    """Of each layer: whether it sees no farther than the window."""
+    """Whether each layer sees no farther than the window."""
     number, types = v["num_hidden_layers"], v["layer_types"]
     if types is not None:
         known = "sliding_attention", "full_attention"

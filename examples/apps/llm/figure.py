@@ -71,7 +71,7 @@ def compare(plan: Plan, execute: Execute) -> list[Run]:
 
 
 def best_rate(run: Callable[..., Run], tune: str, method: str, max_rates: int) -> float:
-    """By the final training loss of seed 0: up from the paper's η while it falls."""
+    """The η with the least final loss of seed 0: up from the paper's while it falls."""
     best_rate, best_loss = math.nan, math.inf
     for i in range(max_rates):
         rate = RATE * GRID_FACTOR**i

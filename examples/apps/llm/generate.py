@@ -1,4 +1,4 @@
-"""What a model says: on a prompt, or in a chat.
+"""Texts of a model: after a prompt, or in a chat.
 
     python -m examples.apps.llm.generate --model FOLDER --prompt "It was"
     python -m examples.apps.llm.generate --model FOLDER --adapters FOLDER
@@ -44,16 +44,16 @@ def generate(
     """The tokens that follow, one by one.
 
     Args:
-      model: Of any family, with adapters or a soft prompt or without.
-      tokens: What it goes on from.
-      max_tokens: How many at most; fewer where the model has no positions for them.
+      model: A model of any family, with adapters or a soft prompt or without.
+      tokens: The tokens to continue.
+      max_tokens: The largest number; fewer if the model has no positions for them.
       temperature: 0 takes the likeliest token; above, tokens are drawn with logits
         divided by it.
-      key: Of the draws, consumed.
+      key: The key of the draws, consumed.
       stop: Tokens that end it, and are not returned.
 
     Raises:
-      ValueError: If there is no token to go on from, or no position for another, or
+      ValueError: If there is no token to continue, or no position for another, or
         the model has no embedding for a token.
     """
     longest = model.config.max_position_embeddings
@@ -139,7 +139,7 @@ def ends(folder: Path, tokenizer: Tokenizer) -> set[int]:
 
 
 def conversation(folder: Path) -> Callable[[list[dict[str, str]]], str]:
-    """What makes one text of the turns of a chat.
+    """Returns a function that makes one text of the turns of a chat.
 
     The template comes with the model, so it is rendered in a sandbox.
 
@@ -197,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     try:
         folder = find_model(options.model)
-        weights.read_config(folder)  # Its errors before those of larger files.
+        weights.read_config(folder)  # Its errors come before errors of larger files.
         tokenizer = data.load_tokenizer(folder)
         stop, render = ends(folder, tokenizer), conversation(folder)
         model = weights.load(folder, dtype=options.dtype)

@@ -1,4 +1,4 @@
-"""What is tuned of a model: all of it, low-rank adapters, or a soft prompt."""
+"""The tuned part of a model: all of it, low-rank adapters, or a soft prompt."""
 
 import functools
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def add_lora(
     """Adds adapters to projections of every layer, in place.
 
     Each is x ↦ α/r · (x A) B with A [layers, in, r] random and B [layers, r, out] zero,
-    both float32, so that at first nothing changes.
+    both float32, so nothing changes at first.
 
     Args:
       model: A model without adapters.
@@ -136,8 +136,8 @@ def merge(model: LanguageModel) -> LanguageModel:
 def add_prompt(model: LanguageModel, *, length: int = 5, rngs: nnx.Rngs) -> None:
     """Puts `length` virtual tokens before every sequence, in place.
 
-    Their embeddings, float32 [length, width], start as those of random tokens of
-    the vocabulary.
+    Their embeddings, float32 [length, width], start as embeddings of random tokens
+    of the vocabulary.
 
     Raises:
       ValueError: If length is not positive, or leaves no position for a token.

@@ -90,7 +90,7 @@ def option(name: str) -> str:
 
 
 def run_one(options: dict[str, Any]) -> None:
-    """One run of one method, on a given model and given data."""
+    """Runs one method, on a given model and given data."""
     for name in ("task", "data"):
         if name not in options:
             raise ValueError(f"--model needs --{name}.")
@@ -128,7 +128,7 @@ def run_one(options: dict[str, Any]) -> None:
         f"{splits[0].tokens.shape[-1]} tokens.",
         flush=True,
     )
-    # Where the model is quantized it may be too large for the device that it is for.
+    # A model that will be quantized may be too large for its device.
     device = jax.local_devices(backend="cpu" if settings.quantized else None)[0]
     with jax.default_device(device):
         keep = settings.quantize == "file"

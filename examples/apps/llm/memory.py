@@ -1,7 +1,7 @@
-"""How much memory fine-tuning takes on a TPU or GPU, as the compiler plans it.
+"""The memory of fine-tuning on a TPU or GPU, as the compiler plans it.
 
 Nothing is run and no weights are made: programs are compiled from shapes, for devices
-that need not exist (the extra ``tpu-aot`` or ``gpu-aot``). A step is that of MeZO's
+that need not exist (the extra ``tpu-aot`` or ``gpu-aot``). A step is MeZO's for
 SST-2: 16 sequences of 128 tokens, the cross-entropy over two candidates of one token
 each; zeroth-order steps take a central difference along one direction.
 
@@ -9,7 +9,7 @@ each; zeroth-order steps take a central difference along one direction.
     python -m examples.apps.llm.memory --int4 --output llm_memory_int4.json
     python -m examples.apps.llm.memory --gpu --output llm_memory_gpu.json
 
-The file is written after every program; ``--resume`` goes on where a run was stopped.
+The file is written after every program; ``--resume`` continues an interrupted run.
 """
 
 import functools
@@ -42,7 +42,7 @@ DISTRIBUTIONS = ("gaussian", "rademacher", "low_rank")
 
 
 class Case(NamedTuple):
-    """What is compiled."""
+    """A program to compile."""
 
     size: str
     device: str  # A TPU's topology, or a target of `gpus`.
@@ -124,7 +124,7 @@ GPU_CASES = [
 
 
 def abstract_batch() -> Batch:
-    """Examples whose two candidates share a sequence, as those of SST-2."""
+    """Examples whose two candidates share a sequence, as in SST-2."""
 
     def of(*shape: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((BATCH_SIZE, *shape), dtype)
@@ -133,7 +133,7 @@ def abstract_batch() -> Batch:
 
 
 def program(case: Case) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """What to compile, and its abstract arguments; a step donates the second."""
+    """A function and its abstract arguments; a step donates the second."""
     method = case.method if case.distribution else "radazo"
     small = case.size.endswith(INT4)
     settings = train.Settings(
@@ -164,7 +164,7 @@ def _loss(job: train.Job, params: nnx.State, batch: Batch) -> jax.Array:
 def _adam_step(
     job: train.Job, state: train.State, batch: Batch
 ) -> tuple[train.State, jax.Array]:
-    """As `train.train_step`, by backpropagation."""
+    """Takes the step of `train.train_step` by backpropagation."""
     value, gradient = jax.value_and_grad(_loss, 1)(job, state.params, batch)
     optimizer = adam(job.learning_rate)
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
@@ -225,7 +225,7 @@ _TOO_LARGE = re.compile(r"required for HLO temporaries \(([\d.]+)G\) exceeds ava
 
 
 def measured(case: Case) -> dict[str, Any]:
-    """What a chip holds at most, and of what; all of it where it does not fit."""
+    """The peak of a chip's memory by kind, or its whole if it does not fit."""
     try:
         memory = compiled(case).memory_analysis()
     except jax.errors.JaxRuntimeError as error:

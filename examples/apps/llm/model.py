@@ -1,4 +1,4 @@
-"""What the language models have in common, in Flax NNX, for forward passes.
+"""Common parts of the language models, in Flax NNX, for forward passes.
 
 The layers are one stack of parameters that a scan runs over, so that a perturbed
 evaluation (`radazo_jax.perturb`) builds no more than a layer at a time. `opt.py` and
@@ -19,7 +19,7 @@ _LARGEST = float(jnp.finfo(jnp.float32).max)
 
 
 class Config(Protocol):
-    """What all models are described by, as in their `config.json`."""
+    """The description of all models, as in their `config.json`."""
 
     vocab_size: int
     hidden_size: int
@@ -50,14 +50,14 @@ class LanguageModel(nnx.Module):
 
     Args:
       config: The sizes.
-      dtype: Of parameters and activations. The softmax of the attention, norms and
-        logits are float32.
+      dtype: The dtype of parameters and activations. The softmax of the attention,
+        norms and logits are float32.
       remat: Whether a gradient by backpropagation computes each layer anew, rather
-        than keeping what is inside it.
-      rngs: Where the random parameters come from.
+        than storing its activations.
+      rngs: The keys of random parameters.
     """
 
-    # Where a checkpoint has the model, and what it puts before the parts of a layer.
+    # The place of the model in a checkpoint, and prefixes of the parts of a layer.
     PREFIX: ClassVar[str]
     PARENTS: ClassVar[Mapping[str, str]]
 
@@ -69,15 +69,15 @@ class LanguageModel(nnx.Module):
             embedding_init=INIT,
             **kinds(dtype, rngs),
         )
-        # Embeddings put before those of the tokens, [P, width]; see lora.py.
+        # Embeddings before the tokens' embeddings, [P, width]; see lora.py.
         self.prompt: nnx.Variable | None = nnx.data(None)
 
     def embed(self, tokens: jax.Array) -> jax.Array:
-        """What goes into the first layer for tokens int32 [B, T], [B, T, width]."""
+        """The input of the first layer for tokens int32 [B, T], [B, T, width]."""
         return self.embed_tokens(tokens)
 
     def after_prompt(self, x: jax.Array) -> jax.Array:
-        """Embedded tokens behind the soft prompt, if there is one."""
+        """Embedded tokens after the soft prompt, if there is one."""
         if self.prompt is None:
             return x
         prompt = self.prompt[...].astype(x.dtype)
@@ -90,10 +90,10 @@ class LanguageModel(nnx.Module):
         """The final hidden states of embedded tokens, [B, T, width].
 
         Args:
-          x: What goes into the first layer.
+          x: The input of the first layer.
           start: The position of the first of them; of each row, int32 [B], if rows
             differ.
-          cache: Keys and values of those before it, of all layers, if start is not 0;
+          cache: Keys and values of earlier tokens, of all layers, if start is not 0;
             see `empty_cache`.
 
         Returns:
@@ -144,7 +144,7 @@ class LanguageModel(nnx.Module):
         return x
 
     def of_layers(self) -> tuple[Any, ...]:
-        """What is another number in each layer, [layers, ...], and no parameter."""
+        """Constants that differ between layers, [layers, ...]."""
         return ()
 
     def empty_cache(self, batch_size: int, length: int) -> Cache:
@@ -197,10 +197,11 @@ def attend(
       k: [B, T, fewer heads, width of a head], as v.
       v: As k.
       positions: int32 [T], of the tokens, or [B, T] if rows differ.
-      cache: Of the layer; what is new is written to it. Without, positions start at 0.
-      scale: Of the products.
-      window: How many positions a token sees, its own included; all, without.
-      cap: Where the scaled products end, softly.
+      cache: The layer's cache, to which new tokens are written; without, positions
+          start at 0.
+      scale: The factor of the products.
+      window: The number of positions that a token sees, with its own; by default all.
+      cap: The soft limit of the scaled products.
 
     Returns:
       What was mixed, [B, T, heads · width], and the cache.
@@ -233,7 +234,7 @@ def _write(old: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
 
 
 def _write_rows(old: jax.Array, new: jax.Array, starts: jax.Array) -> jax.Array:
-    """As `_write`, from a position of each row's own, [B]."""
+    """Writes as `_write` does, from a position of each row's own, [B]."""
 
     def write(old: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
         zero = jnp.int32(0)
@@ -274,5 +275,5 @@ def stacked(num: int, make: Callable[[nnx.Rngs], T], rngs: nnx.Rngs) -> T:
 
 
 def kinds(dtype: Any, rngs: nnx.Rngs) -> dict[str, Any]:
-    """What Flax's layers are told of their parameters."""
+    """The arguments of Flax's layers for their parameters."""
     return {"dtype": dtype, "param_dtype": dtype, "rngs": rngs}

@@ -39,7 +39,7 @@ FIXED = {
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The sizes of a model; the names and defaults are those of its `config.json`."""
+    """The sizes of a model; names and defaults are as in its `config.json`."""
 
     vocab_size: int = 50272
     hidden_size: int = 768

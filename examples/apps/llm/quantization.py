@@ -1,7 +1,7 @@
 """Frozen matrices in 8 or 4 bits, by Qwix or as a GGUF file has them.
 
-No gradient goes through rounding. What is tuned by forward passes are adapters beside
-the matrices (QLoRA's way) or their scales (QZO's).
+No gradient goes through rounding. Forward passes tune adapters next
+to the matrices (as QLoRA does) or their scales (as QZO does).
 """
 
 import functools
@@ -25,7 +25,7 @@ class Quantized(nnx.Variable):
 
 
 class QuantizationScale(nnx.Variable):
-    """What they are multiplied by. No `nnx.Param`, so that it can be tuned alone."""
+    """Their scales. No `nnx.Param`, so that they can be tuned alone."""
 
 
 class QuantizationMinimum(nnx.Variable):
@@ -57,7 +57,7 @@ class QuantizedLinear(nnx.Module):
         *stored, x = jax.lax.optimization_barrier((*self.stored(), x))
         matrix = self.dequantized(x.dtype, *stored)
         kind = self.preferred_element_type or x.dtype
-        # What follows is not to choose how the matrix lies in memory: XLA's TPU backend
+        # Later operations must not choose the layout of the matrix: XLA's TPU backend
         # would copy the stack of them, transposed, and keep both.
         y = jax.lax.optimization_barrier(
             jnp.dot(x, matrix, preferred_element_type=kind)
@@ -156,7 +156,7 @@ def quantize(model: LanguageModel, qtype: str, scale_dtype: Any = jnp.float32) -
     Args:
       model: A model without adapters.
       qtype: "int8" or "int4".
-      scale_dtype: Of the scales. Products are computed in that of the model, so that
+      scale_dtype: The dtype of the scales. Products have the model's dtype, so that
         only scales that are tuned need more.
     """
     for module, name, linear in list(_matrices(model)):

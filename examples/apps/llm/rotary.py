@@ -41,11 +41,11 @@ def read(v: Mapping[str, Any], slides: bool) -> tuple[float, ...]:
 
 
 def frequencies(rope: Sequence[tuple[float, ...]], width: int) -> np.ndarray:
-    """How fast each pair of coordinates of a head turns, float32 [layers, width / 2].
+    """The rotation per position of pairs of coordinates, float32 [layers, width / 2].
 
     Args:
-      rope: Of each layer, what `read` read.
-      width: Of a head.
+      rope: The results of `read`, by layer.
+      width: The width of a head.
     """
     exponents = np.arange(0, width, 2, dtype=np.float64) / width
     rows = []

@@ -2,8 +2,8 @@
 
 A run is a function of its settings, its model and its data: step i draws its
 directions with `fold_in(key, i)` and reads the batch `feed(i)`. So it
-can be cut at any step and go on from a checkpoint to the same end, bit for bit, the
-file of metrics included.
+can be interrupted at any step and resume from a checkpoint with the same end, bit for
+bit, the file of metrics included.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ FREE = ("num_steps", "checkpoint_every", "eval_every")
 
 
 class Result(NamedTuple):
-    """What a run returns."""
+    """The result of a run."""
 
     model: LanguageModel
     state: State
@@ -62,15 +62,15 @@ def run(
     """Trains a model.
 
     Args:
-      settings: What to do.
-      model: What to train. It is consumed.
+      settings: The settings of the run.
+      model: The model to train. It is consumed.
       train: The examples to train on.
       dev: The examples whose accuracy is measured.
       test: Examples that are measured before the first step and after the last.
-      folder: Where checkpoints and metrics go; nothing is written without.
-      resume: Whether to go on from the last checkpoint in the folder. If there is none
-        yet, the run starts, so that one command serves a job that is restarted.
-      label: What the progress bar says.
+      folder: The folder of checkpoints and metrics; nothing is written without.
+      resume: Whether to continue from the last checkpoint in the folder. If there is
+        none yet, the run starts, so that one command serves a job that is restarted.
+      label: The text of the progress bar.
       eval_first: Whether to measure before the first step.
       eval_examples: The number of examples of `train` that the training loss is
         measured on, a share of each bucket. All by default.

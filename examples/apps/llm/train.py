@@ -26,9 +26,9 @@ from examples.common.distributions import DISTRIBUTIONS
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """All that defines a run, beside the model and the data.
+    """All that defines a run, except the model and the data.
 
-    The defaults are those of the paper: central differences with one Gaussian
+    The defaults are the paper's: central differences with one Gaussian
     direction, and the same η, μ, β₁ and β₂ for all methods.
     """
 
@@ -135,7 +135,7 @@ class Settings:
 
 
 class State(NamedTuple):
-    """Where a run stands."""
+    """The state of a run."""
 
     params: nnx.State  # What is tuned, and nothing else.
     opt_state: optax.OptState
@@ -144,7 +144,7 @@ class State(NamedTuple):
 
 @flax.struct.dataclass
 class Job:
-    """What a step needs and does not change."""
+    """The data of a step that it does not change."""
 
     graphdef: nnx.GraphDef[LanguageModel]
     rest: nnx.State  # What is not tuned.
@@ -167,7 +167,7 @@ class Job:
 def start(settings: Settings, model: LanguageModel) -> tuple[Job, State]:
     """Quantizes the model, adds adapters or a prompt, and starts a run of it.
 
-    The state takes the model's arrays over: what is tuned is not to be used elsewhere.
+    The state takes over the model's arrays: do not use tuned ones elsewhere.
     """
     init_key, run_key = jax.random.split(jax.random.key(settings.seed))
     rngs = nnx.Rngs(init_key)
@@ -190,7 +190,7 @@ def start(settings: Settings, model: LanguageModel) -> tuple[Job, State]:
 
 @functools.partial(jax.jit, donate_argnames="state")
 def train_step(job: Job, state: State, batch: Batch) -> tuple[State, jax.Array]:
-    """One step of a run, and the loss on its batch; `state` is consumed.
+    """Takes a step, and returns the loss on its batch; `state` is consumed.
 
     Step i draws its directions with `fold_in(key, i)`.
     """
@@ -245,7 +245,7 @@ def _loss_terms(
     """A sum of losses and how many there are; the loss is their ratio.
 
     "classification" is the cross-entropy over the candidates, one loss an example;
-    "language_model" that of the tokens of the right candidate, one loss a token.
+    "language_model" the loss of the tokens of the right candidate, one per token.
     """
     if objective == "classification":
         losses = optax.softmax_cross_entropy_with_integer_labels(
@@ -264,11 +264,11 @@ def scores(model: LanguageModel, batch: Batch) -> jax.Array:
 
 
 def _token_log_probabilities(model: LanguageModel, batch: Batch) -> jax.Array:
-    """Of each candidate's tokens, float32 [B, C, L]."""
+    """Returns those of each candidate's tokens, float32 [B, C, L]."""
     examples, sequences, length = batch.tokens.shape[:3]
     hidden = model.hidden(batch.tokens.reshape(-1, *batch.tokens.shape[2:]))
     hidden = hidden.reshape(examples, sequences, length, -1)
-    # Logits only where they are needed: the vocabulary is wide.
+    # Logits only for needed positions: the vocabulary is wide.
     positions = batch.positions[:, :sequences, :, None]
     logits = model.logits(jnp.take_along_axis(hidden, positions, axis=2))
     rows = jax.nn.log_softmax(logits)  # [B, 1 or C, L, vocabulary]

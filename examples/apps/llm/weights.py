@@ -53,7 +53,7 @@ TOKENIZER = (
 
 _FLOATS = ("F16", "BF16", "F32", "F64")  # As safetensors names them.
 _LEAVES = {"kernel": "weight", "embedding": "weight", "scale": "weight", "bias": "bias"}
-# What old checkpoints hold beside parameters.
+# Other contents of old checkpoints.
 _COMPUTED = ".rotary_emb.inv_freq"
 FAMILIES: dict[str, Any] = {"opt": opt.Config} | dict.fromkeys(
     decoder.FAMILIES, decoder.Config
@@ -70,7 +70,7 @@ def load(
 
     Args:
       folder: The folder, whose safetensors are one file or shards, or the file.
-      dtype: Of the parameters and of what is computed with them.
+      dtype: The dtype of the parameters and of computations with them.
       keep_blocks: Whether matrices that a GGUF file has in blocks of 4 or 8 bits stay
         in them. They are not rounded again.
 
@@ -166,7 +166,7 @@ def save(model: LanguageModel, folder: Folder) -> None:
 
     Args:
       model: The model, without adapters or a soft prompt.
-      folder: Where to write; it is made if it is not there. A checkpoint in it is
+      folder: The folder to write; it is made if it is not there. A checkpoint in it is
         replaced.
 
     Raises:
@@ -191,7 +191,7 @@ def save_merged(model: LanguageModel, folder: Folder, *, base: Path) -> None:
 
     Args:
       model: The model, with adapters or tuned whole. It is consumed.
-      folder: Where to write; it is made if it is not there.
+      folder: The folder to write; it is made if it is not there.
       base: The folder or the GGUF file that the model came from; its tokenizer is
         copied.
 
@@ -215,8 +215,8 @@ def save_adapters(model: LanguageModel, folder: Folder, *, base: str) -> None:
 
     Args:
       model: A model with adapters or a soft prompt.
-      folder: Where to write; it is made if it is not there.
-      base: The name or folder of the model without them, for the configuration.
+      folder: The folder to write; it is made if it is not there.
+      base: The name or folder of the base model, for the configuration.
 
     Raises:
       ValueError: If the model has neither.
@@ -273,7 +273,7 @@ def _views(
 
 
 def _prefix(model: LanguageModel, layer: int, module: str) -> str:
-    """What the name of a layer's module starts with."""
+    """The prefix of the name of a layer's module."""
     parent = model.PARENTS.get(module)
     return f"{model.PREFIX}.layers.{layer}" + (f".{parent}" if parent else "")
 
@@ -340,7 +340,7 @@ def _shadow(variable: Any) -> np.ndarray:
 
 
 def _check(views: dict[str, np.ndarray], stored: _Stored, folder: Path) -> None:
-    """Raises if tensors are not there as the places need them that they are to have."""
+    """Raises if tensors are missing or do not fit their places."""
     for name, view in views.items():
         if name not in stored:
             raise ValueError(f"{folder} lacks the tensor {name}.")
@@ -353,7 +353,7 @@ def _check(views: dict[str, np.ndarray], stored: _Stored, folder: Path) -> None:
 
 
 def _fill(views: dict[str, np.ndarray], stored: _Stored) -> None:
-    """Reads tensors into the places that they are to have, and takes them off."""
+    """Reads tensors into their places, and removes them."""
     for name, view in views.items():
         view[...] = stored.pop(name).read()
 

@@ -3,7 +3,7 @@
 All forms have one interface. `values()` are the elements of a leaf, before they are
 scaled. `weighted_sum(coefficients)` is the weighted sum of several, stacked. `marks`
 are the arrays from which the elements are computed, each of the rank of the leaf and
-broadcastable to its shape: where a leaf is sliced or transposed, its marks are too, and
+broadcastable to its shape: if a leaf is sliced or transposed, its marks are too, and
 `with_marks` has the elements that are left.
 """
 
@@ -117,7 +117,7 @@ class LazyElements(_Elementwise):
 def draw(
     distribution: Any, key: jax.Array, number: jax.Array, at: Positions
 ) -> jax.Array:
-    """What a distribution draws, which may be a custom one."""
+    """The numbers that a distribution draws, which may be a custom one."""
     found = distribution.draw(key, number, at)
     shape = np.shape(at.lo)
     if (
@@ -156,7 +156,7 @@ class PackedSigns(_Elementwise):
     """Random signs of a leaf, 32 to a word.
 
     Attributes:
-      words: uint32, [⌈size / 32⌉]: element i, in row-major order, is -1 where bit
+      words: uint32, [⌈size / 32⌉]: element i, in row-major order, is -1 if bit
         i mod 32 of word ⌊i / 32⌋ is set, else 1, times the magnitude.
       shape: The leaf's shape.
       magnitude: The absolute value of the elements: a positive number.
@@ -176,12 +176,12 @@ class PackedSigns(_Elementwise):
     def values(self) -> jax.Array:
         bits = self.words[:, None] >> jnp.arange(32, dtype=jnp.uint32)[None, :]
         bits = bits.reshape(-1)[: math.prod(self.shape)]
-        # XLA moves what only reshapes into loops, where it is in the way.
+        # XLA would move a mere reshape into loops.
         return sign(bits.reshape(self.shape), self.magnitude)
 
 
 def sign(word: jax.Array, magnitude: float = 1.0) -> jax.Array:
-    """-magnitude where the lowest bit is set, else magnitude: it is the sign bit."""
+    """-magnitude if the lowest bit is set, else magnitude: it is the sign bit."""
     bits = np.float32(magnitude).view(np.uint32)
     return lax.bitcast_convert_type((word << np.uint32(31)) | bits, jnp.float32)
 
@@ -192,7 +192,7 @@ class LowRankFactors:
     """A matrix of low rank, u = Σ_ρ a[…, ρ] b[…, ρ], by its two factors.
 
     Attributes:
-      a: float32, of the rank of the leaf and one axis more, of size r; it has size 1
+      a: float32, with the axes of the leaf and another one, of size r; it has size 1
         along the axes of the columns.
       b: Likewise, with size 1 along the axes of the rows.
     """
@@ -221,7 +221,7 @@ class LowRankFactors:
 
 
 def _outer(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Σ_ρ a[…, ρ] b[…, ρ] where the two share no axis along which both vary."""
+    """Σ_ρ a[…, ρ] b[…, ρ] for factors that share no axis along which both vary."""
     shape = jnp.broadcast_shapes(a.shape, b.shape)[:-1]
     if a.shape[-1] <= _MAX_TERMS:
         terms = [a[..., j] * b[..., j] for j in range(a.shape[-1])]

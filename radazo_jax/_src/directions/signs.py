@@ -18,7 +18,7 @@ from radazo_jax._src.directions.storage import Dense, Part, drawn_once
 from radazo_jax._src.numbers import counter, generator
 from radazo_jax._src.numbers.counter import Counter, Positions
 
-# Where each of the five low bits of a position is set, in a word of 32 positions.
+# For each of the five low bits of a position, the positions of a word that have it.
 _BITS = (0xAAAAAAAA, 0xCCCCCCCC, 0xF0F0F0F0, 0xFF00FF00, 0xFFFF0000)
 
 # How often the number of a row is mixed.
@@ -181,7 +181,7 @@ def _word_of(at: Positions | Counter) -> Counter:
 
 
 def _num_bits(dimension: int) -> int:
-    """How many bits number the coordinates: the log₂ of the size of the basis."""
+    """The number of bits that number the coordinates: the log₂ of the basis size."""
     return max(dimension - 1, 0).bit_length()
 
 

@@ -161,7 +161,7 @@ class Part(NamedTuple):
     def positions(
         self, dimension: int, indices: Sequence[jax.Array] | None = None
     ) -> Positions:
-        """The positions of its numbers, or of those at some indices."""
+        """The positions of its numbers, or of the numbers at some indices."""
         return counter.positions(self.shape, indices, self.offset, dimension)
 
 

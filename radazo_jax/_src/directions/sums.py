@@ -26,7 +26,7 @@ _MAX_UNROLLED = 8
 _MAX_KEPT = 2**24
 
 # Directions that take at most this fraction of the parameters are stored for the
-# gradient, and from the evaluations on where they are all alive then.
+# gradient, and from the evaluations on if they are all alive then.
 _CACHED_SHARE = 8
 
 
@@ -50,7 +50,7 @@ def sample(
         own = key if distribution.sequential else generator.fold_in(key, number)
         return distribution_module.sample(distribution, own, number, layout)
 
-    # In turn where all elements of each are drawn, to find its norm.
+    # In turn if all elements of each are drawn, to find its norm.
     numbers = jnp.asarray(numbers)
     return lax.map(one, numbers) if distribution.normalized else jax.vmap(one)(numbers)
 
@@ -64,7 +64,7 @@ def cache(directions: Direction, layout: Layout, at_once: bool) -> Direction:
       at_once: Whether they are all alive at the same time anyway.
     """
     stored, few = _stored(directions, layout)
-    # In turn, those of the others would be alive during every evaluation.
+    # In turn, the elements of the others would be alive during every evaluation.
     few = few and (at_once or len(directions.scale) == 1)
     if few or (at_once and stored <= _MAX_KEPT):
         return _keep(directions, layout)
@@ -173,7 +173,7 @@ def _one_by_one(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
 
 
 def _stored(directions: Direction, layout: Layout) -> tuple[int, bool]:
-    """How many numbers make the directions, and whether those are few."""
+    """The number of stored numbers of the directions, and whether they are few."""
     distribution = directions.distribution
     one = sum(distribution._storage.size(distribution, leaf) for leaf in layout.leaves)
     stored = len(directions.scale) * one

@@ -379,8 +379,8 @@ def bfgs() -> GradientTransformationExtraArgs:
     """The BFGS method without a learning rate, for few parameters.
 
     The direction is −H gₜ with the inverse Hessian H of `scale_by_bfgs`; its step is
-    found from values, as in `scale_by_trial_step`. It needs the whole gradient, such as
-    that of `full_difference`. The default method for few parameters combines the two.
+    found from values, as in `scale_by_trial_step`. It needs the whole gradient, as
+    `full_difference` estimates it. The default method for few parameters combines both.
     On noisy losses and for many parameters, use `parabolic_sgd`.
 
     Returns:

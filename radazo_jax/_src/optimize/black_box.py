@@ -31,7 +31,7 @@ class Best(NamedTuple):
       params: The point, a tree of NumPy arrays; the start if none has a value.
       value: Its value.
       number: The number of its evaluation in the run, from 0; -1 if none has a value.
-      info: What the function returned besides; `None` if it was evaluated in a part of
+      info: The second result of the function; `None` if it was evaluated in a part of
         the run that was read from a journal.
     """
 
@@ -54,7 +54,7 @@ class BlackBoxResult(NamedTuple):
     """The result of `minimize_black_box`.
 
     Attributes:
-      params: The parameters after the last step, where `fun` was not evaluated.
+      params: The parameters after the last step, at which `fun` was not evaluated.
       values: The value of each step's estimate: float32, [steps].
       best: The best of all evaluated points.
       num_evaluations: Number of evaluated points, including failed ones.
@@ -121,7 +121,7 @@ def minimize_black_box(
         the caller's setting.
       optimizer: As in `minimize`; it gets no `value_fn`. Calls with the same
         `optimizer` and `estimator` objects compile once.
-      estimator: As in `minimize`; it says where the function is evaluated.
+      estimator: As in `minimize`; it chooses the points.
       num_steps: The number of steps in this call; with a journal, of the whole run. By
         default 1000; if another budget is given, at most 2³¹ − 2 for the whole run.
       key: The key of the whole run; it is consumed. It takes the steps of `minimize`.
@@ -137,26 +137,26 @@ def minimize_black_box(
         `best.value`, in this call; with a journal, in the whole run.
       executor: A `concurrent.futures.Executor` on which the points of a step are
         evaluated, or a function without arguments that makes one, which is called
-        again where workers died. `None` evaluates them in turn. If the value at θ
+        again if workers died. `None` evaluates them in turn. If the value at θ
         reverts the latest step, as one of `bfgs` may, the other points of the step are
         then not evaluated; the steps are the same.
       batched: Whether `fun` takes all n points of a step at once, a tree of arrays
-        with one axis more, the first, and returns n values, or a pair of these and n
+        with an additional first axis, and returns n values, or a pair of these and n
         other objects; n is the same in all steps.
       bounds: As in `ask_tell`.
       timeout: Seconds; needs an executor. If no point ends for this long, those that
         are left have failed. A thread or process that hangs stays occupied.
-      on_failure: What becomes of a point where `fun` raises, or gives anything but a
-        finite number. "drop": its direction is left out of the estimate, and a step
-        without any is skipped: neither parameters nor optimizer state move. If θ has
-        failed, the mean of the other values replaces its value. "retry": the point is
-        evaluated again, up to `max_retries` times, then dropped. "raise": the run ends.
+      on_failure: The treatment of a point at which `fun` raises, or returns anything
+        but a finite number. "drop": its direction is left out of the estimate, and a
+        step without any is skipped: neither parameters nor optimizer state move. If θ
+        has failed, the mean of the other values replaces its value. "retry": the point
+        is evaluated again, up to `max_retries` times, then dropped. "raise": the run ends.
       max_retries: See `on_failure`.
       max_consecutive_failures: The number of steps skipped in a row that ends the run.
       journal: The path of a file to which the values of each step are added. The same
-        call goes on where the file ends; `replay` rebuilds the run from it. At most
-        `num_steps` and `max_evaluations` are read; the other budgets end the run where
-        the file ends, at the earliest.
+        call resumes the run from the end of the file; `replay` rebuilds it. At most
+        `num_steps` and `max_evaluations` are read; the other budgets end the run
+        at the end of the file, at the earliest.
       state: A state to continue from. Its parameters and key replace `params` and
         `key`.
       progress: Whether to show progress, as in `minimize`.
@@ -169,7 +169,7 @@ def minimize_black_box(
       result then holds the earlier steps. A second Ctrl-C raises `KeyboardInterrupt`.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described, `fun` cannot be
+      TypeError, ValueError: If an argument is not valid, `fun` cannot be
         evaluated on the executor, the journal is of another run, or it is damaged.
       RunError: If `max_consecutive_failures` steps in a row were skipped, or all steps
         of the run, or a point failed and `on_failure` is "raise", or a step could not

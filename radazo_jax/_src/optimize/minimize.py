@@ -33,7 +33,7 @@ _MAX_CHUNK = 8192
 
 
 class MinimizeResult(NamedTuple):
-    """What `minimize` returns.
+    """The result of `minimize`.
 
     Attributes:
       params: The parameters after the last step, or before it if the optimizer reverts
@@ -41,7 +41,7 @@ class MinimizeResult(NamedTuple):
         an optimizer the loss is evaluated once more to find out.
       values: The loss at each step done in this call: float32, [steps].
       state: The state of the run; pass it as `state` to continue.
-      history: What was recorded of each step; `history.plot()` draws it.
+      history: The records of each step; `history.plot()` draws them.
       stopped: The reason for which the run ended: "target", "patience", "num_steps",
         "max_evaluations", "max_seconds", "callback" or "interrupted"; the first one in
         this order, if there are several. It is "max_evaluations" if that allows fewer
@@ -96,12 +96,12 @@ def minimize(
     change them.
 
     Args:
-      fun: The loss, `fun(params)`, or `fun(params, xi)` where `sample` is given;
+      fun: The loss, `fun(params)`, or `fun(params, xi)` if `sample` is given;
         a real scalar.
       params: The starting point, a tree of floating-point arrays. Not modified.
       optimizer: An Optax transformation, such as `radazo(1e-3)`. It gets `value`,
         `grad`, `slope` (along `grad`), `value_fn` and `measured` (whether the loss at
-        the parameters is finite; if not, `value` replaces it) as extra arguments, where
+        the parameters is finite; if not, `value` replaces it) as extra arguments, if
         it takes any. By default nothing is tuned: `bfgs()` for few parameters,
         `parabolic_sgd()` for more, or descent by `scale_by_minibatch_step()` if
         `sample` is given.
@@ -135,14 +135,14 @@ def minimize(
         box in which the parameters and all points stay.
       state: A state to continue from, as returned by a previous call or passed to
         `callback`. Its parameters and key replace `params` and `key`.
-      chunk_size: How many steps a chunk has; by default, so many that it takes about
-        half a second.
-      progress: Whether to show progress: a `tqdm` bar where that is installed, else one
+      chunk_size: Number of steps per chunk; by default, so many that a chunk takes
+        about half a second.
+      progress: Whether to show progress: a `tqdm` bar if that is installed, else one
         line per chunk on stderr.
       callback: `callback(state, values)`, called after every chunk with the chunk's
         values, float32 [chunk]. A true return value ends the run. The next chunk reuses
         the arrays of `state`: copy what you keep.
-      on_failure: What becomes of values that are not finite. "drop": their directions
+      on_failure: The treatment of values that are not finite. "drop": their directions
         are left out of the estimate, and a step without any is skipped: neither
         parameters nor optimizer state move. If the loss at the parameters is not
         finite, the mean of the other values replaces it. "raise": the run ends.
@@ -156,7 +156,7 @@ def minimize(
       done so far. A second Ctrl-C raises `KeyboardInterrupt`.
 
     Raises:
-      TypeError, ValueError: If an argument is not as described, or processes hold
+      TypeError, ValueError: If an argument is not valid, or processes hold
         different keys.
       RunError: If `max_consecutive_failures` steps in a row were skipped, or all steps
         of the run, or a value failed and `on_failure` is "raise". The error has the

@@ -53,7 +53,7 @@ def scale_by_bfgs() -> GradientTransformationExtraArgs:
         H ← (I − ρ s yᵀ) H (I − ρ y sᵀ) + ρ s sᵀ,    uₜ = H gₜ
 
     H has d² elements: use it with at most a few hundred parameters and a gradient
-    without noise, such as that of `full_difference`. For more parameters use
+    without noise, as `full_difference` estimates it. For more parameters use
     `optax.scale_by_lbfgs`.
 
     The first update is |f| g/|g|², along which the loss falls by |f| according to its
@@ -62,7 +62,7 @@ def scale_by_bfgs() -> GradientTransformationExtraArgs:
     steps are too short. If s is 0, the latest step led nowhere, and H is forgotten.
 
     Under bounds, coordinates at a bound that the gradient pushes outward are fixed. The
-    update is that of the remaining ones, H_FF − H_FA H_AA⁻¹ H_AF of fixed coordinates A
+    remaining ones take the update H_FF − H_FA H_AA⁻¹ H_AF of fixed coordinates A
     and free ones F. The gradient replaces an update that is not one of ascent.
 
     Returns:
@@ -239,7 +239,7 @@ def scale_by_trial_step() -> GradientTransformationExtraArgs:
     θ + t u with t = 1, and the next value f′ decides. With the slope g = ⟨∇f, u⟩, the
     step is accepted if f′ < f + 0.1 t g. If not, the next step begins at θ again, with
     the minimum of the parabola through f, t g and f′, but 0.1 to 0.5 of t; it is 0.5 of
-    t if f′ is not finite. After nine tries the run stays at θ, where the next step
+    t if f′ is not finite. After nine tries the run stays at θ, and the next step
     estimates the gradient anew.
 
     The limit f + 0.1 t g is known before f′ is. If f′ is not below it, the remaining

@@ -20,7 +20,7 @@ from radazo_jax._src.trees import widest
 def dot_general(
     eqn: core.JaxprEqn, x: jax.Array, view: View, view_is_left: bool
 ) -> list[jax.Array] | None:
-    """`lax.dot_general` with a view on one side; `None` where it must be built."""
+    """`lax.dot_general` with a view on one side; `None` if it must be built."""
     params = eqn.params
     contracted_left, contracted_right = params["dimension_numbers"][0]
     contracted = contracted_left if view_is_left else contracted_right
@@ -85,7 +85,7 @@ def convolution(eqn: core.JaxprEqn, x: jax.Array, view: View) -> list[jax.Array]
 
 
 def _is_product(x: jax.Array, view: View) -> bool:
-    """Whether there are factors, and what they are to be multiplied with is real."""
+    """Whether there are factors, and they are multiplied with a real array."""
     return isinstance(view.u, LowRankFactors) and jnp.issubdtype(x.dtype, jnp.floating)
 
 
@@ -107,7 +107,7 @@ def _chain(
     inner = jnp.einsum(
         f"{names_x},{names_first}Z->{between}Z", x, first, precision=precision
     )
-    # Scaled here, where there is the least of it.
+    # Scaled here, because this array is the smallest.
     inner = scale * inner
     return jnp.einsum(
         f"{between}Z,{names_second}Z->{out}", inner, second, precision=precision

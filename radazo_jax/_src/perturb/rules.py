@@ -1,4 +1,4 @@
-"""What each primitive does with a perturbed leaf that is not built yet.
+"""A rule per primitive for perturbed leaves that are not built yet.
 
 A rule gets the equation and its inputs, of which at least one is a `View`, and
 returns the outputs, views or arrays; or `None`, and then the views among the inputs
@@ -51,7 +51,7 @@ def _interpret(
     args: Sequence[Value],
     ready: Container[int],
 ) -> list[Value]:
-    """As `evaluate`; outputs may be views."""
+    """Returns the outputs as `evaluate` does; they may be views."""
     env: dict[core.Var, Value] = {}
 
     def read(atom: Any) -> Value:
@@ -171,7 +171,7 @@ def _squeeze(view: View, eqn: core.JaxprEqn, _: list[Any]) -> OfMark:
 def _expand(view: View, eqn: core.JaxprEqn, others: list[Any]) -> OfMark | None:
     if others:  # Sizes known only at run time.
         return None
-    # Where it repeats nothing, it only adds axes of size 1.
+    # If it repeats nothing, it only adds axes of size 1.
     shape = eqn.params["shape"]
     repeats = math.prod(shape) != math.prod(view.shape)
     return None if repeats else rearrange.reshape(view.shape, shape)
@@ -223,7 +223,7 @@ def _gather(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
 
 
 def _constrained(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
-    # A leaf that is drawn is built where it lies, before it is gathered.
+    # A lazy leaf is built on its own devices, before it is gathered.
     [view] = inputs
     if not isinstance(view.u, LowRankFactors):
         return None
@@ -291,7 +291,7 @@ def _scan(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
         ]
         # What a body starts from is there when it starts: a leaf need not wait for it,
         # and a slice that only its product reads is not copied out of its stack. But
-        # a leaf is not to be built once for all steps, ahead of the loop.
+        # a leaf must not be built once for all steps, ahead of the loop.
         inputs = [*(views.drawn_after(value, i) for value in consts), *carry, *slices]
         ready = {id(value) for value in inputs if params["unroll"] == 1}
         outputs = evaluate(params["jaxpr"], inputs, ready)

@@ -1,10 +1,10 @@
 """Perturbed leaves that are not built yet.
 
 A `View` stands for `p + scale * u` restricted to some elements of a leaf, in some
-order. Beside the elements of p it has those of u as they are held, whose marks take
-part in every rearrangement: slices, transposes, reshapes and lookups of a perturbed
-leaf are again views, and u is computed only where a view is used. The smallest leaves
-are drawn once, before anything reads them.
+order. It has the elements of p, and the elements of u in their own form, whose marks
+take part in every rearrangement: slices, transposes, reshapes and lookups of a
+perturbed leaf are again views, and u is computed only when a view is used. The smallest
+leaves are drawn once, before anything reads them.
 """
 
 import dataclasses
@@ -42,12 +42,12 @@ class View:
       base: The unperturbed elements, in the leaf's dtype; if `u` is `None`, the
         perturbed ones, not rounded to `dtype` yet.
       dtype: The dtype in which the perturbed elements are asked for.
-      scale: What the direction is multiplied by, shape ().
-      norm: What the elements that are held are multiplied by first, shape ().
+      scale: The factor of the direction, shape ().
+      norm: The first factor of the elements, shape ().
       u: The elements as they are held; `None` if they have been added to `base`.
       converted: Whether `dtype` is not the leaf's.
-      mask: Where there is noise, broadcastable; `None` is everywhere.
-      on_use: `on_use(view, contracted)`, called where the view is used: in a product
+      mask: Whether an element is perturbed, broadcastable; `None` if all are.
+      on_use: `on_use(view, contracted)`, called when the view is used: in a product
         that contracts the given axes, or built (none). Such a view is only traced, so
         building it draws nothing.
     """
@@ -67,12 +67,12 @@ class View:
 
     @property
     def marks(self) -> Marks:
-        """The marks of the elements that are to be added; none if they have been."""
+        """The marks of the elements of u; none if they were added already."""
         return () if self.u is None else self.u.marks
 
     @property
     def order(self) -> tuple[int, ...] | None:
-        """The `order` of elements that are to be drawn."""
+        """The `order` of lazy elements."""
         return self.u.order if isinstance(self.u, LazyElements) else None
 
     def map(
@@ -85,8 +85,8 @@ class View:
 
         Args:
           base: The unperturbed elements.
-          of_mark: What is done to each mark.
-          order: The `order` of the new elements if they are to be drawn.
+          of_mark: A function of each mark.
+          order: The `order` of the new elements if they are lazy.
         """
         if self.u is None:
             return dataclasses.replace(self, base=base)
@@ -99,7 +99,7 @@ class View:
         return dataclasses.replace(self, base=base, u=u, mask=mask)
 
     def only_where(self, mask: jax.Array) -> "View":
-        """The view with no noise where `mask`, of the rank of `base`, is false."""
+        """The view without noise at elements whose `mask`, broadcastable, is false."""
         if isinstance(self.u, LowRankFactors):
             a = jnp.where(jnp.expand_dims(mask, -1), self.u.a, 0.0)
             return dataclasses.replace(self, u=LowRankFactors(a, self.u.b))
@@ -116,8 +116,8 @@ class View:
         """The perturbed elements.
 
         Args:
-          *after: Values that are to be computed before the elements are drawn.
-          ready: Those of them, by `id`, that have been.
+          *after: Values that must be computed before the elements are drawn.
+          ready: The `id`s of values that were computed already.
 
         Returns:
           An array of `shape` and `dtype`.
@@ -153,7 +153,7 @@ def _sharded_like(base: jax.Array, mark: jax.Array) -> jax.Array:
     spec = jax.typeof(base).sharding.spec
     if not any(spec) or jax.sharding.get_abstract_mesh().empty:
         return mark
-    sizes = mark.shape[: len(spec)]  # Of factors, there is one axis more.
+    sizes = mark.shape[: len(spec)]  # Factors have an additional axis.
     varying = [n if size > 1 else None for n, size in zip(spec, sizes, strict=True)]
     return jax.reshard(mark, jax.P(*varying))
 
@@ -170,7 +170,7 @@ def views_of(
 
 
 def with_small_drawn(given: Sequence[View]) -> list[View]:
-    """`given`, of which the smallest that are to be drawn have been."""
+    """`given`, with the smallest lazy elements drawn."""
     room, small = _MAX_DRAWN_TOGETHER, []
     drawn = [i for i, view in enumerate(given) if isinstance(view.u, LazyElements)]
     for i in sorted(drawn, key=lambda i: given[i].base.size):
@@ -192,7 +192,7 @@ def with_small_drawn(given: Sequence[View]) -> list[View]:
 
 
 def _unstored(direction: Direction, layout: Layout) -> list[Elements]:
-    """The elements of a direction that are drawn where they are read, or factors."""
+    """The elements of a direction: factors, or drawn when they are read."""
 
     def lazy(direction: Direction, leaf: Leaf) -> Elements:
         return distribution.lazy(direction, leaf, layout.dimension)
