@@ -150,7 +150,8 @@ def minimize_black_box(
         but a finite number. "drop": its direction is left out of the estimate, and a
         step without any is skipped: neither parameters nor optimizer state move. If θ
         has failed, the mean of the other values replaces its value. "retry": the point
-        is evaluated again, up to `max_retries` times, then dropped. "raise": the run ends.
+        is evaluated again, up to `max_retries` times, then dropped. "raise": the run
+        ends.
       max_retries: See `on_failure`.
       max_consecutive_failures: The number of steps skipped in a row that ends the run.
       journal: The path of a file to which the values of each step are added. The same
