@@ -6,20 +6,20 @@ import pytest
 # Pattern -> the most matches in each area of `language.AREAS`. Counts may only fall:
 # lower a limit after you rewrite a sentence. `python .ci/language.py` prints them.
 LIMITS = {
-    "where": (1, 32, 27, 35),
-    "that of": (0, 14, 14, 24),
+    "where": (1, 32, 27, 22),
+    "that of": (0, 14, 14, 22),
     "summary": (0, 37, 54, 0),
     "field": (0, 8, 1, 0),
-    "behind": (0, 1, 1, 1),
-    "for": (1, 5, 1, 2),
+    "behind": (0, 1, 1, 0),
+    "for": (1, 5, 1, 0),
     "is to": (0, 1, 2, 0),
-    "more": (0, 0, 2, 3),
+    "more": (0, 0, 2, 2),
     "in place of": (0, 0, 0, 0),
-    "ours": (0, 3, 1, 15),
-    "of your own": (0, 0, 0, 2),
+    "ours": (0, 3, 1, 0),
+    "of your own": (0, 0, 0, 1),
     "as described": (0, 0, 0, 0),
-    "metaphor": (0, 3, 2, 6),
-    "go on": (0, 3, 2, 6),
+    "metaphor": (0, 3, 2, 3),
+    "go on": (0, 3, 2, 5),
 }
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -42,7 +43,7 @@ def record(rows: Iterable[dict[str, Any]] | None = None) -> dict[str, Any]:
     name = module and module.name.removesuffix(".__main__")
     script = f"-m {name}" if name else os.path.relpath(sys.argv[0])
     content = {
-        "command": " ".join(["python", script, *sys.argv[1:]]),
+        "command": f"python {script} {shlex.join(sys.argv[1:])}".rstrip(),
         "date": datetime.date.today().isoformat(),
         "device": f"{device.platform} ({device.device_kind})",
         "cpu_count": os.cpu_count(),

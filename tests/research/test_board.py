@@ -403,3 +403,23 @@ def test_the_rules_behind_differences_are_those_of_the_board(
     ]
     assert found == [row["gap"] for row in of_board]
     assert all(row["gap"] < 1 for row in of_relatives if "best" in row["method"])
+
+
+# Up to 20 parameters: what the table says.
+@pytest.fixture(scope="module")
+def shares():
+    """The shares of targets of each method without bounds, by budget."""
+    rows = [row for row in read(_RECORDS / "few.json")["rows"] if row["evaluations"]]
+    found = report.runs(rows, ["CUTEst"])
+    return {name: runs.shares([5, 10, 20, 50, 200]) for name, runs in found.items()}
+
+
+def test_few_parameters_are_never_served_worst(shares):
+    for name, of_ours in shares.items():
+        if name.startswith("radazo_jax"):
+            others = [s for n, s in shares.items() if not n.startswith("radazo_jax")]
+            assert len(others) == 4 and (of_ours > np.min(others, axis=0)).all()
+
+
+def test_few_parameters_reach_two_thirds_and_nine_tenths(shares):
+    assert shares["radazo_jax"][2] >= 0.66 and shares["radazo_jax"][4] >= 0.9

@@ -289,8 +289,10 @@ def _measured(make: Callable[[], Problem], method: Method) -> dict[str, Any]:
 def tables(content: dict[str, Any]) -> list[Table]:
     """A table for each kind of problems: shares of targets within budgets."""
     found = []
+    # Some problems start at their minimum.
+    measured = [row for row in content["rows"] if row["evaluations"] is not None]
     for kind in KINDS:
-        of_methods = report.runs(content["rows"], [kind])
+        of_methods = report.runs(measured, [kind])
         if of_methods:
             rows = [
                 (name, str(len(runs.names)), *(f"{x:.0%}" for x in runs.shares(AT)))
