@@ -76,7 +76,8 @@ def reference(name, us, coefficients, bias_correction):
             row, column = axes
             rows = B2 * rows + (1 - B2) * square.mean(column, keepdims=True)
             columns = B2 * columns + (1 - B2) * square.mean(row, keepdims=True)
-            v = rows * columns / rows.mean(row, keepdims=True)
+            mean = rows.mean(row, keepdims=True)
+            v = rows * columns / np.where(mean > 0, mean, 1)
         v = v / (1 - B2**t) if bias_correction else v
         updates.append(m / np.sqrt(v + EPS_ROOT))
     return updates, (whole if axes is None else (rows, columns))

@@ -196,11 +196,15 @@ def drawn_once(
         return list(map(of_group, groups))
 
     drawn = fusion.compute_once(jax.vmap(draw_all), keys, numbers)
-    # Split out here: XLA's CPU backend would draw everything for each part.
+    # Split apart from the draw: XLA's CPU backend would draw everything for each part.
+    # And apart from the sums of the parts, which it would round otherwise in a loop.
     found: dict[Part, jax.Array] = {}
     for group, together in zip(groups, drawn, strict=True):
-        split = functools.partial(counter.split, shapes=[part.shape for part in group])
-        found |= zip(group, jax.vmap(split)(together), strict=True)
+        shapes = [part.shape for part in group]
+        split = jax.vmap(functools.partial(counter.split, shapes=shapes))
+        alone = len(group) == 1
+        arrays = split(together) if alone else fusion.compute_once(split, together)
+        found |= zip(group, arrays, strict=True)
     return [found[part] for part in parts]
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from radazo_jax._src import fusion
 from radazo_jax._src.optimize.parabola import check_passed, init_scalar
 from radazo_jax._src.optimize.revert import Revert
 from radazo_jax._src.trees import as_flat, like_tree
@@ -117,9 +118,16 @@ def scale_by_bfgs() -> GradientTransformationExtraArgs:
         del extra_args
         check_passed(params=params, value=value)
         at, gradient = as_flat(params), as_flat(updates)
-        if known is not None:
-            gradient = _completed(state, at, gradient, known)
-        inverse, scaled = _updated(state, at, gradient)
+
+        def revised(
+            state: ScaleByBfgsState, at: jax.Array, gradient: jax.Array
+        ) -> tuple[jax.Array, jax.Array, jax.Array]:
+            if known is not None:
+                gradient = _completed(state, at, gradient, known)
+            return (gradient, *_updated(state, at, gradient))
+
+        # By itself, because a loop that encloses the sums would round them otherwise.
+        gradient, inverse, scaled = fusion.compute_once(revised, state, at, gradient)
         fixed = _fixed(at, gradient, bounds)
         free = jnp.where(fixed, 0, gradient)
         loss = jnp.asarray(value).astype(at.dtype)
