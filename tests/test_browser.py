@@ -50,7 +50,7 @@ TERMS = {
     "orthonormal": "api/distributions/",
     "journal": "api/black_boxes/",
     "diagnose": "tutorial/choosing/",
-    "LoRA": "llm/",
+    "LoRA": "guides/language_models/",
     "axis_name": "api/estimation/",
     "TensorBoard": "api/history/",
     "notebook": "tutorial/",
