@@ -175,15 +175,16 @@ def test_worker_that_gives_no_answer_is_dropped():
 
 
 def test_late_worker_copies_a_state_if_that_is_faster():
-    expected = reference(40)
+    expected = reference(200)
     here = Here(("a",))
-    here.before = lambda address, request: asyncio.sleep(0.03)
+    # Slow until it has copied, so that the run lasts long enough on a busy machine.
+    here.before = lambda address, request: asyncio.sleep(0 if here.copied else 0.03)
     here.change = lambda address, x: x._replace(seconds_per_step=1.0)
 
     def callback(step, values):
         here.alive.add("b") if step == 12 else None
 
-    result = run(here, 40, callback=callback)
+    result = run(here, 200, callback=callback)
     assert ("b", "a") in here.copied and result.workers["b"].evaluations
     assert_same(result, expected)
 
