@@ -177,8 +177,8 @@ def test_worker_that_gives_no_answer_is_dropped():
 def test_late_worker_copies_a_state_if_that_is_faster():
     expected = reference(200)
     here = Here(("a",))
-    # Slow until it has copied, so that the run lasts long enough on a busy machine.
-    here.before = lambda address, request: asyncio.sleep(0 if here.copied else 0.03)
+    # Slow steps, so that the run lasts long enough on a busy machine.
+    here.before = lambda address, request: asyncio.sleep(0.02)
     here.change = lambda address, x: x._replace(seconds_per_step=1.0)
 
     def callback(step, values):
