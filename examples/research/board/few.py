@@ -135,17 +135,24 @@ def _built(
     return Problem(start, evaluate, None, least, distance, gap, slope, bounds=bounds)
 
 
-def default(problem: Problem, oracle: Oracle, **options: Any) -> None:
-    """`minimize_black_box` with neither an optimizer nor an estimator."""
+def default(problem: Problem, oracle: Oracle, batched: bool = False) -> None:
+    """`minimize_black_box` with neither an optimizer nor an estimator.
+
+    With `batched`, all points of a step are evaluated at once.
+    """
+
+    def values(points: np.ndarray) -> list[float]:
+        return [oracle.one(x) for x in points]
+
     with contextlib.suppress(zo.RunError, Finished):
         zo.minimize_black_box(
-            oracle.one,
+            values if batched else oracle.one,
             problem.start,
             max_evaluations=oracle.budget,
             bounds=problem.bounds,
+            batched=batched,
             progress=False,
             callback=lambda state, values: oracle.finished,
-            **options,
         )
 
 
@@ -233,28 +240,10 @@ class Method(NamedTuple):
     kinds: tuple[str, ...] = ("CUTEst", "Bounded", "Boxed")
 
 
-def _together(problem: Problem, oracle: Oracle) -> None:
-    """The default method with all points of a step evaluated at once."""
-
-    def values(points: np.ndarray) -> list[float]:
-        return [oracle.one(x) for x in points]
-
-    with contextlib.suppress(zo.RunError, Finished):
-        zo.minimize_black_box(
-            values,
-            problem.start,
-            max_evaluations=oracle.budget,
-            bounds=problem.bounds,
-            batched=True,
-            progress=False,
-            callback=lambda state, values: oracle.finished,
-        )
-
-
 DEFAULT = "radazo_jax"
 METHODS = {
     DEFAULT: Method(default),
-    "radazo_jax, all points at once": Method(_together),
+    "radazo_jax, all points at once": Method(functools.partial(default, batched=True)),
     "L-BFGS-B": Method(functools.partial(scipy, method="L-BFGS-B")),
     "Nelder-Mead": Method(functools.partial(scipy, method="Nelder-Mead")),
     "CMA": Method(cma),

@@ -139,7 +139,8 @@ def evolution_strategy(
         scale = jnp.asarray(points.factor, weights.dtype) / smoothing
         coefficients = weights * scale / used
         # By the values, without their shaping: derivatives along the directions.
-        deviations = jnp.where(finite, members - _means(members), 0)
+        means = jnp.mean(members, 0, where=finite, keepdims=True)  # Of each prompt.
+        deviations = jnp.where(finite, members - means, 0)
         each_used = jnp.sum(finite.reshape(len(points.scales), -1), 1, dtype=jnp.int32)
         each_used = jnp.maximum(each_used, 1).astype(members.dtype)
         slopes = along_directions(deviations) / (each_used * smoothing)
@@ -164,11 +165,3 @@ def _weights(shaping: Shaping, members: jax.Array) -> jax.Array:
         )
     finite = jnp.isfinite(members) & jnp.isfinite(weights)
     return jnp.where(finite, weights.astype(members.dtype), 0)
-
-
-def _means(members: jax.Array) -> jax.Array:
-    """The mean of the finite values of each prompt: [1] or [1, G]."""
-    finite = jnp.isfinite(members)
-    count = jnp.sum(finite, 0, keepdims=True, dtype=jnp.int32)
-    total = jnp.sum(jnp.where(finite, members, 0), 0, keepdims=True)
-    return total / jnp.maximum(count, 1).astype(members.dtype)

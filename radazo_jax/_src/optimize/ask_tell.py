@@ -133,11 +133,10 @@ def ask_tell(
             )
         states.check_room(state.run.step)
         values = as_values(values, state.run.params)
-        if np.shape(values) == (1,) and not values[0] < state.limit:
-            run = static.merge(arrays)
-            with trees.precision_of(state.run.params):
-                values = padded(values, step.num_points(run, state.run))
         with trees.precision_of(state.run.params):
+            if np.shape(values) == (1,) and not needs_all(state.run, values[0]):
+                run = static.merge(arrays)
+                values = padded(values, step.num_points(run, state.run))
             run, *_ = _kept_tell(state.run, values, arrays, static=static)
         return AskTellState(run, np.zeros((), bool))
 
@@ -205,6 +204,13 @@ def teller(
         return tell_in_place(state, padded(values, size), arrays, static=static)
 
     return tell
+
+
+def needs_all(state: SolverState, first: float) -> bool:
+    """Whether a step needs more values than the one at the parameters."""
+    limit = revert.limit(state.optimizer_state)
+    value = as_values([first], state.params)[0]
+    return limit is None or bool(np.isinf(limit) | (value < np.asarray(limit)))
 
 
 def padded(values: np.ndarray, size: int) -> np.ndarray:

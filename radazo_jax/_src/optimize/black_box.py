@@ -265,7 +265,7 @@ def minimize_black_box(
             candidates = ask_tell.as_numpy(following.pop())
             n = len(jax.tree.leaves(candidates)[0])
             if in_parts:
-                needs = functools.partial(_needs_all, state)
+                needs = functools.partial(ask_tell.needs_all, state)
                 outcome = in_two_parts(evaluate_points, candidates, n, needs)
             else:
                 outcome = evaluate_points(candidates, n)
@@ -316,13 +316,6 @@ def _called_in(
             return fun(params)
 
     return call
-
-
-def _needs_all(state: SolverState, first: float) -> bool:
-    """Whether a step needs more values than the one at the parameters."""
-    limit = revert.limit(state.optimizer_state)
-    value = ask_tell.as_values([first], state.params)[0]
-    return limit is None or bool(np.isinf(limit) | (value < np.asarray(limit)))
 
 
 class _Seen:
