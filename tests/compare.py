@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tables
+from jax import lax
 from tables import jit
 
 import radazo_jax as zo
@@ -97,3 +98,17 @@ def assert_equal(got, expected, tolerance):
         finite = np.abs(b[np.isfinite(b)]) if b.size else np.ones(1)
         largest = max(1.0, float(np.max(finite, initial=0)))
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * largest)
+
+
+def assert_program_is_at_the_perturbed_points(distribution, program):
+    """A program of the zoo under `vmap`, and its definition point by point."""
+    with program.context():
+        fun, params, *args = program.build()
+        perturbed, definition = both(fun, distribution, params, *args)
+
+        @jit
+        def run(us):
+            return jax.vmap(perturbed)(us), lax.map(definition, us)
+
+        got, expected = run(samples(distribution, params, 2))
+        assert_equal(got, expected, program.tolerance)

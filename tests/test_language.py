@@ -6,9 +6,9 @@ import pytest
 # Pattern -> the most matches in each area of `language.AREAS`. Counts may only fall:
 # lower a limit after you rewrite a sentence. `python .ci/language.py` prints them.
 LIMITS = {
-    "where": (1, 32, 27, 22),
-    "that of": (0, 14, 14, 22),
-    "summary": (0, 37, 54, 0),
+    "where": (1, 32, 26, 19),
+    "that of": (0, 12, 13, 16),
+    "summary": (0, 37, 51, 0),
     "field": (0, 8, 1, 0),
     "behind": (0, 1, 1, 0),
     "for": (1, 5, 1, 0),
@@ -18,7 +18,7 @@ LIMITS = {
     "ours": (0, 3, 1, 0),
     "of your own": (0, 0, 0, 1),
     "as described": (0, 0, 0, 0),
-    "metaphor": (0, 3, 2, 3),
+    "metaphor": (0, 3, 2, 2),
     "go on": (0, 3, 2, 5),
 }
 

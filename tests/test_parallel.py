@@ -266,7 +266,7 @@ def test_gradients_and_steps_have_the_sharding_of_explicit_parameters():
 def test_replayed_moments_of_sharded_parameters(types):
     params, x = problem()
     optimizer = zo.radazo(1e-2, moments="replayed", window=3, b1=0.3)
-    # Differences of large values are the same where sums are taken in another order.
+    # Differences of large values are the same if sums are taken in another order.
     estimator = zo.central_difference(zo.low_rank(), 2, smoothing=0.5)
     init, step = zo.solver(loss, optimizer, estimator)
 

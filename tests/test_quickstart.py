@@ -45,7 +45,7 @@ def _command(script: str, *arguments: object) -> list[str]:
 
 
 def _run(script: str, *arguments: object) -> str:
-    """What a script prints, in a process of its own."""
+    """Returns the output of a script, in a process of its own."""
     done = _python(*_command(script, *arguments))
     assert script in _WITHOUT_BAR or "100%" in done.stderr
     return done.stdout

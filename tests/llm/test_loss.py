@@ -22,7 +22,7 @@ from .tiny import SETTINGS, TRAIN, arrays, examples, model
 
 
 def _log_probabilities(model: OPT, batch: Batch) -> np.ndarray:
-    """Computes those of the candidates' tokens [B, C, L] in float64, one by one."""
+    """Log-probabilities of the candidates' tokens [B, C, L] in float64, one by one."""
     b, c, length = batch.targets.shape
     tokens = np.broadcast_to(batch.tokens, (b, c, batch.tokens.shape[-1]))
     logits = tiny.logits(model, tokens.reshape(b * c, -1))

@@ -7,15 +7,12 @@ import pytest
 from compare import (
     DISTRIBUTIONS,
     Hashed,
-    assert_equal,
-    both,
+    assert_program_is_at_the_perturbed_points,
     perturb_as_large,
-    samples,
 )
-from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from tables import jit, slow
+from tables import slow
 from zoo import PROGRAMS
 
 from radazo_jax._src import targets
@@ -42,17 +39,7 @@ def test_programs_in_blocks_are_at_the_perturbed_point(name, monkeypatch):
         return fun()
 
     monkeypatch.setattr(targets, "on_one_gpu", on_one_gpu)
-    distribution, program = DISTRIBUTIONS["hashed"], PROGRAMS[name]
-    with program.context():
-        fun, params, *args = program.build()
-        perturbed, definition = both(fun, distribution, params, *args)
-
-        @jit
-        def run(us):
-            return jax.vmap(perturbed)(us), lax.map(definition, us)
-
-        got, expected = run(samples(distribution, params, 2))
-        assert_equal(got, expected, program.tolerance)
+    assert_program_is_at_the_perturbed_points(DISTRIBUTIONS["hashed"], PROGRAMS[name])
     assert taken or name != "einsums"
 
 

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import jaxprs
 import numpy as np
 import pytest
-from compare import DISTRIBUTIONS, assert_equal, both, samples
+from compare import DISTRIBUTIONS, assert_program_is_at_the_perturbed_points
 from jax import lax
-from tables import jit, slow
+from tables import slow
 from zoo import PROGRAMS
 
 import radazo_jax as zo
@@ -53,14 +53,6 @@ def test_signs_of_whole_leaves_are_drawn_32_together(name, monkeypatch):
     "name", ["einsums", *(slow(name) for name in PROGRAMS if name != "einsums")]
 )
 def test_programs_with_words_are_at_the_perturbed_point(name):
-    distribution, program = DISTRIBUTIONS["rademacher"], PROGRAMS[name]
-    with program.context():
-        fun, params, *args = program.build()
-        perturbed, definition = both(fun, distribution, params, *args)
-
-        @jit
-        def run(us):
-            return jax.vmap(perturbed)(us), lax.map(definition, us)
-
-        got, expected = run(samples(distribution, params, 2))
-        assert_equal(got, expected, program.tolerance)
+    assert_program_is_at_the_perturbed_points(
+        DISTRIBUTIONS["rademacher"], PROGRAMS[name]
+    )

@@ -1,4 +1,4 @@
-"""What docs/research/testing.md says is equal to the bit, on the machine at hand."""
+"""The rows of docs/research/testing.md that are bitwise equal, on this machine."""
 
 import os
 import pathlib

@@ -264,7 +264,7 @@ def scores(model: LanguageModel, batch: Batch) -> jax.Array:
 
 
 def _token_log_probabilities(model: LanguageModel, batch: Batch) -> jax.Array:
-    """Returns those of each candidate's tokens, float32 [B, C, L]."""
+    """The log-probabilities of each candidate's tokens, float32 [B, C, L]."""
     examples, sequences, length = batch.tokens.shape[:3]
     hidden = model.hidden(batch.tokens.reshape(-1, *batch.tokens.shape[2:]))
     hidden = hidden.reshape(examples, sequences, length, -1)

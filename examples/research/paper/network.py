@@ -78,7 +78,7 @@ def digits() -> Data:
 
 
 def log_probabilities(params: Params, images: jax.Array) -> jax.Array:
-    """Returns those of the ten digits, [n, 10], for images [n, 28, 28, 1] in [0, 1]."""
+    """Log-probabilities of ten digits, [n, 10], of images [n, 28, 28, 1] in [0, 1]."""
 
     def convolve(x: jax.Array, layer: dict[str, jax.Array]) -> jax.Array:
         axes = ("NHWC", "HWIO", "NHWC")
