@@ -1,5 +1,6 @@
 """Forward differences whose distance follows their scale."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -145,3 +146,14 @@ def test_the_floor_of_the_distance_goes(dimension):
         return result.values[-1]
 
     assert last_loss(zo.adaptive_difference) < 1e-3 * last_loss(zo.forward_difference)
+
+
+def test_the_distance_is_halved_if_nothing_has_a_value():
+    estimator = zo.adaptive_difference(zo.orthonormal(), 4, 1e-2)
+    params = jnp.ones(8)
+    state = estimator.init(params)
+    for halvings in range(1, 4):
+        _, state = estimator.estimate(
+            lambda x: jnp.nan * jnp.sum(x), jax.random.key(0), params, state
+        )
+        chex.assert_trees_all_close(state.smoothing, jnp.float32(1e-2 / 2**halvings))

@@ -1,5 +1,7 @@
 """The default method for few parameters: whole differences, BFGS and trial steps."""
 
+import hashlib
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -204,3 +206,71 @@ def test_differences_get_longer_on_steps_and_shorter_if_all_fail():
     state = run(island, np.zeros(2), num_steps=4).state
     # The distance is 1.5e-9 at first, and 1.9e-10 after three halvings.
     assert int(state.failures.skipped) == 3
+
+
+def hashed(fun, share, seed, start):
+    """The function without a value at a share of all points, and at the start."""
+
+    def failing(x):
+        digest = hashlib.sha256(x.tobytes() + bytes([seed])).digest()
+        fails = int.from_bytes(digest[:8], "little") < share * 2**64
+        at_start = share and seed % 2 == 0 and np.array_equal(x, start)
+        return np.nan if fails or at_start else fun(x)
+
+    return failing
+
+
+def evaluations(fun, start, target, share, seed):
+    """The evaluations until the target, of at most 200 (d + 1)."""
+    calls = Counted(hashed(fun, share, seed, start))
+    result = run(
+        calls, start, 200 * (start.size + 1), key=seed, target=target * fun(start)
+    )
+    assert len(calls.points) == result.num_evaluations
+    return len(calls.points) if result.stopped == "target" else np.inf
+
+
+def stiff(x):
+    return float(np.sum(np.logspace(0, 3, x.size) * (x - 1) ** 2))
+
+
+def chained(x):
+    """Trid, whose least value is -d (d + 4) (d - 1) / 6."""
+    d = x.size
+    neighbors = np.sum((x - 1) ** 2) - np.sum(x[1:] * x[:-1])
+    return float(neighbors + d * (d + 4) * (d - 1) / 6)
+
+
+def quartic(x):
+    return float(np.sum((x - 1) ** 4 + 0.1 * (x - 1) ** 2))
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2])
+@pytest.mark.parametrize("d", [2, 5, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fun", [stiff, chained, quartic])
+def test_failing_points_at_most_double_the_evaluations(fun, d, share):
+    start = np.random.default_rng(d).uniform(-2, 2, d)
+    clean = evaluations(fun, start, 1e-4, 0, 0)
+    found = [evaluations(fun, start, 1e-4, share, seed) for seed in range(8)]
+    assert np.isfinite(clean) and np.isfinite(found).all()
+    # The start fails in half of the runs. A single run can be unlucky.
+    assert np.median(found) <= (1.4 if share < 0.1 else 2) * clean
+
+
+def test_a_gradient_is_completed_at_the_same_parameters():
+    """A missing value costs an evaluation of θ and one at the other side of θ."""
+    slopes, start = np.array([3.0, -1.0, 0.5, 2.0]), np.zeros(4)
+    seen = []
+
+    def fun(x):
+        seen.append(x.copy())
+        return np.nan if len(seen) in (1, 3) else float(x @ slopes)
+
+    state = run(fun, start, num_steps=2, most=1000).state.estimator_state
+    assert bool(state.complete) and int(state.tries) == 1 and len(seen) == 5 + 3
+    first, second = np.array(seen[1:5]), np.array(seen[6:])
+    # A second value along the first coordinate gives f(θ), and the missing one.
+    chex.assert_trees_all_close(second, -first[:2], rtol=1e-6)
+    with jax.enable_x64(True):
+        found = np.asarray((state.values - state.base) / state.steps)
+    chex.assert_trees_all_close(found, slopes, rtol=1e-6)

@@ -79,7 +79,7 @@ def adaptive_difference(
 
     is beyond ±0.2, and more than three standard errors from 0, curvature dominates, and
     μ is halved. Otherwise μ grows by 5 % per step, up to its initial value. Differences
-    within rounding do not shorten it.
+    within rounding do not shorten it. If no difference is finite, μ is halved.
 
     Noise of f(θ) is in all differences of a step, with either sign. The variance of the
     shares is 1/K for slopes, and more than 1/2 for noise. If its average exceeds 1/K by
@@ -177,8 +177,10 @@ def _adapted(
     longest = jnp.where(noisy, _MOST * first, jnp.maximum(before, first))
     longer = jnp.minimum(before * jnp.where(noisy, _ABOVE_NOISE, _LONGER), longest)
     # The share of curvature is proportional to μ.
-    return state._replace(
+    after = state._replace(
         smoothing=jnp.where(seen, _SHORTER * before, longer).astype(before.dtype),
         curvature=jnp.where(seen, _SHORTER, 1) * curvature,
         square=jnp.where(seen, _SHORTER**2, 1) * square,
     )
+    without = state._replace(smoothing=_SHORTER * before)
+    return optax.tree.where(count > 0, after, without)

@@ -4,7 +4,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from radazo_jax._src import checks
@@ -19,6 +18,9 @@ from radazo_jax._src.trees import as_flat, like_tree, wide, widest
 # Coordinates below this are moved as far as one of this size, in float64 and in other
 # dtypes: values of float32 hide shorter differences.
 _LEAST, _LEAST_NARROW = 0.1, 1.0
+
+# Missing values are evaluated at these shares of their steps, in this order.
+_SHARES = (1.0, -1.0, 0.5, -0.5)
 
 # Factors of the distance if the differences led nowhere, and if there were none; and
 # the longest distance, in the same units.
@@ -35,12 +37,23 @@ class FullDifferenceState(NamedTuple):
       previous: The parameters of the latest step: a tree like the parameters.
       measured: The parameters of the latest step with a difference, likewise.
       usable: Whether the latest step had a difference: bool, shape ().
+      complete: Whether all values of its gradient are known: bool, shape ().
+      tries: Number of earlier steps at the same parameters whose values the latest step
+        has completed: int32, shape ().
+      base: The value at the parameters, NaN if it is missing: shape ().
+      steps: The displacement along each coordinate: [d].
+      values: The values there, NaN if they are missing: [d].
     """
 
     smoothing: jax.Array
     previous: Any
     measured: Any
     usable: jax.Array
+    complete: jax.Array
+    tries: jax.Array
+    base: jax.Array
+    steps: jax.Array
+    values: jax.Array
 
 
 def full_difference(smoothing: float | None = None) -> GradientEstimator:
@@ -56,11 +69,17 @@ def full_difference(smoothing: float | None = None) -> GradientEstimator:
     All sᵢ have the same sign through a run, which is drawn for each coordinate. Under
     bounds, a coordinate whose bound is closer than |sᵢ| is moved away from it, so that
     no point leaves the box. In a box narrower than |sᵢ|, the difference ends at the
-    farther bound. A coordinate with equal bounds is not moved, and its ĝᵢ is 0. Also 0
-    is ĝᵢ if the difference is not finite; the extra argument `known`, bool, [d], tells
-    the optimizer which ĝᵢ are known.
+    farther bound. A coordinate with equal bounds is not moved, and its ĝᵢ is 0.
 
-    If f(θ) is not finite, the mean f̄ of the K finite values replaces it, and
+    If values are not finite, the next steps evaluate at the same θ what is missing, at
+    −sᵢ, sᵢ/2 and −sᵢ/2; `scale_by_bfgs` waits for them, by the extra argument
+    `complete`. If f(θ) is missing, two values along one coordinate replace it:
+
+        f(θ) ≈ (t f(θ + sᵢ eᵢ) − sᵢ f(θ + t eᵢ)) / (t − sᵢ),    t = −sᵢ, sᵢ/2, …
+
+    After three such steps, a missing ĝᵢ is 0, and the extra argument `known`, bool,
+    [d], tells the optimizer which ĝᵢ are known. If f(θ) is still missing, the mean f̄
+    of the K finite values replaces it, and
 
         ĝᵢ = K/(K−1) · (f(θ + sᵢ eᵢ) − f̄) / sᵢ
 
@@ -109,46 +128,111 @@ def full_difference(smoothing: float | None = None) -> GradientEstimator:
             jnp.full((), first(params), widest(params)),
             jax.tree.map(lambda p: jnp.full_like(p, jnp.nan), params),
             jax.tree.map(lambda p: jnp.full_like(p, jnp.nan), params),
-            jnp.ones((), jnp.bool_),
+            usable=jnp.ones((), jnp.bool_),
+            complete=jnp.ones((), jnp.bool_),
+            tries=jnp.zeros((), jnp.int32),
+            base=jnp.full((), jnp.nan, widest(params)),
+            steps=jnp.zeros(as_flat(params).shape, widest(params)),
+            values=jnp.full(as_flat(params).shape, jnp.nan, widest(params)),
         )
 
     def points(
         draw: Draw, params: Any, state: FullDifferenceState
     ) -> tuple[Points, FullDifferenceState]:
         layout = layout_of(params)
-        numbers = np.arange(layout.dimension, dtype=np.uint32)
-        directions = sums.sample(Basis(), draw.key, numbers, layout)
+        again = ~state.complete & _equal(params, state.previous)
+        tries = jnp.where(again, optax.safe_increment(state.tries), 0)
         smoothing = _followed(params, state, first(params))
+        smoothing = jnp.where(again, state.smoothing, smoothing)
         at = as_flat(params)
         least = _LEAST if at.dtype == jnp.float64 else _LEAST_NARROW
         distances = smoothing * jnp.maximum(abs(at), least).astype(smoothing.dtype)
         signs = jax.random.rademacher(draw.run_key, at.shape, at.dtype)
-        steps = _moved(params, signs * distances.astype(at.dtype), draw.bounds)
-        scales = steps.astype(jnp.float32)[:, None]
-        state = state._replace(smoothing=smoothing, previous=params)
+        share = jnp.asarray(_SHARES, at.dtype)[tries]
+        steps = share * signs * distances.astype(at.dtype)
+        steps = _moved(params, steps, draw.bounds)
+        steps = jnp.where(~again | _missing(state, tries), steps, 0)
+        # Coordinates that do not move are the last: nobody needs to evaluate them.
+        order = jnp.argsort(steps == 0, stable=True).astype(jnp.uint32)
+        directions = sums.sample(Basis(), draw.key, order, layout)
+        scales = steps[order].astype(jnp.float32)[:, None]
+        state = state._replace(smoothing=smoothing, previous=params, tries=tries)
         return Points(directions, scales, True, layout), state
 
     def reduce(
         points: Points, values: Values, params: Any, state: FullDifferenceState
     ) -> tuple[Estimate, FullDifferenceState]:
-        found = differences(values)
-        scales = points.scales[:, 0].astype(found.each.dtype)
-        finite = jnp.isfinite(found.each) & (scales != 0)
+        order = points.directions.number
+        state = _merged(state, _in_order(order, points, values))
+        found = differences(Values(state.base, state.values[:, None]))
+        finite = jnp.isfinite(found.each) & (state.steps != 0)
         gain = jnp.asarray(found.gain, found.each.dtype)
-        slopes = gain * found.each / jnp.where(finite, scales, 1)
-        count = jnp.sum(jnp.isfinite(found.each), dtype=jnp.int32)
+        slopes = gain * found.each / jnp.where(finite, state.steps, 1)
         slopes = jnp.where(finite, slopes, 0)
+        count = jnp.sum(jnp.isfinite(found.each), dtype=jnp.int32)
         estimate = Estimate(
             found.value,
             slope=jnp.sum(slopes**2),
             num_values=jnp.where(count > 0, count + found.num_base, 0),
-            gradient=points.combine(jnp.where(count > 0, slopes, jnp.nan)),
-            extra_args={"known": finite | (scales == 0)},
+            gradient=points.combine(jnp.where(count > 0, slopes[order], jnp.nan)),
+            extra_args={
+                "known": finite | (state.steps == 0),
+                "complete": state.complete,
+                "measured": jnp.isfinite(state.base),
+            },
         )
         measured = optax.tree.where(count > 0, params, state.measured)
         return estimate, state._replace(measured=measured, usable=count > 0)
 
     return GradientEstimator(init, points, reduce)
+
+
+class _Found(NamedTuple):
+    """Values of a step by coordinate: the value at θ, steps, and values there."""
+
+    base: jax.Array
+    steps: jax.Array
+    values: jax.Array
+
+
+def _in_order(order: jax.Array, points: Points, values: Values) -> _Found:
+    """The values of a step, by coordinate."""
+    scales = points.scales[:, 0].astype(values.base.dtype)
+    along = jnp.where(scales == 0, jnp.nan, values.along[:, 0])
+    steps, each = (jnp.zeros_like(x).at[order].set(x) for x in (scales, along))
+    return _Found(values.base, steps, jnp.where(jnp.isfinite(each), each, jnp.nan))
+
+
+def _missing(state: FullDifferenceState, tries: jax.Array) -> jax.Array:
+    """The coordinates along which a step evaluates to complete the latest one."""
+    known = jnp.isfinite(state.values)
+    # If f(θ) is missing, a second value along one of the others.
+    places = jnp.cumsum(known, dtype=jnp.int32)
+    second = known & (places == jnp.minimum(tries, places[-1]))
+    return (~known & (state.steps != 0)) | (second & ~jnp.isfinite(state.base))
+
+
+def _merged(state: FullDifferenceState, found: _Found) -> FullDifferenceState:
+    """The state with the values of a step, and of earlier steps at the same θ."""
+    again = state.tries > 0
+    before = jnp.where(again, state.values, jnp.nan)
+    base = jnp.where(jnp.isfinite(found.base), found.base, jnp.nan)
+    base = jnp.where(jnp.isnan(base) & again, state.base, base)
+    both = jnp.isfinite(before) & jnp.isfinite(found.values)
+    apart = found.steps - state.steps
+    line = found.steps * before - state.steps * found.values
+    line = jnp.where(both & (apart != 0), line / jnp.where(apart == 0, 1, apart), 0)
+    replaced = jnp.where(jnp.any(both & (apart != 0)), jnp.sum(line), jnp.nan)
+    base = jnp.where(jnp.isnan(base), replaced, base)
+    kept = again & (jnp.isfinite(before) | (found.steps == 0))
+    steps = jnp.where(kept, state.steps, found.steps)
+    values = jnp.where(kept, before, found.values)
+    known = jnp.isfinite(values)
+    all_known = jnp.all(known | (steps == 0)) & jnp.isfinite(base)
+    ends = ~jnp.any(known) | (state.tries >= len(_SHARES) - 1)
+    return state._replace(
+        base=base, steps=steps, values=values, complete=all_known | ends
+    )
 
 
 def _followed(params: Any, state: FullDifferenceState, first: float) -> jax.Array:

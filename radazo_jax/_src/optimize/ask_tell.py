@@ -189,7 +189,7 @@ tell_in_place = jax.jit(_tell, static_argnames="static", donate_argnames="state"
 def teller(
     state: SolverState, arrays: list[Any], static: trees.Static
 ) -> Callable[[SolverState, Any], tuple[SolverState, jax.Array, jax.Array]]:
-    """`tell_in_place` of a run, which also takes the value at θ alone.
+    """`tell_in_place` of a run, which also takes the first values alone.
 
     Args:
       state: A state of the run.
@@ -214,9 +214,19 @@ def needs_all(state: SolverState, first: float) -> bool:
 
 
 def padded(values: np.ndarray, size: int) -> np.ndarray:
-    """A single value, at θ, followed by NaN for the points that were not evaluated."""
-    missing = size - 1 if len(values) == 1 else 0
-    return np.pad(values, (0, missing), constant_values=np.nan)
+    """The values, followed by NaN for the points that were not evaluated."""
+    missing = max(size - len(values), 0)
+    widths = [(0, missing)] + [(0, 0)] * (np.ndim(values) - 1)
+    return np.pad(values, widths, constant_values=np.nan)
+
+
+def num_moved(candidates: Any) -> int:
+    """The number of candidates up to the last that differs from the first, θ."""
+    n = len(jax.tree.leaves(candidates)[0])
+    differs = np.zeros(n, bool)
+    for leaf in jax.tree.leaves(candidates):
+        differs |= np.any((leaf != leaf[:1]).reshape(n, -1), axis=1)
+    return int(np.max(np.flatnonzero(differs), initial=0)) + 1
 
 
 def checksum(params: optax.Params) -> jax.Array:

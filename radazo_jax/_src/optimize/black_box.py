@@ -221,8 +221,9 @@ def minimize_black_box(
             state = step.start(run, params, key)
         states.check_known(state)
         in_turn = executor is None and not batched
-        in_parts = in_turn and revert.limit(state.optimizer_state) is not None
-        watch = budget.watch(run, state, trees.widest(state.params), in_parts)
+        # A batch stays as large: `fun` may be compiled for it.
+        varies = not batched and revert.limit(state.optimizer_state) is not None
+        watch = budget.watch(run, state, trees.widest(state.params), varies)
         # Steps work in place on their state, so the caller keeps a copy of the first.
         state = resumed(jax.tree.map(jax.numpy.copy, state))
         arrays, static = trees.partition(run)
@@ -242,7 +243,7 @@ def minimize_black_box(
                 interrupted=interrupted,
             )
         )
-        if not batched:  # A batch stays as large: `fun` may be compiled for it.
+        if not batched:
             evaluate_points = distinct(evaluate_points)
         state, steps, write = stack.enter_context(
             host.journaled(path, fun, state, estimator, tell, watch, seen.rebuild)
@@ -264,7 +265,10 @@ def minimize_black_box(
         def evaluate(state: SolverState) -> Values | None:
             candidates = ask_tell.as_numpy(following.pop())
             n = len(jax.tree.leaves(candidates)[0])
-            if in_parts:
+            if varies:
+                n = ask_tell.num_moved(candidates)
+                candidates = jax.tree.map(lambda x: x[:n], candidates)
+            if varies and in_turn:
                 needs = functools.partial(ask_tell.needs_all, state)
                 outcome = in_two_parts(evaluate_points, candidates, n, needs)
             else:

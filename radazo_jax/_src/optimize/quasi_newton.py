@@ -24,6 +24,10 @@ _SUFFICIENT = 0.1
 # The next try of a step is this share of it, within these limits.
 _SHORTEST, _LONGEST = 0.1, 0.5
 
+# If the first try has no value, the second one is almost as long: failures may be at
+# single points.
+_ALMOST = 0.9
+
 # So many tries of a direction, before the gradient is estimated anew.
 _TRIES = 9
 
@@ -68,9 +72,11 @@ def scale_by_bfgs() -> GradientTransformationExtraArgs:
 
     Returns:
       A transformation whose `update(updates, state, params, value=...)` needs the loss
-      as value. Optional are `bounds`, a pair of trees like the parameters, and `known`,
+      as value. Optional are `bounds`, a pair of trees like the parameters; `known`,
       bool, [d]: elements of the gradient that are not known are replaced by the latest
-      gradient and H⁻¹ s. `solver` passes them. Its state is a `ScaleByBfgsState`.
+      gradient and H⁻¹ s; and `complete`: without it, the update is 0 and the state
+      stays, because the next step completes the gradient. `solver` passes them. Its
+      state is a `ScaleByBfgsState`.
 
     Raises:
       ValueError: From the update, if `params` or `value` is missing.
@@ -113,6 +119,7 @@ def scale_by_bfgs() -> GradientTransformationExtraArgs:
         value: jax.typing.ArrayLike | None = None,
         bounds: tuple[Any, Any] | None = None,
         known: jax.Array | None = None,
+        complete: jax.typing.ArrayLike = True,
         **extra_args: Any,
     ) -> tuple[optax.Updates, ScaleByBfgsState]:
         del extra_args
@@ -140,7 +147,9 @@ def scale_by_bfgs() -> GradientTransformationExtraArgs:
         ascends = jnp.sum(new * gradient) > 0
         new = jnp.where(scaled & ascends & jnp.all(jnp.isfinite(new)), new, size * free)
         after = ScaleByBfgsState(inverse, scaled, at, gradient)
-        return like_updates(new, updates), after
+        complete = jnp.asarray(complete)
+        new = jnp.where(complete, new, 0)
+        return like_updates(new, updates), optax.tree.where(complete, after, state)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -246,9 +255,9 @@ def scale_by_trial_step() -> GradientTransformationExtraArgs:
     A backtracking line search that needs no evaluation of its own. The step u is tried,
     θ + t u with t = 1, and the next value f′ decides. With the slope g = ⟨∇f, u⟩, the
     step is accepted if f′ < f + 0.1 t g. If not, the next step begins at θ again, with
-    the minimum of the parabola through f, t g and f′, but 0.1 to 0.5 of t; it is 0.5 of
-    t if f′ is not finite. After nine tries the run stays at θ, and the next step
-    estimates the gradient anew.
+    the minimum of the parabola through f, t g and f′, but 0.1 to 0.5 of t. If f′ is not
+    finite, it is 0.9 of t after the first try, and 0.5 of t later. After nine tries the
+    run stays at θ, and the next step estimates the gradient anew.
 
     The limit f + 0.1 t g is known before f′ is. If f′ is not below it, the remaining
     values of that step are not needed, and `minimize_black_box` does not evaluate them
@@ -312,7 +321,7 @@ def scale_by_trial_step() -> GradientTransformationExtraArgs:
         known = jnp.isfinite(loss) & jnp.asarray(measured)
         loss = jnp.where(jnp.asarray(measured), loss, jnp.nan)
         back = jnp.isfinite(most) & ~(loss < most)
-        shorter = state.step_size * _share(loss - state.value, state.slope)
+        shorter = state.step_size * _share(loss - state.value, state)
         # After the last try, the next step estimates the gradient anew.
         ends = state.tries + 1 >= _TRIES
         size = jnp.where(back, jnp.where(ends, 0, shorter), 1)
@@ -345,12 +354,16 @@ def scale_by_trial_step() -> GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _share(change: jax.Array, slope: jax.Array) -> jax.Array:
-    """The share of a step at which the parabola has its minimum, within limits."""
-    rise = 2 * (change - slope)
-    share = jnp.where(rise > 0, -slope / rise, _LONGEST)
+def _share(change: jax.Array, state: ScaleByTrialStepState) -> jax.Array:
+    """The share of a step that is tried next.
+
+    The minimum of the parabola, within limits.
+    """
+    rise = 2 * (change - state.slope)
+    share = jnp.where(rise > 0, -state.slope / rise, _LONGEST)
     share = jnp.clip(share, _SHORTEST, _LONGEST)
-    return jnp.where(jnp.isfinite(change), share, _LONGEST)
+    without = jnp.where(state.tries == 0, _ALMOST, _LONGEST)
+    return jnp.where(jnp.isfinite(change), share, without).astype(change.dtype)
 
 
 def _step(

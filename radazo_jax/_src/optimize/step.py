@@ -163,11 +163,15 @@ def advance(
     rejected = is_rejected(state, values.base)
     # Whether they were evaluated or not, the run is the same.
     values = values._replace(along=jnp.where(rejected, jnp.nan, values.along))
-    needed = points.join(values._replace(along=jnp.where(rejected, 0, values.along)))
-    failed = jnp.sum(~jnp.isfinite(needed), dtype=jnp.int32)
+    failed = _num_failed(points, values, rejected)
     estimate, estimator_state = estimators.reduced(
         run.estimator, points, values, state.params, state.estimator_state
     )
+    if revert.limit(state.optimizer_state) is not None:
+        # Differences that were not needed have not failed.
+        estimator_state = optax.tree.where(
+            rejected, state.estimator_state, estimator_state
+        )
     unusable = is_unusable(estimate, values)
     bounds = None
     if run.bounds is not None:
@@ -208,6 +212,16 @@ def advance(
     value = jnp.where(rejected, jnp.mean(values.base), estimate.value)
     info = StepInfo(value, estimate.slope, all_values, failed, skipped, back)
     return state, info
+
+
+def _num_failed(points: Points, values: Values, rejected: jax.Array) -> jax.Array:
+    """The number of values that are not finite, but needed: int32, shape ()."""
+    unneeded = jnp.broadcast_to(rejected, points.scales.shape)
+    if points.shifts is None:  # A point that is not moved is θ.
+        unneeded |= points.includes_params & (points.scales == 0)
+    unneeded = unneeded.reshape(unneeded.shape + (1,) * (values.along.ndim - 2))
+    needed = values._replace(along=jnp.where(unneeded, 0, values.along))
+    return jnp.sum(~jnp.isfinite(points.join(needed)), dtype=jnp.int32)
 
 
 def is_rejected(state: SolverState, base: jax.Array) -> jax.Array:
