@@ -81,6 +81,12 @@ def test_a_target_ends_the_run_at_its_step(run):
 
 
 @each_run
+def test_a_target_that_is_not_reached_ends_with_the_default_steps(run):
+    result = run(target=-1e30)
+    assert result.stopped == "num_steps" and len(result.values) == 1000
+
+
+@each_run
 def test_patience_ends_the_run_at_its_step(run):
     found = np.minimum.accumulate(lowest_values(run))
     for patience in (1, 2, 4):

@@ -123,7 +123,8 @@ def minimize_black_box(
         `optimizer` and `estimator` objects compile once.
       estimator: As in `minimize`; it chooses the points.
       num_steps: The number of steps in this call; with a journal, of the whole run. By
-        default 1000; if another budget is given, at most 2³¹ − 2 for the whole run.
+        default 1000, also with a `target`, which may never be reached; with another
+        budget, at most 2³¹ − 2 for the whole run.
       key: The key of the whole run; it is consumed. It takes the steps of `minimize`.
       max_evaluations: The most evaluations in this call; with a journal, in the whole
         run. The run ends before the step that could exceed it. Counted are the points,

@@ -81,7 +81,8 @@ class Budget(NamedTuple):
     def of(cls, *arguments: Any) -> "Budget":
         """Returns the budget; raises an error if an argument is not valid."""
         given = cls(*arguments)
-        if all(argument is None for argument in arguments):
+        # A target alone may never be reached.
+        if all(limit is None for limit in given._replace(target=None)):
             given = given._replace(num_steps=_DEFAULT_STEPS)
         for name in ("num_steps", "max_evaluations", "patience"):
             value = getattr(given, name)

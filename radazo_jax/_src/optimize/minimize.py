@@ -111,7 +111,8 @@ def minimize(
         `accelerated` unless an optimizer is named. For minibatches it is
         `forward_difference(orthonormal())`.
       num_steps: The number of steps in this call; with a journal, of the whole run. By
-        default 1000; if another budget is given, at most 2³¹ − 2 for the whole run.
+        default 1000, also with a `target`, which may never be reached; with another
+        budget, at most 2³¹ − 2 for the whole run.
       key: The key of the whole run; it is consumed.
       evaluator: The evaluator of the points: `vectorized(batch_size)`, or
         `sharded(axis_name)`.

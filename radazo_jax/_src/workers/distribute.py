@@ -115,8 +115,9 @@ def distribute(
       estimator: An estimator, such as `forward_difference()`.
       client: A `distributed.Client`, not an asynchronous one. It must reach the
         addresses of the workers.
-      num_steps: Number of steps; with a journal, of the whole run. By default 1000; if
-        another budget is given, at most 2³¹ − 2.
+      num_steps: Number of steps; with a journal, of the whole run. By default 1000,
+        also with a `target`, which may never be reached; with another budget, at most
+        2³¹ − 2.
       key: The key of the whole run; it is consumed.
       max_evaluations: Largest number of points. The run ends before the step that would
         exceed it.
