@@ -10,6 +10,8 @@ import sys
 import numpy as np
 import pytest
 
+from examples import calibrate
+
 _ROOT = pathlib.Path(__file__).parents[1]
 _NEEDS = {
     "mujoco_policy": ["mujoco", "gymnasium"],
@@ -40,6 +42,28 @@ def test_a_simulator_in_processes():
         np.fromstring(rates, sep=" "), [1.1, 0.8, 0.6, 0.9], rtol=0.1
     )
     assert 0 <= float(loss) < 1e-3
+
+
+def _calibrated(output):
+    """The loss of a calibration, and the number of points that failed."""
+    found = re.search(r"loss: (.*), of .*\nfailed: (.*)", output)
+    return float(found[1]), int(found[2])
+
+
+def test_a_calibration_without_processes(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["calibrate.py", "--evaluations", "40"])
+    calibrate.main()
+    first = calibrate.loss(calibrate.START)
+    assert _calibrated(capsys.readouterr().out)[0] < 0.9 * first
+
+
+@pytest.mark.slow
+def test_a_calibration_in_processes():
+    """The noise is not fitted: χ² of 82 values has a standard deviation of 0.16."""
+    done = _run("calibrate.py", "--processes", "2")
+    assert done.returncode == 0, done.stderr
+    loss, failed = _calibrated(done.stdout)
+    assert loss < 1.2 and failed > 0
 
 
 def _record(name):
