@@ -274,3 +274,30 @@ def test_a_gradient_is_completed_at_the_same_parameters():
     with jax.enable_x64(True):
         found = np.asarray((state.values - state.base) / state.steps)
     chex.assert_trees_all_close(found, slopes, rtol=1e-6)
+
+
+@pytest.mark.parametrize("fun", [stiff, quartic])
+def test_noise_is_recognized(fun):
+    """Values with noise of 1 % of the first one, which hides short differences."""
+    start = np.random.default_rng(2).uniform(-2, 2, 2)
+    ends, first = [], fun(start)
+    for seed in range(5):
+        draw, seen = np.random.default_rng(seed), []
+
+        def noisy(x, draw=draw, seen=seen):
+            seen.append(fun(x) / first)
+            return fun(x) + 0.01 * first * draw.normal()
+
+        state = run(noisy, start, 90, key=seed).state.estimator_state
+        assert 0 < float(state.noise) < 0.1 * first
+        assert float(state.smoothing) >= (float(state.noise) / first) ** 0.5 / 2
+        ends.append(min(seen))
+    assert np.median(ends) < 0.02
+
+
+def test_values_that_do_not_change_have_no_noise():
+    def stairs(x):
+        return float(np.sum(np.round(10 * x) ** 2))
+
+    state = run(stairs, np.full(3, 2.0), 100).state.estimator_state
+    assert float(state.noise) == 0

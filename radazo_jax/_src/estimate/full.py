@@ -22,6 +22,10 @@ _LEAST, _LEAST_NARROW = 0.1, 1.0
 # Missing values are evaluated at these shares of their steps, in this order.
 _SHARES = (1.0, -1.0, 0.5, -0.5)
 
+# Once noise is recognized, a distance that led nowhere is so many times as long, up to
+# this one.
+_LONGER_IN_NOISE, _LONGEST_IN_NOISE = 2.0, 1.0
+
 # Factors of the distance if the differences led nowhere, and if there were none; and
 # the longest distance, in the same units.
 _LONGER, _SHORTER, _LONGEST = 30.0, 0.5, 0.3
@@ -43,6 +47,7 @@ class FullDifferenceState(NamedTuple):
       base: The value at the parameters, NaN if it is missing: shape ().
       steps: The displacement along each coordinate: [d].
       values: The values there, NaN if they are missing: [d].
+      noise: The largest change of the value at equal parameters: shape ().
     """
 
     smoothing: jax.Array
@@ -54,6 +59,7 @@ class FullDifferenceState(NamedTuple):
     base: jax.Array
     steps: jax.Array
     values: jax.Array
+    noise: jax.Array
 
 
 def full_difference(smoothing: float | None = None) -> GradientEstimator:
@@ -91,6 +97,11 @@ def full_difference(smoothing: float | None = None) -> GradientEstimator:
     function hide short differences; above 0.3 it starts again. If the latest step had
     no difference at all, the distance is halved instead.
 
+    If f(θ) has changed since then, by Δ, the function has noise. The distance is then
+    at least √(Δ/|f|), which balances noise and curvature, and twice as long if
+    differences lead nowhere again, up to 1. The extra argument `noisy` tells the
+    optimizer.
+
     Args:
       smoothing: The first μ, a positive number; by default the square root of the
         machine epsilon, 1.5 · 10⁻⁸ in float64 and 3.5 · 10⁻⁴ in float32.
@@ -112,7 +123,8 @@ def full_difference(smoothing: float | None = None) -> GradientEstimator:
       True
 
     References:
-      Nocedal & Wright, Numerical Optimization, 2006, section 8.1.
+      Nocedal & Wright, Numerical Optimization, 2006, section 8.1. Distances under noise:
+      Moré & Wild, Estimating Derivatives of Noisy Simulations, ACM TOMS 2012.
     """
     if smoothing is not None:
         checks.check_positive("smoothing", smoothing)
@@ -134,6 +146,7 @@ def full_difference(smoothing: float | None = None) -> GradientEstimator:
             base=jnp.full((), jnp.nan, widest(params)),
             steps=jnp.zeros(as_flat(params).shape, widest(params)),
             values=jnp.full(as_flat(params).shape, jnp.nan, widest(params)),
+            noise=jnp.zeros((), widest(params)),
         )
 
     def points(
@@ -163,7 +176,9 @@ def full_difference(smoothing: float | None = None) -> GradientEstimator:
         points: Points, values: Values, params: Any, state: FullDifferenceState
     ) -> tuple[Estimate, FullDifferenceState]:
         order = points.directions.number
-        state = _merged(state, _in_order(order, points, values))
+        found_here = _in_order(order, points, values)
+        changed = _changed(params, state, found_here.base)
+        state = _merged(state, found_here)
         found = differences(Values(state.base, state.values[:, None]))
         finite = jnp.isfinite(found.each) & (state.steps != 0)
         gain = jnp.asarray(found.gain, found.each.dtype)
@@ -177,12 +192,14 @@ def full_difference(smoothing: float | None = None) -> GradientEstimator:
             gradient=points.combine(jnp.where(count > 0, slopes[order], jnp.nan)),
             extra_args={
                 "known": finite | (state.steps == 0),
-                "complete": state.complete,
+                "complete": state.complete & (changed == 0),
                 "measured": jnp.isfinite(state.base),
+                "noisy": (state.noise > 0) | (changed > 0),
             },
         )
         measured = optax.tree.where(count > 0, params, state.measured)
-        return estimate, state._replace(measured=measured, usable=count > 0)
+        state = state._replace(measured=measured, usable=count > 0)
+        return estimate, _lengthened(state, changed)
 
     return GradientEstimator(init, points, reduce)
 
@@ -235,12 +252,36 @@ def _merged(state: FullDifferenceState, found: _Found) -> FullDifferenceState:
     )
 
 
+def _changed(params: Any, state: FullDifferenceState, value: jax.Array) -> jax.Array:
+    """The first change of f(θ) at equal parameters: shape ()."""
+    change = abs(value - state.base)
+    same = state.usable & _equal(params, state.measured) & (state.noise == 0)
+    return jnp.where(same & jnp.isfinite(change), change, 0)
+
+
+def _lengthened(state: FullDifferenceState, changed: jax.Array) -> FullDifferenceState:
+    """The state once noise is recognized: the next step begins with longer steps."""
+    balanced = jnp.sqrt(changed / jnp.where(state.base == 0, 1, abs(state.base)))
+    longest = jnp.asarray(_LONGEST, balanced.dtype)
+    longer = jnp.maximum(state.smoothing, jnp.minimum(balanced, longest))
+    found = changed > 0
+    return state._replace(
+        noise=jnp.where(found, changed, state.noise),
+        smoothing=jnp.where(found, longer, state.smoothing).astype(longer.dtype),
+        complete=state.complete & ~found,
+        base=jnp.where(found, jnp.nan, state.base),
+        values=jnp.where(found, jnp.nan, state.values),
+    )
+
+
 def _followed(params: Any, state: FullDifferenceState, first: float) -> jax.Array:
     """The distance after the latest step."""
     nothing = ~state.usable & _equal(params, state.previous)
     longer = _LONGER * state.smoothing
     # Once the longest distance has led nowhere, the first one is tried again.
-    longer = jnp.where(longer > _LONGEST, first, longer).astype(longer.dtype)
+    longer = jnp.where(longer > _LONGEST, first, longer)
+    in_noise = jnp.minimum(_LONGER_IN_NOISE * state.smoothing, _LONGEST_IN_NOISE)
+    longer = jnp.where(state.noise > 0, in_noise, longer).astype(state.smoothing.dtype)
     longer = jnp.where(_equal(params, state.measured), longer, state.smoothing)
     return jnp.where(nothing, _SHORTER * state.smoothing, longer)
 

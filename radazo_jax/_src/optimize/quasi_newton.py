@@ -15,6 +15,9 @@ from radazo_jax._src.types import GradientTransformationExtraArgs
 # If the slope along a step does not rise, the next step is so many times as long.
 _LONGER = 4.0
 
+# Under bounds, the first step may be so many times as long as the parameters.
+_FARTHER = 2.0
+
 # A curvature below this share of |s| |y| is rounding.
 _ROUNDED = 1e-10
 
@@ -28,8 +31,8 @@ _SHORTEST, _LONGEST = 0.1, 0.5
 # single points.
 _ALMOST = 0.9
 
-# So many tries of a direction, before the gradient is estimated anew.
-_TRIES = 9
+# So many tries of a direction, before the gradient is estimated anew; and under noise.
+_TRIES, _TRIES_IN_NOISE = 9, 4
 
 
 class ScaleByBfgsState(NamedTuple):
@@ -62,9 +65,10 @@ def scale_by_bfgs() -> GradientTransformationExtraArgs:
     `optax.scale_by_lbfgs`.
 
     The first update is |f| g/|g|², along which the loss falls by |f| according to its
-    slope, but not longer than θ, or 1. If s is not 0, H is then scaled to
-    ⟨s, y⟩/|y|² I. If ⟨s, y⟩ is not positive, H is multiplied by 4 instead, because the
-    steps are too short. If s is 0, the latest step led nowhere, and H is forgotten.
+    slope, but not longer than θ, or 1. Under bounds, the least loss is seldom near 0:
+    the first update is g, but not longer than 2θ, or 2. If s is not 0, H is then scaled
+    to ⟨s, y⟩/|y|² I. If ⟨s, y⟩ is not positive, H is multiplied by 4 instead, because
+    the steps are too short. If s is 0, the latest step led nowhere, and H is forgotten.
 
     Under bounds, coordinates at a bound that the gradient pushes outward are fixed. The
     remaining ones take the update H_FF − H_FA H_AA⁻¹ H_AF of fixed coordinates A
@@ -141,6 +145,10 @@ def scale_by_bfgs() -> GradientTransformationExtraArgs:
         square = jnp.sum(free**2)
         size = jnp.where(loss == 0, 1, abs(loss)) / square
         most = jnp.maximum(1, jnp.linalg.norm(at)) / jnp.sqrt(square)
+        if bounds is not None:
+            first = ~jnp.all(jnp.isfinite(state.params))
+            size = jnp.where(first, 1, size)
+            most = jnp.where(first, _FARTHER, 1) * most
         size = jnp.where(square > 0, jnp.minimum(size, most), 0)
         new = _times(inverse, gradient, fixed)
         # By rounding, or by bounds that were not there before.
@@ -257,7 +265,8 @@ def scale_by_trial_step() -> GradientTransformationExtraArgs:
     step is accepted if f′ < f + 0.1 t g. If not, the next step begins at θ again, with
     the minimum of the parabola through f, t g and f′, but 0.1 to 0.5 of t. If f′ is not
     finite, it is 0.9 of t after the first try, and 0.5 of t later. After nine tries the
-    run stays at θ, and the next step estimates the gradient anew.
+    run stays at θ, and the next step estimates the gradient anew; under noise, which
+    the estimator recognizes, after four.
 
     The limit f + 0.1 t g is known before f′ is. If f′ is not below it, the remaining
     values of that step are not needed, and `minimize_black_box` does not evaluate them
@@ -312,6 +321,7 @@ def scale_by_trial_step() -> GradientTransformationExtraArgs:
         grad: optax.Updates | None = None,
         bounds: tuple[Any, Any] | None = None,
         measured: jax.typing.ArrayLike = True,
+        noisy: jax.typing.ArrayLike = False,
         **extra_args: Any,
     ) -> tuple[optax.Updates, ScaleByTrialStepState]:
         del extra_args
@@ -323,7 +333,8 @@ def scale_by_trial_step() -> GradientTransformationExtraArgs:
         back = jnp.isfinite(most) & ~(loss < most)
         shorter = state.step_size * _share(loss - state.value, state)
         # After the last try, the next step estimates the gradient anew.
-        ends = state.tries + 1 >= _TRIES
+        most_tries = jnp.where(jnp.asarray(noisy), _TRIES_IN_NOISE, _TRIES)
+        ends = state.tries + 1 >= most_tries.astype(state.tries.dtype)
         size = jnp.where(back, jnp.where(ends, 0, shorter), 1)
         start = optax.tree.where(back, before.params, params)
         direction = optax.tree.where(back, state.direction, updates)
