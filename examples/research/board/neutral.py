@@ -84,7 +84,7 @@ def _scipy(fun: Counted, method: str) -> None:
 
 
 def _newuoa(fun: Counted) -> None:
-    """As NLopt has it: the compiled module of pdfo 2.2 needs NumPy 1."""
+    """NEWUOA of NLopt: the compiled module of pdfo 2.2 needs NumPy 1."""
     nlopt = importlib.import_module("nlopt")
     search = nlopt.opt(nlopt.LN_NEWUOA, len(fun.start))
     search.set_min_objective(lambda theta, gradient: fun(theta))
@@ -193,7 +193,7 @@ def profiles(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str], Profile]:
 
 
 def tables(content: dict[str, Any]) -> list[Table]:
-    """A table of all problems, and one of those with many variables."""
+    """A table of all problems, and a table of the large ones."""
     found = profiles(content["rows"])
     places = [BUDGETS.index(budget) for budget in SHOWN]
     made = []

@@ -123,8 +123,8 @@ def full_difference(smoothing: float | None = None) -> GradientEstimator:
       True
 
     References:
-      Nocedal & Wright, Numerical Optimization, 2006, section 8.1. Distances under noise:
-      Moré & Wild, Estimating Derivatives of Noisy Simulations, ACM TOMS 2012.
+      Nocedal & Wright, Numerical Optimization, 2006, section 8.1. Under noise: Moré &
+      Wild, Estimating Derivatives of Noisy Simulations, ACM TOMS 2012.
     """
     if smoothing is not None:
         checks.check_positive("smoothing", smoothing)
