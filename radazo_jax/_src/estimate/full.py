@@ -193,7 +193,6 @@ def full_difference(smoothing: float | None = None) -> GradientEstimator:
             extra_args={
                 "known": finite | (state.steps == 0),
                 "complete": state.complete & (changed == 0),
-                "measured": jnp.isfinite(state.base),
                 "noisy": (state.noise > 0) | (changed > 0),
             },
         )
