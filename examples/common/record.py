@@ -23,7 +23,7 @@ from examples.common.files import json_object
 _NAMED = (
     *("jax", "jaxlib", "libtpu", "optax", "flax", "numpy", "scipy", "tokenizers"),
     *("cma", "nevergrad", "gymnasium", "mujoco", "onnx", "onnxruntime", "sif2jax"),
-    *("evosax", "qwix"),
+    *("evosax", "qwix", "optiprofiler", "nlopt"),
 )
 PACKAGES = {name: name for name in _NAMED} | {
     "sklearn": "scikit-learn",

@@ -15,6 +15,7 @@ from examples.common.estimators import ESTIMATORS
 from examples.common.record import array, read
 from examples.research.board import __main__ as board
 from examples.research.board import (
+    limit,
     methods,
     ours,
     problems,
@@ -423,3 +424,25 @@ def test_few_parameters_are_never_served_worst(shares):
 
 def test_few_parameters_reach_two_thirds_and_nine_tenths(shares):
     assert shares["radazo_jax"][2] >= 0.66 and shares["radazo_jax"][4] >= 0.9
+
+
+def test_few_parameters_in_bounds_are_served_first_or_second():
+    rows = [row for row in read(_RECORDS / "few.json")["rows"] if row["evaluations"]]
+    found = report.runs(rows, ["Bounded"])
+    shares = {name: runs.shares([10, 30, 100]) for name, runs in found.items()}
+    ours = shares.pop("radazo_jax")
+    shares.pop("radazo_jax, all points at once")
+    assert (np.sum(np.array(list(shares.values())) > ours, axis=0) <= 1).all()
+
+
+def test_the_limit_of_few_parameters_costs_a_tenth_of_the_targets_at_most():
+    rows = read(_RECORDS / "limit.json")["rows"]
+    groups = dict.fromkeys(map(limit._group, rows))
+    assert len(groups) == 8
+    for group in groups:
+        of_group = [row for row in rows if limit._group(row) == group]
+        found = report.runs(of_group, {row["kind"] for row in of_group})
+        shares = {name: runs.shares([30])[0] for name, runs in found.items()}
+        assert shares["parabolic_sgd"] >= 0.9 * shares["bfgs"]
+        if group == "20 to 29":
+            assert shares["bfgs"] >= 0.9 * shares["parabolic_sgd"]

@@ -2,14 +2,15 @@
 
     python -m examples.research.board.few --output docs/board/few.json
 
-The functions are CUTEst's of at most 20 parameters, as sif2jax has them, and the
-paper's in boxes that cut their minimum off. All methods call the same NumPy function.
-A row of the record is a method on a problem: the evaluations until 10⁻¹, 10⁻³ and
-10⁻⁵ of the gap at the start are left, in a budget of 200 (d + 1). The record is written
-after each row, and `--resume` continues it.
+The functions are CUTEst's of at most 20 parameters, as sif2jax has them, with and
+without noise, and the paper's in boxes that cut their minimum off. All methods call the
+same NumPy function. A row of the record is a method on a problem: the evaluations until
+10⁻¹, 10⁻³ and 10⁻⁵ of the gap at the start are left, in a budget of 200 (d + 1). The
+record is written after each row, and `--resume` continues it.
 """
 
 import contextlib
+import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +38,9 @@ KINDS = {
     "CUTEst": "Without bounds",
     "Bounded": "With bounds",
     "Boxed": "The paper's functions in boxes that cut their minimum off",
+    "Noisy": "Without bounds, with noise of 1 % of the gap at the start",
 }
+NOISE = 0.01  # A standard deviation, as a share of the gap at the start.
 _BOXED = (2, 5, 10, 20)  # The dimensions of the paper's functions.
 _SEED = 2026
 
@@ -55,6 +58,11 @@ def cases() -> list[Case]:
         for problem in problems
         if problem.y0.size <= MOST
         for make in [functools.partial(_of_sif2jax, problem)]
+    ]
+    exact = [case for case in found if case.kind == "CUTEst"]
+    found += [
+        case._replace(kind="Noisy", make=functools.partial(_noisy, case.make))
+        for case in exact
     ]
     for name, (fun, at) in functions.PROBLEMS.items():
         for d in _BOXED:
@@ -77,6 +85,11 @@ def _of_sif2jax(problem: Any) -> Problem:
         )
         bounds = lower, upper
     return _built(fun, start, bounds)
+
+
+def _noisy(make: Callable[[], Problem]) -> Problem:
+    problem = make()
+    return dataclasses.replace(problem, noise=NOISE * problem.gap)
 
 
 def _boxed(
@@ -237,7 +250,7 @@ class Method(NamedTuple):
     """A tool, and the kinds of problems on which it is run."""
 
     run: Callable[[Problem, Oracle], None]
-    kinds: tuple[str, ...] = ("CUTEst", "Bounded", "Boxed")
+    kinds: tuple[str, ...] = tuple(KINDS)
 
 
 DEFAULT = "radazo_jax"

@@ -131,6 +131,9 @@ def _tools() -> Any:
 
 def measures(features: Sequence[str], solvers: Sequence[str]) -> Iterator[Any]:
     """The rows of the record: one solver after another."""
+    # Now, because a record has the versions of what is imported.
+    for module in ("cma", "nlopt"):
+        importlib.import_module(module)
     load = functools.cache(_tools().s2mpj_load)
     for solver in solvers:
         for feature in features:
