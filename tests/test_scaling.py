@@ -310,19 +310,24 @@ def test_cross_entropy_over_a_sharded_vocabulary():
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradient))
 
 
-@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
 def test_the_record_meets_the_bars(platform):
     path = RECORDS / f"scaling_{platform}.json"
     record = json.loads(path.read_text(encoding="utf-8"))
     steps = [row for row in record["rows"] if row["table"] == "steps"]
-    assert {row["distribution"] for row in steps} == set(DISTRIBUTIONS)
-    assert max(row["chips"] for row in steps) == (256 if platform == "tpu" else 8)
+    few = {"rademacher", "low_rank"} if platform == "gpu" else set(DISTRIBUTIONS)
+    assert {row["distribution"] for row in steps} == few
+    most = {"cpu": 8, "gpu": 16, "tpu": 256}
+    assert max(row["chips"] for row in steps) == most[platform]
     for row in steps:
         assert row["host_transfers"] == []
         if row["replicated"]:
             assert row["sent_bytes"] <= 4 * row["K+1"] + 64, row
         else:
-            assert row["largest_bytes"] <= 1e6 * row["forward_largest_MB"], row
+            # For GPUs, one collective is of a perturbed embedding in float32.
+            wide = platform == "gpu" and row["distribution"] == "rademacher"
+            most_bytes = (2 if wide else 1) * 1e6 * row["forward_largest_MB"]
+            assert row["largest_bytes"] <= most_bytes, row
         if row["evaluations_spread"]:
             # One evaluation more than its share, where K + 1 cannot be divided.
             most = math.ceil(row["K+1"] / row["chips"]) / (row["K+1"] / row["chips"])

@@ -8,6 +8,7 @@ from jax.experimental import io_callback
 from tables import jit, slow
 
 import radazo_jax as zo
+from radazo_jax._src import targets
 
 KEY = jax.random.key(0)
 
@@ -39,6 +40,27 @@ def test_eight_bits_round_the_perturbed_matrix_once():
 
     for got, expected in both(KEY):
         np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, slow(jnp.float16)])
+def test_a_gpu_multiplies_short_activations_without_widening_them(dtype, monkeypatch):
+    monkeypatch.setattr(targets, "on_one_gpu", lambda fun, otherwise: fun())
+    w, distribution, scale = jnp.ones((64, 48), dtype), zo.low_rank(2), 1e-3
+    x = jax.random.normal(KEY, (16, 64), dtype)
+    direction = distribution.sample(KEY, w)
+
+    def product(w):
+        return jnp.matmul(x, w, preferred_element_type=jnp.float32)
+
+    perturbed = jit(zo.perturb(product))
+    noise = perturbed(w, direction, scale) - perturbed(w, direction, 0.0)
+    u = distribution.materialize(direction, w.astype(jnp.float32))
+    expected = scale * (np.asarray(x, np.float64) @ np.asarray(u, np.float64))
+    # The plain products are up to 30, in float32. Factors of 8 bits would be off by
+    # 2⁻⁹ of products of up to 0.03.
+    np.testing.assert_allclose(noise, expected, atol=2e-5)
+    program = str(jax.make_jaxpr(zo.perturb(product))(w, direction, scale))
+    assert "f32[16,48]" in program and "f32[16,64]" not in program
 
 
 @pytest.mark.filterwarnings("error")

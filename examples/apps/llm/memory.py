@@ -30,6 +30,7 @@ from examples.apps.llm.decoder import Config
 from examples.apps.llm.opt import CONFIGS
 from examples.common import cli
 from examples.common.record import collect
+from examples.common.tables import Table
 from examples.research.benchmarks import gpus
 from examples.research.benchmarks.programs import compiled_on, held, tpu_topology
 
@@ -260,6 +261,35 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             ratios["bar_met"] = row["fits"] and max(ratios.values()) <= BAR
         made.append(row | ratios)
     return made
+
+
+TUNED = {
+    "forward pass": ("forward", ""),
+    "adapters, R-AdaZO": ("radazo", "lora"),
+    "adapters, Adam": ("adam, remat", "lora"),
+    "all, ZO-SGD": ("zo_sgd", "full"),
+    "all, R-AdaZO, stored": ("radazo", "full"),
+    "all, Adam": ("adam, remat", "full"),
+}
+
+
+def tables(content: dict[str, Any]) -> list[Table]:
+    """A table of the memory of each method on a GPU or v5e, as far as compiled."""
+    cells: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
+    for row in content["rows"]:
+        case, total = Case.of(row), row["total_GiB"]
+        if case.device not in ("v5e:1x1", *gpus.TARGETS):
+            continue
+        if case.distribution in ("", "low_rank"):
+            text = f"{total:.1f}" if row["fits"] else f"**no**, {total:.0f}"
+            found = cells.setdefault((case.device, case.size), {})
+            found[case.method, case.tuned] = text
+    rows = [
+        [*which, *(found.get(method, "") for method in TUNED.values())]
+        for which, found in cells.items()
+    ]
+    caption = "GiB; **no** if they do not fit"
+    return [Table(caption, ["device", "model", *TUNED], rows)]
 
 
 def main() -> None:

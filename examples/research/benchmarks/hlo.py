@@ -142,17 +142,30 @@ class Program:
                 yield from self._walk(called, inner, set() if loop else begun)
 
     def _num_trips(self, loop: Instruction, around: dict[str, Instruction]) -> int:
-        """How often the body of a loop runs that counts up to a constant."""
+        """How often the body of a loop runs that counts up to a constant.
+
+        A step of `solver` updates in a loop that runs once, or not at all if the step
+        is skipped. Its bound is no constant, and it is counted once.
+        """
         if known := _TRIPS.search(loop.text):
             return int(known[1])
         condition, body = (self.computations[loop.attribute(n)] for n in _LOOP)
         test = self._inner(condition, "compare")
         assert "direction=LT" in test.text, f"How often does this run? {loop.text}"
-        bounds = [i for i in condition.values() if i.opcode == "constant"]
-        counters = [i for i in condition.values() if i.opcode == "get-tuple-element"]
-        assert len(bounds) == len(counters) == 1, f"What is counted? {loop.text}"
-        place = int(counters[0].attribute("index"))
-        first = _resolved(around, around[loop.operands[0]].operands[place])
+        # The operands of the comparison, or if it is fused, all that it can be about.
+        names = test.operands if test.name in condition else list(condition)
+        tested = [_resolved(condition, name) for name in names]
+        counter, *rest = [i for i in tested if i.opcode == "get-tuple-element"]
+        bounds = [i for i in tested if i.opcode == "constant"]
+        first, *carried = (
+            _resolved(around, around[loop.operands[0]].operands[place])
+            for place in (int(i.attribute("index")) for i in (counter, *rest))
+        )
+        bounds += [i for i in carried if i.opcode == "constant"]
+        if not bounds and len(carried) == 1 and "jit(take)/while" in loop.text:
+            return 1
+        assert len(bounds) == 1, f"What is counted? {loop.text}"
+        place = int(counter.attribute("index"))
         start = int(first.literal) if first.opcode == "constant" else 0
         root = list(body.values())[-1]
         after = _resolved(body, root.operands[place])

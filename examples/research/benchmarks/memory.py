@@ -46,9 +46,6 @@ from examples.research.benchmarks.programs import (
 SMOOTHING = 1e-3
 LEARNING_RATE = 1e-6
 OPTIMIZERS = {"zo_sgd": zo.zo_sgd(LEARNING_RATE), "radazo": zo.radazo(LEARNING_RATE)}
-# It updates parameters in place, as a step of `solver`. Each update draws all
-# directions of its window, so only a distribution with cheap draws is measured.
-REPLAYED, REPLAYED_WITH = "replayed", ("low_rank",)
 MODELS: dict[str, dict[str, Callable[[], models.Model]]] = {
     "tpu": {
         "decoder": models.decoder,
@@ -58,9 +55,6 @@ MODELS: dict[str, dict[str, Callable[[], models.Model]]] = {
     "gpu": {
         "decoder": models.decoder,
         "grouped_query_decoder": models.grouped_query_decoder,
-        "13b_decoder": functools.partial(
-            models.decoder, num_layers=40, width=5120, num_heads=40
-        ),
     },
     "cpu": {
         "scanned": lambda: models.dense_layers(12, 1024, 64, jnp.float32, True),
@@ -91,15 +85,10 @@ def program(
     if run == "forward":
         return loss, (params, batch), ()
     key = jax.eval_shape(lambda: jax.random.key(0))
-    if run in (*OPTIMIZERS, REPLAYED):
+    if run in OPTIMIZERS:
         estimator = zo.forward_difference(
             DISTRIBUTIONS[distribution], num_directions, SMOOTHING
         )
-    if run == REPLAYED:
-        optimizer = zo.radazo(LEARNING_RATE, moments="replayed")
-        solver = zo.solver(loss, optimizer, estimator, zo.vectorized(1))
-        return solver.step, (jax.eval_shape(solver.init, params, key), batch), (0,)
-    if run in OPTIMIZERS:
         state = jax.eval_shape(OPTIMIZERS[run].init, params)
         step = step_of(loss, estimator, OPTIMIZERS[run], zo.vectorized(1))
         return step, (params, state, key, batch), (0, 1)
@@ -144,9 +133,7 @@ def cases(
         rows = [("forward", "", "")]
         for distribution in DISTRIBUTIONS:
             for run in runs:
-                if run == REPLAYED and distribution not in REPLAYED_WITH:
-                    continue
-                numbers = counts if run in (*OPTIMIZERS, REPLAYED) else [""]
+                numbers = counts if run in OPTIMIZERS else [""]
                 rows += [(run, distribution, k) for k in numbers]
         for run, distribution, k in rows:
             case = {
@@ -233,7 +220,7 @@ def main() -> None:
     add("--models", nargs="+", help="all by default")
     add("--directions", type=cli.at_least_one, nargs="+", default=[1, 8])
     runs = ["naive", "perturb", *OPTIMIZERS]
-    add("--runs", nargs="+", choices=[*runs, REPLAYED], default=runs)
+    add("--runs", nargs="+", choices=runs, default=runs)
     cli.add_record(parser, resume=True, plot=True)
     args = parser.parse_args()
     names = args.models or list(MODELS[args.platform])

@@ -9,8 +9,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.extend import core
 
+from radazo_jax._src import targets
 from radazo_jax._src.directions.elements import LowRankFactors, drop_constant_axes
 from radazo_jax._src.perturb.equations import bind
 from radazo_jax._src.perturb.views import View
@@ -43,8 +45,8 @@ def dot_general(
         (names_right, names_left) if view_is_left else (names_left, names_right)
     )
     wide = widest((x, base, plain))
-    given = (x, view.scale * view.norm, first, second)
-    x, *factors = (array.astype(wide) for array in given)
+    given = (view.scale * view.norm, first, second)
+    factors = [array.astype(wide) for array in given]
     noise = _chain(x, names_x, factors, names_view, out, params["precision"])
     return [(plain.astype(wide) + noise).astype(plain.dtype)]
 
@@ -97,21 +99,54 @@ def _chain(
     out: str,
     precision: Any,
 ) -> jax.Array:
-    """(x · first) · second, scaled, all of one dtype; Z names the axis of the rank."""
+    """(x · first) · second, scaled; Z names the axis of the rank.
+
+    The factors have the dtype in which the products are summed.
+    """
     scale, first, second = factors
     names_first, first = drop_constant_axes(first, names_view)
     names_second, second = drop_constant_axes(second, names_view)
     between = "".join(
         n for n in dict.fromkeys(names_x + names_first) if n in out or n in names_second
     )
-    inner = jnp.einsum(
-        f"{names_x},{names_first}Z->{between}Z", x, first, precision=precision
-    )
+
+    def product(x: jax.Array, factor: jax.Array) -> jax.Array:
+        return jnp.einsum(
+            f"{names_x},{names_first}Z->{between}Z",
+            x,
+            factor,
+            precision=precision,
+            preferred_element_type=first.dtype,
+        )
+
+    def in_halves() -> jax.Array:
+        # A product of a library would read a copy of x in float32. Without the barrier,
+        # XLA would merge this product with the product of x and the whole matrix, and
+        # copy the matrix.
+        again = lax.optimization_barrier(x)
+        high, low = (product(again, half) for half in _halves(first, x.dtype))
+        return high + low
+
+    def widened() -> jax.Array:
+        return product(x.astype(first.dtype), first)
+
+    short = x.dtype.itemsize == 2 and first.dtype == jnp.float32
+    inner = targets.on_one_gpu(in_halves, widened) if short else widened()
     # Scaled here, because this array is the smallest.
     inner = scale * inner
     return jnp.einsum(
         f"{between}Z,{names_second}Z->{out}", inner, second, precision=precision
     )
+
+
+def _halves(
+    factor: jax.Array, dtype: jax.typing.DTypeLike
+) -> tuple[jax.Array, jax.Array]:
+    """Two arrays of a 16-bit dtype with the sum `factor`, to twice as many digits."""
+    digits = jnp.finfo(dtype)
+    # XLA would drop a conversion to the dtype and back.
+    high = lax.reduce_precision(factor, int(digits.nexp), int(digits.nmant))
+    return high.astype(dtype), (factor - high).astype(dtype)
 
 
 def _varies_along(factor: jax.Array) -> set[int]:
