@@ -212,6 +212,11 @@ def test_pages_can_be_read_by_all(browser, address, pages, scheme):
     for page in pages if scheme == "default" else DARK:
         browser.get(address + page)
         assert one(browser, "body").get_attribute("data-md-color-scheme") == scheme
+        # Chromium gives the text of a closed fold a place, over what follows the fold:
+        # axe would compare its color with the background of the footer.
+        browser.execute_script(
+            "document.querySelectorAll('details').forEach(x => { x.open = true })"
+        )
         browser.execute_script(axe)
         found = browser.execute_async_script(
             "const done = arguments[arguments.length - 1];"
