@@ -84,7 +84,7 @@ def test_slopes_are_seldom_taken_for_noise(count):
 
 @pytest.mark.parametrize("noise", [slow(1e-4), 1e-2])
 def test_a_run_goes_on_under_noise(noise):
-    """Of a standard deviation of so much of the loss at the start."""
+    """The standard deviation of the noise is a share of the loss at the start."""
 
     def noisy(x, key):
         # By the bits of x, so that each point has a noise of its own.
@@ -129,7 +129,7 @@ def test_a_point_that_failed_says_nothing():
 
 @pytest.mark.parametrize("dimension", [20, slow(100)])
 def test_the_floor_of_the_distance_goes(dimension):
-    """Where a constant distance ends, at about c/8 μ² trace(H)²/d, this goes on."""
+    """It passes the floor of a constant distance, about c/8 μ² trace(H)²/d."""
     scales = np.linspace(1, 2, dimension, dtype=np.float32)
 
     def last_loss(estimator):

@@ -156,7 +156,7 @@ def wait(browser, condition, said):
 
 
 def change_colors(browser, scheme):
-    """By the button of the page; those that follow have them, too."""
+    """Changes the colors of this page and the next ones, by the button."""
     one(browser, "form[data-md-component=palette] label:not([hidden])").click()
     body = f"body[data-md-color-scheme={scheme}]"
     wait(browser, lambda: some(browser, body), f"colors are {scheme}")
@@ -230,7 +230,7 @@ def test_no_link_is_broken(site, pages):
 
 @pytest.mark.parametrize("scheme", ["default", "slate"])
 def test_pages_can_be_read_by_all(browser, address, kinds, scheme):
-    """By axe: contrast, headings, texts of images and links; in light and dark."""
+    """Axe checks contrast, headings, texts of images and links, in both schemes."""
     resize(browser, WIDTHS[0])
     axe, problems = AXE.read_text(encoding="utf-8"), []
     browser.get(address)

@@ -82,7 +82,7 @@ def test_a_value_that_is_asked_for_again_leaves_no_trace(name, distribution):
 @pytest.mark.slow
 @each_case
 def test_a_run_that_a_failure_ended_goes_on(name, distribution):
-    """To what it is where the value is dropped."""
+    """It ends as a run that drops the value."""
     estimator, failing = make(name, DISTRIBUTIONS[distribution]), Failing(no_answer)
     with pytest.raises(zo.RunError, match="OSError: no answer") as caught:
         run(estimator, failing, on_failure="raise")

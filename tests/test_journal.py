@@ -120,7 +120,7 @@ def test_replays_every_chain(optimizer, tmp_path):
     ("distribution", "batch_size"), each_distribution([None, 1], fast=())
 )
 def test_runs_without_a_journal_take_the_same_steps(distribution, batch_size, tmp_path):
-    """Bit for bit, though the loop is another program, where the values are."""
+    """They agree bitwise if the values do, although the loop is another program."""
 
     def rounded(params):
         return jnp.round(nested(params) * 16) / 16

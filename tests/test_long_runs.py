@@ -62,7 +62,7 @@ def test_no_step_is_told_that_cannot_be_counted():
 
 
 def test_failures_are_counted_up_to_the_last_number():
-    """And a run in which some values fail goes on."""
+    """A run in which some values fail continues."""
 
     def sometimes(x):
         return jnp.where(x[0] > 1e-9, jnp.inf, loss(x))

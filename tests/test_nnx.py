@@ -106,7 +106,7 @@ def test_central_difference_keeps_the_state_of_its_first_evaluation():
     seen.append(mean)
     zo_nnx.value_and_grad(loss_fn, estimator)(key, model, X, Y)
     np.testing.assert_allclose(model.norm.mean[...], seen[0], rtol=1e-6)
-    # Near the statistics at the parameters, for the smoothing is small.
+    # Near the statistics at the parameters, because the smoothing is small.
     at_params = Net(nnx.Rngs(0))
     loss_fn(at_params, X, Y)
     np.testing.assert_allclose(seen[0], at_params.norm.mean[...], atol=5e-3)

@@ -114,7 +114,7 @@ def test_custom_distributions_smooth_a_curve() -> None:
 def _sends_values_alone(stdout: str) -> None:
     assert stdout.startswith("8 devices: {'points': 4, 'data': 2}\n")
     sent = re.findall(r"f32\[([\d,]+)\]", stdout)
-    # Four values of a device, and those of all.
+    # Four values of a device, and the values of all devices.
     assert sorted(sent) == ["1,4", "4,4"]
 
 

@@ -134,7 +134,7 @@ def test_result_is_one_text(objects, name):
     expected = section(DOCUMENTED[name], "Returns")
     titles = objects[name].select(".doc-section-title")
     lists = [t.find_next("ul") for t in titles if "Returns" in t.get_text()]
-    # A class has those of its methods, too.
+    # The section of a class contains the lists of its methods.
     lists = [x for x in lists if x.find_parent(class_="doc-object") is objects[name]]
     if expected is None:
         assert not lists
@@ -179,7 +179,7 @@ def test_nothing_is_quoted_or_run_together(pages):
 
 
 def test_formulas_are_typeset(site):
-    """As MathML, which takes no script and no font of another host."""
+    """They are MathML, which needs no script and no font of another host."""
     source = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
     shown = (site / "methods" / "index.html").read_text(encoding="utf-8")
     formulas = re.findall(r"<math .*?</math>", shown, re.DOTALL)

@@ -1,4 +1,4 @@
-"""Runs that find the size of their steps: the defaults, and where they end."""
+"""Runs that find the size of their steps: the defaults, and their ends."""
 
 import chex
 import jax

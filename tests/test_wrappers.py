@@ -80,7 +80,7 @@ def test_a_chain_minimizes_and_reports_its_value():
 
 
 def latest_value(state):
-    """By the expression that the docstring of `estimate_gradient` prints."""
+    """Evaluates the expression in the docstring of `estimate_gradient`."""
     text = inspect.getdoc(zo.estimate_gradient)
     (expression,) = re.findall(r"latest value is\s+`(.*?)`", text)
     return eval(expression, {"optax": optax, "state": state})

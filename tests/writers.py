@@ -57,7 +57,7 @@ _WRITES = [_times, _minus_mean, _sort, _fill, _one, _into, _reverse]
 class Writer:
     """A function that reads its argument, and writes to it meanwhile.
 
-    Its value is that of the pure function `Writer(seed).pure`.
+    Its value equals the value of the pure function `Writer(seed).pure`.
     """
 
     def __init__(self, seed):

@@ -42,7 +42,7 @@ def _settings_of_a_user():
 
 
 def test_profile_by_hand():
-    """Of Moré and Wild, eq. (2.9): the share of problems with t ≤ κ (d + 1)."""
+    """Eq. (2.9) of Moré and Wild: the share of problems with t ≤ κ (d + 1)."""
     evaluations = np.array([[10.0, 40.0], [99.0, np.inf], [5.0, 404.0]])
     found = profiles.profile(evaluations, np.array([9, 99, 100]), (0.1, 1, 4, 30))
     # In units of d + 1: 1 and 4, 0.98… and never, 0.0495… and 4.
@@ -108,7 +108,7 @@ def test_every_value_is_counted(name):
     ],
 )
 def test_values_of_a_compiled_run_are_counted(name, dimension, at_the_end):
-    """All but those by which `minimize` looks where the last step ended."""
+    """All values are counted, except for the one at the end of the last step."""
     asked = []
 
     def traced(theta):
@@ -342,7 +342,7 @@ def test_nothing_diverges():
     assert 1.335 < highest < 1.345
 
 
-# The rule behind other estimators: what docs/methods.md says.
+# R-AdaZO's update with other estimators, as docs/research/estimators.md reports it.
 @pytest.fixture(scope="module")
 def behind():
     """Estimator -> method -> its rows, problem by problem."""
