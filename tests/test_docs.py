@@ -1,4 +1,4 @@
-"""The tables of the docs are those of the records they name."""
+"""The tables of the pages agree with the records that they name."""
 
 import json
 import pathlib
@@ -80,10 +80,13 @@ def test_a_table_that_a_script_makes_of_its_record(tmp_path):
     }
     (tmp_path / "made.json").write_text(json.dumps(record), encoding="utf-8")
     page = tmp_path / "page.md"
-    marks = ("table: made.json 0", "sources")
+    marks = ("table: made.json 0", "table: made.json 0 1", "sources")
     page.write_text("".join(f"<!-- {mark} -->\n<!-- end -->\n" for mark in marks))
     found = tables.rendered(page)
     assert "Cubic: gap after 2 iterations, from 9;" in found
+    # The second table has its row 1 alone.
+    names = [line.split()[1] for line in found.splitlines() if line.startswith("| ")]
+    assert names == ["method", "R-AdaZO", "ZO-AdaMM", "method", "ZO-AdaMM"]
     (row,) = (line for line in found.splitlines() if line.startswith("| R-AdaZO"))
     # ZO-AdaMM's final gap, 4, is reached after one of its two iterations.
     cells = [cell.strip() for cell in row.split("|")[1:-1]]
