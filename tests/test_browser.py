@@ -64,6 +64,10 @@ TERMS = {
     "Dask": "guides/many_machines/",
     "Keras": "api/keras/",
     "notebook": "tutorial/",
+    "leaf": "glossary/",
+    "EGGROLL": "guides/coming_from/",
+    "failing evaluation": "faq/",
+    "write an estimator": "guides/custom/",
 }
 # What the outputs of the notebooks say, and how many figures they have.
 OUTPUTS = {
