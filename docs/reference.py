@@ -71,8 +71,11 @@ def _table(lines: re.Match[str]) -> str:
     for name in NAME.findall(lines[0]):
         docstring = _package()[name].docstring
         summary = " ".join(docstring.value.split("\n\n")[0].split())
+        # A long name may break between its words on a narrow screen.
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[._])", "<wbr>", name)
+        shown = words.replace("_", r"\_")
         # The identifier keeps links to the name on this page.
-        link = f"[`{name}`]({name}.md){{#radazo_jax.{name}}}"
+        link = f"[<code>{shown}</code>]({name}.md){{#radazo_jax.{name}}}"
         rows.append(f"| {link} | {summary.replace('|', '&#124;')} |")
     return "\n".join(rows) + "\n\n"
 

@@ -192,11 +192,12 @@ def test_every_page_opens_whole_and_fits(browser, address, kinds):
     assert not problems, problems
 
 
-def test_a_page_of_the_reference_is_short(browser, address, pages):
+def test_a_page_of_the_reference_is_short(browser, address, site, pages):
     resize(browser, WIDTHS[0])
     reference = [page for page in pages if page.startswith("api/")]
     assert len(reference) > len(test_site.NAMES)
-    for page in reference:
+    reference.sort(key=lambda page: (site / page / "index.html").stat().st_size)
+    for page in reference[-20:]:
         browser.get(address + page)
         height = "return document.documentElement.scrollHeight"
         assert browser.execute_script(height) <= 4000, page
