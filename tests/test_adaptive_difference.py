@@ -53,7 +53,7 @@ def rule(steps):
 
 
 def test_follows_the_share_of_curvature():
-    """For differences of one sign, and of both."""
+    """The differences have one sign, or both."""
     draw = np.random.default_rng(0)
     steps = draw.normal(size=(60, SIZE)) + np.repeat([1.0, 0.0, -2.0], 20)[:, None]
     smoothing, used, _ = after(steps)

@@ -66,7 +66,7 @@ def test_a_table_is_replaced(tmp_path):
 
 
 def test_a_table_that_a_script_makes_of_its_record(tmp_path):
-    """And what made it."""
+    """The page also says which command made it."""
     record = {
         "command": "python examples/research/paper/synthetic.py --steps 2",
         "date": "2026-01-01",

@@ -222,7 +222,7 @@ def test_is_resumed_wherever_it_is_cut(states, tmp_path):
     path.write_bytes(content[:-5])
     with pytest.warns(UserWarning, match="its last line was not complete"):
         chex.assert_trees_all_equal(run(path, 12).state, states[-1])
-    # But for the seconds, the file is whole again.
+    # The file is whole again, except for the seconds.
     again = [json.loads(line) for line in path.read_bytes().splitlines()]
     assert [line["values"] for line in again[1:]] == [
         json.loads(line)["values"] for line in content.splitlines()[1:]

@@ -6,7 +6,7 @@ import pytest
 # Pattern -> the most matches in each area of `language.AREAS`. Counts may only fall:
 # lower a limit after you rewrite a sentence. `python .ci/language.py` prints them.
 LIMITS = {
-    "where": (1, 0, 0, 1),
+    "where": (1, 0, 0, 0),
     "that of": (0, 0, 0, 1),
     "summary": (0, 0, 0, 0),
     "field": (0, 0, 0, 0),

@@ -74,7 +74,7 @@ def test_failures_are_counted_up_to_the_last_number():
 
 
 def test_numbers_of_directions_begin_again_with_another_key():
-    """Without replacement, with 2³² numbers of which 3 are taken in a step."""
+    """Directions without replacement have 2³² numbers, of which a step takes 3."""
     distribution, key = zo.coordinate(replace=False), jax.random.key(1)
     most = 2**32 // 3
 

@@ -197,7 +197,7 @@ def test_value_fn_leaves_the_model_as_an_evaluation_does():
     at_params = loss_fn(expected, X, Y)
     trees = (pure(net, nnx.Not(nnx.RngKey)) for net in (model, expected))
     chex.assert_trees_all_equal(*trees)
-    for _ in range(2):  # From the state it was made with, each time.
+    for _ in range(2):  # Each call starts from the state that the model was made with.
         np.testing.assert_allclose(value(nnx.state(model, nnx.Param)), at_params)
 
 

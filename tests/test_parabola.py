@@ -286,7 +286,7 @@ def test_no_step_above_the_start_is_kept(seed):
 
 
 def test_units_of_the_loss_do_not_matter():
-    """Nor for directions of a length of their own."""
+    """This holds for directions of any length."""
     optimizer = optax.chain(
         zo.scale_by_radazo(eps_root=0.0),
         optax.scale(-1.0),

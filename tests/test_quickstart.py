@@ -64,7 +64,7 @@ def test_a_file_to_copy_is_short_and_needs_no_other(path: pathlib.Path) -> None:
 
 
 def test_run_in_a_few_steps(tmp_path: pathlib.Path) -> None:
-    """In one process, for importing JAX takes as long as the steps."""
+    """In one process, because importing JAX takes as long as the steps."""
     picture = tmp_path / "made" / "picture.png"  # The folder is made, too.
     commands = [
         _command("many_devices.py", "--steps", 100),

@@ -209,7 +209,7 @@ def test_query_reuse_is_unbiased_of_one_step():
     "maker", [zo.contrib.query_reuse, zo.contrib.linear_interpolation]
 )
 def test_a_query_takes_a_few_bytes(maker):
-    """Whatever the number of parameters."""
+    """The size does not depend on the number of parameters."""
     state = jax.eval_shape(
         maker(num_directions=5, memory_size=4).init, jnp.zeros(10**6)
     )
@@ -331,7 +331,7 @@ def test_gaussian_process(kernel, size, lengthscale):
 
 @pytest.mark.slow
 def test_random_features_approach_their_kernel():
-    """With an error that falls as one over the root of their number."""
+    """The error falls as one over the root of their number."""
     errors = []
     for num_features in (100, 10_000):
         found = []

@@ -32,7 +32,7 @@ _RECORDS = _ROOT / "docs" / "board"
 
 @pytest.fixture(autouse=True)
 def _settings_of_a_user():
-    """In 64 bits, and with ranks and dtypes mixed, as evosax does."""
+    """evosax needs 64 bits, and mixes ranks and dtypes."""
     with (
         jax.enable_x64(True),
         jax.numpy_dtype_promotion("standard"),
@@ -123,7 +123,7 @@ def test_values_of_a_compiled_run_are_counted(name, dimension, at_the_end):
 
 
 def test_a_target_is_reached_where_the_gap_first_is_below():
-    """And a value counts without its noise."""
+    """A value counts without its noise."""
     problem, _ = _sphere(2, noise=1e-9)
     oracle = Oracle(problem, 6)
     start = problem.start
@@ -254,7 +254,7 @@ def test_pages_say_how_many_problems_there_are(recorded):
 
 @pytest.mark.parametrize("other", _OTHERS)
 def test_untuned_is_first_of_what_is_not_tuned(recorded, other):
-    """On the problems on which both were run; NGOpt is level for a while."""
+    """This compares the problems on which both were run; NGOpt is level at first."""
     every = report.runs(recorded["rows"], _DETERMINISTIC)
     ours, others = every[report.UNTUNED], every[other]
     both = ours.common(others)
@@ -279,7 +279,7 @@ def test_momentum_costs_little_at_first_and_pays_later(recorded):
     assert np.mean(lost > 0) > 0.6 and (lost < 0.02).all()
     later = np.arange(5.75, 30.25, 0.25)
     assert (ours.shares(later) > plain.shares(later)).all()
-    # In a hundred, as the page has it.
+    # The numbers are percentages, as on the page.
     assert np.rint(100 * (ours.shares([30]) - plain.shares([30]))) == 5
 
 

@@ -73,7 +73,7 @@ def curves():
 
 @pytest.mark.parametrize("function", _FUNCTIONS)
 def test_radazo_matches_zo_adamm_in_a_third_of_the_iterations(function):
-    """On every seed."""
+    """This holds on every seed."""
     reached, total = synthetic.iterations_to_match(
         read("synthetic"), function, "R-AdaZO"
     )
@@ -326,7 +326,7 @@ def test_tuned_zo_adamm_is_more_often_ahead(rivals):
 
 
 def test_tuned_zo_rmsprop_is_within_a_quarter_of_zo_adamm(rivals):
-    """So the first moment helps little."""
+    """The first moment helps little."""
     problems = read("tuned")["problems"]
     for (name, i, b1), (_, other) in rivals.items():
         if b1 == 0.9:
