@@ -25,6 +25,23 @@ def test_pages_with_tables_say_how_they_were_measured():
         assert all(path.is_file() for path in tables.records(page))
 
 
+def test_pages_have_titles_of_their_own():
+    titles = [page.read_text(encoding="utf-8").partition("\n")[0] for page in PAGES]
+    assert all(title.startswith("# ") for title in titles)
+    assert len(set(titles)) == len(titles)
+
+
+def test_pages_are_short():
+    """Results of experiments may be longer."""
+    research = {ROOT / "docs" / name for name in ("benchmarks.md", "board.md")}
+    research |= set((ROOT / "docs" / "research").glob("*.md"))
+    limits = {page: 2500 for page in PAGES if page not in research}
+    limits |= {ROOT / "README.md": 700, ROOT / "docs" / "design.md": 1800}
+    for page, limit in limits.items():
+        words = len(page.read_text(encoding="utf-8").split())
+        assert words <= limit, f"{page.relative_to(ROOT)} has {words} words"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_names_in_tables_are_words(page):
     """Identifiers stand in code, or are the names of packages and their methods."""
