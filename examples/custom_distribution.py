@@ -47,7 +47,7 @@ class Smooth(zo.Distribution):
 
     def draw(self, key, number, at):
         del number
-        # Without a carry, for fewer than 2³² coordinates.
+        # There is no carry with fewer than 2³² coordinates.
         following = dataclasses.replace(at, lo=at.lo + np.uint32(1))
         here, there = (zo.random.normal(key, p) for p in (at, following))
         return (here + self.weight * there) / (1 + self.weight**2) ** 0.5

@@ -57,7 +57,7 @@ def main():
     while kills < args.kills:
         before = len(steps(path))
         process = start(path)
-        # At any moment from when it is rebuilt until it has taken its steps.
+        # The moment is random, between the start of rebuilding and the last step.
         wanted = before + rng.randrange(1, args.steps_per_kill)
         while process.poll() is None and len(steps(path)) < wanted:
             time.sleep(0.005)

@@ -1,4 +1,4 @@
-"""What the tests of a kind run through: a new distribution is one line here."""
+"""Tables of the cases of tests: a new distribution is one line here."""
 
 import functools
 import itertools

@@ -175,7 +175,7 @@ def test_a_step_from_the_lookahead_point_is_measured_from_there():
     size = float(optax.tree.get(state, "step_size"))
     np.testing.assert_allclose(updates, lookahead - size * gradient)
     moved, given["latest_step"] = params + updates, -size * gradient
-    # From 5 down to 5 − 4η/2: half of the fall by the slope, so that η is right.
+    # The loss falls from 5 to 5 − 4η/2, half of the fall by the slope, so η is right.
     value = 5.0 - 2.0 * size
     _, after = tx.update(
         gradient, state, moved, value=value, lookahead_value=value, **given

@@ -54,7 +54,7 @@ def rule(steps):
 
 
 def test_follows_the_share_of_curvature():
-    """For differences of one sign, and of both."""
+    """The differences have one sign, or both."""
     draw = np.random.default_rng(0)
     steps = draw.normal(size=(60, SIZE)) + np.repeat([1.0, 0.0, -2.0], 20)[:, None]
     smoothing, used, _ = after(steps)
@@ -85,7 +85,7 @@ def test_slopes_are_seldom_taken_for_noise(count):
 
 @pytest.mark.parametrize("noise", [slow(1e-4), 1e-2])
 def test_a_run_goes_on_under_noise(noise):
-    """Of a standard deviation of so much of the loss at the start."""
+    """The standard deviation of the noise is a share of the loss at the start."""
 
     def noisy(x, key):
         # By the bits of x, so that each point has a noise of its own.
@@ -130,7 +130,7 @@ def test_a_point_that_failed_says_nothing():
 
 @pytest.mark.parametrize("dimension", [20, slow(100)])
 def test_the_floor_of_the_distance_goes(dimension):
-    """Where a constant distance ends, at about c/8 μ² trace(H)²/d, this goes on."""
+    """It passes the floor of a constant distance, about c/8 μ² trace(H)²/d."""
     scales = np.linspace(1, 2, dimension, dtype=np.float32)
 
     def last_loss(estimator):

@@ -57,7 +57,7 @@ def assert_equal(actual, expected, rtol=0.0):
 
 
 def lax_promotion():
-    """For the parts of Optax that leave scalars and arrays to be promoted."""
+    """Parts of Optax rely on the promotion of scalars and arrays."""
     return jax.numpy_dtype_promotion("standard")
 
 

@@ -246,7 +246,7 @@ def test_the_bar_tells_the_best_the_rate_and_failures(capsys):
 
 
 def calls_with(start):
-    """What takes parameters to begin with."""
+    """Calls each function that accepts a start."""
     options = {"num_steps": 1, "progress": False}
     methods = zo.radazo(1e-2), zo.forward_difference(Hashed(), num_directions=1)
     return {

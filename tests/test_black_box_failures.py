@@ -18,7 +18,7 @@ NONE = [float("nan"), float("inf"), "text", np.ones(2), None, {}]
 
 @pytest.mark.parametrize("bad", NONE, ids=str)
 def test_what_is_not_a_number_is_dropped(bad):
-    """As if the direction had not been drawn: the mean of the others."""
+    """The estimate is the mean over the other directions."""
     calls = itertools.count()
 
     def sometimes(x):
@@ -44,7 +44,7 @@ def test_what_is_not_a_number_is_dropped(bad):
 @pytest.mark.parametrize("library", [np, jnp])
 @pytest.mark.parametrize("shape", [(1,), (1, 1)])
 def test_an_array_of_one_element_is_a_number(library, shape):
-    """As sums with `keepdims=True` are."""
+    """Sums with `keepdims=True` return such arrays."""
     result = run(lambda x: library.full(shape, fun(x), np.float32))
     chex.assert_trees_all_equal(result.state, reference().state)
 
@@ -189,7 +189,7 @@ def test_raise_ends_the_run_at_the_first_failure():
 
 
 def test_a_few_failures_at_random_change_little():
-    """As far from the minimum as clean runs end, with other keys."""
+    """The run ends as close to the minimum as clean runs with other keys."""
 
     def final(key, share):
         def sometimes(x):

@@ -62,7 +62,7 @@ def test_in_batches():
 
 
 def test_in_retries():
-    """What a failed try has written is not in the next one."""
+    """The next try does not contain the writes of a failed one."""
 
     def how(writer, start):
         calls = []
@@ -80,7 +80,7 @@ def test_in_retries():
 
 
 def test_candidates_belong_to_the_caller():
-    """As does the start: the state of `ask_tell` is a copy of both."""
+    """So does the start: the state of `ask_tell` is a copy of both."""
     writer = Writer(2)
     init, ask, tell = zo.ask_tell(OPTIMIZER, ESTIMATOR)
     states = []

@@ -121,7 +121,7 @@ def test_another_budget_lifts_the_default_number_of_steps(run):
 
 @each_run
 def test_seconds_end_a_run_between_its_steps(run, monkeypatch):
-    """By a clock that moves on by a second each time that it is read."""
+    """The clock advances by a second each time that it is read."""
     ticks = iter(range(10**6))
     monkeypatch.setattr("time.perf_counter", lambda: float(next(ticks)))
     result = run(max_seconds=50.0)
@@ -149,7 +149,7 @@ def test_an_interrupted_run_says_so(run):
     ids=str,
 )
 def test_a_resumed_run_counts_what_its_journal_holds(run, options, tmp_path):
-    """Also a run that has ended already takes no step more."""
+    """A run that has already ended takes no further step."""
     path, expected = tmp_path / "run.jsonl", run(journal=tmp_path / "all", **options)
     part = run(journal=path, num_steps=2)
     assert len(part.values) == 2

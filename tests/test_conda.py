@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 
 def python_files():
-    """Where each file of this machine's Python lies, by its place in an environment."""
+    """Maps places in an environment to the files of this machine's Python."""
     base = pathlib.Path(sys.base_prefix)
     names = f"bin/python{SHORT}", "bin/python"
     found = dict.fromkeys(names, base / "bin" / f"python{SHORT}")
@@ -81,7 +81,7 @@ def write_channel(channel):
 
 @pytest.mark.skipif(PLATFORM is None or sys.platform != "linux", reason="needs Linux")
 def test_the_recipe_builds_and_passes_its_own_tests(tmp_path, monkeypatch):
-    # This Python is not to be taken for one of a real channel, in other builds.
+    # Other builds must not use this Python instead of a real channel's.
     monkeypatch.setenv("RATTLER_CACHE_DIR", str(tmp_path / "cache"))
     write_channel(tmp_path)
     path = ROOT / ".ci" / "conda" / "recipe.yaml"

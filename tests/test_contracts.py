@@ -205,7 +205,7 @@ def test_antithetic_forward_differences_are_central_differences():
 
 
 def test_an_estimate_can_leave_a_compiled_function():
-    """With extra arguments and without."""
+    """The function may have extra arguments, or none."""
     for estimator in (zo.forward_difference(), zo.accelerated(zo.forward_difference())):
 
         @jit

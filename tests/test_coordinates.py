@@ -66,7 +66,7 @@ def test_full_differences_are_those_along_each_coordinate():
 
 @pytest.mark.slow
 def test_with_them_optax_runs_its_lbfgs():
-    """By values alone, to the minimum that SciPy finds with the gradient."""
+    """From values alone, it ends at the minimum that SciPy finds by gradients."""
     scales = np.linspace(1, 10, 12, dtype=np.float32)
 
     def loss(x):

@@ -58,7 +58,7 @@ def test_fast_normals_are_the_box_muller_transform_of_both_words():
     expected = np.sqrt(-2 * np.log(v)) * np.sin(np.pi / 2 * x)
     found = generator.fast_normal(key, at)
     assert found.dtype == jnp.float32
-    # Where v is near 1 its rounding to float32 decides.
+    # If v is near 1, its rounding to float32 decides.
     near = v > 1 - 1e-3
     np.testing.assert_allclose(found[~near], expected[~near], rtol=5e-5, atol=1e-7)
     np.testing.assert_allclose(found[near], expected[near], atol=4e-4)

@@ -1,4 +1,4 @@
-"""What a few evaluations tell before a run."""
+"""`diagnose`: measurements by a few evaluations before a run."""
 
 import itertools
 
@@ -104,7 +104,7 @@ def test_tiny_noise_leaves_a_narrow_range_of_the_change():
 
 
 def advised_factor(found):
-    """What the first advice multiplies smoothing by."""
+    """Returns the factor of smoothing in the first advice."""
     words = found.advice[0].partition("make smoothing ")[2]
     return float(words.removeprefix("at least ").split()[0])
 

@@ -49,7 +49,7 @@ def flat(tree):
     "name", every(DISTRIBUTIONS, "sphere", "low_rank", "orthonormal")
 )
 def test_covariance_is_the_identity_over_the_factor(name):
-    """Or what the distribution says that it is."""
+    """Or the matrix that the distribution's `covariance` returns."""
     distribution = DISTRIBUTIONS[name]
     params, num = {"b": jnp.zeros(2), "w": jnp.zeros((4, 3))}, 40_000
     keys = jax.random.split(jax.random.key(0), num)

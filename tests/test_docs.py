@@ -1,4 +1,4 @@
-"""The tables of the docs are those of the records they name."""
+"""The tables of the pages agree with the records that they name."""
 
 import json
 import pathlib
@@ -23,6 +23,23 @@ def test_pages_with_tables_say_how_they_were_measured():
     for page in WITH_TABLES:
         assert page.read_text(encoding="utf-8").count("<!-- sources -->") == 1, page
         assert all(path.is_file() for path in tables.records(page))
+
+
+def test_pages_have_titles_of_their_own():
+    titles = [page.read_text(encoding="utf-8").partition("\n")[0] for page in PAGES]
+    assert all(title.startswith("# ") for title in titles)
+    assert len(set(titles)) == len(titles)
+
+
+def test_pages_are_short():
+    """Results of experiments may be longer."""
+    research = {ROOT / "docs" / name for name in ("benchmarks.md", "board.md")}
+    research |= set((ROOT / "docs" / "research").glob("*.md"))
+    limits = {page: 2500 for page in PAGES if page not in research}
+    limits |= {ROOT / "README.md": 700, ROOT / "docs" / "design.md": 1800}
+    for page, limit in limits.items():
+        words = len(page.read_text(encoding="utf-8").split())
+        assert words <= limit, f"{page.relative_to(ROOT)} has {words} words"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -66,7 +83,7 @@ def test_a_table_is_replaced(tmp_path):
 
 
 def test_a_table_that_a_script_makes_of_its_record(tmp_path):
-    """And what made it."""
+    """The page also says which command made it."""
     record = {
         "command": "python examples/research/paper/synthetic.py --steps 2",
         "date": "2026-01-01",
@@ -80,10 +97,13 @@ def test_a_table_that_a_script_makes_of_its_record(tmp_path):
     }
     (tmp_path / "made.json").write_text(json.dumps(record), encoding="utf-8")
     page = tmp_path / "page.md"
-    marks = ("table: made.json 0", "sources")
+    marks = ("table: made.json 0", "table: made.json 0 1", "sources")
     page.write_text("".join(f"<!-- {mark} -->\n<!-- end -->\n" for mark in marks))
     found = tables.rendered(page)
     assert "Cubic: gap after 2 iterations, from 9;" in found
+    # The second table has its row 1 alone.
+    names = [line.split()[1] for line in found.splitlines() if line.startswith("| ")]
+    assert names == ["method", "R-AdaZO", "ZO-AdaMM", "method", "ZO-AdaMM"]
     (row,) = (line for line in found.splitlines() if line.startswith("| R-AdaZO"))
     # ZO-AdaMM's final gap, 4, is reached after one of its two iterations.
     cells = [cell.strip() for cell in row.split("|")[1:-1]]

@@ -429,7 +429,7 @@ def test_bad_estimators():
 
 @pytest.mark.parametrize(("batch_size", "waits"), [(None, False), (1, True)])
 def test_evaluations_in_turn_begin_with_the_one_at_the_parameters(batch_size, waits):
-    # Or a compiler would run it beside the next, in the memory of both.
+    # Otherwise a compiler would run two evaluations at once, in the memory of both.
     estimator = zo.forward_difference(num_directions=3)
     value_and_grad = zo.value_and_grad(quadratic, estimator, zo.vectorized(batch_size))
     jaxpr = jax.make_jaxpr(value_and_grad)(jax.random.key(0), PARAMS)

@@ -1,4 +1,4 @@
-"""Holds for every example, also where the packages that it needs are not installed."""
+"""Rules for every example, even if the packages that it needs are not installed."""
 
 import ast
 import importlib

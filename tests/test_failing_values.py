@@ -82,7 +82,7 @@ def test_a_value_that_is_asked_for_again_leaves_no_trace(name, distribution):
 @pytest.mark.slow
 @each_case
 def test_a_run_that_a_failure_ended_goes_on(name, distribution):
-    """To what it is where the value is dropped."""
+    """It ends as a run that drops the value."""
     estimator, failing = make(name, DISTRIBUTIONS[distribution]), Failing(no_answer)
     with pytest.raises(zo.RunError, match="OSError: no answer") as caught:
         run(estimator, failing, on_failure="raise")
@@ -144,7 +144,7 @@ def test_one_value_is_none_to_compare():
     ["sphere", *(slow(name) for name in ("rademacher", "coordinate in turn"))],
 )
 def test_without_the_value_at_the_parameters_estimates_are_unbiased(distribution):
-    """On a linear function, whose gradient is known."""
+    """The function is linear, so its gradient is known."""
     estimator, num = zo.forward_difference(DISTRIBUTIONS[distribution], 5, 0.5), 4000
     params = jnp.zeros(4)
     state = estimator.init(params)
@@ -177,7 +177,7 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_start_that_fails_ends_no_run(name):
-    """For each estimator that evaluates the parameters."""
+    """This holds for each estimator that evaluates the parameters."""
     start = flat(PARAMS)
 
     def fun(params):

@@ -1,4 +1,4 @@
-"""What a run records, beside what NumPy makes of the same values."""
+"""The history of a run, compared with NumPy on the same values."""
 
 import csv
 import functools
@@ -167,7 +167,7 @@ def test_table_of_a_run(compiled, tmp_path):
 
 
 def test_recipes_for_a_run_that_goes_on(tmp_path, monkeypatch):
-    """As they stand in the docs, for TensorBoard and for a notebook."""
+    """The code of the page runs, for TensorBoard and for a notebook."""
     pytest.importorskip("tensorboardX")
     monkeypatch.chdir(tmp_path)
     page = pathlib.Path(__file__).parents[1] / "docs" / "api" / "history.md"

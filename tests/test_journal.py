@@ -120,7 +120,7 @@ def test_replays_every_chain(optimizer, tmp_path):
     ("distribution", "batch_size"), each_distribution([None, 1], fast=())
 )
 def test_runs_without_a_journal_take_the_same_steps(distribution, batch_size, tmp_path):
-    """Bit for bit, though the loop is another program, where the values are."""
+    """They agree bitwise if the values do, although the loop is another program."""
 
     def rounded(params):
         return jnp.round(nested(params) * 16) / 16
@@ -222,7 +222,7 @@ def test_is_resumed_wherever_it_is_cut(states, tmp_path):
     path.write_bytes(content[:-5])
     with pytest.warns(UserWarning, match="its last line was not complete"):
         chex.assert_trees_all_equal(run(path, 12).state, states[-1])
-    # But for the seconds, the file is whole again.
+    # The file is whole again, except for the seconds.
     again = [json.loads(line) for line in path.read_bytes().splitlines()]
     assert [line["values"] for line in again[1:]] == [
         json.loads(line)["values"] for line in content.splitlines()[1:]

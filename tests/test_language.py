@@ -6,20 +6,20 @@ import pytest
 # Pattern -> the most matches in each area of `language.AREAS`. Counts may only fall:
 # lower a limit after you rewrite a sentence. `python .ci/language.py` prints them.
 LIMITS = {
-    "where": (1, 32, 26, 19),
-    "that of": (0, 12, 13, 16),
-    "summary": (0, 37, 51, 0),
-    "field": (0, 8, 1, 0),
-    "behind": (0, 1, 1, 0),
-    "for": (1, 5, 1, 0),
-    "is to": (0, 1, 2, 0),
-    "more": (0, 0, 2, 2),
+    "where": (1, 0, 0, 0),
+    "that of": (0, 0, 0, 1),
+    "summary": (0, 0, 0, 0),
+    "field": (0, 0, 0, 0),
+    "behind": (0, 0, 0, 0),
+    "for": (1, 0, 0, 0),
+    "is to": (0, 0, 0, 0),
+    "more": (0, 0, 0, 0),
     "in place of": (0, 0, 0, 0),
-    "ours": (0, 3, 1, 0),
-    "of your own": (0, 0, 0, 1),
+    "ours": (0, 0, 0, 0),
+    "of your own": (0, 0, 0, 0),
     "as described": (0, 0, 0, 0),
-    "metaphor": (0, 3, 2, 2),
-    "go on": (0, 3, 2, 5),
+    "metaphor": (0, 0, 0, 0),
+    "go on": (0, 0, 0, 1),
 }
 
 

@@ -62,7 +62,7 @@ def test_no_step_is_told_that_cannot_be_counted():
 
 
 def test_failures_are_counted_up_to_the_last_number():
-    """And a run in which some values fail goes on."""
+    """A run in which some values fail continues."""
 
     def sometimes(x):
         return jnp.where(x[0] > 1e-9, jnp.inf, loss(x))
@@ -74,7 +74,7 @@ def test_failures_are_counted_up_to_the_last_number():
 
 
 def test_numbers_of_directions_begin_again_with_another_key():
-    """Without replacement, with 2³² numbers of which 3 are taken in a step."""
+    """Directions without replacement have 2³² numbers, of which a step takes 3."""
     distribution, key = zo.coordinate(replace=False), jax.random.key(1)
     most = 2**32 // 3
 

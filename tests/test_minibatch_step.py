@@ -61,7 +61,7 @@ def test_a_loss_that_becomes_infinite_is_left():
 
 
 def test_measures_on_the_loss_of_the_next_step():
-    """One step along -x, measured by another curvature: log η moves as it should."""
+    """After a step along -x, another curvature moves log η by a closed form."""
     tx = zo.scale_by_minibatch_step(initial_step_size=0.5)
     x = jnp.ones(4)
     state = tx.init(x)
@@ -81,7 +81,7 @@ def test_measures_on_the_loss_of_the_next_step():
     np.testing.assert_allclose(state.power, 0.1 * (fall**2 + rise**2), rtol=1e-5)
 
 
-# Where the losses of the steps have their minima.
+# The minima of the losses of the steps.
 CENTERS = 0.3 * np.sin(1.7 * np.arange(100)[:, None] + np.arange(DIMENSION))
 
 

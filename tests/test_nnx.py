@@ -106,7 +106,7 @@ def test_central_difference_keeps_the_state_of_its_first_evaluation():
     seen.append(mean)
     zo_nnx.value_and_grad(loss_fn, estimator)(key, model, X, Y)
     np.testing.assert_allclose(model.norm.mean[...], seen[0], rtol=1e-6)
-    # Near the statistics at the parameters, for the smoothing is small.
+    # Near the statistics at the parameters, because the smoothing is small.
     at_params = Net(nnx.Rngs(0))
     loss_fn(at_params, X, Y)
     np.testing.assert_allclose(seen[0], at_params.norm.mean[...], atol=5e-3)
@@ -197,7 +197,7 @@ def test_value_fn_leaves_the_model_as_an_evaluation_does():
     at_params = loss_fn(expected, X, Y)
     trees = (pure(net, nnx.Not(nnx.RngKey)) for net in (model, expected))
     chex.assert_trees_all_equal(*trees)
-    for _ in range(2):  # From the state it was made with, each time.
+    for _ in range(2):  # Each call starts from the state that the model was made with.
         np.testing.assert_allclose(value(nnx.state(model, nnx.Param)), at_params)
 
 

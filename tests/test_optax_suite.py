@@ -18,7 +18,7 @@ def run(*arguments):
     environment = {
         name: value for name, value in os.environ.items() if "PROMOTION" not in name
     }
-    # Nor do their programs run often enough to be worth optimizing.
+    # Their programs run too seldom to be worth optimizing.
     environment["XLA_FLAGS"] = (
         "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     )

@@ -14,7 +14,7 @@ import radazo_jax as zo
 from radazo_jax._src.numbers import counter
 
 DISTRIBUTION = zo.orthonormal()
-# A power of two; and where the basis has more directions than there are coordinates.
+# Powers of two, and dimensions with more directions than coordinates.
 DIMENSIONS = [1, 16, 21, 64]
 
 
@@ -67,7 +67,7 @@ def test_cycles_and_keys_have_bases_of_their_own():
     first, second = rows(64)
     (other,) = rows(64, 1, seed=1)
     for basis in (second, other):
-        # Cosines of random signs: 1/8 on average, and 1 where a row comes again.
+        # Cosines of random signs: 1/8 on average, and 1 if a row is repeated.
         cosines = abs(first @ basis.T)
         assert cosines.max() < 0.9 and cosines.mean() < 0.2
 
@@ -97,7 +97,7 @@ def test_of_more_coordinates_than_a_word_counts(dimension, one, other):
     """Relative to one direction, the others are rows of the matrix.
 
     In a row, the sign at the sum of two positions that share no bit is the product of
-    those at the two.
+    the signs at the two.
     """
     key, places = jax.random.key(1), [0, one, other, one + other]
     at = counter.concatenate([counter.positions((1,), offset=i) for i in places])
@@ -169,7 +169,7 @@ def test_in_an_optax_chain(estimator):
 
 
 def test_a_whole_basis_in_one_call_makes_the_gradient():
-    """Of a quadratic, by central differences: exact, also where n > d."""
+    """Central differences of a quadratic give it exactly, even if n > d."""
     for dimension, size in ((8, 8), (6, 8)):
         estimator = zo.central_difference(DISTRIBUTION, size, smoothing=0.1)
         x = jnp.arange(dimension, dtype=jnp.float32)

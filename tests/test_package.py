@@ -101,7 +101,7 @@ def test_the_conda_recipe_is_that_of_the_project():
 
 
 def checked(*command, **options):
-    """Runs a command; skips where there is no package index."""
+    """Runs a command; skips the test without a package index."""
     done = subprocess.run(command, capture_output=True, text=True, **options)
     said = done.stdout + done.stderr
     if done.returncode and re.search("No matching distribution|ConnectionError", said):

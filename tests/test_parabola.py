@@ -1,4 +1,4 @@
-"""The step size by parabolas, against closed forms, and where it must not diverge."""
+"""The step size by parabolas, against closed forms, and on hard functions."""
 
 import functools
 
@@ -221,7 +221,7 @@ def test_noise_does_not_make_it_diverge(extra_evaluations, smoothing):
 
 @functools.cache
 def evaluations(optimizer, more=0, distribution=None, seed=3):
-    """To a hundredth of the loss."""
+    """Counts the evaluations to a hundredth of the loss."""
     estimator = zo.forward_difference(distribution or zo.orthonormal(), 8)
     result = zo.minimize(
         functions.quadratic,
@@ -263,7 +263,7 @@ def test_directions_with_a_memory(direction):
 
 @pytest.mark.parametrize("seed", [0, *map(slow, range(1, 4))])
 def test_no_step_above_the_start_is_kept(seed):
-    """Where a slope becomes 10⁴ times as steep, below a tenth of the loss."""
+    """The function is 10⁴ times as steep below a tenth of the loss."""
     center = np.random.default_rng(0).uniform(-4, 4, 80).astype(np.float32)
 
     def steep(x):
@@ -286,7 +286,7 @@ def test_no_step_above_the_start_is_kept(seed):
 
 
 def test_units_of_the_loss_do_not_matter():
-    """Nor for directions of a length of their own."""
+    """This holds for directions of any length."""
     optimizer = optax.chain(
         zo.scale_by_radazo(eps_root=0.0),
         optax.scale(-1.0),

@@ -234,7 +234,7 @@ def test_factors_are_the_same_where_the_parameters_are_sharded(types):
             drawn = jax.jit(draw, out_shardings=shardings)(key, placed)
             of_rows, of_columns, u = jax.device_get(drawn)
             np.testing.assert_array_equal(of_columns, b)
-            # The √2 of the normals and that of the factor may become one.
+            # The compiler may join the √2 of the normals with the √2 of the factor.
             np.testing.assert_array_max_ulp(of_rows, a, 2)
             assert (abs(u - np.sum(products, -1)) <= tolerance).all()
 
@@ -291,7 +291,7 @@ def test_replayed_moments_of_sharded_parameters(types):
 
 @pytest.mark.parametrize("distribution", every(DISTRIBUTIONS, *FAST))
 def test_explicit_parameters_without_a_mesh_around(distribution):
-    """As operations of JAX, which take the mesh from the types of arrays."""
+    """The mesh comes from the types of arrays, as in operations of JAX."""
     params, x = problem()
     mesh = mesh_of(1, 1, 2, types=AxisType.Explicit)
     params["w"] = jax.device_put(params["w"], jax.NamedSharding(mesh, P(None, "model")))
@@ -356,7 +356,7 @@ def test_each_device_does_its_share_of_the_products():
     params, x = problem(features=64, hidden=64)
 
     def num_products(size):
-        """Of [32, 64] with [64, 64], one after the other."""
+        """Counts products of [32, 64] with [64, 64] in sequence."""
         estimator = zo.forward_difference(Hashed(), num_directions=7)
         with jax.set_mesh(mesh_of(size)):
             step = jax.jit(zo.value_and_grad(loss, estimator, zo.sharded("k")))

@@ -22,8 +22,7 @@ PACKAGE = ROOT / "radazo_jax"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 MAX_LINES = 300  # Of code: without docstrings, comments and blank lines.
 
-# The folders, from the one that imports nothing of the others: a module may import
-# those of its own folder and of the folders before it.
+# The folders, in order: a module may import from its own folder and from earlier ones.
 ORDER = (
     *("", "numbers", "directions", "perturb", "estimate", "contrib", "optimize"),
     "workers",
@@ -196,7 +195,7 @@ def test_import_needs_the_runtime_dependencies_alone():
         "tabulate",
         "tqdm",
     }
-    # What JAX and Optax import by themselves is not ours to answer for.
+    # The imports of JAX and Optax do not count.
     script = (
         "import sys, jax, jax.numpy, optax; before = set(sys.modules);"
         "import radazo_jax; print(*(set(sys.modules) - before))"

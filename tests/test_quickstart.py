@@ -64,7 +64,7 @@ def test_a_file_to_copy_is_short_and_needs_no_other(path: pathlib.Path) -> None:
 
 
 def test_run_in_a_few_steps(tmp_path: pathlib.Path) -> None:
-    """In one process, for importing JAX takes as long as the steps."""
+    """In one process, because importing JAX takes as long as the steps."""
     picture = tmp_path / "made" / "picture.png"  # The folder is made, too.
     commands = [
         _command("many_devices.py", "--steps", 100),
@@ -114,7 +114,7 @@ def test_custom_distributions_smooth_a_curve() -> None:
 def _sends_values_alone(stdout: str) -> None:
     assert stdout.startswith("8 devices: {'points': 4, 'data': 2}\n")
     sent = re.findall(r"f32\[([\d,]+)\]", stdout)
-    # Four values of a device, and those of all.
+    # Four values of a device, and the values of all devices.
     assert sorted(sent) == ["1,4", "4,4"]
 
 

@@ -182,7 +182,7 @@ def states_after(optimizer, params, steps=4):
 
 
 def test_a_chain_in_place_is_a_chain(small_blocks):
-    """With a schedule, weight decay, and rounding by the position of each element."""
+    """The chain has a schedule, weight decay, and rounding by position."""
     others = (
         optax.add_decayed_weights(0.5),
         optax.scale_by_learning_rate(optax.linear_schedule(0.25, 0.0, 8)),

@@ -105,7 +105,7 @@ def test_bounds_around_the_minimum_cost_few_evaluations(method):
 
 
 def cliff(x):
-    """Infinite where the distance to the minimum of a bowl exceeds 5."""
+    """A bowl that is infinite beyond a distance of 5 from its minimum."""
     value = jnp.sum((x - 1.0) ** 2)
     return jnp.where(value > 25.0, jnp.inf, value)
 

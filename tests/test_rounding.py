@@ -59,7 +59,7 @@ def test_rounds_to_a_neighbor_without_bias(name):
         errors = ((rounded.astype(np.longdouble) - exact) / spacing)[some]
         z = errors.mean() / (errors.std() / np.sqrt(errors.size))
         assert abs(z) < 4
-    # It is not the nearest number that is taken.
+    # Rounding does not take the nearest number.
     assert np.mean(rounded != (p + u)) > 0.1
 
 

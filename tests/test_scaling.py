@@ -1,4 +1,4 @@
-"""What compiled programs send and compute, on eight simulated devices."""
+"""Communication and arithmetic of compiled programs on eight simulated devices."""
 
 import json
 import math
@@ -177,7 +177,7 @@ ENTRY %main (x: f32[8,8]) -> f32[8,8] {
     ],
 )
 def test_products_a_device(distribution, size, num_directions, evaluations):
-    """Of K + 1 evaluations, ⌈(K + 1) / N⌉ each, and N losses are gathered for each."""
+    """A device has ⌈(K + 1) / N⌉ evaluations, and N losses are gathered for each."""
     mesh = mesh_of(size, 1, 1)
     params = abstract(mesh, P(), DEPTH, WIDTH, WIDTH)
     x = abstract(mesh, P(), ROWS, WIDTH)
@@ -193,7 +193,7 @@ def test_products_a_device(distribution, size, num_directions, evaluations):
 
 @pytest.mark.parametrize("distribution", tables.every(DISTRIBUTIONS, *tables.FAST))
 def test_replicated_parameters_send_scalars_alone(distribution):
-    """Of scanned layers, whose directions the CPU draws one after another."""
+    """The layers are scanned, so the CPU draws their directions one after another."""
     mesh = mesh_of(2, 4, 1)
     params = abstract(mesh, P(), DEPTH, WIDTH, WIDTH)
     x = abstract(mesh, P("data"), ROWS, WIDTH)
@@ -281,7 +281,7 @@ def test_a_constraint_in_the_loss_changes_nothing(distribution):
 
 @pytest.mark.slow
 def test_cross_entropy_over_a_sharded_vocabulary():
-    """Of which XLA's partitioner dies under a shard_map over some of the axes."""
+    """XLA's partitioner dies of it under a shard_map over some of the axes."""
     mesh = mesh_of(2, 2, 2)
     shapes = {"embedding": (64, 16), "hidden": (16, 16), "output": (16, 64)}
     keys = jax.random.split(jax.random.key(0), 3)
@@ -329,14 +329,14 @@ def test_the_record_meets_the_bars(platform):
             most_bytes = (2 if wide else 1) * 1e6 * row["forward_largest_MB"]
             assert row["largest_bytes"] <= most_bytes, row
         if row["evaluations_spread"]:
-            # One evaluation more than its share, where K + 1 cannot be divided.
+            # One more evaluation than its share, if K + 1 cannot be divided.
             most = math.ceil(row["K+1"] / row["chips"]) / (row["K+1"] / row["chips"])
             assert 0.95 <= row["flops/ideal"] <= 1.05 * most, row
 
 
 @pytest.mark.parametrize("size", [1, 8])
 def test_slices_have_their_layout_given_on_one_chip_alone(size):
-    # What is sharded would be gathered where its layout is given.
+    # A given layout would gather a sharded array.
     mesh = mesh_of(1, 1, size)
     params = abstract(mesh, P(None, None, "model"), DEPTH, WIDTH, WIDTH)
     x = abstract(mesh, P(), ROWS, WIDTH)

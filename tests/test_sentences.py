@@ -8,6 +8,8 @@ import re
 import pytest
 
 import radazo_jax as zo
+from examples.common.record import read
+from examples.research.benchmarks import model_memory
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -57,3 +59,19 @@ def test_guide_says_which_distribution_is_the_default(make):
         if re.search(r"\bdefault\b", text)
     ]
     assert [getattr(zo, distribution)() for distribution in named] == [default]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_picture_shows_the_memory_that_the_text_says(page):
+    sizes = {
+        name: size for name, size, _ in model_memory.bars(read(model_memory.RECORD))
+    }
+    text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+    said = float(re.search(r"at most ([\d.]+) times the memory of", text)[1])
+    least = sizes["Inference"]
+    for name in ("Adapters: R-AdaZO", "All weights: ZO-SGD"):
+        assert sizes[name] / least <= said
+    assert f"inference {least:.1f} GiB" in text
+    largest = sizes["All weights: backpropagation, Adam"]
+    assert f"Adam {largest:.1f} GiB" in text
+    assert min(sizes["All weights: R-AdaZO"], largest) > model_memory.LIMIT

@@ -1,4 +1,4 @@
-"""What results, states and histories print."""
+"""The printed forms of results, states and histories."""
 
 import jax
 import jax.numpy as jnp

@@ -134,7 +134,7 @@ def test_result_is_one_text(objects, name):
     expected = section(DOCUMENTED[name], "Returns")
     titles = objects[name].select(".doc-section-title")
     lists = [t.find_next("ul") for t in titles if "Returns" in t.get_text()]
-    # A class has those of its methods, too.
+    # The section of a class contains the lists of its methods.
     lists = [x for x in lists if x.find_parent(class_="doc-object") is objects[name]]
     if expected is None:
         assert not lists
@@ -143,6 +143,26 @@ def test_result_is_one_text(objects, name):
     (item,) = items.find_all("li")
     shown = " ".join(item.get_text().split())
     assert words(shown)[-len(words(expected)) :] == words(expected)
+
+
+def test_a_name_has_a_page_and_a_row_of_a_table(site, pages, objects):
+    """The row has the identifier of the name, to which other pages may link."""
+    rows = {}
+    for path, article in pages.items():
+        for link in article.select("table a[id^='radazo_jax.']"):
+            rows[link["id"].removeprefix("radazo_jax.")] = (path, link)
+    assert set(NAMES) <= set(rows)
+    for name in NAMES:
+        path, link = rows[name]
+        page = (path.parent / link["href"] / "index.html").resolve()
+        assert page == site / "api" / name / "index.html"
+        heading = pages[page].find("h1")
+        assert heading["id"] == f"radazo_jax.{name}"
+        assert heading.find_parent(class_="doc-object") is objects[name]
+        # The summary in the table is the first sentence of the page.
+        summary = " ".join(DOCUMENTED[name].split("\n\n")[0].split())
+        cell = " ".join(link.find_parent("tr").find_all("td")[1].get_text().split())
+        assert words(cell) == words(summary)
 
 
 def test_nothing_is_quoted_or_run_together(pages):
@@ -159,7 +179,7 @@ def test_nothing_is_quoted_or_run_together(pages):
 
 
 def test_formulas_are_typeset(site):
-    """As MathML, which takes no script and no font of another host."""
+    """They are MathML, which needs no script and no font of another host."""
     source = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
     shown = (site / "methods" / "index.html").read_text(encoding="utf-8")
     formulas = re.findall(r"<math .*?</math>", shown, re.DOTALL)

@@ -27,7 +27,7 @@ NEEDS = {
 
 
 def blocks():
-    """The code of each section, and where it starts, for tracebacks."""
+    """Returns the code of each section, on its lines of the page for tracebacks."""
     text, found, section = PAGE.read_text(encoding="utf-8"), {}, ""
     for match in re.finditer(
         r"^## ([^\n]+)$|^```python\n(.*?)^```$", text, re.M | re.S
@@ -65,7 +65,7 @@ def test_all_stacks_are_in_the_table():
     assert listed == list(BLOCKS)
 
 
-# Third parties, at import or where they read their own variables with NumPy 2.4.
+# Third parties warn at import, or when they read their variables with NumPy 2.4.
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::UserWarning"
 )
@@ -129,7 +129,7 @@ def test_tunix_takes_the_steps_of_a_loop_of_our_own(tuned):
 
 
 def decoder_of_tunix():
-    """One of its models, with the adapters that Qwix adds."""
+    """Builds a model of Tunix, with adapters by Qwix."""
     qwix = pytest.importorskip("qwix")
     from tunix.models.qwen3 import model as qwen3
 

@@ -406,7 +406,7 @@ def test_two_processes_are_as_one(whole, tmp_path):
 
 
 def _without_end(folder, copy):
-    """What a run that was stopped after step 75 would have left."""
+    """Copies the folder as a run stopped after step 75 leaves it."""
     shutil.copytree(folder, copy)
     shutil.rmtree(copy / "100")
     assert {path.name for path in copy.iterdir()} <= {"75", ".lock"}

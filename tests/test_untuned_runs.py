@@ -1,4 +1,4 @@
-"""Runs that find the size of their steps: the defaults, and where they end."""
+"""Runs that find the size of their steps: the defaults, and their ends."""
 
 import chex
 import jax
@@ -25,7 +25,7 @@ def noisy_loss(x, xi):
 
 @pytest.mark.parametrize("scale", [1e-4, slow(1e4)])
 def test_tunes_nothing_where_nothing_is_named(scale):
-    """Whatever the units of the loss."""
+    """The result does not depend on the units of the loss."""
 
     def scaled(x):
         return scale * loss(x)
@@ -106,7 +106,7 @@ def test_a_chain_takes_a_step_to_nothing_back():
     """Although its points along directions have values, of which a mean is taken."""
 
     def striped(x):
-        """Without a value on stripes narrower than the points are apart."""
+        """The function fails on stripes that are narrower than the points are apart."""
         hidden = (x[0] > -1.9) & (x[0] % 0.01 < 0.004)
         return jnp.where(hidden, jnp.nan, loss(x))
 

@@ -28,7 +28,7 @@ PARAMS = {"w": jnp.zeros((2, 3)), "b": jnp.ones(2)}
 
 
 def test_emits_the_estimate_and_ignores_what_comes_in():
-    """With the directions of the step that `solver` takes."""
+    """The directions equal the directions of the step of `solver`."""
     run_key = jax.random.key(5)
     tx = zo.estimate_gradient(ESTIMATOR, run_key)
     state = tx.init(PARAMS)
@@ -80,7 +80,7 @@ def test_a_chain_minimizes_and_reports_its_value():
 
 
 def latest_value(state):
-    """By the expression that the docstring of `estimate_gradient` prints."""
+    """Evaluates the expression in the docstring of `estimate_gradient`."""
     text = inspect.getdoc(zo.estimate_gradient)
     (expression,) = re.findall(r"latest value is\s+`(.*?)`", text)
     return eval(expression, {"optax": optax, "state": state})

@@ -57,7 +57,7 @@ _WRITES = [_times, _minus_mean, _sort, _fill, _one, _into, _reverse]
 class Writer:
     """A function that reads its argument, and writes to it meanwhile.
 
-    Its value is that of the pure function `Writer(seed).pure`.
+    Its value equals the value of the pure function `Writer(seed).pure`.
     """
 
     def __init__(self, seed):
@@ -78,7 +78,7 @@ class Writer:
         for which, leaf, number in self.steps:
             total += sum(float(np.sum((x.astype(np.float64) - 1) ** 2)) for x in found)
             _WRITES[which](found[leaf % len(found)], np.float32(number))
-        # Also the containers of the tree.
+        # The function writes to the containers of the tree, too.
         if self.empties and not isinstance(params, np.ndarray):
             params.clear()
         return total

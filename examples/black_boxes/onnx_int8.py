@@ -129,7 +129,7 @@ def logits(model: bytes, images: np.ndarray, params: Any = None) -> np.ndarray:
 
 
 def accuracy(model: bytes, data: list[np.ndarray], params: Any = None) -> float:
-    """On the images to test, which no run sees."""
+    """Returns the accuracy on the test images, which no run uses."""
     _, images, _, labels = data
     return float(np.mean(logits(model, images, params).argmax(axis=1) == labels))
 

@@ -217,7 +217,7 @@ def _checksums(leaves: dict[str, jax.Array]) -> dict[str, int]:
 def _read(source: ocp.CheckpointManager, step: int, item: str, how: Any) -> Any:
     try:
         return source.restore(step, args=ocp.args.Composite(**{item: how}))[item]
-    except Exception as error:  # Whatever it is, the files cannot be read.
+    except Exception as error:  # Any error means that the files cannot be read.
         raise _damaged(source, step, str(error)) from error
 
 

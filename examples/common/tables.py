@@ -9,9 +9,10 @@ script replaces the text between a mark and its end.
     --> <!-- end -->
 
 stands for the rows of a record that have these values, in these columns.
-``table: evidence/tuned.json 2`` is table number 2 of those that the script makes of its
-record (``tables(record)``). ``<!-- sources -->`` stands for the provenance of all
-records of the page: command, date, versions, device and time, folded.
+``table: evidence/tuned.json 2`` is table number 2 of the script that made the record
+(``tables(record)``), and ``table: evidence/tuned.json 2 0,4`` has its rows 0 and 4.
+``<!-- sources -->`` stands for the provenance of all records of the page: command,
+date, versions, device and time, folded.
 
 With ``--figures``, scripts that can (``plot(record)``) draw theirs anew, too.
 """
@@ -99,6 +100,9 @@ def filled(match: re.Match[str], folder: Path) -> str:
     content, where = read(folder / match["file"]), match["where"].split()
     if match["columns"] is None:
         table = script(content).tables(content)[int(where[0])]
+        if where[1:]:
+            chosen = [table.rows[int(number)] for number in where[1].split(",")]
+            table = table._replace(rows=chosen)
         text = f"\n{table.caption}.\n\n{table.format('github')}\n"
     else:
         columns, wanted = match["columns"].split(), dict(w.split("=", 1) for w in where)

@@ -78,7 +78,7 @@ def check_int_at_least(name: str, value: Any, minimum: int) -> int:
     Args:
       name: Name of the argument, for the error.
       value: The argument: an `int` or `np.integer`.
-      minimum: The least value that will do.
+      minimum: The least valid value.
 
     Returns:
       The value, as an `int`.
@@ -142,7 +142,7 @@ def check_unit_interval(name: str, value: _T) -> _T:
 def _check_number(
     name: str, value: _T, expected: str, holds: Callable[[float], bool]
 ) -> _T:
-    """Checks that an argument is a real number, or a 0-d array, of which `holds`.
+    """Checks that an argument is a real number, or a 0-d array, for which `holds`.
 
     Returns:
       The value, unchanged; tracers are not compared.

@@ -145,7 +145,7 @@ def step_by_step(fun: Callable[..., Any], *args: Any) -> list[Any]:
 
 
 def bits(fun: Any, params: Any, distribution: str, scale: float) -> None:
-    """Bit for bit the definition."""
+    """The result is bitwise equal to the definition."""
     key = jax.random.key(1)
     expected, _ = _definition(fun, params, key, distribution, scale)
     got = step_by_step(perturbed(fun, DISTRIBUTIONS[distribution], scale), params, key)

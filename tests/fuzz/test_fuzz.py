@@ -60,7 +60,7 @@ def test_elements_of_a_direction_are_rounded_as_float32():
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(100_000, 102_000, 1000))
 def test_many_random_programs(first):
-    """In a process of its own, which compiles with little optimization."""
+    """Another process compiles with little optimization."""
     numbers = ["--programs", "1000", "--seed", str(first)]
     done = subprocess.run(
         [sys.executable, "-m", "tests.fuzz", *numbers],

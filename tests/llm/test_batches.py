@@ -96,7 +96,8 @@ def test_examples_of_all_buckets_come_equally_often():
     feed = Feed(parts, 0, np.full(2000, 5))
     seen = collections.Counter(i for step in range(2000) for i in feed(step).label)
     assert len(seen) == 50
-    for part in parts:  # In a bucket exactly so, up to the last epoch.
+    # Within a bucket the counts are equal, except for the last epoch.
+    for part in parts:
         counts = [seen[i] for i in part.label]
         assert max(counts) - min(counts) <= 1
     # 10,000 draws of 50 in batches of 5: five standard deviations of a bucket.

@@ -119,7 +119,7 @@ def rows(split):
 def test_the_sentiment_set_is_balanced(split, size):
     labels = [label for _, label in rows(split)]
     assert (len(labels), sum(labels)) == (size, size // 2)
-    # Nor do they come sorted.
+    # They are not sorted.
     assert 0 < sum(labels[: size // 4]) < size // 4
 
 

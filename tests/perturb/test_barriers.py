@@ -9,7 +9,7 @@ import radazo_jax as zo
 
 
 def test_layers_one_after_another_wait_for_their_inputs():
-    # Or all perturbed layers would be alive together.
+    # Otherwise all perturbed layers would be alive together.
     params = [jnp.ones((300, 300)), jnp.ones((300, 300))]
     x = jnp.ones((5, 300))
     tied = waits(lambda p, x: jnp.tanh(x @ p[0]) @ p[1], zo.gaussian(), params, x)

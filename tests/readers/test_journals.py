@@ -47,7 +47,7 @@ def journal(tmp_path_factory):
 
 @pytest.mark.parametrize("steps", JOURNALS.values(), ids=JOURNALS)
 def test_steps_that_no_run_writes_are_refused(steps, journal, tmp_path):
-    """Though their checksums are right."""
+    """It is refused although its checksums are right."""
     head, *_ = lines_of(journal)
     (tmp_path / "run.jsonl").write_bytes(with_checksums([head, *steps]))
     match = "is damaged in line 2: it is not what a run writes"
@@ -101,7 +101,7 @@ def test_what_is_no_journal_is_not_overwritten(
 def test_a_line_that_does_not_end_takes_bounded_memory(tmp_path):
     path = tmp_path / "run.jsonl"
     with path.open("wb") as file:
-        file.truncate(2**36)  # Without taking space on the disk.
+        file.truncate(2**36)  # The file is sparse, so it takes no space on the disk.
     tracemalloc.start()
     try:
         refused(targets.replay, tmp_path, match="must be a file that a run wrote")

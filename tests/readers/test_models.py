@@ -162,7 +162,7 @@ def test_headers_that_lie_are_refused(content, model):
 
 
 def test_an_index_of_shards_points_nowhere(model, tmp_path):
-    """It is not read: what lies outside of the folder cannot be named."""
+    """It is not read: an index cannot name files outside of the folder."""
     outside = tmp_path / "outside.safetensors"
     shutil.move(model / "model.safetensors", outside)
     names = load_file(outside)

@@ -111,7 +111,7 @@ def test_deep_json_is_refused(content, tmp_path):
 def test_a_file_of_json_is_read_up_to_a_size(tmp_path):
     path = tmp_path / "record.json"
     with path.open("wb") as file:
-        file.truncate(2**40)  # Without taking space on the disk.
+        file.truncate(2**40)  # The file is sparse, so it takes no space on the disk.
     refused(record.read, path, match="it has more than 67108864 bytes")
 
 

@@ -77,7 +77,7 @@ EXACT_SLOPES = set(MAKERS) - {
 
 
 def flat(tree):
-    """The leaves as one float64 vector, or those of stacked trees as rows."""
+    """Joins the leaves to one float64 vector."""
     leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
     return np.concatenate([leaf.reshape(-1) for leaf in leaves])
 
@@ -88,7 +88,7 @@ def rows(trees):
 
 
 def quadratic(x, level=0.0):
-    """Of float64 vectors."""
+    """A quadratic function of float64 vectors."""
     return level + x @ SLOPES + (x**2) @ CURVATURES / 2
 
 
@@ -142,7 +142,7 @@ class Steps:
 
 
 def gradients(estimator, state, keys):
-    """One estimate at the parameters for each of the keys, [keys, d]."""
+    """Returns an estimate at the parameters for each key, [keys, d]."""
 
     def one(key):
         return estimator.estimate(traced, key, PARAMS, state)[0][1]

@@ -147,7 +147,7 @@ def test_history_prior_guided():
 
 
 def test_the_expected_cosine_of_the_projection():
-    """As Cheng, Wu and Zhu 2021 have it."""
+    """It is the closed form of Cheng, Wu and Zhu 2021."""
     size, slopes = 2, jnp.asarray(SLOPES, jnp.float32)
     prior = jnp.array([1.0, 0, 0, 0.5, 0, 0], jnp.float32)
     estimator = zo.contrib.prior_guided(
@@ -189,7 +189,7 @@ def test_query_reuse(distribution):
         np.testing.assert_allclose(
             flat(estimate.gradient), expected, rtol=1e-3, atol=1e-3
         )
-    # What failed is not remembered, and where all did, nothing changes.
+    # A failed query is not stored, and nothing changes if all fail.
     before = steps.state
     steps(5, values=lambda at: np.full(len(at), np.nan))
     chex.assert_trees_all_equal(steps.state, before)
@@ -209,7 +209,7 @@ def test_query_reuse_is_unbiased_of_one_step():
     "maker", [zo.contrib.query_reuse, zo.contrib.linear_interpolation]
 )
 def test_a_query_takes_a_few_bytes(maker):
-    """Whatever the number of parameters."""
+    """The size does not depend on the number of parameters."""
     state = jax.eval_shape(
         maker(num_directions=5, memory_size=4).init, jnp.zeros(10**6)
     )
@@ -331,7 +331,7 @@ def test_gaussian_process(kernel, size, lengthscale):
 
 @pytest.mark.slow
 def test_random_features_approach_their_kernel():
-    """With an error that falls as one over the root of their number."""
+    """The error falls as one over the root of their number."""
     errors = []
     for num_features in (100, 10_000):
         found = []
@@ -350,7 +350,7 @@ def test_random_features_approach_their_kernel():
 @pytest.mark.slow
 @pytest.mark.parametrize("level", [0.0, 1e3])
 def test_a_surrogate_of_queries_that_are_the_same_is_finite(level):
-    """Where the matrix of the kernel is singular up to rounding, or not definite."""
+    """The matrix of the kernel is then singular up to rounding, or indefinite."""
     steps = Steps(
         zo.contrib.gaussian_process(
             zo.sphere(), 4, 1e-4, 40, lengthscale=10.0, jitter=1e-9

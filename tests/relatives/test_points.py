@@ -96,7 +96,7 @@ def test_variance_reduced():
 
 
 def test_points_beside_the_parameters_in_turn():
-    """One by one and all at once, with parameters of 16 bits too."""
+    """Evaluations in turn and at once agree, with parameters of 16 bits too."""
 
     def narrow(params):
         return jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)

@@ -43,7 +43,7 @@ def test_rows_are_as_the_page_has_them():
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86")
 def test_steps_along_signs_are_equal_with_all_instruction_sets(tmp_path):
-    """From the same values, with ZO-SGD: workers of both kinds can share a run."""
+    """From the same values with ZO-SGD, so workers of both kinds can share a run."""
     found = []
     for name in ("AVX2", "SSE4_2"):
         path = tmp_path / f"{name}.npz"

@@ -33,7 +33,7 @@ _RECORDS = _ROOT / "docs" / "board"
 
 @pytest.fixture(autouse=True)
 def _settings_of_a_user():
-    """In 64 bits, and with ranks and dtypes mixed, as evosax does."""
+    """evosax needs 64 bits, and mixes ranks and dtypes."""
     with (
         jax.enable_x64(True),
         jax.numpy_dtype_promotion("standard"),
@@ -43,7 +43,7 @@ def _settings_of_a_user():
 
 
 def test_profile_by_hand():
-    """Of Moré and Wild, eq. (2.9): the share of problems with t ≤ κ (d + 1)."""
+    """Eq. (2.9) of Moré and Wild: the share of problems with t ≤ κ (d + 1)."""
     evaluations = np.array([[10.0, 40.0], [99.0, np.inf], [5.0, 404.0]])
     found = profiles.profile(evaluations, np.array([9, 99, 100]), (0.1, 1, 4, 30))
     # In units of d + 1: 1 and 4, 0.98… and never, 0.0495… and 4.
@@ -109,7 +109,7 @@ def test_every_value_is_counted(name):
     ],
 )
 def test_values_of_a_compiled_run_are_counted(name, dimension, at_the_end):
-    """All but those by which `minimize` looks where the last step ended."""
+    """All values are counted, except for the one at the end of the last step."""
     asked = []
 
     def traced(theta):
@@ -124,7 +124,7 @@ def test_values_of_a_compiled_run_are_counted(name, dimension, at_the_end):
 
 
 def test_a_target_is_reached_where_the_gap_first_is_below():
-    """And a value counts without its noise."""
+    """A value counts without its noise."""
     problem, _ = _sphere(2, noise=1e-9)
     oracle = Oracle(problem, 6)
     start = problem.start
@@ -255,7 +255,7 @@ def test_pages_say_how_many_problems_there_are(recorded):
 
 @pytest.mark.parametrize("other", _OTHERS)
 def test_untuned_is_first_of_what_is_not_tuned(recorded, other):
-    """On the problems on which both were run; NGOpt is level for a while."""
+    """This compares the problems on which both were run; NGOpt is level at first."""
     every = report.runs(recorded["rows"], _DETERMINISTIC)
     ours, others = every[report.UNTUNED], every[other]
     both = ours.common(others)
@@ -280,7 +280,7 @@ def test_momentum_costs_little_at_first_and_pays_later(recorded):
     assert np.mean(lost > 0) > 0.6 and (lost < 0.02).all()
     later = np.arange(5.75, 30.25, 0.25)
     assert (ours.shares(later) > plain.shares(later)).all()
-    # In a hundred, as the page has it.
+    # The numbers are percentages, as on the page.
     assert np.rint(100 * (ours.shares([30]) - plain.shares([30]))) == 5
 
 
@@ -343,7 +343,7 @@ def test_nothing_diverges():
     assert 1.335 < highest < 1.345
 
 
-# The rule behind other estimators: what docs/methods.md says.
+# R-AdaZO's update with other estimators, as docs/research/estimators.md reports it.
 @pytest.fixture(scope="module")
 def behind():
     """Estimator -> method -> its rows, problem by problem."""

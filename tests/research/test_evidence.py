@@ -73,7 +73,7 @@ def curves():
 
 @pytest.mark.parametrize("function", _FUNCTIONS)
 def test_radazo_matches_zo_adamm_in_a_third_of_the_iterations(function):
-    """On every seed."""
+    """This holds on every seed."""
     reached, total = synthetic.iterations_to_match(
         read("synthetic"), function, "R-AdaZO"
     )
@@ -102,7 +102,7 @@ def test_zo_adamm_with_steps_as_long_is_as_fast(function, curves):
     )
     ours, other = match("R-AdaZO")[0], match(stretched)[0]
     np.testing.assert_allclose(other, ours, rtol=0.1)
-    # And all the way it is nearer to R-AdaZO's curve than to that of ZO-AdaMM.
+    # Its whole curve is nearer to R-AdaZO's curve than to ZO-AdaMM's.
     log = {m: np.log(curves(function, m)) for m in ("R-AdaZO", "ZO-AdaMM", stretched)}
     middle = slice(20, None)
     to_ours = abs(log[stretched] - log["R-AdaZO"])[:, middle]
@@ -169,7 +169,7 @@ def test_error_of_the_second_moment_falls_with_b1(average):
 
 
 def test_shape_of_the_second_moment_is_no_better(average):
-    """Nor is that of ZO-AdaMM: a v that knows nothing is as near to the truth."""
+    """A v that is equal in all coordinates is as near to the true v."""
     assert (average("cosine_v_ours") < average("cosine_v_ori")).all()
     assert (average("cosine_v_ori") < average("cosine_v_flat")).all()
 
@@ -210,7 +210,7 @@ def test_attack_settings_are_the_appendix():
 
 
 def test_radazo_attacks_in_far_fewer_iterations(iterations):
-    """2.5 times fewer, on every image where both methods succeed."""
+    """It needs 2.5 times fewer on every image on which both methods succeed."""
     ours, other = iterations("mapped", "R-AdaZO"), iterations("mapped", "ZO-AdaMM")
     both = np.isfinite(ours).all(axis=1) & np.isfinite(other).all(axis=1)
     assert both.any()
@@ -301,7 +301,7 @@ def test_tuned_zo_adamm_is_the_better_on_the_ill_conditioned_quadratic(rivals):
 
 
 def test_best_rates_differ_by_the_predicted_factor(rivals):
-    """To one step of the grid, a factor of 2; mostly to the nearest."""
+    """They agree within a factor of 2, a step of the grid, and mostly exactly."""
     for (_, _, b1), (ours, other) in rivals.items():
         ratio = other.rate / ours.rate
         predicted = theory.step_ratio(b1)
@@ -326,7 +326,7 @@ def test_tuned_zo_adamm_is_more_often_ahead(rivals):
 
 
 def test_tuned_zo_rmsprop_is_within_a_quarter_of_zo_adamm(rivals):
-    """So the first moment helps little."""
+    """The first moment helps little."""
     problems = read("tuned")["problems"]
     for (name, i, b1), (_, other) in rivals.items():
         if b1 == 0.9:
@@ -335,7 +335,7 @@ def test_tuned_zo_rmsprop_is_within_a_quarter_of_zo_adamm(rivals):
 
 
 def test_tuned_a_larger_b1_gains_next_to_nothing(rivals):
-    """But for the second target of Levy, and for R-AdaZO that of the digits."""
+    """Exceptions are the second target of Levy and, for R-AdaZO, of the digits."""
     for (name, i, b1), methods in rivals.items():
         if b1 == 0.9 and (name, i) != ("Levy", 1):
             slow_methods = rivals[name, i, 0.99]
@@ -351,7 +351,7 @@ def test_tuned_a_larger_b1_gains_next_to_nothing(rivals):
 
 
 def test_tuned_good_rates_are_as_many_for_both_methods(rivals):
-    """Of a grid of factors of two, by target: two to four, and two."""
+    """Two to four rates of a grid of factors of two are good, by target."""
     for (name, i, b1), (ours, other) in rivals.items():
         if b1 == 0.9 and i == 0:
             assert {len(ours.near), len(other.near)} <= {2, 3, 4}

@@ -58,7 +58,7 @@ def _run(script, *arguments):
     ],
 )
 def test_fast_run(name, tmp_path):
-    """One test a script, not one a property: each takes a run."""
+    """A script has one test, because each property would need another run."""
     output = tmp_path / "made"
     some = ("--functions", "Cubic") if name == "synthetic" else ()
     done = _run(name, "--fast", "--output", output, *some)
@@ -131,7 +131,7 @@ def refused(capsys):
 
 @pytest.mark.parametrize("data_set", ["mnist", "digits"])
 def test_images_that_are_attacked(data_set, tmp_path):
-    """Those of a file with the arrays and dtypes of MNIST's, or scikit-learn's."""
+    """They are read from a file like MNIST's, or from scikit-learn."""
     path = tmp_path / "mnist.npz"
     pixels = np.random.default_rng(0).integers(0, 256, (12, 28, 28), np.uint8)
     labels = np.arange(12, dtype=np.uint8) % 10
@@ -173,7 +173,7 @@ def test_data_that_cannot_be_read_are_named(content, says, tmp_path, refused):
 
 @pytest.mark.slow
 def test_radazo_learns_the_digits_along_rank_one_as_well(tmp_path):
-    """One test, for workers that share it would each run the first part."""
+    """It is one test, because workers that share it would each run the first part."""
 
     def runs(distribution):
         done = _run(

@@ -112,7 +112,7 @@ def test_bounds_without_momentum_are_those_of_the_gradient():
 
 
 def test_speedup_is_the_ratio_of_the_roots_of_the_constants():
-    """Where Σ² dominates, and not before."""
+    """This holds if Σ² dominates, and not otherwise."""
 
     def ratio(gradient_variance):
         ours = theory.convergence_constant_radazo(
@@ -194,7 +194,7 @@ STEPS = 6000
 
 @pytest.fixture(scope="module")
 def moments():
-    """Means over steps and coordinates: those of m − ∇F, g − ∇F and v, squared."""
+    """Averages (m − ∇F)², (g − ∇F)² and v² over steps and coordinates."""
     theta = functions.uniform_start(jax.random.key(0), DIMENSION)
     value_and_grad = zo.value_and_grad(
         functions.quadratic, zo.forward_difference(num_directions=1)
@@ -256,7 +256,7 @@ def test_measured_moments_respect_the_bounds(moments):
 
 
 def test_variance_respects_sigma_squared():
-    """Of a bounded function, whose C is known, far from the linear case."""
+    """The function is bounded, so C is known, and far from linear."""
     dimension, smoothing, num_directions = 20, 0.5, 3
     theta = functions.uniform_start(jax.random.key(0), dimension)
 
@@ -345,7 +345,7 @@ def test_smoothing_moves_the_gradient_by_no_more_than_the_bound():
     for dimension in (2, 8, 50):
         for smoothing in (0.01, 0.1, 0.5):
             theta = rng.uniform(-1, 1, dimension)
-            # |F''ᵢᵢ| = |−9 sin(3x) + 6x| ≤ 9 + 6 |x|, where x stays within μ of θ.
+            # |F''ᵢᵢ| = |−9 sin(3x) + 6x| ≤ 9 + 6 |x|, and x stays within μ of θ.
             smoothness = 9 + 6 * (abs(theta).max() + smoothing)
             moved = np.linalg.norm(
                 _separable_gradient(theta, smoothing)

@@ -61,7 +61,7 @@ def rounded_on_the_way():
         narrow = params.astype(jnp.bfloat16).astype(jnp.float32)
         return jnp.round(narrow * 2**20) % 2**8, x
 
-    # Away from halves of a unit, where the order of operations decides.
+    # Away from halves of a unit, at which the order of operations decides.
     return fun, 1.0 + jnp.arange(12.0).reshape(3, 4) / 8, normal(2)
 
 

@@ -54,7 +54,7 @@ def look_ups():
 
 @program(selected=True)
 def starts_out_of_range():
-    """What a program normalizes once is not to be normalized again."""
+    """An index that a program has normalized must not be normalized again."""
 
     def fun(params, starts):
         p, q = params["p"], params["q"]

@@ -1,4 +1,4 @@
-"""One program of the zoo: a function to perturb, and what the tests must know of it."""
+"""A program of the zoo: a function to perturb, and its properties for the tests."""
 
 import contextlib
 import dataclasses
@@ -12,12 +12,12 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """One entry of the zoo.
+    """An entry of the zoo.
 
     Attributes:
       build: Returns `(fun, params, *args)`.
       differentiable: Whether `jax.grad` of it means something.
-      tolerance: How far the result may be off, of the largest value that it holds.
+      tolerance: Largest error, relative to the largest value of the result.
       flax: Whether Flax runs in it, which mixes dtypes and ranks.
       selected: Whether it is among the few that all distributions are tried on.
     """

@@ -1,4 +1,4 @@
-"""What moves, cuts and joins the elements of a leaf."""
+"""Programs that move, cut and join the elements of a leaf."""
 
 import jax.numpy as jnp
 from jax import lax

@@ -187,7 +187,9 @@ def tables(content: dict[str, Any]) -> list[Table]:
             found = groups(runs, tune)
             rows += [(title, *_row(one, found[1])) for one in found]
         result.append(Table(caption, ("tuned", *_HEADERS), rows))
-    caption = "R-AdaZO with adapters at the paper's η, by β₁ (to match: that of β₁ = 0)"
+    caption = (
+        "R-AdaZO with adapters at the paper's η, by β₁ (to match: the loss of β₁ = 0)"
+    )
     found = betas(runs)
     rows = [
         (f"{b1:g}", *_row(one, found[0])) for b1, one in zip(BETAS, found, strict=True)

@@ -56,7 +56,7 @@ def split(model: LanguageModel, last: int) -> tuple[LanguageModel, LanguageModel
         if path[0] == "layers":
             cut = number - last
             parts = jax.block_until_ready((value[:cut], value[cut:]))
-            value.delete()  # So that no more than a leaf is in memory twice.
+            value.delete()  # At most one leaf is in memory twice.
         first[path], second[path] = map(variable.replace, parts)
     cuts = slice(0, number - last), slice(number - last, number)
     return tuple(

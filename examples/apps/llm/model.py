@@ -128,7 +128,7 @@ class LanguageModel(nnx.Module):
         """
         graphdef, stack = nnx.split(self.layers)
 
-        # Not nnx.scan, which would return the parameters, and so build perturbed ones.
+        # nnx.scan would return the parameters, and so build perturbed ones.
         def body(x: jax.Array, of_layer: Any) -> tuple[jax.Array, Cache | None]:
             parameters, constants, cache = of_layer
             layer = nnx.merge(graphdef, parameters)

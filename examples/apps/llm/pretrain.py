@@ -22,7 +22,7 @@ RECORD = "pretraining.json"
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The model and its training, by steps, for the same model every time."""
+    """The settings of the model and of its training: equal ones give equal models."""
 
     vocab_size: int = 4096
     hidden_size: int = 256

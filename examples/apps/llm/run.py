@@ -116,7 +116,7 @@ def run(
         measured = parts | {"train": [_part(part, share) for part in parts["train"]]}
     feed = Feed(parts["train"], settings.seed, sizes)
     job, state = start(settings, model)
-    # On a device by name, as what is restored is: both then take one program.
+    # On a named device, like restored arrays, so that both use one program.
     job, state = jax.device_put((job, state), jax.devices()[0])
     data, end, rows = measured, settings.num_steps, []
     with contextlib.ExitStack() as stack:

@@ -216,7 +216,7 @@ def save_adapters(model: LanguageModel, folder: Folder, *, base: str) -> None:
     Args:
       model: A model with adapters or a soft prompt.
       folder: The folder to write; it is made if it is not there.
-      base: The name or folder of the base model, for the configuration.
+      base: The name or folder of the base model, written to the configuration.
 
     Raises:
       ValueError: If the model has neither.

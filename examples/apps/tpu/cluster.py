@@ -66,7 +66,7 @@ def supervise(command: Sequence[str], resume: str) -> int:
 
     Args:
       command: The command of the child.
-      resume: Instructions to resume, for the message.
+      resume: Instructions to resume, part of the message.
 
     Returns:
       The exit code of the child, or `LOST`.
@@ -170,7 +170,7 @@ def check_same_in_all_processes(name: str, value: Any) -> None:
     """Raises in every process if the value differs in one from that in the first.
 
     Args:
-      name: Name of the value, for the error.
+      name: Name of the value, part of the error.
       value: Anything that `repr` tells apart.
     """
     text = repr(value).encode()[:_SHOWN].ljust(_SHOWN)

@@ -251,7 +251,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             flush=True,
         )
         cluster.wait_for_health_check()
-        # Not by way of what would wait for the other processes, which may be dead.
+        # A normal exit would wait for the other processes, which may be dead.
         os._exit(1)
     return 0
 

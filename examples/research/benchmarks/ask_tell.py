@@ -1,11 +1,11 @@
-"""Times our side of a step on a black box: ask and tell, beside pycma's.
+"""Times `ask` and `tell` of a step on a black box, in turn with pycma.
 
     python examples/research/benchmarks/ask_tell.py --output ask_tell.json
 
-All take turns. pycma (the `black-box` extra) has the same population; above 10³
-dimensions its covariance is diagonal, for a full one takes minutes to factor. Then a
-function that sleeps for 10 ms, on eight threads: how much longer a step takes than
-the sleep of its points, and how much longer the executor takes for them by itself.
+pycma (the `black-box` extra) has the same population. Above 10³
+dimensions its covariance is diagonal, because a full one takes minutes to factor. A
+second table has a function that sleeps for 10 ms, on eight threads: the time of a step
+over the sleep of its points, and the time of the executor alone.
 """
 
 import statistics

@@ -88,7 +88,7 @@ def computed() -> dict[str, np.ndarray]:
 
 
 def elsewhere(python: str, flags: str, processors: int | None) -> dict[str, Any]:
-    """What another process computes."""
+    """Runs the computation in another process, and returns its arrays."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "computed.npz"
         environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
@@ -101,7 +101,7 @@ def elsewhere(python: str, flags: str, processors: int | None) -> dict[str, Any]
 
 
 def compared(found: dict[str, Any], right: dict[str, Any]) -> dict[str, str]:
-    """How far each of what was computed is from what it is elsewhere."""
+    """Compares each array with the one computed elsewhere."""
     result = {}
     for name, expected in right.items():
         if "version" in name:
@@ -113,7 +113,7 @@ def compared(found: dict[str, Any], right: dict[str, Any]) -> dict[str, str]:
 
 
 def rows(systems: dict[str, dict[str, str]]) -> list[dict[str, str]]:
-    """One row for each kind and distribution."""
+    """Returns a row for each kind and distribution."""
     names = next(iter(systems.values()))
     made = []
     for name in names:

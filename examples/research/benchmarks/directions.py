@@ -1,4 +1,4 @@
-"""How many directions a step should take: at equal forward passes, and at equal time.
+"""Compares numbers of directions: at equal forward passes, and at equal time.
 
     python -m examples.research.benchmarks.directions --output directions.json
 
@@ -60,7 +60,7 @@ def settings_of(choice: tuple[str, int], passes: int, **options: Any) -> Setting
 
 
 def curve(settings: Settings, *problem: Any) -> dict[str, Any]:
-    """What a run's loss was, after how many passes; infinite where it diverged."""
+    """Returns the loss of a run by passes; infinite if the run diverged."""
     names = ("difference", "num_directions", "learning_rate", "seed")
     row = {name: getattr(settings, name) for name in names}
     try:
@@ -74,7 +74,7 @@ def curve(settings: Settings, *problem: Any) -> dict[str, Any]:
 
 
 def pass_ms(settings: Settings, model: Any, batch: data.Batch) -> Iterator[float]:
-    """What a pass takes in one step after another."""
+    """Yields the time of a pass, step by step."""
     job, state = start(settings, model)
     while True:
         before = time.perf_counter()

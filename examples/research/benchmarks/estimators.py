@@ -1,12 +1,12 @@
-"""What each estimator remembers, and how long its step takes.
+"""Measures the memory of each estimator, and the time of its step.
 
-Behind R-AdaZO, on Rosenbrock's function, whose evaluations take next to no time, so
-that the rest of a step is seen. Within one run, columns are
+The optimizer is R-AdaZO. Evaluations of Rosenbrock's function take next to no time, so
+the rest of a step dominates. Within one run, columns are
 
 * ``state/d``: the state of the estimator, in floats of 4 bytes for each parameter;
-* ``bytes/query``: how many bytes it grows by for one more query, where it keeps some;
+* ``bytes/query``: the bytes of one more query, if it keeps queries;
 * ``temporary/d``: the temporary buffers of a compiled step, likewise;
-* ``step/forward``: the time of a step for each evaluation, over that of
+* ``step/forward``: the time of a step per evaluation, divided by the time of
   ``forward_difference``.
 
     python examples/research/benchmarks/estimators.py --output estimators.json

@@ -1,4 +1,4 @@
-"""What a compiled program computes and sends, read from its text.
+"""Reads the text of a compiled program: its arithmetic, and what it sends.
 
 Unlike ``compiled.cost_analysis()``, this counts the body of a loop as often as it runs,
 and of the arithmetic the products of matrices alone.
@@ -56,14 +56,14 @@ class Array(NamedTuple):
 
 
 class Instruction(NamedTuple):
-    """One line of a computation.
+    """A line of a computation.
 
     Attributes:
       name: Its name.
       opcode: Such as ``dot``.
       results: The arrays it makes.
       operands: The names of what it reads.
-      text: What stands after the opcode.
+      text: The rest of the line after the opcode.
       called: The names of the computations that it calls.
     """
 
@@ -118,10 +118,10 @@ class Program:
                 inside[instruction.name] = instruction
 
     def walk(self) -> Iterator[tuple[dict[str, Instruction], Instruction, int]]:
-        """All instructions a run comes by, with their computations and how often.
+        """Yields the instructions of a run, with their computations and counts.
 
-        Of a conditional, every branch. What the TPU compiler does piece by piece beside
-        other work, once.
+        It yields every branch of a conditional. Work that the TPU compiler splits into
+        pieces, next to other work, is yielded once.
         """
         yield from self._walk(self.entry, 1, set())
 
@@ -142,7 +142,7 @@ class Program:
                 yield from self._walk(called, inner, set() if loop else begun)
 
     def _num_trips(self, loop: Instruction, around: dict[str, Instruction]) -> int:
-        """How often the body of a loop runs that counts up to a constant.
+        """Returns the trip count of a loop that counts up to a constant.
 
         A step of `solver` updates in a loop that runs once, or not at all if the step
         is skipped. Its bound is no constant, and it is counted once.
@@ -193,7 +193,7 @@ class Program:
         return found
 
     def collectives(self) -> list[Sent]:
-        """What is sent between devices; of an asynchronous pair, the start."""
+        """Lists what devices send: the start of each asynchronous pair."""
         found = []
         for _, instruction, times in self.walk():
             opcode = instruction.opcode.removesuffix("-start")
@@ -246,7 +246,7 @@ class Program:
 
 
 def facts(compiled: Any) -> dict[str, Any]:
-    """What a compiled program sends, computes and holds on one of its devices."""
+    """Returns what a program sends, computes and holds on one of its devices."""
     program = Program(compiled.as_text())
     sent = program.collectives()
     devices = {
@@ -293,7 +293,7 @@ def _up_to_closing(text: str) -> str:
 
 
 def _resolved(computation: dict[str, Instruction], name: str) -> Instruction:
-    """What an operand is a copy of."""
+    """Returns the operand without its copies."""
     found = computation[name]
     while found.opcode in ("copy", "bitcast", "copy-done", "copy-start"):
         found = computation[found.operands[0]]
@@ -327,8 +327,8 @@ def _convolution_flops(
     """The TPU compiler makes convolutions of products of matrices.
 
     Axes that a batch of products has may become spatial ones, with strides and
-    padding such that most positions of the window fall beside the input; those are
-    not computed.
+    padding such that most positions of the window fall outside of the input. These
+    are not computed.
     """
     text = convolution.text
     lhs_axes, rhs_axes, out_axes = re.search(
@@ -362,6 +362,6 @@ def _convolution_flops(
 def _valid_pairs(
     size: int, kernel: int, out: int, stride: int, pad: int, dilate: int, spread: int
 ) -> int:
-    """How many positions of a window, over all outputs, meet the input."""
+    """Counts the positions of a window, over all outputs, inside the input."""
     at = np.arange(out)[:, None] * stride + np.arange(kernel) * spread - pad
     return int(np.sum((at % dilate == 0) & (at >= 0) & (at // dilate < size)))

@@ -1,15 +1,15 @@
-"""How long a step of a small network takes, in multiples of its forward passes.
+"""Measures a step of a small network in multiples of its forward passes.
 
-For every distribution, a whole R-AdaZO step (K + 1 evaluations, estimate, update)
-against
+For every distribution, a whole R-AdaZO step (K + 1 evaluations, estimate, update) is
+compared with
 
 * ``floor``: one forward pass over K + 1 times the rows, and the Optax chain's update
   and its application on a gradient that lies ready;
-* ``naive``: the same step as one writes it by hand, with ``jax.random.normal`` and
+* ``naive``: the same step written by hand, with ``jax.random.normal`` and
   ``tree_map`` copies under ``vmap``;
-* ``evosax``: Open_ES with a population of K, and Adam, where it is installed;
+* ``evosax``: Open_ES with a population of K, and Adam, if it is installed.
 
-and its compilation, with that of one forward pass and the chain for ``floor``.
+Its compilation is compared with compiling one forward pass and the chain of ``floor``.
 
     python examples/research/benchmarks/layer_time.py --output layer_time.json
 """
@@ -53,7 +53,7 @@ class Work(NamedTuple):
       params: Its parameters.
       loss: ``loss(params, x)``, a scalar.
       x: The inputs, [rows, features].
-      num_steps: How many steps a run has: so many that starting it does not count.
+      num_steps: Number of steps per run, large enough to hide the start of the program.
     """
 
     params: Any

@@ -2,11 +2,11 @@
 
     python examples/research/benchmarks/long_run.py --output docs/trust/long_run.json
 
-The run is one of `minimize` after another, each from the state of the last. It starts
-close to where its counts are largest: its failed evaluations pass 2³¹, and its last
+The run is a sequence of calls of `minimize`, each from the state of the last. It
+starts close to the largest counts: its failed evaluations pass 2³¹, and its last
 step is number 2³¹ - 1. Its directions, two per step, are numbered up to 2³². At the
-end, the parameters and the counts are compared with what they must be. Then a run with
-a journal, which is rebuilt from it.
+end, the parameters and the counts are compared with their exact values. A second run
+has a journal, and is rebuilt from it.
 """
 
 import resource
@@ -41,7 +41,7 @@ def sample(key: jax.Array) -> jax.Array:
 
 
 def mebibytes() -> float:
-    """What this process holds now."""
+    """Returns the memory of this process, in MiB."""
     text = Path("/proc/self/statm").read_text()
     return int(text.split()[1]) * resource.getpagesize() / 2**20
 
@@ -58,7 +58,7 @@ def near_the_end(num_steps: int) -> Any:
 
 
 def long_run(num_steps: int) -> list[dict[str, Any]]:
-    """One row a part: steps taken, memory, counts."""
+    """Yields a row per part of the run: steps, memory, counts."""
     state, rows, steps_of_part = near_the_end(num_steps), [], num_steps // PARTS
     for part in range(PARTS):
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""How many bytes a zeroth-order step needs beyond a forward pass.
+"""Counts the bytes that a zeroth-order step needs beyond a forward pass.
 
 Compiles, without running anything, a forward pass, an evaluation at a perturbed point
 and whole optimization steps, and reads from the compiled programs what they allocate:
@@ -13,8 +13,8 @@ environment of its own. Models:
 
     python examples/research/benchmarks/memory.py --output docs/benchmarks/memory.json
 
-``--output`` is written after every program, and ``--resume`` goes on where a run was
-stopped. ``--plot`` draws the rows.
+``--output`` is written after every program, and ``--resume`` continues a stopped run.
+``--plot`` draws the rows.
 """
 
 import functools
@@ -80,7 +80,7 @@ def options(target: str) -> dict[str, Any] | None:
 def program(
     model: models.Model, run: str, distribution: str, num_directions: int | str
 ) -> tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]:
-    """What to compile, its arguments and those donated."""
+    """Returns the function to compile, its arguments, and the donated ones."""
     params, loss, batch = model.params, model.loss, model.batch
     if run == "forward":
         return loss, (params, batch), ()
@@ -105,7 +105,7 @@ def program(
 
 
 def measured(case: dict[str, Any]) -> dict[str, Any]:
-    """What a program allocates."""
+    """Returns the bytes that a program allocates."""
     platform, name, *which = case.values()
     model = MODELS.get(platform, MODELS["gpu"])[name]()
     fun, args, donated = program(model, *which)
@@ -178,7 +178,7 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def plot(content: dict[str, Any]) -> plt.Figure:
-    """What each run allocates beyond the forward pass, a panel for each model."""
+    """Draws the memory of runs beyond the forward pass, a panel for each model."""
     rows = [row for row in content["rows"] if "run" in row and row["distribution"]]
     models = list(dict.fromkeys((row["platform"], row["model"]) for row in rows))
     runs = list(dict.fromkeys((row["run"], row["K"]) for row in rows))

@@ -40,9 +40,9 @@ def decoder(
 ) -> Model:
     """A decoder like OPT: scanned layers before a tied embedding.
 
-    Attention and logits are computed sequence by sequence if ``one_by_one``, as one who
-    only runs the model forward would do in order to save memory. ``weights`` and
-    ``activations`` are applied to those of a layer, and may say how they are sharded.
+    Attention and logits are computed sequence by sequence if ``one_by_one``, to save
+    memory in a forward pass. ``weights`` and ``activations`` are applied to the weights
+    and the activations of a layer; they may constrain the sharding.
     """
     mapped = lax.map if one_by_one else lambda fun, xs: jax.vmap(fun)(xs)
 

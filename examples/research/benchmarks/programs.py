@@ -33,7 +33,7 @@ def tpu_topology(name: str, bounds: tuple[int, ...] | None = None) -> list[Any]:
 
     Args:
       name: Its name.
-      bounds: How many chips a host has along each axis, where that is not the default.
+      bounds: Number of chips per host along each axis; None for the default.
     """
     without_tpu()
     options = {} if bounds is None else {"chips_per_host_bounds": bounds}

@@ -1,4 +1,4 @@
-"""What a step sends and computes on 1 to 256 chips, read from the compiled programs.
+"""Counts what a step sends and computes on 1 to 256 chips, in compiled programs.
 
 Compiles, without running anything, whole R-AdaZO steps of a decoder for meshes of TPU
 chips, of H100 GPUs and of simulated CPU devices. The evaluations are spread over the
@@ -9,8 +9,8 @@ environment of its own.
 
     python examples/research/benchmarks/scaling.py --platform tpu --output tpu.json
 
-``--output`` is written after every program, and ``--resume`` goes on where a run was
-stopped. ``--plot`` draws the rows.
+``--output`` is written after every program, and ``--resume`` continues a stopped run.
+``--plot`` draws the rows.
 """
 
 import functools
@@ -61,7 +61,7 @@ ALLOWED_BYTES = 64
 
 
 class Spread(NamedTuple):
-    """How a step is spread: the sizes of the mesh's axes."""
+    """Sizes of the mesh axes over which a step is spread."""
 
     k: int = 1
     data: int = 1
@@ -76,15 +76,15 @@ class Spread(NamedTuple):
 
 
 class Case(NamedTuple):
-    """One program.
+    """A program to compile.
 
     Attributes:
-      kind: ``strong`` (the same work for all), ``weak`` (the same work a chip),
-        ``indivisible`` (one evaluation more), ``forward`` (one loss) or ``gradient``
+      kind: ``strong`` (the same total work), ``weak`` (the same work per chip),
+        ``indivisible`` (one more evaluation), ``forward`` (one loss) or ``gradient``
         (by backpropagation).
       spread: The sizes of the mesh's axes.
-      distribution: The name of a distribution, empty where there is none.
-      num_evaluations: K + 1, or nothing where there are no directions.
+      distribution: The name of a distribution, or an empty string.
+      num_evaluations: K + 1, or None without directions.
     """
 
     kind: str
@@ -94,12 +94,12 @@ class Case(NamedTuple):
 
     @property
     def num_sequences(self) -> int:
-        """The size of the minibatch: one a chip where it is spread, and else four."""
+        """The size of the minibatch: one per chip if it is spread, otherwise four."""
         size = self.spread.data * self.spread.model
         return 4 if size == 1 else size
 
     def described(self, platform: str) -> dict[str, Any]:
-        """What tells a row from all others."""
+        """Returns the columns that identify a row."""
         names = ("kind", "mesh", "distribution", "K+1")
         values = (self.kind, str(self.spread), *self[2:])
         return {"platform": platform, **dict(zip(names, values, strict=True))}
@@ -122,8 +122,8 @@ def mesh_for(platform: str, spread: Spread) -> Mesh:
 def decoder(platform: str, case: Case) -> models.Model:
     """1.3B parameters for TPUs and GPUs, 0.5M for the CPU, spread as is customary.
 
-    A layer's weights are gathered where they are used, its activations stay where
-    their sequences are.
+    The weights of a layer are gathered for its products. Activations stay on the
+    devices of their sequences.
     """
     spread = case.spread
     apart = spread.data * spread.model > 1
@@ -170,7 +170,7 @@ def compiled_case(platform: str, case: Case) -> Any:
 
 
 def measured(platform: str, case: Case) -> dict[str, Any]:
-    """What a row has besides its description."""
+    """Returns the measured columns of a row."""
     found = facts(compiled_case(platform, case))
     update = update_flops(platform, case)
     return {
@@ -222,7 +222,7 @@ def cases(platform: str) -> Iterator[Case]:
 
 
 def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows, with what they are compared with where it is among them."""
+    """Returns the rows with their ratios to other rows, if these are present."""
 
     def find(**wanted: Any) -> dict[str, Any] | None:
         return next((row for row in rows if wanted.items() <= row.items()), None)

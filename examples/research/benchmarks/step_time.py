@@ -1,18 +1,17 @@
-"""How long a zeroth-order step takes, in multiples of what it cannot do without.
+"""Measures a zeroth-order step in multiples of its evaluations.
 
 On Rosenbrock's function, for every distribution, by forward differences with K = 10
-directions and by central ones with K = 5 (an evaluation fewer), the time of a
-whole R-AdaZO step (evaluations, estimate, update) is divided, within one run, by the
-time of
+directions and by central ones with K = 5 (one evaluation fewer), the time of a whole
+R-AdaZO step (evaluations, estimate, update) is divided, within one run, by the time of
 
 * ``evaluations``: its function evaluations alone, at points that lie ready;
 * ``perturbed``: the same evaluations with the directions drawn;
 
-and these times are divided by that of the step:
+and these times are divided by the time of the step:
 
-* ``naive``: the same step as one writes it by hand, with ``jax.random.normal``,
+* ``naive``: the same step written by hand, with ``jax.random.normal``,
   ``tree_map`` and ``vmap``;
-* ``evosax``: Open_ES with a population of 10, which are 5 pairs, and Adam, where it is
+* ``evosax``: Open_ES with a population of 10, which are 5 pairs, and Adam, if it is
   installed.
 
 All JAX runs are scans of many steps in one program, so that no dispatch is timed. A
@@ -45,7 +44,7 @@ from examples.research.benchmarks.timing import (
 from examples.research.paper.functions import rosenbrock
 
 DIMENSIONS = (1_000, 10_000, 100_000, 1_000_000)
-POPULATION = 10  # K of forward differences, and twice that of central ones.
+POPULATION = 10  # K of forward differences, and twice the K of central ones.
 SMOOTHING = 5e-3
 LEARNING_RATE = 1e-6
 MEASURED = ("sphere", "gaussian", "rademacher", "coordinate")
@@ -80,7 +79,7 @@ def perturbed_step(
 
 
 def steps_of_run(dimension: int) -> int:
-    """How many steps a run has: so many that a first touch of memory does not count."""
+    """Returns a number of steps that hides the first touch of memory."""
     return max(20, min(2000, 20_000_000 // dimension))
 
 

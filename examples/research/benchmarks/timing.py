@@ -1,4 +1,4 @@
-"""Steps to be timed (ours, one by hand, another library's), by turns, and drawn."""
+"""Steps of radazo_jax, by hand and of evosax: timed in turn, and drawn."""
 
 import functools
 import importlib.util
@@ -99,7 +99,7 @@ def by_turns(times: Mapping[str, Iterator[float]], repeats: int) -> dict[str, fl
 
     Args:
       times: Named iterators, each of which does something and yields how long it took.
-      repeats: How many times of each count, after one that does not.
+      repeats: Number of times of each that count, after one that does not.
     """
     for each in times.values():
         next(each)

@@ -1,13 +1,13 @@
-"""What methods reach with how many evaluations, on many problems.
+"""Counts the evaluations that methods need on many problems.
 
     python -m examples.research.board
     python -m examples.research.board --fast
     python -m examples.research.board --robust
     python -m examples.research.board --relatives
 
-A row of the record is a method on a problem: how many evaluations it took to leave
-10⁻¹, 10⁻² and 10⁻³ of the gap at the start, in a budget of 30 (d + 1). The record is
-written after each row, and `--resume` goes on where it ends. `pip install -e
+A row of the record is a method on a problem: the evaluations after which 10⁻¹, 10⁻²
+and 10⁻³ of the gap at the start are left, in a budget of 30 (d + 1). The record is
+written after each row, and `--resume` continues it. `pip install -e
 ".[board]"` installs the problems and the other methods; what is missing is left out.
 """
 
@@ -43,7 +43,7 @@ def measures(args: Any) -> Iterator[problems.Row]:
 
 
 def until(stop: float, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What is measured, if that begins in time."""
+    """Returns the measurement if it begins in time."""
     if time.monotonic() > stop:
         raise OutOfTime
     return measure()

@@ -16,7 +16,7 @@ from examples.research.board.report import UNTUNED
 
 
 class Method(NamedTuple):
-    """What is run on a problem.
+    """A method, with its scales, to run on a problem.
 
     Attributes:
       run: `(problem, make_oracle, seed)` gives an oracle for each scale that it tried.
@@ -106,7 +106,7 @@ METHODS = {
 
 
 def measure(case: Case, method: Method, budget: int, seed: int) -> dict[str, Any]:
-    """What a row of a record says: of several scales, the best for each target."""
+    """Returns a row of a record: for each target, the best of the scales."""
     problem, make_oracle = opened(case, budget, seed)
     oracles = method.run(problem, make_oracle, seed)
     reached = [oracle.reached for oracle in oracles]

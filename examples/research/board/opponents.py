@@ -23,7 +23,7 @@ _STEP = 1e-8  # SciPy's own, `eps` of L-BFGS-B.
 def lbfgs(problem: Problem, oracle: Oracle, seed: int) -> None:
     """SciPy's L-BFGS-B on forward differences along the coordinates, as it does them.
 
-    In one batch, where SciPy evaluates the same points one after another.
+    All points are in one batch. SciPy evaluates the same points one after another.
     """
     del seed
     d = problem.dimension
@@ -116,7 +116,7 @@ def evosax(
 
 @functools.cache
 def _evosax(name: str, dimension: int, tuned: bool) -> Any:
-    """One object for all problems of a size: what it compiles is kept with it."""
+    """Returns one object for all problems of a size, with its compiled programs."""
     import evosax.algorithms as algorithms
 
     size = 2 * (2 + int(1.5 * np.log(dimension)))  # 4 + 3 ln d, and even.

@@ -1,4 +1,4 @@
-"""What methods evaluate through: it counts, and sees when a target is reached."""
+"""The function that methods evaluate: it counts, and records reached targets."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -19,10 +19,10 @@ class Oracle:
     """Values of a problem for one run, all of which are counted.
 
     Attributes:
-      count: How many values were asked for.
+      count: Number of evaluations.
       reached: The number of the evaluation that first was at each target, counted from
-        1; infinite where none was.
-      gap: The lowest gap so far, as a share of that at the start. Noise is not in it.
+        1; infinite if none was.
+      gap: The lowest gap so far, as a share of the gap at the start, without noise.
       outside: Number of points outside of the problem's bounds.
     """
 
@@ -43,7 +43,7 @@ class Oracle:
         return self.count >= self.budget or bool(np.isfinite(self.reached).all())
 
     def __call__(self, points: np.ndarray) -> np.ndarray:
-        """The values at points [n, d], with noise where the problem has some."""
+        """Returns the values at points [n, d], with the noise of the problem."""
         points = np.asarray(points)
         if self.problem.bounds is not None:
             lower, upper = self.problem.bounds
@@ -71,7 +71,7 @@ class Oracle:
         self.gap = float(min(self.gap, gaps.min(initial=np.inf)))
 
     def one(self, point: np.ndarray) -> float:
-        """The value at one point; raises `Finished` where the run is to end."""
+        """Returns the value at one point; raises `Finished` if the run must end."""
         if self.finished:
             raise Finished
         return float(self(np.asarray(point)[None])[0])

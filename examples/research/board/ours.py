@@ -1,4 +1,4 @@
-"""Methods of this package: without tuning, and those with a learning rate."""
+"""Methods of this package, without tuning and with a learning rate."""
 
 import contextlib
 import functools
@@ -38,11 +38,11 @@ def evaluations_of_default(dimension: int) -> int:
 
 
 class Untuned(NamedTuple):
-    """A method without a learning rate: compiled, where JAX can trace the function.
+    """A method without a learning rate, compiled if JAX can trace the function.
 
     Attributes:
       each: The number of evaluations per step, a function of d.
-      optimizer: An Optax transformation; by default, that of the default method.
+      optimizer: An Optax transformation; by default, the default method's.
       estimator: An estimator, likewise.
     """
 
@@ -142,8 +142,8 @@ def sweep(
 def scaled(name: str, problem: Problem) -> tuple[float, ...]:
     """The paper's rate, and the grid in the units of a problem.
 
-    That of the adaptive methods is the distance to the minimum, and that of ZO-SGD the
-    inverse curvature along the gradient, both of which one does not know.
+    The unit of the adaptive methods is the distance to the minimum. The unit of ZO-SGD
+    is the inverse curvature along the gradient. A user knows neither.
     """
     d, grid = problem.dimension, np.array(RATES[name][1])
     if name == "ZO-SGD":

@@ -1,7 +1,7 @@
-"""The problems, and what is known of them: where the minimum lies, and how low it is.
+"""The problems, with the place and the value of their minima.
 
-What is known decides where a target lies, and the grids of the methods that are tuned;
-the methods without tuning see values only.
+These define the targets, and the grids of the methods that are tuned. The methods
+without tuning receive values only.
 """
 
 import contextlib
@@ -32,18 +32,18 @@ _LEFT_OUT = {"DMN15102LS", "DMN15103LS", "INTEQNELS", "PENALTY3", "TENFOLDTRLS"}
 _LARGE = ("EDENSCH", "DIXMAANB", "WOODS", "ENGVAL1", "ARWHEAD", "BDQRTIC")
 
 
-# Compared by what it is, for it holds arrays.
+# Compared by identity, because it holds arrays.
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
-    """A function of a vector, and what is known of it.
+    """A function of a vector, with its minimum and its scales.
 
     Attributes:
-      start: Where the methods start, float64 [d].
+      start: The start of all methods, float64 [d].
       evaluate: Points [n, d] to values [n].
-      traced: The function for JAX, where it is one: [d] to a scalar.
+      traced: The function for JAX, [d] to a scalar, or None.
       least: The value that gaps are measured from.
-      distance: How far the minimum is from the start, as a root of mean squares.
-      gap: How far the start is above the least value.
+      distance: Distance from the start to the minimum, as a root of mean squares.
+      gap: The value at the start minus the least value.
       slope: The squared length of the gradient at the start.
       noise: The standard deviation of what is added to values.
       bounds: The lower and the upper bounds, [d] each; `None` without.
@@ -71,7 +71,7 @@ def known(
     at: np.ndarray,
     traced: Callable[[jax.Array], jax.Array] | None = None,
 ) -> Problem:
-    """A problem with its least value and where that is."""
+    """Returns a problem with its least value and the point of this value."""
     distance = float(np.sqrt(np.mean((at - start) ** 2)))
     gap = float(evaluate(start[None])[0]) - least
     if traced is None:
@@ -149,7 +149,7 @@ def synthetic(
     traced = fun
     if rotated:
         turn, back = rotation(dimension)
-        # The minimum stays where it is.
+        # The minimum does not move.
         least, traced = back(least), lambda theta: fun(turn(theta))
     problem = _of_jax(traced, start, 0.0, np.asarray(least))
     return dataclasses.replace(problem, noise=noise * problem.gap)
@@ -190,7 +190,7 @@ def _cutest(least: int, most: int) -> list[Case]:
 
 
 def _of_sif2jax(problem: Any) -> Problem:
-    """A problem whose least value is where exact gradients lead from its start."""
+    """Returns a problem whose least value is found by exact gradients."""
 
     def fun(theta: jax.Array) -> jax.Array:
         return problem.objective(theta, problem.args)

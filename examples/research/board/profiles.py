@@ -24,9 +24,9 @@ def profile(
 
 
 def median_ratio(evaluations: np.ndarray, others: np.ndarray) -> float:
-    """The median of evaluations over those of another method.
+    """Returns the median ratio of the evaluations of two methods.
 
-    Over the targets that one of the two reaches; 0 and ∞ where only one does.
+    It covers the targets that one of the two reaches; 0 and ∞ if only one does.
     """
     either = np.isfinite(evaluations) | np.isfinite(others)
     if not either.any():

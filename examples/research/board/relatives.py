@@ -1,4 +1,4 @@
-"""R-AdaZO, ZO-AdaMM and ZO-SGD behind each estimator that the paper builds on."""
+"""R-AdaZO, ZO-AdaMM and ZO-SGD with each estimator that the paper builds on."""
 
 import functools
 from collections.abc import Iterator

@@ -121,9 +121,9 @@ def _diverged(content: dict[str, Any], dtype: str) -> Table:
     headers = ["what is wrong", "problems", "diverged", "up", "last gap", "where"]
     return Table(
         f"Runs of `radazo_jax` untuned in {dtype}, 10 (d + 1) evaluations. Gaps are "
-        "shares of that at the start, the last one a median. Up is what the last "
-        "step, which no other has measured, left above 1.5; diverged is what is still "
-        "there after one step more",
+        "shares of the gap at the start, and the last one is a median. *Up* counts the "
+        "runs that end above 1.5, by a step that no other has measured; *diverged* "
+        "counts the runs that are still there after another step",
         headers,
         rows,
     )
@@ -153,7 +153,7 @@ def _equal(content: dict[str, Any]) -> Table:
     headers += ["R-AdaZO < ZO-AdaMM", "R-AdaZO < ZO-SGD"]
     return Table(
         "At η = 0.001: the median over the problems of the lowest gap, as a share of "
-        "that at the start; and the share of problems on which R-AdaZO's is lower",
+        "the gap at the start; and the share of problems on which R-AdaZO's is lower",
         headers,
         rows,
     )

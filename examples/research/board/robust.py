@@ -1,6 +1,6 @@
-"""Whether the method without tuning diverges where much is wrong.
+"""Tests whether the method without tuning diverges under bad conditions.
 
-The step is wrong by 10⁶ at the start, the curvature changes by 10⁴ on the way, values
+The first step is wrong by 10⁶, the curvature changes by 10⁴ during the run, or values
 are noisy; in float32 and float64.
 """
 
@@ -21,7 +21,7 @@ from examples.research.board.problems import Problem
 BUDGET = 10  # In units of d + 1.
 _MOST = 200  # The dimension up to which problems are taken.
 _CHANGE = 1e4
-# Where on the way the curvature changes, and how wide the change is: shares of the gap.
+# The gap at which the curvature changes, and the width of the change, as shares.
 _WHERE, _WIDTH = 0.1, 0.005
 # The share of the gap above which a run has gone up.
 _UP = 1.5
@@ -30,7 +30,7 @@ OPTIMIZER = zo.parabolic_sgd(initial_step_size=1.0)
 
 
 class Harm(NamedTuple):
-    """What is wrong: the first step, the gap as a share, and noise as a share of it."""
+    """A bad condition: of the first step, of the curvature, or of the values."""
 
     step: float = 1.0
     change: Callable[[np.ndarray], np.ndarray] = lambda share: share
@@ -79,7 +79,7 @@ def measures(args: Any) -> Iterator[problems.Row]:
 
 
 def run(problem: Problem, harm: Harm, dtype: str, seed: int) -> dict[str, Any]:
-    """One run; gaps are shares of that at the start, of the harmed function."""
+    """Runs the method; gaps are shares of the gap at the start of the function."""
     unit, draw = problem.gap, np.random.default_rng(seed)
 
     def exact(points: np.ndarray) -> np.ndarray:
@@ -104,7 +104,7 @@ def run(problem: Problem, harm: Harm, dtype: str, seed: int) -> dict[str, Any]:
     state = state._replace(optimizer_state=optimizer_state)
     num_steps = BUDGET * (problem.dimension + 1) // DEFAULT.each(problem.dimension)
     ends, best, error = [], np.inf, None
-    # No step has evaluated where the last one ends: one more takes back what went up.
+    # No step has evaluated the end of the last one: another step reverts a rise.
     for steps in (max(1, num_steps), 1):
         try:
             result = zo.minimize_black_box(

@@ -62,7 +62,7 @@ def adversarial(case: Case, variable: jax.Array) -> jax.Array:
 
 
 def attack_step(params: network.Params, optimizer: optax.GradientTransformation) -> Any:
-    """One step, which does nothing to a seed that has succeeded.
+    """Takes a step, which changes nothing for a seed that has succeeded.
 
     The variable is centered, from -5 to 5 instead of [0, 10] as in the paper, which is
     the same to any of the methods. It is clipped to its box after each step.
@@ -135,7 +135,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
         limit = content["settings"]["max_iterations"][setting]
         caption = (
             f"Iterations to a successful attack, {setting}, of {limit:,} at most: mean "
-            "of the successes; speedup over ZO-RMSProp, where both succeed"
+            "of the successes; speedup over ZO-RMSProp, if both succeed"
         )
         headers = ("method", "iterations", "speedup", "successes")
         result.append(Table(caption, headers, rows))
@@ -150,8 +150,8 @@ def tables(content: dict[str, Any]) -> list[Table]:
             title = f"{image['index']}: {image['label']} → {image['target']}"
             rows.append((title, *shown, ratio))
         caption = (
-            f"Image by image, {setting}: mean iterations of the seeds (∞ where one "
-            "did not succeed), and those of ZO-AdaMM over those of R-AdaZO"
+            f"Image by image, {setting}: mean iterations of the seeds (∞ if a seed "
+            "did not succeed), and the ratio of ZO-AdaMM to R-AdaZO"
         )
         result.append(Table(caption, ("test image", *names, "ratio"), rows))
     return result

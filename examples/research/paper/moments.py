@@ -7,10 +7,11 @@ R-AdaZO minimizes Quadratic in 10⁴ dimensions, with the hyperparameters of
 from the same estimates g_t:
 
 (a) the cosine of g_t, and of the first moment m_t, with the true gradient ∇F;
-(b) the relative error of v_t (ori), the average of g², and of v_t (ours), that of
-    m², against the v_t of the true gradient, the average of (∇F)²;
+(b) the relative error of the average of g² (`ori`), and of the average of m² (`ours`),
+    against the v_t of the true gradient, the average of (∇F)²;
 
-Two more pictures are not in the paper, and tell a larger step from a better direction:
+Two more pictures are not in the paper. They separate a larger step from a better
+direction:
 
 (c) the cosine of v_t with the true v_t: what is left of (b) if one factor for
     all coordinates is free, which the learning rate is; and the cosine of a v that is
@@ -63,7 +64,7 @@ MEASURES = {
 
 class State(NamedTuple):
     params: jax.Array  # θ, [d].
-    optimizer_state: Any  # R-AdaZO's, with m and v (ours).
+    optimizer_state: Any  # The state of R-AdaZO, with m and v.
     nu_ori: jax.Array  # v of g², [d].
     nu_true: jax.Array  # v of (∇F)², [d].
 
@@ -175,7 +176,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
         table(f"Moments against the truth: {whole}", names[:4]),
         table(f"Directions, whatever their length: {whole}", names[4:]),
         Table(
-            "How long the t-th step is, rms a coordinate, in units of η, where "
+            "Length of the t-th step, rms per coordinate, in units of η, if "
             "gradients are noise only",
             ("t =", *(str(t) for t in steps["times"])),
             [

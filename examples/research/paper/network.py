@@ -43,7 +43,7 @@ def load(path: Path | None) -> Data:
             if sum(part.file_size for part in file.zip.infolist()) > _LARGEST:
                 raise ValueError(f"it holds more than {_LARGEST} bytes")
             parts = [file[name] for name in ("x_train", "y_train", "x_test", "y_test")]
-    except Exception as error:  # Whatever it is, the file cannot be read.
+    except Exception as error:  # Any error means that the file cannot be read.
         raise UserError(
             "--data must be mnist.npz, with x_train, y_train, x_test and y_test; got "
             f"{path}: {' '.join(str(error).split()):.200}"

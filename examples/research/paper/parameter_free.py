@@ -208,7 +208,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
         headers += [label, "ratio"]
     table = Table(
         "Evaluations to fractions of the loss at the start, without a learning rate, "
-        "and as a ratio to those of ZO-AdaMM (β₁=0.9) at the best of eleven",
+        "and as a ratio to ZO-AdaMM (β₁=0.9) at the best of eleven rates",
         headers,
         rows,
     )
@@ -229,7 +229,7 @@ def _long_table(runs: dict[str, Any]) -> Table:
     headers = ["function", "R-AdaZO's gap after 10,000", "method"]
     headers += ["iterations to it", "last gap"]
     return Table(
-        "Iterations without a learning rate to where R-AdaZO with the paper's η is "
+        "Iterations without a learning rate to the gap of R-AdaZO with the paper's η "
         "after 10,000; d = 10,000",
         headers,
         rows,

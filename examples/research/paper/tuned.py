@@ -141,8 +141,8 @@ def grid(config: Config, curvature: float) -> np.ndarray:
     """Eleven learning rates, each twice the one before.
 
     Steps of ZO-SGD go with the size of the gradient, so its grid is placed by the
-    curvature: the third largest of its rates is about where it diverges. The other
-    grids do not depend on it.
+    curvature: it diverges at about the third largest of its rates. The other grids do
+    not depend on the curvature.
     """
     if config.method == "ZO-SGD":
         return 2 * NUM_DIRECTIONS / 1000 / curvature * 2.0 ** (POWERS - 8)

@@ -44,5 +44,5 @@ def empty(size: int) -> QueryBuffer:
 
 
 def followed_by(old: jax.Array, new: jax.Array) -> jax.Array:
-    """The last of both together, as many as there were."""
+    """Appends `new`, and drops as many of the oldest entries."""
     return jnp.concatenate([old, new])[len(new) :]

@@ -25,7 +25,7 @@ from radazo_jax._src.trees import widest
 
 
 class QueryReuseState(NamedTuple):
-    """State of `query_reuse`: 20 bytes a query.
+    """State of `query_reuse`: 20 bytes per query.
 
     Attributes:
       buffer: The directions of the latest H steps, H K of them, the oldest first: their

@@ -181,7 +181,7 @@ class PackedSigns(_Elementwise):
 
 
 def sign(word: jax.Array, magnitude: float = 1.0) -> jax.Array:
-    """-magnitude if the lowest bit is set, else magnitude: it is the sign bit."""
+    """-magnitude if the lowest bit is set, else magnitude."""
     bits = np.float32(magnitude).view(np.uint32)
     return lax.bitcast_convert_type((word << np.uint32(31)) | bits, jnp.float32)
 

@@ -23,7 +23,7 @@ class Sphere(UnitNorm):
     """See `sphere`."""
 
     normalized = True
-    _bounded = True  # By 6.8, as 33 bits make a radius.
+    _bounded = True  # By 6.8, because a radius has 33 bits.
 
     def draw(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
         del number

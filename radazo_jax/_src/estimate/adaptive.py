@@ -24,7 +24,7 @@ from radazo_jax._src.estimate.points import (
 )
 from radazo_jax._src.trees import rounding, widest
 
-# How the averages over steps forget.
+# The decay rate of the averages over steps.
 _DECAY = 0.9
 
 # If the average share is above this, curvature would bias the estimate.

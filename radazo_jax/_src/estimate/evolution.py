@@ -109,7 +109,7 @@ def evolution_strategy(
             "shaping must be a function of values such as zo.shaping.z_score(); got "
             f"{shaping!r}."
         )
-    # Now rather than after the first population was evaluated.
+    # An error is raised here, and not after evaluating the first population.
     jax.eval_shape(
         lambda x: _weights(shaping, x), jax.ShapeDtypeStruct((n,), jnp.float32)
     )

@@ -108,7 +108,7 @@ def _values(
     mesh = _mesh_with(names)
     num_points, num_devices = points.num_points, math.prod(mesh.shape[n] for n in names)
     share = -(-num_points // num_devices)
-    # Those of a Partial; other functions are traced with what they close over.
+    # The arrays of a Partial. Other functions are traced with their closures.
     is_tree = isinstance(fun, jax.tree_util.Partial)
     arrays, static = trees.partition(fun) if is_tree else ([], None)
     _check_free(names, {"params": params, "the arguments of fun": arrays})

@@ -19,8 +19,8 @@ from radazo_jax._src.optimize.states import check_run
 # Up to so many parameters a step evaluates differences along all coordinates.
 _FEW = 20
 
-# Two of the K + 2 evaluations of a step are no directions. A cycle of d directions is
-# to have many steps all the same, and all K are evaluated together.
+# K is at least 10, because two of the K + 2 evaluations of a step are no directions. It
+# is at most 32, because a cycle of d directions should have many steps.
 _FEWEST, _MOST = 10, 32
 
 

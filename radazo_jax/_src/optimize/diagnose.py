@@ -126,7 +126,7 @@ def diagnose(
       The measurements, which are printed as well.
 
     Raises:
-      TypeError, ValueError: If an argument is not what it is named.
+      TypeError, ValueError: If an argument has the wrong type or value.
 
     Examples:
       >>> import jax.numpy as jnp

@@ -108,7 +108,7 @@ class History(NamedTuple):
         """Writes a table with a line for each step.
 
         Args:
-          path: The file; what was in it is lost.
+          path: The file; it is overwritten.
         """
         with open(path, "w", encoding="utf-8", newline="") as file:
             names = [*self._fields[:-1], *self.scalars]

@@ -4,8 +4,8 @@ A line of JSON for the run, then one for each step. Each ends with a checksum of
 and of all lines before it, so that a line that was changed, lost or moved is found. A
 last line without its end was being written when the run was stopped: it is cut.
 
-A checksum finds accidents, and not what was meant to look like a journal: each line is
-read as what a run writes, or refused.
+A checksum finds accidents, but not forgeries. So a line that no run could have written
+is refused.
 """
 
 import hashlib
@@ -213,7 +213,7 @@ def check_same_run(
 ) -> None:
     """Raises if a journal belongs to another run."""
     for name, value in run.items():
-        # What a device computes is compared by the checksums of the parameters.
+        # Devices may differ: the checksums of the parameters compare what they compute.
         if name != "device" and found.get(name) != value:
             raise ValueError(
                 f"journal {os.fspath(path)} must be of this run; its {name} is "

@@ -172,7 +172,7 @@ def scale_by_minibatch_step(
 
         square = product(updates, updates, dtype)
         if initial_step_size is None:
-            # As long as the one along -ĝ.
+            # The first step is as long as the one along -ĝ.
             lengths = 1 if grad is None else norm(grad, dtype) / norm(updates, dtype)
             first = _FIRST * jnp.where(value == 0, 1, abs(value)) / (square * lengths)
         else:

@@ -134,7 +134,8 @@ def _rounded(key: jax.Array, p: Any, u: Any, at: Positions) -> jax.Array:
     u = fusion.rounded(jnp.asarray(u).astype(p.dtype))
     nearest, error = _add(p, u)
     # If |u| <= |p|, the distance from p to each neighbor of the sum is a number of the
-    # dtype. Else u will do, and the number next to it, whose spacing is the wider one.
+    # dtype. Otherwise the update is u, or the number next to u, because u has the wider
+    # spacing.
     wide = at_least_float32(p.dtype)
     smaller = abs(u) <= abs(p)
 

@@ -75,9 +75,9 @@ def solver(
       without a learning rate.
 
     Raises:
-      TypeError, ValueError: If an argument is not what it is named; from `init`, if
-        the parameters are not floating-point or lie outside of the bounds; from `step`,
-        if the structure of the state differs from `init`'s, or the function does not
+      TypeError, ValueError: If an argument has the wrong type; from `init`, if the
+        parameters are not floating-point or lie outside of the bounds; from `step`, if
+        the structure of the state differs from `init`'s, or the function does not
         return a real scalar.
 
     Examples:

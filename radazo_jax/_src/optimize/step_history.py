@@ -42,7 +42,7 @@ class StepHistory(NamedTuple):
     def with_step(
         self, index: jax.Array, coefficients: jax.Array, directions: Direction
     ) -> "StepHistory":
-        """The history with one more step, in the place of the oldest."""
+        """The history with a new step, which replaces the oldest."""
         step = StepHistory(
             jax.random.key_data(directions.key),
             directions.number,

@@ -293,7 +293,7 @@ def with_float32_moments(
         whose arithmetic takes its dtype from the state and the updates.
 
     Returns:
-      The transformation, initialized with and given float32 in the place of narrower
+      The transformation, initialized with and given float32 instead of narrower
       dtypes. Its updates have the dtypes of the incoming ones.
     """
     inner = optax.with_extra_args_support(inner)

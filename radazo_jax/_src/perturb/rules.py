@@ -217,7 +217,7 @@ def _gather(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
         return None
     view, starts = inputs
     if view.u is None and eqn.params["fill_value"] is not None:
-        return None  # What fills is rounded to the leaf's dtype, and not by `base`.
+        return None  # The fill value is rounded to the leaf's dtype, not to base's.
     [base] = bind(eqn, [view.base, starts])
     return [rearrange.gather(view, starts, base, eqn.params)]
 
