@@ -102,7 +102,8 @@ def run(settings: Any, task: Any, folder: Any) -> Any:
         prompts = jax.tree.map(lambda x: jnp.repeat(x[which], size, 0), task.prompts)
         model = nnx.merge(task.graphdef, params, task.rest)
         logs, drawn = log_probabilities(model, *prompts, replies, heat, task.stop)
-        return -jnp.sum(logs * drawn * weights[:, None]) / jnp.sum(drawn)
+        number = jnp.sum(drawn, dtype=jnp.float32)
+        return -jnp.sum(jnp.where(drawn, logs * weights[:, None], 0.0)) / number
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def update(params: Any, state: Any, *batch: Any) -> tuple[Any, Any]:

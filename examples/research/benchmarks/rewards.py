@@ -23,10 +23,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from examples.apps.llm import grpo, reward_log, reward_run, rewards, warm_up, weights
-from examples.apps.llm.reward_task import Task
+from examples.apps.llm.reward_task import Task, steps_done
 from examples.common import cli, figures
 from examples.common.checkpoint import locked
-from examples.common.record import collect, numbers
+from examples.common.record import collect, numbers, read
 from examples.common.tables import Table
 
 FOLDER = Path(__file__).resolve().parents[2] / "out" / "rewards"
@@ -74,33 +74,41 @@ def measured(model: warm_up.Settings, **case: Any) -> dict[str, Any]:
 
     population = case["method"] != "grpo"
     with locked(str(folder)), rewards.RewardPool({"answer": 1.0}, 1) as pool:
+        resumed = steps_done(folder) > 0 or ended(folder, chosen.num_steps)
         run = reward_run.run if population else grpo.run
+        if ended(folder, chosen.num_steps) and not population:
+            return row_of(folder) | {"cpu_s": None}
         params = run(chosen, make_task(pool), folder)
-        found = {"cpu_s": round(process_time() - begin)}
+        spent = round(process_time() - begin)
+        found: dict[str, Any] = {"cpu_s": None if resumed else spent}
         if population:
             again = reward_run.replayed(chosen, make_task(pool), folder)
             equal = jax.tree.map(np.array_equal, again, params)
             found["replayed"] = all(jax.tree.leaves(equal))
+    return found | row_of(folder)
+
+
+def ended(folder: Path, num_steps: int) -> bool:
+    """Whether the log has the last evaluation of a run."""
+    return any("eval" in x and x["step"] == num_steps for x in reward_log.rows(folder))
+
+
+def row_of(folder: Path) -> dict[str, Any]:
+    """The curves of a run, from its log."""
     lines = reward_log.rows(folder)
     steps = [row for row in lines if "eval" not in row]
     names = ("reward", "spread", "tokens", "ended")
-    sizes = {"parameters": sum(x.size for x in jax.tree.leaves(params))}
-    return (
-        found
-        | sizes
-        | {
-            "generated": round(
-                sum(row["tokens"] + row["ended"] for row in steps) * REPLIES
-            ),
-            "evaluations": [
-                [row["step"], *numbers([row["eval"], row["tokens"], row["ended"]])]
-                for row in lines
-                if "eval" in row
-            ],
-            "steps": {name: numbers([row[name] for row in steps]) for name in names},
-            "samples": samples(folder),
-        }
-    )
+    tokens = sum(row["tokens"] + row["ended"] for row in steps)
+    return {
+        "generated": round(tokens * REPLIES),
+        "evaluations": [
+            [row["step"], *numbers([row["eval"], row["tokens"], row["ended"]])]
+            for row in lines
+            if "eval" in row
+        ],
+        "steps": {name: numbers([row[name] for row in steps]) for name in names},
+        "samples": samples(folder),
+    }
 
 
 def samples(folder: Path) -> list[str]:
@@ -145,7 +153,6 @@ def tables(content: dict[str, Any]) -> list[Table]:
                 spread(last),
                 f"{statistics.mean(gain) / error:.0f}",
                 f"{statistics.mean(r['generated'] for r in rows) / 1e6:.2f}",
-                f"{statistics.mean(r['cpu_s'] for r in rows) / 60:.1f}",
             ]
         )
         for at in zip(*(r["evaluations"] for r in rows), strict=True):
@@ -162,6 +169,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
             f"{row['learning_rate']:g}",
             f"{row['other']:g}",
             f"{row['evaluations'][-1][1]:.3f}",
+            "" if row["cpu_s"] is None else str(row["cpu_s"]),
         ]
         for row in content["rows"]
         if not row["seed"]
@@ -178,8 +186,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
         Table(
             "Held-out reward, mean ± standard deviation over seeds, and the gain in "
             "standard errors",
-            ["method", "at first", "at the end", "gain / error", "million tokens",
-             "CPU minutes"],
+            ["method", "at first", "at the end", "gain / error", "million tokens"],
             ends,
         ),
         Table(
@@ -188,8 +195,8 @@ def tables(content: dict[str, Any]) -> list[Table]:
             along,
         ),
         Table(
-            "The search, with one seed: held-out reward at the end",
-            ["method", "η", "σ, or replies to a prompt", "reward"],
+            "The search, with one seed and fewer steps: held-out reward at the end",
+            ["method", "η", "σ, or replies to a prompt", "reward", "CPU seconds"],
             search,
         ),
         Table("Replies of a run", ["method", "step", "reply (reward)"], said),
@@ -255,7 +262,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         for rate in GRIDS[method][0]
         for other in GRIDS[method][1]
     ]
-    rows = collected(cases, options.resume)
+    rows = []
+    if options.resume and options.output is not None and options.output.exists():
+        rows = read(options.output)["rows"]
+    # A record without the runs would lose them.
+    if not {tuple(case.values()) for case, _ in cases} <= {
+        tuple(map(row.get, cases[0][0])) for row in rows
+    }:
+        rows = collected(cases, options.resume)
     cases += [
         run(**best(rows, method), num_steps=options.steps, seed=seed)
         for seed in range(1, options.seeds + 1)
