@@ -93,7 +93,9 @@ class Task:
         return -self.log.step(self.problems, rows, Replies(*map(np.asarray, replies)))
 
     def measure(self, params: Any, step: int) -> None:
-        """Logs the rewards of the likeliest replies to the held-out problems."""
+        """Logs the rewards of the likeliest replies to held-out problems, once."""
+        if step in self.log.measured:
+            return
         args = params, self.rest, self.held_out_prompts
         found = _greedy(self.graphdef, *args, self.num_tokens, self.stop)
         rows = np.arange(len(self.held_out))

@@ -102,9 +102,8 @@ def row_of(folder: Path) -> dict[str, Any]:
     return {
         "generated": round(tokens * REPLIES),
         "evaluations": [
-            [row["step"], *numbers([row["eval"], row["tokens"], row["ended"]])]
-            for row in lines
-            if "eval" in row
+            [step, *numbers([row["eval"], row["tokens"], row["ended"]])]
+            for step, row in {r["step"]: r for r in lines if "eval" in r}.items()
         ],
         "steps": {name: numbers([row[name] for row in steps]) for name in names},
         "samples": samples(folder),
