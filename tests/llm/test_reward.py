@@ -1,12 +1,25 @@
 """Runs on rewards: resumed, and what is wrong in one line."""
 
+import dataclasses
 import json
 import shutil
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
-from examples.apps.llm import data, problems, reward, reward_run, warm_up, weights
+from examples.apps.llm import (
+    data,
+    problems,
+    reward,
+    reward_run,
+    rewards,
+    warm_up,
+    weights,
+)
+from examples.apps.llm.opt import OPT
 
 from . import tiny
 
@@ -116,6 +129,40 @@ def test_the_gym_is_named_where_it_is_missing():
         assert {"answer", "dataset", "entry"} == set(made[0].columns)
         with pytest.raises(ValueError, match="must name a dataset of reasoning-gym"):
             problems.make("gym:no such", 2, 0)
+
+
+@pytest.mark.slow
+def test_a_task_of_the_gym(tmp_path):
+    pytest.importorskip("reasoning_gym")
+    source, output = tmp_path / "model", tmp_path / "run"
+    source.mkdir()
+    warm_up.tokenizer().save(str(source / "tokenizer.json"))
+    config = dataclasses.replace(tiny.CONFIG, max_position_embeddings=256)
+    weights.save(OPT(config, dtype=jnp.float32, rngs=nnx.Rngs(0)), source)
+    arguments = ["--model", str(source), *ARGUMENTS, "--task", "gym:chain_sum"]
+    both = ["--reward", "gym=1", "--reward", "length=0.5"]
+    reward.main([*arguments, *both, "--output", str(output)])
+    rows = [row for row in lines(output) if "eval" not in row]
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    for row in rows:
+        assert row["reward"] == pytest.approx(
+            row["gym"] + 0.5 * row["length"], rel=1e-5
+        )
+    # An answer that is right has the largest score.
+    made = problems.make("gym:chain_sum", 3, 0)
+    answers = [p.columns["answer"] for p in made]
+    scored = rewards.gym([], answers, **problems.columns(made))
+    assert scored == [1.0] * 3
+    assert max(rewards.gym([], ["none"] * 3, **problems.columns(made))) < 0.5
+
+
+@pytest.mark.slow
+def test_a_policy_gradient_has_the_same_files(small, tmp_path):
+    arguments = ["--model", str(small), *ARGUMENTS, *REWARDS, "--output", str(tmp_path)]
+    with jax.numpy_dtype_promotion("standard"):  # Adam's, in Optax.
+        reward.main([*arguments, "--method", "grpo", "--temperature", "1"])
+    assert [row["step"] for row in lines(tmp_path)] == [0, 0, 1, 2, 2, 3, 4]
+    assert (tmp_path / "adapters" / "adapter_model.safetensors").exists()
 
 
 def test_the_settings_have_options():

@@ -38,6 +38,7 @@ class Log:
         self.number = resumed
         kept = [row for row in rows(folder) if row["step"] < resumed or "eval" in row]
         kept = [row for row in kept if row["step"] <= resumed] if resumed else []
+        self.measured = {row["step"] for row in kept if "eval" in row}
         text = "".join(f"{json.dumps(row)}\n" for row in kept)
         (folder / METRICS).write_text(text, encoding="utf-8")
         if not resumed:
@@ -69,6 +70,7 @@ class Log:
         self, made: Sequence[Problem], which: np.ndarray, replies: Replies, step: int
     ) -> None:
         """Writes the reward on held-out problems, and some of the replies."""
+        self.measured.add(step)
         scores, texts = self._scored(made, which, replies)
         row = {
             "step": step,

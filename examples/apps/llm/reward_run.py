@@ -5,7 +5,7 @@ import copy
 import dataclasses
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -14,15 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from tokenizers import Tokenizer
 
 import radazo_jax as zo
-from examples.apps.llm import data, lora, problems, reward, rewards, warm_up, weights
-from examples.apps.llm.decode import AXIS_NAMES, Replies, generate_tokens, of_members
-from examples.apps.llm.generate import conversation, ends
+from examples.apps.llm import grpo, problems, reward, rewards, warm_up, weights
+from examples.apps.llm.decode import AXIS_NAMES, generate_tokens, of_members
 from examples.apps.llm.main import DTYPES, find_model, option
-from examples.apps.llm.model import LanguageModel
-from examples.apps.llm.reward_log import Log, picture
+from examples.apps.llm.reward_log import picture
+from examples.apps.llm.reward_task import JOURNAL, Task
 from examples.common import record
 from examples.common.checkpoint import locked
 from examples.common.cli import Parser
@@ -41,13 +39,13 @@ DISTRIBUTIONS = {"low_rank": zo.low_rank(), "gaussian": zo.gaussian()}
 class Settings:
     """A run, apart from the model, the task and the rewards."""
 
-    method: Literal["radazo", "zo_adamm", "zo_sgd"] = "radazo"
-    tune: Literal["lora", "full"] = "full"
-    distribution: Literal["low_rank", "gaussian"] = "low_rank"
+    method: Literal["radazo", "zo_adamm", "zo_sgd", "grpo"] = "radazo"
+    tune: Literal["lora", "full"] = "lora"
+    distribution: Literal["low_rank", "gaussian"] = "gaussian"
     shaping: Literal["z_score", "by_group", "centered_ranks", "pair_signs"] = "by_group"
-    population_size: int = 64
-    smoothing: float = 5e-3  # σ
-    learning_rate: float = 2e-5  # η, on a cosine to 0.
+    population_size: int = 32
+    smoothing: float = 0.05  # σ
+    learning_rate: float = 1e-3  # η, on a cosine to 0.
     b1: float = 0.9
     b2: float = 0.99
     decay: float = 0.0  # Toward the start.
@@ -59,8 +57,8 @@ class Settings:
     eval_every: int = 20
     eval_problems: int = 256
     seed: int = 0
-    lora_rank: int = 8
-    lora_alpha: float = 16.0
+    lora_rank: int = 4
+    lora_alpha: float = 8.0
     timeout: float = 30.0  # Seconds of a call of a reward function.
 
     def __post_init__(self) -> None:
@@ -78,6 +76,11 @@ class Settings:
             )
         if max(self.b1, self.b2) >= 1:
             raise ValueError(f"--b1 and --b2 must be below 1; got {self.b1, self.b2}.")
+        if self.method == "grpo" and not self.temperature:
+            raise ValueError(
+                "--temperature must be positive with --method grpo; got 0.0. All "
+                "replies to a prompt would be the same."
+            )
 
     def optimizer(self) -> optax.GradientTransformation:
         cosine = optax.cosine_decay_schedule(self.learning_rate, self.num_steps)
@@ -85,6 +88,7 @@ class Settings:
             "radazo": lambda: zo.scale_by_radazo(self.b1, self.b2),
             "zo_adamm": lambda: zo.scale_by_zo_adamm(self.b1, self.b2),
             "zo_sgd": optax.identity,
+            "grpo": lambda: optax.scale_by_adam(self.b1, self.b2),
         }[self.method]()
         pull = [zo.anchored_decay(None, self.decay)] if self.decay else []
 
@@ -145,91 +149,39 @@ def losses(
     return jax.pure_callback(score, shape, which, replies, vmap_method="expand_dims")
 
 
-@functools.partial(jax.jit, static_argnames=("graphdef", "num_tokens", "stop"))
-def _greedy(
-    graphdef: Any, params: Any, rest: Any, prompts: Any, num_tokens: int, stop: Any
-) -> Replies:
-    model, key = nnx.merge(graphdef, params, rest), jax.random.key(0)
-    return generate_tokens(model, *prompts, num_tokens, key, 0.0, stop=stop)
-
-
-def run(
-    settings: Settings,
-    model: LanguageModel,
-    tokenizer: Tokenizer,
-    task: str,
-    pool: rewards.RewardPool,
-    *,
-    stop: set[int],
-    render: Any,
-    folder: Path,
-) -> LanguageModel:
-    """Tunes a model, which is consumed, and returns it."""
-    if settings.tune == "lora":
-        rngs = nnx.Rngs(settings.seed)
-        rank, alpha = settings.lora_rank, settings.lora_alpha
-        lora.add_lora(model, rank=rank, alpha=alpha, rngs=rngs)
-    graphdef, params, rest = nnx.split(model, lora.FILTERS[settings.tune], ...)
-    ends_at = tuple(sorted(stop))
-
-    def asked(number: int, held_out: bool) -> tuple[Any, problems.Prompts]:
-        made = problems.make(task, number, settings.seed, held_out=held_out)
-        plain = [render([{"role": "user", "content": p.question}]) for p in made]
-        texts = [p.question for p in made]
-        most = model.config.max_position_embeddings - settings.num_tokens
-        encoded = problems.encode(
-            tokenizer,
-            plain,
-            special=plain == texts,  # A template has special tokens itself.
-            vocab_size=model.config.vocab_size,
-            most=most,
-        )
-        return made, encoded
-
-    train, prompts = asked(settings.num_problems, False)
-    held_out, held_out_prompts = asked(settings.eval_problems, True)
-    journal = folder / "journal.jsonl"
-    done = 0
-    if journal.exists():
-        done = len(zo.runs.History.from_journal(journal).step)
-    log = Log(folder, tokenizer, pool, resumed=done)
-
-    def score(which: np.ndarray, replies: Replies) -> np.ndarray:
-        # Every member has the same prompts.
-        members = np.asarray(replies.tokens).shape[:-2]
-        rows = np.broadcast_to(which, (*members, np.shape(which)[-1]))
-        return -log.step(train, rows, Replies(*map(np.asarray, replies)))
-
-    def measure(params: Any, step: int) -> None:
-        args = params, rest, held_out_prompts
-        found = _greedy(graphdef, *args, settings.num_tokens, ends_at)
-        rows = np.arange(len(held_out))
-        log.held_out(held_out, rows, Replies(*map(np.asarray, found)), step)
-
-    fun = jax.tree_util.Partial(
-        functools.partial(
-            losses, graphdef, score, settings.num_tokens, settings.temperature, ends_at
-        ),
-        rest,
-        jax.tree.map(jnp.asarray, prompts),
+def program(settings: Settings, task: Task) -> tuple[Callable[..., Any], Any]:
+    """The function that a run minimizes, and what samples its prompts."""
+    fun = functools.partial(
+        losses,
+        task.graphdef,
+        task.losses,
+        settings.num_tokens,
+        settings.temperature,
+        task.stop,
     )
+    fun = jax.tree_util.Partial(fun, task.rest, task.prompts)
 
     def sample(key: jax.Array) -> tuple[jax.Array, jax.Array]:
         # Not the key of the directions, which the run draws from another.
         rows, draws = jax.random.split(key)
         shape = (settings.num_prompts,)
-        return jax.random.randint(rows, shape, 0, len(train)), draws
+        return jax.random.randint(rows, shape, 0, len(task.problems)), draws
+
+    return fun, sample
+
+
+def run(settings: Settings, task: Task, folder: Path) -> Any:
+    """The tuned parameters of a task. A journal in the folder is resumed."""
+    fun, sample = program(settings, task)
 
     def after(state: zo.runs.SolverState, values: np.ndarray) -> None:
         step = int(state.step)
         if step % settings.eval_every == 0 and step < settings.num_steps:
-            measure(state.params, step)
+            task.measure(state.params, step)
 
-    if not done:
-        measure(params, 0)
     result = zo.minimize(
         fun,
-        params,
+        task.params,
         settings.optimizer(),
         settings.estimator(),
         settings.num_steps,
@@ -237,11 +189,19 @@ def run(
         evaluator=POPULATION,
         sample=sample,
         callback=after,
-        journal=journal,
+        journal=folder / JOURNAL,
     )
     if result.stopped == "num_steps":
-        measure(result.params, settings.num_steps)
-    return nnx.merge(graphdef, result.params, rest)
+        task.measure(result.params, settings.num_steps)
+    return result.params
+
+
+def replayed(settings: Settings, task: Task, folder: Path) -> Any:
+    """The tuned parameters, from the rewards in the journal: nothing is written."""
+    fun, sample = program(settings, task)
+    method = settings.optimizer(), settings.estimator()
+    kinds = {"evaluator": POPULATION, "sample": sample}
+    return zo.replay(folder / JOURNAL, task.params, *method, fun=fun, **kinds).params
 
 
 # --- The command line -------------------------------------------------------------
@@ -286,12 +246,12 @@ def weights_of(given: Sequence[str]) -> dict[str, float]:
 def tune(options: dict[str, Any]) -> None:
     names = {field.name for field in dataclasses.fields(Settings)} & options.keys()
     settings = Settings(**{name: options[name] for name in names})
-    output, task = options["output"], options["task"]
+    output = options["output"]
     if "fast" in options:
         settings = dataclasses.replace(
             settings, num_steps=4, eval_every=2, eval_problems=8, num_problems=32
         )
-    given = options.get("reward", ["answer=1" if task == "sum" else "gym=1"])
+    given = options.get("reward", ["answer=1" if options["task"] == "sum" else "gym=1"])
     by_name = weights_of(given)
     if "model" in options:
         folder = find_model(options["model"])
@@ -300,11 +260,9 @@ def tune(options: dict[str, Any]) -> None:
         name = "fast-model" if "fast" in options else "model"
         folder = warm_up.warmed_up(output / name, small)
     weights.read_config(folder)  # Its errors come before others.
-    tokenizer = data.load_tokenizer(folder)
-    stop, render = ends(folder, tokenizer), conversation(folder)
     about = {
         "settings": dataclasses.asdict(settings),
-        "task": task,
+        "task": options["task"],
         "rewards": by_name,
         "model": options.get("model", "warm-up"),
     }
@@ -316,16 +274,10 @@ def tune(options: dict[str, Any]) -> None:
     path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     model = weights.load(folder, dtype=options["dtype"])
     with rewards.RewardPool(by_name, options["processes"], settings.timeout) as pool:
-        tuned = run(
-            settings,
-            model,
-            tokenizer,
-            task,
-            pool,
-            stop=stop,
-            render=render,
-            folder=output,
-        )
+        task = Task(settings, model, folder, options["task"], pool, output)
+        method = grpo.run if settings.method == "grpo" else run
+        params = method(settings, task, output)
+    tuned = task.model(params)
     if settings.tune == "lora":
         weights.save_adapters(tuned, output / "adapters", base=str(folder))
     else:
