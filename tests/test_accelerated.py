@@ -127,6 +127,7 @@ def test_the_gradient_is_the_one_at_the_lookahead_point():
         np.testing.assert_allclose(gradient, expected, rtol=2e-2, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_curvatures_that_differ_take_fewer_evaluations():
     scales = jnp.logspace(0, 4, 100)
 

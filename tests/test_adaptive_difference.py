@@ -83,6 +83,7 @@ def test_slopes_are_seldom_taken_for_noise(count):
     assert after(steps)[0].max() < 3 * SMOOTHING
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [slow(1e-4), 1e-2])
 def test_a_run_goes_on_under_noise(noise):
     """The standard deviation of the noise is a share of the loss at the start."""

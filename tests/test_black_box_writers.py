@@ -43,6 +43,7 @@ def test_in_turn():
     check(range(100), run)
 
 
+@pytest.mark.slow
 def test_in_threads():
     with ThreadPoolExecutor(3) as pool:
         check(range(100), functools.partial(run, executor=pool))
@@ -54,6 +55,7 @@ def test_in_processes(count):
         check(range(count), functools.partial(run, executor=pool))
 
 
+@pytest.mark.slow
 def test_in_batches():
     def how(writer, start):
         return run(writer.batched, start, batched=True)

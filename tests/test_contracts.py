@@ -204,6 +204,7 @@ def test_antithetic_forward_differences_are_central_differences():
     chex.assert_trees_all_close(gradient, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_an_estimate_can_leave_a_compiled_function():
     """The function may have extra arguments, or none."""
     for estimator in (zo.forward_difference(), zo.accelerated(zo.forward_difference())):

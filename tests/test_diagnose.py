@@ -109,6 +109,7 @@ def advised_factor(found):
     return float(words.removeprefix("at least ").split()[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_advice_under_noise_ends_near_the_right_smoothing(seed):
     """The right one makes the noise of 0.1 the 0.3 of the change: 0.3 s |u₀| = 0.1."""

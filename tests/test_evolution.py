@@ -82,6 +82,7 @@ def run(call, fun, steps=4, **options):
 ESTIMATOR = strategy(shaping=zo.shaping.by_group())
 
 
+@pytest.mark.slow
 def test_runs_with_prompts_are_one(tmp_path):
     """Compiled, as a black box, journaled and replayed."""
     compiled = run(zo.minimize, of_prompts)

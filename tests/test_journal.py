@@ -212,6 +212,7 @@ def refused_or_right(content, path, states):
     return int(state.step)
 
 
+@pytest.mark.slow
 def test_is_resumed_wherever_it_is_cut(states, tmp_path):
     content, states = states
     path = tmp_path / "run.jsonl"

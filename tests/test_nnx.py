@@ -91,6 +91,7 @@ def test_estimates_what_the_functional_interface_does(name):
         chex.assert_trees_all_close(*trees, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_central_difference_keeps_the_state_of_its_first_evaluation():
     estimator, key = ESTIMATORS["central"], jax.random.key(2)
     model, expected = Net(nnx.Rngs(0)), Net(nnx.Rngs(0))

@@ -37,6 +37,7 @@ def rows(dimension, cycles=2, seed=0):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dimension", DIMENSIONS)
 def test_a_cycle_is_a_walsh_hadamard_basis(dimension):
     """Signs of its first row apart, each cycle has all rows of the matrix once."""

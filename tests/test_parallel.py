@@ -368,6 +368,7 @@ def test_each_device_does_its_share_of_the_products():
     assert [num_products(size) for size in (1, 4)] == [8, 2]
 
 
+@pytest.mark.slow
 def test_minimize_and_estimate_gradient_take_it():
     params, x = problem()
     estimator, evaluator = zo.forward_difference(Hashed(), 7), zo.sharded("k", 1)
@@ -428,6 +429,7 @@ def test_an_axis_that_is_in_use_is_named(types):
             value_and_grad(0, params, batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("distribution", "batch_size"), each_distribution((None, 1), fast=["sphere"])
 )

@@ -181,6 +181,7 @@ def states_after(optimizer, params, steps=4):
     return run(init(params, 0))
 
 
+@pytest.mark.slow
 def test_a_chain_in_place_is_a_chain(small_blocks):
     """The chain has a schedule, weight decay, and rounding by position."""
     others = (
@@ -387,6 +388,7 @@ def test_an_update_without_a_combination_is_explained(name):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_combination_that_cannot_be_replayed_is_explained():
     tx = zo.scale_by_replayed_radazo(max_directions=2)
     state = tx.init(PARAMS)

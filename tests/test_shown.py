@@ -25,6 +25,7 @@ def results():
     return zo.minimize(traced, START, **options), box, init(START, 0)
 
 
+@pytest.mark.slow
 def test_are_a_few_lines_without_arrays(results):
     compiled, box, state = results
     for found, lines in (

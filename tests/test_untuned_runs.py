@@ -78,6 +78,7 @@ MEASURED = optax.chain(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "kwargs"),
     [

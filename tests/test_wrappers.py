@@ -147,6 +147,7 @@ def test_bad_construction():
         zo.estimate_gradient(ESTIMATOR, jax.random.key(0, impl="rbg"))
 
 
+@pytest.mark.slow
 def test_parameters_that_changed_since_init():
     tx = optax.chain(zo.estimate_gradient(ESTIMATOR, 0), zo.radazo(1e-2))
     state = tx.init(PARAMS)
@@ -331,6 +332,7 @@ INNER = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", every(INNER, "parabola"))
 def test_takes_the_steps_of_solver_with_an_inner_transformation(name):
     """Bit for bit, among them steps that are skipped or reverted.

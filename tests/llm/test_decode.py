@@ -79,6 +79,7 @@ def test_the_replies_to_each_prompt_alone(family, soft):
         np.testing.assert_array_equal(stopped.tokens[row], reply[:length] + rest)
 
 
+@pytest.mark.slow
 def test_a_population_says_what_each_member_says_alone():
     """In float32, of low rank, greedily and drawn; no member's matrix is built."""
     graphdef, state = nnx.split(loud("opt"))

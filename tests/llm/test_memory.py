@@ -24,6 +24,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*list(CASES)[:-1], slow("int4")])
 def test_the_programs_whose_memory_is_measured(name):
     fun, args = memory.program(CASES[name])

@@ -26,6 +26,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(blocks, "_BLOCK", 7)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(
     "name", ["einsums", *(slow(name) for name in PROGRAMS if name != "einsums")]

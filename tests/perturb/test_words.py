@@ -49,6 +49,7 @@ def test_signs_of_whole_leaves_are_drawn_32_together(name, monkeypatch):
     assert mixed and max(mixed) <= 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["einsums", *(slow(name) for name in PROGRAMS if name != "einsums")]
 )

@@ -61,6 +61,7 @@ def test_the_optimal_share(d, q):
     np.testing.assert_allclose(got, expected, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_prior_guided_by_the_cosine():
     mu, size = 1e-2, 3
     prior = np.array([1.0, 0.5, 0.0, 0.0, 0.5, 0.0])
@@ -265,6 +266,7 @@ def test_queries_that_lie_at_the_parameters_are_left_out(step):
     np.testing.assert_allclose(run(jnp.ones(1)), 3, rtol=1e-2)
 
 
+@pytest.mark.slow
 def test_past_queries_complete_the_gradient_of_a_linear_function():
     estimator = zo.contrib.linear_interpolation(zo.rademacher(), 2, 0.1, 6, 1.0)
     steps = Steps(estimator, lambda at: at @ SLOPES)

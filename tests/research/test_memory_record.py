@@ -51,7 +51,19 @@ def test_low_rank_steps_on_gpus_meet_their_limits():
         if row["run"] == "forward"
     }
     found = [row for row in rows if row["distribution"] == "low_rank"]
-    assert {row["run"] for row in found} == {"zo_sgd", "replayed"}
+    assert {(row["platform"], row["model"]) for row in found} == set(forward)
     for row in found:
-        limit = 1.02 if row["run"] == "zo_sgd" else 1.06
-        assert row["bytes"] <= limit * forward[row["platform"], row["model"]], row
+        assert row["bytes"] <= 1.02 * forward[row["platform"], row["model"]], row
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_replayed_moments_of_all_parameters_meet_their_limits(platform):
+    rows = read(_RECORDS / f"all_parameters_{platform}.json")["rows"]
+    found = {(row["device"], row["size"], row["method"]): row for row in rows}
+    replayed = [key for key in found if key[2] == "R-AdaZO, replayed"]
+    assert {key[0] for key in replayed} == {row["device"] for row in rows}
+    for device, size, method in replayed:
+        row = found[device, size, method]
+        forward, sgd = (found[device, size, name] for name in ("forward", "ZO-SGD"))
+        assert row["bytes"] <= 1.06 * forward["bytes"], row
+        assert row["product_flops"] <= 1.15 * sgd["product_flops"], row
