@@ -13,6 +13,7 @@ from fleets import Here, assert_same, assert_same_lines, reference, run
 from tables import slow
 
 import radazo_jax as zo
+from radazo_jax._src.optimize import ask_tell, journal
 from radazo_jax._src.workers.messages import Reply, Request, failed
 from radazo_jax._src.workers.shares import shares
 
@@ -84,6 +85,47 @@ def test_call_resumes_from_the_journal(tmp_path):
     result = run(Here(("d", "e")), journal=path)
     assert_same(result, expected)
     np.testing.assert_array_equal(result.values[:5], begun.values)
+
+
+CENTER = np.linspace(-1, 1, 6, dtype=np.float32)
+
+
+def distance(x):
+    """A sum of absolute values, in NumPy and in JAX: steps that cross 0 revert."""
+    return abs(x - CENTER).sum()
+
+
+def test_call_resumes_a_run_whose_steps_have_one_value(tmp_path):
+    """A black box under `bfgs` evaluates θ alone if the value there reverts a step."""
+    path, params = tmp_path / "run", np.zeros(6, np.float32)
+    method = zo.default_method(params)
+    made = (distance, params, *method)
+    zo.minimize_black_box(*made, 30, 0, journal=path, progress=False)
+    lengths = {len(x.values) for x in journal.read(path).records}
+    assert lengths == {1, 7}
+    state = zo.replay(path, params, *method)
+    here = Here(("a",))
+    found = {}
+
+    def before(address, request):
+        found["replica"] = here.replicas[address]
+
+    here.before = before
+    optimizer, estimator = method
+    result = run(
+        here,
+        30,
+        journal=path,
+        make_fun=lambda: distance,
+        params=params,
+        optimizer=optimizer,
+        estimator=estimator,
+    )
+    assert len(result.values) == 30
+    chex.assert_trees_all_equal(
+        ask_tell.as_numpy(found["replica"]._state.params),
+        ask_tell.as_numpy(state.params),
+    )
 
 
 def corrupt(here, address, step, before_steps=False):

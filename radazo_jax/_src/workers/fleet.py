@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from radazo_jax._src.optimize import ask_tell
 from radazo_jax._src.optimize.journal import Record
 from radazo_jax._src.workers.messages import Reply, Request
 from radazo_jax._src.workers.replica import Description, Recipe
@@ -183,11 +184,13 @@ class Fleet:
         """Sends the steps up to this one, or as many as a message has."""
         step, first = self._roster.step, 0 if worker.restarts else worker.step
         part = self.records[first : first + _CHUNK]
-        values = np.array([x.values for x in part], self._line["dtype"])
+        n = self._line["points"]
+        # A step whose first value made the others unnecessary has that one alone.
+        values = [ask_tell.padded(x.values, n) for x in part]
         request = Request(
             self._run,
             first,
-            values.reshape(len(part), self._line["points"]),
+            np.array(values, self._line["dtype"]).reshape(len(part), n),
             np.array([x.params for x in part], np.uint32),
             members,
             worker.restarts,
