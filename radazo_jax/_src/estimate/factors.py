@@ -27,7 +27,7 @@ def candidate_factors(points: Points) -> tuple[optax.Params, optax.Params]:
     Returns:
       Two trees like the parameters, of A and of B: float32, [n, …, rows, r] and
       [n, …, columns, r]. The axes … stack matrices, as the layers of a scan. Several
-      axes of rows are one, and so are those of columns.
+      axes of rows are joined, and likewise several axes of columns.
 
     Raises:
       TypeError: If the directions are of another distribution.
@@ -73,7 +73,7 @@ def candidate_factors(points: Points) -> tuple[optax.Params, optax.Params]:
         ]
 
     def of_points(b: jax.Array) -> jax.Array:
-        """The factors of each point from those of each direction, for b scaled."""
+        """B of each direction, times the scale of each of its points."""
         scales = points.scales * points.directions.scale[:, None]
         scaled = scales.reshape(*scales.shape, *(1,) * (b.ndim - 1)) * b[:, None]
         rows = lax.collapse(scaled, 0, 2)
