@@ -17,6 +17,7 @@ import radazo_jax as zo
 from radazo_jax._src.optimize import ask_tell, journal
 from radazo_jax._src.workers import signs
 from radazo_jax._src.workers.messages import Reply, Request, failed
+from radazo_jax._src.workers.replica import Replica, values_of
 from radazo_jax._src.workers.shares import shares
 
 RUNS = {
@@ -233,6 +234,25 @@ def test_late_worker_copies_a_state_if_that_is_faster():
     assert_same(result, expected)
 
 
+def test_copied_state_needs_no_other_programs():
+    """Arrays that are bound to a device would be compiled for."""
+    one, other = (Replica(fleets.recipe()) for _ in range(2))
+    other.describe()
+    checksum = one.answer(fleets.message(0, ())).checksum
+    line = (0, np.ones(5, np.float32), checksum)
+    members = np.zeros(1, np.uint16)
+
+    def compiled():
+        programs = values_of, ask_tell.tell_in_place
+        return [program._cache_size() for program in programs]
+
+    before = compiled()
+    assert other.copy(one.leaves()).checksum == checksum
+    reply = other.answer(fleets.message(0, [line], members))
+    assert reply.step == 1 and len(reply.values) == 1
+    assert compiled() == before
+
+
 @pytest.mark.parametrize("batch_size", [3])
 def test_batches_are_padded(batch_size):
     values = []
@@ -384,9 +404,13 @@ def test_function_with_more_than_a_scalar_is_refused(estimator):
         run(Here(("a",)), make_fun=lambda: lambda p: p["b"], estimator=estimator)
 
 
-def test_no_workers():
+def test_no_workers(tmp_path):
+    path = tmp_path / "run"
+    run(Here(("a",)), 2, journal=path)
+    before = path.read_bytes()
     with pytest.raises(ValueError, match="client must have workers; got none"):
-        run(Here(()), timeout=0.3)
+        run(Here(()), timeout=0.3, journal=path)
+    assert path.read_bytes() == before
 
 
 def test_journal_is_complete_if_all_workers_are_lost(tmp_path):

@@ -144,7 +144,16 @@ def test_messages_are_encrypted_by_the_settings_of_dask(tmp_path):
     run = dask_runs.make_square(100)
     security = certificates(tmp_path)
     with cluster(1, security=security, protocol="tls://") as client:
-        result = zo.distribute(**run, client=client, num_steps=5, progress=False)
+        before, during = client.run(dask_runs.listening), []
+
+        def callback(step, values):
+            during.append(client.run(dask_runs.listening))
+
+        result = zo.distribute(
+            **run, client=client, num_steps=5, progress=False, callback=callback
+        )
+    # Nothing listens that Dask has not opened.
+    assert all(before.values()) and during == [before] * 5
     assert all(address.startswith("tls://") for address in result.workers)
     assert_same(result, reference(5, **run))
 

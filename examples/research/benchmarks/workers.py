@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -279,59 +279,76 @@ def driver(num_workers: int, num_members: int) -> dict[str, Any]:
     return {"workers": num_workers, "members": num_members, "driver_ms": median}
 
 
-def throughput(num_steps: int) -> dict[str, Any]:
-    """Compares two workers of a thread each with one process of two threads."""
-    run, members = run_of(64), 64
+def throughput(batch_size: int, num_steps: int = 60) -> dict[str, Any]:
+    """Compares two workers of a thread each with one process of two threads.
+
+    The process takes the same steps in one program, its points one after another or
+    all together, whichever is faster.
+    """
+    run = run_of(64)
     with tempfile.TemporaryDirectory() as name, scheduler(Path(name)) as found:
         client, processes = found
         for cpu in range(2):
             processes.start(cpu)
         client.wait_for_workers(2)
-        alone = replica_of(run)
-        ratios: list[float] = []
-        of_steps: list[float] = []
-        alone.describe()
+        sizes = {"one_by_one": 1, "by_eights": 8, "all_together": None}
+        alone = {name: steps_of(run, size) for name, size in sizes.items()}
+        seconds: dict[str, list[float]] = {name: [] for name in ("workers", *alone)}
         last, together = time.perf_counter(), 0
 
         def callback(step: int, values: Any) -> bool:
             nonlocal last, together
-            seconds = time.perf_counter() - last
-            # The second worker is ready later than the first, and is then measured.
+            # The second worker is ready later than the first, and then catches up.
             if together or (step % 10 == 0 and all(client.run(serves).values())):
                 together += 1
-            if together > 20:
-                # By turns, so that both meet the same load of the machine.
-                start = time.perf_counter()
-                answer_all(alone, members)
-                ratios.append((time.perf_counter() - start) / seconds)
-                of_steps.append(seconds)
+            if together > 100:
+                # By turns, so that all meet the same load of the machine.
+                seconds["workers"].append(time.perf_counter() - last)
+                for name, step_of in alone.items():
+                    start = time.perf_counter()
+                    step_of()
+                    seconds[name].append(time.perf_counter() - start)
             last = time.perf_counter()
-            return len(ratios) == num_steps
+            return len(seconds["workers"]) == num_steps
 
         result = zo.distribute(
-            **run, client=client, num_steps=10**5, progress=False, callback=callback
+            **run,
+            client=client,
+            num_steps=10**5,
+            batch_size=batch_size,
+            progress=False,
+            callback=callback,
         )
     shares = [x.evaluations for x in result.workers.values()]
+    best = min(alone, key=lambda name: statistics.median(seconds[name]))
+    pairs = zip(seconds[best], seconds["workers"], strict=True)
     return {
-        "members": members,
-        "step_ms": 1e3 * statistics.median(of_steps),
-        "one_process/two_workers": statistics.median(ratios),
+        "batch_size": batch_size,
+        **{f"{x}_ms": 1e3 * statistics.median(found) for x, found in seconds.items()},
+        "one_process/two_workers": statistics.median(a / b for a, b in pairs),
         "least_share": min(shares) / sum(shares),
     }
+
+
+def steps_of(run: dict[str, Any], batch_size: int | None) -> Callable[[], None]:
+    """Steps of one program, which has been compiled."""
+    fun, params = run["make_fun"]()
+    evaluator = zo.vectorized(batch_size)
+    init, step = zo.solver(fun, run["optimizer"], run["estimator"], evaluator)
+    compiled = jax.jit(step)
+    state = init(params, 0)
+
+    def take() -> None:
+        nonlocal state
+        state, _ = jax.block_until_ready(compiled(state))
+
+    take()
+    return take
 
 
 def serves(dask_worker: Any) -> bool:
     """Whether a worker has built the run."""
     return "radazo_jax_step" in dask_worker.handlers
-
-
-def answer_all(replica: Replica, members: int) -> None:
-    """A step of one process: its evaluations and its update."""
-    values = replica.evaluate(np.arange(members, dtype=np.uint16))
-    state = replica._state
-    assert state is not None
-    replica._state, _, total = replica._tell(state, values)
-    jax.block_until_ready(total)
 
 
 def catch_up(num_steps: int) -> dict[str, Any]:
@@ -497,7 +514,9 @@ CASES: dict[str, Any] = {
     "wire 1e4 16": lambda: wire(10**4, 16),
     "wire 1e7 16": lambda: wire(10**7, 16),
     "catch_up": lambda: catch_up(10_000),
-    "throughput": lambda: throughput(100),
+    "throughput 1": lambda: throughput(1),
+    "throughput 8": lambda: throughput(8),
+    "throughput 32": lambda: throughput(32),
     "simulation 1": lambda: simulation(1000, 1.0, 2e-3),
     "simulation 10": lambda: simulation(1000, 10.0, 2e-3),
     "kills": lambda: kills(8, 500, 40),

@@ -275,4 +275,6 @@ def _like(x: np.ndarray, mine: jax.Array) -> jax.Array:
     """An array of another worker, on the devices of the array that it replaces."""
     if jnp.issubdtype(mine.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(jnp.array(x), impl=jax.random.key_impl(mine))
-    return jax.device_put(jnp.array(x, mine.dtype), mine.sharding)
+    array = jnp.array(x, mine.dtype)
+    # Programs are compiled again if their arguments are bound to a device and were not.
+    return jax.device_put(array, mine.sharding) if mine.committed else array
