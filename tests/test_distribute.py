@@ -13,6 +13,7 @@ from fleets import Here, assert_same, assert_same_lines, reference, run
 from tables import slow
 
 import radazo_jax as zo
+from radazo_jax._src.optimize import journal
 from radazo_jax._src.workers.messages import Reply, Request, failed
 from radazo_jax._src.workers.shares import shares
 
@@ -84,6 +85,26 @@ def test_call_resumes_from_the_journal(tmp_path):
     result = run(Here(("d", "e")), journal=path)
     assert_same(result, expected)
     np.testing.assert_array_equal(result.values[:5], begun.values)
+
+
+def test_a_journal_of_a_black_box_goes_on(tmp_path):
+    """Which evaluates one point of a step that is reverted."""
+    method = {"optimizer": zo.bfgs(), "estimator": zo.full_difference()}
+    path, key = tmp_path / "run", jax.random.key(0)
+    begun = zo.minimize_black_box(
+        fleets.loss,
+        fleets.PARAMS,
+        *method.values(),
+        num_steps=12,
+        key=key,
+        journal=path,
+        progress=False,
+    )
+    assert {len(x.values) for x in journal.read(path).records} == {1, 29}
+    result = run(Here(), 13, journal=path, **method)
+    np.testing.assert_array_equal(result.values[:12], begun.values)
+    # By the checksum of the parameters after each step.
+    assert int(zo.replay(path, fleets.PARAMS, *method.values()).step) == 13
 
 
 def corrupt(here, address, step, before_steps=False):

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from radazo_jax._src.optimize import ask_tell
 from radazo_jax._src.optimize.journal import Record
 from radazo_jax._src.workers.messages import Reply, Request
 from radazo_jax._src.workers.replica import Description, Recipe
@@ -183,11 +184,14 @@ class Fleet:
         """Sends the steps up to this one, or as many as a message has."""
         step, first = self._roster.step, 0 if worker.restarts else worker.step
         part = self.records[first : first + _CHUNK]
-        values = np.array([x.values for x in part], self._line["dtype"])
+        size = self._line["points"]
+        # A journal of a black box has the first values alone of reverted steps.
+        each = [ask_tell.padded(x.values, size) for x in part]
+        values = np.array(each, self._line["dtype"])
         request = Request(
             self._run,
             first,
-            values.reshape(len(part), self._line["points"]),
+            values.reshape(len(part), size),
             np.array([x.params for x in part], np.uint32),
             members,
             worker.restarts,
