@@ -8,6 +8,7 @@ from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.estimate.accelerated import AcceleratedState
 from radazo_jax._src.estimate.adaptive import AdaptiveDifferenceState
 from radazo_jax._src.estimate.estimator import GradientEstimator
+from radazo_jax._src.estimate.factors import candidate_factors
 from radazo_jax._src.estimate.full import FullDifferenceState
 from radazo_jax._src.estimate.points import (
     Draw,
@@ -30,6 +31,7 @@ __all__ = [
     "LinearCombination",
     "Points",
     "Values",
+    "candidate_factors",
     "candidates",
     "sample_points",
 ]

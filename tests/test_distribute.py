@@ -103,6 +103,7 @@ def test_a_journal_of_a_black_box_goes_on(tmp_path):
     assert {len(x.values) for x in journal.read(path).records} == {1, 29}
     result = run(Here(), 13, journal=path, **method)
     np.testing.assert_array_equal(result.values[:12], begun.values)
+    assert result.num_evaluations == begun.num_evaluations + 29
     # By the checksum of the parameters after each step.
     assert int(zo.replay(path, fleets.PARAMS, *method.values()).step) == 13
 

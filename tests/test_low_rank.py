@@ -191,3 +191,54 @@ def test_bad_where():
 def test_bad_dimension_numbers():
     with pytest.raises(TypeError, match=r"MatrixAxes or None; got 3 at \['w'\]"):
         zo.low_rank(dimension_numbers={"w": 3})
+
+
+@pytest.mark.parametrize("includes_params", [True, False])
+def test_factors_of_candidates(includes_params):
+    """Their products are the candidates, with rows and columns in any order."""
+    params = {
+        "layers": jnp.ones((3, 6, 5)),
+        "left": jnp.ones((7, 6)),
+        "heads": jnp.ones((6, 2, 4)),
+    }
+
+    def fun(p):
+        x, _ = jax.lax.scan(
+            lambda x, w: (x @ w @ jnp.ones((5, 6)), None), jnp.ones((2, 6)), p["layers"]
+        )
+        heads = jnp.einsum("td,dhk->thk", x, p["heads"])
+        return jnp.sum(p["left"] @ x.T) + jnp.sum(heads)
+
+    difference = zo.forward_difference if includes_params else zo.central_difference
+    estimator = difference(zo.low_rank(2), 2, 0.5)
+
+    def found(key):
+        draw = zo.estimators.Draw.once(key)._replace(fun=fun)
+        points, _ = estimator.points(draw, params, ())
+        factors = zo.estimators.candidate_factors(points)
+        return zo.estimators.candidates(points, params), factors
+
+    candidates, (a, b) = jit(found)(KEY)
+    assert a["left"].shape[1:] == (6, 2) and b["left"].shape[1:] == (7, 2)
+    moved = {name: np.einsum("...ir,...jr->...ij", a[name], b[name]) for name in params}
+    moved["left"] = moved["left"].swapaxes(1, 2)
+    for name, leaf in params.items():
+        expected = np.asarray(candidates[name], np.float64)
+        got = leaf[None] + moved[name].reshape(expected.shape)
+        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "error", "text"),
+    [
+        (zo.gaussian(), TypeError, "must be along directions of low_rank; got"),
+        (zo.low_rank(2), ValueError, r"alone; got the leaf \['thin'\] of shape \(9, 2"),
+    ],
+)
+def test_factors_of_other_points_are_refused(distribution, error, text):
+    params = {"thin": jnp.zeros((9, 2)), "w": jnp.zeros((8, 6))}
+    points = zo.estimators.sample_points(
+        distribution, zo.estimators.Draw.once(KEY), 1, [0.1], params
+    )
+    with pytest.raises(error, match=text):
+        zo.estimators.candidate_factors(points)

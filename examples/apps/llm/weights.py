@@ -183,7 +183,7 @@ def save(model: LanguageModel, folder: Folder) -> None:
     for path in Path(folder).glob("model*.safetensors*"):
         path.unlink()
     config = model.config.to_dict() | {"torch_dtype": str(jnp.dtype(model.dtype))}
-    _write(Path(folder), CONFIG, config, "model.safetensors", tensors)
+    write(Path(folder), CONFIG, config, "model.safetensors", tensors)
 
 
 def save_merged(model: LanguageModel, folder: Folder, *, base: Path) -> None:
@@ -247,7 +247,7 @@ def save_adapters(model: LanguageModel, folder: Folder, *, base: str) -> None:
     tensors: dict[str, np.ndarray] = {}
     for variable, views in _adapter_views(model, layers):
         tensors |= views(np.asarray(variable[...]))
-    _write(Path(folder), ADAPTER_CONFIG, config, ADAPTERS, tensors)
+    write(Path(folder), ADAPTER_CONFIG, config, ADAPTERS, tensors)
 
 
 def _views(
@@ -418,17 +418,18 @@ def _adapter_views(
     for name in lora.adapted(model):
         adapter = getattr(model.layers, name).lora
         for matrix, variable in (("A", adapter.lora_a), ("B", adapter.lora_b)):
-            parts = functools.partial(_adapter_parts, model, name, matrix, layers)
+            parts = functools.partial(adapter_parts, model, name, matrix, layers)
             yield variable, parts
 
 
-def _adapter_parts(
+def adapter_parts(
     model: LanguageModel,
     name: str,
     matrix: str,
     layers: Iterable[int],
     array: np.ndarray,
 ) -> dict[str, np.ndarray]:
+    """The matrices of an adapter, [layers, in, out], by their names in peft."""
     return {
         f"base_model.model.{_prefix(model, i, name)}.{name}.lora_{matrix}.weight": (
             array[i].T
@@ -437,7 +438,7 @@ def _adapter_parts(
     }
 
 
-def _write(
+def write(
     folder: Path,
     config_file: str,
     config: dict[str, Any],

@@ -254,7 +254,7 @@ class _Driver:
         return DistributedResult(
             params,
             recorded.value.astype(np.float32),
-            line["points"] * len(fleet.records),
+            sum(len(record.values) for record in fleet.records),
             _failures(fleet),
             recorded,
             stopped,
@@ -356,7 +356,8 @@ def _appending(
         return
     if found is not None:
         journal.check_same_run(path, found.run, line)
-        fleet.records = found.records[: watch.num_steps]
+        allowed = watch.allowed([len(record.values) for record in found.records])
+        fleet.records = found.records[:allowed]
         for record in fleet.records:
             watch.saw(record.lowest, len(record.values))
         failed = sum(int((~np.isfinite(x.values)).sum()) for x in fleet.records)

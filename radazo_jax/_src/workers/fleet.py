@@ -184,14 +184,13 @@ class Fleet:
         """Sends the steps up to this one, or as many as a message has."""
         step, first = self._roster.step, 0 if worker.restarts else worker.step
         part = self.records[first : first + _CHUNK]
-        size = self._line["points"]
-        # A journal of a black box has the first values alone of reverted steps.
-        each = [ask_tell.padded(x.values, size) for x in part]
-        values = np.array(each, self._line["dtype"])
+        n = self._line["points"]
+        # A step whose first value made the others unnecessary has that one alone.
+        values = [ask_tell.padded(x.values, n) for x in part]
         request = Request(
             self._run,
             first,
-            values.reshape(len(part), size),
+            np.array(values, self._line["dtype"]).reshape(len(part), n),
             np.array([x.params for x in part], np.uint32),
             members,
             worker.restarts,
