@@ -121,12 +121,13 @@ def run(
     timeout=30.0,
     journal=None,
     callback=None,
+    signs=False,
     **changes,
 ):
     """`distribute` on workers of this process."""
     key = jax.random.key(0)
     policy = Policy.of("drop", 10)
-    driver = _Driver(here, recipe(**changes), timeout, policy, key)
+    driver = _Driver(here, recipe(**changes), timeout, policy, key, signs)
     budget = Budget.of(num_steps, None, None, None, None)
     here.start()
     try:
@@ -143,14 +144,17 @@ class Reference(NamedTuple):
     failures: tuple[int, int, int]
 
 
-def reference(num_steps=STEPS, **changes):
-    """The same run of one process: a loop over its points, one by one."""
+def reference(num_steps=STEPS, told=lambda values: values, **changes):
+    """The same run of one process: a loop over its points, one by one.
+
+    Its steps are told a function of the values.
+    """
     replica = Replica(recipe(**changes))
     n = replica.describe().line["points"]
     lines, reply = [], replica.answer(message(0, ()))
     for step in range(num_steps):
         values = [replica.evaluate(np.array([i], np.uint16))[0] for i in range(n)]
-        lines.append((step, np.array(values), reply.checksum))
+        lines.append((step, told(np.array(values)), reply.checksum))
         reply = replica.answer(message(step, [lines[-1]]))
     return Reference(replica.params(), lines, reply.failures)
 

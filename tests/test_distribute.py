@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compare import Hashed
 from fleets import Here, assert_same, assert_same_lines, reference, run
 from tables import slow
 
 import radazo_jax as zo
-from radazo_jax._src.optimize import journal
+from radazo_jax._src.optimize import ask_tell, journal
+from radazo_jax._src.workers import signs
 from radazo_jax._src.workers.messages import Reply, Request, failed
 from radazo_jax._src.workers.shares import shares
 
@@ -236,6 +238,60 @@ def test_values_that_fail_are_dropped_as_by_minimize():
     chex.assert_trees_all_close(result.params, expected.params, atol=1e-4)
 
 
+def pair_signs(values):
+    """The shaping, with zeros of one sign."""
+    return np.asarray(zo.shaping.pair_signs()(jnp.asarray(values))) + np.float32(0)
+
+
+PAIRS = zo.central_difference(Hashed(), 4)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [PAIRS, slow(zo.evolution_strategy(zo.rademacher(), 8, shaping=lambda x: x))],
+)
+def test_run_on_signs_is_one_that_is_told_signs(estimator, tmp_path):
+    path, here, seen = tmp_path / "run", Here(), []
+    expected = reference(told=pair_signs, estimator=estimator)
+    options = {"estimator": estimator, "signs": True, "journal": path}
+    run(here, 5, **options)
+    result = run(here, callback=lambda _, x: seen.append(x), **options)
+    assert_same(result, expected)
+    assert_same_lines(path, expected)
+    # The loss is known for the steps of this call.
+    np.testing.assert_allclose(result.values[5:], np.mean(seen, 1), rtol=1e-6)
+    assert np.isnan(result.values[:5]).all()
+    assert max(here.sent["a"][1:7]) <= 1 + 2 * 8 + 32
+    state = zo.replay(path, fleets.PARAMS, fleets.OPTIMIZER, estimator)
+    chex.assert_trees_all_equal(ask_tell.as_numpy(state.params), result.params)
+
+
+def test_run_on_signs_whose_values_fail(tmp_path):
+    """NaN is sent as such, and counted."""
+
+    def fails(params):
+        value, first = fleets.loss(params), params["b"][0]
+        return jnp.where(first > 0, jnp.nan, value)
+
+    members = zo.evolution_strategy(Hashed(), 8, shaping=lambda values: values)
+    changes = {"estimator": members, "make_fun": lambda: fails}
+    result = run(Here(("a",)), 3, signs=True, **changes)
+    assert_same(result, reference(3, told=signs.signs_of, **changes))
+    assert int(result.failures.evaluations) == result.history.failed.sum() > 0
+
+
+def test_signs_need_pairs_and_their_journal_is_of_another_run(tmp_path):
+    path = tmp_path / "run"
+    with pytest.raises(ValueError, match="unless the points are antithetic pairs; got"):
+        run(Here(("a",)), 2, signs=True, journal=path)
+    assert not path.exists()
+    run(Here(("a",)), 2, estimator=PAIRS, signs=True, journal=path)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="its values is 'signs', that of the call"):
+        run(Here(("a",)), 2, estimator=PAIRS, journal=path)
+    assert path.read_bytes() == before
+
+
 # --- Bad input ----------------------------------------------------------------------
 
 
@@ -353,6 +409,8 @@ def test_function_that_fails_on_all_workers_ends_the_run():
         ({"batch_size": 0}, ValueError, "batch_size must be"),
         ({"on_failure": "retry"}, ValueError, "on_failure must be"),
         ({"params": {}}, ValueError, "params must hold"),
+        ({"values": "bits"}, ValueError, "values must be 'exact' or 'signs'; got"),
+        ({"values": "signs", "target": 0.0}, ValueError, "target and patience must be"),
     ],
 )
 def test_arguments_are_checked(change, error, text):
@@ -412,6 +470,33 @@ def test_a_message_is_small_for_each_member():
     run(here, 3)
     n = 5
     assert max(here.sent["a"][1:]) <= 4 * n + 2 * n + 32
+
+
+def test_signs_of_pairs():
+    """Compared with the shaping; the other member of a failed pair is 0."""
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 3, 40).astype(np.float32)
+    chex.assert_trees_all_equal(signs.signs_of(values), pair_signs(values))
+    values = np.float32([np.nan, 2, np.inf, np.nan, 3, -np.inf, 1, 1])
+    expected = np.float32([np.nan, 0, np.nan, np.nan, 0, np.nan, 0, 0])
+    chex.assert_trees_all_equal(signs.signs_of(values), expected)
+
+
+@pytest.mark.parametrize("n", [2, 8, 10, 64, 200])
+def test_signs_are_packed_and_nothing_else_is(n):
+    rng = np.random.default_rng(n)
+    drawn = rng.integers(0, 3, (2, n)).astype(np.float32)
+    values = np.stack([pair_signs(row) for row in drawn])
+    packed = signs.pack(values)
+    assert packed.nbytes == 2 * -(-n // 10)  # 8 bits for 5 pairs.
+    found = signs.unpack(packed, n, values.dtype)
+    assert found.tobytes() == values.tobytes()
+    for other in (np.nan, 0.5, -0.0, 2.0, -2.0, 256.0):
+        changed = values.copy()
+        changed[1, 1] = other
+        if other == 0:
+            changed[1, 0] = 0.0
+        assert signs.pack(changed) is None
 
 
 def test_shares_end_first():

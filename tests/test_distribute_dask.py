@@ -12,6 +12,8 @@ import subprocess
 import sys
 
 import dask_runs
+import distant_hosts
+import distant_run
 import fleets
 import numpy as np
 import pytest
@@ -158,6 +160,50 @@ def test_errors_on_workers_are_those_of_the_call(tmp_path):
             zo.distribute(**run | {"make_fun": dask_runs.differs}, client=client)
     # Steps may have been taken before the second worker was ready.
     assert run["journal"].exists() and zo.runs.History.from_journal(run["journal"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not distant_hosts.are_possible(), reason="needs root and tun")
+def test_distant_workers_change_nothing(tmp_path):
+    """Packets to the workers and back take 50 ms, and 1 % are lost."""
+    output, here = tmp_path / "result.npz", pathlib.Path(__file__).parent
+    environment = os.environ | {"PYTHONPATH": f"{here}:{here.parent}"}
+    scheduler = f"tcp://{distant_hosts.ADDRESSES[0]}:8786"
+    with (
+        distant_hosts.hosts(delay=0.05, loss=0.01) as hosts,
+        contextlib.ExitStack() as stack,
+    ):
+
+        def start(host, *arguments):
+            command = hosts.command(host, sys.executable, *arguments)
+            process = subprocess.Popen(
+                command, env=environment, stderr=subprocess.DEVNULL
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+
+        address = ("--host", distant_hosts.ADDRESSES[0], "--port", "8786")
+        start(0, "-m", "distributed.cli.dask_scheduler", *address, "--no-dashboard")
+        for _ in range(2):
+            options = ("--no-nanny", "--nthreads", "1", "--no-dashboard")
+            worker = ("-m", "distributed.cli.dask_worker", scheduler, *options)
+            start(1, *worker, "--host", distant_hosts.ADDRESSES[1])
+        driver = (here / "distant_run.py", scheduler, 2, output)
+        subprocess.run(
+            hosts.command(0, sys.executable, *driver),
+            env=environment,
+            check=True,
+            timeout=120,
+        )
+        assert hosts.lost > 0
+        print(f"{hosts.packets} packets, {hosts.lost} lost")
+    found = np.load(output)
+    seconds = found["seconds"]
+    print(f"{found['counts']} evaluations, {np.median(seconds):.3g} s per step")
+    assert np.median(seconds) > 0.1
+    expected = reference(distant_run.STEPS, **dask_runs.make_square(100))
+    np.testing.assert_array_equal(found["params"], expected.params)
+    np.testing.assert_array_equal(found["failed"], np.asarray(expected.failures))
 
 
 @pytest.mark.slow

@@ -225,3 +225,29 @@ def test_the_comparison_runs_on_a_bare_machine(tmp_path):
     for table in figure.tables(content):
         assert f"\n{table.caption}\n\n{table.format()}" in out
     assert (tmp_path / "fast.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_one_flag_runs_on_workers(job, tmp_path, capsys):
+    pytest.importorskip("distributed")
+    flags = ("--workers", "2", "--directions", "4", "--steps", "4")
+    arguments = _arguments(job, tmp_path / "run", *flags)
+    main.main(arguments)
+    assert "train_loss" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main.main(arguments)
+    assert "has a run: resume it (--resume)" in capsys.readouterr().err
+    others = ("--steps", "8", "--resume", "--export-adapters", str(tmp_path / "out"))
+    main.main([*arguments, *others])
+    lines = metrics(tmp_path / "run")
+    assert [line["step"] for line in lines if "loss" in line] == list(range(8))
+    model = tiny.model()
+    weights.load_adapters(model, tmp_path / "out")
+    assert float(abs(model.layers.q_proj.lora.lora_b[...]).max()) > 0
+
+
+def test_runs_on_workers_have_fewer_settings(job, tmp_path, capsys):
+    arguments = _arguments(job, tmp_path, "--workers", "2", "--buckets", "2")
+    with pytest.raises(SystemExit):
+        main.main(arguments)
+    assert "num_buckets must be 1 with workers; got 2" in capsys.readouterr().err

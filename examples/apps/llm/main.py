@@ -12,6 +12,7 @@ that model is tuned by one method: the paper's job.
 import argparse
 import copy
 import dataclasses
+import functools
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,12 +25,14 @@ from flax import nnx
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from tabulate import tabulate
 
+import radazo_jax as zo
 from examples.apps.llm import (
     corpus,
     data,
     figure,
     gguf_adapter,
     gguf_file,
+    on_workers,
     pretrain,
     quantization,
     weights,
@@ -71,6 +74,7 @@ def make_parser() -> Parser:
     add("--resume", action="store_true", help="go on from the last checkpoint, if any")
     add("--train-examples", type=cli.at_least_one, help="at most; default 1000")
     add("--eval-examples", type=cli.at_least_one, help="at most; default 500")
+    add("--workers", help="address of a Dask scheduler, or a number of processes here")
     add(
         "--no-first-evaluation",
         action="store_true",
@@ -145,15 +149,34 @@ def run_one(options: dict[str, Any]) -> None:
         "evaluation are compiled, which takes up to some minutes.",
         flush=True,
     )
-    result = run(
-        settings,
-        model,
-        *splits,
-        folder=output,
-        resume="resume" in options,
-        eval_first="no_first_evaluation" not in options,
-        eval_examples=options.get("eval_examples"),
-    )
+    if "workers" in options:
+        made = functools.partial(
+            _on_worker,
+            options["task"],
+            options["data"].resolve(),
+            folder.resolve(),
+            (prompt_length, *limits),
+            {"dtype": dtype, "keep_blocks": keep},
+        )
+        result = on_workers.run(
+            settings,
+            model,
+            *splits,
+            make=made,
+            workers=options["workers"],
+            folder=output,
+            resume="resume" in options,
+        )
+    else:
+        result = run(
+            settings,
+            model,
+            *splits,
+            folder=output,
+            resume="resume" in options,
+            eval_first="no_first_evaluation" not in options,
+            eval_examples=options.get("eval_examples"),
+        )
     print(tabulate(result.evaluations, headers="keys", floatfmt=".4f"))
     print(summary(result.evaluations))
     print(f"\nMetrics and checkpoints are in {output}.")
@@ -166,6 +189,18 @@ def run_one(options: dict[str, Any]) -> None:
     if to := options.get("export_merged"):
         weights.save_merged(result.model, to, base=folder)
         print(f"The tuned model is in {to}.")
+
+
+def _on_worker(
+    task: str,
+    folder: Path,
+    model: Path,
+    limits: Sequence[Any],
+    options: dict[str, Any],
+) -> tuple[Any, data.Batch]:
+    """The model and the examples to train on, as a worker reads them."""
+    train, *_ = read(data.TASKS[task], folder, model, *limits)
+    return weights.load(model, **options), train
 
 
 def summary(evaluations: list[dict[str, Any]]) -> str:
@@ -296,7 +331,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise ValueError("--fast is for the comparison, which --model replaces.")
         with locked(str(options["output"])):
             run_one(options) if "model" in options else compare(options)
-    except (ValueError, OSError, FloatingPointError) as error:
+    except (ValueError, OSError, FloatingPointError, zo.RunError) as error:
         parser.error(str(error))
     except KeyboardInterrupt:
         rest = "; --resume goes on from its checkpoint" if "model" in options else ""

@@ -163,7 +163,7 @@ def run(
             if not resumed and (wanted or at_end):
                 names = [n for n in data if n != "test" or step == 0 or at_end]
                 chosen = {name: data[name] for name in names}
-                report(step, _measure(settings, job, state, chosen, step == 0))
+                report(step, measure(settings, job, state, chosen, step == 0))
             due = step > first and (step % settings.checkpoint_every == 0 or at_end)
             if checkpoints is not None and due:
                 notes = list(rows)  # Written in the background, while rows grows.
@@ -209,7 +209,7 @@ def _heads(tree: Any) -> Any:
     return jax.tree.map(head, tree)
 
 
-def _measure(
+def measure(
     settings: Settings,
     job: Any,
     state: State,

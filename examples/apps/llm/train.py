@@ -101,6 +101,25 @@ class Settings:
     def quantized(self) -> bool:
         return self.quantize != "no"
 
+    def optimizer(self, rate: Any, b1: Any) -> optax.GradientTransformation:
+        """The optimizer, with η and β₁ as numbers, arrays or a schedule."""
+        if self.method == "adamw":
+            return optax.adamw(rate, b1, self.b2)
+        if self.method == "zo_sgd":
+            return zo.zo_sgd(rate)
+        if self.method == "zo_rmsprop":
+            return zo.zo_rmsprop(rate, b2=self.b2)
+        return (zo.radazo if self.method == "radazo" else zo.zo_adamm)(
+            rate, b1, self.b2
+        )
+
+    def estimator(self) -> zo.GradientEstimator:
+        forward = self.difference == "forward"
+        difference = zo.forward_difference if forward else zo.central_difference
+        return difference(
+            DISTRIBUTIONS[self.distribution], self.num_directions, self.smoothing
+        )
+
     def learning_rate_at(self, step: int) -> float:
         """η of a step."""
         if step < self.warmup_steps:
@@ -154,14 +173,7 @@ class Job:
     settings: Settings = flax.struct.field(pytree_node=False)  # Its `compiled()`.
 
     def optimizer(self) -> optax.GradientTransformation:
-        method, rate, b2 = self.settings.method, self.learning_rate, self.settings.b2
-        if method == "adamw":
-            return optax.adamw(rate, self.b1, b2)
-        if method == "zo_sgd":
-            return zo.zo_sgd(rate)
-        if method == "zo_rmsprop":
-            return zo.zo_rmsprop(rate, b2=b2)
-        return (zo.radazo if method == "radazo" else zo.zo_adamm)(rate, self.b1, b2)
+        return self.settings.optimizer(self.learning_rate, self.b1)
 
 
 def start(settings: Settings, model: LanguageModel) -> tuple[Job, State]:
@@ -202,17 +214,10 @@ def train_step(job: Job, state: State, batch: Batch) -> tuple[State, jax.Array]:
             return loss_function(nnx.merge(job.graphdef, params, job.rest), batch)
 
         return _updated(job, state, *jax.value_and_grad(loss_of)(state.params))
-    forward = settings.difference == "forward"
-    difference = zo.forward_difference if forward else zo.central_difference
-    estimator = difference(
-        DISTRIBUTIONS[settings.distribution],
-        settings.num_directions,
-        settings.smoothing,
-    )
     # One evaluation after another, so that memory does not grow with K.
     value_and_grad = zo_nnx.value_and_grad(
         loss_function,
-        estimator,
+        settings.estimator(),
         zo.vectorized(batch_size=1),
         wrt=lora.FILTERS[settings.tune],
     )

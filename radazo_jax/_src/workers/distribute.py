@@ -27,6 +27,7 @@ from radazo_jax._src.workers.cluster import Cluster
 from radazo_jax._src.workers.fleet import Fleet
 from radazo_jax._src.workers.replica import Recipe
 from radazo_jax._src.workers.roster import WorkerReport
+from radazo_jax._src.workers.signs import signs_of
 
 _MOST_POINTS = 2**16  # Numbers of points are sent as 16 bits.
 
@@ -82,6 +83,7 @@ def distribute(
     sample: Callable[[jax.Array], Any] | None = None,
     bounds: Bounds | None = None,
     batch_size: int = 1,
+    values: str = "exact",
     timeout: float = 300.0,
     on_failure: str = "drop",
     max_consecutive_failures: int = 10,
@@ -129,6 +131,11 @@ def distribute(
       sample: As in `minimize`; it runs on the workers.
       bounds: As in `ask_tell`.
       batch_size: Number of points that a worker evaluates together, under `jax.vmap`.
+      values: The values by which workers take a step. "exact": the values themselves,
+        4 bytes each. "signs": 1 for the higher value of an antithetic pair and −1 for
+        the lower, or 0 for both: 1.6 bits per pair in a message. The optimizer sees the
+        signs, and the journal holds them. Workers answer with the values at the points,
+        whose mean is in the history.
       timeout: Seconds after which a worker that has not answered is dropped, in
         addition to the time that it is expected to take. If there are no workers for
         as long, the run ends. The points of a late worker go to other workers earlier.
@@ -179,6 +186,13 @@ def distribute(
     checks.check_int_at_least("batch_size", batch_size, 1)
     checks.check_positive("timeout", timeout)
     policy = Policy.of(on_failure, max_consecutive_failures)
+    if values not in ("exact", "signs"):
+        raise ValueError(f"values must be 'exact' or 'signs'; got {values!r}.")
+    if values == "signs" and (target is not None or patience is not None):
+        raise ValueError(
+            "target and patience must be None if values is 'signs', of which none is "
+            f"lowest; got {target!r} and {patience!r}."
+        )
     if on_failure == "retry":
         raise ValueError(
             "on_failure must be 'drop' or 'raise' where fun is compiled, because it "
@@ -199,7 +213,8 @@ def distribute(
         batch_size,
         np.asarray(jax.random.key_data(typed)),
     )
-    driver = _Driver(Cluster(client), recipe, float(timeout), policy, typed)
+    signs = values == "signs"
+    driver = _Driver(Cluster(client), recipe, float(timeout), policy, typed, signs)
     return driver.run(journal, budget, fetch_params, progress, callback)
 
 
@@ -213,8 +228,11 @@ class _Driver:
         timeout: float,
         policy: Policy,
         key: jax.Array,
+        signs: bool = False,
     ):
         self._cluster, self._policy, self._key = cluster, policy, key
+        self._signs = signs
+        self._means: dict[int, float] = {}  # Of the values of a step, by its number.
         # Workers tell runs apart by this number.
         number = int(np.random.SeedSequence().generate_state(1)[0])
         self._fleet = Fleet(cluster, recipe, number, timeout)
@@ -239,6 +257,9 @@ class _Driver:
                 raise KeyboardInterrupt
             line = description.line
             _check_points(line["points"])
+            if self._signs:
+                _check_pairs(line)
+                line = line | {"values": "signs"}
             watch = budget.watch_points(line["points"], 0, np.dtype(line["dtype"]))
             write = stack.enter_context(_appending(path, line, found, watch, fleet))
             report = stack.enter_context(
@@ -248,7 +269,9 @@ class _Driver:
             if stopped != "interrupted" and fleet.records:
                 params = self._finish(watch, interrupted, fetch_params)
         rows = [
-            _row(record, fleet.numbers, description.names) for record in fleet.records
+            _row(record, fleet.numbers, description.names)
+            | ({"value": self._means.get(record.step, np.nan)} if self._signs else {})
+            for record in fleet.records
         ]
         recorded = History.of(rows)
         return DistributedResult(
@@ -289,9 +312,9 @@ class _Driver:
                 ]
                 last = failures[-1] if failures else last
                 seconds = time.perf_counter() - start
-                record = Record(
-                    number, values, found.agreed() or 0, seconds, tuple(failures)
-                )
+                told = signs_of(values) if self._signs else values
+                checksum = found.agreed() or 0
+                record = Record(number, told, checksum, seconds, tuple(failures))
                 write(record)
             except RunError:
                 raise
@@ -302,9 +325,12 @@ class _Driver:
                     self._state(),
                 ) from error
             fleet.records.append(record)
-            watch.saw(record.lowest, len(record.values))
+            finite = values[np.isfinite(values)]
+            self._means[number] = float(finite.mean()) if finite.size else np.nan
+            lowest = finite.min(initial=np.inf)
+            watch.saw(lowest, len(values))
             rate = len(values) / max(seconds, 1e-9)
-            figures = {"lowest": f"{record.lowest:.6g}", "evaluations/s": f"{rate:.3g}"}
+            figures = {"lowest": f"{lowest:.6g}", "evaluations/s": f"{rate:.3g}"}
             report(1, figures | failure_counts(self._state()))
             if callback is not None and callback(number, values):
                 return watch.reason() or "callback"
@@ -355,7 +381,9 @@ def _appending(
         yield lambda record: None
         return
     if found is not None:
-        journal.check_same_run(path, found.run, line)
+        # Other runs have no entry of what their values are.
+        exact = {"values": None}
+        journal.check_same_run(path, exact | found.run, exact | line)
         allowed = watch.allowed([len(record.values) for record in found.records])
         fleet.records = found.records[:allowed]
         for record in fleet.records:
@@ -390,6 +418,16 @@ def _check_client(client: Any) -> None:
         raise ValueError(
             "client must not be asynchronous; got one made with asynchronous=True. "
             "distribute waits for the whole run."
+        )
+
+
+def _check_pairs(line: dict[str, Any]) -> None:
+    scales, n = line["scales"], line["points"]
+    if n % 2 or len(scales) != 2 or scales[0] != -scales[1]:
+        raise ValueError(
+            "values must be 'exact' unless the points are antithetic pairs; got "
+            f"'signs' with {n} points, at the distances {scales} along a direction. "
+            "central_difference and evolution_strategy have pairs."
         )
 
 

@@ -5,9 +5,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from radazo_jax._src.workers import signs
+
 _REQUEST = struct.Struct("<IIIHHB?")
 _REPLY = struct.Struct("<BIIIIIffHHHB")
 _VALUES, _DRIFTED, _FAILED = range(3)
+_SIGNS = 1  # The item size of packed signs, which is less than a byte.
 
 
 class Request(NamedTuple):
@@ -16,7 +19,7 @@ class Request(NamedTuple):
     Attributes:
       run: A number that identifies the run.
       first: The number of the first of the steps to take.
-      values: The values of these steps, [steps, n].
+      values: The values of these steps, [steps, n]; signs of pairs are packed.
       checksums: The checksums of the parameters before them: uint32, [steps].
       members: The numbers of the points to evaluate: uint16, [m].
       restarts: Whether the worker drops its state first.
@@ -32,22 +35,27 @@ class Request(NamedTuple):
     def encode(self) -> bytes:
         """Returns the message as bytes."""
         steps, n = self.values.shape
-        itemsize = self.values.dtype.itemsize
+        packed = signs.pack(self.values)
+        itemsize = self.values.dtype.itemsize if packed is None else _SIGNS
         sizes = (steps, n, len(self.members), itemsize, self.restarts)
         return _REQUEST.pack(self.run, self.first, *sizes) + _joined(
-            self.values, self.checksums, self.members
+            self.values if packed is None else packed, self.checksums, self.members
         )
 
     @classmethod
     def decode(cls, message: bytes) -> "Request":
         """Reads a message; raises a ValueError if it is not one."""
         run, first, steps, n, m, itemsize, restarts = _unpack(_REQUEST, message)
+        packs = itemsize == _SIGNS
+        packed = np.uint8, (steps, signs.size(n))
         values, checksums, members = _split(
             message[_REQUEST.size :],
-            (_float(itemsize), (steps, n)),
+            packed if packs else (_float(itemsize), (steps, n)),
             (np.uint32, (steps,)),
             (np.uint16, (m,)),
         )
+        if packs:
+            values = signs.unpack(values, n)
         return cls(run, first, values, checksums, members, restarts)
 
 

@@ -165,7 +165,8 @@ class Replica:
             raise RuntimeError(
                 f"steps must begin at {int(state.step)}; got {request.first}."
             )
-        pairs = zip(request.values, request.checksums, strict=True)
+        told = request.values.astype(trees.widest(state.params))
+        pairs = zip(told, request.checksums, strict=True)
         records = [
             Record(request.first + i, values, int(checksum), 0.0)
             for i, (values, checksum) in enumerate(pairs)
