@@ -262,9 +262,8 @@ class _Driver:
                 line = line | {"values": "signs"}
             watch = budget.watch_points(line["points"], 0, np.dtype(line["dtype"]))
             write = stack.enter_context(_appending(path, line, found, watch, fleet))
-            report = stack.enter_context(
-                progress_bar(progress, watch.steps, watch.total)
-            )
+            bar = progress_bar(progress, watch.steps, watch.total)
+            report = stack.enter_context(bar)
             stopped = self._steps(watch, write, report, interrupted, callback)
             if stopped != "interrupted" and fleet.records:
                 params = self._finish(watch, interrupted, fetch_params)
