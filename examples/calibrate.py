@@ -77,7 +77,7 @@ def main() -> None:
     import radazo_jax as zo  # The workers do not need it.
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--evaluations", type=int, default=400)
+    parser.add_argument("--evaluations", type=int, default=800)
     parser.add_argument("--processes", type=int, default=0, help="by default, none")
     args = parser.parse_args()
     pool = None

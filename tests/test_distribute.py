@@ -90,45 +90,25 @@ def test_call_resumes_from_the_journal(tmp_path):
     np.testing.assert_array_equal(result.values[:5], begun.values)
 
 
-CENTER = np.linspace(-1, 1, 6, dtype=np.float32)
-
-
-def distance(x):
-    """A sum of absolute values, in NumPy and in JAX: steps that cross 0 revert."""
-    return abs(x - CENTER).sum()
-
-
-def test_call_resumes_a_run_whose_steps_have_one_value(tmp_path):
-    """A black box under `bfgs` evaluates θ alone if the value there reverts a step."""
-    path, params = tmp_path / "run", np.zeros(6, np.float32)
-    method = zo.default_method(params)
-    made = (distance, params, *method)
-    zo.minimize_black_box(*made, 30, 0, journal=path, progress=False)
-    lengths = {len(x.values) for x in journal.read(path).records}
-    assert lengths == {1, 7}
-    state = zo.replay(path, params, *method)
-    here = Here(("a",))
-    found = {}
-
-    def before(address, request):
-        found["replica"] = here.replicas[address]
-
-    here.before = before
-    optimizer, estimator = method
-    result = run(
-        here,
-        30,
+def test_a_journal_of_a_black_box_goes_on(tmp_path):
+    """Which evaluates one point of a step that is reverted."""
+    method = {"optimizer": zo.bfgs(), "estimator": zo.full_difference()}
+    path, key = tmp_path / "run", jax.random.key(0)
+    begun = zo.minimize_black_box(
+        fleets.loss,
+        fleets.PARAMS,
+        *method.values(),
+        num_steps=12,
+        key=key,
         journal=path,
-        make_fun=lambda: distance,
-        params=params,
-        optimizer=optimizer,
-        estimator=estimator,
+        progress=False,
     )
-    assert len(result.values) == 30
-    chex.assert_trees_all_equal(
-        ask_tell.as_numpy(found["replica"]._state.params),
-        ask_tell.as_numpy(state.params),
-    )
+    assert {len(x.values) for x in journal.read(path).records} == {1, 29}
+    result = run(Here(), 13, journal=path, **method)
+    np.testing.assert_array_equal(result.values[:12], begun.values)
+    assert result.num_evaluations == begun.num_evaluations + 29
+    # By the checksum of the parameters after each step.
+    assert int(zo.replay(path, fleets.PARAMS, *method.values()).step) == 13
 
 
 def corrupt(here, address, step, before_steps=False):

@@ -2,8 +2,9 @@
 
 Each tool has one scale to choose: the learning rate, or the standard deviation at the
 start. It gets the better one of two, by the loss, on a seed that the tables do not use;
-everything else is the tool's default, or stands in the script. The result of a run is
-the best of all points that it has evaluated.
+everything else is the tool's default, or stands in the script. The default method of
+`minimize_black_box` has nothing to choose. The result of a run is the best of all
+points that it has evaluated.
 """
 
 import argparse
@@ -27,13 +28,19 @@ from tqdm import tqdm
 
 import radazo_jax as zo
 from examples.common import cli, figures
+from examples.common.estimators import evaluations
 from examples.common.record import numbers
 from examples.common.tables import Table
 from examples.research.paper import common
 from examples.research.paper.common import mean_std, significant
 
 OUTPUT = Path(__file__).resolve().parents[1] / "out" / "black_boxes"
-COLORS = {"R-AdaZO": "#D55E00", "pycma": "#0072B2", "Nevergrad": "#009E73"}
+COLORS = {
+    "R-AdaZO": "#D55E00",
+    "default method": "#CC79A7",
+    "pycma": "#0072B2",
+    "Nevergrad": "#009E73",
+}
 TUNING_SEED = 1000  # The scale is chosen on it; the seeds of the tables are 0, 1, …
 
 
@@ -74,16 +81,33 @@ def radazo(problem: Problem, rate: float, budget: int, seed: int, pool: Any) -> 
         del state
         values.extend(found)
 
-    points = jax.eval_shape(
-        problem.estimator.points, jax.random.key(0), problem.params, ()
-    )
-    steps = max(1, budget // points.num_points)
+    steps = max(1, budget // evaluations(problem.estimator, problem.params))
     result = zo.minimize_black_box(
         problem.loss,
         problem.params,
         decaying(rate, steps),
         problem.estimator,
         steps,
+        key=seed,
+        executor=pool,
+        progress=False,
+        callback=keep,
+    )
+    return Run(np.array(values), result.best.params)
+
+
+def default(problem: Problem, scale: None, budget: int, seed: int, pool: Any) -> Run:
+    del scale
+    values: list[float] = []
+
+    def keep(state: zo.runs.SolverState, found: np.ndarray) -> None:
+        del state
+        values.extend(found[~np.isnan(found)])  # Those that were evaluated.
+
+    result = zo.minimize_black_box(
+        problem.loss,
+        problem.params,
+        max_evaluations=budget,
         key=seed,
         executor=pool,
         progress=False,
@@ -124,7 +148,12 @@ def nevergrad(problem: Problem, sigma: float, budget: int, seed: int, pool: Any)
     return Run(np.array(values), best)
 
 
-METHODS = {"R-AdaZO": radazo, "pycma": pycma, "Nevergrad": nevergrad}
+METHODS = {
+    "R-AdaZO": radazo,
+    "default method": default,
+    "pycma": pycma,
+    "Nevergrad": nevergrad,
+}
 
 
 def _flat(params: Any) -> tuple[np.ndarray, Callable[[np.ndarray], Any]]:
@@ -176,10 +205,9 @@ def compare(
     """
     start = {"loss": problem.loss(problem.params)} | measure(problem.params)
     runs, found = {}, {}
-    scales = dict(
-        zip(METHODS, (problem.rates, problem.sigmas, problem.sigmas), strict=True)
-    )
-    total = len(METHODS) * (len(problem.rates) + args.seeds)
+    chosen = (problem.rates, (None,), problem.sigmas, problem.sigmas)
+    scales = dict(zip(METHODS, chosen, strict=True))
+    total = sum(len(each) + args.seeds for each in chosen)
     with tqdm(total=total, unit="run") as bar:
         for name, method in METHODS.items():
 
@@ -226,7 +254,8 @@ def table(content: dict[str, Any], caption: str, names: dict[str, str]) -> Table
             run["loss"] if name == "loss" else [m[name] for m in run["measures"]]
             for name in names
         ]
-        rows.append((method, f"{run['scale']:g}", *map(mean_std, columns)))
+        scale = "" if run["scale"] is None else f"{run['scale']:g}"
+        rows.append((method, scale, *map(mean_std, columns)))
     settings = content["settings"]
     caption = (
         f"{caption}: {content['dimension']} parameters, {settings['evaluations']:,} "

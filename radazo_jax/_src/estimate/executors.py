@@ -264,7 +264,8 @@ def _wait(
     for point in points:
         try:
             submitted.append(pool.submit(fun, _own(point)))
-        except futures.BrokenExecutor as error:
+        except (futures.BrokenExecutor, OSError) as error:
+            # OSError: its processes died a moment ago, and their pipe is closed.
             submitted.append(_Broken(_in_words(error)))
         except RuntimeError as error:
             raise ValueError(

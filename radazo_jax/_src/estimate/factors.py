@@ -25,9 +25,9 @@ def candidate_factors(points: Points) -> tuple[optax.Params, optax.Params]:
         is no matrix, or has a side no longer than the rank, is drawn dense.
 
     Returns:
-      Two trees like the parameters, of A and of B: float32, [n, …, rows, r] and
-      [n, …, columns, r]. The axes … stack matrices, as the layers of a scan. Several
-      axes of rows are joined, and likewise several axes of columns.
+      Two trees like the parameters, of A and of B, in float32 and of shapes
+      [n, …, rows, r] and [n, …, columns, r]. The axes … stack matrices, as the layers
+      of a scan. Several axes of rows are joined, and likewise several axes of columns.
 
     Raises:
       TypeError: If the directions are of another distribution.

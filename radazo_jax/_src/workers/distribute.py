@@ -262,9 +262,8 @@ class _Driver:
                 line = line | {"values": "signs"}
             watch = budget.watch_points(line["points"], 0, np.dtype(line["dtype"]))
             write = stack.enter_context(_appending(path, line, found, watch, fleet))
-            report = stack.enter_context(
-                progress_bar(progress, watch.steps, watch.total)
-            )
+            bar = progress_bar(progress, watch.steps, watch.total)
+            report = stack.enter_context(bar)
             stopped = self._steps(watch, write, report, interrupted, callback)
             if stopped != "interrupted" and fleet.records:
                 params = self._finish(watch, interrupted, fetch_params)
@@ -277,7 +276,7 @@ class _Driver:
         return DistributedResult(
             params,
             recorded.value.astype(np.float32),
-            line["points"] * len(fleet.records),
+            sum(len(record.values) for record in fleet.records),
             _failures(fleet),
             recorded,
             stopped,
@@ -384,7 +383,8 @@ def _appending(
         # Other runs have no entry of what their values are.
         exact = {"values": None}
         journal.check_same_run(path, exact | found.run, exact | line)
-        fleet.records = found.records[: watch.num_steps]
+        allowed = watch.allowed([len(record.values) for record in found.records])
+        fleet.records = found.records[:allowed]
         for record in fleet.records:
             watch.saw(record.lowest, len(record.values))
         failed = sum(int((~np.isfinite(x.values)).sum()) for x in fleet.records)
