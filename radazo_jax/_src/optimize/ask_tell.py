@@ -116,7 +116,9 @@ def ask_tell(
     def init(params: optax.Params, key: jax.typing.ArrayLike) -> AskTellState:
         run = static.merge(arrays)
         with trees.precision_of(params):
-            return AskTellState(step.start(run, params, key), np.zeros((), bool))
+            # Copies are made later than calls return; the caller may write to `params`.
+            begun = jax.block_until_ready(step.start(run, params, key))
+            return AskTellState(begun, np.zeros((), bool))
 
     def ask(state: AskTellState) -> tuple[Any, AskTellState]:
         _check_state(state)
