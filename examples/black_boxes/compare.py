@@ -75,29 +75,18 @@ def decaying(rate: float, steps: int) -> optax.GradientTransformation:
 
 
 def radazo(problem: Problem, rate: float, budget: int, seed: int, pool: Any) -> Run:
-    values: list[float] = []
-
-    def keep(state: zo.runs.SolverState, found: np.ndarray) -> None:
-        del state
-        values.extend(found)
-
     steps = max(1, budget // evaluations(problem.estimator, problem.params))
-    result = zo.minimize_black_box(
-        problem.loss,
-        problem.params,
-        decaying(rate, steps),
-        problem.estimator,
-        steps,
-        key=seed,
-        executor=pool,
-        progress=False,
-        callback=keep,
-    )
-    return Run(np.array(values), result.best.params)
+    method = decaying(rate, steps), problem.estimator, steps
+    return _minimized(problem, *method, key=seed, executor=pool)
 
 
 def default(problem: Problem, scale: None, budget: int, seed: int, pool: Any) -> Run:
     del scale
+    return _minimized(problem, max_evaluations=budget, key=seed, executor=pool)
+
+
+def _minimized(problem: Problem, *args: Any, **options: Any) -> Run:
+    """A run of `minimize_black_box`, given what follows the parameters."""
     values: list[float] = []
 
     def keep(state: zo.runs.SolverState, found: np.ndarray) -> None:
@@ -105,13 +94,10 @@ def default(problem: Problem, scale: None, budget: int, seed: int, pool: Any) ->
         values.extend(found[~np.isnan(found)])  # Those that were evaluated.
 
     result = zo.minimize_black_box(
-        problem.loss,
-        problem.params,
-        max_evaluations=budget,
-        key=seed,
-        executor=pool,
+        *(problem.loss, problem.params, *args),
         progress=False,
         callback=keep,
+        **options,
     )
     return Run(np.array(values), result.best.params)
 

@@ -34,8 +34,8 @@ def population(model):
 
     def points(key):
         draw = zo.estimators.Draw.once(key)
-        fun = lambda p: jnp.sum(logits(p, tiny.TOKENS))  # noqa: E731
-        return ESTIMATOR.points(draw._replace(fun=fun), params, ())[0]
+        draw = draw._replace(fun=lambda p: jnp.sum(logits(p, tiny.TOKENS)))
+        return ESTIMATOR.points(draw, params, ())[0]
 
     return jit(points)(jax.random.key(0)), params, logits
 
@@ -45,8 +45,8 @@ def at_member(logits, params, points, tokens, k, i):
 
     def found(params, points, tokens):
         direction = jax.tree.map(lambda x: x[k], points.directions)
-        fun = lambda p: logits(p, tokens)  # noqa: E731
-        return zo.perturb(fun)(params, direction, points.scales[k, i])
+        at_point = zo.perturb(lambda p: logits(p, tokens))
+        return at_point(params, direction, points.scales[k, i])
 
     return np.asarray(jit(found)(params, points, tokens))
 
