@@ -1,6 +1,7 @@
 """The low-rank distribution: its distribution, its axes, and its place in the
 estimators."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from tables import jit, slow
 
 import radazo_jax as zo
+from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.layout import layout_of
 from radazo_jax._src.perturb import axes
 
@@ -32,6 +34,31 @@ def test_rank_and_stacks():
     assert abs(np.corrcoef(u["w"][0].ravel(), u["w"][1].ravel())[0, 1]) < 0.9
     assert np.linalg.matrix_rank(u["thin"]) == 2  # Drawn dense: a side of 2 is full.
     assert len(np.unique(np.concatenate([x.ravel() for x in u.values()]))) == 265
+
+
+def test_factors_of_many_directions_are_normals_by_position():
+    """Each large factor is drawn alone, so that no array of all of them is split."""
+    rows, columns, many = 1100, 5, 256
+    params = {"b": jnp.zeros(columns), "w": jnp.zeros((rows, columns))}
+    layout = layout_of(params)
+    numbers = jnp.arange(many, dtype=jnp.uint32)
+
+    def factors():
+        directions = sums.sample(zo.low_rank(), KEY, numbers, layout)
+        dense, matrix = sums.cache(directions, layout, True).cached
+        return dense.array, matrix.a, matrix.b
+
+    program = jax.jit(factors).lower().compile()
+    memory = program.memory_analysis()
+    assert memory.temp_size_in_bytes < memory.output_size_in_bytes / 2
+    dense, a, b = program()
+    # The vector has the room of two factors too.
+    total = 2 * columns + rows + columns
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(KEY, numbers)
+    expected = jit(jax.vmap(lambda key: jax.random.normal(key, (total,))))(keys)
+    expected = np.split(expected, [columns, 2 * columns, 2 * columns + rows], axis=1)
+    found = [x.reshape(many, -1) for x in (dense, a, b)]
+    chex.assert_trees_all_equal(found, [expected[0], *expected[2:]])
 
 
 def test_where_chooses_the_leaves():
