@@ -88,8 +88,8 @@ def _with_built(
 ) -> list[jax.Array]:
     """Evaluates an equation that needs the elements of its views."""
     built = _built(inputs, memo, ready)
-    name, sharding = eqn.primitive.name, eqn.params.get("sharding")
-    if name == "sharding_constraint" and sharding.num_devices > 1:
+    constrained = eqn.primitive.name == "sharding_constraint"
+    if constrained and eqn.params["sharding"].num_devices > 1:
         # Else XLA applies the constraint to the sum before its rounding too, and
         # gathers at least float32.
         built = lax.optimization_barrier(built)
