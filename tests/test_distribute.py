@@ -90,6 +90,7 @@ def test_call_resumes_from_the_journal(tmp_path):
     np.testing.assert_array_equal(result.values[:5], begun.values)
 
 
+@pytest.mark.slow
 def test_a_journal_of_a_black_box_goes_on(tmp_path):
     """Which evaluates one point of a step that is reverted."""
     method = {"optimizer": zo.bfgs(), "estimator": zo.full_difference()}
