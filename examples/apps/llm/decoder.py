@@ -386,6 +386,15 @@ class Decoder(LanguageModel):
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """The logits of hidden states [..., width], float32 [..., vocab]."""
-        tied, cap = self.config.tie_word_embeddings, self.config.logits_cap
-        found = super().logits(hidden) if tied else self.lm_head(hidden)
-        return found if cap is None else cap * jnp.tanh(found / cap)
+        tied = self.config.tie_word_embeddings
+        return self._capped(super().logits(hidden) if tied else self.lm_head(hidden))
+
+    def logits_of(self, hidden: jax.Array, tokens: jax.Array) -> jax.Array:
+        """The logits of some tokens int32 [B, C], for states [B, width]."""
+        if self.config.tie_word_embeddings:
+            return self._capped(super().logits_of(hidden, tokens))
+        return jnp.take_along_axis(self.logits(hidden), tokens, axis=1)
+
+    def _capped(self, logits: jax.Array) -> jax.Array:
+        cap = self.config.logits_cap
+        return logits if cap is None else cap * jnp.tanh(logits / cap)

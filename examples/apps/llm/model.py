@@ -200,6 +200,12 @@ class LanguageModel(nnx.Module):
         embedding = self.embed_tokens.embedding[...]
         return jnp.dot(hidden, embedding.T, preferred_element_type=jnp.float32)
 
+    def logits_of(self, hidden: jax.Array, tokens: jax.Array) -> jax.Array:
+        """The logits of some tokens int32 [B, C], for states [B, width]."""
+        rows = self.embed_tokens.embedding[tokens]
+        product = "bd,bcd->bc"
+        return jnp.einsum(product, hidden, rows, preferred_element_type=jnp.float32)
+
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """The logits of tokens int32 [B, T], float32 [B, T, vocab]."""
         return self.logits(self.hidden(tokens))
