@@ -137,6 +137,17 @@ def test_bad_configurations(name):
 # --- What is computed -------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_logits_of_some_tokens_are_those_of_all(name):
+    """Of an own head, and of tied embeddings with a soft cap."""
+    model = loaded(name)
+    assert model.config.tie_word_embeddings == (name == "gemma2")
+    hidden = 5 * np.random.default_rng(0).standard_normal((3, model.config.hidden_size))
+    tokens = np.array([[1, 7], [0, 0], [5, 2]], np.int32)
+    expected = np.take_along_axis(np.asarray(model.logits(hidden)), tokens, axis=1)
+    np.testing.assert_allclose(model.logits_of(hidden, tokens), expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     "name", ["gemma3_text", pytest.param("gemma2", marks=pytest.mark.slow)]
 )

@@ -207,3 +207,17 @@ def test_a_batch_larger_than_the_data_is_refused():
     settings = dataclasses.replace(SETTINGS, batch_size=21)
     with pytest.raises(ValueError, match=r"batch_size must be at most 20, .*; got 21"):
         run(settings, model(), TRAIN, DEV)
+
+
+def test_the_time_of_evaluations_and_between_processes_is_left_out():
+    now = 100.0
+    seconds = runs.Seconds(lambda: now, [])
+    now += 5
+    with seconds.stopped():
+        now += 1000
+    assert seconds() == {"cpu_s": 5.0}
+    now = 0.0  # Of another process.
+    resumed = runs.Seconds(lambda: now, [{"step": 0, "cpu_s": 5.0}])
+    now += 2
+    assert resumed() == {"cpu_s": 7.0}
+    assert runs.Seconds(None, [{"step": 0}])() == {}

@@ -287,11 +287,12 @@ class Layer(nnx.Module):
         x: jax.Array,
         positions: jax.Array,
         cache: Cache | None,
+        number: jax.Array,
         turns: jax.Array,
         window: jax.Array,
     ) -> tuple[jax.Array, Cache | None]:
         y = self.input_layernorm(x)
-        y, cache = self._attention(y, positions, cache, turns, window)
+        y, cache = self._attention(y, positions, cache, number, turns, window)
         # In the later Gemmas this norm stands after the attention, elsewhere before
         # the feed-forward network.
         if not self.config.norms_after:
@@ -306,6 +307,7 @@ class Layer(nnx.Module):
         x: jax.Array,
         positions: jax.Array,
         cache: Cache | None,
+        number: jax.Array,
         turns: jax.Array,
         window: jax.Array,
     ) -> tuple[jax.Array, Cache | None]:
@@ -320,6 +322,7 @@ class Layer(nnx.Module):
             v,
             positions,
             cache,
+            number,
             scale=config.attention_scale,
             window=window,
             cap=config.attention_cap,
@@ -383,6 +386,15 @@ class Decoder(LanguageModel):
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """The logits of hidden states [..., width], float32 [..., vocab]."""
-        tied, cap = self.config.tie_word_embeddings, self.config.logits_cap
-        found = super().logits(hidden) if tied else self.lm_head(hidden)
-        return found if cap is None else cap * jnp.tanh(found / cap)
+        tied = self.config.tie_word_embeddings
+        return self._capped(super().logits(hidden) if tied else self.lm_head(hidden))
+
+    def logits_of(self, hidden: jax.Array, tokens: jax.Array) -> jax.Array:
+        """The logits of some tokens int32 [B, C], for states [B, width]."""
+        if self.config.tie_word_embeddings:
+            return self._capped(super().logits_of(hidden, tokens))
+        return jnp.take_along_axis(self.logits(hidden), tokens, axis=1)
+
+    def _capped(self, logits: jax.Array) -> jax.Array:
+        cap = self.config.logits_cap
+        return logits if cap is None else cap * jnp.tanh(logits / cap)

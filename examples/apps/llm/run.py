@@ -13,6 +13,7 @@ import json
 import math
 import os
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,6 +59,7 @@ def run(
     eval_first: bool = True,
     eval_examples: int | None = None,
     frozen_folder: Path | None = None,
+    clock: Callable[[], float] | None = None,
 ) -> Result:
     """Trains a model.
 
@@ -74,8 +76,10 @@ def run(
       eval_first: Whether to measure before the first step.
       eval_examples: The number of examples of `train` that the training loss is
         measured on, a share of each bucket. All by default.
-
       frozen_folder: The folder for outputs of frozen layers. Several runs can share it.
+      clock: The time in seconds. Each row of the metrics then has "cpu_s": the seconds
+        of the run so far without those of evaluations, those before a resumption
+        included.
 
     Raises:
       ValueError: If the batch is larger than the data, or the folder has a run and
@@ -88,28 +92,14 @@ def run(
             f"batch_size must be at most {len(train.label)}, the number of examples; "
             f"got {sizes.max()}."
         )
-    base = checkpoint.checksum(_heads(nnx.state(model)))
     description = dataclasses.asdict(settings) | {
-        "base model": base,
+        "base model": checkpoint.checksum(_heads(nnx.state(model))),
         "data": checkpoint.checksum(_heads((train, dev))),
     }
     splits = {"train": train, "dev": dev} | ({} if test is None else {"test": test})
-    # All splits have the lengths of one, and share programs.
-    ends = bounds(train, settings.num_buckets)
-    parts = {name: buckets(split, ends) for name, split in splits.items()}
-    first_layers = None
-    if settings.last_layers:
-        first_layers, model = frozen.split(model, settings.last_layers)
-        cached = functools.partial(
-            frozen.outputs,
-            first_layers,
-            folder=frozen_folder or Path(folder or tempfile.mkdtemp()) / "frozen",
-            description=f"{base} {settings.quantize} {settings.last_layers}",
-            batch_size=settings.eval_batch_size,
-        )
-        parts = {
-            name: [cached(part) for part in found] for name, found in parts.items()
-        }
+    if settings.last_layers and frozen_folder is None:
+        frozen_folder = Path(folder or tempfile.mkdtemp()) / "frozen"
+    first_layers, model, parts = prepared(settings, model, splits, frozen_folder)
     measured = parts
     if eval_examples is not None:
         share = eval_examples / len(train.label)
@@ -143,13 +133,14 @@ def run(
         # What follows the checkpoint is of a run that was cut.
         file = stack.enter_context(open(path, "w", encoding="utf-8", buffering=1))
         file.writelines(f"{json.dumps(row)}\n" for row in rows)
+        seconds = Seconds(clock, rows)
         board = SummaryWriter(
             f"{folder}/tensorboard", purge_step=first, write_to_disk=folder is not None
         )
         stack.enter_context(board)
 
         def report(step: int, values: dict[str, float]) -> None:
-            rows.append({"step": step} | values)
+            rows.append({"step": step} | values | seconds())
             print(json.dumps(rows[-1]), file=file)
             for name, value in values.items():
                 board.add_scalar(name, value, step)
@@ -163,7 +154,9 @@ def run(
             if not resumed and (wanted or at_end):
                 names = [n for n in data if n != "test" or step == 0 or at_end]
                 chosen = {name: data[name] for name in names}
-                report(step, measure(settings, job, state, chosen, step == 0))
+                with seconds.stopped():
+                    found = measure(settings, job, state, chosen, step == 0)
+                report(step, found)
             due = step > first and (step % settings.checkpoint_every == 0 or at_end)
             if checkpoints is not None and due:
                 notes = list(rows)  # Written in the background, while rows grows.
@@ -189,6 +182,56 @@ def run(
     if first_layers is not None:
         model = frozen.joined(first_layers, model)
     return Result(model, state, [row for row in rows if "train_loss" in row])
+
+
+def prepared(
+    settings: Settings,
+    model: LanguageModel,
+    splits: dict[str, Batch],
+    frozen_folder: Path | None,
+) -> tuple[LanguageModel | None, LanguageModel, dict[str, list[Batch]]]:
+    """Divides the layers as the settings say, and each split into buckets.
+
+    Returns:
+      The frozen layers, if any are cached; the model that is left to tune; and the
+      buckets by split, with the lengths of the first split, so that all splits share
+      programs. With frozen layers, they hold these layers' outputs.
+    """
+    ends = bounds(next(iter(splits.values())), settings.num_buckets)
+    parts = {name: buckets(split, ends) for name, split in splits.items()}
+    if not settings.last_layers:
+        return None, model, parts
+    base = checkpoint.checksum(_heads(nnx.state(model)))
+    first_layers, model = frozen.split(model, settings.last_layers)
+    cached = functools.partial(
+        frozen.outputs,
+        first_layers,
+        folder=frozen_folder,
+        description=f"{base} {settings.quantize} {settings.last_layers}",
+        batch_size=settings.eval_batch_size,
+    )
+    parts = {name: [cached(part) for part in found] for name, found in parts.items()}
+    return first_layers, model, parts
+
+
+class Seconds:
+    """The time of a run without that of its evaluations, for rows of metrics."""
+
+    def __init__(self, clock: Callable[[], float] | None, rows: list[Any]) -> None:
+        self.clock = clock
+        if clock is not None:
+            self.start = clock() - (rows[-1]["cpu_s"] if rows else 0.0)
+
+    def __call__(self) -> dict[str, float]:
+        return {} if self.clock is None else {"cpu_s": self.clock() - self.start}
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Leaves out the time in between."""
+        before = self().get("cpu_s")
+        yield
+        if self.clock is not None:
+            self.start = self.clock() - before
 
 
 def _part(batch: Batch, share: float) -> Batch:

@@ -263,19 +263,31 @@ def _loss_terms(
 
 
 def scores(model: LanguageModel, batch: Batch) -> jax.Array:
-    """The mean log-probability of each candidate's tokens, float32 [B, C]."""
+    """The mean log-probability of each candidate's tokens, float32 [B, C].
+
+    Up to a constant of the example if candidates are single tokens after one sequence:
+    their probabilities have the same denominator, a sum over the wide vocabulary.
+    """
+    if batch.tokens.shape[1] == batch.targets.shape[2] == 1:
+        return model.logits_of(
+            _at_positions(model, batch)[:, 0, 0], batch.targets[..., 0]
+        )
     found = _token_log_probabilities(model, batch) * batch.mask
     return found.sum(axis=-1) / batch.mask.sum(axis=-1)
 
 
-def _token_log_probabilities(model: LanguageModel, batch: Batch) -> jax.Array:
-    """The log-probabilities of each candidate's tokens, float32 [B, C, L]."""
+def _at_positions(model: LanguageModel, batch: Batch) -> jax.Array:
+    """The states that predict the candidates' tokens, [B, 1 or C, L, width]."""
     examples, sequences, length = batch.tokens.shape[:3]
     hidden = model.hidden(batch.tokens.reshape(-1, *batch.tokens.shape[2:]))
     hidden = hidden.reshape(examples, sequences, length, -1)
-    # Logits only for needed positions: the vocabulary is wide.
     positions = batch.positions[:, :sequences, :, None]
-    logits = model.logits(jnp.take_along_axis(hidden, positions, axis=2))
+    return jnp.take_along_axis(hidden, positions, axis=2)
+
+
+def _token_log_probabilities(model: LanguageModel, batch: Batch) -> jax.Array:
+    """The log-probabilities of each candidate's tokens, float32 [B, C, L]."""
+    logits = model.logits(_at_positions(model, batch))
     rows = jax.nn.log_softmax(logits)  # [B, 1 or C, L, vocabulary]
     rows = jnp.broadcast_to(rows, (*batch.targets.shape, rows.shape[-1]))
     return jnp.take_along_axis(rows, batch.targets[..., None], axis=-1)[..., 0]
