@@ -50,7 +50,7 @@ def pytest_runtest_teardown(item, nextitem):
     if nextitem is not None and nextitem.path == item.path:
         return
     maps = pathlib.Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > 10_000:
+    if maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
         jax.clear_caches()
         gc.collect()
 

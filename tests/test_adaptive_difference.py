@@ -130,6 +130,7 @@ def test_a_point_that_failed_says_nothing():
 
 
 @pytest.mark.parametrize("dimension", [20, slow(100)])
+@pytest.mark.slow
 def test_the_floor_of_the_distance_goes(dimension):
     """It passes the floor of a constant distance, about c/8 μ² trace(H)²/d."""
     scales = np.linspace(1, 2, dimension, dtype=np.float32)

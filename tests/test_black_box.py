@@ -36,6 +36,7 @@ def test_is_the_run_of_minimize():
     np.testing.assert_array_equal(reference().values, compiled.values)
 
 
+@pytest.mark.slow
 def test_with_64_bits():
     with jax.enable_x64():
         result = run(start=START.astype(np.float64), steps=3)

@@ -50,6 +50,7 @@ def _calibrated(output):
     return float(found[1]), int(found[2])
 
 
+@pytest.mark.slow
 def test_a_calibration_without_processes(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["calibrate.py", "--evaluations", "40"])
     calibrate.main()

@@ -162,10 +162,7 @@ def sharded(estimator, path):
 
 DRIVERS = (journaled, replayed, told, black_box, stepped, one_by_one, sharded)
 IN_FAST_RUN = {
-    ("accelerated", "replayed"),
     ("accelerated", "told"),
-    ("accelerated", "sharded"),
-    ("antithetic", "told"),
     *itertools.product(("annealed",), (driver.__name__ for driver in DRIVERS)),
 }
 

@@ -9,14 +9,14 @@ import optax
 import pytest
 import scipy.optimize
 from compare import sequence
-from tables import jit
+from tables import jit, slow
 
 import radazo_jax as zo
 
 DISTRIBUTION = zo.coordinate(replace=False)
 
 
-@pytest.mark.parametrize("dimension", [1, 7, 64])
+@pytest.mark.parametrize("dimension", [slow(1), 7, slow(64)])
 def test_each_cycle_has_every_coordinate_once(dimension):
     params, cycles = jnp.zeros(dimension), 3
 

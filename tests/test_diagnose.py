@@ -7,7 +7,6 @@ import numpy as np
 import optax
 import pytest
 from compare import Hashed
-from tables import slow
 
 import radazo_jax as zo
 
@@ -58,6 +57,7 @@ def test_is_the_same_for_what_can_be_traced():
         zo.accelerated(ESTIMATOR),
     ],
 )
+@pytest.mark.slow
 def test_leaves_out_the_tree_beside_which_points_lie(shifted):
     """It is zero before the first step, and the directions are the same."""
     expected = zo.diagnose(lambda x: float(np.sum(x**2)), START, ESTIMATOR, 0)
@@ -223,7 +223,8 @@ def test_bad_input_is_named():
         zo.diagnose(lambda x: 0.0, np.arange(3), ESTIMATOR, 0)
 
 
-@pytest.mark.parametrize("traced", [True, slow(False)])
+@pytest.mark.slow
+@pytest.mark.parametrize("traced", [True, False])
 def test_tells_when_updates_are_rounded_away(traced, capsys):
     """An update of 2⁻¹² of a weight is lost in bfloat16, and kept in float32."""
 

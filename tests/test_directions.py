@@ -16,6 +16,7 @@ from tables import (
     covariance,
     every,
     jit,
+    slow,
 )
 
 import radazo_jax as zo
@@ -45,9 +46,7 @@ def flat(tree):
     return jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(tree)])
 
 
-@pytest.mark.parametrize(
-    "name", every(DISTRIBUTIONS, "sphere", "low_rank", "orthonormal")
-)
+@pytest.mark.parametrize("name", every(DISTRIBUTIONS, "sphere", "low_rank"))
 def test_covariance_is_the_identity_over_the_factor(name):
     """Or the matrix that the distribution's `covariance` returns."""
     distribution = DISTRIBUTIONS[name]
@@ -265,7 +264,7 @@ def test_coordinates_past_two_to_the_32():
     assert abs(float(signs.mean())) < 0.1
 
 
-@pytest.mark.parametrize("name", ["gaussian", "rademacher", "low_rank(2)"])
+@pytest.mark.parametrize("name", ["gaussian", slow("rademacher"), slow("low_rank(2)")])
 def test_sum_over_an_axis_of_directions_is_the_weighted_sum(name):
     distribution, layout = DISTRIBUTIONS[name], layout_of(PARAMS)
     coefficients = np.float32([0.5, -2.0, 0.25, 3.0])

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compare import Hashed
-from fleets import Here, assert_same, assert_same_lines, reference, run
+from fleets import STEPS, Here, assert_same, assert_same_lines, reference, run
 from tables import slow
 
 import radazo_jax as zo
@@ -38,7 +38,7 @@ def test_run_equals_that_of_one_process_bit_for_bit(name, tmp_path):
     assert_same(result, expected)
     assert_same_lines(path, expected)
     state = zo.replay(path, fleets.PARAMS, optimizer, estimator)
-    assert int(state.step) == fleets.STEPS
+    assert int(state.step) == STEPS
 
 
 def test_run_is_that_of_minimize(tmp_path):
@@ -90,6 +90,7 @@ def test_call_resumes_from_the_journal(tmp_path):
     np.testing.assert_array_equal(result.values[:5], begun.values)
 
 
+@pytest.mark.slow
 def test_a_journal_of_a_black_box_goes_on(tmp_path):
     """Which evaluates one point of a step that is reverted."""
     method = {"optimizer": zo.bfgs(), "estimator": zo.full_difference()}
@@ -109,6 +110,35 @@ def test_a_journal_of_a_black_box_goes_on(tmp_path):
     assert result.num_evaluations == begun.num_evaluations + 29
     # By the checksum of the parameters after each step.
     assert int(zo.replay(path, fleets.PARAMS, *method.values()).step) == 13
+
+
+def test_journal_of_another_program_continues_from_its_values(tmp_path):
+    """Points one by one leave sums of directions to be rounded in another way.
+
+    After these steps, workers are compared with one another.
+    """
+    path = tmp_path / "run"
+    run_of = {
+        "optimizer": zo.radazo(1e-2),
+        "estimator": zo.forward_difference(zo.sphere(), 4),
+    }
+    begun = zo.minimize(
+        *(fleets.loss, fleets.PARAMS, *run_of.values(), 6),
+        evaluator=zo.vectorized(1),
+        journal=path,
+        progress=False,
+    )
+    with pytest.raises(ValueError, match="got other parameters before step"):
+        zo.replay(path, fleets.PARAMS, **run_of)
+    corrupt(here := Here(), "b", 8)
+    with pytest.warns(UserWarning) as found:
+        result = run(here, journal=path, **run_of)
+    texts = [str(warning.message) for warning in found]
+    assert len(texts) == 2 and "than the program that wrote it" in texts[0]
+    assert "worker b had other parameters than the run before step 9" in texts[1]
+    np.testing.assert_array_equal(result.values[:6], begun.values)
+    state = zo.replay(path, fleets.PARAMS, **run_of, exact=False)
+    chex.assert_trees_all_equal(ask_tell.as_numpy(state.params), result.params)
 
 
 def corrupt(here, address, step, before_steps=False):
@@ -242,6 +272,19 @@ def test_batches_are_padded(batch_size):
     np.testing.assert_allclose(values[0], values[1], rtol=1e-6)
 
 
+def test_members_are_shared_out_in_whole_batches():
+    """Equal parts of 8 members would be 3, 3 and 2."""
+    here, given = Here(), []
+
+    def before(address, request):
+        given.append(len(request.members))
+        return asyncio.sleep(0.01)  # All are idle when a step begins.
+
+    here.before = before
+    run(here, 6, estimator=zo.forward_difference(Hashed(), 7), batch_size=4)
+    assert given.count(4) > 6 and all(size % 4 == 0 for size in given)
+
+
 def test_values_that_fail_are_dropped_as_by_minimize():
     def fails(params):
         value = fleets.loss(params)
@@ -274,13 +317,14 @@ def test_run_on_signs_is_one_that_is_told_signs(estimator, tmp_path):
     path, here, seen = tmp_path / "run", Here(), []
     expected = reference(told=pair_signs, estimator=estimator)
     options = {"estimator": estimator, "signs": True, "journal": path}
+    options["callback"] = lambda _, values: seen.append(values)
     run(here, 5, **options)
-    result = run(here, callback=lambda _, x: seen.append(x), **options)
+    result = run(here, **options)
     assert_same(result, expected)
     assert_same_lines(path, expected)
-    # The loss is known for the steps of this call.
-    np.testing.assert_allclose(result.values[5:], np.mean(seen, 1), rtol=1e-6)
-    assert np.isnan(result.values[:5]).all()
+    np.testing.assert_allclose(result.values, np.mean(seen, 1), rtol=1e-6)
+    read = zo.runs.History.from_journal(path)
+    np.testing.assert_array_equal(np.float32(read.value), result.values)
     assert max(here.sent["a"][1:7]) <= 1 + 2 * 8 + 32
     state = zo.replay(path, fleets.PARAMS, fleets.OPTIMIZER, estimator)
     chex.assert_trees_all_equal(ask_tell.as_numpy(state.params), result.params)
@@ -524,7 +568,7 @@ def test_signs_are_packed_and_nothing_else_is(n):
 
 
 def test_shares_end_first():
-    """Compared with all ways to share out."""
+    """Compared with all ways to share out batches."""
     for rates in ((1.0, 1.0, 0.1), (3.0, 2.0, 1.0), (0.5, 4.0, 4.0)):
         for n in range(1, 8):
             found = shares(n, rates)

@@ -55,6 +55,7 @@ def traffic(client):
     return found
 
 
+@pytest.mark.slow
 def test_killed_workers_change_nothing_and_messages_are_small(tmp_path):
     """Dask's nannies start other processes, which join."""
     path, run = tmp_path / "run", dask_runs.make_square(100)

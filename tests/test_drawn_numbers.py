@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from compare import sequence
 from scipy import special
-from tables import DISTRIBUTIONS, jit
+from tables import DISTRIBUTIONS, FAST, every, jit
 
 WORD = 2**32
 # More than one word of signs, leaves that begin within one, and a stack of matrices.
@@ -145,7 +145,7 @@ REFERENCE = {
 }
 
 
-@pytest.mark.parametrize("name", REFERENCE)
+@pytest.mark.parametrize("name", every(REFERENCE, *FAST))
 def test_directions_are_those_of_the_second_implementation(name):
     """Direction k of a step: from `fold_in(key, k)`, or number k of the run's key."""
     distribution = DISTRIBUTIONS[name]

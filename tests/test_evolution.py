@@ -135,6 +135,7 @@ def test_evaluators_give_the_same_values(evaluator):
     chex.assert_trees_all_close(found, expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_with_a_solver_under_vmap_and_in_a_chain():
     solver = zo.solver(of_prompts, zo.radazo(3e-2), ESTIMATOR)
 
@@ -291,7 +292,8 @@ def assert_updates(run, expected):
         np.testing.assert_allclose(found, update, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("grouped", [True, slow(False)])
+@pytest.mark.slow
+@pytest.mark.parametrize("grouped", [True, False])
 def test_eggroll(grouped):
     sigma, rate = 0.5, 3.0
     preset = presets.eggroll(rate, 8, sigma, rank=2, grouped=grouped)

@@ -20,6 +20,7 @@ def loss(params, x):
 
 
 @pytest.mark.parametrize("distribution", every(DISTRIBUTIONS, "sphere"))
+@pytest.mark.slow
 def test_a_step_is_exported_for_every_platform(distribution):
     optimizer = zo.radazo(1e-2)
     value_and_grad = zo.value_and_grad(

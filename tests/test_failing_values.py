@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 from relatives.table import PARAMS, flat, make, quadratic
-from tables import DISTRIBUTIONS, jit, slow
+from tables import DISTRIBUTIONS, every, jit, slow
 
 import radazo_jax as zo
 
@@ -102,7 +102,7 @@ SLOPES = np.array([1.0, -2.0, 3.0, 0.5])
 
 
 @pytest.mark.parametrize("maker", [zo.forward_difference, zo.adaptive_difference])
-@pytest.mark.parametrize("failing", [[0], [0, 3, 7], [0, *range(3, 11)]])
+@pytest.mark.parametrize("failing", every([[0], [0, 3, 7], [0, *range(3, 11)]], [0]))
 def test_without_the_value_at_the_parameters_the_mean_replaces_it(maker, failing):
     """Each value is compared with the mean of the others, in float64."""
     params = np.zeros(4, np.float32)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.optimize import minimize
+from tables import every, slow
 
 import radazo_jax as zo
 from radazo_jax.estimators import Draw
@@ -36,6 +37,7 @@ class Counted:
         return self.fun(x)
 
 
+@pytest.mark.slow
 def test_bfgs_finds_the_inverse_of_a_quadratic():
     """After d steps with exact line searches: theorem 6.4 of Nocedal & Wright."""
     draw = np.random.default_rng(0)
@@ -79,6 +81,7 @@ def test_no_point_leaves_the_box_and_no_two_are_the_same(at):
     assert len(np.unique(found, axis=0)) == 4  # θ, and three coordinates that move.
 
 
+@pytest.mark.slow
 def test_one_point_at_a_time_takes_the_same_steps():
     calls = Counted(rosenbrock)
     serial = run(calls, num_steps=40, most=1000)
@@ -150,9 +153,9 @@ def test_ask_and_tell_take_one_value_if_it_is_enough():
     "lower, upper",
     [
         ([-2.0, -2.0], [0.5, 2.0]),  # The minimum is cut off.
-        ([-1.2, -np.inf], [np.inf, 1.0]),  # The start is on both bounds.
+        slow([-1.2, -np.inf], [np.inf, 1.0]),  # The start is on both bounds.
         ([-2.0, 1.0], [2.0, 1.0]),  # Equal bounds.
-        ([-2, -2], [0, 2]),  # Integers.
+        slow([-2, -2], [0, 2]),  # Integers.
     ],
 )
 def test_bounded_minima_are_those_of_scipy(lower, upper):
@@ -246,7 +249,7 @@ def quartic(x):
 
 
 @pytest.mark.parametrize("share", [0.05, 0.2])
-@pytest.mark.parametrize("d", [2, 5, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("d", every([2, 5, 20], 2))
 @pytest.mark.parametrize("fun", [stiff, chained, quartic])
 def test_failing_points_at_most_double_the_evaluations(fun, d, share):
     start = np.random.default_rng(d).uniform(-2, 2, d)

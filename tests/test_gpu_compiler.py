@@ -48,16 +48,19 @@ print(json.dumps(bytes))
 """
 
 SENT = """
-import json
+import json, sys
 import jax
 from examples.research.benchmarks import scaling
 
 jax.config.update("jax_num_cpu_devices", 8)
-small = dict(num_layers=2, width=256, num_heads=4, vocabulary=1024, length=64)
+small = dict(num_layers=2, width=256, num_heads=4, vocabulary=8192, length=64)
 decoder = scaling.models.decoder
 scaling.models.decoder = lambda **options: decoder(**options | small)
-case = scaling.Case("strong", scaling.Spread(8), "low_rank", 8)
-print(json.dumps(scaling.measured("gpu", case)))
+rows = []
+for kind, spread, distribution, num_evaluations in json.loads(sys.argv[1]):
+    case = scaling.Case(kind, scaling.Spread(*spread), distribution, num_evaluations)
+    rows.append(scaling.measured("gpu", case))
+print(json.dumps(rows))
 """
 
 
@@ -84,10 +87,20 @@ class TestCompiled:
             assert total <= 1.05 * forward, distribution
 
     def test_eight_gpus_send_the_values_alone(self):
-        facts = run(SENT)
+        [facts] = run(SENT, json.dumps([("strong", (8, 1, 1), "low_rank", 8)]))
         assert facts["devices"] == [gpus.GPUS["h100"].name]
         assert facts["host_transfers"] == []
         assert 0 < facts["sent_bytes"] <= 4 * 8 + 64
+
+    def test_a_sharded_leaf_is_gathered_in_its_dtype(self):
+        mesh = (2, 2, 2)
+        cases = [("forward", mesh, "", None), ("weak", mesh, "rademacher", 2)]
+        forward, step = run(SENT, json.dumps(cases))
+        embedding = 8192 * 256
+        assert 2 * embedding <= forward["largest_bytes"] < 4 * embedding
+        assert step["largest_bytes"] <= forward["largest_bytes"]
+        # An evaluation a device: what the forward pass sends, and both losses.
+        assert step["sent_bytes"] == forward["sent_bytes"] + 4 * 2
 
 
 def test_a_target_that_is_no_gpu_is_named():

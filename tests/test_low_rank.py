@@ -193,7 +193,7 @@ def test_bad_dimension_numbers():
         zo.low_rank(dimension_numbers={"w": 3})
 
 
-@pytest.mark.parametrize("includes_params", [True, False])
+@pytest.mark.parametrize("includes_params", [True, slow(False)])
 def test_factors_of_candidates(includes_params):
     """Their products are the candidates, with rows and columns in any order."""
     params = {

@@ -45,6 +45,7 @@ def test_descends_from_a_first_step_of_any_size(size):
     assert 0.02 < size < 0.8
 
 
+@pytest.mark.slow
 def test_directions_with_a_memory_descend():
     result = minimized(chain(zo.scale_by_radazo()), 600)
     assert np.mean(result.values[-50:]) < 0.1 * result.values[0]

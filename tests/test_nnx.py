@@ -114,6 +114,7 @@ def test_central_difference_keeps_the_state_of_its_first_evaluation():
     assert int(model.dropout.rngs.count[...]) == 1
 
 
+@pytest.mark.slow
 def test_all_evaluations_share_the_dropout_mask():
     """A loss that is the mask alone does not change with the parameters."""
 
@@ -177,6 +178,7 @@ def test_trains_under_nnx_jit_with_nnx_optimizer_compiled_once():
     train(start)
 
 
+@pytest.mark.slow
 def test_trains_with_the_estimator_in_the_chain():
     tx = optax.chain(zo.estimate_gradient(TRAINING, key=0), zo.radazo(1e-2))
 

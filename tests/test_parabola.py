@@ -239,6 +239,7 @@ def evaluations(optimizer, more=0, distribution=None, seed=3):
 SGD = zo.parabolic_sgd()
 
 
+@pytest.mark.slow
 def test_without_replacement_a_basis_is_almost_enough():
     """Independent directions need d ln 100 · 9/8 = 1,326 and a rate for it."""
     assert evaluations(SGD) < 0.5 * 256 * np.log(100) * 9 / 8

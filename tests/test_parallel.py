@@ -103,7 +103,8 @@ def assert_close(gradient, expected):
 
 
 @pytest.mark.parametrize(
-    ("distribution", "name", "batch_size"), each_distribution(ESTIMATORS, (None, 1))
+    ("distribution", "name", "batch_size"),
+    each_distribution(ESTIMATORS, (None, 1), fast=["sphere"]),
 )
 def test_estimates_what_one_device_does(distribution, name, batch_size):
     """K = 5, so that neither 6 points nor 10 divide by 4 devices."""
@@ -303,6 +304,7 @@ def test_explicit_parameters_without_a_mesh_around(distribution):
     assert_close(gradient, expected)
 
 
+@pytest.mark.slow
 def test_evaluations_sharded_over_two_axes():
     given = (zo.forward_difference(Hashed(), num_directions=7), *problem())
     over_two, over_one = zo.sharded(("k", "data"), 1), zo.sharded("k", 1)

@@ -4,6 +4,8 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 TWO_PROCESSES = """
 import sys
 import jax
@@ -26,6 +28,7 @@ except ValueError as error:
 """
 
 
+@pytest.mark.slow
 def test_processes_with_different_keys_are_told_apart():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

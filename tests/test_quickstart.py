@@ -1,6 +1,5 @@
 """The scripts that a user copies, run as a user runs them."""
 
-import json
 import os
 import pathlib
 import re
@@ -17,36 +16,16 @@ _WITHOUT_BAR = ("many_devices.py", "many_seeds.py")
 _COPIED = sorted(_EXAMPLES.glob("*.py"))
 
 
-# Runs scripts one after the other, with the same imports, and a line after each.
-_TOGETHER = """
-import json, runpy, sys
-for command in json.loads(sys.argv[1]):
-    sys.argv = command
-    runpy.run_path(command[0], run_name="__main__")
-    print("end of", command[0])
-"""
-
-
-def _python(*arguments: str) -> subprocess.CompletedProcess:
-    """A process in which warnings are errors."""
+def _run(script: str, *arguments: object) -> str:
+    """Returns the output of a script, in a process in which warnings are errors."""
     path = [str(_EXAMPLES.parent), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
-        [sys.executable, "-W", "error", *arguments],
+        [sys.executable, "-W", "error", _EXAMPLES / script, *map(str, arguments)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))},
         capture_output=True,
         encoding="utf-8",
     )
     assert done.returncode == 0, done.stderr
-    return done
-
-
-def _command(script: str, *arguments: object) -> list[str]:
-    return [str(_EXAMPLES / script), *map(str, arguments)]
-
-
-def _run(script: str, *arguments: object) -> str:
-    """Returns the output of a script, in a process of its own."""
-    done = _python(*_command(script, *arguments))
     assert script in _WITHOUT_BAR or "100%" in done.stderr
     return done.stdout
 
@@ -63,26 +42,9 @@ def test_a_file_to_copy_is_short_and_needs_no_other(path: pathlib.Path) -> None:
     assert f"`{path.name}`" in (_EXAMPLES / "README.md").read_text(encoding="utf-8")
 
 
-def test_run_in_a_few_steps(tmp_path: pathlib.Path) -> None:
-    """In one process, because importing JAX takes as long as the steps."""
+def test_quickstart_in_a_few_steps(tmp_path: pathlib.Path) -> None:
     picture = tmp_path / "made" / "picture.png"  # The folder is made, too.
-    commands = [
-        _command("many_devices.py", "--steps", 100),
-        _command("quickstart.py", "--steps", 150, "--output", picture),
-        _command("many_seeds.py", "--steps", 100, "--seeds", 2),
-        _command("custom_estimator.py"),
-    ]
-    done = _python("-c", _TOGETHER, json.dumps(commands))
-    outputs = re.split(r"^end of .*\n", done.stdout, flags=re.M)
-    devices, quickstart, seeds, custom, rest = outputs
-    assert not rest and done.stderr.count("100%") >= 4
-    _sends_values_alone(devices)
-    _draws(quickstart, picture)
-    _has_a_row_for_each_rate(seeds, 2)
-    _withstands_outliers(custom)
-
-
-def _draws(stdout: str, picture: pathlib.Path) -> None:
+    stdout = _run("quickstart.py", "--steps", 150, "--output", picture)
     (accuracy,) = _accuracies(stdout)
     assert 60 < accuracy <= 100  # Guessing gives 10.
     assert f"The picture is {picture}." in stdout
@@ -97,7 +59,9 @@ def test_quickstart_learns_the_digits(tmp_path: pathlib.Path) -> None:
     assert accuracy >= 96
 
 
-def _withstands_outliers(stdout: str) -> None:
+@pytest.mark.slow
+def test_custom_estimators_withstand_outliers() -> None:
+    stdout = _run("custom_estimator.py")
     found = re.findall(r"^(.+): error ([\d.]+)$", stdout, re.M)
     plain, *others = (float(error) for _, error in found)
     # The parameters are at a distance of 0.6 at the start.

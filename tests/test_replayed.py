@@ -134,7 +134,7 @@ def test_is_the_same_block_by_block(distribution, name, bias_correction, small_b
     assert_is_the_formula(distribution, name, bias_correction)
 
 
-@pytest.mark.parametrize("distribution", every(DISTRIBUTIONS, "rademacher", "low_rank"))
+@pytest.mark.parametrize("distribution", every(DISTRIBUTIONS, "low_rank"))
 def test_a_block_of_a_direction_is_the_block_of_its_elements(
     distribution, small_blocks
 ):
@@ -303,6 +303,7 @@ def equations(window, num_directions, layers=2):
     return str(jax.make_jaxpr(step)(state)).count("\n")
 
 
+@pytest.mark.slow
 def test_the_program_does_not_grow_with_the_window_directions_or_layers():
     assert equations(64, 9) == equations(128, 9) == equations(64, 12)
     # Few directions may be drawn together, by a few more equations.

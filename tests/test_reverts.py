@@ -32,7 +32,7 @@ METHODS = {
     ),
 }
 
-METHOD_NAMES = every(METHODS, "unbounded", "bounds", "projection")
+METHOD_NAMES = every(METHODS, "bounds")
 
 
 def quadratic(x, matrix, center):
@@ -95,6 +95,7 @@ def steps_to_a_hundredth(values):
     return np.where(reached.any(1), reached.argmax(1), STEPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHOD_NAMES[1:4])
 def test_bounds_around_the_minimum_cost_few_evaluations(method):
     """On average over the problems; each step has the same number of evaluations."""

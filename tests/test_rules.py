@@ -126,6 +126,7 @@ def test_bad_projections():
 # --- Votes -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_majority_of_signs_is_not_moved_by_one_that_is_far_off():
     """ZO-M-signSGD takes the step of the vote."""
     estimator = zo.contrib.majority_vote(zo.rademacher(), 3, 1.0)

@@ -124,6 +124,46 @@ ENTRY %main (a: f32[256,4,64], b: f32[256,4,64]) -> f32[4,256,256] {
     assert hlo.Program(text).product_flops() == 2 * 4 * 256 * 256 * 64
 
 
+def _dense(x, w):
+    return jnp.tanh(x @ w)
+
+
+def _part(x, w):
+    return jnp.tanh(lax.dynamic_slice(w, (jnp.int32(3), jnp.int32(0)), x.shape))
+
+
+def _in_place(x, w):
+    return lax.dynamic_update_slice(w, x, (jnp.int32(3), jnp.int32(0)))
+
+
+def _until(x, w):
+    def unfinished(carry):
+        return (carry[0] < 7) & (carry[1][0, 0] < 9)
+
+    start = jnp.int32(0), x
+    return lax.while_loop(unfinished, lambda c: (c[0] + 1, _dense(c[1], w)), start)[1]
+
+
+@pytest.mark.parametrize("fun", [_dense, _part, _in_place])
+def test_bytes_that_a_program_accesses_are_as_xla_counts_them(fun):
+    x, w = jnp.ones((8, 32)), jnp.ones((32, 32))
+    donated = (1,) if fun is _in_place else ()
+    program = jax.jit(fun, donate_argnums=donated).lower(x, w).compile()
+    found = hlo.Program(program.as_text()).accessed_bytes()
+    indices = 2 * 4  # Which XLA counts if they are not constants.
+    assert 0 <= found - program.cost_analysis()["bytes accessed"] <= indices
+
+
+def test_a_loop_that_depends_on_values_is_counted_as_often_as_told():
+    x, w = jnp.ones((8, 32)), jnp.ones((32, 32))
+    text = jax.jit(_until).lower(x, w).compile().as_text()
+    seven, six = (hlo.Program(text, trips=n) for n in (7, 6))
+    assert seven.product_flops() == 7 * 2 * 8 * 32 * 32
+    body = jax.jit(_dense).lower(x, w).compile().cost_analysis()["bytes accessed"]
+    counted = seven.accessed_bytes() - six.accessed_bytes()
+    assert body <= counted <= body + 64  # The counter, and the condition's number.
+
+
 def test_a_loop_of_the_tpu_compiler_is_counted_by_its_condition():
     text = """HloModule m
 
@@ -324,10 +364,7 @@ def test_the_record_meets_the_bars(platform):
         if row["replicated"]:
             assert row["sent_bytes"] <= 4 * row["K+1"] + 64, row
         else:
-            larger = row["largest_bytes"] > 1e6 * row["forward_largest_MB"]
-            # The perturbed embedding in float32. To be removed if it is no longer so.
-            known = (platform, row["distribution"]) == ("gpu", "rademacher")
-            assert larger == known, row
+            assert row["largest_bytes"] <= 1e6 * row["forward_largest_MB"], row
         if row["evaluations_spread"]:
             # One more evaluation than its share, if K + 1 cannot be divided.
             most = math.ceil(row["K+1"] / row["chips"]) / (row["K+1"] / row["chips"])

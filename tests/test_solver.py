@@ -132,6 +132,7 @@ def test_under_scan(name):
     chex.assert_trees_all_close(after.params, state.params, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_keys_learning_rates_and_starting_points_in_one_program():
     """16 × 4 runs under `vmap`, `init` included, each like the run on its own.
 
@@ -168,6 +169,7 @@ def test_keys_learning_rates_and_starting_points_in_one_program():
         assert len(np.unique(values[:, :, 1])) == 64
 
 
+@pytest.mark.slow
 def test_injected_learning_rates_under_vmap():
     optimizer = optax.inject_hyperparams(zo.radazo)(learning_rate=1e-2)
     init, step = zo.solver(loss, optimizer, RADAZO[1])

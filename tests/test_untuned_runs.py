@@ -103,6 +103,7 @@ def test_a_last_step_to_nothing_is_taken_back(optimizer, kwargs, tmp_path, monke
     assert nothing
 
 
+@pytest.mark.slow
 def test_a_chain_takes_a_step_to_nothing_back():
     """Although its points along directions have values, of which a mean is taken."""
 
@@ -174,6 +175,7 @@ def test_a_gradient_from_where_a_step_is_taken_back_is_forgotten():
     assert not state(3)[-1].revert.reverted
 
 
+@pytest.mark.slow
 def test_other_members_of_a_chain_take_no_step_at_the_end():
     """They have no direction to take it along."""
     labels = {"a": "found", "b": "set"}

@@ -86,6 +86,7 @@ def latest_value(state):
     return eval(expression, {"optax": optax, "state": state})
 
 
+@pytest.mark.slow
 def test_the_value_is_found_beside_those_of_an_inner_transformation():
     def loss_of_square(params):
         return optax.tree.norm(params, squared=True)

@@ -28,6 +28,7 @@ def test_the_mean_of_estimates_is_the_gradient(model, distribution):
     assert found.max() < LARGEST, found
 
 
+@pytest.mark.slow
 def test_a_bias_is_found():
     """Estimates that are 15 percent too long: seven standard errors."""
     drawn, expected = along_vectors(*haiku_mlp(), DISTRIBUTIONS["gaussian"])

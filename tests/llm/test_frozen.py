@@ -30,6 +30,7 @@ def outputs(first, folder):
 
 
 @pytest.mark.parametrize("name", every(MODELS, "llama"))
+@pytest.mark.slow
 def test_the_last_layers_on_outputs_of_the_first_are_the_model(name, tmp_path):
     expected = tiny.logits(MODELS[name](), TOKENS)
     first, last = frozen.split(MODELS[name](), 1)

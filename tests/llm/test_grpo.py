@@ -36,6 +36,7 @@ def test_advantages_by_hand():
     assert not grpo.advantages(np.full((1, 2), np.nan)).any()
 
 
+@pytest.mark.slow
 def test_probabilities_of_all_replies_are_one(model):
     """There are 21: one ends at once, four after a token, 16 have two tokens."""
     stop = (2,)

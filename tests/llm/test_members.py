@@ -51,6 +51,7 @@ def at_member(logits, params, points, tokens, k, i):
     return np.asarray(jit(found)(params, points, tokens))
 
 
+@pytest.mark.slow
 def test_adapters_of_members_give_the_logits_of_perturb(tmp_path):
     """Read again as adapters, which are added to the products in another order."""
     model = tiny.model()
@@ -69,6 +70,7 @@ def test_adapters_of_members_give_the_logits_of_perturb(tmp_path):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_members_of_other_parameters_are_refused(tmp_path):
     model = tiny.model()
     params = nnx.state(model, lambda path, v: path[-1] == "embedding")

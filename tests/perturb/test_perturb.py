@@ -46,6 +46,7 @@ def test_is_the_function_at_the_perturbed_point(distribution):
         np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_under_vmap_over_directions():
     distribution, x = zo.sphere(), jnp.ones((5, 3))
     batch = samples(distribution, PARAMS)

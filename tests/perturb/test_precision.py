@@ -65,6 +65,7 @@ def test_a_gpu_multiplies_short_activations_without_widening_them(dtype, monkeyp
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", ["sphere", "low_rank"])
+@pytest.mark.slow
 def test_64_bits_inside_of_a_loss(name):
     """The context in which a program was traced is not part of its equations."""
     distribution = getattr(zo, name)()
@@ -83,7 +84,7 @@ def test_64_bits_inside_of_a_loss(name):
     np.testing.assert_allclose(value, 20, rtol=1e-2)
 
 
-@pytest.mark.parametrize("batch_size", [None, 2, 1])
+@pytest.mark.parametrize("batch_size", [slow(None), slow(2), 1])
 def test_a_stack_without_layers(batch_size):
     params = {"stack": jnp.zeros((0, 4, 4)), "w": jnp.ones((5, 4))}
 

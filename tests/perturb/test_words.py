@@ -28,7 +28,7 @@ def read(params):
     return params["a"] + 0, params["t"].T + 0, slices.transpose(0, 2, 1)
 
 
-@pytest.mark.parametrize("name", ["rademacher", "orthonormal"])
+@pytest.mark.parametrize("name", ["rademacher", slow("orthonormal")])
 def test_signs_of_whole_leaves_are_drawn_32_together(name, monkeypatch):
     # Small leaves would be drawn before the program reads them.
     monkeypatch.setattr("radazo_jax._src.perturb.views._MAX_DRAWN_TOGETHER", 0)

@@ -98,7 +98,7 @@ def test_dtypes_meshes_and_distributions(name, kind):
         )
 
 
-@pytest.mark.parametrize("name", every(sorted(EXACT_SLOPES), "accelerated", "spsa"))
+@pytest.mark.parametrize("name", every(sorted(EXACT_SLOPES), "accelerated"))
 def test_the_slope_is_that_along_the_gradient(name):
     """Exactly, in the first step, on a linear function."""
     estimate, *_ = Steps(make(name), lambda at: at @ SLOPES)(0)

@@ -123,6 +123,7 @@ def test_a_prior_of_several_dtypes():
     np.testing.assert_allclose(gradient["b"], params["b"], atol=0.1)
 
 
+@pytest.mark.slow
 def test_history_prior_guided():
     """The projection on the span of the directions and the average of the past."""
     mu, size, decay = 1e-2, 2, 0.5
@@ -198,6 +199,7 @@ def test_query_reuse(distribution):
     assert np.isnan(np.asarray(steps.state.values)).sum() == 1
 
 
+@pytest.mark.slow
 def test_query_reuse_is_unbiased_of_one_step():
     estimator = zo.contrib.query_reuse(zo.rademacher(), 2, 0.3, 2)
     keys = jax.random.split(jax.random.key(0), 8000)
@@ -221,6 +223,7 @@ def test_a_query_takes_a_few_bytes(maker):
     assert sum(4 * leaf.size for leaf in leaves) <= 12 * 6 * steps
 
 
+@pytest.mark.slow
 def test_linear_interpolation():
     """The shortest vector that interpolates what lies within the radius."""
     mu, size, radius = 0.3, 1, 0.62

@@ -44,6 +44,7 @@ def test_residual_feedback():
     np.testing.assert_allclose(steps.state.value, before, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_residual_feedback_is_unbiased():
     estimator = zo.contrib.residual_feedback(zo.rademacher(), 1, 0.3)
     state = estimator.init(PARAMS)._replace(value=jnp.float32(4.0))
@@ -53,6 +54,7 @@ def test_residual_feedback_is_unbiased():
     assert (abs(got.mean(0) - derivative(flat(PARAMS))) < 4 * error).all()
 
 
+@pytest.mark.slow
 def test_spsa():
     mu = 0.1
     steps = Steps(zo.spsa(3, mu))
@@ -95,6 +97,7 @@ def test_variance_reduced():
         )
 
 
+@pytest.mark.slow
 def test_points_beside_the_parameters_in_turn():
     """Evaluations in turn and at once agree, with parameters of 16 bits too."""
 

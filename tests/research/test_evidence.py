@@ -416,16 +416,17 @@ def test_parameter_free_is_where_the_paper_is_after_10000(function, iterations):
 
 
 def test_replayed_moments_end_where_stored_ones_do():
-    """Each at its best rate of one grid, within a standard deviation of the seeds."""
+    """Each at its best rate inside of a grid, within the deviation of stored ones."""
     rows = [row for row in read("replayed")["rows"] if "losses" in row]
     pairs = {(row["problem"], row["distribution"]): {} for row in rows}
     for row in rows:
         losses = array(row["losses"])
-        best = losses[np.argmin(losses.mean(axis=1))]
+        at = np.argmin(losses.mean(axis=1))
+        best = losses[at]
+        assert 0 < at < len(losses) - 1
         pairs[row["problem"], row["distribution"]][row["moments"]] = best
-    assert ("digits", "low_rank") in pairs
+    assert {(name, "low_rank") for name in ("digits", "language")} <= pairs.keys()
     for pair in pairs.values():
         stored, replayed = pair["stored"], pair["replayed"]
         assert len(stored) >= 5
-        deviation = max(x.std(ddof=1) for x in (stored, replayed))
-        assert abs(stored.mean() - replayed.mean()) < deviation
+        assert abs(stored.mean() - replayed.mean()) < stored.std(ddof=1)

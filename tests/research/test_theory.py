@@ -227,6 +227,7 @@ def moments():
 
 # Standard error: the variance of g within a step goes with (∇F·u)², whose relative
 # deviation is √2, over 5000 steps 2 %; of the ratio less, for both have it in common.
+@pytest.mark.slow
 def test_variance_of_m_is_that_of_g_reduced(moments):
     predicted = theory.first_moment_variance(b1=B1, gradient_variance=moments["g"])
     assert moments["m"] == pytest.approx(predicted, rel=0.05)

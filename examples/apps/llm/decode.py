@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import radazo_jax as zo
-from examples.apps.llm.model import Cache, LanguageModel
+from examples.apps.llm.model import EMPTY, Cache, LanguageModel
 
 AXIS_NAMES = ("directions", "sides")  # Of `of_members`.
 
@@ -69,7 +69,7 @@ def generate_tokens(
       key: The key of the draws, consumed. All members of a population may share it:
         their replies then differ by their parameters alone.
       temperature: 0 takes the likeliest token; above, tokens are drawn with logits
-        divided by it.
+        divided by it. If it is the number 0 and not an array, no noise is drawn.
       stop: Tokens that end a reply, and are not part of it.
       axis_names: The axes of a `jax.vmap` around this function; without it, they are
         ignored.
@@ -85,11 +85,14 @@ def generate_tokens(
             "num_tokens must be positive, and fit behind the prompts into the model's "
             f"{longest} positions; got {num_tokens} after {before + width}."
         )
+    greedy = isinstance(temperature, int | float) and temperature == 0
     heat = jnp.asarray(temperature, jnp.float32)
     ends = jnp.asarray(tuple(stop), jnp.int32)
 
     def choose(hidden: jax.Array, number: jax.Array) -> jax.Array:
         logits = model.logits(hidden)
+        if greedy:
+            return jnp.argmax(logits, axis=-1).astype(jnp.int32)
         noise = jax.random.gumbel(jax.random.fold_in(key, number), logits.shape)
         noise = noise * heat  # As dividing the logits, and of use at 0 too.
         return jnp.argmax(logits + noise, axis=-1).astype(jnp.int32)
@@ -115,10 +118,11 @@ def generate_tokens(
         replies = with_token(loop.replies, token, number)
         return _Loop(number, any_left(~replies.ended), token, replies, cache)
 
-    # Tokens after a prompt are padding. Their keys lie ahead of every position that is
-    # read, and are replaced before it is reached.
     x = model.after_prompt(model.embed(prompts))
     x, cache = model.run(x, 0, model.empty_cache(batch, total))
+    # What follows a prompt is padding, which no token sees.
+    padding = cache.positions >= (before + lengths)[:, None]
+    cache = cache._replace(positions=jnp.where(padding, EMPTY, cache.positions))
     last = (before + lengths - 1)[:, None, None]
     hidden = jnp.take_along_axis(x, last, axis=1)[:, 0]
     zero = jnp.int32(0)

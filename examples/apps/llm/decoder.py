@@ -287,11 +287,12 @@ class Layer(nnx.Module):
         x: jax.Array,
         positions: jax.Array,
         cache: Cache | None,
+        number: jax.Array,
         turns: jax.Array,
         window: jax.Array,
     ) -> tuple[jax.Array, Cache | None]:
         y = self.input_layernorm(x)
-        y, cache = self._attention(y, positions, cache, turns, window)
+        y, cache = self._attention(y, positions, cache, number, turns, window)
         # In the later Gemmas this norm stands after the attention, elsewhere before
         # the feed-forward network.
         if not self.config.norms_after:
@@ -306,6 +307,7 @@ class Layer(nnx.Module):
         x: jax.Array,
         positions: jax.Array,
         cache: Cache | None,
+        number: jax.Array,
         turns: jax.Array,
         window: jax.Array,
     ) -> tuple[jax.Array, Cache | None]:
@@ -320,6 +322,7 @@ class Layer(nnx.Module):
             v,
             positions,
             cache,
+            number,
             scale=config.attention_scale,
             window=window,
             cap=config.attention_cap,

@@ -106,6 +106,9 @@ def _step(
     """The token after number `last` of these."""
     model = nnx.merge(graphdef, state)
     x = model.embed(tokens)
+    cache = cache._replace(
+        slot=jnp.asarray(start, jnp.int32)
+    )  # Over the padding of the prompt.
     x, cache = model.run(model.after_prompt(x) if first else x, start, cache)
     logits = model.logits(jnp.take(x[0], last, axis=0))
     drawn = jax.random.categorical(key, logits / jnp.maximum(temperature, 1e-6))

@@ -10,11 +10,13 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import lax
 
 T = TypeVar("T", bound=nnx.Module)
 INIT = nnx.initializers.normal(0.02)
+EMPTY = 2**30  # A position after all others.
 _LARGEST = float(jnp.finfo(jnp.float32).max)
 
 
@@ -37,10 +39,23 @@ class Config(Protocol):
 
 
 class Cache(NamedTuple):
-    """Keys and values of the tokens so far, [B, T, heads, width of a head]."""
+    """Keys and values of the tokens so far.
+
+    The next tokens of all rows are written to the same slots, whatever their positions:
+    a loop over tokens then writes a slice, and no more than it.
+
+    Attributes:
+      keys: [layers, B, heads, S, width of a head], in S slots.
+      values: As `keys`.
+      positions: The position of the token in each slot, int32 [B, S]; `EMPTY` if no
+        token may see it.
+      slot: The slot of the next token, int32 ().
+    """
 
     keys: jax.Array
     values: jax.Array
+    positions: jax.Array
+    slot: jax.Array
 
 
 class LanguageModel(nnx.Module):
@@ -93,8 +108,8 @@ class LanguageModel(nnx.Module):
           x: The input of the first layer.
           start: The position of the first of them; of each row, int32 [B], if rows
             differ.
-          cache: Keys and values of earlier tokens, of all layers, if start is not 0;
-            see `empty_cache`.
+          cache: Keys and values of earlier tokens, if start is not 0; see
+            `empty_cache`.
 
         Returns:
           The states, and the cache with these tokens.
@@ -127,16 +142,25 @@ class LanguageModel(nnx.Module):
           cache: As for `run`.
         """
         graphdef, stack = nnx.split(self.layers)
+        if cache is not None:
+            new = jnp.broadcast_to(positions, x.shape[:2])
+            at = jnp.int32(0), cache.slot
+            seen = lax.dynamic_update_slice(cache.positions, new, at)
+            cache = cache._replace(positions=seen)
 
         # nnx.scan would return the parameters, and so build perturbed ones.
-        def body(x: jax.Array, of_layer: Any) -> tuple[jax.Array, Cache | None]:
-            parameters, constants, cache = of_layer
+        def body(carry: Any, of_layer: Any) -> tuple[Any, None]:
+            x, cache = carry
+            parameters, constants, number = of_layer
             layer = nnx.merge(graphdef, parameters)
-            return layer(x, positions, cache, *constants)
+            return layer(x, positions, cache, number, *constants), None
 
         body = jax.checkpoint(body) if self.remat else body
-        of_layers = stack, self.of_layers(), cache
-        return lax.scan(body, x, of_layers)
+        numbers = np.arange(self.config.num_hidden_layers, dtype=np.int32)
+        (x, cache), _ = lax.scan(body, (x, cache), (stack, self.of_layers(), numbers))
+        if cache is not None:
+            cache = cache._replace(slot=cache.slot + x.shape[1])
+        return x, cache
 
     def at_positions(self, x: jax.Array, positions: jax.Array) -> jax.Array:
         """Embedded tokens, with embeddings of positions if the model has these."""
@@ -150,8 +174,10 @@ class LanguageModel(nnx.Module):
     def empty_cache(self, batch_size: int, length: int) -> Cache:
         """Room for the keys and values of so many tokens, of all layers."""
         layers, heads, width = self.cache_shape
-        shape = layers, batch_size, length, heads, width
-        return Cache(jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype))
+        shape = layers, batch_size, heads, length, width
+        keys, values = jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype)
+        positions = jnp.full((batch_size, length), EMPTY, jnp.int32)
+        return Cache(keys, values, positions, jnp.int32(0))
 
     def hidden(self, tokens: jax.Array) -> jax.Array:
         """The final hidden states of tokens int32 [B, T], [B, T, width].
@@ -191,6 +217,7 @@ def attend(
     v: jax.Array,
     positions: jax.Array,
     cache: Cache | None,
+    layer: jax.Array,
     *,
     scale: float,
     window: Any = None,
@@ -203,8 +230,9 @@ def attend(
       k: [B, T, fewer heads, width of a head], as v.
       v: As k.
       positions: int32 [T], of the tokens, or [B, T] if rows differ.
-      cache: The layer's cache, to which new tokens are written; without, positions
+      cache: The cache, to which new keys and values are written; without, positions
           start at 0.
+      layer: The number of the layer.
       scale: The factor of the products.
       window: The number of positions that a token sees, with its own; by default all.
       cap: The soft limit of the scaled products.
@@ -212,41 +240,36 @@ def attend(
     Returns:
       What was mixed, [B, T, heads · width], and the cache.
     """
-    if cache is not None:
-        write = _write_rows if positions.ndim > 1 else _write
-        start = positions[..., 0]
-        cache = Cache(write(cache.keys, k, start), write(cache.values, v, start))
-        k, v = cache
     batch, length, heads, width = q.shape
-    q = q.reshape(batch, length, k.shape[2], heads // k.shape[2], width)
-    products = jnp.einsum("btkgd,bskd->bkgts", q, k, preferred_element_type=jnp.float32)
-    products = products * scale
+    groups = k.shape[2]
+    places, of_keys = positions, "bskd"
+    if cache is not None:
+        at = layer, 0, 0, cache.slot, 0
+        k, v = k.swapaxes(1, 2)[None], v.swapaxes(1, 2)[None]
+        keys = lax.dynamic_update_slice(cache.keys, k, at)
+        values = lax.dynamic_update_slice(cache.values, v, at)
+        cache = cache._replace(keys=keys, values=values)
+        k, v = (lax.dynamic_index_in_dim(x, layer, keepdims=False) for x in cache[:2])
+        places, of_keys = cache.positions, "bksd"
+    # One row for all, or each its own.
+    positions, places = (x.reshape(-1, x.shape[-1]) for x in (positions, places))
+    distance = (positions[:, :, None] - places[:, None])[:, None, None]
+    seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+    # Two axes of the batch before two of matrices: under `vmap` too, XLA's CPU backend
+    # then multiplies by keys and values as they are stored.
+    q = q.swapaxes(1, 2).reshape(batch, groups, -1, width)
+    products = jnp.einsum(
+        f"bkqd,{of_keys}->bkqs", q, k, preferred_element_type=jnp.float32
+    )
+    products = products.reshape(batch, groups, -1, *seen.shape[-2:]) * scale
     if cap is not None:
         products = cap * jnp.tanh(products / cap)
-    places = jnp.arange(k.shape[1]).reshape((1,) * positions.ndim + (-1,))
-    distance = positions[..., None] - places
-    seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
-    seen = seen.reshape(-1, 1, 1, *seen.shape[-2:])  # One row for all, or each its own.
     products = jnp.where(seen, products, -jnp.inf)
     weights = jax.nn.softmax(products).astype(v.dtype)
-    mixed = jnp.einsum("bkgts,bskd->btkgd", weights, v)
+    weights = weights.reshape(*q.shape[:3], -1)
+    mixed = jnp.einsum(f"bkqs,{of_keys}->bkqd", weights, v)
+    mixed = mixed.reshape(batch, heads, length, width).swapaxes(1, 2)
     return mixed.reshape(batch, length, heads * width), cache
-
-
-def _write(old: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
-    """`old` [B, S, heads, width] with `new` [B, T, heads, width] from a position on."""
-    zero = jnp.int32(0)
-    return lax.dynamic_update_slice(old, new, (zero, start, zero, zero))
-
-
-def _write_rows(old: jax.Array, new: jax.Array, starts: jax.Array) -> jax.Array:
-    """Writes as `_write` does, from a position of each row's own, [B]."""
-
-    def write(old: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
-        zero = jnp.int32(0)
-        return lax.dynamic_update_slice(old, new, (start, zero, zero))
-
-    return jax.vmap(write)(old, new, starts)
 
 
 def check_sizes(values: Mapping[str, Any]) -> None:

@@ -135,12 +135,16 @@ class Layer(nnx.Module):
         self.fc2 = linear(config.ffn_dim, width)
 
     def __call__(
-        self, x: jax.Array, positions: jax.Array, cache: Cache | None
+        self,
+        x: jax.Array,
+        positions: jax.Array,
+        cache: Cache | None,
+        number: jax.Array,
     ) -> tuple[jax.Array, Cache | None]:
         y = self.self_attn_layer_norm(x)
         heads = (*x.shape[:-1], self.num_heads, x.shape[-1] // self.num_heads)
         q, k, v = (f(y).reshape(heads) for f in (self.q_proj, self.k_proj, self.v_proj))
-        y, cache = attend(q, k, v, positions, cache, scale=heads[-1] ** -0.5)
+        y, cache = attend(q, k, v, positions, cache, number, scale=heads[-1] ** -0.5)
         x = x + self.out_proj(y)
         x = x + self.fc2(jax.nn.relu(self.fc1(self.final_layer_norm(x))))
         return x, cache

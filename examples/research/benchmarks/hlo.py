@@ -40,6 +40,14 @@ _CALLED = re.compile(
     r"|branch_computations|called_computations)=(?:%?([\w.\-]+)|\{([^}]*)\})"
 )
 _LOOP = ("condition", "body")
+# What calls computations, and reads and writes nothing itself.
+_CONTROL = ("while", "conditional", "call")
+# What reads and writes nothing, or whose counterpart does.
+_FREE = re.compile(
+    "parameter|constant|tuple|get-tuple-element|bitcast|after-all|while|conditional"
+    "|call|partition-id|replica-id|.*-done"
+)
+_READS_A_PART = ("dynamic-slice", "gather", "slice")
 _TRIPS = re.compile(r'"known_trip_count":\s*\{"n":"(\d+)"\}')
 
 
@@ -100,9 +108,11 @@ class Program:
 
     Args:
       text: ``compiled.as_text()``.
+      trips: How often a loop runs whose end depends on what is computed.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, trips: int | None = None) -> None:
+        self.trips = trips
         assert text.count("HloModule ") == 1, "There is more than one module."
         self.computations: dict[str, dict[str, Instruction]] = {}
         self.entry = ""
@@ -150,6 +160,10 @@ class Program:
         if known := _TRIPS.search(loop.text):
             return int(known[1])
         condition, body = (self.computations[loop.attribute(n)] for n in _LOOP)
+        if self.trips is not None and "and" in {
+            i.opcode for _, i, _ in self._walk(loop.attribute("condition"), 1, set())
+        }:
+            return self.trips
         test = self._inner(condition, "compare")
         assert "direction=LT" in test.text, f"How often does this run? {loop.text}"
         # The operands of the comparison, or if it is fused, all that it can be about.
@@ -222,6 +236,79 @@ class Program:
             elif "__cublas$" in instruction.text:
                 total += times * _cublas_flops(computation, instruction)
         return total
+
+    def accessed_bytes(self) -> int:
+        """The bytes that kernels read and write, on one device.
+
+        Of an array from which a kernel takes a slice, or rows, it reads no more than
+        these; an array that it updates in place it writes no further than that.
+        """
+        return self._accessed_by(self.entry)
+
+    def _accessed_by(self, name: str) -> int:
+        computation, total = self.computations[name], 0
+        for instruction in computation.values():
+            if instruction.opcode in _CONTROL:
+                loop = instruction.opcode == "while"
+                times = self._num_trips(instruction, computation) if loop else 1
+                inner = (self._accessed_by(called) for called in instruction.called)
+                total += times * sum(inner)
+            elif not _FREE.fullmatch(instruction.opcode):
+                sizes = [
+                    sum(array.num_bytes for array in computation[operand].results)
+                    for operand in instruction.operands
+                    if operand in computation
+                ]
+                total += sum(self._read(instruction, i, n) for i, n in enumerate(sizes))
+                total += self._written(computation, instruction)
+        return total
+
+    def _read(self, instruction: Instruction, number: int, size: int) -> int:
+        """The bytes read of an operand, which has `size` of them."""
+        made = sum(array.num_bytes for array in instruction.results)
+        if number == 0 and instruction.opcode in _READS_A_PART:
+            return min(size, made)
+        if number == 0 and instruction.opcode == "dynamic-update-slice":
+            return 0
+        if instruction.opcode != "fusion":
+            return size
+        inside = self.computations[instruction.called[0]]
+        (parameter,) = (
+            i.name
+            for i in inside.values()
+            if i.opcode == "parameter" and i.literal == str(number)
+        )
+        return min(size, self._read_inside(inside, parameter, size))
+
+    def _read_inside(
+        self, computation: dict[str, Instruction], name: str, size: int
+    ) -> int:
+        total = 0
+        for user in computation.values():
+            for number, operand in enumerate(user.operands):
+                if operand != name:
+                    continue
+                if user.opcode in ("bitcast", "tuple"):
+                    total += self._read_inside(computation, user.name, size)
+                else:
+                    total += self._read(user, number, size)
+        return total
+
+    def _written(
+        self, computation: dict[str, Instruction], instruction: Instruction
+    ) -> int:
+        """The bytes that an instruction writes."""
+        if instruction.opcode == "dynamic-update-slice":
+            update = computation[instruction.operands[1]]
+            return sum(array.num_bytes for array in update.results)
+        if instruction.opcode in ("fusion", "bitcast", "tuple"):
+            if instruction.opcode == "fusion":
+                computation = self.computations[instruction.called[0]]
+                last = [list(computation.values())[-1]]
+            else:
+                last = [computation[operand] for operand in instruction.operands]
+            return sum(self._written(computation, one) for one in last)
+        return sum(array.num_bytes for array in instruction.results)
 
     def elementwise_operations(self) -> int:
         """The elements that operations other than products make, on one device.

@@ -200,8 +200,12 @@ def of_one_process(run: dict[str, Any], num_steps: int) -> Any:
 
 
 def replica_of(run: dict[str, Any]) -> Replica:
+    return Replica(recipe_of(run))
+
+
+def recipe_of(run: dict[str, Any]) -> Recipe:
     key = np.asarray(jax.random.key_data(jax.random.key(0)))
-    return Replica(Recipe(**run, sample=None, bounds=None, batch_size=1, key=key))
+    return Recipe(**run, sample=None, bounds=None, batch_size=1, key=key)
 
 
 # --- Messages -----------------------------------------------------------------------
@@ -260,7 +264,7 @@ def wire(dimension: int, num_members: int) -> dict[str, Any]:
 def driver(num_workers: int, num_members: int) -> dict[str, Any]:
     """The time of the driver's thread for a step, with workers that answer at once."""
     messenger = Simulated(num_workers, num_members, 0.0, 0.0, 0.0)
-    fleet = Fleet(messenger, None, 0, 1e9)  # type: ignore[arg-type]
+    fleet = Fleet(messenger, recipe_of(run_of(num_members)), 0, 1e9)
     seconds: list[float] = []
 
     async def steps() -> None:
@@ -475,7 +479,7 @@ def simulation(num_workers: int, evaluation: float, message: float) -> dict[str,
     members, steps = 4 * num_workers, 20
     deaths = 0.01 / 60
     messenger = Simulated(num_workers, members, evaluation, message, deaths)
-    fleet = Fleet(messenger, None, 0, 60.0)  # type: ignore[arg-type]
+    fleet = Fleet(messenger, recipe_of(run_of(members)), 0, 60.0)
     loop, ends = Clock(), [0.0]
     spent = 0.0
 

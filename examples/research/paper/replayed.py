@@ -168,7 +168,7 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def main() -> None:
     parser = cli.parser(__doc__)
     add = parser.add_argument
-    add("--problems", nargs="+", choices=PROBLEMS, default=["digits"])
+    add("--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS))
     add("--distributions", nargs="+", default=["low_rank", "rademacher", "sphere"])
     add("--steps", type=cli.at_least_one, default=2000)
     add("--seeds", type=cli.at_least_one, default=5)

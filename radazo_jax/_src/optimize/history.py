@@ -91,11 +91,7 @@ class History(NamedTuple):
         found = journal.read(path)
         if found is None:
             raise ValueError(f"path must be that of a journal; got {path!r}.")
-        parts = [
-            {"step": record.step, "seconds": record.seconds} | of_values(record.values)
-            for record in found.records
-        ]
-        return cls.of(parts)
+        return cls.of([of_record(record) for record in found.records])
 
     def rows(self) -> Iterator[dict[str, float]]:
         """The numbers of each step by name, for a writer such as TensorBoard's."""
@@ -241,6 +237,14 @@ def of_values(values: Any) -> dict[str, Any]:
         "evaluations": values.shape[0],
         "failed": values.size - count,
     }
+
+
+def of_record(record: journal.Record) -> dict[str, Any]:
+    """The numbers of a step that its journal has, by name."""
+    found = of_values(record.values)
+    if record.mean is not None:
+        found["value"] = record.mean
+    return {"step": record.step, "seconds": record.seconds} | found
 
 
 def _scalars(state: Any, taken: Sequence[str]) -> dict[str, Any]:

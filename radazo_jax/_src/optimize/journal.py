@@ -34,9 +34,10 @@ class Record(NamedTuple):
       values: The values at the points, [n], or [n, G] if the function returns several;
         non-finite if an evaluation failed. The first one alone, if the other points
         were not evaluated.
-      params: The checksum of the parameters before the step.
+      params: The checksum of the parameters before the step; 0 if it is not known.
       seconds: Duration of the evaluations.
       failures: Texts about evaluations that failed.
+      mean: The mean of the values at the points, if `values` are their signs.
     """
 
     step: int
@@ -44,6 +45,7 @@ class Record(NamedTuple):
     params: int
     seconds: float
     failures: tuple[str, ...] = ()
+    mean: float | None = None
 
     @property
     def lowest(self) -> Any:
@@ -141,6 +143,8 @@ def _record(fields: dict[str, Any], step: int, run: dict[str, Any]) -> Record:
             "failures": tuple(map(str, fields.get("failures", ()))),
         }
     )
+    if not isinstance(record.mean, float | None):
+        raise ValueError(f"its mean is {record.mean!r}")
     if type(record.step) is not int or record.step != step:
         raise ValueError(f"it is of step {record.step!r}")
     if values.ndim not in (1, 2) or not values.size:
@@ -201,8 +205,9 @@ def appending(
                 "params": f"{record.params:08x}",
                 "seconds": float(f"{record.seconds:.3g}"),
             }
-            if not record.failures:
-                del fields["failures"]
+            for name in ("failures", "mean"):
+                if fields[name] in (None, ()):
+                    del fields[name]
             write(fields)
 
         yield append

@@ -88,6 +88,11 @@ def _with_built(
 ) -> list[jax.Array]:
     """Evaluates an equation that needs the elements of its views."""
     built = _built(inputs, memo, ready)
+    name, sharding = eqn.primitive.name, eqn.params.get("sharding")
+    if name == "sharding_constraint" and sharding.num_devices > 1:
+        # Else XLA applies the constraint to the sum before its rounding too, and
+        # gathers at least float32.
+        built = lax.optimization_barrier(built)
     whole = functools.partial(bind, eqn, built)
     in_blocks = blocks.product(eqn, inputs, built)
     return whole() if in_blocks is None else targets.on_one_gpu(in_blocks, whole)
@@ -223,7 +228,7 @@ def _gather(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
 
 
 def _constrained(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
-    # A lazy leaf is built on its own devices, before it is gathered.
+    # A lazy leaf is built and rounded on its own devices, before it is gathered.
     [view] = inputs
     if not isinstance(view.u, LowRankFactors):
         return None

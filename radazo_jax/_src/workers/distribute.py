@@ -134,8 +134,8 @@ def distribute(
       values: The values by which workers take a step. "exact": the values themselves,
         4 bytes each. "signs": 1 for the higher value of an antithetic pair and −1 for
         the lower, or 0 for both: 1.6 bits per pair in a message. The optimizer sees the
-        signs, and the journal holds them. Workers answer with the values at the points,
-        whose mean is in the history.
+        signs. Workers answer with the values at the points. The journal holds the signs
+        and the mean of these values, which is the loss in the history.
       timeout: Seconds after which a worker that has not answered is dropped, in
         addition to the time that it is expected to take. If there are no workers for
         as long, the run ends. The points of a late worker go to other workers earlier.
@@ -232,7 +232,6 @@ class _Driver:
     ):
         self._cluster, self._policy, self._key = cluster, policy, key
         self._signs = signs
-        self._means: dict[int, float] = {}  # Of the values of a step, by its number.
         # Workers tell runs apart by this number.
         number = int(np.random.SeedSequence().generate_state(1)[0])
         self._fleet = Fleet(cluster, recipe, number, timeout)
@@ -267,11 +266,8 @@ class _Driver:
             stopped = self._steps(watch, write, report, interrupted, callback)
             if stopped != "interrupted" and fleet.records:
                 params = self._finish(watch, interrupted, fetch_params)
-        rows = [
-            _row(record, fleet.numbers, description.names)
-            | ({"value": self._means.get(record.step, np.nan)} if self._signs else {})
-            for record in fleet.records
-        ]
+        numbers, names = fleet.numbers, description.names
+        rows = [_row(record, numbers, names) for record in fleet.records]
         recorded = History.of(rows)
         return DistributedResult(
             params,
@@ -311,9 +307,12 @@ class _Driver:
                 ]
                 last = failures[-1] if failures else last
                 seconds = time.perf_counter() - start
-                told = signs_of(values) if self._signs else values
                 checksum = found.agreed() or 0
-                record = Record(number, told, checksum, seconds, tuple(failures))
+                record = Record(number, values, checksum, seconds, tuple(failures))
+                finite = values[np.isfinite(values)]
+                if self._signs:
+                    mean = float(finite.mean()) if finite.size else None
+                    record = record._replace(values=signs_of(values), mean=mean)
                 write(record)
             except RunError:
                 raise
@@ -324,8 +323,6 @@ class _Driver:
                     self._state(),
                 ) from error
             fleet.records.append(record)
-            finite = values[np.isfinite(values)]
-            self._means[number] = float(finite.mean()) if finite.size else np.nan
             lowest = finite.min(initial=np.inf)
             watch.saw(lowest, len(values))
             rate = len(values) / max(seconds, 1e-9)
@@ -384,11 +381,9 @@ def _appending(
         exact = {"values": None}
         journal.check_same_run(path, exact | found.run, exact | line)
         allowed = watch.allowed([len(record.values) for record in found.records])
-        fleet.records = found.records[:allowed]
+        fleet.resume(found.records[:allowed])
         for record in fleet.records:
             watch.saw(record.lowest, len(record.values))
-        failed = sum(int((~np.isfinite(x.values)).sum()) for x in fleet.records)
-        fleet.failures = (failed, 0, 0)
     with journal.appending(path, line, found) as write:
         yield write
 
@@ -397,11 +392,12 @@ def _row(
     record: Record, numbers: dict[int, np.ndarray], names: tuple[str, ...]
 ) -> dict[str, Any]:
     """The numbers of a step for a history."""
+    row = history.of_record(record)
     known = numbers.get(record.step)
-    row = history.of_values(record.values)
-    if known is not None:
-        row = dict(zip(names, known, strict=True))
-    return {"step": record.step, "seconds": record.seconds} | row
+    if known is None:
+        return row
+    told = dict(zip(names, known, strict=True))
+    return row | told | ({} if record.mean is None else {"value": record.mean})
 
 
 def _failures(fleet: Fleet) -> Failures:

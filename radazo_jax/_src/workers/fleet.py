@@ -49,6 +49,8 @@ class Fleet:
         self.numbers: dict[int, np.ndarray] = {}
         self.failures = (0, 0, 0)
         self._messenger, self._run, self._timeout = messenger, run, timeout
+        self._batch_size = recipe.batch_size
+        self._resumed = 0  # Number of steps from a journal.
         self._inbox = Inbox()
         self._roster = Roster(messenger, recipe, run, timeout, self._inbox)
         self._members = Members(0, np.dtype(np.float32))  # Of the current step.
@@ -66,6 +68,12 @@ class Fleet:
     def notes(self) -> list[str]:
         """Returns, once, what should be reported."""
         return self._roster.notes()
+
+    def resume(self, records: list[Record]) -> None:
+        """Begins after the steps of a journal."""
+        self.records, self._resumed = records, len(records)
+        failed = sum(int((~np.isfinite(x.values)).sum()) for x in records)
+        self.failures = (failed, 0, 0)
 
     async def start(self, interrupted: Callable[[], bool]) -> Description | None:
         """Waits for the first worker, which describes the run.
@@ -146,7 +154,8 @@ class Fleet:
                 elapsed > _LATE * worker.expected + _GRACE
             ):
                 worker.late = self._gives = True
-                worker.rate = min(worker.rate, max(len(worker.members), 0.1) / elapsed)
+                done = max(self._batches(worker.members), 0.1)
+                worker.rate = min(worker.rate, done / elapsed)
                 self._members.give_up(worker.members)
         self._roster.check_not_alone()
 
@@ -167,11 +176,13 @@ class Fleet:
         missing = found.missing().astype(np.uint16)
         # What was lost is shared by all workers as they become idle.
         begins = len(missing) == len(found.values)
-        most = len(missing) if begins else -(-len(missing) // (2 * self._known or 1))
-        counts = shares(min(len(missing), most * len(ready)), [w.rate for w in ready])
+        batches = self._batches(missing)
+        most = batches if begins else -(-batches // (2 * self._known or 1))
+        counts = shares(min(batches, most * len(ready)), [w.rate for w in ready])
         best = max((w.rate for w in ready), default=0.0)
         for worker, count in zip(ready, counts, strict=True):
-            members, missing = missing[:count], missing[count:]
+            size = count * self._batch_size
+            members, missing = missing[:size], missing[size:]
             found.send(members)
             if not count:
                 # A worker that was slow once is asked again in the end.
@@ -179,6 +190,10 @@ class Fleet:
             if count or worker.address not in found.checksums:
                 self._send(worker, members)
         self._gives = len(missing) > 0
+
+    def _batches(self, members: np.ndarray) -> int:
+        """The number of batches in which a worker evaluates members."""
+        return -(-len(members) // self._batch_size)
 
     def _send(self, worker: Worker, members: np.ndarray) -> None:
         """Sends the steps up to this one, or as many as a message has."""
@@ -197,7 +212,8 @@ class Fleet:
         )
         worker.restarts, worker.members = False, members
         worker.of_step = step if first + len(part) == step else -1
-        expected = len(part) * worker.seconds_per_step + len(members) / worker.rate
+        evaluating = self._batches(members) / worker.rate
+        expected = len(part) * worker.seconds_per_step + evaluating
         asking = self._messenger.ask(worker.address, request)
         self._begin(worker, asking, expected, self._answered)
 
@@ -261,7 +277,7 @@ class Fleet:
                 self._lose(worker, "failed")
         elif outcome.drifted:
             self._drifted(worker, worker.step)
-            worker.step = 0
+            worker.step, worker.excluded = 0, -1
         else:
             then(worker, outcome)
 
@@ -290,14 +306,14 @@ class Fleet:
             self.numbers.setdefault(i, row)
         worker.step, worker.seconds_per_step = reply.step, reply.seconds_per_step
         if count := len(reply.values):
-            worker.rate = (worker.rate + count / elapsed) / 2
+            worker.rate = (worker.rate + self._batches(reply.values) / elapsed) / 2
             self._roster.count(worker, count, elapsed)
         if reply.step == step:
             self.failures = reply.failures
             self._members.checksums[worker.address] = reply.checksum
             if count == len(worker.members):
                 self._members.receive(worker.address, worker.members, reply.values)
-        elif reply.checksum != self.records[reply.step].params:
+        elif self.records[reply.step].params not in (0, reply.checksum):
             # Its next message tells it, and it drops its state.
             worker.excluded = step
 
@@ -331,6 +347,10 @@ class Fleet:
 
     def _drifted(self, worker: Worker, at: int) -> None:
         """Reports a worker whose parameters before a step are not the run's."""
+        if self._roster.step == self._resumed and not self._members.checksums:
+            # None of the workers has the parameters of the journal.
+            self._distrust_journal(worker)
+            return
         steps = self._roster.rebuild(worker, at)
         recent = sum(self._roster.step - i < _DRIFT_STEPS for i in steps)
         if recent >= _MOST_DRIFTS:
@@ -340,6 +360,16 @@ class Fleet:
                 f"{_DRIFT_STEPS} steps. Its processor may round differently.",
             )
             self._lose(worker, "drifted")
+
+    def _distrust_journal(self, worker: Worker) -> None:
+        """From now on compares parameters between workers alone."""
+        if any(record.params for record in self.records):
+            self.records = [record._replace(params=0) for record in self.records]
+            self._roster.note(
+                f"worker {worker.address} computes other parameters from the values of "
+                "the journal than the program that wrote it, which rounds in another "
+                "way. The run continues from the values."
+            )
 
     @property
     def _described(self) -> Description:

@@ -66,7 +66,7 @@ class Reply(NamedTuple):
       step: The number of steps that its state has taken.
       checksum: The checksum of its parameters.
       failures: The counts of `Failures`, in their order.
-      seconds: Duration of an evaluation.
+      seconds: Duration of the evaluations of a batch.
       seconds_per_step: Duration of a step without its evaluations.
       numbers: The numbers of the steps that it took for this answer, [steps, k].
       values: The values at the members, [m].

@@ -52,7 +52,7 @@ class Description(NamedTuple):
       line: The first line of the run's journal.
       names: The names of the numbers of a step.
       size: The bytes of a state.
-      seconds: Duration of an evaluation.
+      seconds: Duration of the evaluations of a batch.
       seconds_per_step: Duration of a step without its evaluations.
     """
 
@@ -154,7 +154,7 @@ class Replica:
             padded = np.pad(some, (0, size - len(some)), mode="edge")
             found = self._values(state, points, padded)
             values[first : first + size] = np.asarray(found)[: len(some)]
-        self._seconds = (time.perf_counter() - start) / len(members)
+        self._seconds = (time.perf_counter() - start) / -(-len(members) // size)
         return values
 
     def _advance(self, request: Request) -> np.ndarray:

@@ -54,7 +54,7 @@ class Worker:
 
     Attributes:
       address: Its address.
-      rate: Members that it evaluates per second.
+      rate: Batches that it evaluates per second.
       seconds_per_step: Duration of a step without its evaluations.
       step: The number of steps that its state has taken.
       restarts: Whether it drops its state before its next steps.
@@ -155,6 +155,10 @@ class Roster:
         ]
         await asyncio.gather(*closing, return_exceptions=True)
 
+    def note(self, text: str) -> None:
+        """Adds what should be reported."""
+        self._notes.append(text)
+
     def notes(self) -> list[str]:
         """Returns, once, what should be reported."""
         found, self._notes = self._notes, []
@@ -189,7 +193,7 @@ class Roster:
         report = self.reports[worker.address]
         rebuilt = (*report.rebuilt, step)
         self.reports[worker.address] = report._replace(rebuilt=rebuilt)
-        self._notes.append(
+        self.note(
             f"worker {worker.address} had other parameters than the run before step "
             f"{step}, and is rebuilt."
         )
@@ -199,7 +203,7 @@ class Roster:
         """Lets a worker not join again."""
         self._left_out.add(address)
         self._problem = f"worker {address} is left out: {problem}"
-        self._notes.append(self._problem)
+        self.note(self._problem)
 
     def remove(self, worker: Worker, reason: str) -> None:
         """Lets a worker go; if it is alive and was not left out, it may join again."""

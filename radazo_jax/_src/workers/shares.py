@@ -9,21 +9,23 @@ import numpy as np
 MOST_ATTEMPTS = 5  # Evaluations of a member that end without a value.
 
 
-def shares(num_members: int, rates: Sequence[float]) -> list[int]:
-    """The numbers of members by which the slowest worker ends first.
+def shares(num_batches: int, rates: Sequence[float]) -> list[int]:
+    """The numbers of batches by which the slowest worker ends first.
+
+    A batch takes as long if it is not full.
 
     Args:
-      num_members: The number of members, which take the same time.
-      rates: The members per second that each worker evaluates.
+      num_batches: The number of batches, which take the same time.
+      rates: The batches per second that each worker evaluates.
 
     Returns:
-      The number of members of each worker.
+      The number of batches of each worker.
     """
     counts = [0] * len(rates)
-    # The time at which a worker would end with one more member.
+    # The time at which a worker would end with one more batch.
     ends = [(1 / rate, i) for i, rate in enumerate(rates)]
     heapq.heapify(ends)
-    for _ in range(num_members if rates else 0):
+    for _ in range(num_batches if rates else 0):
         _, i = ends[0]
         counts[i] += 1
         heapq.heapreplace(ends, ((counts[i] + 1) / rates[i], i))
