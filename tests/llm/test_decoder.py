@@ -139,7 +139,7 @@ def test_bad_configurations(name):
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_logits_of_some_tokens_are_those_of_all(name):
-    """Of an own head, and of tied embeddings with a soft cap."""
+    """A model with its own head, and one with tied embeddings and a soft cap."""
     model = loaded(name)
     assert model.config.tie_word_embeddings == (name == "gemma2")
     hidden = 5 * np.random.default_rng(0).standard_normal((3, model.config.hidden_size))

@@ -31,6 +31,7 @@ from examples.apps.llm import (
     weights,
 )
 from examples.apps.llm.corpus import SENTIMENT
+from examples.research.benchmarks import on_disk
 
 from . import tiny
 from .test_decoder import CASES as DECODERS
@@ -130,6 +131,19 @@ def test_kept_blocks_are_the_dequantized_matrices(name):
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4)
 
 
+def test_perplexity_in_blocks_is_that_of_transformers():
+    """The reference has dequantized matrices; its mean is in float64."""
+    tokens = golden("llama")["tokens"]
+    logits = np.float64(golden("llama")["logits"])[0, :-1]
+    logp = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    lengths = np.array([tokens.shape[1] - 3])  # What follows is padding.
+    rows = np.arange(lengths[0] - 1)
+    expected = np.exp(-logp[rows, tokens[0, 1:][rows]].mean())
+    kept = weights.load(path("llama"), dtype=jnp.float32, keep_blocks=True)
+    found = on_disk.perplexity(kept, tokens, lengths)
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
 def test_blocks_take_their_bits():
     linear = weights.load(path("llama"), keep_blocks=True).layers.down_proj
     dtypes = [part.dtype for part in linear.stored()]
@@ -159,22 +173,9 @@ def test_a_real_model_is_what_transformers_reads():
     kept = weights.load(file, dtype=jnp.float32, keep_blocks=True)
     assert quantization.blocks_notes(kept) == []
     sentences = [sentence for sentence, _ in data.sst2_rows(SENTIMENT / "dev.tsv")]
-    perplexities = [perplexity(model, file, sentences[:20]) for model in (dense, kept)]
-    print("perplexity, dequantized and in blocks:", *perplexities)
-    np.testing.assert_allclose(perplexities[1], perplexities[0], rtol=1e-4)
-
-
-def perplexity(model, file, sentences):
-    tokenizer, losses = data.load_tokenizer(file), []
-    for sentence in sentences:
-        ids = np.zeros((1, 32), np.int32)
-        found = tokenizer.encode(sentence).ids
-        ids[0, : len(found)] = found
-        rows = np.float64(tiny.logits(model, ids))[0, : len(found) - 1]
-        top = rows.max(axis=-1)
-        normalizer = top + np.log(np.exp(rows - top[:, None]).sum(axis=-1))
-        losses.extend(normalizer - rows[np.arange(len(rows)), found[1:]])
-    return np.exp(np.mean(losses))
+    rows = on_disk.encoded(file, sentences[:20])
+    found = [on_disk.perplexity(model, *rows) for model in (dense, kept)]
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
 
 
 # --- All families, written by the gguf package ------------------------------------

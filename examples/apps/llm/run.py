@@ -78,8 +78,7 @@ def run(
         measured on, a share of each bucket. All by default.
       frozen_folder: The folder for outputs of frozen layers. Several runs can share it.
       clock: The time in seconds. Each row of the metrics then has "cpu_s": the seconds
-        of the run so far without those of evaluations, those before a resumption
-        included.
+        of the run so far without its evaluations, also before a resumption.
 
     Raises:
       ValueError: If the batch is larger than the data, or the folder has a run and
@@ -103,7 +102,7 @@ def run(
     measured = parts
     if eval_examples is not None:
         share = eval_examples / len(train.label)
-        measured = parts | {"train": [_part(part, share) for part in parts["train"]]}
+        measured = parts | {"train": [some(part, share) for part in parts["train"]]}
     feed = Feed(parts["train"], settings.seed, sizes)
     job, state = start(settings, model)
     # On a named device, like restored arrays, so that both use one program.
@@ -215,7 +214,7 @@ def prepared(
 
 
 class Seconds:
-    """The time of a run without that of its evaluations, for rows of metrics."""
+    """The time of a run without its evaluations, for rows of metrics."""
 
     def __init__(self, clock: Callable[[], float] | None, rows: list[Any]) -> None:
         self.clock = clock
@@ -234,7 +233,7 @@ class Seconds:
             self.start = self.clock() - before
 
 
-def _part(batch: Batch, share: float) -> Batch:
+def some(batch: Batch, share: float) -> Batch:
     """The first examples of a bucket, at least one."""
     number = max(1, round(share * len(batch.label)))
     return Batch(*(values[:number] for values in batch))

@@ -1,0 +1,59 @@
+"""The records of the runs on movie reviews, by what the pages say about them."""
+
+import pathlib
+from statistics import mean
+
+import pytest
+
+from examples.common.record import read
+from examples.research.benchmarks import reviews
+
+EVIDENCE = pathlib.Path(__file__).parents[2] / "docs" / "evidence"
+
+
+@pytest.fixture(scope="module")
+def content():
+    return read(EVIDENCE / "reviews.json")
+
+
+def accuracy(rows):
+    return mean(row["evaluations"][-1]["test_accuracy"] for row in rows)
+
+
+def test_backpropagation_is_ahead_in_fewer_passes_and_less_time(content):
+    runs = reviews.of_runs(content)
+    first = runs.pop(("adamw", 300))
+    for rows in runs.values():
+        assert accuracy(rows) < accuracy(first) - 0.1
+        for name in ("passes", "cpu_s"):
+            spent = [r[0]["evaluations"][-1][name] for r in (first, rows)]
+            assert spent[0] < spent[1] / 2
+
+
+def test_forward_passes_end_near_the_threshold_at_the_median(content):
+    untuned, rows = reviews.untuned(content), reviews.of_runs(content)["radazo", 1000]
+    assert [row["seed"] for row in rows] == [1, 2, 3]
+    assert accuracy(rows) > untuned["test_accuracy"] + 0.15
+    assert accuracy(rows) == pytest.approx(untuned["test_calibrated"], abs=0.015)
+
+
+def test_rates_follow_from_the_search(content):
+    """Its best rate is no edge of the grid, and is divided by √n for n times longer."""
+    for (method, num_steps), rows in reviews.of_runs(content).items():
+        searched = {
+            row["learning_rate"]: row["num_steps"]
+            for row in content["rows"]
+            if row["method"] == method and not row["seed"]
+        }
+        assert set(searched) == set(reviews.RATES[method])
+        best = reviews.best(content["rows"], method)
+        assert min(searched) < best < max(searched)
+        rate = best * (searched[best] / num_steps) ** 0.5
+        assert [r["learning_rate"] for r in rows] == pytest.approx(
+            [rate] * len(rows), 0.01
+        )
+
+
+def test_blocks_of_the_file_have_the_perplexity_of_its_matrices():
+    rows = {row["case"]: row for row in read(EVIDENCE / "on_disk.json")["rows"]}
+    assert rows["perplexity"]["difference"] < 0.02
