@@ -47,7 +47,7 @@ FOLDED = """<details markdown="1">
 
 
 NAMES = {"radazo": "R-AdaZO", "zo_adamm": "ZO-AdaMM", "zo_sgd": "ZO-SGD"}
-UNITS = {"us": "µs", "ms": "ms", "s": "s", "GiB": "GiB"}
+UNITS = {"us": "µs", "ms": "ms", "s": "s"}
 
 
 def worded(name: str) -> str:
@@ -57,7 +57,7 @@ def worded(name: str) -> str:
     for identifier, word in NAMES.items():
         name = re.sub(rf"\b{identifier}(?![a-z]|_jax)", word, name)
     name = re.sub(r"_K=(\d+)$", r", K = \1", name)
-    name = re.sub(rf"_({'|'.join(UNITS)})$", lambda unit: f", {UNITS[unit[1]]}", name)
+    name = re.sub(r"_(us|ms|s)$", lambda unit: f", {UNITS[unit[1]]}", name)
     return re.sub(r"(?<=[a-z])(?<!radazo)_(?=[a-z])", " ", name)
 
 
