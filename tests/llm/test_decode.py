@@ -14,6 +14,7 @@ from tables import jit
 import radazo_jax as zo
 from examples.apps.llm import decode, generate, lora, weights
 from examples.apps.llm.decode import generate_tokens
+from examples.research.benchmarks import decoding
 
 from . import tiny
 
@@ -125,3 +126,13 @@ def test_what_does_not_fit():
     tokens, lengths = padded([[3] * 28])
     with pytest.raises(ValueError, match=r"model's 32 positions; got 5 after 28"):
         generate_tokens(tiny.model(), tokens, lengths, 5, jax.random.key(0), 0.0)
+
+
+@pytest.mark.slow
+def test_a_population_accesses_and_holds_what_plain_decoding_does():
+    """Each member's cache is written in place, and never transposed."""
+    sizes = {"members": 64, "prompts": 1, "num_tokens": 32}
+    found = decoding.compared("cpu", decoding.SMALL, jnp.float32, **sizes)
+    assert found["by_bytes"] > 0.85  # The factors of small matrices are not small.
+    assert found["by_operations"] > 0.95
+    assert found["memory_without_factors"] < 1.05

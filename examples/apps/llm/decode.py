@@ -11,6 +11,7 @@ each token. `axis_names` names the axes of `vmap`: the loop then ends when the r
 all members have ended.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -122,7 +123,8 @@ def generate_tokens(
     x, cache = model.run(x, 0, model.empty_cache(batch, total))
     # What follows a prompt is padding, which no token sees.
     padding = cache.positions >= (before + lengths)[:, None]
-    cache = cache._replace(positions=jnp.where(padding, EMPTY, cache.positions))
+    positions = jnp.where(padding, EMPTY, cache.positions)
+    cache = dataclasses.replace(cache, positions=positions)
     last = (before + lengths - 1)[:, None, None]
     hidden = jnp.take_along_axis(x, last, axis=1)[:, 0]
     zero = jnp.int32(0)

@@ -8,6 +8,7 @@ one ends it. A model with a chat template gets the turns in it; another gets pla
 """
 
 import argparse
+import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -106,9 +107,8 @@ def _step(
     """The token after number `last` of these."""
     model = nnx.merge(graphdef, state)
     x = model.embed(tokens)
-    cache = cache._replace(
-        slot=jnp.asarray(start, jnp.int32)
-    )  # Over the padding of the prompt.
+    # Over the padding of the prompt.
+    cache = dataclasses.replace(cache, slot=jnp.asarray(start, jnp.int32))
     x, cache = model.run(model.after_prompt(x) if first else x, start, cache)
     logits = model.logits(jnp.take(x[0], last, axis=0))
     drawn = jax.random.categorical(key, logits / jnp.maximum(temperature, 1e-6))

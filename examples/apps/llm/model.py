@@ -5,8 +5,9 @@ evaluation (`radazo_jax.perturb`) builds no more than a layer at a time. `opt.py
 `decoder.py` have the layers of the families.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +39,9 @@ class Config(Protocol):
         """A model of these sizes, with random parameters."""
 
 
-class Cache(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Cache:
     """Keys and values of the tokens so far.
 
     The next tokens of all rows are written to the same slots, whatever their positions:
@@ -50,12 +53,14 @@ class Cache(NamedTuple):
       positions: The position of the token in each slot, int32 [B, S]; `EMPTY` if no
         token may see it.
       slot: The slot of the next token, int32 ().
+      empty: Whether the next tokens are the first, which see none but themselves.
     """
 
     keys: jax.Array
     values: jax.Array
     positions: jax.Array
     slot: jax.Array
+    empty: bool = dataclasses.field(metadata={"static": True})
 
 
 class LanguageModel(nnx.Module):
@@ -146,7 +151,7 @@ class LanguageModel(nnx.Module):
             new = jnp.broadcast_to(positions, x.shape[:2])
             at = jnp.int32(0), cache.slot
             seen = lax.dynamic_update_slice(cache.positions, new, at)
-            cache = cache._replace(positions=seen)
+            cache = dataclasses.replace(cache, positions=seen)
 
         # nnx.scan would return the parameters, and so build perturbed ones.
         def body(carry: Any, of_layer: Any) -> tuple[Any, None]:
@@ -159,7 +164,8 @@ class LanguageModel(nnx.Module):
         numbers = np.arange(self.config.num_hidden_layers, dtype=np.int32)
         (x, cache), _ = lax.scan(body, (x, cache), (stack, self.of_layers(), numbers))
         if cache is not None:
-            cache = cache._replace(slot=cache.slot + x.shape[1])
+            slot = cache.slot + x.shape[1]
+            cache = dataclasses.replace(cache, slot=slot, empty=False)
         return x, cache
 
     def at_positions(self, x: jax.Array, positions: jax.Array) -> jax.Array:
@@ -177,7 +183,7 @@ class LanguageModel(nnx.Module):
         shape = layers, batch_size, heads, length, width
         keys, values = jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype)
         positions = jnp.full((batch_size, length), EMPTY, jnp.int32)
-        return Cache(keys, values, positions, jnp.int32(0))
+        return Cache(keys, values, positions, jnp.int32(0), empty=True)
 
     def hidden(self, tokens: jax.Array) -> jax.Array:
         """The final hidden states of tokens int32 [B, T], [B, T, width].
@@ -245,11 +251,12 @@ def attend(
     places, of_keys = positions, "bskd"
     if cache is not None:
         at = layer, 0, 0, cache.slot, 0
-        k, v = k.swapaxes(1, 2)[None], v.swapaxes(1, 2)[None]
-        keys = lax.dynamic_update_slice(cache.keys, k, at)
-        values = lax.dynamic_update_slice(cache.values, v, at)
-        cache = cache._replace(keys=keys, values=values)
-        k, v = (lax.dynamic_index_in_dim(x, layer, keepdims=False) for x in cache[:2])
+        news = (x.swapaxes(1, 2)[None] for x in (k, v))
+        olds = cache.keys, cache.values
+        keys, values = map(lax.dynamic_update_slice, olds, news, (at, at))
+        cache = dataclasses.replace(cache, keys=keys, values=values)
+    if cache is not None and not cache.empty:
+        k, v = (lax.dynamic_index_in_dim(x, layer, 0, False) for x in (keys, values))
         places, of_keys = cache.positions, "bksd"
     # One row for all, or each its own.
     positions, places = (x.reshape(-1, x.shape[-1]) for x in (positions, places))

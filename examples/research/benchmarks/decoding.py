@@ -107,7 +107,7 @@ def measured(rounds: int, **sizes: int) -> dict[str, Any]:
 
 
 def compared(target: str, config: Config, dtype: Any, **sizes: int) -> dict[str, Any]:
-    """What both programs access, compute and hold, compiled for a device."""
+    """Compares what both programs access, compute and hold on a device."""
     model = nnx.eval_shape(lambda: config.build(dtype=dtype, rngs=nnx.Rngs(0)))
     params, of = programs(model, **sizes)
     mesh = Mesh(np.array([memory.device(target)]), ("one",))

@@ -108,7 +108,7 @@ class Program:
 
     Args:
       text: ``compiled.as_text()``.
-      trips: How often a loop runs whose end depends on what is computed.
+      trips: Number of passes of a loop whose end depends on what is computed.
     """
 
     def __init__(self, text: str, trips: int | None = None) -> None:
