@@ -75,6 +75,19 @@ for distribution in ("", "gaussian", "rademacher", "low_rank"):
 print(json.dumps(peaks))
 """
 
+EVALUATION = """
+import json, sys
+from examples.research.benchmarks import memory, models
+
+scanned = json.loads(sys.argv[1])
+memory.MODELS["tpu"]["unseen"] = lambda: models.multi_query_decoder(2, scanned)
+found = {}
+for run, distribution in (("forward", ""), ("perturb", "gaussian")):
+    case = dict(platform="tpu", model="unseen", run=run)
+    found[run] = memory.measured(case | dict(distribution=distribution, K=""))
+print(json.dumps(found))
+"""
+
 GIBIBYTE = 2**30
 # A v5e chip has 16 GiB.
 MEMORY = 16 * GIBIBYTE
@@ -125,6 +138,14 @@ def test_step_of_another_decoder_takes_the_memory_of_its_forward_pass():
     forward = peaks.pop("forward")
     for distribution, peak in peaks.items():
         assert peak <= 1.02 * forward, distribution
+
+
+@pytest.mark.parametrize("scanned", [True, False])
+def test_evaluation_of_an_unseen_decoder_takes_the_memory_of_its_forward_pass(scanned):
+    found = run(EVALUATION, json.dumps(scanned))
+    for measured in ("bytes", "peak_bytes"):
+        forward, perturbed = (found[of][measured] for of in ("forward", "perturb"))
+        assert perturbed <= 1.015 * forward, measured
 
 
 @pytest.mark.parametrize(

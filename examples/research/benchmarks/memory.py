@@ -9,6 +9,7 @@ environment of its own. Models:
 
 * ``decoder``: 1.3B parameters in bfloat16, scanned layers, a tied embedding;
 * ``grouped_query_decoder``: 0.8B, of another shape, with all logits at once;
+* ``multi_query_decoder``: 0.4B, scanned or ``unrolled_...``;
 * ``unrolled`` and ``scanned``: twelve dense layers.
 
     python examples/research/benchmarks/memory.py --output docs/benchmarks/memory.json
@@ -50,6 +51,10 @@ MODELS: dict[str, dict[str, Callable[[], models.Model]]] = {
     "tpu": {
         "decoder": models.decoder,
         "grouped_query_decoder": models.grouped_query_decoder,
+        "multi_query_decoder": models.multi_query_decoder,
+        "unrolled_multi_query_decoder": functools.partial(
+            models.multi_query_decoder, scanned=False
+        ),
         "unrolled": models.dense_layers,
     },
     "gpu": {
