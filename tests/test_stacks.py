@@ -111,7 +111,7 @@ def test_tunix_takes_the_steps_of_a_loop_of_our_own(tuned):
     trainer.train([batch] * 30)
 
     optimizer = nnx.Optimizer(models[1], zo.radazo(1e-2), wrt=wrt)
-    estimate = zo_nnx.value_and_grad(trainer.loss_fn, names["estimator"], wrt)
+    estimate = zo_nnx.value_and_grad(trainer.loss_fn, names["estimator"], wrt=wrt)
 
     @nnx.jit
     def step(i, model, optimizer):

@@ -24,7 +24,7 @@ def test_backpropagation_is_ahead_in_fewer_passes_and_less_time(content):
     runs = reviews.of_runs(content)
     first = runs.pop(("adamw", 300))
     for rows in runs.values():
-        assert accuracy(rows) < accuracy(first) - 0.1
+        assert accuracy(rows) < min(accuracy([row]) for row in first) - 0.05
         for name in ("passes", "cpu_s"):
             spent = [r[0]["evaluations"][-1][name] for r in (first, rows)]
             assert spent[0] < spent[1] / 2
@@ -49,9 +49,15 @@ def test_rates_follow_from_the_search(content):
         best = reviews.best(content["rows"], method)
         assert min(searched) < best < max(searched)
         rate = best * (searched[best] / num_steps) ** 0.5
-        assert [r["learning_rate"] for r in rows] == pytest.approx(
-            [rate] * len(rows), 0.01
-        )
+        # It is rounded to two digits.
+        assert {f"{rate:.2g}"} == {f"{row['learning_rate']:g}" for row in rows}
+
+
+def test_the_commands_of_the_guide_take_less_than_25_minutes():
+    rows = {row["case"]: row for row in read(EVIDENCE / "on_disk.json")["rows"]}
+    tuned = rows["tune"]
+    assert rows["install"]["seconds"] + tuned["seconds"] < 25 * 60
+    assert tuned["tuned"] > tuned["calibrated"] > tuned["untuned"]
 
 
 def test_blocks_of_the_file_have_the_perplexity_of_its_matrices():

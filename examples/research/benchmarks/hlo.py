@@ -31,7 +31,7 @@ _ELEMENTWISE = re.compile(
 # What would take the host, or another program, into a step.
 _HOST = ("infeed", "outfeed", "send", "recv")
 _BYTES = {"pred": 1, "token": 0, "opaque": 0}
-_SHAPE = re.compile(r"([a-z]+\d*[a-z\d]*)\[([\d,<=]*)\]")
+_SHAPE = re.compile(r"([a-z]+\d*[a-z\d]*)\[([\d,<=]*)\](?:\{([^}]*)\})?")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?(\S+) \(.*\{$")
 # Its name, the type of its result, its opcode, and what follows.
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?(\S+) = (.*?) ([a-z][\w\-]*)\((.*)$")
@@ -54,6 +54,7 @@ _TRIPS = re.compile(r'"known_trip_count":\s*\{"n":"(\d+)"\}')
 class Array(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
+    on_chip: bool = False  # In a TPU's fast memory.
 
     @property
     def num_bytes(self) -> int:
@@ -81,6 +82,11 @@ class Instruction(NamedTuple):
     operands: tuple[str, ...]
     text: str
     called: tuple[str, ...]
+
+    @property
+    def main_bytes(self) -> int:
+        """The bytes of its results in main memory."""
+        return sum(x.num_bytes for x in self.results if not x.on_chip)
 
     @property
     def literal(self) -> str:
@@ -238,7 +244,7 @@ class Program:
         return total
 
     def accessed_bytes(self) -> int:
-        """The bytes that kernels read and write, on one device.
+        """The bytes of main memory that kernels read and write, on one device.
 
         Of an array from which a kernel takes a slice, or rows, it reads no more than
         these; an array that it updates in place it writes no further than that.
@@ -254,13 +260,12 @@ class Program:
                 inner = (self._accessed_by(called) for called in instruction.called)
                 total += times * sum(inner)
             elif not _FREE.fullmatch(instruction.opcode):
-                sizes = [
-                    sum(array.num_bytes for array in computation[operand].results)
-                    for operand in instruction.operands
-                    if operand in computation
-                ]
-                total += sum(self._read(instruction, i, n) for i, n in enumerate(sizes))
-                total += self._written(computation, instruction)
+                for number, operand in enumerate(instruction.operands):
+                    if operand in computation:
+                        size = computation[operand].main_bytes
+                        total += self._read(instruction, number, size)
+                written = self._written(computation, instruction)
+                total += min(written, instruction.main_bytes)
         return total
 
     def _read(self, instruction: Instruction, number: int, size: int) -> int:
@@ -362,8 +367,12 @@ def _parsed(name: str, result: str, opcode: str, text: str) -> Instruction:
     for one, several in _CALLED.findall(text):
         called += [one] if one else re.findall(r"[\w.\-]+", several)
     arrays = [
-        Array(dtype, tuple(int(n.strip("<=")) for n in shape.split(",") if n))
-        for dtype, shape in _SHAPE.findall(result)
+        Array(
+            dtype,
+            tuple(int(n.strip("<=")) for n in shape.split(",") if n),
+            "S(1)" in layout,
+        )
+        for dtype, shape, layout in _SHAPE.findall(result)
     ]
     return Instruction(
         name, opcode, tuple(arrays), tuple(operands), text, tuple(called)

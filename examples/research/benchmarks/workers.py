@@ -41,6 +41,7 @@ ROOT = Path(__file__).parents[3]
 SIZES = decoder.Sizes(2, 32, 4, 64, 32, "float32")
 TOKENS = np.random.default_rng(0).integers(0, 64, (4, 32))
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
+_BLOCK = 10  # Steps in a turn; the first one meets the data and threads of others.
 
 
 def language_model() -> tuple[Any, Any]:
@@ -113,10 +114,17 @@ class Processes:
         process.wait()
 
 
-def ready(client: distributed.Client, names: Any) -> list[str]:
-    """The workers that the scheduler knows."""
-    known = {x["name"] for x in client.scheduler_info(n_workers=-1)["workers"].values()}
-    return [name for name in names if name in known]
+def serving(client: distributed.Client, names: Any) -> list[str]:
+    """The workers that have built the run."""
+    known = client.scheduler_info(n_workers=-1)["workers"]
+    built = client.run(serves, on_error="ignore")
+    found = {known[x]["name"] for x in known if built.get(x)}
+    return [name for name in names if name in found]
+
+
+def serves(dask_worker: Any) -> bool:
+    """Whether a worker has built the run."""
+    return "radazo_jax_step" in dask_worker.handlers
 
 
 def slowed(process: subprocess.Popen[bytes], stop: threading.Event) -> None:
@@ -149,10 +157,12 @@ def kills(num_workers: int, num_steps: int, num_kills: int) -> dict[str, Any]:
             while joined < num_kills and join_at[joined] <= step:
                 processes.start()
                 joined += 1
-            others = [x for x in processes.alive if x != first[0]]
-            candidates = ready(client, others)
-            while killed < num_kills and kill_at[killed] <= step and candidates:
-                processes.kill(candidates.pop(rng.randrange(len(candidates))))
+            while killed < num_kills and kill_at[killed] <= step:
+                others = [x for x in processes.alive if x != first[0]]
+                # Waits for one that is in the run, and that is not the slow one.
+                while not (candidates := serving(client, others)):
+                    time.sleep(0.2)
+                processes.kill(rng.choice(candidates))
                 killed += 1
 
         path = Path(name) / "run.jsonl"
@@ -283,7 +293,7 @@ def driver(num_workers: int, num_members: int) -> dict[str, Any]:
     return {"workers": num_workers, "members": num_members, "driver_ms": median}
 
 
-def throughput(batch_size: int, num_steps: int = 60) -> dict[str, Any]:
+def throughput(batch_size: int, num_blocks: int = 12) -> dict[str, Any]:
     """Compares two workers of a thread each with one process of two threads.
 
     The process takes the same steps in one program, its points one after another or
@@ -298,6 +308,7 @@ def throughput(batch_size: int, num_steps: int = 60) -> dict[str, Any]:
         sizes = {"one_by_one": 1, "by_eights": 8, "all_together": None}
         alone = {name: steps_of(run, size) for name, size in sizes.items()}
         seconds: dict[str, list[float]] = {name: [] for name in ("workers", *alone)}
+        block: list[float] = []
         last, together = time.perf_counter(), 0
 
         def callback(step: int, values: Any) -> bool:
@@ -306,14 +317,15 @@ def throughput(batch_size: int, num_steps: int = 60) -> dict[str, Any]:
             if together or (step % 10 == 0 and all(client.run(serves).values())):
                 together += 1
             if together > 100:
+                block.append(time.perf_counter() - last)
+            if len(block) == _BLOCK:
                 # By turns, so that all meet the same load of the machine.
-                seconds["workers"].append(time.perf_counter() - last)
+                seconds["workers"].append(statistics.median(block[1:]))
                 for name, step_of in alone.items():
-                    start = time.perf_counter()
-                    step_of()
-                    seconds[name].append(time.perf_counter() - start)
+                    seconds[name].append(statistics.median(timed(step_of)[1:]))
+                block.clear()
             last = time.perf_counter()
-            return len(seconds["workers"]) == num_steps
+            return len(seconds["workers"]) == num_blocks
 
         result = zo.distribute(
             **run,
@@ -334,6 +346,34 @@ def throughput(batch_size: int, num_steps: int = 60) -> dict[str, Any]:
     }
 
 
+def timed(step_of: Callable[[], None]) -> list[float]:
+    """The durations of the steps of a block."""
+    seconds = []
+    for _ in range(_BLOCK):
+        start = time.perf_counter()
+        step_of()
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def batches(batch_size: int) -> dict[str, Any]:
+    """The processor time in which a worker evaluates whole batches, and two more."""
+    replica = Replica(recipe_of(run_of(64))._replace(batch_size=batch_size))
+    replica.describe()
+
+    def milliseconds(num_points: int) -> float:
+        seconds, members = [], np.arange(num_points, dtype=np.uint16)
+        for _ in range(20):
+            start = time.process_time()
+            replica.evaluate(members)
+            seconds.append(time.process_time() - start)
+        return 1e3 * statistics.median(seconds)
+
+    sizes = {"half_ms": 32, "two_more_ms": 34, "all_ms": 64}
+    times = {name: milliseconds(size) for name, size in sizes.items()}
+    return {"batch_size": batch_size} | times
+
+
 def steps_of(run: dict[str, Any], batch_size: int | None) -> Callable[[], None]:
     """Steps of one program, which has been compiled."""
     fun, params = run["make_fun"]()
@@ -348,11 +388,6 @@ def steps_of(run: dict[str, Any], batch_size: int | None) -> Callable[[], None]:
 
     take()
     return take
-
-
-def serves(dask_worker: Any) -> bool:
-    """Whether a worker has built the run."""
-    return "radazo_jax_step" in dask_worker.handlers
 
 
 def catch_up(num_steps: int) -> dict[str, Any]:
@@ -518,6 +553,9 @@ CASES: dict[str, Any] = {
     "wire 1e4 16": lambda: wire(10**4, 16),
     "wire 1e7 16": lambda: wire(10**7, 16),
     "catch_up": lambda: catch_up(10_000),
+    "batches 1": lambda: batches(1),
+    "batches 8": lambda: batches(8),
+    "batches 32": lambda: batches(32),
     "throughput 1": lambda: throughput(1),
     "throughput 8": lambda: throughput(8),
     "throughput 32": lambda: throughput(32),
