@@ -75,3 +75,14 @@ def test_replayed_moments_of_all_parameters_meet_their_limits(platform):
         forward, sgd = (found[device, size, name] for name in ("forward", "ZO-SGD"))
         assert row["bytes"] <= 1.06 * forward["bytes"], row
         assert row["product_flops"] <= 1.15 * sgd["product_flops"], row
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_decoding_by_a_population_takes_the_operations_of_plain_decoding(platform):
+    for row in read(_RECORDS / f"decoding_{platform}.json")["rows"]:
+        assert row["by_operations"] >= 0.95, row
+
+
+def test_decoding_by_a_population_takes_the_memory_of_plain_decoding_on_a_gpu():
+    for row in read(_RECORDS / "decoding_gpu.json")["rows"]:
+        assert row["memory_without_factors"] <= 1.05, row

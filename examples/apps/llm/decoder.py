@@ -27,6 +27,7 @@ from examples.apps.llm.model import (
     INIT,
     Cache,
     LanguageModel,
+    apart,
     attend,
     check_sizes,
     kinds,
@@ -312,7 +313,10 @@ class Layer(nnx.Module):
         window: jax.Array,
     ) -> tuple[jax.Array, Cache | None]:
         config, heads = self.config, (*x.shape[:-1], -1, self.config.head_dim)
-        q, k, v = (f(x).reshape(heads) for f in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (f(x) for f in (self.q_proj, self.k_proj, self.v_proj))
+        if cache is not None:
+            q, k, v = apart(q, k, v)
+        q, k, v = (h.reshape(heads) for h in (q, k, v))
         if config.query_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = (rotary.rotated(h, positions, turns) for h in (q, k))

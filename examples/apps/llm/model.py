@@ -217,6 +217,15 @@ class LanguageModel(nnx.Module):
         return self.logits(self.hidden(tokens))
 
 
+def apart(*products: jax.Array) -> list[jax.Array]:
+    """Products whose layout does not depend on what is made of them.
+
+    XLA's TPU backend would lay out queries, keys and values by head from the start, and
+    transpose the matrices of each layer for it, at each token.
+    """
+    return list(lax.optimization_barrier(products))
+
+
 def attend(
     q: jax.Array,
     k: jax.Array,

@@ -17,6 +17,7 @@ from examples.apps.llm.model import (
     INIT,
     Cache,
     LanguageModel,
+    apart,
     attend,
     check_sizes,
     kinds,
@@ -142,9 +143,12 @@ class Layer(nnx.Module):
         number: jax.Array,
     ) -> tuple[jax.Array, Cache | None]:
         y = self.self_attn_layer_norm(x)
-        heads = (*x.shape[:-1], self.num_heads, x.shape[-1] // self.num_heads)
-        q, k, v = (f(y).reshape(heads) for f in (self.q_proj, self.k_proj, self.v_proj))
-        y, cache = attend(q, k, v, positions, cache, number, scale=heads[-1] ** -0.5)
+        width = x.shape[-1] // self.num_heads
+        q, k, v = (f(y) for f in (self.q_proj, self.k_proj, self.v_proj))
+        if cache is not None:
+            q, k, v = apart(q, k, v)
+        q, k, v = (h.reshape(*x.shape[:-1], -1, width) for h in (q, k, v))
+        y, cache = attend(q, k, v, positions, cache, number, scale=width**-0.5)
         x = x + self.out_proj(y)
         x = x + self.fc2(jax.nn.relu(self.fc1(self.final_layer_norm(x))))
         return x, cache
