@@ -131,13 +131,12 @@ def test_what_does_not_fit():
 
 
 @pytest.mark.slow
-def test_a_population_accesses_and_holds_what_plain_decoding_does():
+def test_a_population_accesses_and_computes_what_plain_decoding_does():
     """Each member's cache is written in place, and never transposed."""
     sizes = {"members": 64, "prompts": 1, "num_tokens": 32}
     found = decoding.compared("cpu", decoding.SMALL, jnp.float32, **sizes)
     assert found["by_bytes"] > 0.85  # The factors of small matrices are not small.
     assert found["by_operations"] > 0.95
-    assert found["memory_without_factors"] < 1.05
 
 
 def test_a_population_decodes_at_nine_tenths_of_plain_decoding():
