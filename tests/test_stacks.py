@@ -22,6 +22,7 @@ NEEDS = {
     "Haiku": "haiku",
     "Keras": "keras",
     "Tunix": "tunix",
+    "Tunix with rewards": "tunix",
     "Qwix": "qwix",
 }
 
