@@ -12,7 +12,7 @@ import functools
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from examples.apps.llm import (
     decoder,
@@ -31,9 +30,11 @@ from examples.apps.llm import (
     lora,
     opt,
     quantization,
+    safetensors_file,
 )
 from examples.apps.llm.gguf_model import Stored
 from examples.apps.llm.model import Config, LanguageModel, one_of
+from examples.apps.llm.safetensors_file import Tensor
 from examples.common.files import json_object, model_file
 
 Folder = str | os.PathLike[str]
@@ -81,10 +82,7 @@ def load(
     folder = Path(folder)
     config = read_config(folder)
     with contextlib.ExitStack() as files:
-        if gguf_file.is_gguf(folder):
-            stored = gguf_model.tensors(gguf_model.read(folder))
-        else:
-            stored = _open(folder, "model*.safetensors", files)
+        stored = _tensors(folder, files)
         if config.num_hidden_layers > len(stored):
             raise ValueError(
                 f"{folder} lacks tensors: it has {len(stored)}, and "
@@ -172,33 +170,28 @@ def save(model: LanguageModel, folder: Folder) -> None:
     Raises:
       ValueError: If the model has parameters that the format has no place for.
     """
-    tensors: dict[str, np.ndarray] = {}
-    for path, variable in nnx.to_flat_state(nnx.state(model)):
-        if type(variable) is not nnx.Param:
-            raise ValueError(
-                "model must have no adapters and no soft prompt to be saved; got "
-                f"{'.'.join(map(str, path))}."
-            )
-        tensors |= _views(model, path, np.asarray(variable[...]))
-    for path in Path(folder).glob("model*.safetensors*"):
-        path.unlink()
-    config = model.config.to_dict() | {"torch_dtype": str(jnp.dtype(model.dtype))}
-    write(Path(folder), CONFIG, config, "model.safetensors", tensors)
+    _save(_own_tensors(model), model.config, model.dtype, Path(folder))
 
 
 def save_merged(model: LanguageModel, folder: Folder, *, base: Path) -> None:
     """Writes a tuned model, its adapters merged into the weights, and its tokenizer.
 
     Args:
-      model: The model, with adapters or tuned whole. It is consumed.
+      model: The model, with adapters or tuned whole; or its last layers. It is
+        consumed.
       folder: The folder to write; it is made if it is not there.
       base: The folder or the GGUF file that the model came from; its tokenizer is
-        copied.
+        copied, and so are layers before the model's own, one tensor at a time.
 
     Raises:
       ValueError: If the model has a soft prompt.
     """
-    save(lora.merge(model), folder)
+    tensors, config = _own_tensors(lora.merge(model)), model.config
+    with contextlib.ExitStack() as files:
+        if model.first_layer:
+            config = read_config(base)
+            tensors = _base_tensors(model, base, files) | tensors
+        _save(tensors, config, model.dtype, Path(folder))
     if gguf_file.is_gguf(base):
         file = gguf_model.read(base)
         gguf_tokenizer.tokenizer(file).save(str(Path(folder, "tokenizer.json")))
@@ -222,6 +215,7 @@ def save_adapters(model: LanguageModel, folder: Folder, *, base: str) -> None:
       ValueError: If the model has neither.
     """
     layers: list[int] = []
+    first, number = model.first_layer, model.config.num_hidden_layers
     if model.prompt is not None:
         length, width = model.prompt.shape
         config = {
@@ -238,8 +232,8 @@ def save_adapters(model: LanguageModel, folder: Folder, *, base: str) -> None:
             "target_modules": targets,
         }
         layers = lora.adapted_layers(model)
-        if len(layers) < model.config.num_hidden_layers:
-            config |= {"layers_to_transform": layers}
+        if len(layers) < first + number:
+            config |= {"layers_to_transform": [first + i for i in layers]}
     else:
         raise ValueError("model must have adapters or a soft prompt; got neither.")
     config |= {"task_type": "CAUSAL_LM", "base_model_name_or_path": base}
@@ -247,7 +241,8 @@ def save_adapters(model: LanguageModel, folder: Folder, *, base: str) -> None:
     tensors: dict[str, np.ndarray] = {}
     for variable, views in _adapter_views(model, layers):
         tensors |= views(np.asarray(variable[...]))
-    write(Path(folder), ADAPTER_CONFIG, config, ADAPTERS, tensors)
+    stored = safetensors_file.of_arrays(tensors)
+    write(Path(folder), ADAPTER_CONFIG, config, ADAPTERS, stored)
 
 
 def _views(
@@ -273,9 +268,10 @@ def _views(
 
 
 def _prefix(model: LanguageModel, layer: int, module: str) -> str:
-    """The prefix of the name of a layer's module."""
+    """The prefix of the name of a module of one of the model's layers."""
     parent = model.PARENTS.get(module)
-    return f"{model.PREFIX}.layers.{layer}" + (f".{parent}" if parent else "")
+    number = model.first_layer + layer
+    return f"{model.PREFIX}.layers.{number}" + (f".{parent}" if parent else "")
 
 
 # --- Reading ----------------------------------------------------------------------
@@ -297,6 +293,13 @@ def read_config(folder: Path) -> Config:
 
 # Tensors by name.
 _Stored = dict[str, Stored]
+
+
+def _tensors(folder: Path, files: contextlib.ExitStack) -> _Stored:
+    """Returns the tensors of a folder or a GGUF file, by their names in safetensors."""
+    if gguf_file.is_gguf(folder):
+        return gguf_model.tensors(gguf_model.read(folder))
+    return _open(folder, "model*.safetensors", files)
 
 
 def _open(folder: Path, pattern: str, files: contextlib.ExitStack) -> _Stored:
@@ -403,6 +406,39 @@ def _read_adapter_config(folder: Path, model: LanguageModel) -> dict[str, Any]:
 # --- Writing ----------------------------------------------------------------------
 
 
+def _own_tensors(model: LanguageModel) -> dict[str, Tensor]:
+    """The tensors of a model, as views of its parameters."""
+    tensors: dict[str, np.ndarray] = {}
+    for path, variable in nnx.to_flat_state(nnx.state(model)):
+        if type(variable) is not nnx.Param:
+            raise ValueError(
+                "model must have no adapters and no soft prompt to be saved; got "
+                f"{'.'.join(map(str, path))}."
+            )
+        tensors |= _views(model, path, np.asarray(variable[...]))
+    return safetensors_file.of_arrays(tensors)
+
+
+def _base_tensors(
+    model: LanguageModel, base: Path, files: contextlib.ExitStack
+) -> dict[str, Tensor]:
+    """The tensors of the model that a model's layers came from, not read yet."""
+    stored, dtype = _tensors(base, files), jnp.dtype(model.dtype)
+    if not hasattr(model, "lm_head"):
+        stored.pop("lm_head.weight", None)  # Tied to the embeddings.
+    return {name: Tensor(x.shape, dtype, x.read) for name, x in stored.items()}
+
+
+def _save(
+    tensors: Mapping[str, Tensor], config: Config, dtype: Any, folder: Path
+) -> None:
+    """Writes a checkpoint, and removes the tensors of one that is there."""
+    for path in folder.glob("model*.safetensors*"):
+        path.unlink()
+    entries = config.to_dict() | {"torch_dtype": str(jnp.dtype(dtype))}
+    write(folder, CONFIG, entries, "model.safetensors", tensors)
+
+
 def _adapter_views(
     model: LanguageModel, layers: Iterable[int]
 ) -> Iterator[tuple[nnx.Variable, Callable[[np.ndarray], dict[str, np.ndarray]]]]:
@@ -410,7 +446,7 @@ def _adapter_views(
 
     Args:
       model: A model with adapters or a soft prompt.
-      layers: The layers that have adapters in the file.
+      layers: The indices of the model's layers that have adapters in the file.
     """
     if model.prompt is not None:
         yield model.prompt, lambda array: {"prompt_embeddings": array}
@@ -443,12 +479,9 @@ def write(
     config_file: str,
     config: dict[str, Any],
     tensors_file: str,
-    tensors: dict[str, np.ndarray],
+    tensors: Mapping[str, Tensor],
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(config, indent=2) + "\n"
     (folder / config_file).write_text(text, encoding="utf-8")
-    tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-    save_file(tensors, folder / tensors_file, metadata={"format": "pt"})
-    # The library's own mode lets nobody else read the file.
-    shutil.copymode(folder / config_file, folder / tensors_file)
+    safetensors_file.write(folder / tensors_file, tensors)
