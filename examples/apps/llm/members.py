@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 
 import radazo_jax as zo
-from examples.apps.llm import safetensors_file, weights
+from examples.apps.llm import weights
 from examples.apps.llm.model import LanguageModel
 
 
@@ -77,6 +77,5 @@ def export_members(
     }
     folders = [folder / str(i) for i in range(points.num_points)]
     for to, member in zip(folders, tensors, strict=True):
-        stored = safetensors_file.of_arrays(member)
-        weights.write(to, weights.ADAPTER_CONFIG, config, weights.ADAPTERS, stored)
+        weights.write(to, weights.ADAPTER_CONFIG, config, weights.ADAPTERS, member)
     return folders

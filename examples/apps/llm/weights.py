@@ -10,17 +10,19 @@
 import contextlib
 import functools
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from examples.apps.llm import (
     decoder,
@@ -30,11 +32,9 @@ from examples.apps.llm import (
     lora,
     opt,
     quantization,
-    safetensors_file,
 )
 from examples.apps.llm.gguf_model import Stored
 from examples.apps.llm.model import Config, LanguageModel, one_of
-from examples.apps.llm.safetensors_file import Tensor
 from examples.common.files import json_object, model_file
 
 Folder = str | os.PathLike[str]
@@ -54,6 +54,9 @@ TOKENIZER = (
 
 _FLOATS = ("F16", "BF16", "F32", "F64")  # As safetensors names them.
 _LEAVES = {"kernel": "weight", "embedding": "weight", "scale": "weight", "bias": "bias"}
+# A model is saved in files of at most so many bytes, or of one larger tensor. Saving
+# takes twice the memory of a file.
+_MAX_SHARD = 2**27
 # Other contents of old checkpoints.
 _COMPUTED = ".rotary_emb.inv_freq"
 FAMILIES: dict[str, Any] = {"opt": opt.Config} | dict.fromkeys(
@@ -165,7 +168,7 @@ def save(model: LanguageModel, folder: Folder) -> None:
     Args:
       model: The model, without adapters or a soft prompt.
       folder: The folder to write; it is made if it is not there. A checkpoint in it is
-        replaced.
+        replaced. A large model has several files of tensors.
 
     Raises:
       ValueError: If the model has parameters that the format has no place for.
@@ -241,8 +244,7 @@ def save_adapters(model: LanguageModel, folder: Folder, *, base: str) -> None:
     tensors: dict[str, np.ndarray] = {}
     for variable, views in _adapter_views(model, layers):
         tensors |= views(np.asarray(variable[...]))
-    stored = safetensors_file.of_arrays(tensors)
-    write(Path(folder), ADAPTER_CONFIG, config, ADAPTERS, stored)
+    write(Path(folder), ADAPTER_CONFIG, config, ADAPTERS, tensors)
 
 
 def _views(
@@ -406,7 +408,14 @@ def _read_adapter_config(folder: Path, model: LanguageModel) -> dict[str, Any]:
 # --- Writing ----------------------------------------------------------------------
 
 
-def _own_tensors(model: LanguageModel) -> dict[str, Tensor]:
+class _Tensor(NamedTuple):
+    """A tensor to write: its size, and a function that returns it."""
+
+    num_bytes: int
+    read: Callable[[], np.ndarray]
+
+
+def _own_tensors(model: LanguageModel) -> dict[str, _Tensor]:
     """The tensors of a model, as views of its parameters."""
     tensors: dict[str, np.ndarray] = {}
     for path, variable in nnx.to_flat_state(nnx.state(model)):
@@ -416,27 +425,69 @@ def _own_tensors(model: LanguageModel) -> dict[str, Tensor]:
                 f"{'.'.join(map(str, path))}."
             )
         tensors |= _views(model, path, np.asarray(variable[...]))
-    return safetensors_file.of_arrays(tensors)
+
+    def tensor(view: np.ndarray) -> _Tensor:
+        return _Tensor(view.nbytes, lambda: view)
+
+    return {name: tensor(view) for name, view in tensors.items()}
 
 
 def _base_tensors(
     model: LanguageModel, base: Path, files: contextlib.ExitStack
-) -> dict[str, Tensor]:
+) -> dict[str, _Tensor]:
     """The tensors of the model that a model's layers came from, not read yet."""
     stored, dtype = _tensors(base, files), jnp.dtype(model.dtype)
     if not hasattr(model, "lm_head"):
         stored.pop("lm_head.weight", None)  # Tied to the embeddings.
-    return {name: Tensor(x.shape, dtype, x.read) for name, x in stored.items()}
+
+    def tensor(found: Stored) -> _Tensor:
+        size = math.prod(found.shape) * dtype.itemsize
+        return _Tensor(size, lambda: found.read().astype(dtype, copy=False))
+
+    return {name: tensor(found) for name, found in stored.items()}
 
 
 def _save(
-    tensors: Mapping[str, Tensor], config: Config, dtype: Any, folder: Path
+    tensors: Mapping[str, _Tensor], config: Config, dtype: Any, folder: Path
 ) -> None:
-    """Writes a checkpoint, and removes the tensors of one that is there."""
+    """Writes a checkpoint, and removes the tensors of one that is there.
+
+    Only the tensors of one file are in memory at a time.
+    """
     for path in folder.glob("model*.safetensors*"):
         path.unlink()
     entries = config.to_dict() | {"torch_dtype": str(jnp.dtype(dtype))}
-    write(folder, CONFIG, entries, "model.safetensors", tensors)
+    _write_config(folder / CONFIG, entries)
+    shards = _shards(tensors)
+    files = ["model.safetensors"]
+    if len(shards) > 1:
+        numbers = range(1, len(shards) + 1)
+        files = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in numbers]
+        index = {
+            "metadata": {"total_size": sum(x.num_bytes for x in tensors.values())},
+            "weight_map": {
+                name: file
+                for file, names in zip(files, shards, strict=True)
+                for name in names
+            },
+        }
+        _write_config(folder / "model.safetensors.index.json", index)
+    for file, names in zip(files, shards, strict=True):
+        arrays = {name: tensors[name].read() for name in names}
+        _write_tensors(folder / file, arrays, folder / CONFIG)
+
+
+def _shards(tensors: Mapping[str, _Tensor]) -> list[list[str]]:
+    """The names of the tensors of each file."""
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name, tensor in tensors.items():
+        if shards[-1] and size + tensor.num_bytes > _MAX_SHARD:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += tensor.num_bytes
+    return shards
 
 
 def _adapter_views(
@@ -479,9 +530,18 @@ def write(
     config_file: str,
     config: dict[str, Any],
     tensors_file: str,
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, np.ndarray],
 ) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(config, indent=2) + "\n"
-    (folder / config_file).write_text(text, encoding="utf-8")
-    safetensors_file.write(folder / tensors_file, tensors)
+    _write_config(folder / config_file, config)
+    _write_tensors(folder / tensors_file, tensors, folder / config_file)
+
+
+def _write_config(path: Path, config: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, np.ndarray], config: Path) -> None:
+    tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+    shutil.copymode(config, path)  # The library's own lets nobody else read the file.
