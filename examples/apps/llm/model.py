@@ -87,6 +87,8 @@ class LanguageModel(nnx.Module):
 
     def __init__(self, config: Any, dtype: Any, remat: bool, rngs: nnx.Rngs) -> None:
         self.config, self.dtype, self.remat = config, dtype, remat
+        # The place of the first layer in the model that these are layers of.
+        self.first_layer = 0
         self.embed_tokens = nnx.Embed(
             config.vocab_size,
             config.hidden_size,

@@ -138,7 +138,7 @@ def by_default(
 ) -> list[dict[str, Any]]:
     """The evaluations of a run by the method of `minimize` that tunes nothing."""
     splits = {"train": train, "dev": dev, "test": test}
-    _, model, parts = prepared(chosen, model, splits, FOLDER / "frozen")
+    model, parts = prepared(chosen, model, splits, FOLDER / "frozen")
     feed = Feed(parts["train"], chosen.seed, chosen.batch_sizes())
     share = EXAMPLES / len(train.label)
     parts = parts | {"train": [some(part, share) for part in parts["train"]]}
