@@ -3,6 +3,7 @@
 import json
 import pathlib
 import shutil
+import tracemalloc
 
 import chex
 import jax.numpy as jnp
@@ -64,6 +65,21 @@ def test_a_large_model_is_saved_in_shards(tmp_path, monkeypatch):
         assert sum(tensor.nbytes for tensor in tensors.values()) <= 60_000
     again = weights.load(tmp_path, dtype=jnp.float32)
     chex.assert_trees_all_equal(arrays(again), arrays(model))
+
+
+def test_the_tensors_of_one_file_are_in_memory_at_a_time(tmp_path, monkeypatch):
+    size = 2**20
+    monkeypatch.setattr(weights, "_MAX_SHARD", size)
+    tensor = weights._Tensor(size, lambda: np.ones((1024, 256), np.float32))
+    tracemalloc.start()
+    try:
+        tensors = {str(i): tensor for i in range(4)}
+        weights._save(tensors, tiny.CONFIG, "float32", tmp_path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(list(tmp_path.glob("*.safetensors"))) == 4
+    assert peak < 1.5 * size
 
 
 def copied(name, to):

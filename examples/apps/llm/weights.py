@@ -55,7 +55,7 @@ TOKENIZER = (
 _FLOATS = ("F16", "BF16", "F32", "F64")  # As safetensors names them.
 _LEAVES = {"kernel": "weight", "embedding": "weight", "scale": "weight", "bias": "bias"}
 # A model is saved in files of at most so many bytes, or of one larger tensor. Saving
-# takes twice the memory of a file.
+# takes the memory of a file.
 _MAX_SHARD = 2**27
 # Other contents of old checkpoints.
 _COMPUTED = ".rotary_emb.inv_freq"
@@ -473,8 +473,12 @@ def _save(
         }
         _write_config(folder / "model.safetensors.index.json", index)
     for file, names in zip(files, shards, strict=True):
-        arrays = {name: tensors[name].read() for name in names}
-        _write_tensors(folder / file, arrays, folder / CONFIG)
+        # A name for the arrays would keep them until the next file's are read.
+        _write_tensors(
+            folder / file,
+            {name: tensors[name].read() for name in names},
+            folder / CONFIG,
+        )
 
 
 def _shards(tensors: Mapping[str, _Tensor]) -> list[list[str]]:
