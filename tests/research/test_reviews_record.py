@@ -24,17 +24,21 @@ def test_backpropagation_is_ahead_in_fewer_passes_and_less_time(content):
     runs = reviews.of_runs(content)
     first = runs.pop(("adamw", 300))
     for rows in runs.values():
-        assert accuracy(rows) < min(accuracy([row]) for row in first) - 0.05
+        assert accuracy(rows) < min(accuracy([row]) for row in first) - 0.03
         for name in ("passes", "cpu_s"):
             spent = [r[0]["evaluations"][-1][name] for r in (first, rows)]
-            assert spent[0] < spent[1] / 2
+            assert spent[0] < spent[1] / 1.5
 
 
-def test_forward_passes_end_near_the_threshold_at_the_median(content):
-    untuned, rows = reviews.untuned(content), reviews.of_runs(content)["radazo", 1000]
-    assert [row["seed"] for row in rows] == [1, 2, 3]
-    assert accuracy(rows) > untuned["test_accuracy"] + 0.15
-    assert accuracy(rows) == pytest.approx(untuned["test_calibrated"], abs=0.015)
+def test_forward_passes_end_above_the_threshold_at_the_median(content):
+    threshold = reviews.untuned(content)["test_calibrated"]
+    runs = reviews.of_runs(content)
+    for num_steps, gain in ((1000, 0.02), (10000, 0.08)):
+        rows = runs["radazo", num_steps]
+        assert [row["seed"] for row in rows] == [1, 2, 3]
+        assert accuracy(rows) > threshold + gain
+    for method in ("zo_adamm", "zo_sgd"):
+        assert 0 < accuracy(runs[method, 1000]) - threshold < 0.03
 
 
 def test_rates_follow_from_the_search(content):
@@ -46,6 +50,9 @@ def test_rates_follow_from_the_search(content):
             if row["method"] == method and not row["seed"]
         }
         assert set(searched) == set(reviews.RATES[method])
+        if method == "default":
+            assert {row["learning_rate"] for row in rows} == {None}
+            continue
         best = reviews.best(content["rows"], method)
         assert min(searched) < best < max(searched)
         rate = best * (searched[best] / num_steps) ** 0.5
