@@ -67,9 +67,9 @@ def test_a_run_that_was_cut_ends_as_if_it_had_not_been(small, tmp_path, capsys):
         assert row["reward"] == pytest.approx(total, rel=1e-6)
         assert 0 <= row["ended"] <= 1 and row["spread"] >= 0
     assert "-> " in (whole / "samples.txt").read_text()
-    # The journal has the negative rewards: 4 members, 32 prompts.
+    # The journal has the negative rewards: 4 members, 16 prompts.
     values = np.array(json.loads(journal[1])["values"])
-    assert values.shape == (4, 32)
+    assert values.shape == (4, 16)
     assert -values.mean() == pytest.approx(steps[0]["reward"], rel=1e-5)
     capsys.readouterr()
     with pytest.raises(SystemExit):

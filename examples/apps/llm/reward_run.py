@@ -49,7 +49,7 @@ class Settings:
     b1: float = 0.9
     b2: float = 0.99
     decay: float = 0.0  # Toward the start.
-    num_prompts: int = 32  # Of a step.
+    num_prompts: int = 16  # Of a step.
     num_tokens: int = 6  # Of a reply, at most.
     temperature: float = 0.0
     num_problems: int = 2048
