@@ -43,6 +43,14 @@ def test_all_generate_as_many_tokens(runs):
     assert max(generated) < 1.05 * min(generated)
 
 
+def test_the_policy_gradient_ends_higher_and_takes_more_time(runs):
+    ends = {name: np.mean(gains(rows)) for name, rows in runs.items()}
+    assert ends["grpo"] > max(ends[name] for name in ("radazo", "default", "zo_sgd"))
+    spent = {name: np.mean([r["cpu_s"] for r in rows]) for name, rows in runs.items()}
+    for name in ("radazo", "default", "zo_sgd"):
+        assert 2 < spent["grpo"] / spent[name] < 3
+
+
 def test_the_warm_up_leaves_headroom(runs):
     firsts = [row["evaluations"][0][1] for rows in runs.values() for row in rows]
     assert min(firsts) > 0.2 and max(firsts) < 0.6

@@ -74,7 +74,7 @@ def settings(
 
 
 def by_default() -> dict[str, Any]:
-    """What `examples.apps.llm.reward` does if no option is given."""
+    """The setting of `examples.apps.llm.reward` without options."""
     chosen = reward_run.Settings()
     return {
         "method": "default",
@@ -151,7 +151,7 @@ def best(rows: Sequence[dict[str, Any]], method: str) -> dict[str, Any]:
 
 
 def place(setting: dict[str, Any]) -> tuple[int, int]:
-    """How often the two numbers of a start were doubled to get a setting."""
+    """The doublings of a start, of both of its numbers, that give a setting."""
     rate, other = STARTS[setting["method"]]
     return (
         round(math.log2(setting["learning_rate"] / rate)),
@@ -287,7 +287,7 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     reward.set(title="reward (thin: one deviation of members)", xlabel="step")
     length.set(title="tokens of a reply", xlabel="step")
     ended.set(title="share of replies that end", xlabel="step", ylim=(0, 1.05))
-    figures.legend(figure, reward, 3)
+    figures.legend(figure, reward, 4)
     return figure
 
 
