@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxprs import equations
 from tables import jit, slow
 
 import radazo_jax as zo
@@ -59,6 +60,21 @@ def test_factors_of_many_directions_are_normals_by_position():
     expected = np.split(expected, [columns, 2 * columns, 2 * columns + rows], axis=1)
     found = [x.reshape(many, -1) for x in (dense, a, b)]
     chex.assert_trees_all_equal(found, [expected[0], *expected[2:]])
+
+
+def test_factors_of_large_matrices_are_not_drawn_as_one():
+    """An array of all of them would be held with the factors that are split from it."""
+    rows, many = 2**17, 32
+    params = {name: jax.ShapeDtypeStruct((rows, 8), jnp.bfloat16) for name in "abc"}
+    layout = layout_of(params)
+
+    def factors(numbers):
+        directions = sums.sample(zo.low_rank(), KEY, numbers, layout)
+        return sums.cache(directions, layout, True).cached
+
+    jaxpr = jax.make_jaxpr(factors)(jnp.arange(many, dtype=jnp.uint32))
+    made = [v.aval.size for e in equations(jaxpr.jaxpr) for v in e.outvars]
+    assert many * rows <= max(made) <= 2**23
 
 
 def test_where_chooses_the_leaves():

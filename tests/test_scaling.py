@@ -154,6 +154,40 @@ def test_bytes_that_a_program_accesses_are_as_xla_counts_them(fun):
     assert 0 <= found - program.cost_analysis()["bytes accessed"] <= indices
 
 
+def test_bytes_of_what_the_tpu_compiler_fuses_twice_and_of_what_it_fetches_ahead():
+    """A product reads all of `w` through a fusion that reshapes it.
+
+    The start of a pair lists its operand. Half of `x` is read, and not written to main
+    memory.
+    """
+    text = """HloModule m
+
+%inner (w: f32[64,32]) -> f32[32,64] {
+  %w = f32[64,32]{1,0} parameter(0)
+  ROOT %b = f32[32,64]{0,1} bitcast(%w)
+}
+
+%outer (x: f32[8,32], w: f32[64,32]) -> f32[8,64] {
+  %x = f32[8,32]{1,0} parameter(0)
+  %w = f32[64,32]{1,0} parameter(1)
+  %f = f32[32,64]{0,1} fusion(%w), kind=kLoop, calls=%inner
+  ROOT %y = f32[8,64]{1,0} convolution(%x, %f), dim_labels=bf_io->bf
+}
+
+ENTRY %main (x: f32[16,32], w: f32[64,32]) -> f32[8,64] {
+  %x = f32[16,32]{1,0} parameter(0)
+  %w = f32[64,32]{1,0} parameter(1)
+  %s = ((f32[16,32]{1,0}), f32[8,32]{1,0:S(1)}, s32[]{:S(2)}) slice-start(%x), slice={[0:8], [0:32]}
+  %half = f32[8,32]{1,0:S(1)} slice-done(%s)
+  %y = f32[8,64]{1,0:S(1)} fusion(%half, %w), kind=kOutput, calls=%outer
+  %c = (f32[8,64]{1,0}, f32[8,64]{1,0:S(1)}, u32[]{:S(2)}) copy-start(%y)
+  ROOT %z = f32[8,64]{1,0} copy-done(%c)
+}
+"""  # noqa: E501
+    floats = 8 * 32 + 64 * 32 + 8 * 64  # Half of x, all of w, and the product.
+    assert hlo.Program(text).accessed_bytes() == 4 * floats
+
+
 def test_a_loop_that_depends_on_values_is_counted_as_often_as_told():
     x, w = jnp.ones((8, 32)), jnp.ones((32, 32))
     text = jax.jit(_until).lower(x, w).compile().as_text()

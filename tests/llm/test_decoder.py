@@ -12,7 +12,7 @@ import pytest
 import tables
 from flax import nnx
 from jaxprs import computed_sizes
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from tables import every, slow
 
 from examples.apps.llm import decoder, lora, weights
@@ -59,9 +59,9 @@ def test_a_computed_tensor_of_old_files_is_left_out(tmp_path):
     folder = shutil.copytree(GOLDEN / "llama", tmp_path / "llama")
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
-    weights.save_file(tensors | {name: np.ones(2)}, folder / "model.safetensors")
+    save_file(tensors | {name: np.ones(2)}, folder / "model.safetensors")
     assert weights.load(folder).config.hidden_size == 8
-    weights.save_file(tensors | {"other": np.ones(2)}, folder / "model.safetensors")
+    save_file(tensors | {"other": np.ones(2)}, folder / "model.safetensors")
     with pytest.raises(ValueError, match="unexpected tensor 'other'"):
         weights.load(folder)
 

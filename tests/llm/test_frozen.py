@@ -1,16 +1,17 @@
 """The last layers of a model, on cached outputs of the others."""
 
 import dataclasses
+import pathlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from tables import every, slow
+from tables import every
 
-from examples.apps.llm import frozen, lora, weights
-from examples.apps.llm.run import run
+from examples.apps.llm import frozen, gguf_adapter, gguf_file, lora, weights
+from examples.apps.llm.run import prepared, run
 
 from . import tiny
 from .test_decoder import loaded
@@ -20,6 +21,13 @@ MODELS = {
     "llama": lambda: loaded("llama"),
     # Its layers have other rotary positions and windows than each other.
     "gemma3_text": lambda: loaded("gemma3_text"),
+}
+# Queries and keys are permuted in the first, and heads are tied in the last.
+BASES = {
+    "gguf": "gguf/llama.gguf",
+    "llama_tied_scaled": "decoders/llama_tied_scaled",
+    "gemma3_text": "decoders/gemma3_text",
+    "opt": "opt/norm_before_sharded",
 }
 TOKENS = np.arange(24, dtype=np.int32).reshape(2, 12)
 
@@ -41,25 +49,46 @@ def test_the_last_layers_on_outputs_of_the_first_are_the_model(name, tmp_path):
     b[...] = jax.random.normal(jax.random.key(1), b.shape)
     tuned = tiny.logits(last, outputs(first, tmp_path))
     assert np.abs(tuned - expected).max() > 1e-3
-    whole = frozen.joined(first, last)
-    assert whole.config == MODELS[name]().config
-    assert lora.adapted_layers(whole) == [1]
-    np.testing.assert_allclose(tiny.logits(whole, TOKENS), tuned, rtol=0, atol=1e-5)
+    weights.save(MODELS[name](), tmp_path / "base")
+    weights.save_adapters(last, tmp_path / "adapters", base="")
+    adapted = MODELS[name]()
+    weights.load_adapters(adapted, tmp_path / "adapters")
+    assert lora.adapted_layers(adapted) == [1]
+    weights.save_merged(last, tmp_path / "merged", base=tmp_path / "base")
+    merged = weights.load(tmp_path / "merged", dtype=jnp.float32)
+    for whole in adapted, merged:
+        np.testing.assert_allclose(tiny.logits(whole, TOKENS), tuned, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("keep", [True, slow(False)])
-def test_a_split_model_is_joined_bit_for_bit(keep):
+@pytest.mark.parametrize("name", every(BASES, "gguf"))
+def test_last_layers_are_saved_with_the_layers_before_them(name, tmp_path):
     pytest.importorskip("gguf")
-    path = tiny.GOLDEN / "gguf" / "llama.gguf"
+    base = tiny.GOLDEN / BASES[name]
+    weights.save(weights.load(base), tmp_path / "whole")
+    _, last = frozen.split(weights.load(base), 1)
+    weights.save_merged(last, tmp_path / "last", base=base)
+    whole, found = (tiny.contents(tmp_path / name) for name in ("whole", "last"))
+    assert {name: found[name] for name in whole} == whole
 
-    def load():
-        return weights.load(path, dtype=jnp.float32, keep_blocks=keep)
 
-    one, two = tiny.arrays(load()), tiny.arrays(frozen.joined(*frozen.split(load(), 1)))
-    assert one.keys() == two.keys()
-    for key, values in one.items():
-        assert values.dtype == two[key].dtype
-        np.testing.assert_array_equal(values, two[key])
+def test_rows_are_read_from_a_file_that_is_not_kept_mapped(tmp_path):
+    values = np.arange(24, dtype=np.float16).reshape(6, 4).astype(jnp.bfloat16)
+    values.tofile(tmp_path / "file.outputs")
+    rows = frozen.Rows(tmp_path / "file.outputs", values.dtype, values.shape)
+    assert rows.shape == values.shape
+    for index in (slice(2), np.array([5, 1, 1]), (slice(None), 0)):
+        np.testing.assert_array_equal(rows[index], values[index], strict=True)
+        maps = pathlib.Path("/proc/self/maps")
+        assert not maps.exists() or "file.outputs" not in maps.read_text("utf-8")
+
+
+def test_adapters_for_llama_cpp_name_the_last_layers(tmp_path):
+    pytest.importorskip("gguf")
+    _, last = frozen.split(weights.load(tiny.GOLDEN / BASES["gguf"]), 1)
+    lora.add_lora(last, rank=2, targets=["q_proj"], rngs=nnx.Rngs(0))
+    gguf_adapter.save(last, tmp_path / "adapters.gguf")
+    found = gguf_file.read(tmp_path / "adapters.gguf").tensors
+    assert set(found) == {f"blk.1.attn_q.weight.lora_{part}" for part in "ab"}
 
 
 def damaged(path):
@@ -90,9 +119,26 @@ def test_outputs_are_computed_once_unless_their_file_is_damaged(
         frozen, "_write", lambda *args: (written.append(args), write(*args))
     )
     after = outputs(first, tmp_path)
-    assert isinstance(after, np.memmap)
     np.testing.assert_array_equal(after, before)
     assert len(written) == (harm is not None)
+
+
+def test_the_first_layers_are_let_go_once_their_outputs_are_on_disk(tmp_path):
+    before = jax.live_arrays()  # Kept, so that no other array gets their memory.
+
+    def held():
+        known = {id(array) for array in before}
+        new = [array for array in jax.live_arrays() if id(array) not in known]
+        buffers = {array.unsafe_buffer_pointer(): array.nbytes for array in new}
+        return sum(buffers.values())
+
+    model = tiny.model()
+    whole, layers = held(), sum(x.nbytes for x in jax.tree.leaves(model.layers))
+    splits = {"train": tiny.TRAIN, "dev": tiny.DEV}
+    last, parts = prepared(SETTINGS, model, splits, tmp_path)
+    assert parts["train"][0].tokens.shape[-1] == tiny.CONFIG.hidden_size
+    assert held() == whole - layers / 2
+    assert last.first_layer == 1
 
 
 @pytest.mark.parametrize("last", [0, 2, -1])

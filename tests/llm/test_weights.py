@@ -1,8 +1,11 @@
 """Checkpoints in Hugging Face's format, by those that transformers wrote."""
 
+import json
 import pathlib
 import shutil
+import tracemalloc
 
+import chex
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -40,6 +43,43 @@ def test_saves_the_tensors_that_transformers_saved(name, tmp_path):
     assert saved.keys() == expected.keys() - {"lm_head.weight"}
     for key, tensor in saved.items():
         np.testing.assert_array_equal(tensor, expected[key])
+
+
+def test_a_large_model_is_saved_in_shards(tmp_path, monkeypatch):
+    """The golden shards are of transformers, of at most as many bytes."""
+    monkeypatch.setattr(weights, "_MAX_SHARD", 60_000)
+    model = weights.load(GOLDEN / "norm_before", dtype=jnp.float32)
+    weights.save(model, tmp_path)
+    found, expected = (
+        json.loads((folder / "model.safetensors.index.json").read_text("utf-8"))
+        for folder in (tmp_path, GOLDEN / "norm_before_sharded")
+    )
+    assert found["metadata"]["total_size"] == expected["metadata"]["total_size"]
+    assert found["weight_map"].keys() == expected["weight_map"].keys()
+    files = set(found["weight_map"].values())
+    assert {path.name for path in tmp_path.glob("*.safetensors")} == files
+    assert len(files) == len(set(expected["weight_map"].values()))
+    for file in files:
+        tensors = load_file(tmp_path / file)
+        assert {found["weight_map"][name] for name in tensors} == {file}
+        assert sum(tensor.nbytes for tensor in tensors.values()) <= 60_000
+    again = weights.load(tmp_path, dtype=jnp.float32)
+    chex.assert_trees_all_equal(arrays(again), arrays(model))
+
+
+def test_the_tensors_of_one_file_are_in_memory_at_a_time(tmp_path, monkeypatch):
+    size = 2**20
+    monkeypatch.setattr(weights, "_MAX_SHARD", size)
+    tensor = weights._Tensor(size, lambda: np.ones((1024, 256), np.float32))
+    tracemalloc.start()
+    try:
+        tensors = {str(i): tensor for i in range(4)}
+        weights._save(tensors, tiny.CONFIG, "float32", tmp_path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(list(tmp_path.glob("*.safetensors"))) == 4
+    assert peak < 1.5 * size
 
 
 def copied(name, to):

@@ -54,10 +54,16 @@ def test_rates_follow_from_the_search(content):
 
 
 def test_the_commands_of_the_guide_take_less_than_25_minutes():
+    """The clock of a download, and the CPU time of a run next to other programs."""
     rows = {row["case"]: row for row in read(EVIDENCE / "on_disk.json")["rows"]}
     tuned = rows["tune"]
-    assert rows["install"]["seconds"] + tuned["seconds"] < 25 * 60
+    assert rows["install"]["seconds"] + tuned["cpu_s"] < 25 * 60
     assert tuned["tuned"] > tuned["calibrated"] > tuned["untuned"]
+
+
+def test_tuning_takes_little_more_memory_than_loading_and_one_batch():
+    rows = {row["case"]: row for row in read(EVIDENCE / "on_disk.json")["rows"]}
+    assert rows["tune"]["peak_MiB"] <= 1.2 * rows["one batch"]["peak_MiB"]
 
 
 def test_blocks_of_the_file_have_the_perplexity_of_its_matrices():

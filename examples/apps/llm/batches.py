@@ -41,11 +41,10 @@ def _lengths(batch: Batch) -> np.ndarray:
 def chunks(batch: Batch, size: int) -> Iterator[tuple[int, Batch]]:
     """Yields examples in order, so many at a time, and how many of them are new.
 
-    All have one shape, so that one program serves them: the last is filled up with
-    repetitions of the last example.
+    All have one shape, so that one program serves them and other batches of the same
+    lengths: the last is filled up with repetitions of the last example.
     """
     total = len(batch.label)
-    size = min(size, total)
     for start in range(0, total, size):
         rows = np.minimum(np.arange(start, start + size), total - 1)
         yield min(size, total - start), Batch(*(values[rows] for values in batch))

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 from jax import lax
 
 import radazo_jax as zo
-from examples.apps.llm.model import EMPTY, Cache, LanguageModel
+from examples.apps.llm.attention import EMPTY, Cache
+from examples.apps.llm.model import LanguageModel
 
 AXIS_NAMES = ("directions", "sides")  # Of `of_members`.
 

@@ -23,12 +23,10 @@ import numpy as np
 from flax import nnx
 
 from examples.apps.llm import rotary
+from examples.apps.llm.attention import Cache, apart, attend
 from examples.apps.llm.model import (
     INIT,
-    Cache,
     LanguageModel,
-    apart,
-    attend,
     check_sizes,
     kinds,
     one_of,

@@ -3,14 +3,13 @@
     first, last = split(model, 6)
     batch = outputs(first, batch, folder, description)
     ...  # Tune `last` on the batch.
-    model = joined(first, last)
 
 Adapters of the last layers leave the outputs of the others as they are, so these are
-computed once: a pass then takes a share of the time.
+computed once: a pass then takes a share of the time. The first layers are in memory
+until then. `weights.save_merged` reads them from the model's files again.
 """
 
 import dataclasses
-import functools
 import json
 import math
 import zlib
@@ -66,57 +65,36 @@ def split(model: LanguageModel, last: int) -> tuple[LanguageModel, LanguageModel
 
 
 def _with_config(model: LanguageModel, config: Any, cut: slice) -> LanguageModel:
-    """The model with the configuration of some of the layers."""
+    """The model with the configuration of some of the layers, and their place."""
     changes: dict[str, Any] = {"num_hidden_layers": cut.stop - cut.start}
     for name in ("windows", "rope"):  # Of each layer.
         if hasattr(config, name):
             changes[name] = getattr(config, name)[cut]
     model.config = dataclasses.replace(config, **changes)
-    return model
-
-
-def joined(first: LanguageModel, last: LanguageModel) -> LanguageModel:
-    """Returns the model whose layers `split` divided.
-
-    Args:
-      first: The first part, as `split` returned it. It is consumed.
-      last: The last part, also consumed. The first layers get adapters of zeros.
-    """
-    graphdef, state = nnx.split(last)
-    before = {
-        path: variable[...] for path, variable in nnx.to_flat_state(nnx.state(first))
-    }
-    number = first.config.num_hidden_layers
-    flat = {}
-    for path, variable in nnx.to_flat_state(state):
-        value = variable[...]
-        if path[0] == "layers":
-            base = tuple(part for part in path if part != "base")
-            zeros = functools.partial(jnp.zeros, (number, *value.shape[1:]))
-            rest = before[base] if base in before else zeros(value.dtype)
-            whole = jax.block_until_ready(jnp.concatenate([rest, value]))
-            rest.delete()
-            value.delete()
-            value = whole
-        flat[path] = variable.replace(value)
-    config, total = last.config, number + last.config.num_hidden_layers
-    model = nnx.merge(graphdef, nnx.from_flat_state(flat))
-    changes = {
-        name: getattr(first.config, name) + getattr(config, name)
-        for name in ("windows", "rope")
-        if hasattr(config, name)
-    }
-    model.config = dataclasses.replace(config, num_hidden_layers=total, **changes)
+    model.first_layer = cut.start
     return model
 
 
 # --- Outputs on disk --------------------------------------------------------------
 
 
+class Rows:
+    """An array in a file. Its rows are read when they are indexed.
+
+    A map of the file that stays would keep all that was read of it resident.
+    """
+
+    def __init__(self, path: Path, dtype: Any, shape: tuple[int, ...]) -> None:
+        self.path, self.dtype, self.shape = path, dtype, shape
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        return np.array(np.memmap(self.path, self.dtype, "r", shape=self.shape)[rows])
+
+
 def outputs(
     model: LanguageModel, batch: Batch, folder: Path, description: str, batch_size: int
 ) -> Batch:
-    """Returns the examples with a model's outputs for tokens, mapped from a file.
+    """Returns the examples with a model's outputs for tokens, as `Rows` of a file.
 
     The file is made if it is not there, or is damaged.
 
@@ -142,7 +120,7 @@ def outputs(
         _write(model, tokens, path, batch_size)
         text = json.dumps(wanted | {"checksum": _checksum(path)})
         about.write_text(text, encoding="utf-8")  # Last: the file is whole.
-    return batch._replace(tokens=np.memmap(path, model.dtype, "r", shape=shape))
+    return batch._replace(tokens=Rows(path, model.dtype, shape))
 
 
 def _is_whole(path: Path, about: Path, wanted: dict[str, Any]) -> bool:
@@ -170,16 +148,15 @@ def _write(
     graphdef, state = nnx.split(model)
     length = tokens.shape[-1]
     rows = tokens.reshape(-1, length)
-    shape = *rows.shape, model.config.hidden_size
-    file = np.memmap(path, model.dtype, "w+", shape=shape)
-    with tqdm(total=len(rows), desc=f"Frozen layers, {length} tokens") as bar:
+    bar = tqdm(total=len(rows), desc=f"Frozen layers, {length} tokens")
+    with bar, path.open("wb") as file:
         for start in range(0, len(rows), batch_size):
             part = rows[start : start + batch_size]
             padded = np.zeros((batch_size, length), np.int32)
             padded[: len(part)] = part
-            file[start : start + len(part)] = _run(graphdef, state, padded)[: len(part)]
+            found = np.asarray(_run(graphdef, state, padded))[: len(part)]
+            file.write(found.view(np.uint8))
             bar.update(len(part))
-    file.flush()
 
 
 @jax.jit

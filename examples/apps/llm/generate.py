@@ -25,8 +25,9 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from examples.apps.llm import data, gguf_file, gguf_model, gguf_tokenizer, weights
+from examples.apps.llm.attention import Cache
 from examples.apps.llm.main import DTYPES, find_model
-from examples.apps.llm.model import Cache, LanguageModel
+from examples.apps.llm.model import LanguageModel
 from examples.common.cli import Parser
 from examples.common.files import json_object, model_file
 

@@ -61,7 +61,7 @@ def save(model: LanguageModel, path: Path) -> None:
                 rows = gguf_model.permuted(heads[name], rows)
             for part, matrix in (("a", a[i].T), ("b", rows)):
                 writer.add_tensor(
-                    f"blk.{i}.{module}.weight.lora_{part}",
+                    f"blk.{model.first_layer + i}.{module}.weight.lora_{part}",
                     np.ascontiguousarray(matrix, np.float32),
                 )
     writer.write_header_to_file()

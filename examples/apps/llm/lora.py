@@ -96,7 +96,7 @@ def adapted(model: LanguageModel) -> list[str]:
 
 
 def adapted_layers(model: LanguageModel) -> list[int]:
-    """Returns the numbers of the layers whose adapters are not zero throughout."""
+    """Returns which of a model's layers have adapters that are not all zero."""
     found = [getattr(model.layers, name).lora.lora_a[...] for name in adapted(model)]
     used = jnp.any(jnp.stack([jnp.any(a != 0, axis=(1, 2)) for a in found]), axis=0)
     return [int(i) for i in jnp.flatnonzero(used)]

@@ -15,9 +15,10 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
+from examples.apps.llm.attention import Cache, empty_cache
+
 T = TypeVar("T", bound=nnx.Module)
 INIT = nnx.initializers.normal(0.02)
-EMPTY = 2**30  # A position after all others.
 _LARGEST = float(jnp.finfo(jnp.float32).max)
 
 
@@ -37,30 +38,6 @@ class Config(Protocol):
         self, *, dtype: Any = jnp.bfloat16, remat: bool = False, rngs: nnx.Rngs
     ) -> "LanguageModel":
         """A model of these sizes, with random parameters."""
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Cache:
-    """Keys and values of the tokens so far.
-
-    The next tokens of all rows are written to the same slots, whatever their positions:
-    a loop over tokens then writes a slice, and no more than it.
-
-    Attributes:
-      keys: [layers, B, heads, S, width of a head], in S slots.
-      values: As `keys`.
-      positions: The position of the token in each slot, int32 [B, S]; `EMPTY` if no
-        token may see it.
-      slot: The slot of the next token, int32 ().
-      empty: Whether the next tokens are the first, which see none but themselves.
-    """
-
-    keys: jax.Array
-    values: jax.Array
-    positions: jax.Array
-    slot: jax.Array
-    empty: bool = dataclasses.field(metadata={"static": True})
 
 
 class LanguageModel(nnx.Module):
@@ -83,6 +60,8 @@ class LanguageModel(nnx.Module):
 
     def __init__(self, config: Any, dtype: Any, remat: bool, rngs: nnx.Rngs) -> None:
         self.config, self.dtype, self.remat = config, dtype, remat
+        # The place of the first layer in the model that these are layers of.
+        self.first_layer = 0
         self.embed_tokens = nnx.Embed(
             config.vocab_size,
             config.hidden_size,
@@ -179,11 +158,7 @@ class LanguageModel(nnx.Module):
 
     def empty_cache(self, batch_size: int, length: int) -> Cache:
         """Room for the keys and values of so many tokens, of all layers."""
-        layers, heads, width = self.cache_shape
-        shape = layers, batch_size, heads, length, width
-        keys, values = jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype)
-        positions = jnp.full((batch_size, length), EMPTY, jnp.int32)
-        return Cache(keys, values, positions, jnp.int32(0), empty=True)
+        return empty_cache(*self.cache_shape, batch_size, length, self.dtype)
 
     def hidden(self, tokens: jax.Array) -> jax.Array:
         """The final hidden states of tokens int32 [B, T], [B, T, width].
@@ -215,77 +190,6 @@ class LanguageModel(nnx.Module):
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """The logits of tokens int32 [B, T], float32 [B, T, vocab]."""
         return self.logits(self.hidden(tokens))
-
-
-def apart(*products: jax.Array) -> list[jax.Array]:
-    """Products whose layout does not depend on what is made of them.
-
-    XLA's TPU backend would lay out queries, keys and values by head from the start, and
-    transpose the matrices of each layer for it, at each token.
-    """
-    return list(lax.optimization_barrier(products))
-
-
-def attend(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    positions: jax.Array,
-    cache: Cache | None,
-    layer: jax.Array,
-    *,
-    scale: float,
-    window: Any = None,
-    cap: float | None = None,
-) -> tuple[jax.Array, Cache | None]:
-    """Causal attention, in which several heads of queries may share keys and values.
-
-    Args:
-      q: [B, T, heads, width of a head].
-      k: [B, T, fewer heads, width of a head], as v.
-      v: As k.
-      positions: int32 [T], of the tokens, or [B, T] if rows differ.
-      cache: The cache, to which new keys and values are written; without, positions
-          start at 0.
-      layer: The number of the layer.
-      scale: The factor of the products.
-      window: The number of positions that a token sees, with its own; by default all.
-      cap: The soft limit of the scaled products.
-
-    Returns:
-      What was mixed, [B, T, heads · width], and the cache.
-    """
-    batch, length, heads, width = q.shape
-    groups = k.shape[2]
-    places, of_keys = positions, "bskd"
-    if cache is not None:
-        at = layer, 0, 0, cache.slot, 0
-        news = (x.swapaxes(1, 2)[None] for x in (k, v))
-        olds = cache.keys, cache.values
-        keys, values = map(lax.dynamic_update_slice, olds, news, (at, at))
-        cache = dataclasses.replace(cache, keys=keys, values=values)
-    if cache is not None and not cache.empty:
-        k, v = (lax.dynamic_index_in_dim(x, layer, 0, False) for x in (keys, values))
-        places, of_keys = cache.positions, "bksd"
-    # One row for all, or each its own.
-    positions, places = (x.reshape(-1, x.shape[-1]) for x in (positions, places))
-    distance = (positions[:, :, None] - places[:, None])[:, None, None]
-    seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
-    # Two axes of the batch before two of matrices: under `vmap` too, XLA's CPU backend
-    # then multiplies by keys and values as they are stored.
-    q = q.swapaxes(1, 2).reshape(batch, groups, -1, width)
-    products = jnp.einsum(
-        f"bkqd,{of_keys}->bkqs", q, k, preferred_element_type=jnp.float32
-    )
-    products = products.reshape(batch, groups, -1, *seen.shape[-2:]) * scale
-    if cap is not None:
-        products = cap * jnp.tanh(products / cap)
-    products = jnp.where(seen, products, -jnp.inf)
-    weights = jax.nn.softmax(products).astype(v.dtype)
-    weights = weights.reshape(*q.shape[:3], -1)
-    mixed = jnp.einsum(f"bkqs,{of_keys}->bkqd", weights, v)
-    mixed = mixed.reshape(batch, heads, length, width).swapaxes(1, 2)
-    return mixed.reshape(batch, length, heads * width), cache
 
 
 def check_sizes(values: Mapping[str, Any]) -> None:

@@ -13,12 +13,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from examples.apps.llm.attention import Cache, apart, attend
 from examples.apps.llm.model import (
     INIT,
-    Cache,
     LanguageModel,
-    apart,
-    attend,
     check_sizes,
     kinds,
     stacked,

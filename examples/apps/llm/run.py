@@ -41,7 +41,7 @@ FREE = ("num_steps", "checkpoint_every", "eval_every")
 class Result(NamedTuple):
     """The result of a run."""
 
-    model: LanguageModel
+    model: LanguageModel  # Its last layers, if no others were tuned.
     state: State
     evaluations: list[dict[str, Any]]  # Of the whole run, also after a resumption.
 
@@ -98,7 +98,7 @@ def run(
     splits = {"train": train, "dev": dev} | ({} if test is None else {"test": test})
     if settings.last_layers and frozen_folder is None:
         frozen_folder = Path(folder or tempfile.mkdtemp()) / "frozen"
-    first_layers, model, parts = prepared(settings, model, splits, frozen_folder)
+    model, parts = prepared(settings, model, splits, frozen_folder)
     measured = parts
     if eval_examples is not None:
         share = eval_examples / len(train.label)
@@ -178,8 +178,6 @@ def run(
             bar.set_postfix(shown, refresh=False)
             bar.update()
     model = nnx.merge(job.graphdef, state.params, job.rest)
-    if first_layers is not None:
-        model = frozen.joined(first_layers, model)
     return Result(model, state, [row for row in rows if "train_loss" in row])
 
 
@@ -188,18 +186,18 @@ def prepared(
     model: LanguageModel,
     splits: dict[str, Batch],
     frozen_folder: Path | None,
-) -> tuple[LanguageModel | None, LanguageModel, dict[str, list[Batch]]]:
+) -> tuple[LanguageModel, dict[str, list[Batch]]]:
     """Divides the layers as the settings say, and each split into buckets.
 
     Returns:
-      The frozen layers, if any are cached; the model that is left to tune; and the
+      The model to tune, without frozen layers whose outputs are cached; and the
       buckets by split, with the lengths of the first split, so that all splits share
-      programs. With frozen layers, they hold these layers' outputs.
+      programs. They hold outputs of the frozen layers, if these are cached.
     """
     ends = bounds(next(iter(splits.values())), settings.num_buckets)
     parts = {name: buckets(split, ends) for name, split in splits.items()}
     if not settings.last_layers:
-        return None, model, parts
+        return model, parts
     base = checkpoint.checksum(_heads(nnx.state(model)))
     first_layers, model = frozen.split(model, settings.last_layers)
     cached = functools.partial(
@@ -210,7 +208,9 @@ def prepared(
         batch_size=settings.eval_batch_size,
     )
     parts = {name: [cached(part) for part in found] for name, found in parts.items()}
-    return first_layers, model, parts
+    for leaf in jax.tree.leaves(first_layers.layers):
+        leaf.delete()  # Else in memory until Python collects NNX's reference cycles.
+    return model, parts
 
 
 class Seconds:

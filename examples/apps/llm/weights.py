@@ -10,11 +10,12 @@
 import contextlib
 import functools
 import json
+import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -53,6 +54,9 @@ TOKENIZER = (
 
 _FLOATS = ("F16", "BF16", "F32", "F64")  # As safetensors names them.
 _LEAVES = {"kernel": "weight", "embedding": "weight", "scale": "weight", "bias": "bias"}
+# A model is saved in files of at most so many bytes, or of one larger tensor. Saving
+# takes the memory of a file.
+_MAX_SHARD = 2**27
 # Other contents of old checkpoints.
 _COMPUTED = ".rotary_emb.inv_freq"
 FAMILIES: dict[str, Any] = {"opt": opt.Config} | dict.fromkeys(
@@ -81,10 +85,7 @@ def load(
     folder = Path(folder)
     config = read_config(folder)
     with contextlib.ExitStack() as files:
-        if gguf_file.is_gguf(folder):
-            stored = gguf_model.tensors(gguf_model.read(folder))
-        else:
-            stored = _open(folder, "model*.safetensors", files)
+        stored = _tensors(folder, files)
         if config.num_hidden_layers > len(stored):
             raise ValueError(
                 f"{folder} lacks tensors: it has {len(stored)}, and "
@@ -167,38 +168,33 @@ def save(model: LanguageModel, folder: Folder) -> None:
     Args:
       model: The model, without adapters or a soft prompt.
       folder: The folder to write; it is made if it is not there. A checkpoint in it is
-        replaced.
+        replaced. A large model has several files of tensors.
 
     Raises:
       ValueError: If the model has parameters that the format has no place for.
     """
-    tensors: dict[str, np.ndarray] = {}
-    for path, variable in nnx.to_flat_state(nnx.state(model)):
-        if type(variable) is not nnx.Param:
-            raise ValueError(
-                "model must have no adapters and no soft prompt to be saved; got "
-                f"{'.'.join(map(str, path))}."
-            )
-        tensors |= _views(model, path, np.asarray(variable[...]))
-    for path in Path(folder).glob("model*.safetensors*"):
-        path.unlink()
-    config = model.config.to_dict() | {"torch_dtype": str(jnp.dtype(model.dtype))}
-    write(Path(folder), CONFIG, config, "model.safetensors", tensors)
+    _save(_own_tensors(model), model.config, model.dtype, Path(folder))
 
 
 def save_merged(model: LanguageModel, folder: Folder, *, base: Path) -> None:
     """Writes a tuned model, its adapters merged into the weights, and its tokenizer.
 
     Args:
-      model: The model, with adapters or tuned whole. It is consumed.
+      model: The model, with adapters or tuned whole; or its last layers. It is
+        consumed.
       folder: The folder to write; it is made if it is not there.
       base: The folder or the GGUF file that the model came from; its tokenizer is
-        copied.
+        copied, and so are layers before the model's own, one tensor at a time.
 
     Raises:
       ValueError: If the model has a soft prompt.
     """
-    save(lora.merge(model), folder)
+    tensors, config = _own_tensors(lora.merge(model)), model.config
+    with contextlib.ExitStack() as files:
+        if model.first_layer:
+            config = read_config(base)
+            tensors = _base_tensors(model, base, files) | tensors
+        _save(tensors, config, model.dtype, Path(folder))
     if gguf_file.is_gguf(base):
         file = gguf_model.read(base)
         gguf_tokenizer.tokenizer(file).save(str(Path(folder, "tokenizer.json")))
@@ -222,6 +218,7 @@ def save_adapters(model: LanguageModel, folder: Folder, *, base: str) -> None:
       ValueError: If the model has neither.
     """
     layers: list[int] = []
+    first, number = model.first_layer, model.config.num_hidden_layers
     if model.prompt is not None:
         length, width = model.prompt.shape
         config = {
@@ -238,8 +235,8 @@ def save_adapters(model: LanguageModel, folder: Folder, *, base: str) -> None:
             "target_modules": targets,
         }
         layers = lora.adapted_layers(model)
-        if len(layers) < model.config.num_hidden_layers:
-            config |= {"layers_to_transform": layers}
+        if len(layers) < first + number:
+            config |= {"layers_to_transform": [first + i for i in layers]}
     else:
         raise ValueError("model must have adapters or a soft prompt; got neither.")
     config |= {"task_type": "CAUSAL_LM", "base_model_name_or_path": base}
@@ -273,9 +270,10 @@ def _views(
 
 
 def _prefix(model: LanguageModel, layer: int, module: str) -> str:
-    """The prefix of the name of a layer's module."""
+    """The prefix of the name of a module of one of the model's layers."""
     parent = model.PARENTS.get(module)
-    return f"{model.PREFIX}.layers.{layer}" + (f".{parent}" if parent else "")
+    number = model.first_layer + layer
+    return f"{model.PREFIX}.layers.{number}" + (f".{parent}" if parent else "")
 
 
 # --- Reading ----------------------------------------------------------------------
@@ -297,6 +295,13 @@ def read_config(folder: Path) -> Config:
 
 # Tensors by name.
 _Stored = dict[str, Stored]
+
+
+def _tensors(folder: Path, files: contextlib.ExitStack) -> _Stored:
+    """Returns the tensors of a folder or a GGUF file, by their names in safetensors."""
+    if gguf_file.is_gguf(folder):
+        return gguf_model.tensors(gguf_model.read(folder))
+    return _open(folder, "model*.safetensors", files)
 
 
 def _open(folder: Path, pattern: str, files: contextlib.ExitStack) -> _Stored:
@@ -403,6 +408,92 @@ def _read_adapter_config(folder: Path, model: LanguageModel) -> dict[str, Any]:
 # --- Writing ----------------------------------------------------------------------
 
 
+class _Tensor(NamedTuple):
+    """A tensor to write: its size, and a function that returns it."""
+
+    num_bytes: int
+    read: Callable[[], np.ndarray]
+
+
+def _own_tensors(model: LanguageModel) -> dict[str, _Tensor]:
+    """The tensors of a model, as views of its parameters."""
+    tensors: dict[str, np.ndarray] = {}
+    for path, variable in nnx.to_flat_state(nnx.state(model)):
+        if type(variable) is not nnx.Param:
+            raise ValueError(
+                "model must have no adapters and no soft prompt to be saved; got "
+                f"{'.'.join(map(str, path))}."
+            )
+        tensors |= _views(model, path, np.asarray(variable[...]))
+
+    def tensor(view: np.ndarray) -> _Tensor:
+        return _Tensor(view.nbytes, lambda: view)
+
+    return {name: tensor(view) for name, view in tensors.items()}
+
+
+def _base_tensors(
+    model: LanguageModel, base: Path, files: contextlib.ExitStack
+) -> dict[str, _Tensor]:
+    """The tensors of the model that a model's layers came from, not read yet."""
+    stored, dtype = _tensors(base, files), jnp.dtype(model.dtype)
+    if not hasattr(model, "lm_head"):
+        stored.pop("lm_head.weight", None)  # Tied to the embeddings.
+
+    def tensor(found: Stored) -> _Tensor:
+        size = math.prod(found.shape) * dtype.itemsize
+        return _Tensor(size, lambda: found.read().astype(dtype, copy=False))
+
+    return {name: tensor(found) for name, found in stored.items()}
+
+
+def _save(
+    tensors: Mapping[str, _Tensor], config: Config, dtype: Any, folder: Path
+) -> None:
+    """Writes a checkpoint, and removes the tensors of one that is there.
+
+    Only the tensors of one file are in memory at a time.
+    """
+    for path in folder.glob("model*.safetensors*"):
+        path.unlink()
+    entries = config.to_dict() | {"torch_dtype": str(jnp.dtype(dtype))}
+    _write_config(folder / CONFIG, entries)
+    shards = _shards(tensors)
+    files = ["model.safetensors"]
+    if len(shards) > 1:
+        numbers = range(1, len(shards) + 1)
+        files = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in numbers]
+        index = {
+            "metadata": {"total_size": sum(x.num_bytes for x in tensors.values())},
+            "weight_map": {
+                name: file
+                for file, names in zip(files, shards, strict=True)
+                for name in names
+            },
+        }
+        _write_config(folder / "model.safetensors.index.json", index)
+    for file, names in zip(files, shards, strict=True):
+        # A name for the arrays would keep them until the next file's are read.
+        _write_tensors(
+            folder / file,
+            {name: tensors[name].read() for name in names},
+            folder / CONFIG,
+        )
+
+
+def _shards(tensors: Mapping[str, _Tensor]) -> list[list[str]]:
+    """The names of the tensors of each file."""
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name, tensor in tensors.items():
+        if shards[-1] and size + tensor.num_bytes > _MAX_SHARD:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += tensor.num_bytes
+    return shards
+
+
 def _adapter_views(
     model: LanguageModel, layers: Iterable[int]
 ) -> Iterator[tuple[nnx.Variable, Callable[[np.ndarray], dict[str, np.ndarray]]]]:
@@ -410,7 +501,7 @@ def _adapter_views(
 
     Args:
       model: A model with adapters or a soft prompt.
-      layers: The layers that have adapters in the file.
+      layers: The indices of the model's layers that have adapters in the file.
     """
     if model.prompt is not None:
         yield model.prompt, lambda array: {"prompt_embeddings": array}
@@ -443,12 +534,18 @@ def write(
     config_file: str,
     config: dict[str, Any],
     tensors_file: str,
-    tensors: dict[str, np.ndarray],
+    tensors: Mapping[str, np.ndarray],
 ) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(config, indent=2) + "\n"
-    (folder / config_file).write_text(text, encoding="utf-8")
+    _write_config(folder / config_file, config)
+    _write_tensors(folder / tensors_file, tensors, folder / config_file)
+
+
+def _write_config(path: Path, config: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, np.ndarray], config: Path) -> None:
     tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-    save_file(tensors, folder / tensors_file, metadata={"format": "pt"})
-    # The library's own mode lets nobody else read the file.
-    shutil.copymode(folder / config_file, folder / tensors_file)
+    save_file(tensors, path, metadata={"format": "pt"})
+    shutil.copymode(config, path)  # The library's own lets nobody else read the file.

@@ -84,9 +84,19 @@ class Instruction(NamedTuple):
     called: tuple[str, ...]
 
     @property
+    def made(self) -> tuple[Array, ...]:
+        """The results, without the operands that the start of a pair passes on."""
+        if self.opcode == "copy-start":
+            return self.results[:1]
+        if self.opcode.endswith("-start") and self.opcode != "all-reduce-start":
+            # The operands, the results, and for some two words.
+            return self.results[len(self.operands) :][: len(self.operands)]
+        return self.results
+
+    @property
     def main_bytes(self) -> int:
-        """The bytes of its results in main memory."""
-        return sum(x.num_bytes for x in self.results if not x.on_chip)
+        """The bytes in main memory of what it makes."""
+        return sum(x.num_bytes for x in self.made if not x.on_chip)
 
     @property
     def literal(self) -> str:
@@ -219,12 +229,7 @@ class Program:
             opcode = instruction.opcode.removesuffix("-start")
             if opcode not in COLLECTIVES:
                 continue
-            results = instruction.results
-            if instruction.opcode.endswith("-start") and opcode != "all-reduce":
-                # The operands, the results, and for permutations two words.
-                results = results[len(instruction.operands) :]
-                results = results[: len(instruction.operands)]
-            found.append(Sent(opcode, results, times))
+            found.append(Sent(opcode, instruction.made, times))
         return found
 
     def sent_bytes(self) -> int:
@@ -270,20 +275,26 @@ class Program:
 
     def _read(self, instruction: Instruction, number: int, size: int) -> int:
         """The bytes read of an operand, which has `size` of them."""
-        made = sum(array.num_bytes for array in instruction.results)
-        if number == 0 and instruction.opcode in _READS_A_PART:
+        made = sum(array.num_bytes for array in instruction.made)
+        opcode = instruction.opcode.removesuffix("-start")
+        if number == 0 and opcode in _READS_A_PART:
             return min(size, made)
         if number == 0 and instruction.opcode == "dynamic-update-slice":
             return 0
         if instruction.opcode != "fusion":
             return size
         inside = self.computations[instruction.called[0]]
-        (parameter,) = (
-            i.name
-            for i in inside.values()
-            if i.opcode == "parameter" and i.literal == str(number)
-        )
-        return min(size, self._read_inside(inside, parameter, size))
+        return min(size, self._read_inside(inside, _parameter(inside, number), size))
+
+    def _passes_on(self, instruction: Instruction, number: int) -> bool:
+        """Whether the result is an operand, maybe in another shape."""
+        if instruction.opcode != "fusion":
+            return instruction.opcode in ("bitcast", "tuple")
+        inside = self.computations[instruction.called[0]]
+        last = list(inside.values())[-1]
+        while last.opcode == "bitcast":
+            last = inside[last.operands[0]]
+        return last.name == _parameter(inside, number)
 
     def _read_inside(
         self, computation: dict[str, Instruction], name: str, size: int
@@ -293,7 +304,7 @@ class Program:
             for number, operand in enumerate(user.operands):
                 if operand != name:
                     continue
-                if user.opcode in ("bitcast", "tuple"):
+                if self._passes_on(user, number):
                     total += self._read_inside(computation, user.name, size)
                 else:
                     total += self._read(user, number, size)
@@ -313,7 +324,7 @@ class Program:
             else:
                 last = [computation[operand] for operand in instruction.operands]
             return sum(self._written(computation, one) for one in last)
-        return sum(array.num_bytes for array in instruction.results)
+        return sum(array.num_bytes for array in instruction.made)
 
     def elementwise_operations(self) -> int:
         """The elements that operations other than products make, on one device.
@@ -377,6 +388,16 @@ def _parsed(name: str, result: str, opcode: str, text: str) -> Instruction:
     return Instruction(
         name, opcode, tuple(arrays), tuple(operands), text, tuple(called)
     )
+
+
+def _parameter(computation: dict[str, Instruction], number: int) -> str:
+    """The name of a parameter."""
+    (found,) = (
+        i.name
+        for i in computation.values()
+        if i.opcode == "parameter" and i.literal == str(number)
+    )
+    return found
 
 
 def _up_to_closing(text: str) -> str:

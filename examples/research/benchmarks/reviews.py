@@ -61,7 +61,7 @@ EXAMPLES = 250  # That the training loss is measured on.
 # Factors of two, or of more if less is known; ZO-AdaMM's are four times R-AdaZO's,
 # as its best rates are on other problems (docs/evidence/llm.json).
 RATES = {
-    "radazo": (5e-4, 1e-3, 2e-3),
+    "radazo": (5e-4, 1e-3, 2e-3, 4e-3),
     "adamw": (1e-3, 3e-3, 1e-2, 3e-2),
     "zo_adamm": (2e-3, 4e-3, 8e-3),
     "zo_sgd": (1e-3, 4e-3, 1.6e-2),
@@ -79,7 +79,7 @@ def settings(
     return Settings(
         **options,
         schedule="cosine",
-        batch_size=4,
+        batch_size=8,
         last_layers=6,
         num_buckets=8,
         num_steps=num_steps,
@@ -138,7 +138,7 @@ def by_default(
 ) -> list[dict[str, Any]]:
     """The evaluations of a run by the method of `minimize` that tunes nothing."""
     splits = {"train": train, "dev": dev, "test": test}
-    _, model, parts = prepared(chosen, model, splits, FOLDER / "frozen")
+    model, parts = prepared(chosen, model, splits, FOLDER / "frozen")
     feed = Feed(parts["train"], chosen.seed, chosen.batch_sizes())
     share = EXAMPLES / len(train.label)
     parts = parts | {"train": [some(part, share) for part in parts["train"]]}

@@ -16,9 +16,10 @@ from radazo_jax._src.directions.normal import Gaussian
 from radazo_jax._src.directions.storage import Dense, Part, drawn_once
 from radazo_jax._src.numbers import counter, generator
 
-# From so many directions on, factors are drawn as one only up to so many numbers of all
-# directions. Each draw of its own takes 50 ms to compile on a CPU.
-_MANY, _MAX_SPLIT = 2**8, 2**18
+# Factors are drawn as one array of at most so many numbers of all directions (32 MiB):
+# each draw takes 50 ms to compile on a CPU, but the array is held while it is split.
+# From so many directions on, splitting more takes nearly as long as drawing.
+_MAX_TOGETHER, _MANY, _MAX_SPLIT = 2**23, 2**8, 2**18
 
 
 class LowRank(Gaussian):
@@ -91,11 +92,7 @@ class _LowRank(Dense):
         dimension: int,
     ) -> tuple[Elements, ...]:
         parts = [part for leaf in leaves for part in _parts(distribution, leaf)]
-        # Of whatever size, because even all factors together are small. If there are
-        # many directions, splitting the factors takes nearly as long as drawing them.
-        together = sum(part.size for part in parts)
-        if len(keys) >= _MANY:
-            together = min(together, _MAX_SPLIT // len(keys))
+        together = (_MAX_TOGETHER if len(keys) < _MANY else _MAX_SPLIT) // len(keys)
         found = drawn_once(distribution.draw, keys, numbers, parts, dimension, together)
         drawn = iter(found)
         return tuple(

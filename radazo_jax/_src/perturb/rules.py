@@ -18,7 +18,7 @@ from jax.extend import core
 
 from radazo_jax._src import targets
 from radazo_jax._src.directions.elements import LazyElements, LowRankFactors
-from radazo_jax._src.perturb import blocks, products, rearrange, views
+from radazo_jax._src.perturb import block_products, products, rearrange, views
 from radazo_jax._src.perturb.equations import as_traced, bind
 from radazo_jax._src.perturb.rearrange import OfMark
 from radazo_jax._src.perturb.row_major import row_major
@@ -94,7 +94,7 @@ def _with_built(
         # gathers at least float32.
         built = lax.optimization_barrier(built)
     whole = functools.partial(bind, eqn, built)
-    in_blocks = blocks.product(eqn, inputs, built)
+    in_blocks = block_products.product(eqn, inputs, built)
     return whole() if in_blocks is None else targets.on_one_gpu(in_blocks, whole)
 
 

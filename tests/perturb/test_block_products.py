@@ -16,14 +16,14 @@ from tables import slow
 from zoo import PROGRAMS
 
 from radazo_jax._src import targets
-from radazo_jax._src.perturb import blocks
+from radazo_jax._src.perturb import block_products
 
 
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of which most matrices of the zoo are no multiple."""
-    monkeypatch.setattr(blocks, "_MAX_BUILT", 6)
-    monkeypatch.setattr(blocks, "_BLOCK", 7)
+    monkeypatch.setattr(block_products, "_MAX_BUILT", 6)
+    monkeypatch.setattr(block_products, "_BLOCK", 7)
 
 
 @pytest.mark.slow
