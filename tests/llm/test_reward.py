@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +15,14 @@ from examples.apps.llm import (
     data,
     problems,
     reward,
+    reward_log,
     reward_run,
+    reward_task,
     rewards,
     warm_up,
     weights,
 )
+from examples.apps.llm.decode import Replies
 from examples.apps.llm.opt import OPT
 
 from . import tiny
@@ -63,9 +67,9 @@ def test_a_run_that_was_cut_ends_as_if_it_had_not_been(small, tmp_path, capsys):
         assert row["reward"] == pytest.approx(total, rel=1e-6)
         assert 0 <= row["ended"] <= 1 and row["spread"] >= 0
     assert "-> " in (whole / "samples.txt").read_text()
-    # The journal has the negative rewards: 4 members, 32 prompts.
+    # The journal has the negative rewards: 4 members, 16 prompts.
     values = np.array(json.loads(journal[1])["values"])
-    assert values.shape == (4, 32)
+    assert values.shape == (4, 16)
     assert -values.mean() == pytest.approx(steps[0]["reward"], rel=1e-5)
     capsys.readouterr()
     with pytest.raises(SystemExit):
@@ -77,13 +81,22 @@ def test_a_run_that_was_cut_ends_as_if_it_had_not_been(small, tmp_path, capsys):
     ("arguments", "message"),
     [
         (["--population-size", "5"], "--population-size must be even; got 5"),
+        (["--population-size", "0"], "--population-size must be positive; got 0"),
+        (
+            ["--method", "grpo", "--temperature", "1", "--population-size", "1"],
+            "must be 2 or more with --method grpo; got 1",
+        ),
+        (["--method", "grpo"], "--temperature must be positive with --method grpo"),
         (["--smoothing", "0"], "--smoothing must be positive; got 0.0"),
+        (["--smoothing", "nan"], "--smoothing must be positive; got nan"),
+        (["--processes", "0"], "--processes"),
         (["--b1", "1"], "--b1 and --b2 must be below 1"),
         (["--reward", "answer"], "--reward must be NAME=WEIGHT; got 'answer'"),
         (["--reward", "answer=nan"], "--reward must be NAME=WEIGHT"),
         (["--reward", "none=1"], "reward must be one of answer, countdown"),
         (["--task", "chess"], "task must be sum, or gym: and a dataset"),
-        (["--tokens", "40"], "prompts must have from 1 to -8 tokens"),
+        (["--tokens", "40"], "--tokens must be below the model's 32 positions"),
+        (["--tokens", "26"], "prompts must have from 1 to 6 tokens"),
     ],
 )
 def test_errors_are_one_line(arguments, message, small, tmp_path, capsys):
@@ -94,6 +107,53 @@ def test_errors_are_one_line(arguments, message, small, tmp_path, capsys):
     assert error.value.code == 2
     shown = capsys.readouterr().err.strip()
     assert message in shown and "\n" not in shown
+
+
+class Pool(NamedTuple):
+    """Scores of processes."""
+
+    total: list[float]
+    failures: list[str]
+
+    def score(self, prompts, completions, columns, size):
+        return rewards.Scores(np.array(self.total), {}, self.failures)
+
+
+def test_the_first_failure_is_told_and_no_reward_at_all_ends_the_run(
+    small, tmp_path, capsys
+):
+    made = problems.make("sum", 2, 0)
+    replies = Replies(np.zeros((2, 1), np.int32), np.zeros(2, np.int32), np.ones(2))
+    given = made, np.arange(2), replies
+    tokenizer = data.load_tokenizer(small)
+    pool = Pool([1.0, np.nan], ["f: RuntimeError: not today"])
+    log = reward_log.Log(tmp_path, tokenizer, pool, resumed=0)
+    log.held_out(*given, 0)
+    log.step(*given)
+    shown = capsys.readouterr().err
+    assert shown == "f: RuntimeError: not today. metrics.jsonl counts such failures.\n"
+    assert lines(tmp_path)[0]["eval"] == lines(tmp_path)[1]["reward"] == 1
+    for value in (np.nan, np.inf):
+        log.pool = Pool([value, value], ["f: RuntimeError: not today"])
+        with pytest.raises(ValueError, match=r"got none for 2 .* \(f: RuntimeError"):
+            log.held_out(*given, 1)
+    assert log.measured == {0}
+
+
+def test_an_instruction_stands_in_front_of_each_question(small, tmp_path):
+    settings = reward_run.Settings(
+        instruction="1+1=", num_problems=8, eval_problems=8, num_tokens=2
+    )
+    made = tmp_path / "run"
+    made.mkdir()
+    pool = Pool([0.0] * 8, [])
+    model = weights.load(small, dtype=jnp.float32)
+    task = reward_task.Task(settings, model, small, "sum", pool, made)
+    plain = problems.make("sum", 8, settings.seed)
+    assert [p.question for p in task.problems] == ["1+1=" + p.question for p in plain]
+    assert [p.columns for p in task.problems] == [p.columns for p in plain]
+    lengths = [len("1+1=" + p.question) + 1 for p in plain]
+    np.testing.assert_array_equal(task.prompts.lengths, lengths)
 
 
 def test_held_out_sums_are_no_others():

@@ -30,6 +30,12 @@ def dies(prompts, completions, **columns):
     return [1.0] * len(completions)
 
 
+def exits(prompts, completions, **columns):
+    if "bad" in completions:
+        raise SystemExit(3)
+    return [1.0] * len(completions)
+
+
 def no_numbers(prompts, completions, **columns):
     return [None if text == "bad" else float("nan") for text in completions]
 
@@ -54,6 +60,7 @@ def test_functions_that_fail_in_their_processes():
     """A raise takes one completion, a hang or a death the completions of its call."""
     for name, scored in (
         ("raises", [1, np.nan, 1, 1]),
+        ("exits", [1, np.nan, 1, 1]),
         ("hangs", [np.nan, np.nan, 1, 1]),
         ("dies", [np.nan, np.nan, 1, 1]),
     ):
@@ -64,6 +71,25 @@ def test_functions_that_fail_in_their_processes():
             # The pool works on.
             again = pool.score(TEXTS[2:], TEXTS[2:], {}, 2)
             np.testing.assert_array_equal(again.total, 1)
+
+
+@pytest.mark.slow
+def test_a_function_that_never_answers():
+    problem = "hangs gave no result in 1 s in 2 calls of 2: it hangs, or its process"
+    with (
+        rewards.RewardPool({f"{HERE}:hangs": 1.0}, 1, timeout=1.0) as pool,
+        pytest.raises(ValueError, match=problem),
+    ):
+        pool.score(["bad"] * 4, ["bad"] * 4, {}, 2)
+
+
+def test_processes_that_do_not_start(monkeypatch):
+    monkeypatch.setattr(rewards, "_START", 1e-3)
+    with (
+        rewards.RewardPool({"length": 1.0}, 1) as pool,
+        pytest.raises(ValueError, match="must start within 300 s; none did"),
+    ):
+        pool.score(TEXTS, TEXTS, {}, 2)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ problems; `samples.txt` has some of the replies.
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ class Log:
         self, folder: Path, tokenizer: Tokenizer, pool: RewardPool, *, resumed: int
     ) -> None:
         self.folder, self.tokenizer, self.pool = folder, tokenizer, pool
-        self.number = resumed
+        self.number, self.told = resumed, False
         kept = [row for row in rows(folder) if row["step"] < resumed or "eval" in row]
         kept = [row for row in kept if row["step"] <= resumed] if resumed else []
         self.measured = {row["step"] for row in kept if "eval" in row}
@@ -62,6 +63,7 @@ class Log:
         }
         if scores.failures:
             row |= {"failures": len(scores.failures), "failure": scores.failures[-1]}
+            self._tell(scores.failures[-1])
         self._write(row)
         self.number += 1
         return scores.total.reshape(which.shape).astype(np.float32)
@@ -69,9 +71,21 @@ class Log:
     def held_out(
         self, made: Sequence[Problem], which: np.ndarray, replies: Replies, step: int
     ) -> None:
-        """Writes the reward on held-out problems, and some of the replies."""
-        self.measured.add(step)
+        """Writes the reward on held-out problems, and some of the replies.
+
+        Raises:
+          ValueError: If no reply has a reward.
+        """
         scores, texts = self._scored(made, which, replies)
+        if not np.isfinite(scores.total).any():
+            cause = f" ({scores.failures[-1]})" if scores.failures else ""
+            raise ValueError(
+                "Reward functions must return a finite number for some replies; got "
+                f"none for {len(texts)} held-out ones{cause}."
+            )
+        if scores.failures:
+            self._tell(scores.failures[-1])
+        self.measured.add(step)
         row = {
             "step": step,
             "eval": _mean(scores.total),
@@ -100,6 +114,12 @@ class Log:
         questions = [p.question for p in chosen]
         size = which.shape[-1]  # A member's replies in a call.
         return self.pool.score(questions, texts, columns(chosen), size), texts
+
+    def _tell(self, failure: str) -> None:
+        """Prints a failure, if it is the first of this process."""
+        if not self.told:
+            print(f"{failure}. {METRICS} counts such failures.", file=sys.stderr)
+        self.told = True
 
     def _write(self, row: dict[str, Any]) -> None:
         with (self.folder / METRICS).open("a", encoding="utf-8") as file:

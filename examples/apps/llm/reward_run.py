@@ -23,7 +23,7 @@ from examples.apps.llm.reward_log import picture
 from examples.apps.llm.reward_task import JOURNAL, Task
 from examples.common import record
 from examples.common.checkpoint import locked
-from examples.common.cli import Parser
+from examples.common.cli import Parser, at_least_one
 
 OUTPUT = Path(__file__).resolve().parents[2] / "out" / "reward"
 SHAPINGS = {
@@ -49,7 +49,7 @@ class Settings:
     b1: float = 0.9
     b2: float = 0.99
     decay: float = 0.0  # Toward the start.
-    num_prompts: int = 32  # Of a step.
+    num_prompts: int = 16  # Of a step.
     num_tokens: int = 6  # Of a reply, at most.
     temperature: float = 0.0
     num_problems: int = 2048
@@ -59,18 +59,24 @@ class Settings:
     seed: int = 0
     lora_rank: int = 4
     lora_alpha: float = 8.0
+    instruction: str = ""
     timeout: float = 30.0  # Seconds of a call of a reward function.
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             name, value = field.name, getattr(self, field.name)
-            if get_args(field.type):
+            if get_args(field.type) or isinstance(value, str):
                 continue
             zero = name in ("seed", "decay", "temperature", "b1", "b2")
-            if value < 0 or not (zero or value) or value == float("inf"):
+            if value < 0 or not (zero or value) or not np.isfinite(value):
                 expected = "0 or more" if zero else "positive"
                 raise ValueError(f"{option(name)} must be {expected}; got {value}.")
-        if self.population_size % 2:
+        if self.method == "grpo" and self.population_size < 2:
+            raise ValueError(
+                "--population-size, the replies to a prompt, must be 2 or more with "
+                "--method grpo; got 1. A reply is compared with others to its prompt."
+            )
+        if self.method != "grpo" and self.population_size % 2:
             raise ValueError(
                 f"--population-size must be even; got {self.population_size}."
             )
@@ -221,10 +227,12 @@ def make_parser() -> Parser:
     add("--output", type=Path, default=OUTPUT, help="folder")
     add("--dtype", choices=DTYPES, default=DTYPES[0])
     add("--fast", action="store_true", help="a small run: to see that it works")
-    add("--processes", type=int, default=2, help="for the reward functions")
+    add("--processes", type=at_least_one, default=2, help="for the reward functions")
     for field in dataclasses.fields(Settings):
         kind, choices = type(field.default), get_args(field.type) or None
         name, text = option(field.name), f"default {field.default}"
+        if field.name == "instruction":
+            text = "a text in front of each question"
         add(name, dest=field.name, type=kind, choices=choices, help=text)
     return parser
 

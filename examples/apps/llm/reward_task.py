@@ -57,8 +57,19 @@ class Task:
         self.stop = tuple(sorted(ends(source, tokenizer)))
         self.num_tokens = settings.num_tokens
 
+        positions = model.config.max_position_embeddings
+        room = positions - settings.num_tokens
+        if room < 1:
+            raise ValueError(
+                f"--tokens must be below the model's {positions} positions, to leave "
+                f"room for a prompt; got {settings.num_tokens}."
+            )
+
         def made(number: int, held_out: bool) -> tuple[Any, problems.Prompts]:
-            made = problems.make(name, number, settings.seed, held_out=held_out)
+            made = [
+                p._replace(question=settings.instruction + p.question)
+                for p in problems.make(name, number, settings.seed, held_out=held_out)
+            ]
             texts = [p.question for p in made]
             plain = [render([{"role": "user", "content": text}]) for text in texts]
             encoded = problems.encode(
@@ -66,7 +77,7 @@ class Task:
                 plain,
                 special=plain == texts,  # A template has special tokens itself.
                 vocab_size=model.config.vocab_size,
-                most=model.config.max_position_embeddings - settings.num_tokens,
+                most=room,
             )
             return made, jax.tree.map(jnp.asarray, encoded)
 

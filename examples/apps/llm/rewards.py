@@ -32,6 +32,10 @@ _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _LONGEST = 200  # Characters of an expression.
 _MOST_DIGITS = 20  # Of a number in it.
 _START = 300.0  # Seconds in which processes must start.
+_NOT_STARTED = (
+    f"The processes of reward functions must start within {_START:g} s; none did. A "
+    "program that uses them must do its work under `if __name__ == '__main__':`."
+)
 _PATIENCE = 3  # Calls without a result, until a function is given up.
 _OPERATORS = {
     ast.Add: operator.add,
@@ -305,7 +309,12 @@ class RewardPool:
                 context = multiprocessing.get_context("spawn")
                 self._pool = context.Pool(self.processes)
                 # The time that a process takes to start is no function's.
-                self._pool.map_async(len, [""] * self.processes, 1).get(_START)
+                started = self._pool.map_async(len, [""] * self.processes, 1)
+                try:
+                    started.get(_START)
+                except multiprocessing.TimeoutError:
+                    self._end()
+                    raise ValueError(_NOT_STARTED) from None
             waiting = {i: self._pool.apply_async(_call, jobs[i]) for i in left}
             for i, result in waiting.items():
                 try:
@@ -313,7 +322,7 @@ class RewardPool:
                 except multiprocessing.TimeoutError:
                     # A process hangs or died: others work on the rest.
                     name = jobs[i][0]
-                    found[i] = _Failed(f"{name}: no result within {self.timeout:g} s")
+                    found[i] = _Failed(f"{name} gave no result in {self.timeout:g} s")
                     hung += 1
                     self._end()
                     break
@@ -321,7 +330,10 @@ class RewardPool:
                     self._end()
                     raise ValueError(found[i].problem)
             if hung == len(found) == min(_PATIENCE, len(jobs)):
-                raise ValueError(f"{found[0].problem}, in {hung} calls of {hung}")
+                raise ValueError(
+                    f"{found[0].problem} in {hung} calls of {hung}: it hangs, or its "
+                    "process ended. Correct it, or give a longer --timeout."
+                )
         return [found[i] for i in range(len(jobs))]
 
 
@@ -356,7 +368,7 @@ def _call(
     """The rewards of a function, in a process of the pool."""
     try:
         found = load(name)(prompts, completions, **columns)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())
         return _Raised(f"{name}: {text:.200}")
     return checked(name, found, len(completions))

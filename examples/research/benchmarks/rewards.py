@@ -4,13 +4,17 @@
 
 A small model has learned to add from solved sums, most of which forget the carry
 (`examples/apps/llm/warm_up.py`), and is rewarded for right answers. Each method is
-tuned on the same number of settings, with one seed, and its best setting is run with
-three other seeds. ``--resume`` takes the rows that are there, and the journal of a run
-that was cut. Each journal is replayed, and the parameters compared.
+tuned on the same number of settings, with one seed: learning rates and σ (of a policy
+gradient, replies to a prompt) are doubled and halved around the best setting so far.
+The best setting is run with three other seeds, as are the defaults of
+`examples.apps.llm.reward`. ``--resume`` takes the rows that are there, and the journal
+of a run that was cut. Journals are replayed, and the parameters compared.
 """
 
 import dataclasses
-import functools
+import itertools
+import json
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,24 +25,32 @@ import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
+from flax import nnx
 
 from examples.apps.llm import grpo, reward_log, reward_run, rewards, warm_up, weights
 from examples.apps.llm.reward_task import Task, steps_done
 from examples.common import cli, figures
 from examples.common.checkpoint import locked
-from examples.common.record import collect, numbers, read
+from examples.common.record import numbers, read, record, write
 from examples.common.tables import Table
 
 FOLDER = Path(__file__).resolve().parents[2] / "out" / "rewards"
-NAMES = {"radazo": "R-AdaZO", "zo_sgd": "ZO-SGD", "grpo": "GRPO, by backpropagation"}
-COLORS = {"radazo": "#D55E00", "zo_sgd": "#0072B2", "grpo": "#555555"}
-REPLIES = 1024  # Of a step.
-# By method: learning rates, and σ of populations or the replies to a prompt of GRPO.
-GRIDS = {
-    "radazo": ((5e-4, 1e-3), (0.03, 0.06)),
-    "zo_sgd": ((0.03, 0.1), (0.03, 0.06)),
-    "grpo": ((1e-3, 3e-3), (8, 32)),
+MODEL = warm_up.Settings(hidden_size=208, learning_rate=1e-3, num_steps=500)
+NAMES = {
+    "radazo": "R-AdaZO",
+    "default": "R-AdaZO, the program's defaults",
+    "zo_sgd": "ZO-SGD",
+    "grpo": "GRPO, by backpropagation",
 }
+COLORS = {
+    "radazo": "#D55E00",
+    "default": "#CC79A7",
+    "zo_sgd": "#0072B2",
+    "grpo": "#555555",
+}
+REPLIES = 512  # Of a step.
+# By method: a learning rate, and σ of populations or the replies to a prompt of GRPO.
+STARTS = {"radazo": (2e-3, 0.06), "zo_sgd": (0.02, 0.06), "grpo": (4e-3, 8)}
 SEARCHED = ("method", "learning_rate", "other")
 
 
@@ -48,49 +60,63 @@ def settings(
     grouped = method == "grpo"
     size = int(other) if grouped else 32
     return reward_run.Settings(
-        method=method,
+        method="radazo" if method == "default" else method,
         learning_rate=learning_rate,
         smoothing=reward_run.Settings.smoothing if grouped else other,
         temperature=1.0 if grouped else 0.0,
         population_size=size,
         num_prompts=REPLIES // size,
         num_steps=num_steps,
-        eval_every=max(num_steps // 10, 1),
+        eval_every=max(num_steps // 5, 1) if seed else num_steps,
         eval_problems=1000,
         seed=seed,
     )
 
 
+def by_default() -> dict[str, Any]:
+    """The setting of `examples.apps.llm.reward` without options."""
+    chosen = reward_run.Settings()
+    return {
+        "method": "default",
+        "learning_rate": chosen.learning_rate,
+        "other": chosen.smoothing,
+    }
+
+
 def measured(model: warm_up.Settings, **case: Any) -> dict[str, Any]:
     """The curves of a run, its CPU time, and some of the replies."""
-    begin, chosen = process_time(), settings(**case)
+    chosen = settings(**case)
+    about = {"model": dataclasses.asdict(model), "run": dataclasses.asdict(chosen)}
     width = FOLDER / f"width-{model.hidden_size}"
     source = warm_up.warmed_up(width / "model", model)
     folder = width / "-".join(map(str, case.values()))
+    done = folder / "row.json"  # Written last.
+    if done.exists() and (found := json.loads(done.read_text()))["about"] == about:
+        return found["row"]
 
     def make_task(pool: rewards.RewardPool) -> Task:
         loaded = weights.load(source, dtype=jnp.float32)
         return Task(chosen, loaded, source, "sum", pool, folder)
 
-    population = case["method"] != "grpo"
+    population, begin = case["method"] != "grpo", process_time()
     with locked(str(folder)), rewards.RewardPool({"answer": 1.0}, 1) as pool:
-        resumed = steps_done(folder) > 0 or ended(folder, chosen.num_steps)
+        resumed = population and steps_done(folder) > 0
         run = reward_run.run if population else grpo.run
-        if ended(folder, chosen.num_steps) and not population:
-            return row_of(folder) | {"cpu_s": None}
         params = run(chosen, make_task(pool), folder)
         spent = round(process_time() - begin)
-        found: dict[str, Any] = {"cpu_s": None if resumed else spent}
-        if population:
+        row = {"cpu_s": None if resumed else spent, **row_of(folder)}
+        if population and case["seed"]:
             again = reward_run.replayed(chosen, make_task(pool), folder)
             equal = jax.tree.map(np.array_equal, again, params)
-            found["replayed"] = all(jax.tree.leaves(equal))
-    return found | row_of(folder)
+            row["replayed"] = all(jax.tree.leaves(equal))
+        done.write_text(json.dumps({"about": about, "row": row}))
+    return row
 
 
-def ended(folder: Path, num_steps: int) -> bool:
-    """Whether the log has the last evaluation of a run."""
-    return any("eval" in x and x["step"] == num_steps for x in reward_log.rows(folder))
+def num_weights(model: warm_up.Settings) -> int:
+    """The number of weights of a model that has been made."""
+    loaded = weights.load(FOLDER / f"width-{model.hidden_size}" / "model")
+    return sum(x.size for x in jax.tree.leaves(nnx.state(loaded, nnx.Param)))
 
 
 def row_of(folder: Path) -> dict[str, Any]:
@@ -118,17 +144,47 @@ def samples(folder: Path) -> list[str]:
 
 
 def best(rows: Sequence[dict[str, Any]], method: str) -> dict[str, Any]:
-    """The setting of a method whose held-out reward ends highest."""
-    mine = [row for row in rows if row["method"] == method]
+    """The setting of a method whose held-out reward ends highest in the search."""
+    mine = [row for row in rows if row["method"] == method and not row["seed"]]
     found = max(mine, key=lambda row: row["evaluations"][-1][1])
     return {name: found[name] for name in SEARCHED}
+
+
+def place(setting: dict[str, Any]) -> tuple[int, int]:
+    """The doublings of a start, of both of its numbers, that give a setting."""
+    rate, other = STARTS[setting["method"]]
+    return (
+        round(math.log2(setting["learning_rate"] / rate)),
+        round(math.log2(setting["other"] / other)),
+    )
+
+
+def next_setting(rows: Sequence[dict[str, Any]], method: str) -> dict[str, Any]:
+    """A setting that is not in the search yet, nearest to the best one in it."""
+    tried = {place(r) for r in rows if r["method"] == method and not r["seed"]}
+    around = place(best(rows, method)) if tried else (0, 0)
+    near = itertools.product(*(range(x - 4, x + 5) for x in around))
+    i, j = min((p for p in near if p not in tried), key=lambda p: math.dist(p, around))
+    rate, other = STARTS[method]
+    return {
+        "method": method,
+        "learning_rate": rate * 2.0**i,
+        "other": other * 2.0**j,
+    }
+
+
+def is_interior(rows: Sequence[dict[str, Any]], method: str) -> bool:
+    """Whether the best setting was compared with twice and half of its numbers."""
+    tried = {place(r) for r in rows if r["method"] == method and not r["seed"]}
+    i, j = place(best(rows, method))
+    return tried >= {(i - 1, j), (i + 1, j), (i, j - 1), (i, j + 1)}
 
 
 def of_runs(content: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """The runs of each method that were not part of the search."""
     return {
         method: [r for r in content["rows"] if r["method"] == method and r["seed"]]
-        for method in content["searched"]
+        for method in content["methods"]
     }
 
 
@@ -137,6 +193,12 @@ def spread(values: Sequence[float], digits: int = 3) -> str:
     return (
         f"{statistics.mean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
     )
+
+
+def cpu_minutes(rows: Sequence[dict[str, Any]]) -> str:
+    """The mean of the runs that were not cut."""
+    spent = [row["cpu_s"] for row in rows if row["cpu_s"] is not None]
+    return f"{statistics.mean(spent) / 60:.1f}" if spent else ""
 
 
 def tables(content: dict[str, Any]) -> list[Table]:
@@ -152,6 +214,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
                 spread(last),
                 f"{statistics.mean(gain) / error:.0f}",
                 f"{statistics.mean(r['generated'] for r in rows) / 1e6:.2f}",
+                cpu_minutes(rows),
             ]
         )
         for at in zip(*(r["evaluations"] for r in rows), strict=True):
@@ -185,7 +248,10 @@ def tables(content: dict[str, Any]) -> list[Table]:
         Table(
             "Held-out reward, mean ± standard deviation over seeds, and the gain in "
             "standard errors",
-            ["method", "at first", "at the end", "gain / error", "million tokens"],
+            [
+                *("method", "at first", "at the end", "gain / error"),
+                *("million tokens", "CPU minutes"),
+            ],
             ends,
         ),
         Table(
@@ -194,7 +260,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
             along,
         ),
         Table(
-            "The search, with one seed and fewer steps: held-out reward at the end",
+            "The search, with one seed: held-out reward at the end",
             ["method", "η", "σ, or replies to a prompt", "reward", "CPU seconds"],
             search,
         ),
@@ -221,7 +287,7 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     reward.set(title="reward (thin: one deviation of members)", xlabel="step")
     length.set(title="tokens of a reply", xlabel="step")
     ended.set(title="share of replies that end", xlabel="step", ylim=(0, 1.05))
-    figures.legend(figure, reward, 3)
+    figures.legend(figure, reward, 4)
     return figure
 
 
@@ -230,54 +296,50 @@ def main(argv: Sequence[str] | None = None) -> None:
     cli.add_record(parser, resume=True)
     parser.add_argument("--methods", nargs="+", choices=NAMES, default=list(NAMES))
     parser.add_argument("--seeds", type=cli.at_least_one, default=3)
-    parser.add_argument("--search-steps", type=cli.at_least_one, default=40)
-    parser.add_argument("--steps", type=cli.at_least_one, default=100)
+    parser.add_argument("--settings", type=cli.at_least_one, default=8)
+    parser.add_argument("--steps", type=cli.at_least_one, default=30)
     parser.add_argument("--fast", action="store_true", help="a model of 6,000 weights")
     options = parser.parse_args(argv)
-    model = warm_up.FAST if options.fast else warm_up.Settings()
+    model = warm_up.FAST if options.fast else MODEL
+    output, before = options.output, {}
+    if options.resume and output is not None and output.exists():
+        before = read(output)
+    known = {identity(row): row for row in before.get("rows", [])}
+    rows: list[dict[str, Any]] = []
 
-    def run(**case: Any) -> tuple[dict[str, Any], Any]:
-        return case, functools.partial(measured, model, **case)
+    def save(every: list[dict[str, Any]]) -> None:
+        content = record(every) | {
+            "methods": options.methods,
+            "model": dataclasses.asdict(model),
+            "num_weights": before.get("num_weights") or num_weights(model),
+            # Of the processor, because runs may have been cut.
+            "seconds": sum(row["cpu_s"] or 0 for row in every),
+        }
+        content["versions"] = before.get("versions", {}) | content["versions"]
+        write(output, content)
 
-    def collected(cases: Any, resume: bool) -> list[dict[str, Any]]:
-        return collect(
-            options.output,
-            resume,
-            cases,
-            lambda rows: rows,
-            searched=options.methods,
-            model=dataclasses.asdict(model),
-        )
+    def run(setting: dict[str, Any], num_steps: int, seed: int) -> None:
+        case = setting | {"num_steps": num_steps, "seed": seed}
+        row = known.pop(identity(case), None) or case | measured(model, **case)
+        print(*case.values(), row["evaluations"][-1], row["cpu_s"], flush=True)
+        rows.append(row)
+        if output is not None:
+            save([*rows, *known.values()])
 
-    cases = [
-        run(
-            method=method,
-            learning_rate=rate,
-            other=other,
-            num_steps=options.search_steps,
-            seed=0,
-        )
-        for method in options.methods
-        for rate in GRIDS[method][0]
-        for other in GRIDS[method][1]
-    ]
-    rows = []
-    if options.resume and options.output is not None and options.output.exists():
-        rows = read(options.output)["rows"]
-    # A record without the runs would lose them.
-    if not {tuple(case.values()) for case, _ in cases} <= {
-        tuple(map(row.get, cases[0][0])) for row in rows
-    }:
-        rows = collected(cases, options.resume)
-    cases += [
-        run(**best(rows, method), num_steps=options.steps, seed=seed)
-        for seed in range(1, options.seeds + 1)
-        for method in options.methods
-    ]
-    rows = collected(cases, True)
-    if options.output is not None:
-        content = {"rows": rows, "searched": options.methods}
-        figures.save(plot(content), options.output.with_suffix(".png"))
+    for method in options.methods:
+        for _ in range(options.settings * (method in STARTS)):
+            run(next_setting(rows, method), options.steps, 0)
+    for seed in range(1, options.seeds + 1):
+        for method in options.methods:
+            found = best(rows, method) if method in STARTS else by_default()
+            run(found, options.steps, seed)
+    if output is not None:
+        save(rows)  # Without rows of other searches.
+        figures.save(plot(read(output)), output.with_suffix(".png"))
+
+
+def identity(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in (*SEARCHED, "num_steps", "seed"))
 
 
 if __name__ == "__main__":
