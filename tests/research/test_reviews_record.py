@@ -61,10 +61,9 @@ def test_rates_follow_from_the_search(content):
 
 
 def test_the_commands_of_the_guide_take_less_than_25_minutes():
-    """The clock of a download, and the CPU time of a run next to other programs."""
     rows = {row["case"]: row for row in read(EVIDENCE / "on_disk.json")["rows"]}
     tuned = rows["tune"]
-    assert rows["install"]["seconds"] + tuned["cpu_s"] < 25 * 60
+    assert rows["install"]["seconds"] + tuned["seconds"] < 25 * 60
     assert tuned["tuned"] > tuned["calibrated"] > tuned["untuned"]
 
 
