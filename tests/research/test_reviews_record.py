@@ -1,6 +1,7 @@
 """The records of the runs on movie reviews, by what the pages say about them."""
 
 import pathlib
+import re
 from statistics import mean
 
 import pytest
@@ -39,6 +40,17 @@ def test_forward_passes_end_above_the_threshold_at_the_median(content):
         assert accuracy(rows) > threshold + gain
     for method in ("zo_adamm", "zo_sgd"):
         assert 0 < accuracy(runs[method, 1000]) - threshold < 0.03
+
+
+def test_the_page_on_language_models_rounds_the_accuracies(content):
+    runs = reviews.of_runs(content)
+    cases = ("adamw", 300), ("radazo", 1000), ("radazo", 10000)
+    values = [accuracy(runs[case]) for case in cases]
+    values.append(reviews.untuned(content)["test_calibrated"])
+    text = (EVIDENCE.parent / "research" / "language_models.md").read_text("utf-8")
+    claim = text.split("**On real reviews")[1].split("\n\n")[0]
+    shown = [int(number) for number in re.findall(r"(\d+) %", claim)]
+    assert shown == [round(100 * value) for value in values]
 
 
 def test_rates_follow_from_the_search(content):
