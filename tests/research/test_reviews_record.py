@@ -4,6 +4,7 @@ import pathlib
 import re
 from statistics import mean
 
+import numpy as np
 import pytest
 
 from examples.common.record import read
@@ -28,7 +29,7 @@ def test_backpropagation_is_ahead_in_fewer_passes_and_less_time(content):
         assert accuracy(rows) < min(accuracy([row]) for row in first) - 0.03
         for name in ("passes", "cpu_s"):
             spent = [r[0]["evaluations"][-1][name] for r in (first, rows)]
-            assert spent[0] < spent[1] / 1.5
+            assert spent[0] < spent[1]
 
 
 def test_forward_passes_end_above_the_threshold_at_the_median(content):
@@ -42,6 +43,14 @@ def test_forward_passes_end_above_the_threshold_at_the_median(content):
         assert 0 < accuracy(runs[method, 1000]) - threshold < 0.03
 
 
+def test_the_default_method_diverges_with_one_seed_of_three(content):
+    threshold = reviews.untuned(content)["test_calibrated"]
+    rows = reviews.of_runs(content)["default", 172]
+    worst, *others = sorted(rows, key=lambda row: accuracy([row]))
+    assert worst["evaluations"][-1]["dev_loss"] > 2 * np.log(2)
+    assert all(accuracy([row]) > threshold for row in others)
+
+
 def test_the_page_on_language_models_rounds_the_accuracies(content):
     runs = reviews.of_runs(content)
     cases = ("adamw", 300), ("radazo", 1000), ("radazo", 10000)
@@ -49,8 +58,7 @@ def test_the_page_on_language_models_rounds_the_accuracies(content):
     values.append(reviews.untuned(content)["test_calibrated"])
     text = (EVIDENCE.parent / "research" / "language_models.md").read_text("utf-8")
     claim = text.split("**On real reviews")[1].split("\n\n")[0]
-    shown = [int(number) for number in re.findall(r"(\d+) %", claim)]
-    assert shown == [round(100 * value) for value in values]
+    assert re.findall(r"([\d.]+) %", claim) == [f"{100 * x:.1f}" for x in values]
 
 
 def test_rates_follow_from_the_search(content):
