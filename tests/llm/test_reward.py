@@ -119,7 +119,7 @@ class Pool(NamedTuple):
         return rewards.Scores(np.array(self.total), {}, self.failures)
 
 
-def test_the_first_failure_is_told_and_no_reward_at_all_ends_the_run(
+def test_the_first_failure_is_printed_and_no_reward_at_all_ends_the_run(
     small, tmp_path, capsys
 ):
     made = problems.make("sum", 2, 0)

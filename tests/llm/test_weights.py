@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from examples.apps.llm import lora, weights
+from examples.apps.llm import lora, tensor_files, weights
 
 from . import tiny
 from .tiny import arrays, contents
@@ -47,7 +47,7 @@ def test_saves_the_tensors_that_transformers_saved(name, tmp_path):
 
 def test_a_large_model_is_saved_in_shards(tmp_path, monkeypatch):
     """The golden shards are of transformers, of at most as many bytes."""
-    monkeypatch.setattr(weights, "_MAX_SHARD", 60_000)
+    monkeypatch.setattr(tensor_files, "_MAX_SHARD", 60_000)
     model = weights.load(GOLDEN / "norm_before", dtype=jnp.float32)
     weights.save(model, tmp_path)
     found, expected = (
@@ -69,8 +69,8 @@ def test_a_large_model_is_saved_in_shards(tmp_path, monkeypatch):
 
 def test_the_tensors_of_one_file_are_in_memory_at_a_time(tmp_path, monkeypatch):
     size = 2**20
-    monkeypatch.setattr(weights, "_MAX_SHARD", size)
-    tensor = weights._Tensor(size, lambda: np.ones((1024, 256), np.float32))
+    monkeypatch.setattr(tensor_files, "_MAX_SHARD", size)
+    tensor = tensor_files.Tensor(size, lambda: np.ones((1024, 256), np.float32))
     tracemalloc.start()
     try:
         tensors = {str(i): tensor for i in range(4)}

@@ -205,6 +205,6 @@ def _write_of_members(
         return jax.vmap(_written, [0 if x else None for x in batched])(*args), True
     old, new = (
         x if is_batched else jnp.broadcast_to(x, (axis_size, *x.shape))
-        for x, is_batched in zip(args, batched[:2], strict=False)
+        for x, is_batched in zip(args[:2], batched[:2], strict=True)
     )
     return _write(old, new, *args[2:]), True

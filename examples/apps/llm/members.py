@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 
 import radazo_jax as zo
-from examples.apps.llm import weights
+from examples.apps.llm import tensor_files, weights
 from examples.apps.llm.model import LanguageModel
 
 
@@ -77,5 +77,5 @@ def export_members(
     }
     folders = [folder / str(i) for i in range(points.num_points)]
     for to, member in zip(folders, tensors, strict=True):
-        weights.write(to, weights.ADAPTER_CONFIG, config, weights.ADAPTERS, member)
+        tensor_files.write(to, weights.ADAPTER_CONFIG, config, weights.ADAPTERS, member)
     return folders

@@ -36,7 +36,7 @@ class Log:
         self, folder: Path, tokenizer: Tokenizer, pool: RewardPool, *, resumed: int
     ) -> None:
         self.folder, self.tokenizer, self.pool = folder, tokenizer, pool
-        self.number, self.told = resumed, False
+        self.number, self.has_warned = resumed, False
         kept = [row for row in rows(folder) if row["step"] < resumed or "eval" in row]
         kept = [row for row in kept if row["step"] <= resumed] if resumed else []
         self.measured = {row["step"] for row in kept if "eval" in row}
@@ -63,7 +63,7 @@ class Log:
         }
         if scores.failures:
             row |= {"failures": len(scores.failures), "failure": scores.failures[-1]}
-            self._tell(scores.failures[-1])
+            self._warn(scores.failures[-1])
         self._write(row)
         self.number += 1
         return scores.total.reshape(which.shape).astype(np.float32)
@@ -84,7 +84,7 @@ class Log:
                 f"none for {len(texts)} held-out ones{cause}."
             )
         if scores.failures:
-            self._tell(scores.failures[-1])
+            self._warn(scores.failures[-1])
         self.measured.add(step)
         row = {
             "step": step,
@@ -115,11 +115,11 @@ class Log:
         size = which.shape[-1]  # A member's replies in a call.
         return self.pool.score(questions, texts, columns(chosen), size), texts
 
-    def _tell(self, failure: str) -> None:
+    def _warn(self, failure: str) -> None:
         """Prints a failure, if it is the first of this process."""
-        if not self.told:
+        if not self.has_warned:
             print(f"{failure}. {METRICS} counts such failures.", file=sys.stderr)
-        self.told = True
+        self.has_warned = True
 
     def _write(self, row: dict[str, Any]) -> None:
         with (self.folder / METRICS).open("a", encoding="utf-8") as file:

@@ -15,14 +15,13 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from examples.apps.llm import (
     decoder,
@@ -32,9 +31,11 @@ from examples.apps.llm import (
     lora,
     opt,
     quantization,
+    tensor_files,
 )
 from examples.apps.llm.gguf_model import Stored
 from examples.apps.llm.model import Config, LanguageModel, one_of
+from examples.apps.llm.tensor_files import Tensor
 from examples.common.files import json_object, model_file
 
 Folder = str | os.PathLike[str]
@@ -54,9 +55,6 @@ TOKENIZER = (
 
 _FLOATS = ("F16", "BF16", "F32", "F64")  # As safetensors names them.
 _LEAVES = {"kernel": "weight", "embedding": "weight", "scale": "weight", "bias": "bias"}
-# A model is saved in files of at most so many bytes, or of one larger tensor. Saving
-# takes the memory of a file.
-_MAX_SHARD = 2**27
 # Other contents of old checkpoints.
 _COMPUTED = ".rotary_emb.inv_freq"
 FAMILIES: dict[str, Any] = {"opt": opt.Config} | dict.fromkeys(
@@ -244,7 +242,7 @@ def save_adapters(model: LanguageModel, folder: Folder, *, base: str) -> None:
     tensors: dict[str, np.ndarray] = {}
     for variable, views in _adapter_views(model, layers):
         tensors |= views(np.asarray(variable[...]))
-    write(Path(folder), ADAPTER_CONFIG, config, ADAPTERS, tensors)
+    tensor_files.write(Path(folder), ADAPTER_CONFIG, config, ADAPTERS, tensors)
 
 
 def _views(
@@ -408,14 +406,7 @@ def _read_adapter_config(folder: Path, model: LanguageModel) -> dict[str, Any]:
 # --- Writing ----------------------------------------------------------------------
 
 
-class _Tensor(NamedTuple):
-    """A tensor to write: its size, and a function that returns it."""
-
-    num_bytes: int
-    read: Callable[[], np.ndarray]
-
-
-def _own_tensors(model: LanguageModel) -> dict[str, _Tensor]:
+def _own_tensors(model: LanguageModel) -> dict[str, Tensor]:
     """The tensors of a model, as views of its parameters."""
     tensors: dict[str, np.ndarray] = {}
     for path, variable in nnx.to_flat_state(nnx.state(model)):
@@ -426,72 +417,33 @@ def _own_tensors(model: LanguageModel) -> dict[str, _Tensor]:
             )
         tensors |= _views(model, path, np.asarray(variable[...]))
 
-    def tensor(view: np.ndarray) -> _Tensor:
-        return _Tensor(view.nbytes, lambda: view)
+    def tensor(view: np.ndarray) -> Tensor:
+        return Tensor(view.nbytes, lambda: view)
 
     return {name: tensor(view) for name, view in tensors.items()}
 
 
 def _base_tensors(
     model: LanguageModel, base: Path, files: contextlib.ExitStack
-) -> dict[str, _Tensor]:
+) -> dict[str, Tensor]:
     """The tensors of the model that a model's layers came from, not read yet."""
     stored, dtype = _tensors(base, files), jnp.dtype(model.dtype)
     if not hasattr(model, "lm_head"):
         stored.pop("lm_head.weight", None)  # Tied to the embeddings.
 
-    def tensor(found: Stored) -> _Tensor:
+    def tensor(found: Stored) -> Tensor:
         size = math.prod(found.shape) * dtype.itemsize
-        return _Tensor(size, lambda: found.read().astype(dtype, copy=False))
+        return Tensor(size, lambda: found.read().astype(dtype, copy=False))
 
     return {name: tensor(found) for name, found in stored.items()}
 
 
 def _save(
-    tensors: Mapping[str, _Tensor], config: Config, dtype: Any, folder: Path
+    tensors: Mapping[str, Tensor], config: Config, dtype: Any, folder: Path
 ) -> None:
-    """Writes a checkpoint, and removes the tensors of one that is there.
-
-    Only the tensors of one file are in memory at a time.
-    """
-    for path in folder.glob("model*.safetensors*"):
-        path.unlink()
+    """Writes a checkpoint, and removes the tensors of one that is there."""
     entries = config.to_dict() | {"torch_dtype": str(jnp.dtype(dtype))}
-    _write_config(folder / CONFIG, entries)
-    shards = _shards(tensors)
-    files = ["model.safetensors"]
-    if len(shards) > 1:
-        numbers = range(1, len(shards) + 1)
-        files = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in numbers]
-        index = {
-            "metadata": {"total_size": sum(x.num_bytes for x in tensors.values())},
-            "weight_map": {
-                name: file
-                for file, names in zip(files, shards, strict=True)
-                for name in names
-            },
-        }
-        _write_config(folder / "model.safetensors.index.json", index)
-    for file, names in zip(files, shards, strict=True):
-        # A name for the arrays would keep them until the next file's are read.
-        _write_tensors(
-            folder / file,
-            {name: tensors[name].read() for name in names},
-            folder / CONFIG,
-        )
-
-
-def _shards(tensors: Mapping[str, _Tensor]) -> list[list[str]]:
-    """The names of the tensors of each file."""
-    shards: list[list[str]] = [[]]
-    size = 0
-    for name, tensor in tensors.items():
-        if shards[-1] and size + tensor.num_bytes > _MAX_SHARD:
-            shards.append([])
-            size = 0
-        shards[-1].append(name)
-        size += tensor.num_bytes
-    return shards
+    tensor_files.write_model(folder, CONFIG, entries, tensors)
 
 
 def _adapter_views(
@@ -527,25 +479,3 @@ def adapter_parts(
         )
         for i in layers
     }
-
-
-def write(
-    folder: Path,
-    config_file: str,
-    config: dict[str, Any],
-    tensors_file: str,
-    tensors: Mapping[str, np.ndarray],
-) -> None:
-    _write_config(folder / config_file, config)
-    _write_tensors(folder / tensors_file, tensors, folder / config_file)
-
-
-def _write_config(path: Path, config: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def _write_tensors(path: Path, tensors: Mapping[str, np.ndarray], config: Path) -> None:
-    tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-    save_file(tensors, path, metadata={"format": "pt"})
-    shutil.copymode(config, path)  # The library's own lets nobody else read the file.
