@@ -8,8 +8,6 @@ BOOSTS = {
     "guides/": 2.0,
     "faq.md": 2.0,
     "research/": 0.5,
-    "board.md": 0.5,
-    "benchmarks.md": 0.5,
 }
 
 
