@@ -20,19 +20,19 @@ def words(page: pathlib.Path) -> int:
     return len(page.read_text(encoding="utf-8").split())
 
 
-def _pages(items: Any) -> Iterator[str]:
+def pages(items: Any) -> Iterator[str]:
     """The paths of the pages of a part of the navigation."""
     if isinstance(items, str):
         yield items
     for item in items if isinstance(items, list) else ():
-        yield from _pages(next(iter(item.values())) if isinstance(item, dict) else item)
+        yield from pages(next(iter(item.values())) if isinstance(item, dict) else item)
 
 
 def counts(docs: pathlib.Path) -> dict[str, int]:
     """The words of each group of the navigation, by its name."""
     text = (docs / "mkdocs.yml").read_text(encoding="utf-8")
     return {
-        name: sum(words(docs / page) for page in _pages(items))
+        name: sum(words(docs / page) for page in pages(items))
         for group in yaml.safe_load(text)["nav"]
         for name, items in group.items()
     }

@@ -31,7 +31,11 @@ pytestmark = [
 WIDTHS = (1400, 390)
 SCREENSHOTS = os.environ.get("SCREENSHOTS")
 SHOWN = {"": "home", "tutorial/reading/": "tutorial", "api/runs/": "api"}
-SHOWN |= {"board/": "board", "gallery/": "gallery", "api/minimize/": "name"}
+SHOWN |= {
+    "research/optimizers/": "research",
+    "gallery/": "gallery",
+    "api/minimize/": "name",
+}
 AXE = pathlib.Path(axe_core.__file__).with_name("axe.min.js")
 RULES = (
     "color-contrast",
@@ -41,7 +45,14 @@ RULES = (
     "link-name",
     "page-has-heading-one",
 )
-DARK = ("", "tutorial/reading/", "gallery/", "api/estimators/", "board/", "methods/")
+DARK = (
+    "",
+    "tutorial/reading/",
+    "gallery/",
+    "api/estimators/",
+    "research/optimizers/",
+    "methods/",
+)
 # Term -> a page that is found by it.
 TERMS = {
     "low_rank": "api/low_rank/",
@@ -287,7 +298,7 @@ def test_notebook_shows_its_outputs(browser, address, page):
 
 def test_figures_grow_and_colors_change(browser, address):
     resize(browser, WIDTHS[0])
-    browser.get(f"{address}board/")
+    browser.get(f"{address}research/optimizers/")
     image = one(browser, "article a.glightbox img")
     before = image.size["width"]
     browser.execute_script("arguments[0].click()", image)

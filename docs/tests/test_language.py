@@ -7,7 +7,7 @@ import pytest
 # lower a limit after you rewrite a sentence. `python .ci/language.py` prints them.
 LIMITS = {
     "where": (1, 0, 0, 0),
-    "that of": (0, 0, 0, 1),
+    "that of": (0, 0, 0, 0),
     "summary": (0, 0, 0, 0),
     "field": (0, 0, 0, 0),
     "behind": (0, 0, 0, 0),
@@ -19,7 +19,7 @@ LIMITS = {
     "of your own": (0, 0, 0, 0),
     "as described": (0, 0, 0, 0),
     "metaphor": (0, 0, 0, 0),
-    "go on": (0, 0, 0, 1),
+    "go on": (0, 0, 0, 0),
 }
 
 

@@ -25,7 +25,7 @@ NEEDED = "mkdocs material mkdocstrings bs4 latex2mathml mkdocs_glightbox nbclien
 for module in NEEDED.split():
     pytest.importorskip(module, reason=f"the docs extra is not installed: no {module}")
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 MODULES = {
     "": radazo_jax,
     "contrib.": radazo_jax.contrib,

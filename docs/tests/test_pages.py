@@ -1,0 +1,99 @@
+"""Pages have titles of their own, stay short, and say how they were measured."""
+
+import importlib.util
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+RECORDS = ROOT / "examples" / "research" / "records"
+PAGES = sorted(DOCS.rglob("*.md"))
+RESEARCH = sorted((DOCS / "research").glob("*.md"))
+NOTES = sorted(RECORDS.rglob("*.md"))
+MEASURED = "<summary>How the figures were measured</summary>"
+TABLE = re.compile(r"^<!-- table: (\S+)", re.MULTILINE)
+
+
+def relative(page):
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.fixture(scope="module")
+def words():
+    pytest.importorskip("yaml")
+    spec = importlib.util.spec_from_file_location("words", DOCS / "words.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_pages_have_titles_of_their_own():
+    pages = PAGES + NOTES
+    titles = [page.read_text(encoding="utf-8").partition("\n")[0] for page in pages]
+    assert all(title.startswith("# ") for title in titles)
+    assert len(set(titles)) == len(titles)
+
+
+def test_research_is_three_pages():
+    names = ["memory_and_speed.md", "optimizers.md", "paper.md"]
+    assert [page.name for page in RESEARCH] == names
+
+
+def test_pages_are_short(words):
+    limits = {page: 2500 for page in PAGES} | {page: 1800 for page in RESEARCH}
+    limits |= {ROOT / "README.md": 700, DOCS / "design.md": 1800}
+    for page, limit in limits.items():
+        found = words.words(page)
+        assert found <= limit, f"{relative(page)} has {found} words"
+
+
+def test_research_is_a_fifth_of_the_words_of_the_site(words):
+    counts = words.counts(DOCS)
+    groups = ["Home", "Learn", "Guides", "Reference", "Explanation", "Research"]
+    assert list(counts) == groups and min(counts.values()) > 0
+    assert counts["Research"] <= 0.2 * sum(counts.values())
+
+
+def test_every_page_is_in_the_navigation(words):
+    yaml = pytest.importorskip("yaml")
+    text = (DOCS / "mkdocs.yml").read_text(encoding="utf-8")
+    listed = [
+        page
+        for group in yaml.safe_load(text)["nav"]
+        for items in group.values()
+        for page in words.pages(items)
+    ]
+    assert sorted(listed) == [page.relative_to(DOCS).as_posix() for page in PAGES]
+
+
+@pytest.mark.parametrize("page", PAGES + NOTES, ids=relative)
+def test_a_page_with_tables_of_records_says_once_how_they_were_measured(page):
+    text = page.read_text(encoding="utf-8")
+    records = TABLE.findall(text)
+    assert text.count(MEASURED) == bool(records)
+    provenance = text.partition(MEASURED)[2]
+    for record in records:
+        folder = record.rpartition("/")[0]
+        assert (
+            pathlib.PurePath(record).name in provenance or f"`{folder}`" in provenance
+        )
+
+
+@pytest.mark.parametrize("page", RESEARCH, ids=relative)
+def test_research_begins_with_its_conclusions(page):
+    """A list of them comes before the first section and the first table."""
+    start = re.split(r"^## |^<!-- table", page.read_text(encoding="utf-8"), flags=re.M)[
+        0
+    ]
+    assert len(re.findall(r"^- \*\*", start, re.MULTILINE)) >= 4
+
+
+@pytest.mark.parametrize("page", PAGES + NOTES, ids=relative)
+def test_names_in_tables_are_words(page):
+    """Identifiers stand in code, or are the names of packages and their methods."""
+    rows = re.findall(r"^\|.*$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    for row in rows:
+        text = re.sub(r"`[^`]*`|\]\(\S*\)|radazo_jax|Open_ES", "", row)
+        assert not re.search(r"[a-z]_[a-z]", text), row
