@@ -1,4 +1,4 @@
-"""What the command that fills in tables writes into a page."""
+"""Tests of the command that fills in the tables of pages."""
 
 import json
 
