@@ -6,7 +6,7 @@ forward difference along one direction of ``low_rank()`` for 4 × 1024 tokens in
 bfloat16. The compilers need neither TPU nor GPU, but the extra ``tpu-aot`` or
 ``gpu-aot``, each in an environment of its own.
 
-    python examples/research/benchmarks/all_parameters.py --platform gpu
+    python -m benchmarks.all_parameters --platform gpu
 
 ``--output`` is written after every program, and ``--resume`` continues a record.
 """
@@ -21,16 +21,16 @@ from jax.sharding import Mesh, PartitionSpec
 from tabulate import tabulate
 
 import radazo_jax as zo
-from examples.common import cli
-from examples.common.record import collect
-from examples.research.benchmarks import gpus, models
-from examples.research.benchmarks.hlo import facts
-from examples.research.benchmarks.programs import (
+from benchmarks import gpus, models
+from benchmarks.hlo import facts
+from benchmarks.programs import (
     compiled_on,
     held,
     placed,
     tpu_topology,
 )
+from common import cli
+from common.record import collect
 
 SMOOTHING = 1e-3
 LEARNING_RATE = 1e-6

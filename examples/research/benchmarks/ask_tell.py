@@ -1,6 +1,6 @@
 """Times `ask` and `tell` of a step on a black box, in turn with pycma.
 
-    python examples/research/benchmarks/ask_tell.py --output ask_tell.json
+    python -m benchmarks.ask_tell --output ask_tell.json
 
 pycma (the `black-box` extra) has the same population. Above 10³
 dimensions its covariance is diagonal, because a full one takes minutes to factor. A
@@ -19,9 +19,9 @@ import jax
 import numpy as np
 
 import radazo_jax as zo
-from examples.common import cli
-from examples.common.record import record, write
-from examples.research.benchmarks.timing import by_turns
+from benchmarks.timing import by_turns
+from common import cli
+from common.record import record, write
 
 DIMENSIONS = (10**2, 10**3, 10**4, 10**5)
 FULL_COVARIANCE = 10**3

@@ -9,7 +9,7 @@ the rest of a step dominates. Within one run, columns are
 * ``step/forward``: the time of a step per evaluation, divided by the time of
   ``forward_difference``.
 
-    python examples/research/benchmarks/estimators.py --output estimators.json
+    python -m benchmarks.estimators --output estimators.json
 """
 
 from typing import Any
@@ -19,12 +19,12 @@ import jax.numpy as jnp
 from tabulate import tabulate
 
 import radazo_jax as zo
-from examples.common import cli
-from examples.common.estimators import ESTIMATORS, evaluations
-from examples.common.record import record, write
-from examples.research.benchmarks.programs import num_bytes
-from examples.research.benchmarks.timing import Step, key_of, medians, scanned
-from examples.research.paper.functions import rosenbrock
+from benchmarks.programs import num_bytes
+from benchmarks.timing import Step, key_of, medians, scanned
+from common import cli
+from common.estimators import ESTIMATORS, evaluations
+from common.record import record, write
+from paper.functions import rosenbrock
 
 DIMENSION = 10_000
 STEPS = 50

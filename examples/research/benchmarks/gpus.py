@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental import topologies
 
-from examples.common.cli import UserError
+from common.cli import UserError
 
 _KIB, _MIB, _GIB = 2**10, 2**20, 2**30
 

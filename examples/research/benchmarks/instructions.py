@@ -6,7 +6,7 @@ they become kernels. The norm of a direction is given, so it is not counted.
 ``--before`` compiles the package at another revision too. The compiler needs no GPU,
 but the extra ``gpu-aot``, in an environment of its own.
 
-    python examples/research/benchmarks/instructions.py --before ccb01cb^
+    python -m benchmarks.instructions --before ccb01cb^
 """
 
 import argparse
@@ -29,16 +29,15 @@ from jax.sharding import Mesh
 from tabulate import tabulate
 
 import radazo_jax as zo
-from examples.common import cli
-from examples.common.distributions import DISTRIBUTIONS
-from examples.common.record import record, write
-from examples.research.benchmarks import gpus
-from examples.research.benchmarks.hlo import Program
-from examples.research.benchmarks.programs import compiled_on, placed
+from benchmarks import gpus
+from benchmarks.hlo import Program
+from benchmarks.programs import compiled_on, placed
+from common import RESEARCH, ROOT, cli
+from common.distributions import DISTRIBUTIONS
+from common.record import record, write
 
 GPU, ARCHITECTURE = "h100", "sm_90a"
 SHAPE = (2**11, 2**11)
-ROOT = pathlib.Path(__file__).resolve().parents[3]
 TOOLS = pathlib.Path(sysconfig.get_path("purelib"), "nvidia", "cu13", "bin")
 # An instruction of a disassembled kernel: its address, its predicate, and its name.
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
@@ -120,8 +119,9 @@ def rows_at(revision: str) -> list[dict[str, Any]]:
         with tarfile.open(fileobj=io.BytesIO(archive)) as files:
             files.extractall(folder, filter="data")
         done = subprocess.run(
-            [sys.executable, __file__, "--print"],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join((folder, str(ROOT)))},
+            [sys.executable, "-m", "benchmarks.instructions", "--print"],
+            env=os.environ | {"PYTHONPATH": folder},
+            cwd=RESEARCH,
             stdout=subprocess.PIPE,
             text=True,
             check=True,

@@ -11,7 +11,7 @@ compared with
 
 Its compilation is compared with compiling one forward pass and the chain of ``floor``.
 
-    python examples/research/benchmarks/layer_time.py --output layer_time.json
+    python -m benchmarks.layer_time --output layer_time.json
 """
 
 import statistics
@@ -27,10 +27,7 @@ from jax import lax
 from tabulate import tabulate
 
 import radazo_jax as zo
-from examples.common import cli, figures
-from examples.common.distributions import DISTRIBUTIONS
-from examples.common.record import record, write
-from examples.research.benchmarks.timing import (
+from benchmarks.timing import (
     Step,
     bars,
     evosax,
@@ -39,6 +36,9 @@ from examples.research.benchmarks.timing import (
     ours,
     scanned,
 )
+from common import cli, figures
+from common.distributions import DISTRIBUTIONS
+from common.record import record, write
 
 NUM_DIRECTIONS = 8
 SMOOTHING = 1e-3

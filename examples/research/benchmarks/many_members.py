@@ -4,7 +4,7 @@ A perceptron takes a forward difference along 2,047 directions of ``low_rank()``
 are CPU times of the process, in multiples of one forward pass of 2,048 examples: of the
 step, of the draw of its factors, of the evaluations, and of the gradient.
 
-    python examples/research/benchmarks/many_members.py --output many_members.json
+    python -m benchmarks.many_members --output many_members.json
 """
 
 import itertools
@@ -17,10 +17,10 @@ import jax.numpy as jnp
 from tabulate import tabulate
 
 import radazo_jax as zo
-from examples.common import cli
-from examples.common.record import record, write
-from examples.research.benchmarks.programs import step_of
-from examples.research.benchmarks.timing import by_turns, key_of
+from benchmarks.programs import step_of
+from benchmarks.timing import by_turns, key_of
+from common import cli
+from common.record import record, write
 from radazo_jax._src.directions import sums
 
 MEMBERS, SIZES = 2048, (784, 256, 10)

@@ -12,7 +12,7 @@ environment of its own. Models:
 * ``multi_query_decoder``: 0.4B, scanned or ``unrolled_...``;
 * ``unrolled`` and ``scanned``: twelve dense layers.
 
-    python examples/research/benchmarks/memory.py --output docs/benchmarks/memory.json
+    python -m benchmarks.memory --output records/benchmarks/memory.json
 
 ``--output`` is written after every program, and ``--resume`` continues a stopped run.
 ``--plot`` draws the rows.
@@ -31,11 +31,8 @@ from matplotlib.ticker import NullFormatter
 from tabulate import tabulate
 
 import radazo_jax as zo
-from examples.common import cli, figures
-from examples.common.distributions import DISTRIBUTIONS
-from examples.common.record import collect
-from examples.research.benchmarks import gpus, models
-from examples.research.benchmarks.programs import (
+from benchmarks import gpus, models
+from benchmarks.programs import (
     compiled_on,
     held,
     num_bytes,
@@ -43,6 +40,9 @@ from examples.research.benchmarks.programs import (
     step_of,
     tpu_topology,
 )
+from common import cli, figures
+from common.distributions import DISTRIBUTIONS
+from common.record import collect
 
 SMOOTHING = 1e-3
 LEARNING_RATE = 1e-6

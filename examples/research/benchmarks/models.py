@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from examples.research.benchmarks.programs import num_bytes
+from benchmarks.programs import num_bytes
 
 
 class Model(NamedTuple):

@@ -7,7 +7,7 @@ axis ``k``, the minibatch over ``data`` and ``model``, and the parameters over
 compilers need neither TPU nor GPU, but the extra ``tpu-aot`` or ``gpu-aot``, each in an
 environment of its own.
 
-    python examples/research/benchmarks/scaling.py --platform tpu --output tpu.json
+    python -m benchmarks.scaling --platform tpu --output tpu.json
 
 ``--output`` is written after every program, and ``--resume`` continues a stopped run.
 ``--plot`` draws the rows.
@@ -29,18 +29,18 @@ from jax.sharding import PartitionSpec as P
 from tabulate import tabulate
 
 import radazo_jax as zo
-from examples.common import cli, figures
-from examples.common.distributions import DISTRIBUTIONS
-from examples.common.record import collect
-from examples.research.benchmarks import gpus, models
-from examples.research.benchmarks.hlo import facts
-from examples.research.benchmarks.programs import (
+from benchmarks import gpus, models
+from benchmarks.hlo import facts
+from benchmarks.programs import (
     compiled_on,
     placed,
     step_of,
     tpu_topology,
     without_tpu,
 )
+from common import cli, figures
+from common.distributions import DISTRIBUTIONS
+from common.record import collect
 
 AXES = ("k", "data", "model")
 SMOOTHING = 1e-3

@@ -17,7 +17,7 @@ and these times are divided by the time of the step:
 All JAX runs are scans of many steps in one program, so that no dispatch is timed. A
 further table compares ``minimize`` with its progress bar and without.
 
-    python examples/research/benchmarks/step_time.py --output step_time.json
+    python -m benchmarks.step_time --output step_time.json
 """
 
 from typing import Any
@@ -28,10 +28,7 @@ import matplotlib.pyplot as plt
 from tabulate import tabulate
 
 import radazo_jax as zo
-from examples.common import cli, figures
-from examples.common.distributions import DISTRIBUTIONS
-from examples.common.record import record, write
-from examples.research.benchmarks.timing import (
+from benchmarks.timing import (
     Step,
     bars,
     evosax,
@@ -41,7 +38,10 @@ from examples.research.benchmarks.timing import (
     ours,
     scanned,
 )
-from examples.research.paper.functions import rosenbrock
+from common import cli, figures
+from common.distributions import DISTRIBUTIONS
+from common.record import record, write
+from paper.functions import rosenbrock
 
 DIMENSIONS = (1_000, 10_000, 100_000, 1_000_000)
 POPULATION = 10  # K of forward differences, and twice the K of central ones.

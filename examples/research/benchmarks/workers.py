@@ -1,6 +1,6 @@
 """Measures `distribute`: kills, bytes, the driver, throughput, catching up, scale.
 
-    python examples/research/benchmarks/workers.py --output docs/benchmarks/workers.json
+    python -m benchmarks.workers --output records/benchmarks/workers.json
 
 Worker processes of Dask on this machine train a decoder. Each case is a row; `--only`
 measures some of them, and `--resume` takes those that are there.
@@ -29,15 +29,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import radazo_jax as zo
-from examples.apps.tpu import decoder
-from examples.common import cli
-from examples.common.record import collect
+from common import RESEARCH, cli, decoder
+from common.record import collect
 from radazo_jax._src.optimize.journal import Record
 from radazo_jax._src.workers.fleet import Fleet
 from radazo_jax._src.workers.messages import Reply, Request
 from radazo_jax._src.workers.replica import Description, Recipe, Replica
 
-ROOT = Path(__file__).parents[3]
 SIZES = decoder.Sizes(2, 32, 4, 64, 32, "float32")
 TOKENS = np.random.default_rng(0).integers(0, 64, (4, 32))
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
@@ -88,7 +86,7 @@ class Processes:
         self.alive: dict[str, subprocess.Popen[bytes]] = {}
         self._address, self._count = address, 0
         self._environment = os.environ | {
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": str(RESEARCH),
             "XLA_FLAGS": ONE_THREAD,
             "JAX_COMPILATION_CACHE_DIR": str(folder / "cache"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

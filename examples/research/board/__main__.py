@@ -1,9 +1,9 @@
 """Counts the evaluations that methods need on many problems.
 
-    python -m examples.research.board
-    python -m examples.research.board --fast
-    python -m examples.research.board --robust
-    python -m examples.research.board --relatives
+    python -m board
+    python -m board --fast
+    python -m board --robust
+    python -m board --relatives
 
 A row of the record is a method on a problem: the evaluations after which 10⁻¹, 10⁻²
 and 10⁻³ of the gap at the start are left, in a budget of 30 (d + 1). The record is
@@ -19,12 +19,10 @@ from typing import Any
 
 import jax
 
-from examples.common import cli, figures
-from examples.common.record import collect, read
-from examples.research.board import methods, problems, relatives, report, robust
-from examples.research.board.oracle import TARGETS
-
-OUTPUT = Path(__file__).resolve().parents[2] / "out" / "board"
+from board import methods, problems, relatives, report, robust
+from board.oracle import TARGETS
+from common import OUTPUT, cli, figures
+from common.record import collect, read
 
 
 class OutOfTime(Exception):
@@ -59,7 +57,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--robust", action="store_true", help="what diverges, in place of the board")
     add("--relatives", action="store_true", help="the rules behind each estimator")
     add("--resume", action="store_true", help="take the rows that are there")
-    add("--output", type=Path, default=OUTPUT, help="folder of the JSON and the PNG")
+    add(
+        "--output",
+        type=Path,
+        default=OUTPUT / "board",
+        help="folder of the JSON and the PNG",
+    )
     args = parser.parse_args(argv)
     stop = time.monotonic() + 60 * (args.minutes or float("inf"))
     name = "robust" if args.robust else "relatives" if args.relatives else "board"

@@ -1,6 +1,6 @@
 """Functions of few parameters, with and without bounds, and the tools for them.
 
-    python -m examples.research.board.few --output docs/board/few.json
+    python -m board.few --output records/board/few.json
 
 The functions are CUTEst's of at most 20 parameters, as sif2jax has them, with and
 without noise, and the paper's in boxes that cut their minimum off. All methods call the
@@ -22,13 +22,13 @@ import numpy as np
 from scipy.optimize import minimize
 
 import radazo_jax as zo
-from examples.common import cli
-from examples.common.record import collect, numbers
-from examples.common.tables import Table
-from examples.research.board import report
-from examples.research.board.oracle import Finished, Oracle
-from examples.research.board.problems import Case, Problem, Row
-from examples.research.paper import functions
+from board import report
+from board.oracle import Finished, Oracle
+from board.problems import Case, Problem, Row
+from common import cli
+from common.record import collect, numbers
+from common.tables import Table
+from paper import functions
 
 MOST = 20  # Parameters.
 BUDGET = 200  # In units of d + 1.
@@ -99,7 +99,9 @@ def _boxed(
 
     The box ends between start and minimum there, and is wide in the others.
     """
-    start = np.asarray(functions.uniform_start(_SEED, dimension), np.float64)
+    start = np.asarray(
+        functions.uniform_start(jax.random.key(_SEED), dimension), np.float64
+    )
     far = start - minimizer
     cut = np.arange(dimension) % 2 == 0
     end = minimizer + 0.3 * far  # A third of the way from the minimum.

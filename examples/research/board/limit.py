@@ -1,6 +1,6 @@
 """The two parts of the default method on each side of the limit between them.
 
-    python -m examples.research.board.limit --output docs/board/limit.json
+    python -m board.limit --output records/board/limit.json
 
 Up to a number of parameters, the default method is `bfgs` with `full_difference`, and
 above it `parabolic_sgd` with an accelerated estimator. Both run on problems of 20 to
@@ -16,13 +16,13 @@ from typing import Any
 import jax
 
 import radazo_jax as zo
-from examples.common import cli
-from examples.common.record import collect, numbers
-from examples.common.tables import Table
-from examples.research.board import problems, report
-from examples.research.board.oracle import Finished, Oracle
-from examples.research.board.problems import Case, Problem, Row
-from examples.research.paper import functions
+from board import problems, report
+from board.oracle import Finished, Oracle
+from board.problems import Case, Problem, Row
+from common import cli
+from common.record import collect, numbers
+from common.tables import Table
+from paper import functions
 
 BUDGET = 30  # In units of d + 1.
 AT = (5, 10, 20, 30)  # Budgets of the table.

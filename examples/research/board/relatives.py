@@ -4,8 +4,8 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from examples.common.estimators import ESTIMATORS
-from examples.research.board import methods, problems
+from board import methods, problems
+from common.estimators import ESTIMATORS
 
 _MOST = 102  # The dimension up to which problems are taken.
 

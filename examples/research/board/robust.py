@@ -13,10 +13,10 @@ import numpy as np
 import optax
 
 import radazo_jax as zo
-from examples.common.record import numbers
-from examples.research.board import problems
-from examples.research.board.ours import DEFAULT
-from examples.research.board.problems import Problem
+from board import problems
+from board.ours import DEFAULT
+from board.problems import Problem
+from common.record import numbers
 
 BUDGET = 10  # In units of d + 1.
 _MOST = 200  # The dimension up to which problems are taken.

@@ -1,7 +1,7 @@
 """Iterations to a successful black-box attack (the paper's table of that name).
 
-    python examples/research/paper/attack.py
-    python examples/research/paper/attack.py --data mnist.npz
+    python -m paper.attack
+    python -m paper.attack --data mnist.npz
 
 The attack makes a convolutional network read the digit y + 1 instead of y (0 after
 9), and changes no pixel by more than 0.2. The loss is the maximum over j ≠ t of
@@ -27,10 +27,10 @@ import optax
 from tqdm import tqdm
 
 import radazo_jax as zo
-from examples.common import cli, figures
-from examples.common.record import array
-from examples.common.tables import Table
-from examples.research.paper import common, network
+from common import cli, figures
+from common.record import array
+from common.tables import Table
+from paper import common, network
 
 BOX = 0.2  # How far a pixel may change.
 LEARNING_RATE = 1e-2  # η

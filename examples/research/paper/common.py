@@ -15,11 +15,11 @@ import optax
 from tqdm import tqdm
 
 import radazo_jax as zo
-from examples.common import figures
-from examples.common.cli import Parser, at_least_one
-from examples.common.record import array, numbers, record, write
-from examples.common.tables import Table
-from examples.research.paper import theory
+from common import OUTPUT, figures
+from common.cli import Parser, at_least_one
+from common.record import array, numbers, record, write
+from common.tables import Table
+from paper import theory
 
 METHODS: dict[str, Callable[..., optax.GradientTransformation]] = {
     # b1=0.9 and b2=0.99 are the defaults, if a method has them.
@@ -42,7 +42,6 @@ COLORS = {
     "ZO-signSGD": "#CC79A7",
     STRETCHED: "#56B4E9",
 }
-OUTPUT = Path(__file__).resolve().parents[2] / "out" / "paper"
 
 
 def optimizers(
@@ -60,7 +59,12 @@ def parser(doc: str, *, steps: int, seeds: int, fast: tuple[int, int]) -> Parser
     add("--steps", type=at_least_one, help=f"default {steps}")
     add("--seeds", type=at_least_one, help=f"default {seeds}")
     add("--fast", action="store_true", help="a small run: to see that it works")
-    add("--output", type=Path, default=OUTPUT, help="folder of the JSON and the PNG")
+    add(
+        "--output",
+        type=Path,
+        default=OUTPUT / "paper",
+        help="folder of the JSON and the PNG",
+    )
     result.set_defaults(defaults=(steps, seeds), fast_defaults=fast)
     return result
 

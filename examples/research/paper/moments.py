@@ -1,6 +1,6 @@
 """The effect of β₁ on the moments (the paper's figure of that name).
 
-    python examples/research/paper/moments.py
+    python -m paper.moments
 
 R-AdaZO minimizes Quadratic in 10⁴ dimensions, with the hyperparameters of
 `synthetic.py` and β₁ in {0.5, 0.7, 0.9, 0.95, 0.99}. Along the way, at the same θ and
@@ -32,10 +32,10 @@ import numpy as np
 import optax
 
 import radazo_jax as zo
-from examples.common import figures
-from examples.common.record import array
-from examples.common.tables import Table
-from examples.research.paper import common, functions
+from common import figures
+from common.record import array
+from common.tables import Table
+from paper import common, functions
 
 DIMENSION = 10_000
 BETAS = (0.5, 0.7, 0.9, 0.95, 0.99)  # β₁

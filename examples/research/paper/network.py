@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from tqdm import tqdm
 
-from examples.common.cli import UserError
+from common.cli import UserError
 
 SIZE = 28
 _LARGEST = 1 << 30  # Bytes of a data set.

@@ -1,17 +1,16 @@
 """No learning rate, and directions without replacement (not in the paper).
 
-    python examples/research/paper/parameter_free.py
-    python examples/research/paper/parameter_free.py --long
+    python -m paper.parameter_free
+    python -m paper.parameter_free --long
 
 Steps whose size is found from values that are there anyway, against the best of eleven
 learning rates of `tuned.py`, on its problems and to its targets; and, with `--long`,
 against R-AdaZO with the paper's η after 10,000 iterations of `synthetic.py`. Nothing
 is searched for or set: K=10 and μ=5e-3 are the paper's. Seeds have the starts of those
-scripts, whose records in `docs/evidence/` are what is compared with.
+modules, whose records in `records/evidence` are what is compared with.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -21,12 +20,11 @@ import numpy as np
 import optax
 
 import radazo_jax as zo
-from examples.common import figures
-from examples.common.record import array, read
-from examples.common.tables import Table
-from examples.research.paper import common, functions, synthetic, tuned
+from common import RECORDS, figures
+from common.record import array, read
+from common.tables import Table
+from paper import common, functions, synthetic, tuned
 
-RECORDS = Path(__file__).parents[3] / "docs" / "evidence"
 NUM_DIRECTIONS = 10  # K
 SMOOTHING = 5e-3  # μ
 LONG = {"Quadratic": 2500, "Cubic": 2500, "Levy": 5000, "Rosenbrock": 4500}
@@ -128,7 +126,7 @@ def first_steps(
 
 def against_tuned(args: Any) -> dict[str, Any]:
     """The problems of `tuned.py`."""
-    record = read(RECORDS / "tuned.json")["problems"]
+    record = read(RECORDS / "evidence/tuned.json")["problems"]
     dimension = 100 if args.fast else tuned.DIMENSION
     found = {}
     some = ("Quadratic", "Digits") if args.fast else tuple(record)
@@ -160,7 +158,7 @@ def against_tuned(args: Any) -> dict[str, Any]:
 
 def against_the_paper(args: Any) -> dict[str, Any]:
     """Iterations to the loss of R-AdaZO after 10,000, with the paper's η."""
-    record = read(RECORDS / "synthetic.json")["gaps"]
+    record = read(RECORDS / "evidence/synthetic.json")["gaps"]
     found: dict[str, Any] = {}
     for name, fun in functions.PROBLEMS.items():
         gaps = array(record[name]["R-AdaZO"])[: args.seeds, -1:]

@@ -1,6 +1,6 @@
 """R-AdaZO with replayed moments, and with stored ones (not in the paper).
 
-    python examples/research/paper/replayed.py --output docs/evidence/replayed.json
+    python -m paper.replayed --output records/evidence/replayed.json
 
 Both run at each learning rate of one grid. All runs of a seed share start, directions
 and minibatches. A table has the best rate of each. `--resume` continues a record. The
@@ -9,8 +9,8 @@ problems:
 * ``digits``: a classifier of handwritten digits, in minibatches of 64. The final loss
   is the mean over the training set.
 * ``language``: a decoder of two layers, from a random start, on sequences whose tokens
-  follow from the last by a rule, as in `examples/apps/tpu`. The final loss is the mean
-  over 64 minibatches of 16 sequences.
+  follow from the last by a rule. The final loss is the mean over 64 minibatches of 16
+  sequences.
 """
 
 import functools
@@ -25,11 +25,10 @@ import optax
 from tabulate import tabulate
 
 import radazo_jax as zo
-from examples.apps.tpu import decoder
-from examples.common import cli
-from examples.common.distributions import DISTRIBUTIONS
-from examples.common.record import array, collect, numbers
-from examples.research.paper import common, tuned
+from common import cli, decoder
+from common.distributions import DISTRIBUTIONS
+from common.record import array, collect, numbers
+from paper import common, tuned
 
 
 class Problem(NamedTuple):

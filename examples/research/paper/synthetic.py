@@ -1,6 +1,6 @@
 """Convergence on four synthetic functions (the paper's figure of that name).
 
-    python examples/research/paper/synthetic.py
+    python -m paper.synthetic
 
 Quadratic, Cubic, Levy and Rosenbrock in 10⁴ dimensions, with the hyperparameters of
 the paper's appendix: K=10, η=1e-3, μ=5e-3, β₁=0.9, β₂=0.99. The paper gives
@@ -23,11 +23,11 @@ import numpy as np
 import optax
 
 import radazo_jax as zo
-from examples.common import figures
-from examples.common.record import array
-from examples.common.tables import Table
-from examples.research.paper import common, functions
-from examples.research.paper.common import COLORS, STRETCHED
+from common import figures
+from common.record import array
+from common.tables import Table
+from paper import common, functions
+from paper.common import COLORS, STRETCHED
 
 DIMENSION = 10_000
 NUM_DIRECTIONS = 10  # K

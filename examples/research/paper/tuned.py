@@ -1,6 +1,6 @@
 """All methods, each at its best learning rate (not in the paper).
 
-    python examples/research/paper/tuned.py
+    python -m paper.tuned
 
 The paper compares at equal η. Here every method gets the η, of a grid of eleven, at
 which it needs the fewest evaluations, and R-AdaZO and ZO-AdaMM get two β₁ as well.
@@ -27,11 +27,11 @@ import optax
 from sklearn.datasets import load_digits
 
 import radazo_jax as zo
-from examples.common import figures
-from examples.common.record import array
-from examples.common.tables import Table
-from examples.research.paper import common, functions, theory
-from examples.research.paper.common import COLORS, METHODS
+from common import figures
+from common.record import array
+from common.tables import Table
+from paper import common, functions, theory
+from paper.common import COLORS, METHODS
 
 DIMENSION = 1000
 NUM_DIRECTIONS = 10  # K
