@@ -16,8 +16,10 @@ environment of its own.
 import functools
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -38,7 +40,7 @@ from benchmarks.programs import (
     tpu_topology,
     without_tpu,
 )
-from common import cli, figures
+from common import figures, options
 from common.distributions import DISTRIBUTIONS
 from common.record import collect
 
@@ -301,27 +303,26 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     return figure
 
 
-def main() -> None:
-    parser = cli.parser(__doc__)
-    parser.add_argument("--platform", choices=["cpu", "gpu", "tpu"], default="cpu")
-    cli.add_record(parser, resume=True, plot=True)
-    args = parser.parse_args()
+@options.command(__doc__)
+@click.option("--platform", type=click.Choice(["cpu", "gpu", "tpu"]), default="cpu")
+@options.output
+@options.resume
+@options.plot
+def main(
+    platform: str, output: Path | None, resume: bool, picture: Path | None
+) -> None:
     without_tpu()
     jax.config.update("jax_num_cpu_devices", 8)
-    platform = args.platform
     programs = [
         (case.described(platform), functools.partial(measured, platform, case))
         for case in cases(platform)
     ]
-    try:
-        kind = mesh_for(platform, Spread()).devices.flat[0].device_kind
-    except cli.UserError as error:
-        parser.error(str(error))
+    kind = mesh_for(platform, Spread()).devices.flat[0].device_kind
     target = f"compiled for {kind}"
-    rows = collect(args.output, args.resume, programs, derived, device=target)
+    rows = collect(output, resume, programs, derived, device=target)
     print(tabulate(rows, headers="keys"))
-    if args.plot:
-        figures.save(plot({"rows": rows}), args.plot)
+    if picture:
+        figures.save(plot({"rows": rows}), picture)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,10 @@ further table compares ``minimize`` with its progress bar and without.
     python -m benchmarks.step_time --output step_time.json
 """
 
+from pathlib import Path
 from typing import Any
 
+import click
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -38,7 +40,7 @@ from benchmarks.timing import (
     ours,
     scanned,
 )
-from common import cli, figures
+from common import figures, options
 from common.distributions import DISTRIBUTIONS
 from common.record import record, write
 from paper.functions import rosenbrock
@@ -153,24 +155,22 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     return bars(named, ("naive/step", "evosax/step"))
 
 
-def main() -> None:
-    parser = cli.parser(__doc__)
-    cli.add_record(parser)
-    parser.add_argument("--repeats", type=cli.at_least_one, default=7)
-    args = parser.parse_args()
-
+@options.command(__doc__)
+@options.output
+@click.option("--repeats", type=options.COUNT, default=7)
+def main(output: Path | None, repeats: int) -> None:
     rows = []
     for dimension in DIMENSIONS:
         for name in ESTIMATORS:
-            found = measure(dimension, name, args.repeats)
+            found = measure(dimension, name, repeats)
             print(tabulate(found, headers="keys", floatfmt=".2f"), end="\n\n")
             rows += [{"table": "steps", **row} for row in found]
-    progress = measure_progress(10_000, args.repeats)
+    progress = measure_progress(10_000, repeats)
     print(tabulate([progress], headers="keys", floatfmt=".3f"))
-    if args.output:
+    if output:
         content = record([*rows, {"table": "progress", **progress}])
-        write(args.output, content)
-        figures.save(plot(content), args.output.with_suffix(".png"))
+        write(output, content)
+        figures.save(plot(content), output.with_suffix(".png"))
 
 
 if __name__ == "__main__":

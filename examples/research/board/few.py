@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +26,7 @@ import radazo_jax as zo
 from board import report
 from board.oracle import Finished, Oracle
 from board.problems import Case, Problem, Row
-from common import cli
+from common import options
 from common.record import collect, numbers
 from common.tables import Table
 from paper import functions
@@ -311,17 +312,18 @@ def tables(content: dict[str, Any]) -> list[Table]:
     return found
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = cli.parser(__doc__)
-    add = parser.add_argument
-    add("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="problems")
-    add("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="tools")
-    cli.add_record(parser, resume=True)
-    args = parser.parse_args(argv)
+@options.command(__doc__)
+@options.some("--kinds", of=KINDS, text="Kinds of problems")
+@options.some("--methods", of=METHODS, text="Methods")
+@options.output
+@options.resume
+def main(
+    kinds: Sequence[str], methods: Sequence[str], output: Path | None, resume: bool
+) -> None:
     about = {"settings": {"budget": BUDGET, "targets": TARGETS}}
     with jax.enable_x64(True):
-        rows = measures(args.kinds, args.methods)
-        made = collect(args.output, args.resume, rows, lambda rows: rows, **about)
+        rows = measures(kinds, methods)
+        made = collect(output, resume, rows, lambda rows: rows, **about)
     for table in tables({"rows": made}):
         print(table.caption, table.format(), sep="\n\n", end="\n\n")
 

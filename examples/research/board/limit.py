@@ -10,7 +10,8 @@ is written after each row, and `--resume` continues it.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ import radazo_jax as zo
 from board import problems, report
 from board.oracle import Finished, Oracle
 from board.problems import Case, Problem, Row
-from common import cli
+from common import options
 from common.record import collect, numbers
 from common.tables import Table
 from paper import functions
@@ -119,13 +120,13 @@ def tables(content: dict[str, Any]) -> list[Table]:
     return [Table(caption, heads, rows)]
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = cli.parser(__doc__)
-    cli.add_record(parser, resume=True)
-    args = parser.parse_args(argv)
+@options.command(__doc__)
+@options.output
+@options.resume
+def main(output: Path | None, resume: bool) -> None:
     about = {"settings": {"budget": BUDGET}}
     with jax.enable_x64(True):
-        made = collect(args.output, args.resume, measures(), lambda rows: rows, **about)
+        made = collect(output, resume, measures(), lambda rows: rows, **about)
     for table in tables({"rows": made}):
         print(table.caption, table.format(), sep="\n\n", end="\n\n")
 

@@ -13,6 +13,7 @@ import functools
 import importlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
@@ -21,7 +22,7 @@ from scipy.optimize import minimize
 
 import radazo_jax as zo
 from board.oracle import Finished
-from common import cli, figures
+from common import figures, options
 from common.record import array, collect
 from common.tables import Table
 
@@ -237,16 +238,17 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     return figure
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = cli.parser(__doc__)
-    add = parser.add_argument
-    add("--features", nargs="+", choices=FEATURES, default=list(FEATURES))
-    add("--solvers", nargs="+", choices=SOLVERS, default=list(SOLVERS))
-    cli.add_record(parser, resume=True)
-    args = parser.parse_args(argv)
-    rows = measures(args.features, args.solvers)
+@options.command(__doc__)
+@options.some("--features", of=FEATURES, text="Features of problems")
+@options.some("--solvers", of=SOLVERS, text="Solvers")
+@options.output
+@options.resume
+def main(
+    features: Sequence[str], solvers: Sequence[str], output: Path | None, resume: bool
+) -> None:
+    rows = measures(features, solvers)
     about = {"settings": {"budgets": BUDGETS, "tolerances": TOLERANCES}}
-    made = collect(args.output, args.resume, rows, lambda rows: rows, **about)
+    made = collect(output, resume, rows, lambda rows: rows, **about)
     for table in tables({"rows": made}):
         print(table.caption, table.format(), sep="\n\n", end="\n\n")
 

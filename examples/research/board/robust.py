@@ -59,11 +59,11 @@ HARMS = {
 }
 
 
-def measures(args: Any) -> Iterator[problems.Row]:
+def measures(fast: bool, seed: int) -> Iterator[problems.Row]:
     """The rows of the record."""
     order = ("Synthetic", "Rotated", "CUTEst", "BBOB")
     found = [
-        c for c in problems.cases(args.fast) if c.kind in order and c.dimension <= _MOST
+        c for c in problems.cases(fast) if c.kind in order and c.dimension <= _MOST
     ]
     for case in sorted(found, key=lambda case: order.index(case.kind)):
         built = functools.cache(case.make)
@@ -71,7 +71,7 @@ def measures(args: Any) -> Iterator[problems.Row]:
             for dtype in ("float32", "float64"):
 
                 def measure(built=built, harm=harm, dtype=dtype) -> dict[str, Any]:
-                    return numbers(run(built(), harm, dtype, args.seed))
+                    return numbers(run(built(), harm, dtype, seed))
 
                 row = {"kind": case.kind, "problem": case.name}
                 row |= {"dimension": case.dimension, "harm": name, "dtype": dtype}

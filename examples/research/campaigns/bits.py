@@ -8,21 +8,21 @@ instructions, other numbers of threads and, by `--python`, other versions. What 
 equal is told by the largest difference, relative to the largest number.
 """
 
-import argparse
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import radazo_jax as zo
-from common import RESEARCH, cli, distributions
+from common import RESEARCH, distributions, options
 from common.record import record, write
 
 DISTRIBUTIONS = distributions.DISTRIBUTIONS | {"orthonormal": zo.orthonormal()}
@@ -125,17 +125,18 @@ def rows(systems: dict[str, dict[str, str]]) -> list[dict[str, str]]:
     return sorted(made, key=lambda row: list(names).index(f"{row['what']} sphere"))
 
 
-def main() -> None:
-    parser = cli.parser(__doc__)
-    cli.add_record(parser)
-    parser.add_argument("--compute", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--python", action="append", default=[], help="NAME=PATH")
-    args = parser.parse_args()
-    if args.compute:
-        np.savez(args.compute, version=jax.__version__, **computed())
+@options.command(__doc__)
+@options.output
+@click.option("--compute", type=click.Path(path_type=Path), hidden=True)
+@click.option(
+    "--python", "pythons", multiple=True, help="NAME=PATH of another; can be repeated."
+)
+def main(output: Path | None, compute: Path | None, pythons: Sequence[str]) -> None:
+    if compute:
+        np.savez(compute, version=jax.__version__, **computed())
         return
     processes = {name: (sys.executable, *how) for name, how in SYSTEMS.items()}
-    for text in args.python:
+    for text in pythons:
         name, python = text.split("=", 1)
         processes[name] = (python, "", None)
     right = elsewhere(*processes.pop("as it is"))
@@ -145,10 +146,10 @@ def main() -> None:
         versions.append(str(found["version"]))
         systems[name] = compared(found, right)
         print(name, systems[name], flush=True)
-    if args.output:
+    if output:
         content = record(rows(systems))
         content["command"] = content["command"].split(" --python")[0]
-        write(args.output, content | {"jax": versions, "systems": list(systems)})
+        write(output, content | {"jax": versions, "systems": list(systems)})
 
 
 if __name__ == "__main__":

@@ -3,15 +3,15 @@
 python -m campaigns.instruction_sets FILE
 """
 
-import sys
+from pathlib import Path
 
+import click
 import jax
-import jax.numpy as jnp
 import numpy as np
+import optax
 
 import radazo_jax as zo
-from radazo_jax._src.workers.messages import Request
-from radazo_jax._src.workers.replica import Recipe, Replica
+from common import options
 
 DISTRIBUTIONS = {
     "rademacher": zo.rademacher(),
@@ -22,32 +22,21 @@ OPTIMIZERS = {"zo_sgd": zo.zo_sgd(1e-3), "radazo": zo.radazo(1e-3)}
 STEPS, DIRECTIONS, DIMENSION = 30, 8, 1000
 
 
-def square(params):
-    return jnp.sum(params**2)
-
-
-def stepped(distribution, optimizer):
-    """The parameters of a worker after steps, and the checksums on the way."""
-    recipe = Recipe(
-        lambda: square,
-        np.linspace(-1, 1, DIMENSION, dtype=np.float32),
-        optimizer,
-        zo.forward_difference(distribution, DIRECTIONS),
-        *(None, None, 1),
-        np.asarray(jax.random.key_data(jax.random.key(0))),
-    )
-    replica = Replica(recipe)
+def stepped(
+    distribution: zo.Distribution, optimizer: optax.GradientTransformation
+) -> np.ndarray:
+    """The parameters after steps on given values."""
+    estimator = zo.forward_difference(distribution, DIRECTIONS)
+    init, ask, tell = zo.ask_tell(optimizer, estimator)
+    state = init(np.linspace(-1, 1, DIMENSION, dtype=np.float32), jax.random.key(0))
     shape = (STEPS, DIRECTIONS + 1)
-    values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    none = np.zeros(0, np.uint16)
-    reply = replica.answer(Request(0, 0, values[:0], np.zeros(0, np.uint32), none))
-    for step in range(STEPS):
-        sums = np.array([reply.checksum], np.uint32)
-        reply = replica.answer(Request(0, step, values[step : step + 1], sums, none))
-    return replica.params()
+    for values in np.random.default_rng(0).normal(size=shape).astype(np.float32):
+        _, state = ask(state)
+        state = tell(state, values)
+    return np.asarray(state.run.params)
 
 
-def computed():
+def computed() -> dict[str, np.ndarray]:
     cases = [("rademacher", "radazo"), *((name, "zo_sgd") for name in DISTRIBUTIONS)]
     return {
         f"{name} {optimizer}": stepped(DISTRIBUTIONS[name], OPTIMIZERS[optimizer])
@@ -55,5 +44,11 @@ def computed():
     }
 
 
+@options.command(__doc__)
+@click.argument("file", type=click.Path(path_type=Path))
+def main(file: Path) -> None:
+    np.savez(file, **computed())
+
+
 if __name__ == "__main__":
-    np.savez(sys.argv[1], **computed())
+    main()

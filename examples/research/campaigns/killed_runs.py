@@ -3,14 +3,18 @@
 python -m campaigns.killed_runs --kills 200
 """
 
-import argparse
 import json
-import pathlib
 import random
 import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from common import options
 
 RUN = """
 import sys
@@ -29,7 +33,7 @@ zo.minimize_black_box(
 """
 
 
-def steps(path):
+def steps(path: Path) -> list[tuple[Any, ...]]:
     """The complete lines of steps, without what differs between runs."""
     if not path.exists():
         return []
@@ -38,40 +42,43 @@ def steps(path):
     return [(line["step"], line["values"], line["params"]) for line in found]
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--steps-per-kill", type=int, default=40)
-    parser.add_argument("--folder", type=pathlib.Path)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    folder = args.folder or pathlib.Path(tempfile.mkdtemp())
-    path, whole = folder / "killed.jsonl", folder / "whole.jsonl"
-    total = args.kills * args.steps_per_kill
-    rng = random.Random(args.seed)
+def started(path: Path, total: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", RUN, str(path), str(total)])
 
-    def start(path):
-        return subprocess.Popen([sys.executable, "-c", RUN, str(path), str(total)])
 
-    kills = 0
-    while kills < args.kills:
+def killed(path: Path, kills: int, steps_per_kill: int, rng: random.Random) -> int:
+    """Kills a run again and again, and returns how often it was killed."""
+    for done in range(kills):
         before = len(steps(path))
-        process = start(path)
+        process = started(path, kills * steps_per_kill)
         # The moment is random, between the start of rebuilding and the last step.
-        wanted = before + rng.randrange(1, args.steps_per_kill)
+        wanted = before + rng.randrange(1, steps_per_kill)
         while process.poll() is None and len(steps(path)) < wanted:
             time.sleep(0.005)
         time.sleep(rng.random() * 0.01)
         process.kill()
         if process.wait() == 0:
-            break
-        kills += 1
-    assert start(path).wait() == 0
-    assert start(whole).wait() == 0
+            return done
+    return kills
+
+
+@options.command(__doc__)
+@click.option("--kills", type=options.COUNT, default=200)
+@click.option("--steps-per-kill", type=click.IntRange(min=2), default=40)
+@click.option(
+    "--folder", type=click.Path(path_type=Path), help="By default, a new one."
+)
+@click.option("--seed", type=int, default=0)
+def main(kills: int, steps_per_kill: int, folder: Path | None, seed: int) -> None:
+    folder = folder or Path(tempfile.mkdtemp())
+    path, whole = folder / "killed.jsonl", folder / "whole.jsonl"
+    total = kills * steps_per_kill
+    done = killed(path, kills, steps_per_kill, random.Random(seed))
+    if started(path, total).wait() or started(whole, total).wait():
+        raise click.ClickException("a run that nobody killed failed")
     equal = steps(path) == steps(whole)
-    assert len(steps(whole)) == total
-    print(f"after {kills} of {args.kills} kills, all {total} steps equal: {equal}")
-    sys.exit(not equal)
+    print(f"after {done} of {kills} kills, all {total} steps equal: {equal}")
+    sys.exit(not equal or len(steps(whole)) != total)
 
 
 if __name__ == "__main__":

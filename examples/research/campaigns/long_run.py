@@ -15,12 +15,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import click
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import radazo_jax as zo
-from common import cli
+from common import options
 from common.record import record, write
 
 START = np.zeros(4, np.float32)
@@ -107,17 +108,16 @@ def with_journal(num_steps: int) -> dict[str, Any]:
         return row | {"equal": all(jax.tree.leaves(equal))}
 
 
-def main() -> None:
-    parser = cli.parser(__doc__)
-    cli.add_record(parser)
-    parser.add_argument("--steps", type=cli.at_least_one, default=10**7)
-    parser.add_argument("--journal-steps", type=cli.at_least_one, default=10**5)
-    args = parser.parse_args()
-    rows = long_run(args.steps)
-    rows.append(with_journal(args.journal_steps))
+@options.command(__doc__)
+@options.output
+@click.option("--steps", type=options.COUNT, default=10**7)
+@click.option("--journal-steps", type=options.COUNT, default=10**5)
+def main(output: Path | None, steps: int, journal_steps: int) -> None:
+    rows = long_run(steps)
+    rows.append(with_journal(journal_steps))
     print(rows[-1])
-    if args.output:
-        write(args.output, record(rows))
+    if output:
+        write(output, record(rows))
 
 
 if __name__ == "__main__":

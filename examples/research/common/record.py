@@ -13,17 +13,16 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import click
 import jax
 import numpy as np
 
 import radazo_jax as zo
-from common.files import json_object
 
-# Distributions by their modules: the versions of those that were imported are told.
+# Distributions by their modules; a record has the versions of those that were imported.
 _NAMED = (
-    *("jax", "jaxlib", "libtpu", "optax", "flax", "numpy", "scipy", "tokenizers"),
-    *("cma", "nevergrad", "gymnasium", "mujoco", "onnx", "onnxruntime", "sif2jax"),
-    *("evosax", "qwix", "optiprofiler", "nlopt"),
+    *("jax", "jaxlib", "libtpu", "optax", "flax", "numpy", "scipy", "cma", "nevergrad"),
+    *("sif2jax", "evosax", "optiprofiler", "nlopt"),
 )
 PACKAGES = {name: name for name in _NAMED} | {
     "sklearn": "scikit-learn",
@@ -39,11 +38,10 @@ def record(rows: Iterable[dict[str, Any]] | None = None) -> dict[str, Any]:
         if module in sys.modules:
             versions[package] = importlib.metadata.version(package)
     device, module = jax.devices()[0], sys.modules["__main__"].__spec__
-    # A package is run by its name.
-    name = module and module.name.removesuffix(".__main__")
-    script = f"-m {name}" if name else os.path.relpath(sys.argv[0])
+    # A package is run by its name, and a test by none.
+    name = module.name.removesuffix(".__main__") if module else sys.argv[0]
     content = {
-        "command": f"python {script} {shlex.join(sys.argv[1:])}".rstrip(),
+        "command": f"python -m {name} {shlex.join(sys.argv[1:])}".rstrip(),
         "date": datetime.date.today().isoformat(),
         "device": f"{device.platform} ({device.device_kind})",
         "cpu_count": os.cpu_count(),
@@ -75,7 +73,10 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    return json_object(path)
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise click.ClickException(f"{path} must be a record: {error}") from None
 
 
 def collect(

@@ -9,9 +9,9 @@ estimates dominates, and the rate was chosen for it. With `--learning-rate 8e-3`
 ZO-AdaMM learns as well as R-AdaZO does here: `tuned.py` tunes the rate of each method.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
+import click
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -22,8 +22,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import radazo_jax as zo
-from common import figures
-from common.cli import positive
+from common import figures, options
 from common.distributions import DISTRIBUTIONS
 from common.record import array
 from common.tables import Table
@@ -139,29 +138,30 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     return figure
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = common.parser(__doc__, steps=3000, seeds=3, fast=(120, 2))
-    parser.add_argument("--learning-rate", type=positive, default=2e-3)
-    parser.add_argument(
-        "--distribution", choices=DISTRIBUTIONS, default="sphere", help="of directions"
-    )
-    args = common.parse(parser, argv)
-    options = DISTRIBUTIONS[args.distribution], args.learning_rate, args.steps
-    keys = common.seed_keys(args.seeds)
-    runs = {name: train(name, *options, keys) for name in METHODS}
+@common.experiment(__doc__, steps=3000, seeds=3, fast=(120, 2))
+@click.option("--learning-rate", type=options.POSITIVE, default=2e-3)
+@click.option(
+    "--distribution", type=click.Choice(list(DISTRIBUTIONS)), default="sphere"
+)
+def main(size: common.Size, learning_rate: float, distribution: str) -> None:
+    directions, keys = DISTRIBUTIONS[distribution], common.seed_keys(size.seeds)
+    runs = {
+        name: train(name, directions, learning_rate, size.steps, keys)
+        for name in METHODS
+    }
     points = runs["R-AdaZO"]["losses"].shape[1]
     content = {
         "settings": {
-            "distribution": args.distribution,
-            "learning_rate": args.learning_rate,
+            "distribution": distribution,
+            "learning_rate": learning_rate,
             "num_directions": NUM_DIRECTIONS,
             "smoothing": SMOOTHING,
-            "seeds": args.seeds,
+            "seeds": size.seeds,
         },
         "evaluations": np.arange(points) * CHUNK * (NUM_DIRECTIONS + 1),
         "runs": runs,
     }
-    common.finish(args.output / "digits", content, tables, plot)
+    common.finish(size.output / "digits", content, tables, plot)
 
 
 if __name__ == "__main__":

@@ -216,11 +216,10 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     return figure
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = common.parser(__doc__, steps=5000, seeds=5, fast=(200, 2))
-    args = common.parse(parser, argv)
-    dimension = 200 if args.fast else DIMENSION
-    measures = measure(dimension, args.steps, args.seeds)
+@common.experiment(__doc__, steps=5000, seeds=5, fast=(200, 2))
+def main(size: common.Size) -> None:
+    dimension = 200 if size.fast else DIMENSION
+    measures = measure(dimension, size.steps, size.seeds)
     points = measures["gap"].shape[-1]
     content = {
         "settings": {
@@ -231,14 +230,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             "b2": B2,
             "eps_root": EPS_ROOT,
             "start": "uniform in [-1, 1)",
-            "seeds": args.seeds,
+            "seeds": size.seeds,
         },
         "betas": BETAS,
-        "iterations": np.arange(1, points + 1) * max(1, args.steps // POINTS),
+        "iterations": np.arange(1, points + 1) * max(1, size.steps // POINTS),
         "measures": measures,
         "first_steps": {"times": TIMES, "lengths": first_steps(dimension)},
     }
-    common.finish(args.output / "moments", content, tables, plot)
+    common.finish(size.output / "moments", content, tables, plot)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ minibatches.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -307,14 +307,13 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     return figure
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = common.parser(__doc__, steps=1000, seeds=5, fast=(15, 2))
-    args = common.parse(parser, argv)
-    found, every = {}, problems(100 if args.fast else DIMENSION)
-    for name in ("Quadratic", "Ill-conditioned", "Digits") if args.fast else every:
+@common.experiment(__doc__, steps=1000, seeds=5, fast=(15, 2))
+def main(size: common.Size) -> None:
+    found, every = {}, problems(100 if size.fast else DIMENSION)
+    for name in ("Quadratic", "Ill-conditioned", "Digits") if size.fast else every:
         problem = every[name]
-        steps = max(1, args.steps * problem.steps // 1000)
-        reached, first = sweep(name, problem, steps, args.seeds)
+        steps = max(1, size.steps * problem.steps // 1000)
+        reached, first = sweep(name, problem, steps, size.seeds)
         params = problem.init(jax.random.key(0))
         found[name] = {
             "dimension": sum(leaf.size for leaf in jax.tree.leaves(params)),
@@ -335,11 +334,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             "smoothing": SMOOTHING,
             "b2": 0.99,
             "batch_size": BATCH_SIZE,
-            "seeds": args.seeds,
+            "seeds": size.seeds,
         },
         "problems": found,
     }
-    common.finish(args.output / "tuned", content, tables, plot)
+    common.finish(size.output / "tuned", content, tables, plot)
 
 
 if __name__ == "__main__":

@@ -176,12 +176,12 @@ def test_a_run_that_goes_on_gives_equal_rows(few, tmp_path, monkeypatch):
         ]
 
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    board.main(["--output", str(whole)])
-    board.main(["--output", str(parts)])
+    board.main(["--output", str(whole)], standalone_mode=False)
+    board.main(["--output", str(parts)], standalone_mode=False)
     content = read(parts / "board.json")
     content["rows"] = content["rows"][:1]
     (parts / "board.json").write_text(json.dumps(content))
-    board.main(["--output", str(parts), "--resume"])
+    board.main(["--output", str(parts), "--resume"], standalone_mode=False)
     assert rows(parts) == rows(whole) and len(rows(whole)) == 4
     assert (whole / "board.png").read_bytes().startswith(b"\x89PNG")
 
@@ -381,8 +381,8 @@ def test_the_rules_behind_differences_are_those_of_the_board(
     some = {n: ESTIMATORS[n] for n in ("forward_difference", "residual_feedback")}
     monkeypatch.setattr(relatives, "ESTIMATORS", some)
     arguments = ["--output", str(tmp_path), "--budget", "8"]
-    board.main([*arguments])
-    board.main([*arguments, "--relatives"])
+    board.main([*arguments], standalone_mode=False)
+    board.main([*arguments, "--relatives"], standalone_mode=False)
     of_board, of_relatives = (
         read(tmp_path / f"{file}.json")["rows"] for file in ("board", "relatives")
     )

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from common import RESEARCH
 from paper import (
@@ -88,35 +89,13 @@ def test_fast_run(name, tmp_path):
 
 @pytest.mark.parametrize("script", _SCRIPTS, ids=lambda script: script.__name__)
 @pytest.mark.parametrize("value", ["0", "-3", "two"])
-def test_counts_below_one_are_refused(script, value, refused):
-    """In this process: it is argparse that refuses, before anything is compiled."""
-    refused(
-        script,
-        "--seeds",
-        value,
-        says=f"argument --seeds: must be an integer of at least 1; got {value}",
-    )
-    refused(
-        script,
-        "--steps",
-        value,
-        says=f"argument --steps: must be an integer of at least 1; got {value}",
-    )
-
-
-@pytest.fixture
-def refused(capsys):
-    """Runs the `main` of a script here and checks the one line that it ends with."""
-
-    def refused(script, *arguments, says):
-        with pytest.raises(SystemExit) as stopped:
-            script.main([str(argument) for argument in arguments])
-        assert stopped.value.code == 2
-        error = capsys.readouterr().err.strip().splitlines()
-        assert len(error) == 1, error
-        assert says in error[0]
-
-    return refused
+def test_counts_below_one_are_refused(script, value):
+    """In this process: the command line refuses, before anything is compiled."""
+    for option in ("--seeds", "--steps"):
+        done = CliRunner().invoke(script.main, [option, value])
+        assert done.exit_code == 2
+        assert f"Error: Invalid value for '{option}': " in done.output
+        assert value in done.output.splitlines()[-1]
 
 
 @pytest.mark.parametrize("data_set", ["mnist", "digits"])
@@ -152,13 +131,16 @@ _MNIST = dict.fromkeys(("x_train", "y_train", "x_test", "y_test"), np.zeros(3))
     ],
     ids=["missing", "without labels", "of other sizes", "another", "cut off"],
 )
-def test_data_that_cannot_be_read_are_named(content, says, tmp_path, refused):
+def test_data_that_cannot_be_read_are_named(content, says, tmp_path):
     path = tmp_path / "mnist.npz"
     if isinstance(content, bytes):
         path.write_bytes(content)
     elif content is not None:
         np.savez(path, **content)
-    refused(attack, "--data", path, says=says)
+    done = CliRunner().invoke(attack.main, ["--data", str(path)])
+    assert done.exit_code == 1
+    (line,) = done.output.splitlines()
+    assert line.startswith("Error: ") and says in line
 
 
 @pytest.mark.slow

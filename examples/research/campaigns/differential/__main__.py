@@ -9,11 +9,12 @@ A model that is not installed is left out, and its rows can be added later by
 import functools
 import itertools
 import sys
+from pathlib import Path
 
 import jax
 
 from campaigns.distributions import DISTRIBUTIONS
-from common import cli, record
+from common import options, record
 
 from .models import MODELS
 from .statistic import LARGEST, NUM, along_vectors, distances
@@ -51,10 +52,10 @@ def installed():
             print(f"{model.__name__}: {missing}", file=sys.stderr)
 
 
-def main() -> None:
-    parser = cli.parser(__doc__)
-    cli.add_record(parser, resume=True)
-    args = parser.parse_args()
+@options.command(__doc__)
+@options.output
+@options.resume
+def main(output: Path | None, resume: bool) -> None:
     cases = [
         (
             {"model": name, "distribution": distribution},
@@ -64,7 +65,7 @@ def main() -> None:
         for distribution in DISTRIBUTIONS
     ]
     rows = record.collect(
-        args.output, args.resume, cases, of_models, estimates=NUM, bound=LARGEST
+        output, resume, cases, of_models, estimates=NUM, bound=LARGEST
     )
     sys.exit(any(row["largest"] >= LARGEST for row in rows))
 

@@ -1,57 +1,38 @@
-"""Runs of the examples whose writes fail, or that are killed at one of them.
+"""Runs of a training program whose writes fail, or that is killed at one of them.
 
-A process that has imported everything and computed nothing forks one process a run. It
-has `shim.c` preloaded, which counts the changes of the files in a folder.
+The program is the script `examples/tpu/train.py`. A process that has imported what it
+needs, and computed nothing, forks one process a run. It has `shim.c` preloaded, which
+counts the changes of the files in a folder.
 """
 
 import ctypes
 import os
-import pathlib
-import random
 import re
+import runpy
 import shutil
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
-with mock.patch("jax.default_backend", return_value="cpu"):
-    # It would start the threads of JAX, which a fork does not take along.
-    from examples.apps.llm import main as llm
-from common import checkpoint
-from examples.apps.llm import corpus, weights
-from examples.apps.llm.opt import OPT, Config
-from examples.apps.tpu import train as tpu
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
 
-NOTHING, KILL, FULL = 0, 1, 2
-MINUTES = 5 * 60
-TPU = (
+import radazo_jax  # noqa: F401
+from common import ROOT
+
+SCRIPT = ROOT / "examples" / "tpu" / "train.py"
+OPTIONS = (
     *("--layers", "1", "--width", "16", "--vocabulary", "16", "--length", "8"),
     *("--batch-size", "8", "--num-directions", "2"),
-    *("--checkpoint-every", "2", "--checkpoint"),
+    *("--steps", "6", "--checkpoint-every", "2", "--checkpoint"),
 )
-LLM = (
-    *("--task", "sst2", "--batch-size", "4", "--eval-batch-size", "10"),
-    *("--lora-rank", "2", "--eval-every", "3", "--checkpoint-every", "2"),
-    *("--resume", "--model"),
-)
-
-
-class Example(NamedTuple):
-    """An example, and its files that are the same after an undisturbed run.
-
-    Attributes:
-      run: Runs it with a folder for its files.
-      checkpoints: The folder of its checkpoints.
-      files: Those that are the same, byte for byte.
-    """
-
-    run: Callable[[str], Any]
-    checkpoints: str
-    files: Sequence[str] = ()
+NOTHING, KILL, FULL, COPY = 0, 1, 2, 3
+MINUTES = 5 * 60
 
 
 class Ended(NamedTuple):
@@ -61,98 +42,94 @@ class Ended(NamedTuple):
       code: Its exit code; below 0, the signal.
       said: The lines that it wrote to stderr, without progress bars.
       point: The last change of a file that it began.
-      changes: The number of changes that it made.
     """
 
     code: int
     said: list[str]
     point: str
-    changes: int
 
 
-def examples(folder: pathlib.Path, steps: int = 6) -> dict[str, Example]:
-    """The two examples; the files that they read lie in a folder."""
-    model, end = str(folder / "model"), ("--steps", str(steps))
-
-    def run_llm(output: str) -> Any:
-        return llm.main([*LLM, model, "--data", model, *end, "--output", output])
-
-    return {
-        "tpu": Example(lambda output: tpu.main([*TPU, output, *end]), ""),
-        "llm": Example(run_llm, "checkpoints", ["metrics.jsonl"]),
-    }
-
-
-def prepare(folder: pathlib.Path) -> None:
-    """Writes a tiny model, its tokenizer and its data."""
-    from flax import nnx
-
-    folder.mkdir()
-    lines = ["a good day. It was great", "a bad day. It was terrible"]
-    tokenizer = corpus.train_tokenizer(lines * 10, 300)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config = Config(tokenizer.get_vocab_size(), 16, 2, 64, 2, 32)
-    weights.save(OPT(config, dtype="float32", rngs=nnx.Rngs(0)), folder)
-    rows = ["sentence\tlabel", *("a good day.\t1", "a bad day.\t0") * 5]
-    for name in ("train.tsv", "dev.tsv"):
-        (folder / name).write_text("\n".join(rows) + "\n", encoding="utf-8")
+def train(folder: Path) -> int:
+    """Runs the script with its checkpoints in a folder, and returns its exit code."""
+    sys.argv = [str(SCRIPT), *OPTIONS, str(folder)]
+    sys.path.insert(0, str(SCRIPT.parent))
+    try:
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
 
 
 def forked(
-    do: Callable[[], Any],
-    folder: pathlib.Path,
+    do: Callable[[], int],
+    folder: Path,
     at: int = -1,
     mode: int = NOTHING,
     kind: str | None = None,
-    kill_after: float | None = None,
+    kill_after: float = MINUTES,
 ) -> Ended:
     """Does something in a process of its own.
 
     Args:
-      do: What; its result, if it is a number, is the exit code.
-      folder: Whose changes are counted. Beside it go the process's output and log.
+      do: What it does; the result is the exit code.
+      folder: The folder whose changes are counted. The process's output and log are
+        written next to it.
       at: The change at which it is killed, or the disk is full.
       mode: The kind of fault.
       kind: The kind of changes that `at` counts; by default, all.
       kill_after: The seconds after which it is killed from outside.
     """
-    out, log = folder.with_suffix(".out"), folder.with_suffix(".log")
     child = os.fork()
     if child == 0:
-        code: Any = 1
-        try:
-            descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(descriptor, 2)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            shim = ctypes.CDLL(None)
-            arguments = str(folder).encode(), str(log).encode()
-            wanted = None if kind is None else described(kind, folder).encode()
-            shim.fault_arm(*arguments, ctypes.c_long(at), mode, wanted)
-            code = do()
-        except SystemExit as end:
-            code = end.code
-        except BaseException:
-            traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(code if isinstance(code, int) else 0)
-    end = time.monotonic() + MINUTES
-    killed = time.monotonic() + (MINUTES if kill_after is None else kill_after)
+        _inside(do, folder, at, mode, kind)
+    status = _waited(child, kill_after)
+    text = folder.with_suffix(".out").read_text(encoding="utf-8", errors="replace")
+    lines = text.replace("\r", "\n").splitlines()
+    bar = re.compile(r"it/s|\d+%\||step/s|s/step")
+    said = [line for line in lines if line.strip() and not bar.search(line)]
+    changes = logged(folder)
+    point = changes[-1] if changes else "before the first"
+    return Ended(os.waitstatus_to_exitcode(status), said, point)
+
+
+def _inside(
+    do: Callable[[], int], folder: Path, at: int, mode: int, kind: str | None
+) -> None:
+    """Runs in the forked process, and ends it."""
+    code = 1
+    try:
+        out = folder.with_suffix(".out")
+        os.dup2(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        names = str(folder).encode(), str(folder.with_suffix(".log")).encode()
+        wanted = None if kind is None else described(kind, folder).encode()
+        ctypes.CDLL(None).fault_arm(*names, ctypes.c_long(at), mode, wanted)
+        code = do()
+    except BaseException:
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _waited(child: int, kill_after: float) -> int:
+    """The status of a process, which is killed after some seconds."""
+    end = time.monotonic() + min(kill_after, MINUTES)
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
-            break
-        if time.monotonic() > min(killed, end):
+            return status
+        if time.monotonic() > end:
             os.kill(child, signal.SIGKILL)
         time.sleep(0.005)
-    text = out.read_text(encoding="utf-8", errors="replace").replace("\r", "\n")
-    said = [line for line in text.splitlines() if line.strip() and "it/s" not in line]
-    said = [line for line in said if not re.search(r"\d+%\||step/s|s/step", line)]
-    changes = log.read_text(encoding="utf-8").splitlines()
-    point = normal(changes[-1], folder) if changes else "before the first"
-    return Ended(os.waitstatus_to_exitcode(status), said, point, len(changes))
 
 
-def normal(change: str, folder: pathlib.Path) -> str:
+def logged(folder: Path) -> list[str]:
+    """The changes of the files in a folder, in their order."""
+    log = folder.with_suffix(".log").read_text(encoding="utf-8")
+    return [normal(line, folder) for line in log.splitlines()]
+
+
+def normal(change: str, folder: Path) -> str:
     """A change of a file, without what differs from run to run."""
     _, name, path = change.split(" ", 2)
     path = path.removeprefix(str(folder)).lstrip("/")
@@ -161,29 +138,39 @@ def normal(change: str, folder: pathlib.Path) -> str:
     return f"{name} {re.sub('[0-9]+', 'N', path)}"
 
 
-def described(kind: str, folder: pathlib.Path) -> str:
+def described(kind: str, folder: Path) -> str:
     """The POSIX expression of the changes whose normal form is `kind`."""
     name, path = kind.split(" ", 1)
     path = re.sub(r"([][\\.^$+?(){}|])", r"\\\1", path)
     path = path.replace("*", ".*").replace("N", "(N|[0-9]+)")
     path = path.replace("tmp", "(tmp|orbax-checkpoint-tmp[-.0-9]*)")
-    return f"^[0-9]+ {name} {re.escape(str(folder))}/{path}$"
+    return f"^[0-9]+ {name} {re.escape(str(folder))}{'/' * bool(path)}{path}$"
 
 
-def verdict(example: Example, folder: pathlib.Path, whole: pathlib.Path) -> str:
+def latest_step(folder: Path) -> int | None:
+    """The step of the latest checkpoint, if there is one."""
+    with ocp.CheckpointManager(folder.absolute()) as manager:
+        return manager.latest_step()
+
+
+def latest(folder: Path) -> tuple[int | None, dict[str, bytes]]:
+    """The step of the latest checkpoint, and its arrays as bytes."""
+    step = latest_step(folder)
+    arrays = {}
+    for item in (folder.absolute() / str(step)).iterdir():
+        if (item / "_METADATA").exists():
+            tree = ocp.PyTreeCheckpointer().restore(item)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+                name = item.name + jax.tree_util.keystr(path)
+                arrays[name] = np.asarray(leaf).tobytes()
+    return step, arrays
+
+
+def verdict(folder: Path, whole: Path) -> str:
     """The outcome if a run is started again in its folder."""
 
     def resume() -> int:
-        code = example.run(str(folder))
-        if code:
-            return code
-        pair = whole / example.checkpoints, folder / example.checkpoints
-        result = checkpoint.compare(*map(str, pair))
-        equal = all(
-            (whole / name).read_bytes() == (folder / name).read_bytes()
-            for name in example.files
-        )
-        return 0 if equal and result.endswith("equal, bit for bit") else 77
+        return train(folder) or (0 if latest(folder) == latest(whole) else 77)
 
     ended = forked(resume, folder)
     if ended.code == 0:
@@ -193,12 +180,10 @@ def verdict(example: Example, folder: pathlib.Path, whole: pathlib.Path) -> str:
     return f"failed: {ended.code} {ended.said[-3:]!r:.600}"
 
 
-def disturbed(
-    example: Example, folder: pathlib.Path, whole: pathlib.Path, **how: Any
-) -> dict[str, Any]:
+def disturbed(folder: Path, whole: Path, **how: Any) -> dict[str, Any]:
     """The outcome of a disturbed run, and of the next one in its folder."""
     shutil.rmtree(folder, ignore_errors=True)
-    ended = forked(lambda: example.run(str(folder)), folder, **how)
+    ended = forked(lambda: train(folder), folder, **how)
     if how.get("mode") != FULL:
         first = {-signal.SIGKILL: "killed", 0: "had ended"}.get(ended.code, "failed")
     elif ended.code == 0:
@@ -209,7 +194,7 @@ def disturbed(
     row = {"first": first, "point": ended.point}
     if first == "failed":
         row["said"] = f"{ended.code} {ended.said[-3:]!r:.600}"
-    return row | {"then": verdict(example, folder, whole)}
+    return row | {"then": verdict(folder, whole)}
 
 
 class Whole(NamedTuple):
@@ -219,27 +204,11 @@ class Whole(NamedTuple):
     seconds: float
 
 
-def whole_run(example: Example, folder: pathlib.Path) -> Whole:
-    """Runs an example in a new folder."""
+def whole_run(folder: Path, mode: int = NOTHING) -> Whole:
+    """Runs the program in a new folder."""
     shutil.rmtree(folder, ignore_errors=True)
     start = time.monotonic()
-    ended = forked(lambda: example.run(str(folder)), folder)
-    assert ended.code == 0, ended.said
-    log = folder.with_suffix(".log").read_text(encoding="utf-8").splitlines()
-    return Whole([normal(line, folder) for line in log], time.monotonic() - start)
-
-
-def occurrence(changes: list[str], i: int) -> dict[str, Any]:
-    """A change as the number `at` of its kind, for threads mix the kinds anew."""
-    return {"kind": changes[i], "at": changes[:i].count(changes[i])}
-
-
-def chosen(changes: list[str], number: int, rng: random.Random) -> list[int]:
-    """The first and the last change of each kind, and others at random."""
-    first = {point: i for i, point in reversed([*enumerate(changes)])}
-    last = {point: i for i, point in enumerate(changes)}
-    wanted = [*sorted(first.values())]
-    wanted += sorted({*last.values()} - {*wanted})
-    others = [i for i in range(len(changes)) if i not in wanted]
-    rng.shuffle(others)
-    return (wanted + others)[:number]
+    ended = forked(lambda: train(folder), folder, mode=mode)
+    if ended.code != 0:
+        raise RuntimeError(f"{SCRIPT} must run undisturbed; got {ended.said[-3:]}")
+    return Whole(logged(folder), time.monotonic() - start)

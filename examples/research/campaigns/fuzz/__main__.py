@@ -9,6 +9,9 @@ as a test, as short as it can be made. The exit status is 1 if any failed.
 
 import os
 import sys
+from pathlib import Path
+
+import click
 
 # Programs are compiled to be run once; before JAX is imported.
 os.environ.setdefault(
@@ -16,35 +19,39 @@ os.environ.setdefault(
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
 )
 
-from common import cli, record
+from common import options, record
 
 from . import chunks
 from .report import rows
 
 
-def main() -> None:
-    parser = cli.parser(__doc__)
-    parser.add_argument("--programs", type=int, default=100)
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=0, help="of the first program")
-    cli.add_record(parser, resume=True)
-    args = parser.parse_args()
+@options.command(__doc__)
+@click.option("--programs", type=options.COUNT, default=100)
+@click.option("--processes", type=options.COUNT, default=1)
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, help="Of the first program."
+)
+@options.output
+@options.resume
+def main(
+    programs: int, processes: int, seed: int, output: Path | None, resume: bool
+) -> None:
     total, seconds, versions = chunks.empty(), 0, {}
-    if args.resume and args.output.exists():
-        before = record.read(args.output)
+    if resume and output and output.exists():
+        before = record.read(output)
         total, seconds = before["total"], before["seconds"]
         versions = before["versions"]
-    first, last = args.seed + total["programs"], args.seed + args.programs
-    for report in chunks.run(range(first, last), args.processes):
+    first, last = seed + total["programs"], seed + programs
+    for report in chunks.run(range(first, last), processes):
         for failed in report["failures"]:
             print(failed, "\n", flush=True)
         total = chunks.merged(total, report)
         print(f"{total['programs']} programs", file=sys.stderr, flush=True)
-        if args.output is not None:
+        if output:
             content = record.record(rows(total)) | {"total": total}
             content["seconds"] += seconds
             content["versions"] = versions | content["versions"]
-            record.write(args.output, content)
+            record.write(output, content)
     sys.exit(bool(total["failures"]))
 
 

@@ -1,22 +1,17 @@
 """Times steps of the package beside those of another revision, in one process.
 
 The other revision is taken from git under another name. Both take the steps of
-`step_time.py` and `layer_time.py` (`examples/research/benchmarks`) by turns, so that
-what else the machine does hits both alike; a ratio above 1 means that this tree is
-slower.
+`step_time.py` and `layer_time.py` by turns, so that other work of the machine slows
+both alike; a ratio above 1 means that this tree is slower.
 
-    python .ci/against.py fc4a317
+    python -m benchmarks.against fc4a317
 """
 
-import argparse
 import contextlib
 import importlib
-import io
 import json
 import pathlib
-import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,18 +19,18 @@ from statistics import median
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import click
 import jax
 import jax.numpy as jnp
 import optax
 from tabulate import tabulate
 
 import radazo_jax
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-
-from examples.research.benchmarks import layer_time, step_time
-from examples.research.benchmarks.timing import Loss, Step, key_of, scanned
-from examples.research.paper.functions import rosenbrock
+from benchmarks import layer_time, step_time
+from benchmarks.revisions import extract
+from benchmarks.timing import Loss, Step, key_of, scanned
+from common import options
+from paper.functions import rosenbrock
 
 _NAME = "radazo_jax_then"
 
@@ -43,12 +38,8 @@ _NAME = "radazo_jax_then"
 @contextlib.contextmanager
 def package_at(revision: str) -> Iterator[ModuleType]:
     """The package as it was, imported under another name."""
-    archive = subprocess.run(
-        ["git", "archive", revision, "radazo_jax"], check=True, capture_output=True
-    ).stdout
     with tempfile.TemporaryDirectory() as folder:
-        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-            files.extractall(folder, filter="data")
+        extract(revision, folder)
         root = pathlib.Path(folder, "radazo_jax").rename(pathlib.Path(folder, _NAME))
         for path in root.rglob("*.py"):
             path.write_text(path.read_text().replace("radazo_jax", _NAME))
@@ -150,24 +141,22 @@ def compared(now: Case, then: Case, repeats: int) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    """Prints a row for each step, and all of them at the end."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("revision", help="of git, in which the package has its names")
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--only", default="", help="a part of the names of cases")
-    parser.add_argument("--output", type=pathlib.Path, help="a JSON file")
-    args = parser.parse_args()
+@options.command(__doc__)
+@click.argument("revision")
+@click.option("--repeats", type=options.COUNT, default=7)
+@click.option("--only", default="", help="A part of the names of cases.")
+@options.output
+def main(revision: str, repeats: int, only: str, output: pathlib.Path | None) -> None:
     rows = []
-    with package_at(args.revision) as before:
+    with package_at(revision) as before:
         for now, then in zip(cases(radazo_jax), cases(before), strict=True):
-            if args.only in now.name:
-                row = {"step": now.name} | compared(now, then, args.repeats)
+            if only in now.name:
+                row = {"step": now.name} | compared(now, then, repeats)
                 rows.append(row)
                 print(tabulate([row], tablefmt="plain", floatfmt=".3f"), flush=True)
     print(tabulate(rows, headers="keys", floatfmt=".3f"))
-    if args.output:
-        args.output.write_text(json.dumps(rows, indent=1))
+    if output:
+        output.write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":
