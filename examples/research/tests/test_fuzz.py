@@ -1,8 +1,5 @@
 """Random programs against their definition, and that no primitive is forgotten."""
 
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +13,6 @@ from campaigns.fuzz.evaluate import evaluate
 from campaigns.fuzz.generate import with_maker
 from campaigns.fuzz.left_out import LEFT_OUT
 from campaigns.fuzz.properties import traced
-from common import RESEARCH
 
 # No primitives, but what is done with them.
 OTHERS = {"vmap", "ref", "random_normal"}
@@ -56,21 +52,6 @@ def test_random_programs(first):
 def test_elements_of_a_direction_are_rounded_as_float32():
     """Low-rank elements too, whose factors enter a product in float64."""
     assert_no_failure(range(5414, 5415))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(100_000, 102_000, 1000))
-def test_many_random_programs(first):
-    """Another process compiles with little optimization."""
-    numbers = ["--programs", "1000", "--seed", str(first)]
-    done = subprocess.run(
-        [sys.executable, "-m", "campaigns.fuzz", *numbers],
-        cwd=RESEARCH,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "1000 programs" in done.stderr
 
 
 @pytest.mark.parametrize(

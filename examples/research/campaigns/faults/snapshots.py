@@ -23,8 +23,8 @@ from common import options
 OUTCOMES = {"same end": "goes_on", "one error": "one_error"}
 
 
-def counted(folder: Path) -> dict[str, Any]:
-    """A row: the outcomes of the copies of a run."""
+def counted(folder: Path, copies: int | None) -> dict[str, Any]:
+    """A row: the outcomes of the copies of a run, or of some of them."""
     from campaigns.faults import runs
 
     row = {"example": "tpu", "tried": 0, "kinds": 0}
@@ -32,35 +32,38 @@ def counted(folder: Path) -> dict[str, Any]:
     whole = folder / "whole"
     runs.whole_run(whole)
     changes = runs.whole_run(folder / "copied", runs.COPY).changes
+    found = [folder / "copied.log.d" / str(at) for at in range(len(changes))]
+    found = [copied for copied in found if copied.is_dir()]
+    if copies is not None:
+        found = found[:: max(1, len(found) // copies)][:copies]
     seen = set()
-    for at, change in enumerate(changes):
-        copied = folder / "copied.log.d" / str(at)
-        if not copied.is_dir():
-            continue
+    for copied in found:
         has_checkpoint = runs.latest_step(copied) is not None
-        found = runs.verdict(copied, whole)
-        outcome = OUTCOMES.get(found, "failed")
+        verdict = runs.verdict(copied, whole)
+        outcome = OUTCOMES.get(verdict, "failed")
         if outcome == "goes_on" and not has_checkpoint:
             outcome = "starts_again"
         if outcome == "failed":
-            print(at, change, found, file=sys.stderr)
+            print(copied.name, verdict, file=sys.stderr)
         row["tried"] += 1
         row[outcome] += 1
-        seen.add(change)
+        seen.add(changes[int(copied.name)])
         shutil.rmtree(copied)
     return row | {"kinds": len(seen)}
 
 
 @options.command(__doc__)
 @options.output
+@click.option("--copies", type=options.COUNT, help="By default, all.")
 @click.option("--inside", type=click.Path(path_type=Path), hidden=True)
-def main(output: Path | None, inside: Path | None) -> None:
+def main(output: Path | None, copies: int | None, inside: Path | None) -> None:
     if inside is not None:  # With the shim.
-        print(json.dumps(counted(inside)))
+        print(json.dumps(counted(inside, copies)))
         return
+    command = [sys.executable, "-m", "campaigns.faults.snapshots", *sys.argv[1:]]
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            [sys.executable, "-m", "campaigns.faults.snapshots", "--inside", folder],
+            [*command, "--inside", folder],
             env=build.environment(Path(folder)),
             stdout=subprocess.PIPE,
             text=True,
