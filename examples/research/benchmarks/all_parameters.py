@@ -6,31 +6,33 @@ forward difference along one direction of ``low_rank()`` for 4 × 1024 tokens in
 bfloat16. The compilers need neither TPU nor GPU, but the extra ``tpu-aot`` or
 ``gpu-aot``, each in an environment of its own.
 
-    python examples/research/benchmarks/all_parameters.py --platform gpu
+    python -m benchmarks.all_parameters --platform gpu
 
 ``--output`` is written after every program, and ``--resume`` continues a record.
 """
 
 import functools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import click
 import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from tabulate import tabulate
 
 import radazo_jax as zo
-from examples.common import cli
-from examples.common.record import collect
-from examples.research.benchmarks import gpus, models
-from examples.research.benchmarks.hlo import facts
-from examples.research.benchmarks.programs import (
+from benchmarks import gpus, models
+from benchmarks.hlo import facts
+from benchmarks.programs import (
     compiled_on,
     held,
     placed,
     tpu_topology,
 )
+from common import options
+from common.record import collect
 
 SMOOTHING = 1e-3
 LEARNING_RATE = 1e-6
@@ -129,19 +131,14 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return made
 
 
-def main() -> None:
-    parser = cli.parser(__doc__)
-    parser.add_argument("--platform", choices=list(TARGETS), required=True)
-    cli.add_record(parser, resume=True)
-    args = parser.parse_args()
-    targets = dict(TARGETS[args.platform])
-    try:
-        kinds = dict.fromkeys(device(target).device_kind for target in targets)
-    except cli.UserError as error:
-        parser.error(str(error))
+@options.command(__doc__)
+@click.option("--platform", type=click.Choice(list(TARGETS)), required=True)
+@options.output
+@options.resume
+def main(platform: str, output: Path | None, resume: bool) -> None:
+    kinds = dict.fromkeys(device(target).device_kind for target, _ in TARGETS[platform])
     about = f"compiled for {', '.join(kinds)}"
-    programs = cases(args.platform)
-    rows = collect(args.output, args.resume, programs, derived, device=about)
+    rows = collect(output, resume, cases(platform), derived, device=about)
     print(tabulate(rows, headers="keys"))
 
 

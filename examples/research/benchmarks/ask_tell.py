@@ -1,27 +1,28 @@
 """Times `ask` and `tell` of a step on a black box, in turn with pycma.
 
-    python examples/research/benchmarks/ask_tell.py --output ask_tell.json
+    python -m benchmarks.ask_tell --output ask_tell.json
 
-pycma (the `black-box` extra) has the same population. Above 10³
-dimensions its covariance is diagonal, because a full one takes minutes to factor. A
-second table has a function that sleeps for 10 ms, on eight threads: the time of a step
-over the sleep of its points, and the time of the executor alone.
+pycma (of the extra `benchmarks`) has the same population. Above 10³ dimensions its
+covariance is diagonal, because a full one takes minutes to factor. A second table has a
+function that sleeps for 10 ms, on eight threads: the time of a step over the sleep of
+its points, and the time of the executor alone.
 """
 
 import statistics
 import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor, wait
+from pathlib import Path
 from typing import Any
 
-import cma
+import click
 import jax
 import numpy as np
 
 import radazo_jax as zo
-from examples.common import cli
-from examples.common.record import record, write
-from examples.research.benchmarks.timing import by_turns
+from benchmarks.timing import by_turns
+from common import options
+from common.record import record, write
 
 DIMENSIONS = (10**2, 10**3, 10**4, 10**5)
 FULL_COVARIANCE = 10**3
@@ -48,9 +49,15 @@ def ours(dimension: int) -> Iterator[float]:
 
 
 def pycma(dimension: int) -> Iterator[float]:
-    options = {"popsize": 11, "verbose": -9}
-    options["CMA_diagonal"] = dimension > FULL_COVARIANCE
-    search = cma.CMAEvolutionStrategy(np.ones(dimension), 0.1, options)
+    try:
+        import cma
+    except ModuleNotFoundError:
+        raise click.ClickException(
+            "cma must be installed. Install the extra benchmarks of this project."
+        ) from None
+    settings = {"popsize": 11, "verbose": -9}
+    settings["CMA_diagonal"] = dimension > FULL_COVARIANCE
+    search = cma.CMAEvolutionStrategy(np.ones(dimension), 0.1, settings)
     while True:
         begin = time.perf_counter()
         points = search.ask()
@@ -92,27 +99,26 @@ def without_steps(executor: Executor, points: int, repeats: int) -> float:
     return statistics.median(np.diff(ends))
 
 
-def main() -> None:
-    parser = cli.parser(__doc__)
-    cli.add_record(parser)
-    parser.add_argument("--repeats", type=cli.at_least_one, default=30)
-    args = parser.parse_args()
+@options.command(__doc__)
+@options.output
+@click.option("--repeats", type=options.COUNT, default=30)
+def main(output: Path | None, repeats: int) -> None:
     rows: list[dict[str, Any]] = []
     for d in DIMENSIONS:
-        times = by_turns({"ours": ours(d), "pycma": pycma(d)}, args.repeats)
+        times = by_turns({"ours": ours(d), "pycma": pycma(d)}, repeats)
         row = {"table": "ask_tell", "d": d, "ask_tell_ms": 1e3 * times["ours"]}
         rows.append(row | {"pycma/ours": times["pycma"] / times["ours"]})
         print(rows[-1])
     with ThreadPoolExecutor(THREADS) as executor:
         for points in POINTS:
             sleep = points / THREADS * SLEEP
-            steps = with_steps(executor, points, args.repeats) / sleep
-            alone = without_steps(executor, points, args.repeats) / sleep
+            steps = with_steps(executor, points, repeats) / sleep
+            alone = without_steps(executor, points, repeats) / sleep
             row = {"table": "threads", "points": points, "overhead": steps - 1}
             rows.append(row | {"executor_alone": alone - 1})
             print(rows[-1])
-    if args.output:
-        write(args.output, record(rows) | {"pycma": cma.__version__})
+    if output:
+        write(output, record(rows))
 
 
 if __name__ == "__main__":

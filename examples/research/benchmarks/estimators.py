@@ -9,22 +9,24 @@ the rest of a step dominates. Within one run, columns are
 * ``step/forward``: the time of a step per evaluation, divided by the time of
   ``forward_difference``.
 
-    python examples/research/benchmarks/estimators.py --output estimators.json
+    python -m benchmarks.estimators --output estimators.json
 """
 
+from pathlib import Path
 from typing import Any
 
+import click
 import jax
 import jax.numpy as jnp
 from tabulate import tabulate
 
 import radazo_jax as zo
-from examples.common import cli
-from examples.common.estimators import ESTIMATORS, evaluations
-from examples.common.record import record, write
-from examples.research.benchmarks.programs import num_bytes
-from examples.research.benchmarks.timing import Step, key_of, medians, scanned
-from examples.research.paper.functions import rosenbrock
+from benchmarks.programs import num_bytes
+from benchmarks.timing import Step, key_of, medians, scanned
+from common import options
+from common.estimators import ESTIMATORS, evaluations
+from common.record import record, write
+from paper.functions import rosenbrock
 
 DIMENSION = 10_000
 STEPS = 50
@@ -97,15 +99,14 @@ def rows(repeats: int) -> list[dict[str, Any]]:
     ]
 
 
-def main() -> None:
-    parser = cli.parser(__doc__)
-    cli.add_record(parser)
-    parser.add_argument("--repeats", type=cli.at_least_one, default=7)
-    args = parser.parse_args()
-    found = rows(args.repeats)
+@options.command(__doc__)
+@options.output
+@click.option("--repeats", type=options.COUNT, default=7)
+def main(output: Path | None, repeats: int) -> None:
+    found = rows(repeats)
     print(tabulate(found, headers="keys", floatfmt=".2f"))
-    if args.output:
-        write(args.output, record(found))
+    if output:
+        write(output, record(found))
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ The compiler takes a description of a GPU from the driver or, without one, from 
 It reads the properties below from it. They decide how kernels are divided, and which
 instructions there are; the memory that a program holds hardly depends on them.
 
-The compiler needs no GPU, but JAX's plugin and NVIDIA's assembler (``pip install
-"radazo-jax[gpu-aot]"``, in an environment of its own: with the plugin installed, JAX
-looks for a GPU and for cuDNN at every start, and reports what it does not find).
+The compiler needs no GPU, but JAX's plugin and NVIDIA's assembler (the extra
+``gpu-aot``, in an environment of its own: with the plugin installed, JAX looks for a
+GPU and for cuDNN at every start, and reports what it does not find).
 
 The sources are NVIDIA's data sheets (multiprocessors, clock, memory, bandwidth, cache)
 and the table of compute capabilities in its CUDA C++ programming guide.
@@ -15,10 +15,9 @@ and the table of compute capabilities in its CUDA C++ programming guide.
 import importlib.metadata
 from typing import Any, NamedTuple
 
+import click
 import jax
 from jax.experimental import topologies
-
-from examples.common.cli import UserError
 
 _KIB, _MIB, _GIB = 2**10, 2**20, 2**30
 
@@ -123,11 +122,13 @@ def devices(target: str, shape: str = "1x1x1") -> list[Any]:
       shape: Numbers of slices, of hosts per slice, and of GPUs per host.
 
     Raises:
-      UserError: If the target is no GPU, or JAX's plugin is missing or of another
-        version.
+      click.ClickException: If the target is no GPU, or JAX's plugin is missing or of
+        another version.
     """
     if target not in TARGETS:
-        raise UserError(f"target must be a GPU, one of {TARGETS}; got {target!r}.")
+        raise click.ClickException(
+            f"target must be a GPU, one of {TARGETS}; got {target!r}."
+        )
     _check_plugin()
     jax.config.update("jax_platforms", "cpu")
     gpu = GPUS[target.removesuffix(_TRITON)]
@@ -142,7 +143,7 @@ def _check_plugin() -> None:
     except importlib.metadata.PackageNotFoundError:
         version = "none"
     if version != jax.__version__:
-        raise UserError(
+        raise click.ClickException(
             f"{_PLUGIN} must be of JAX's version, {jax.__version__}; got {version}. "
             f'Run: pip install "{_PLUGIN}=={jax.__version__}" "{_ASSEMBLER}"'
         )

@@ -6,11 +6,9 @@ they become kernels. The norm of a direction is given, so it is not counted.
 ``--before`` compiles the package at another revision too. The compiler needs no GPU,
 but the extra ``gpu-aot``, in an environment of its own.
 
-    python examples/research/benchmarks/instructions.py --before ccb01cb^
+    python -m benchmarks.instructions --before ccb01cb^
 """
 
-import argparse
-import io
 import json
 import os
 import pathlib
@@ -18,10 +16,11 @@ import re
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import tempfile
+from pathlib import Path
 from typing import Any
 
+import click
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,16 +28,16 @@ from jax.sharding import Mesh
 from tabulate import tabulate
 
 import radazo_jax as zo
-from examples.common import cli
-from examples.common.distributions import DISTRIBUTIONS
-from examples.common.record import record, write
-from examples.research.benchmarks import gpus
-from examples.research.benchmarks.hlo import Program
-from examples.research.benchmarks.programs import compiled_on, placed
+from benchmarks import gpus
+from benchmarks.hlo import Program
+from benchmarks.programs import compiled_on, placed
+from benchmarks.revisions import extract
+from common import RESEARCH, options
+from common.distributions import DISTRIBUTIONS
+from common.record import record, write
 
 GPU, ARCHITECTURE = "h100", "sm_90a"
 SHAPE = (2**11, 2**11)
-ROOT = pathlib.Path(__file__).resolve().parents[3]
 TOOLS = pathlib.Path(sysconfig.get_path("purelib"), "nvidia", "cu13", "bin")
 # An instruction of a disassembled kernel: its address, its predicate, and its name.
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
@@ -110,18 +109,12 @@ def rows() -> list[dict[str, Any]]:
 
 def rows_at(revision: str) -> list[dict[str, Any]]:
     """The rows of the package at another revision."""
-    archive = subprocess.run(
-        ["git", "archive", revision, "radazo_jax"],
-        check=True,
-        capture_output=True,
-        cwd=ROOT,
-    ).stdout
     with tempfile.TemporaryDirectory() as folder:
-        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-            files.extractall(folder, filter="data")
+        extract(revision, folder)
         done = subprocess.run(
-            [sys.executable, __file__, "--print"],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join((folder, str(ROOT)))},
+            [sys.executable, "-m", "benchmarks.instructions", "--print"],
+            env=os.environ | {"PYTHONPATH": folder},
+            cwd=RESEARCH,
             stdout=subprocess.PIPE,
             text=True,
             check=True,
@@ -129,29 +122,26 @@ def rows_at(revision: str) -> list[dict[str, Any]]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def main() -> None:
-    parser = cli.parser(__doc__)
-    parser.add_argument("--before", metavar="REVISION", help="in git")
-    parser.add_argument("--print", action="store_true", help=argparse.SUPPRESS)
-    cli.add_record(parser)
-    args = parser.parse_args()
-    try:
-        kind = gpus.devices(GPU)[0].device_kind
-    except cli.UserError as error:
-        parser.error(str(error))
+@options.command(__doc__)
+@click.option("--before", metavar="REVISION", help="A revision in git.")
+@click.option("--print", "printed", is_flag=True, hidden=True)
+@options.output
+def main(before: str | None, printed: bool, output: Path | None) -> None:
+    kind = gpus.devices(GPU)[0].device_kind
     if not (TOOLS / "nvdisasm").exists():
-        parser.error('nvdisasm is missing. Run: pip install "radazo-jax[gpu-aot]"')
+        raise click.ClickException(
+            "nvdisasm must be installed. Install the extra gpu-aot of this project."
+        )
     found = rows()
-    if args.print:
+    if printed:
         print(json.dumps(found))
         return
-    if args.before:
-        for row, then in zip(found, rows_at(args.before), strict=True):
+    if before:
+        for row, then in zip(found, rows_at(before), strict=True):
             row |= {f"{name}_before": then[name] for name in list(row)[1:]}
     print(tabulate(found, headers="keys", floatfmt=".1f"))
-    if args.output:
-        content = record(found) | {"device": f"compiled for {kind}"}
-        write(args.output, content)
+    if output:
+        write(output, record(found) | {"device": f"compiled for {kind}"})
 
 
 if __name__ == "__main__":

@@ -11,14 +11,16 @@ compared with
 
 Its compilation is compared with compiling one forward pass and the chain of ``floor``.
 
-    python examples/research/benchmarks/layer_time.py --output layer_time.json
+    python -m benchmarks.layer_time --output layer_time.json
 """
 
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -27,10 +29,7 @@ from jax import lax
 from tabulate import tabulate
 
 import radazo_jax as zo
-from examples.common import cli, figures
-from examples.common.distributions import DISTRIBUTIONS
-from examples.common.record import record, write
-from examples.research.benchmarks.timing import (
+from benchmarks.timing import (
     Step,
     bars,
     evosax,
@@ -39,6 +38,9 @@ from examples.research.benchmarks.timing import (
     ours,
     scanned,
 )
+from common import figures, options
+from common.distributions import DISTRIBUTIONS
+from common.record import record, write
 
 NUM_DIRECTIONS = 8
 SMOOTHING = 1e-3
@@ -188,17 +190,16 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     return bars(named, ("step/floor", "naive/step", "evosax/step"))
 
 
-def main() -> None:
-    parser = cli.parser(__doc__)
-    cli.add_record(parser)
-    parser.add_argument("--repeats", type=cli.at_least_one, default=7)
-    args = parser.parse_args()
-    rows = [row for name in WORKS for row in measure(name, args.repeats)]
+@options.command(__doc__)
+@options.output
+@click.option("--repeats", type=options.COUNT, default=7)
+def main(output: Path | None, repeats: int) -> None:
+    rows = [row for name in WORKS for row in measure(name, repeats)]
     print(tabulate(rows, headers="keys", floatfmt=".2f"))
-    if args.output:
+    if output:
         content = record(rows)
-        write(args.output, content)
-        figures.save(plot(content), args.output.with_suffix(".png"))
+        write(output, content)
+        figures.save(plot(content), output.with_suffix(".png"))
 
 
 if __name__ == "__main__":

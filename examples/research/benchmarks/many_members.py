@@ -4,24 +4,25 @@ A perceptron takes a forward difference along 2,047 directions of ``low_rank()``
 are CPU times of the process, in multiples of one forward pass of 2,048 examples: of the
 step, of the draw of its factors, of the evaluations, and of the gradient.
 
-    python examples/research/benchmarks/many_members.py --output many_members.json
+    python -m benchmarks.many_members --output many_members.json
 """
 
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import click
 import jax
 import jax.numpy as jnp
 from tabulate import tabulate
 
 import radazo_jax as zo
-from examples.common import cli
-from examples.common.record import record, write
-from examples.research.benchmarks.programs import step_of
-from examples.research.benchmarks.timing import by_turns, key_of
-from radazo_jax._src.directions import sums
+from benchmarks.programs import step_of
+from benchmarks.timing import by_turns, key_of
+from common import options
+from common.record import record, write
 
 MEMBERS, SIZES = 2048, (784, 256, 10)
 SMOOTHING, LEARNING_RATE = 1e-3, 1e-3
@@ -71,8 +72,10 @@ def runs() -> dict[str, Callable[[jax.Array], Any]]:
 
     @jax.jit
     def gradient(points: zo.estimators.Points) -> Any:
-        weights = points.scales[:, 0]
-        return sums.combine(weights, points.directions, points.layout, params)
+        combined = zo.estimators.LinearCombination(
+            points.scales[:, 0], points.directions, points.layout
+        )
+        return combined.materialize(params)
 
     draw, forward, step = jax.jit(draw), jax.jit(loss), jax.jit(step)
     points = draw(jax.random.key(0))
@@ -94,15 +97,14 @@ def row(repeats: int) -> dict[str, Any]:
     return {"members": MEMBERS, "forward_ms": 1e3 * forward} | ratios
 
 
-def main() -> None:
-    parser = cli.parser(__doc__)
-    cli.add_record(parser)
-    parser.add_argument("--repeats", type=cli.at_least_one, default=25)
-    args = parser.parse_args()
-    found = [row(args.repeats)]
+@options.command(__doc__)
+@options.output
+@click.option("--repeats", type=options.COUNT, default=25)
+def main(output: Path | None, repeats: int) -> None:
+    found = [row(repeats)]
     print(tabulate(found, headers="keys", floatfmt=".2f"))
-    if args.output:
-        write(args.output, record(found))
+    if output:
+        write(output, record(found))
 
 
 if __name__ == "__main__":

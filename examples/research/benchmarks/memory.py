@@ -12,16 +12,18 @@ environment of its own. Models:
 * ``multi_query_decoder``: 0.4B, scanned or ``unrolled_...``;
 * ``unrolled`` and ``scanned``: twelve dense layers.
 
-    python examples/research/benchmarks/memory.py --output docs/benchmarks/memory.json
+    python -m benchmarks.memory --output records/benchmarks/memory.json
 
 ``--output`` is written after every program, and ``--resume`` continues a stopped run.
 ``--plot`` draws the rows.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import click
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -31,11 +33,8 @@ from matplotlib.ticker import NullFormatter
 from tabulate import tabulate
 
 import radazo_jax as zo
-from examples.common import cli, figures
-from examples.common.distributions import DISTRIBUTIONS
-from examples.common.record import collect
-from examples.research.benchmarks import gpus, models
-from examples.research.benchmarks.programs import (
+from benchmarks import gpus, models
+from benchmarks.programs import (
     compiled_on,
     held,
     num_bytes,
@@ -43,6 +42,10 @@ from examples.research.benchmarks.programs import (
     step_of,
     tpu_topology,
 )
+from common import figures
+from common import options as command_line
+from common.distributions import DISTRIBUTIONS
+from common.record import collect
 
 SMOOTHING = 1e-3
 LEARNING_RATE = 1e-6
@@ -217,33 +220,49 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     return figure
 
 
-def main() -> None:
-    parser = cli.parser(__doc__)
-    add = parser.add_argument
-    add("--platform", choices=list(MODELS), default="cpu")
-    add("--targets", nargs="+", default=gpus.TARGETS, help="of the platform gpu")
-    add("--models", nargs="+", help="all by default")
-    add("--directions", type=cli.at_least_one, nargs="+", default=[1, 8])
-    runs = ["naive", "perturb", *OPTIMIZERS]
-    add("--runs", nargs="+", choices=runs, default=runs)
-    cli.add_record(parser, resume=True, plot=True)
-    args = parser.parse_args()
-    names = args.models or list(MODELS[args.platform])
-    targets = args.targets if args.platform == "gpu" else [args.platform]
-    try:
-        kinds = dict.fromkeys(device(target).device_kind for target in targets)
-    except cli.UserError as error:
-        parser.error(str(error))
+@command_line.command(__doc__)
+@click.option("--platform", type=click.Choice(list(MODELS)), default="cpu")
+@command_line.some("--targets", of=gpus.TARGETS, text="GPUs, of the platform gpu")
+@click.option(
+    "--models",
+    type=click.Choice(sorted({name for names in MODELS.values() for name in names})),
+    multiple=True,
+    help="By default, all of the platform; can be repeated.",
+)
+@click.option(
+    "--directions",
+    type=command_line.COUNT,
+    multiple=True,
+    default=[1, 8],
+    help="Numbers of directions; can be repeated.",
+)
+@command_line.some("--runs", of=["naive", "perturb", *OPTIMIZERS], text="Programs")
+@command_line.output
+@command_line.resume
+@command_line.plot
+def main(
+    platform: str,
+    targets: Sequence[str],
+    models: Sequence[str],
+    directions: Sequence[int],
+    runs: Sequence[str],
+    output: Path | None,
+    resume: bool,
+    picture: Path | None,
+) -> None:
+    names = models or list(MODELS[platform])
+    compiled_for = targets if platform == "gpu" else [platform]
+    kinds = dict.fromkeys(device(target).device_kind for target in compiled_for)
     programs = [
         case
-        for target in targets
-        for case in cases(target, names, args.directions, args.runs)
+        for target in compiled_for
+        for case in cases(target, names, directions, runs)
     ]
-    target = f"compiled for {', '.join(kinds)}"
-    rows = collect(args.output, args.resume, programs, derived, device=target)
+    about = f"compiled for {', '.join(kinds)}"
+    rows = collect(output, resume, programs, derived, device=about)
     print(tabulate([r for r in rows if "run" in r], headers="keys", floatfmt=".4f"))
-    if args.plot:
-        figures.save(plot({"rows": rows}), args.plot)
+    if picture:
+        figures.save(plot({"rows": rows}), picture)
 
 
 if __name__ == "__main__":

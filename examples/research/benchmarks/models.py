@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from examples.research.benchmarks.programs import num_bytes
+from benchmarks.programs import num_bytes
 
 
 class Model(NamedTuple):
@@ -46,35 +46,6 @@ def decoder(
     """
     mapped = lax.map if one_by_one else lambda fun, xs: jax.vmap(fun)(xs)
 
-    def of(*shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype)
-
-    def norm(*stack: int) -> dict[str, Any]:
-        return {"scale": of(*stack, width), "bias": of(*stack, width)}
-
-    def dense(inputs: int, outputs: int) -> dict[str, Any]:
-        return {
-            "kernel": of(num_layers, inputs, outputs),
-            "bias": of(num_layers, outputs),
-        }
-
-    layers = {
-        "norm_1": norm(num_layers),
-        "query": dense(width, width),
-        "key": dense(width, width),
-        "value": dense(width, width),
-        "out": dense(width, width),
-        "norm_2": norm(num_layers),
-        "up": dense(width, 4 * width),
-        "down": dense(4 * width, width),
-    }
-    params = {
-        "embedding": of(vocabulary, width),
-        "positions": of(length, width),
-        "layers": layers,
-        "norm": norm(),
-    }
-
     def normalize(p: Any, x: jax.Array) -> jax.Array:
         wide = x.astype(jnp.float32)
         normal = jax.nn.standardize(wide, axis=-1, epsilon=1e-5).astype(dtype)
@@ -111,8 +82,53 @@ def decoder(
 
         return jnp.mean(mapped(cross_entropy, (x, jnp.roll(tokens, -1, axis=1))))
 
+    params = _decoder_params(num_layers, width, vocabulary, length, dtype)
     tokens = jax.ShapeDtypeStruct((batch_size, length), jnp.int32)
-    return Model(params, loss, tokens, num_bytes(layers) // num_layers)
+    return Model(params, loss, tokens, num_bytes(params["layers"]) // num_layers)
+
+
+def _decoder_params(
+    num_layers: int, width: int, vocabulary: int, length: int, dtype: Any
+) -> dict[str, Any]:
+    def of(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    def norm(*stack: int) -> dict[str, Any]:
+        return {"scale": of(*stack, width), "bias": of(*stack, width)}
+
+    def dense(inputs: int, outputs: int) -> dict[str, Any]:
+        return {
+            "kernel": of(num_layers, inputs, outputs),
+            "bias": of(num_layers, outputs),
+        }
+
+    layers = {
+        "norm_1": norm(num_layers),
+        "query": dense(width, width),
+        "key": dense(width, width),
+        "value": dense(width, width),
+        "out": dense(width, width),
+        "norm_2": norm(num_layers),
+        "up": dense(width, 4 * width),
+        "down": dense(4 * width, width),
+    }
+    return {
+        "embedding": of(vocabulary, width),
+        "positions": of(length, width),
+        "layers": layers,
+        "norm": norm(),
+    }
+
+
+def _rotated(x: jax.Array) -> jax.Array:
+    """Queries or keys [B, T, H, size] with their positions."""
+    length, size = x.shape[1], x.shape[3]
+    frequency = 1e4 ** (-jnp.arange(0, size, 2) / size)
+    angle = jnp.arange(length)[:, None, None] * frequency
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    turned = jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
+    return turned.astype(x.dtype)
 
 
 def grouped_query_decoder(num_layers: int = 16) -> Model:
@@ -146,14 +162,6 @@ def grouped_query_decoder(num_layers: int = 16) -> Model:
         square = jnp.mean(wide**2, axis=-1, keepdims=True)
         return (wide * lax.rsqrt(square + 1e-5)).astype(dtype) * scale
 
-    def rotate(x: jax.Array) -> jax.Array:
-        frequency = 1e4 ** (-jnp.arange(0, size, 2) / size)
-        angle = jnp.arange(length)[:, None, None] * frequency
-        a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-        cos, sin = jnp.cos(angle), jnp.sin(angle)
-        turned = jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
-        return turned.astype(dtype)
-
     def layer(x: jax.Array, p: Any) -> tuple[jax.Array, None]:
         y = normalize(p["norm_1"], x)
         query, key, value = (
@@ -161,7 +169,7 @@ def grouped_query_decoder(num_layers: int = 16) -> Model:
             for name in ("query", "key", "value")
         )
         mixed = jax.nn.dot_product_attention(
-            rotate(query), rotate(key), value, is_causal=True
+            _rotated(query), _rotated(key), value, is_causal=True
         )
         x = x + mixed.reshape(batch_size, length, -1) @ p["out"]
         y = normalize(p["norm_2"], x)

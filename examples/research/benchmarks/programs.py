@@ -1,6 +1,6 @@
 """Programs compiled for devices that need not be there, and what they are made of.
 
-The TPU compiler needs no TPU, only libtpu (``pip install "radazo-jax[tpu-aot]"``).
+The TPU compiler needs no TPU, only libtpu (the extra ``tpu-aot``).
 """
 
 import os

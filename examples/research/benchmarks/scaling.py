@@ -7,7 +7,7 @@ axis ``k``, the minibatch over ``data`` and ``model``, and the parameters over
 compilers need neither TPU nor GPU, but the extra ``tpu-aot`` or ``gpu-aot``, each in an
 environment of its own.
 
-    python examples/research/benchmarks/scaling.py --platform tpu --output tpu.json
+    python -m benchmarks.scaling --platform tpu --output tpu.json
 
 ``--output`` is written after every program, and ``--resume`` continues a stopped run.
 ``--plot`` draws the rows.
@@ -16,8 +16,10 @@ environment of its own.
 import functools
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -29,18 +31,18 @@ from jax.sharding import PartitionSpec as P
 from tabulate import tabulate
 
 import radazo_jax as zo
-from examples.common import cli, figures
-from examples.common.distributions import DISTRIBUTIONS
-from examples.common.record import collect
-from examples.research.benchmarks import gpus, models
-from examples.research.benchmarks.hlo import facts
-from examples.research.benchmarks.programs import (
+from benchmarks import gpus, models
+from benchmarks.hlo import facts
+from benchmarks.programs import (
     compiled_on,
     placed,
     step_of,
     tpu_topology,
     without_tpu,
 )
+from common import figures, options
+from common.distributions import DISTRIBUTIONS
+from common.record import collect
 
 AXES = ("k", "data", "model")
 SMOOTHING = 1e-3
@@ -301,27 +303,26 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     return figure
 
 
-def main() -> None:
-    parser = cli.parser(__doc__)
-    parser.add_argument("--platform", choices=["cpu", "gpu", "tpu"], default="cpu")
-    cli.add_record(parser, resume=True, plot=True)
-    args = parser.parse_args()
+@options.command(__doc__)
+@click.option("--platform", type=click.Choice(["cpu", "gpu", "tpu"]), default="cpu")
+@options.output
+@options.resume
+@options.plot
+def main(
+    platform: str, output: Path | None, resume: bool, picture: Path | None
+) -> None:
     without_tpu()
     jax.config.update("jax_num_cpu_devices", 8)
-    platform = args.platform
     programs = [
         (case.described(platform), functools.partial(measured, platform, case))
         for case in cases(platform)
     ]
-    try:
-        kind = mesh_for(platform, Spread()).devices.flat[0].device_kind
-    except cli.UserError as error:
-        parser.error(str(error))
+    kind = mesh_for(platform, Spread()).devices.flat[0].device_kind
     target = f"compiled for {kind}"
-    rows = collect(args.output, args.resume, programs, derived, device=target)
+    rows = collect(output, resume, programs, derived, device=target)
     print(tabulate(rows, headers="keys"))
-    if args.plot:
-        figures.save(plot({"rows": rows}), args.plot)
+    if picture:
+        figures.save(plot({"rows": rows}), picture)
 
 
 if __name__ == "__main__":

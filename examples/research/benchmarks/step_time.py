@@ -17,21 +17,20 @@ and these times are divided by the time of the step:
 All JAX runs are scans of many steps in one program, so that no dispatch is timed. A
 further table compares ``minimize`` with its progress bar and without.
 
-    python examples/research/benchmarks/step_time.py --output step_time.json
+    python -m benchmarks.step_time --output step_time.json
 """
 
+from pathlib import Path
 from typing import Any
 
+import click
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 from tabulate import tabulate
 
 import radazo_jax as zo
-from examples.common import cli, figures
-from examples.common.distributions import DISTRIBUTIONS
-from examples.common.record import record, write
-from examples.research.benchmarks.timing import (
+from benchmarks.timing import (
     Step,
     bars,
     evosax,
@@ -41,7 +40,10 @@ from examples.research.benchmarks.timing import (
     ours,
     scanned,
 )
-from examples.research.paper.functions import rosenbrock
+from common import figures, options
+from common.distributions import DISTRIBUTIONS
+from common.record import record, write
+from paper.functions import rosenbrock
 
 DIMENSIONS = (1_000, 10_000, 100_000, 1_000_000)
 POPULATION = 10  # K of forward differences, and twice the K of central ones.
@@ -153,24 +155,22 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     return bars(named, ("naive/step", "evosax/step"))
 
 
-def main() -> None:
-    parser = cli.parser(__doc__)
-    cli.add_record(parser)
-    parser.add_argument("--repeats", type=cli.at_least_one, default=7)
-    args = parser.parse_args()
-
+@options.command(__doc__)
+@options.output
+@click.option("--repeats", type=options.COUNT, default=7)
+def main(output: Path | None, repeats: int) -> None:
     rows = []
     for dimension in DIMENSIONS:
         for name in ESTIMATORS:
-            found = measure(dimension, name, args.repeats)
+            found = measure(dimension, name, repeats)
             print(tabulate(found, headers="keys", floatfmt=".2f"), end="\n\n")
             rows += [{"table": "steps", **row} for row in found]
-    progress = measure_progress(10_000, args.repeats)
+    progress = measure_progress(10_000, repeats)
     print(tabulate([progress], headers="keys", floatfmt=".3f"))
-    if args.output:
+    if output:
         content = record([*rows, {"table": "progress", **progress}])
-        write(args.output, content)
-        figures.save(plot(content), args.output.with_suffix(".png"))
+        write(output, content)
+        figures.save(plot(content), output.with_suffix(".png"))
 
 
 if __name__ == "__main__":

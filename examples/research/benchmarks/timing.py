@@ -15,8 +15,8 @@ import optax
 from jax import lax
 
 import radazo_jax as zo
-from examples.common import figures
-from examples.research.benchmarks.programs import step_of
+from benchmarks.programs import step_of
+from common import figures
 
 Loss = Callable[[Any], jax.Array]
 Step = Callable[[Any, jax.Array], Any]  # (carry, number) -> carry

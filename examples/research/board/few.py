@@ -1,6 +1,6 @@
 """Functions of few parameters, with and without bounds, and the tools for them.
 
-    python -m examples.research.board.few --output docs/board/few.json
+    python -m board.few --output records/board/few.json
 
 The functions are CUTEst's of at most 20 parameters, as sif2jax has them, with and
 without noise, and the paper's in boxes that cut their minimum off. All methods call the
@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -22,13 +23,13 @@ import numpy as np
 from scipy.optimize import minimize
 
 import radazo_jax as zo
-from examples.common import cli
-from examples.common.record import collect, numbers
-from examples.common.tables import Table
-from examples.research.board import report
-from examples.research.board.oracle import Finished, Oracle
-from examples.research.board.problems import Case, Problem, Row
-from examples.research.paper import functions
+from board import report
+from board.oracle import Finished, Oracle
+from board.problems import Case, Problem, Row
+from common import options
+from common.record import collect, numbers
+from common.tables import Table
+from paper import functions
 
 MOST = 20  # Parameters.
 BUDGET = 200  # In units of d + 1.
@@ -99,7 +100,9 @@ def _boxed(
 
     The box ends between start and minimum there, and is wide in the others.
     """
-    start = np.asarray(functions.uniform_start(_SEED, dimension), np.float64)
+    start = np.asarray(
+        functions.uniform_start(jax.random.key(_SEED), dimension), np.float64
+    )
     far = start - minimizer
     cut = np.arange(dimension) % 2 == 0
     end = minimizer + 0.3 * far  # A third of the way from the minimum.
@@ -309,17 +312,18 @@ def tables(content: dict[str, Any]) -> list[Table]:
     return found
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = cli.parser(__doc__)
-    add = parser.add_argument
-    add("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="problems")
-    add("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="tools")
-    cli.add_record(parser, resume=True)
-    args = parser.parse_args(argv)
+@options.command(__doc__)
+@options.some("--kinds", of=KINDS, text="Kinds of problems")
+@options.some("--methods", of=METHODS, text="Methods")
+@options.output
+@options.resume
+def main(
+    kinds: Sequence[str], methods: Sequence[str], output: Path | None, resume: bool
+) -> None:
     about = {"settings": {"budget": BUDGET, "targets": TARGETS}}
     with jax.enable_x64(True):
-        rows = measures(args.kinds, args.methods)
-        made = collect(args.output, args.resume, rows, lambda rows: rows, **about)
+        rows = measures(kinds, methods)
+        made = collect(output, resume, rows, lambda rows: rows, **about)
     for table in tables({"rows": made}):
         print(table.caption, table.format(), sep="\n\n", end="\n\n")
 

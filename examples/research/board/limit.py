@@ -1,6 +1,6 @@
 """The two parts of the default method on each side of the limit between them.
 
-    python -m examples.research.board.limit --output docs/board/limit.json
+    python -m board.limit --output records/board/limit.json
 
 Up to a number of parameters, the default method is `bfgs` with `full_difference`, and
 above it `parabolic_sgd` with an accelerated estimator. Both run on problems of 20 to
@@ -10,19 +10,20 @@ is written after each row, and `--resume` continues it.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
 
 import radazo_jax as zo
-from examples.common import cli
-from examples.common.record import collect, numbers
-from examples.common.tables import Table
-from examples.research.board import problems, report
-from examples.research.board.oracle import Finished, Oracle
-from examples.research.board.problems import Case, Problem, Row
-from examples.research.paper import functions
+from board import problems, report
+from board.oracle import Finished, Oracle
+from board.problems import Case, Problem, Row
+from common import options
+from common.record import collect, numbers
+from common.tables import Table
+from paper import functions
 
 BUDGET = 30  # In units of d + 1.
 AT = (5, 10, 20, 30)  # Budgets of the table.
@@ -119,13 +120,13 @@ def tables(content: dict[str, Any]) -> list[Table]:
     return [Table(caption, heads, rows)]
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = cli.parser(__doc__)
-    cli.add_record(parser, resume=True)
-    args = parser.parse_args(argv)
+@options.command(__doc__)
+@options.output
+@options.resume
+def main(output: Path | None, resume: bool) -> None:
     about = {"settings": {"budget": BUDGET}}
     with jax.enable_x64(True):
-        made = collect(args.output, args.resume, measures(), lambda rows: rows, **about)
+        made = collect(output, resume, measures(), lambda rows: rows, **about)
     for table in tables({"rows": made}):
         print(table.caption, table.format(), sep="\n\n", end="\n\n")
 

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import radazo_jax as zo
-from examples.common.record import numbers
-from examples.research.board import opponents, ours
-from examples.research.board.oracle import Oracle, opened
-from examples.research.board.problems import Case, Problem
-from examples.research.board.report import UNTUNED
+from board import opponents, ours
+from board.oracle import Oracle, opened
+from board.problems import Case, Problem
+from board.report import UNTUNED
+from common.record import numbers
 
 
 class Method(NamedTuple):

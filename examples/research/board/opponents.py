@@ -14,8 +14,8 @@ import numpy as np
 import optax
 from scipy.optimize import minimize
 
-from examples.research.board.oracle import Finished, Oracle
-from examples.research.board.problems import Problem
+from board.oracle import Finished, Oracle
+from board.problems import Problem
 
 _STEP = 1e-8  # SciPy's own, `eps` of L-BFGS-B.
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from examples.research.board.problems import Case, Problem
+from board.problems import Case, Problem
 
 # The share of the gap at the start that is left.
 TARGETS = (1e-1, 1e-2, 1e-3)

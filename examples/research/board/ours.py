@@ -12,9 +12,9 @@ import numpy as np
 import optax
 
 import radazo_jax as zo
-from examples.common.estimators import evaluations
-from examples.research.board.oracle import Oracle
-from examples.research.board.problems import Problem
+from board.oracle import Oracle
+from board.problems import Problem
+from common.estimators import evaluations
 from radazo_jax.estimators import Draw
 
 DIRECTIONS = 10  # K, the default of the estimators.

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import minimize
 
-from examples.research.paper import functions
+from paper import functions
 
 _SEED = 2026  # Of starts and rotations, which all runs share.
 _BLOCK = 50  # Rotations are by blocks, as in bbob-largescale, between permutations.
@@ -144,7 +144,9 @@ def synthetic(
     noise: float = 0.0,
 ) -> Problem:
     """A function with its minimum 0 at a known point."""
-    start = jnp.asarray(functions.uniform_start(_SEED, dimension), jnp.float64)
+    start = jnp.asarray(
+        functions.uniform_start(jax.random.key(_SEED), dimension), jnp.float64
+    )
     least = jnp.full(dimension, minimizer)
     traced = fun
     if rotated:

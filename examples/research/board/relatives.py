@@ -2,17 +2,16 @@
 
 import functools
 from collections.abc import Iterator
-from typing import Any
 
-from examples.common.estimators import ESTIMATORS
-from examples.research.board import methods, problems
+from board import methods, problems
+from common.estimators import ESTIMATORS
 
 _MOST = 102  # The dimension up to which problems are taken.
 
 
-def measures(args: Any) -> Iterator[problems.Row]:
+def measures(fast: bool, budget: int, seed: int) -> Iterator[problems.Row]:
     """The rows of the record."""
-    found = [case for case in problems.cases(args.fast) if case.dimension <= _MOST]
+    found = [case for case in problems.cases(fast) if case.dimension <= _MOST]
     # One estimator after another, and by dimension, for these are programs.
     found.sort(key=lambda case: case.dimension)
     for name, estimator in ESTIMATORS.items():
@@ -20,5 +19,4 @@ def measures(args: Any) -> Iterator[problems.Row]:
             for method, of in methods.swept(estimator).items():
                 row = {"estimator": name, "kind": case.kind, "problem": case.name}
                 row |= {"dimension": case.dimension, "method": method}
-                settings = args.budget, args.seed
-                yield row, functools.partial(methods.measure, case, of, *settings)
+                yield row, functools.partial(methods.measure, case, of, budget, seed)

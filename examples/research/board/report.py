@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import matplotlib.pyplot as plt
 import numpy as np
 
-from examples.common import figures
-from examples.common.record import array
-from examples.common.tables import Table
-from examples.research.board.profiles import median_ratio, profile
+from board.profiles import median_ratio, profile
+from common import figures
+from common.record import array
+from common.tables import Table
 
 REFERENCE = "ZO-AdaMM, best of 5"  # What ratios are to.
 UNTUNED = "radazo_jax, untuned"

@@ -13,10 +13,10 @@ import numpy as np
 import optax
 
 import radazo_jax as zo
-from examples.common.record import numbers
-from examples.research.board import problems
-from examples.research.board.ours import DEFAULT
-from examples.research.board.problems import Problem
+from board import problems
+from board.ours import DEFAULT
+from board.problems import Problem
+from common.record import numbers
 
 BUDGET = 10  # In units of d + 1.
 _MOST = 200  # The dimension up to which problems are taken.
@@ -59,11 +59,11 @@ HARMS = {
 }
 
 
-def measures(args: Any) -> Iterator[problems.Row]:
+def measures(fast: bool, seed: int) -> Iterator[problems.Row]:
     """The rows of the record."""
     order = ("Synthetic", "Rotated", "CUTEst", "BBOB")
     found = [
-        c for c in problems.cases(args.fast) if c.kind in order and c.dimension <= _MOST
+        c for c in problems.cases(fast) if c.kind in order and c.dimension <= _MOST
     ]
     for case in sorted(found, key=lambda case: order.index(case.kind)):
         built = functools.cache(case.make)
@@ -71,7 +71,7 @@ def measures(args: Any) -> Iterator[problems.Row]:
             for dtype in ("float32", "float64"):
 
                 def measure(built=built, harm=harm, dtype=dtype) -> dict[str, Any]:
-                    return numbers(run(built(), harm, dtype, args.seed))
+                    return numbers(run(built(), harm, dtype, seed))
 
                 row = {"kind": case.kind, "problem": case.name}
                 row |= {"dimension": case.dimension, "harm": name, "dtype": dtype}

@@ -1,7 +1,7 @@
 """Iterations to a successful black-box attack (the paper's table of that name).
 
-    python examples/research/paper/attack.py
-    python examples/research/paper/attack.py --data mnist.npz
+    python -m paper.attack
+    python -m paper.attack --data mnist.npz
 
 The attack makes a convolutional network read the digit y + 1 instead of y (0 after
 9), and changes no pixel by more than 0.2. The loss is the maximum over j ≠ t of
@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -27,10 +28,10 @@ import optax
 from tqdm import tqdm
 
 import radazo_jax as zo
-from examples.common import cli, figures
-from examples.common.record import array
-from examples.common.tables import Table
-from examples.research.paper import common, network
+from common import figures
+from common.record import array
+from common.tables import Table
+from paper import common, network
 
 BOX = 0.2  # How far a pixel may change.
 LEARNING_RATE = 1e-2  # η
@@ -186,31 +187,27 @@ def picture(
     return figure
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = common.parser(__doc__, steps=14_000, seeds=5, fast=(40, 2))
-    parser.add_argument("--data", type=Path, help="mnist.npz, as Keras has it")
-    args = common.parse(parser, argv)
-    epochs = 1 if args.fast else 12 if args.data is None else 2
-    try:
-        data = network.load(args.data)
-    except cli.UserError as error:
-        parser.error(str(error))
-    params = network.train(data, epochs)
-    predicted = network.predict(params, data.test_images)
-    right = predicted == data.test_labels
-    print(f"The network reads {right.mean():.1%} of the {right.size:,} test images.")
-    indices = np.flatnonzero(right)[: 1 if args.fast else IMAGES]
-    labels = data.test_labels[indices]
-    targets = (labels + 1) % 10
+class Images(NamedTuple):
+    """Test images that the network reads right, and what it must see instead."""
 
-    def cases(unit: float) -> list[Case]:
+    indices: np.ndarray
+    images: np.ndarray
+    labels: np.ndarray
+    targets: np.ndarray
+
+    def cases(self, unit: float) -> list[Case]:
         return [
             Case(jnp.asarray(image), jnp.asarray(target), jnp.float32(unit))
-            for image, target in zip(data.test_images[indices], targets, strict=True)
+            for image, target in zip(self.images, self.targets, strict=True)
         ]
 
-    limits = {"mapped": args.steps, "unmapped": max(1, args.steps // UNMAPPED)}
-    keys, chunk = common.seed_keys(args.seeds), min(CHUNK, limits["unmapped"])
+
+def attacked(
+    params: network.Params, images: Images, size: common.Size
+) -> tuple[dict[str, Any], np.ndarray]:
+    """Iterations by setting and method, and the variables of R-AdaZO's first seed."""
+    limits = max_iterations(size)
+    keys, chunk = common.seed_keys(size.seeds), min(CHUNK, limits["unmapped"])
     iterations: dict[str, dict[str, np.ndarray]] = {name: {} for name in SETTINGS}
     variables: dict[tuple[str, str], np.ndarray] = {}
     for method, optimizer in common.optimizers(LEARNING_RATE, COMPARED).items():
@@ -219,19 +216,45 @@ def main(argv: Sequence[str] | None = None) -> None:
             iterations[name][method], variables[name, method] = attack(
                 run_chunk,
                 optimizer,
-                cases(unit),
+                images.cases(unit),
                 keys,
                 limits[name],
                 chunk,
                 f"{method}, {name}",
             )
-    mapped, pictured = cases(SETTINGS["mapped"]), variables["mapped", "R-AdaZO"][:, 0]
-    changed = np.stack(list(map(adversarial, mapped, pictured)))
+    return iterations, variables["mapped", "R-AdaZO"][:, 0]
+
+
+def max_iterations(size: common.Size) -> dict[str, int]:
+    return {"mapped": size.steps, "unmapped": max(1, size.steps // UNMAPPED)}
+
+
+@common.experiment(__doc__, steps=14_000, seeds=5, fast=(40, 2))
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    help="The file mnist.npz, as Keras has it.",
+)
+def main(size: common.Size, data: Path | None) -> None:
+    epochs = 1 if size.fast else 12 if data is None else 2
+    read = network.load(data)
+    params = network.train(read, epochs)
+    predicted = network.predict(params, read.test_images)
+    right = predicted == read.test_labels
+    print(f"The network reads {right.mean():.1%} of the {right.size:,} test images.")
+    indices = np.flatnonzero(right)[: 1 if size.fast else IMAGES]
+    labels = read.test_labels[indices]
+    images = Images(indices, read.test_images[indices], labels, (labels + 1) % 10)
+    iterations, pictured = attacked(params, images, size)
+    changed = np.stack(
+        list(map(adversarial, images.cases(SETTINGS["mapped"]), pictured))
+    )
     after = network.predict(params, changed)
+    seen = zip(indices, labels, images.targets, after, strict=True)
     content = {
         "settings": {
-            "data": data.name,
-            "train_images": len(data.train_images),
+            "data": read.name,
+            "train_images": len(read.train_images),
             "test_accuracy": right.mean(),
             "epochs": epochs,
             "box": BOX,
@@ -241,20 +264,17 @@ def main(argv: Sequence[str] | None = None) -> None:
             "b1": 0.9,
             "b2": 0.99,
             "start": "no perturbation",
-            "max_iterations": limits,
-            "seeds": args.seeds,
+            "max_iterations": max_iterations(size),
+            "seeds": size.seeds,
         },
         "images": [
             {"index": index, "label": y, "target": t, "seen_after": z}
-            for index, y, t, z in zip(indices, labels, targets, after, strict=True)
+            for index, y, t, z in seen
         ],
         "iterations": iterations,
     }
-    shown = [np.asarray(case.image) for case in mapped], changed
-    seen = predicted[indices], after
-    common.finish(
-        args.output / "attack", content, tables, lambda _: picture(*shown, *seen)
-    )
+    drawn = picture(list(images.images), changed, predicted[indices], after)
+    common.finish(size.output / "attack", content, tables, lambda _: drawn)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """Shared code of the paper's experiments."""
 
-import argparse
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import click
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -15,11 +15,10 @@ import optax
 from tqdm import tqdm
 
 import radazo_jax as zo
-from examples.common import figures
-from examples.common.cli import Parser, at_least_one
-from examples.common.record import array, numbers, record, write
-from examples.common.tables import Table
-from examples.research.paper import theory
+from common import OUTPUT, figures, options
+from common.record import array, numbers, record, write
+from common.tables import Table
+from paper import theory
 
 METHODS: dict[str, Callable[..., optax.GradientTransformation]] = {
     # b1=0.9 and b2=0.99 are the defaults, if a method has them.
@@ -42,7 +41,6 @@ COLORS = {
     "ZO-signSGD": "#CC79A7",
     STRETCHED: "#56B4E9",
 }
-OUTPUT = Path(__file__).resolve().parents[2] / "out" / "paper"
 
 
 def optimizers(
@@ -53,23 +51,50 @@ def optimizers(
     return result | {STRETCHED: zo.zo_adamm(STRETCH * learning_rate)}
 
 
-def parser(doc: str, *, steps: int, seeds: int, fast: tuple[int, int]) -> Parser:
-    """The options that all scripts have; `fast` is steps and seeds of --fast."""
-    result = Parser(description=doc.splitlines()[0])
-    add = result.add_argument
-    add("--steps", type=at_least_one, help=f"default {steps}")
-    add("--seeds", type=at_least_one, help=f"default {seeds}")
-    add("--fast", action="store_true", help="a small run: to see that it works")
-    add("--output", type=Path, default=OUTPUT, help="folder of the JSON and the PNG")
-    result.set_defaults(defaults=(steps, seeds), fast_defaults=fast)
-    return result
+class Size(NamedTuple):
+    """The size of an experiment, and the folder of its results."""
+
+    steps: int
+    seeds: int
+    fast: bool
+    output: Path
 
 
-def parse(result: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
-    args = result.parse_args(argv)
-    steps, seeds = args.fast_defaults if args.fast else args.defaults
-    args.steps, args.seeds = args.steps or steps, args.seeds or seeds
-    return args
+def experiment(
+    doc: str, *, steps: int, seeds: int, fast: tuple[int, int]
+) -> Callable[[Callable[..., None]], click.Command]:
+    """A command with the options that all experiments have.
+
+    Args:
+      doc: The docstring of the module.
+      steps: Number of steps, by default.
+      seeds: Number of seeds, by default.
+      fast: Steps and seeds with `--fast`.
+    """
+    shared = [
+        click.option("--steps", type=options.COUNT, help=f"By default, {steps}."),
+        click.option("--seeds", type=options.COUNT, help=f"By default, {seeds}."),
+        click.option("--fast", is_flag=True, help="Runs little, to see that it works."),
+        click.option(
+            "--output",
+            type=click.Path(file_okay=False, path_type=Path),
+            default=OUTPUT / "paper",
+            help="A folder for the JSON and the PNG.",
+        ),
+    ]
+
+    def decorated(run: Callable[..., None]) -> click.Command:
+        @functools.wraps(run)
+        def main(
+            steps: int | None, seeds: int | None, fast: bool, output: Path, **own: Any
+        ) -> None:
+            usual = quick if fast else full
+            run(Size(steps or usual[0], seeds or usual[1], fast, output), **own)
+
+        full, quick = (steps, seeds), fast
+        return options.command(doc)(functools.reduce(lambda f, o: o(f), shared, main))
+
+    return decorated
 
 
 def seed_keys(seeds: int) -> jax.Array:

@@ -1,6 +1,6 @@
 """Five methods on the classifier of the quickstart, at the same learning rate.
 
-    python examples/research/paper/digits.py
+    python -m paper.digits
 
 All methods get the same learning rate, betas, directions, smoothing, minibatches and
 starting points, as in the paper. Equal rates favor R-AdaZO, whose steps are up to
@@ -9,37 +9,58 @@ estimates dominates, and the rate was chosen for it. With `--learning-rate 8e-3`
 ZO-AdaMM learns as well as R-AdaZO does here: `tuned.py` tunes the rate of each method.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
+import click
 import jax
+import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import optax
 from flax import nnx
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
 
 import radazo_jax as zo
-from examples import quickstart
-from examples.common import figures
-from examples.common.cli import positive
-from examples.common.distributions import DISTRIBUTIONS
-from examples.common.record import array
-from examples.common.tables import Table
-from examples.research.paper import common
-from examples.research.paper.common import COLORS, METHODS
+from common import figures, options
+from common.distributions import DISTRIBUTIONS
+from common.record import array
+from common.tables import Table
+from paper import common
+from paper.common import COLORS, METHODS
 
 NUM_DIRECTIONS = 10  # K
 SMOOTHING = 5e-3  # μ
-CHUNK = 60  # How many steps lie between two points of a curve.
-GRAPHDEF, _ = nnx.split(quickstart.Classifier(nnx.Rngs(0)), nnx.Param)
+BATCH_SIZE = 192
+CHUNK = 60  # Steps between two points of a curve.
+
+
+class Classifier(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.hidden = nnx.Linear(64, 32, rngs=rngs)
+        self.output = nnx.Linear(32, 10, rngs=rngs)
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        return self.output(nnx.silu(self.hidden(images)))
+
+
+GRAPHDEF, _ = nnx.split(Classifier(nnx.Rngs(0)), nnx.Param)
 
 
 def init(key: jax.Array) -> nnx.State:
-    return nnx.state(quickstart.Classifier(nnx.Rngs(key)), nnx.Param)
+    return nnx.state(Classifier(nnx.Rngs(key)), nnx.Param)
 
 
 def loss_fn(params: nnx.State, images: jax.Array, labels: jax.Array) -> jax.Array:
-    return quickstart.loss_fn(nnx.merge(GRAPHDEF, params), images, labels)
+    logits = nnx.merge(GRAPHDEF, params)(images)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+def load_data() -> list[jax.Array]:
+    """Images of 64 pixels to train and to test on, and the labels of both."""
+    images, labels = load_digits(return_X_y=True)
+    images = (images - images.mean(axis=0)) / 8
+    return [jnp.asarray(x) for x in train_test_split(images, labels, random_state=0)]
 
 
 def train(
@@ -50,7 +71,7 @@ def train(
     keys: jax.Array,
 ) -> dict[str, Any]:
     """Losses on all training digits [seeds, points], accuracies at the end [seeds]."""
-    images, test_images, labels, test_labels = quickstart.load_data()
+    images, test_images, labels, test_labels = load_data()
     optimizer = METHODS[name](optax.linear_schedule(learning_rate, 0.0, num_steps))
     estimator = zo.forward_difference(distribution, NUM_DIRECTIONS, SMOOTHING)
     value_and_grad = zo.value_and_grad(loss_fn, estimator)
@@ -64,7 +85,7 @@ def train(
     def step(key: jax.Array, t: jax.Array, state: Any) -> tuple[Any, None]:
         params, moments = state
         batch_key, direction_key = jax.random.split(key)
-        batch = jax.random.randint(batch_key, (quickstart.BATCH_SIZE,), 0, len(images))
+        batch = jax.random.randint(batch_key, (BATCH_SIZE,), 0, len(images))
         _, grads = value_and_grad(direction_key, params, images[batch], labels[batch])
         updates, moments = optimizer.update(grads, moments, params)
         return (optax.apply_updates(params, updates), moments), None
@@ -117,29 +138,30 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     return figure
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = common.parser(__doc__, steps=3000, seeds=3, fast=(120, 2))
-    parser.add_argument("--learning-rate", type=positive, default=2e-3)
-    parser.add_argument(
-        "--distribution", choices=DISTRIBUTIONS, default="sphere", help="of directions"
-    )
-    args = common.parse(parser, argv)
-    options = DISTRIBUTIONS[args.distribution], args.learning_rate, args.steps
-    keys = common.seed_keys(args.seeds)
-    runs = {name: train(name, *options, keys) for name in METHODS}
+@common.experiment(__doc__, steps=3000, seeds=3, fast=(120, 2))
+@click.option("--learning-rate", type=options.POSITIVE, default=2e-3)
+@click.option(
+    "--distribution", type=click.Choice(list(DISTRIBUTIONS)), default="sphere"
+)
+def main(size: common.Size, learning_rate: float, distribution: str) -> None:
+    directions, keys = DISTRIBUTIONS[distribution], common.seed_keys(size.seeds)
+    runs = {
+        name: train(name, directions, learning_rate, size.steps, keys)
+        for name in METHODS
+    }
     points = runs["R-AdaZO"]["losses"].shape[1]
     content = {
         "settings": {
-            "distribution": args.distribution,
-            "learning_rate": args.learning_rate,
+            "distribution": distribution,
+            "learning_rate": learning_rate,
             "num_directions": NUM_DIRECTIONS,
             "smoothing": SMOOTHING,
-            "seeds": args.seeds,
+            "seeds": size.seeds,
         },
         "evaluations": np.arange(points) * CHUNK * (NUM_DIRECTIONS + 1),
         "runs": runs,
     }
-    common.finish(args.output / "digits", content, tables, plot)
+    common.finish(size.output / "digits", content, tables, plot)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Examples:
   >>> import jax, jax.numpy as jnp
   >>> import radazo_jax as zo
-  >>> from examples.research.paper import functions
+  >>> from paper import functions
   >>> start = functions.uniform_start(jax.random.key(0), 100)
   >>> value_and_grad = zo.value_and_grad(functions.cubic, zo.forward_difference())
   >>> value, gradient = value_and_grad(jax.random.key(1), start)
@@ -16,9 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from radazo_jax._src import checks
-from radazo_jax._src.numbers import keys
-from radazo_jax._src.trees import wide
+from common import checks
 
 __all__ = [
     "PROBLEMS",
@@ -58,7 +56,7 @@ def quadratic(theta: jax.typing.ArrayLike) -> jax.Array:
 
     Examples:
       >>> import jax.numpy as jnp
-      >>> from examples.research.paper import functions
+      >>> from paper import functions
       >>> float(functions.quadratic(jnp.array([1.0, 2.0])))
       2.5
 
@@ -84,7 +82,7 @@ def cubic(theta: jax.typing.ArrayLike) -> jax.Array:
 
     Examples:
       >>> import jax.numpy as jnp
-      >>> from examples.research.paper import functions
+      >>> from paper import functions
       >>> float(functions.cubic(jnp.array([1.0, -2.0])))
       11.5
 
@@ -116,7 +114,7 @@ def levy(theta: jax.typing.ArrayLike) -> jax.Array:
 
     Examples:
       >>> import jax.numpy as jnp
-      >>> from examples.research.paper import functions
+      >>> from paper import functions
       >>> print(f"{functions.levy(jnp.ones(5)):.3f}")
       0.000
       >>> print(f"{functions.levy(jnp.array([3.0, 1.0, 5.0])):.3f}")
@@ -151,7 +149,7 @@ def rosenbrock(theta: jax.typing.ArrayLike) -> jax.Array:
 
     Examples:
       >>> import jax.numpy as jnp
-      >>> from examples.research.paper import functions
+      >>> from paper import functions
       >>> float(functions.rosenbrock(jnp.array([0.0, 1.0, 1.0])))
       101.0
 
@@ -184,7 +182,7 @@ def ellipsoid(
 
     Examples:
       >>> import jax.numpy as jnp
-      >>> from examples.research.paper import functions
+      >>> from paper import functions
       >>> print(f"{functions.ellipsoid(jnp.array([2.0, 0.0, 1.0]), 100.0):.3f}")
       52.000
 
@@ -193,35 +191,35 @@ def ellipsoid(
       Noiseless Functions Definitions, function 2 without its irregularities.
     """
     theta = _coordinates(theta, 2)
-    checks.check_positive("condition", condition)
+    checks.positive(condition=condition)
     exponents = jnp.linspace(0, 1, theta.size, dtype=theta.dtype)
     curvatures = jnp.asarray(condition, theta.dtype) ** exponents
     return 0.5 * jnp.sum(curvatures * theta**2)
 
 
-def uniform_start(key: jax.typing.ArrayLike, dimension: int) -> jax.Array:
+def uniform_start(key: jax.Array, dimension: int) -> jax.Array:
     """A start for the synthetic functions: uniform in [-1, 1) in every coordinate.
 
     The paper does not give the start of its runs.
 
     Args:
-      key: A key, typed or raw, or an integer; it is consumed.
+      key: A key; it is consumed.
       dimension: d, the number of coordinates.
 
     Returns:
       The starting point, float32 [d].
 
     Raises:
-      TypeError, ValueError: If `dimension` is not a positive integer.
+      ValueError: If `dimension` is not a positive integer.
 
     Examples:
-      >>> from examples.research.paper import functions
-      >>> start = functions.uniform_start(0, 5)
+      >>> import jax
+      >>> from paper import functions
+      >>> start = functions.uniform_start(jax.random.key(0), 5)
       >>> start.shape, bool(abs(start).max() <= 1)
       ((5,), True)
     """
-    checks.check_int_at_least("dimension", dimension, 1)
-    key = keys.as_key(key)
+    checks.count(dimension=dimension)
     return jax.random.uniform(key, (dimension,), jnp.float32, -1.0, 1.0)
 
 
@@ -247,4 +245,4 @@ def _coordinates(theta: jax.typing.ArrayLike, minimum: int) -> jax.Array:
         raise ValueError(
             f"theta must be an array [d] with d ≥ {minimum}; got shape {array.shape}."
         )
-    return wide(array)
+    return array.astype(jnp.float32) if array.dtype.itemsize < 4 else array

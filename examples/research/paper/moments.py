@@ -1,6 +1,6 @@
 """The effect of β₁ on the moments (the paper's figure of that name).
 
-    python examples/research/paper/moments.py
+    python -m paper.moments
 
 R-AdaZO minimizes Quadratic in 10⁴ dimensions, with the hyperparameters of
 `synthetic.py` and β₁ in {0.5, 0.7, 0.9, 0.95, 0.99}. Along the way, at the same θ and
@@ -32,10 +32,10 @@ import numpy as np
 import optax
 
 import radazo_jax as zo
-from examples.common import figures
-from examples.common.record import array
-from examples.common.tables import Table
-from examples.research.paper import common, functions
+from common import figures
+from common.record import array
+from common.tables import Table
+from paper import common, functions
 
 DIMENSION = 10_000
 BETAS = (0.5, 0.7, 0.9, 0.95, 0.99)  # β₁
@@ -216,11 +216,10 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     return figure
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = common.parser(__doc__, steps=5000, seeds=5, fast=(200, 2))
-    args = common.parse(parser, argv)
-    dimension = 200 if args.fast else DIMENSION
-    measures = measure(dimension, args.steps, args.seeds)
+@common.experiment(__doc__, steps=5000, seeds=5, fast=(200, 2))
+def main(size: common.Size) -> None:
+    dimension = 200 if size.fast else DIMENSION
+    measures = measure(dimension, size.steps, size.seeds)
     points = measures["gap"].shape[-1]
     content = {
         "settings": {
@@ -231,14 +230,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             "b2": B2,
             "eps_root": EPS_ROOT,
             "start": "uniform in [-1, 1)",
-            "seeds": args.seeds,
+            "seeds": size.seeds,
         },
         "betas": BETAS,
-        "iterations": np.arange(1, points + 1) * max(1, args.steps // POINTS),
+        "iterations": np.arange(1, points + 1) * max(1, size.steps // POINTS),
         "measures": measures,
         "first_steps": {"times": TIMES, "lengths": first_steps(dimension)},
     }
-    common.finish(args.output / "moments", content, tables, plot)
+    common.finish(size.output / "moments", content, tables, plot)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
+import click
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +11,6 @@ import optax
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from tqdm import tqdm
-
-from examples.common.cli import UserError
 
 SIZE = 28
 _LARGEST = 1 << 30  # Bytes of a data set.
@@ -44,19 +43,19 @@ def load(path: Path | None) -> Data:
                 raise ValueError(f"it holds more than {_LARGEST} bytes")
             parts = [file[name] for name in ("x_train", "y_train", "x_test", "y_test")]
     except Exception as error:  # Any error means that the file cannot be read.
-        raise UserError(
+        raise click.ClickException(
             "--data must be mnist.npz, with x_train, y_train, x_test and y_test; got "
             f"{path}: {' '.join(str(error).split()):.200}"
         ) from error
     train, train_labels, test, test_labels = parts
     for images, labels in ((train, train_labels), (test, test_labels)):
         if images.dtype.kind not in "uif" or images.shape[1:] != (SIZE, SIZE):
-            raise UserError(
+            raise click.ClickException(
                 f"--data must have 28×28 pixels; got {images.shape[1:]} of "
                 f"{images.dtype}"
             )
         if labels.shape != (len(images),) or not np.isin(labels, range(10)).all():
-            raise UserError(
+            raise click.ClickException(
                 "--data must have a label from 0 to 9 for each image; got labels of "
                 f"shape {labels.shape} for {len(images)} images"
             )

@@ -1,19 +1,19 @@
 """No learning rate, and directions without replacement (not in the paper).
 
-    python examples/research/paper/parameter_free.py
-    python examples/research/paper/parameter_free.py --long
+    python -m paper.parameter_free
+    python -m paper.parameter_free --long
 
 Steps whose size is found from values that are there anyway, against the best of eleven
 learning rates of `tuned.py`, on its problems and to its targets; and, with `--long`,
 against R-AdaZO with the paper's η after 10,000 iterations of `synthetic.py`. Nothing
 is searched for or set: K=10 and μ=5e-3 are the paper's. Seeds have the starts of those
-scripts, whose records in `docs/evidence/` are what is compared with.
+modules, whose records in `records/evidence` are what is compared with.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -21,12 +21,11 @@ import numpy as np
 import optax
 
 import radazo_jax as zo
-from examples.common import figures
-from examples.common.record import array, read
-from examples.common.tables import Table
-from examples.research.paper import common, functions, synthetic, tuned
+from common import RECORDS, figures
+from common.record import array, read
+from common.tables import Table
+from paper import common, functions, synthetic, tuned
 
-RECORDS = Path(__file__).parents[3] / "docs" / "evidence"
 NUM_DIRECTIONS = 10  # K
 SMOOTHING = 5e-3  # μ
 LONG = {"Quadratic": 2500, "Cubic": 2500, "Levy": 5000, "Rosenbrock": 4500}
@@ -126,19 +125,19 @@ def first_steps(
     return np.asarray(state[2]), np.asarray(state[3])
 
 
-def against_tuned(args: Any) -> dict[str, Any]:
-    """The problems of `tuned.py`."""
-    record = read(RECORDS / "tuned.json")["problems"]
-    dimension = 100 if args.fast else tuned.DIMENSION
+def against_tuned(size: common.Size, names: Sequence[str]) -> dict[str, Any]:
+    """The problems of `tuned.py`; by default, all."""
+    record = read(RECORDS / "evidence/tuned.json")["problems"]
+    dimension = 100 if size.fast else tuned.DIMENSION
     found = {}
-    some = ("Quadratic", "Digits") if args.fast else tuple(record)
-    for name in args.problems or some:
+    some = ("Quadratic", "Digits") if size.fast else tuple(record)
+    for name in names or some:
         problem = tuned.problems(dimension)[name]
         methods = MINIBATCHES if name == "Digits" else DETERMINISTIC
-        steps = max(1, args.steps * problem.steps // 1000)
+        steps = max(1, size.steps * problem.steps // 1000)
         starts = [
             problem.full_loss(problem.init(jax.random.split(key)[0]))
-            for key in common.seed_keys(args.seeds)
+            for key in common.seed_keys(size.seeds)
         ]
         targets = np.outer(starts, problem.targets)
         runs = {
@@ -149,7 +148,7 @@ def against_tuned(args: Any) -> dict[str, Any]:
         found[name] = {
             "targets": problem.targets,
             "max_steps": steps,
-            "tuned": None if args.fast else [one.evaluations.mean() for one in best],
+            "tuned": None if size.fast else [one.evaluations.mean() for one in best],
             "runs": {
                 label: {"steps": reached, "evaluations": methods[label].count(reached)}
                 for label, reached in runs.items()
@@ -158,12 +157,12 @@ def against_tuned(args: Any) -> dict[str, Any]:
     return found
 
 
-def against_the_paper(args: Any) -> dict[str, Any]:
+def against_the_paper(size: common.Size) -> dict[str, Any]:
     """Iterations to the loss of R-AdaZO after 10,000, with the paper's η."""
-    record = read(RECORDS / "synthetic.json")["gaps"]
+    record = read(RECORDS / "evidence/synthetic.json")["gaps"]
     found: dict[str, Any] = {}
     for name, fun in functions.PROBLEMS.items():
-        gaps = array(record[name]["R-AdaZO"])[: args.seeds, -1:]
+        gaps = array(record[name]["R-AdaZO"])[: size.seeds, -1:]
         problem = tuned.Problem(
             init=lambda key: functions.uniform_start(key, synthetic.DIMENSION),
             loss=lambda params, batch, fun=fun.fun: fun(params),
@@ -174,7 +173,7 @@ def against_the_paper(args: Any) -> dict[str, Any]:
             curvature=1.0,
             steps=LONG[name],
         )
-        steps = max(1, args.steps * problem.steps // 1000)
+        steps = max(1, size.steps * problem.steps // 1000)
         found[name] = {"target": gaps[:, 0], "runs": {}}
         for label in LONG_METHODS:
             method, shown = DETERMINISTIC[label], f"{name}, {label}, d = 10⁴"
@@ -272,26 +271,31 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     return figure
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = common.parser(__doc__, steps=1000, seeds=5, fast=(10, 2))
-    names = tuple(tuned.problems(2))
-    parser.add_argument("--long", action="store_true", help="in 10⁴ dimensions")
-    parser.add_argument("--problems", nargs="+", choices=names, help="all by default")
-    parser.add_argument("--name", help="of the JSON and the PNG")
-    args = common.parse(parser, argv)
+@common.experiment(__doc__, steps=1000, seeds=5, fast=(10, 2))
+@click.option("--long", is_flag=True, help="Runs in 10⁴ dimensions.")
+@click.option(
+    "--problems",
+    type=click.Choice([*tuned.FUNCTIONS, "Digits"]),
+    multiple=True,
+    help="By default, all; can be repeated.",
+)
+@click.option("--name", help="Of the JSON and the PNG.")
+def main(
+    size: common.Size, long: bool, problems: Sequence[str], name: str | None
+) -> None:
     content = {
         "settings": {
             "num_directions": NUM_DIRECTIONS,
             "smoothing": SMOOTHING,
-            "seeds": args.seeds,
+            "seeds": size.seeds,
         },
     }
-    if args.long:
-        content["long"] = against_the_paper(args)
+    if long:
+        content["long"] = against_the_paper(size)
     else:
-        content["problems"] = against_tuned(args)
-    name = args.name or f"parameter_free{'_long' if args.long else ''}"
-    common.finish(args.output / name, content, tables, plot)
+        content["problems"] = against_tuned(size, problems)
+    name = name or f"parameter_free{'_long' if long else ''}"
+    common.finish(size.output / name, content, tables, plot)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """R-AdaZO with replayed moments, and with stored ones (not in the paper).
 
-    python examples/research/paper/replayed.py --output docs/evidence/replayed.json
+    python -m paper.replayed --output records/evidence/replayed.json
 
 Both run at each learning rate of one grid. All runs of a seed share start, directions
 and minibatches. A table has the best rate of each. `--resume` continues a record. The
@@ -9,15 +9,17 @@ problems:
 * ``digits``: a classifier of handwritten digits, in minibatches of 64. The final loss
   is the mean over the training set.
 * ``language``: a decoder of two layers, from a random start, on sequences whose tokens
-  follow from the last by a rule, as in `examples/apps/tpu`. The final loss is the mean
-  over 64 minibatches of 16 sequences.
+  follow from the last by a rule. The final loss is the mean over 64 minibatches of 16
+  sequences.
 """
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,11 +27,10 @@ import optax
 from tabulate import tabulate
 
 import radazo_jax as zo
-from examples.apps.tpu import decoder
-from examples.common import cli
-from examples.common.distributions import DISTRIBUTIONS
-from examples.common.record import array, collect, numbers
-from examples.research.paper import common, tuned
+from common import decoder, options
+from common.distributions import DISTRIBUTIONS
+from common.record import array, collect, numbers
+from paper import common, tuned
 
 
 class Problem(NamedTuple):
@@ -131,7 +132,7 @@ def final_losses(
 
 
 def cases(
-    problems: list[str], distributions: list[str], steps: int, seeds: int
+    problems: Sequence[str], distributions: Sequence[str], steps: int, seeds: int
 ) -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
     for problem, distribution, moments in itertools.product(
         problems, distributions, MOMENTS
@@ -165,17 +166,29 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [*rows, *best]
 
 
-def main() -> None:
-    parser = cli.parser(__doc__)
-    add = parser.add_argument
-    add("--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS))
-    add("--distributions", nargs="+", default=["low_rank", "rademacher", "sphere"])
-    add("--steps", type=cli.at_least_one, default=2000)
-    add("--seeds", type=cli.at_least_one, default=5)
-    cli.add_record(parser, resume=True)
-    args = parser.parse_args()
-    runs = cases(args.problems, args.distributions, args.steps, args.seeds)
-    rows = collect(args.output, args.resume, runs, derived)
+@options.command(__doc__)
+@options.some("--problems", of=PROBLEMS, text="Problems")
+@click.option(
+    "--distributions",
+    type=click.Choice(list(DISTRIBUTIONS)),
+    multiple=True,
+    default=["low_rank", "rademacher", "sphere"],
+    help="Of directions; can be repeated.",
+)
+@click.option("--steps", type=options.COUNT, default=2000)
+@click.option("--seeds", type=options.COUNT, default=5)
+@options.output
+@options.resume
+def main(
+    problems: Sequence[str],
+    distributions: Sequence[str],
+    steps: int,
+    seeds: int,
+    output: Path | None,
+    resume: bool,
+) -> None:
+    runs = cases(problems, distributions, steps, seeds)
+    rows = collect(output, resume, runs, derived)
     found = [row for row in rows if "table" in row]
     print(tabulate(found, headers="keys", floatfmt=".4f"))
 

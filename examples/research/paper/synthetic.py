@@ -1,6 +1,6 @@
 """Convergence on four synthetic functions (the paper's figure of that name).
 
-    python examples/research/paper/synthetic.py
+    python -m paper.synthetic
 
 Quadratic, Cubic, Levy and Rosenbrock in 10⁴ dimensions, with the hyperparameters of
 the paper's appendix: K=10, η=1e-3, μ=5e-3, β₁=0.9, β₂=0.99. The paper gives
@@ -16,6 +16,7 @@ All methods get the same starts and the same random directions, drawn once for a
 from collections.abc import Sequence
 from typing import Any
 
+import click
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -23,11 +24,11 @@ import numpy as np
 import optax
 
 import radazo_jax as zo
-from examples.common import figures
-from examples.common.record import array
-from examples.common.tables import Table
-from examples.research.paper import common, functions
-from examples.research.paper.common import COLORS, STRETCHED
+from common import figures, options
+from common.record import array
+from common.tables import Table
+from paper import common, functions
+from paper.common import COLORS, STRETCHED
 
 DIMENSION = 10_000
 NUM_DIRECTIONS = 10  # K
@@ -142,18 +143,16 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     return figure
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = common.parser(__doc__, steps=10_000, seeds=5, fast=(40, 2))
-    names = tuple(functions.PROBLEMS)
-    parser.add_argument("--functions", nargs="+", choices=names, default=names)
-    parser.add_argument("--name", default="synthetic", help="of the JSON and the PNG")
-    args = common.parse(parser, argv)
-    dimension = 200 if args.fast else DIMENSION
+@common.experiment(__doc__, steps=10_000, seeds=5, fast=(40, 2))
+@options.some("--functions", "chosen", of=functions.PROBLEMS, text="Functions")
+@click.option("--name", default="synthetic", help="Of the JSON and the PNG.")
+def main(size: common.Size, chosen: Sequence[str], name: str) -> None:
+    dimension = 200 if size.fast else DIMENSION
     methods, gaps = common.optimizers(LEARNING_RATE), {}
-    for name in args.functions:
-        found = compare(name, dimension, args.steps, args.seeds)
-        gaps[name] = dict(zip(methods, found, strict=True))
-    points = gaps[args.functions[0]]["R-AdaZO"].shape[1]
+    for function in chosen:
+        found = compare(function, dimension, size.steps, size.seeds)
+        gaps[function] = dict(zip(methods, found, strict=True))
+    points = gaps[chosen[0]]["R-AdaZO"].shape[1]
     content = {
         "settings": {
             "dimension": dimension,
@@ -163,12 +162,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             "b1": 0.9,
             "b2": 0.99,
             "start": "uniform in [-1, 1)",
-            "seeds": args.seeds,
+            "seeds": size.seeds,
         },
-        "iterations": np.arange(points) * max(1, args.steps // POINTS),
+        "iterations": np.arange(points) * max(1, size.steps // POINTS),
         "gaps": gaps,
     }
-    common.finish(args.output / args.name, content, tables, plot)
+    common.finish(size.output / name, content, tables, plot)
 
 
 if __name__ == "__main__":

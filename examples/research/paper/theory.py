@@ -4,7 +4,7 @@ Python numbers in, Python numbers out, in double precision: nothing here is trac
 Theorems and equations are numbered as the paper's source numbers them.
 
 Examples:
-  >>> from examples.research.paper import theory
+  >>> from paper import theory
   >>> variance = theory.first_moment_variance(b1=0.9, gradient_variance=1.0)
   >>> round(variance, 4), round(theory.step_ratio(0.9), 2)
   (0.0526, 4.36)
@@ -13,7 +13,7 @@ Examples:
 import math
 from typing import Any
 
-from radazo_jax._src import checks
+from common import checks
 
 __all__ = [
     "convergence_constant_radazo",
@@ -56,10 +56,10 @@ def gradient_variance_bound(
       Σ², in units of the squared gradient.
 
     Raises:
-      TypeError, ValueError: If an argument has the wrong type or is out of range.
+      ValueError: If an argument is out of range.
 
     Examples:
-      >>> from examples.research.paper import theory
+      >>> from paper import theory
       >>> theory.gradient_variance_bound(
       ...     noise_std=0.0,
       ...     value_bound=1.0,
@@ -73,11 +73,9 @@ def gradient_variance_bound(
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       eq. (16), and as a bound in lemma 5.2, eq. (15).
     """
-    checks.check_non_negative("noise_std", noise_std)
-    checks.check_non_negative("value_bound", value_bound)
-    checks.check_int_at_least("dimension", dimension, 1)
-    checks.check_int_at_least("num_directions", num_directions, 1)
-    checks.check_positive("smoothing", smoothing)
+    checks.non_negative(noise_std=noise_std, value_bound=value_bound)
+    checks.count(dimension=dimension, num_directions=num_directions)
+    checks.positive(smoothing=smoothing)
     power = noise_std**2 + value_bound**2
     return 8 * power * dimension / (num_directions * smoothing**2)
 
@@ -96,10 +94,10 @@ def smoothing_bias_bound(
       The bound, in units of the gradient.
 
     Raises:
-      TypeError, ValueError: If an argument has the wrong type or is out of range.
+      ValueError: If an argument is out of range.
 
     Examples:
-      >>> from examples.research.paper import theory
+      >>> from paper import theory
       >>> theory.smoothing_bias_bound(smoothing=0.5, smoothness=2.0, dimension=9)
       3.0
 
@@ -107,9 +105,9 @@ def smoothing_bias_bound(
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       lemma 5.1, eq. (13).
     """
-    checks.check_positive("smoothing", smoothing)
-    checks.check_non_negative("smoothness", smoothness)
-    checks.check_int_at_least("dimension", dimension, 1)
+    checks.positive(smoothing=smoothing)
+    checks.non_negative(smoothness=smoothness)
+    checks.count(dimension=dimension)
     return smoothing * smoothness * math.sqrt(dimension)
 
 
@@ -131,10 +129,10 @@ def first_moment_variance(
       The variance, in the units of `gradient_variance`.
 
     Raises:
-      TypeError, ValueError: If an argument has the wrong type or is out of range.
+      ValueError: If an argument is out of range.
 
     Examples:
-      >>> from examples.research.paper import theory
+      >>> from paper import theory
       >>> theory.first_moment_variance(b1=0.5, gradient_variance=3.0)
       1.0
       >>> theory.first_moment_variance(b1=0.5, gradient_variance=3.0, step=1)
@@ -144,9 +142,13 @@ def first_moment_variance(
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       theorem 5.3, eq. (17), "Variance"; its proof for the factor 1 − β₁²ᵗ.
     """
-    checks.check_unit_interval("b1", b1)
-    checks.check_non_negative("gradient_variance", gradient_variance)
-    reached = 1.0 if step is None else 1 - b1 ** (2 * _check_step(step))
+    checks.rate(b1=b1)
+    checks.non_negative(gradient_variance=gradient_variance)
+    if step is None:
+        reached = 1.0
+    else:
+        checks.count(step=step)
+        reached = 1 - b1 ** (2 * step)
     return (1 - b1) / (1 + b1) * reached * gradient_variance
 
 
@@ -177,10 +179,10 @@ def first_moment_squared_bias(
       The bound, in units of the squared gradient.
 
     Raises:
-      TypeError, ValueError: If an argument has the wrong type or is out of range.
+      ValueError: If an argument is out of range.
 
     Examples:
-      >>> from examples.research.paper import theory
+      >>> from paper import theory
       >>> theory.first_moment_squared_bias(
       ...     b1=0.5,
       ...     b2=0.75,
@@ -197,23 +199,18 @@ def first_moment_squared_bias(
       theorem 5.3, eq. (17), "Squared Bias".
     """
     behind = _lag(b1, b2, learning_rate, smoothness, dimension)
-    checks.check_non_negative("squared_gradient", squared_gradient)
-    return (1 + b1) * behind + b1 ** _check_step(step) * squared_gradient
+    checks.non_negative(squared_gradient=squared_gradient)
+    checks.count(step=step)
+    return (1 + b1) * behind + b1**step * squared_gradient
 
 
 def _lag(b1: Any, b2: Any, learning_rate: Any, smoothness: Any, dimension: Any) -> Any:
     """β₁ L² η² d / ((1 − β₁)² (1 − β₂)), common to all bounds on the bias."""
-    checks.check_unit_interval("b1", b1)
-    checks.check_unit_interval("b2", b2)
-    checks.check_non_negative("learning_rate", learning_rate)
-    checks.check_non_negative("smoothness", smoothness)
-    checks.check_int_at_least("dimension", dimension, 1)
+    checks.rate(b1=b1, b2=b2)
+    checks.non_negative(learning_rate=learning_rate, smoothness=smoothness)
+    checks.count(dimension=dimension)
     moved = smoothness**2 * learning_rate**2 * dimension
     return b1 * moved / ((1 - b1) ** 2 * (1 - b2))
-
-
-def _check_step(step: Any) -> int:
-    return checks.check_int_at_least("step", step, 1)
 
 
 def second_moment_bound_radazo(
@@ -249,10 +246,10 @@ def second_moment_bound_radazo(
       The bound, in units of the squared gradient.
 
     Raises:
-      TypeError, ValueError: If an argument has the wrong type or is out of range.
+      ValueError: If an argument is out of range.
 
     Examples:
-      >>> from examples.research.paper import theory
+      >>> from paper import theory
       >>> theory.second_moment_bound_radazo(
       ...     b1=0.5,
       ...     b2=0.75,
@@ -272,7 +269,7 @@ def second_moment_bound_radazo(
     """
     behind = _lag(b1, b2, learning_rate, smoothness, dimension)
     rest = _common(b1, b2, step, average_squared_gradient, initial_accumulator_value)
-    checks.check_non_negative("gradient_variance", gradient_variance)
+    checks.non_negative(gradient_variance=gradient_variance)
     return (1 - b1) * gradient_variance + (1 + b1) ** 2 * behind + rest
 
 
@@ -305,10 +302,10 @@ def second_moment_bound_zo_adamm(
       The bound, in units of the squared gradient.
 
     Raises:
-      TypeError, ValueError: If an argument has the wrong type or is out of range.
+      ValueError: If an argument is out of range.
 
     Examples:
-      >>> from examples.research.paper import theory
+      >>> from paper import theory
       >>> theory.second_moment_bound_zo_adamm(
       ...     b1=0.5,
       ...     b2=0.75,
@@ -324,7 +321,7 @@ def second_moment_bound_zo_adamm(
       corollary 5.5, eq. (20).
     """
     rest = _common(b1, b2, step, average_squared_gradient, initial_accumulator_value)
-    checks.check_non_negative("gradient_variance", gradient_variance)
+    checks.non_negative(gradient_variance=gradient_variance)
     return (1 + b1) * gradient_variance + rest
 
 
@@ -355,10 +352,10 @@ def convergence_constant_radazo(
       V, not its square, in units of the gradient.
 
     Raises:
-      TypeError, ValueError: If an argument has the wrong type or is out of range.
+      ValueError: If an argument is out of range.
 
     Examples:
-      >>> from examples.research.paper import theory
+      >>> from paper import theory
       >>> theory.convergence_constant_radazo(
       ...     b1=0.5,
       ...     b2=0.75,
@@ -375,8 +372,7 @@ def convergence_constant_radazo(
       eq. (22) and theorem 5.9.
     """
     behind = _lag(b1, b2, learning_rate, smoothness, dimension)
-    checks.check_non_negative("gradient_variance", gradient_variance)
-    checks.check_non_negative("initial_norm", initial_norm)
+    checks.non_negative(gradient_variance=gradient_variance, initial_norm=initial_norm)
     square = initial_norm + (1 - b1) * gradient_variance + (1 + b1) ** 2 * behind
     return math.sqrt(square)
 
@@ -397,10 +393,10 @@ def convergence_constant_zo_adamm(
       V̂, not its square, in units of the gradient.
 
     Raises:
-      TypeError, ValueError: If an argument has the wrong type or is out of range.
+      ValueError: If an argument is out of range.
 
     Examples:
-      >>> from examples.research.paper import theory
+      >>> from paper import theory
       >>> theory.convergence_constant_zo_adamm(
       ...     b1=0.5, gradient_variance=8.0, initial_norm=4.0
       ... )
@@ -410,9 +406,8 @@ def convergence_constant_zo_adamm(
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       theorem 5.10.
     """
-    checks.check_unit_interval("b1", b1)
-    checks.check_non_negative("gradient_variance", gradient_variance)
-    checks.check_non_negative("initial_norm", initial_norm)
+    checks.rate(b1=b1)
+    checks.non_negative(gradient_variance=gradient_variance, initial_norm=initial_norm)
     return math.sqrt(initial_norm + (1 + b1) * gradient_variance)
 
 
@@ -430,10 +425,10 @@ def predicted_speedup(b1: float) -> float:
       The ratio.
 
     Raises:
-      TypeError, ValueError: If `b1` is not in [0, 1).
+      ValueError: If `b1` is not in [0, 1).
 
     Examples:
-      >>> from examples.research.paper import theory
+      >>> from paper import theory
       >>> round(theory.predicted_speedup(0.9), 3)
       2.088
 
@@ -458,10 +453,10 @@ def step_ratio(b1: float) -> float:
       The ratio.
 
     Raises:
-      TypeError, ValueError: If `b1` is not in [0, 1).
+      ValueError: If `b1` is not in [0, 1).
 
     Examples:
-      >>> from examples.research.paper import theory
+      >>> from paper import theory
       >>> round(theory.step_ratio(0.9), 3)
       4.359
 
@@ -469,15 +464,17 @@ def step_ratio(b1: float) -> float:
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       eqs. (17), (19) and (20): the factors of Σ².
     """
-    checks.check_unit_interval("b1", b1)
+    checks.rate(b1=b1)
     return math.sqrt((1 + b1) / (1 - b1))
 
 
 def _common(b1: Any, b2: Any, step: Any, squared: Any, initial: Any) -> Any:
     """The common terms of the bounds of both methods on E[v]."""
-    checks.check_unit_interval("b1", b1)
-    checks.check_positive("b1", b1)
-    checks.check_unit_interval("b2", b2)
-    checks.check_non_negative("average_squared_gradient", squared)
-    checks.check_non_negative("initial_accumulator_value", initial)
-    return b2 ** _check_step(step) * initial + (1 + b1) ** 2 / b1 * squared
+    checks.rate(b1=b1)
+    checks.positive(b1=b1)
+    checks.rate(b2=b2)
+    checks.non_negative(
+        average_squared_gradient=squared, initial_accumulator_value=initial
+    )
+    checks.count(step=step)
+    return b2**step * initial + (1 + b1) ** 2 / b1 * squared

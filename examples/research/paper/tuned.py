@@ -1,6 +1,6 @@
 """All methods, each at its best learning rate (not in the paper).
 
-    python examples/research/paper/tuned.py
+    python -m paper.tuned
 
 The paper compares at equal η. Here every method gets the η, of a grid of eleven, at
 which it needs the fewest evaluations, and R-AdaZO and ZO-AdaMM get two β₁ as well.
@@ -16,7 +16,7 @@ minibatches.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -27,11 +27,11 @@ import optax
 from sklearn.datasets import load_digits
 
 import radazo_jax as zo
-from examples.common import figures
-from examples.common.record import array
-from examples.common.tables import Table
-from examples.research.paper import common, functions, theory
-from examples.research.paper.common import COLORS, METHODS
+from common import figures
+from common.record import array
+from common.tables import Table
+from paper import common, functions, theory
+from paper.common import COLORS, METHODS
 
 DIMENSION = 1000
 NUM_DIRECTIONS = 10  # K
@@ -307,14 +307,13 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     return figure
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = common.parser(__doc__, steps=1000, seeds=5, fast=(15, 2))
-    args = common.parse(parser, argv)
-    found, every = {}, problems(100 if args.fast else DIMENSION)
-    for name in ("Quadratic", "Ill-conditioned", "Digits") if args.fast else every:
+@common.experiment(__doc__, steps=1000, seeds=5, fast=(15, 2))
+def main(size: common.Size) -> None:
+    found, every = {}, problems(100 if size.fast else DIMENSION)
+    for name in ("Quadratic", "Ill-conditioned", "Digits") if size.fast else every:
         problem = every[name]
-        steps = max(1, args.steps * problem.steps // 1000)
-        reached, first = sweep(name, problem, steps, args.seeds)
+        steps = max(1, size.steps * problem.steps // 1000)
+        reached, first = sweep(name, problem, steps, size.seeds)
         params = problem.init(jax.random.key(0))
         found[name] = {
             "dimension": sum(leaf.size for leaf in jax.tree.leaves(params)),
@@ -335,11 +334,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             "smoothing": SMOOTHING,
             "b2": 0.99,
             "batch_size": BATCH_SIZE,
-            "seeds": args.seeds,
+            "seeds": size.seeds,
         },
         "problems": found,
     }
-    common.finish(args.output / "tuned", content, tables, plot)
+    common.finish(size.output / "tuned", content, tables, plot)
 
 
 if __name__ == "__main__":

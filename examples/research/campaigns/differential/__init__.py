@@ -1,0 +1,4 @@
+"""Models of other libraries: means of estimates against `jax.grad`.
+
+`python -m campaigns.differential` compares each distribution with each model.
+"""

@@ -1,0 +1,144 @@
+"""Records: what was measured, as JSON, with all that a table must say about it."""
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+import jax
+import numpy as np
+
+import radazo_jax as zo
+
+# Distributions by their modules; a record has the versions of those that were imported.
+_NAMED = (
+    *("jax", "jaxlib", "libtpu", "optax", "flax", "numpy", "scipy", "cma", "nevergrad"),
+    *("sif2jax", "evosax", "optiprofiler", "nlopt"),
+)
+PACKAGES = {name: name for name in _NAMED} | {
+    "sklearn": "scikit-learn",
+    "cocoex": "coco-experiment",
+}
+_BEGIN = time.perf_counter()
+
+
+def record(rows: Iterable[dict[str, Any]] | None = None) -> dict[str, Any]:
+    """The provenance of a file, and its rows if it has any."""
+    versions = {"python": platform.python_version()}
+    for module, package in PACKAGES.items():
+        if module in sys.modules:
+            versions[package] = importlib.metadata.version(package)
+    device, module = jax.devices()[0], sys.modules["__main__"].__spec__
+    # A package is run by its name, and a test by none.
+    name = module.name.removesuffix(".__main__") if module else sys.argv[0]
+    content = {
+        "command": f"python -m {name} {shlex.join(sys.argv[1:])}".rstrip(),
+        "date": datetime.date.today().isoformat(),
+        "device": f"{device.platform} ({device.device_kind})",
+        "cpu_count": os.cpu_count(),
+        "versions": versions | {"radazo_jax": zo.__version__},
+        "seconds": round(time.perf_counter() - _BEGIN),
+    }
+    return content if rows is None else content | {"rows": list(rows)}
+
+
+def described(content: dict[str, Any]) -> str:
+    """The record's command, date, versions, device and time, for a page."""
+    versions = ", ".join(f"{name} {v}" for name, v in content["versions"].items())
+    cores = f", {content['cpu_count']} cores" if "cpu_count" in content else ""
+    minutes = f"; {content['seconds'] / 60:.1f} minutes" if "seconds" in content else ""
+    return (
+        f"`{content['command']}`, {content['date']}; {versions}; "
+        f"{content['device']}{cores}{minutes}"
+    )
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Writes JSON, with the innermost lists on one line each."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+    text = re.sub(
+        r"\[[^\[\]{}]*\]", lambda match: re.sub(r"\s*\n\s*", " ", match[0]), text
+    )
+    path.write_text(text.replace("[ ", "[").replace(" ]", "]") + "\n", encoding="utf-8")
+
+
+def read(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise click.ClickException(f"{path} must be a record: {error}") from None
+
+
+def collect(
+    output: Path | None,
+    resume: bool,
+    cases: Iterable[tuple[dict[str, Any], Callable[[], dict[str, Any]]]],
+    derived: Callable[[list[dict[str, Any]]], list[dict[str, Any]]],
+    **about: Any,
+) -> list[dict[str, Any]]:
+    """Measures one case after another, and writes a record after each.
+
+    Args:
+      output: The file to write.
+      resume: Whether to take the rows that are there.
+      cases: Pairs of a row's identity and a function that measures the rest of it.
+      derived: Makes the record's rows from the rows measured so far.
+      about: Other contents of the record.
+
+    Returns:
+      The record's rows.
+    """
+    cases = list(cases)
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    before, versions = 0, {}
+    if resume and output is not None and output.exists():
+        names, found = tuple(cases[0][0]), read(output)
+        rows = {tuple(map(r.get, names)): r for r in found["rows"]}
+        before, versions = found.get("seconds", 0), found["versions"]
+    for case, measure in cases:
+        key, start = tuple(case.values()), time.perf_counter()
+        if key not in rows:
+            rows[key] = case | measure()
+            rows[key]["compile_s"] = round(time.perf_counter() - start, 3)
+        print(*rows[key].values(), flush=True)
+        keys = [tuple(other.values()) for other, _ in cases]
+        made = derived([rows[key] for key in keys if key in rows])
+        if output is not None:
+            content = record(made) | about
+            # The time of all rows, with the rows of previous runs.
+            content["seconds"] += before
+            content["versions"] = versions | content["versions"]
+            write(output, content)
+    return made
+
+
+def numbers(values: Any) -> Any:
+    """Arrays as nested lists of five significant digits; what is not finite, as None.
+
+    JSON has no infinity, and a run that diverged is shown as a gap.
+    """
+    if isinstance(values, dict):
+        return {name: numbers(value) for name, value in values.items()}
+    if isinstance(values, (list, tuple, np.ndarray, jax.Array)):
+        return [numbers(value) for value in values]
+    if isinstance(values, (str, bool)) or values is None:
+        return values
+    if isinstance(values, (int, np.integer)):
+        return int(values)
+    return float(f"{float(values):.5g}") if np.isfinite(values) else None
+
+
+def array(values: Any) -> np.ndarray:
+    """Nested lists out of a JSON file as an array; None is infinite."""
+    result = np.asarray(values, dtype=object)
+    return np.where(np.equal(result, None), np.inf, result).astype(np.float64)

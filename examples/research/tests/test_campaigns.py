@@ -1,0 +1,58 @@
+"""Each campaign runs; the commands on the records do more."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from common import RESEARCH
+
+needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+
+
+def campaign(name, *options):
+    """What a campaign prints, to stdout and to stderr."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"campaigns.{name}", *options],
+        cwd=RESEARCH,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout, done.stderr
+
+
+def test_a_long_run_ends_at_its_last_step():
+    told, _ = campaign("long_run", "--steps", "1000", "--journal-steps", "100")
+    *parts, journal = told.splitlines()
+    assert len(parts) == 10 and f"'step': {2**31 - 1}," in parts[-1]
+    assert "'equal': True" in journal
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["100000", "101000"])
+def test_random_programs_are_perturbed_right(first):
+    _, progress = campaign("fuzz", "--programs", "1000", "--seed", first)
+    assert "1000 programs" in progress
+
+
+@pytest.mark.slow
+def test_a_killed_run_ends_as_another():
+    told, _ = campaign("killed_runs", "--kills", "5")
+    assert told == "after 5 of 5 kills, all 200 steps equal: True\n"
+
+
+@needs_cc
+@pytest.mark.slow
+def test_disturbed_runs_continue_or_say_why_not():
+    options = ["--kills", "3", "--moments", "1", "--full", "3", "--seed", "1"]
+    told, _ = campaign("faults", *options)
+    assert told.count("'then': ") == 7
+
+
+@needs_cc
+@pytest.mark.slow
+def test_runs_continue_from_copies_of_checkpoints():
+    told, _ = campaign("faults.snapshots", "--copies", "4")
+    assert "'tried': 4," in told and "'failed': 0" in told

@@ -1,0 +1,427 @@
+"""The statements of docs/research/paper.md against the files of the full runs.
+
+The scripts' own readers are used for the files, and no number below was measured: they
+are the paper's claims, the theory's predictions, and the margins that the page states.
+"""
+
+import functools
+import re
+
+import numpy as np
+import pytest
+
+from common import RECORDS, record
+from common.record import array
+from paper import (
+    common,
+    moments,
+    parameter_free,
+    synthetic,
+    theory,
+    tuned,
+)
+
+_EVIDENCE = RECORDS / "evidence"
+_NAMES = ("synthetic", "synthetic_long", "moments", "attack", "tuned")
+_PARAMETER_FREE = ("parameter_free", "parameter_free_long", "parameter_free_digits")
+_METHODS = {"R-AdaZO", "ZO-AdaMM", "ZO-RMSProp", "ZO-SGD", "ZO-signSGD"}
+_FUNCTIONS = ("Quadratic", "Cubic", "Levy", "Rosenbrock")
+
+
+@functools.cache
+def read(name):
+    return record.read(_EVIDENCE / f"{name}.json")
+
+
+@pytest.mark.parametrize("name", (*_NAMES, *_PARAMETER_FREE))
+def test_file_says_how_it_came_about(name):
+    content = read(name)
+    script = name.removesuffix("_long").removesuffix("_digits")
+    assert content["command"].startswith(f"python -m paper.{script} ")
+    assert "--fast" not in content["command"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", content["date"])
+    assert {"python", "jax", "jaxlib", "optax", "radazo_jax"} <= set(
+        content["versions"]
+    )
+    assert content["settings"]["seeds"] >= 5
+
+
+# Synthetic functions: the paper's settings, and its figure.
+def test_synthetic_settings_are_the_appendix():
+    settings = read("synthetic")["settings"]
+    assert settings["dimension"] == 10_000
+    assert settings["num_directions"] == 10
+    assert settings["learning_rate"] == 1e-3
+    assert settings["smoothing"] == 5e-3
+    assert (settings["b1"], settings["b2"]) == (0.9, 0.99)
+    assert tuple(read("synthetic")["gaps"]) == _FUNCTIONS
+    for gaps in read("synthetic")["gaps"].values():
+        assert set(gaps) > _METHODS
+
+
+@pytest.fixture(scope="module")
+def curves():
+    """Gaps [seeds, points] of a method on a function."""
+    gaps = read("synthetic")["gaps"]
+    return lambda function, method: array(gaps[function][method])
+
+
+@pytest.mark.parametrize("function", _FUNCTIONS)
+def test_radazo_matches_zo_adamm_in_a_third_of_the_iterations(function):
+    """This holds on every seed."""
+    reached, total = synthetic.iterations_to_match(
+        read("synthetic"), function, "R-AdaZO"
+    )
+    assert (reached <= total / 3).all()
+
+
+@pytest.mark.parametrize("function", _FUNCTIONS)
+def test_zo_adamm_and_zo_rmsprop_overlap(function, curves):
+    ratio = curves(function, "ZO-AdaMM") / curves(function, "ZO-RMSProp")
+    assert abs(np.log(ratio)).max() < 0.02
+
+
+@pytest.mark.parametrize("function", _FUNCTIONS)
+def test_radazo_ends_below_the_other_adaptive_methods(function, curves):
+    for method in ("ZO-AdaMM", "ZO-RMSProp", "ZO-signSGD"):
+        ours, other = curves(function, "R-AdaZO"), curves(function, method)
+        assert (ours[:, -1] < other[:, -1]).all()
+
+
+@pytest.mark.parametrize("function", _FUNCTIONS)
+def test_zo_adamm_with_steps_as_long_is_as_fast(function, curves):
+    """Not in the paper: it comes to the same gap within 10 % of the iterations."""
+    stretched = common.STRETCHED
+    match = functools.partial(
+        synthetic.iterations_to_match, read("synthetic"), function
+    )
+    ours, other = match("R-AdaZO")[0], match(stretched)[0]
+    np.testing.assert_allclose(other, ours, rtol=0.1)
+    # Its whole curve is nearer to R-AdaZO's curve than to ZO-AdaMM's.
+    log = {m: np.log(curves(function, m)) for m in ("R-AdaZO", "ZO-AdaMM", stretched)}
+    middle = slice(20, None)
+    to_ours = abs(log[stretched] - log["R-AdaZO"])[:, middle]
+    to_own = abs(log[stretched] - log["ZO-AdaMM"])[:, middle]
+    assert (to_ours < 0.25 * to_own).all()
+
+
+def test_zo_sgd_is_as_the_page_says(curves):
+    """Best on Quadratic, fast on Levy, divergent on the other two."""
+    for function in ("Cubic", "Rosenbrock"):
+        values = curves(function, "ZO-SGD")
+        assert (values[:, -1] > 10 * values[:, 0]).all()
+    sgd, ours = curves("Quadratic", "ZO-SGD"), curves("Quadratic", "R-AdaZO")
+    assert (sgd[:, -1] < 0.1 * ours[:, -1]).all()
+
+
+def test_at_equal_rates_the_floor_of_radazo_is_higher():
+    """In the long run ZO-AdaMM is better, by (1 + β₁)/(1 − β₁) in the limit."""
+    gaps = read("synthetic_long")["gaps"]["Quadratic"]
+    last = slice(-20, None)
+    ours, other, stretched = (
+        array(gaps[m])[:, last].mean(axis=1)
+        for m in ("R-AdaZO", "ZO-AdaMM", common.STRETCHED)
+    )
+    predicted = theory.step_ratio(0.9) ** 2
+    np.testing.assert_allclose(ours / other, predicted, rtol=0.2)
+    np.testing.assert_allclose(ours / stretched, 1, atol=0.1)
+
+
+# Moments.
+@pytest.fixture(scope="module")
+def average():
+    """A measure averaged over the run, [betas, seeds]."""
+    return functools.partial(moments.averages, read("moments"))
+
+
+def test_betas_are_those_of_the_figure():
+    assert read("moments")["betas"] == [0.5, 0.7, 0.9, 0.95, 0.99]
+
+
+def test_first_moment_is_better_aligned_than_the_estimate(average):
+    assert (average("cosine_m") > average("cosine_g")).all()
+
+
+def test_alignment_grows_with_b1_and_falls_for_the_largest(average):
+    cosines = average("cosine_m")
+    assert (np.diff(cosines[:4], axis=0) > 0).all()
+    assert (cosines[4] < cosines[3]).all()
+
+
+def test_alignment_grows_by_the_predicted_factor_while_the_gradient_is_steady(average):
+    """√((1 + β₁)/(1 − β₁)), at β₁ = 0.5 and 0.7, whose averages are short."""
+    factors = average("cosine_m") / average("cosine_g")
+    for i, b1 in enumerate((0.5, 0.7)):
+        np.testing.assert_allclose(factors[i], theory.step_ratio(b1), rtol=0.06)
+
+
+def test_second_moment_of_radazo_has_the_smaller_error(average):
+    assert (average("error_ours") < average("error_ori")).all()
+
+
+def test_error_of_the_second_moment_falls_with_b1(average):
+    assert (np.diff(average("error_ours"), axis=0) < 0).all()
+
+
+def test_shape_of_the_second_moment_is_no_better(average):
+    """A v that is equal in all coordinates is as near to the true v."""
+    assert (average("cosine_v_ours") < average("cosine_v_ori")).all()
+    assert (average("cosine_v_ori") < average("cosine_v_flat")).all()
+
+
+def test_update_is_no_better_aligned(average):
+    ours, other = average("cosine_update_ours"), average("cosine_update_ori")
+    assert (ours[:4] < other[:4]).all()
+
+
+def test_first_step_is_ten_times_the_learning_rate():
+    steps = read("moments")["first_steps"]
+    lengths, times = steps["lengths"], steps["times"]
+    first, last = times.index(1), times.index(1000)
+    assert lengths["R-AdaZO"][first] == pytest.approx(10, rel=0.02)
+    for name in ("R-AdaZO, bias_correction", "ZO-AdaMM"):
+        assert lengths[name][first] == pytest.approx(1, rel=0.02)
+    ratio = lengths["R-AdaZO"][last] / lengths["ZO-AdaMM"][last]
+    assert ratio == pytest.approx(theory.step_ratio(0.9), rel=0.05)
+
+
+# The attack.
+@pytest.fixture(scope="module")
+def iterations():
+    """Iterations [images, seeds] of a method in a setting, inf without success."""
+    return lambda setting, method: array(read("attack")["iterations"][setting][method])
+
+
+def test_attack_settings_are_the_appendix():
+    settings = read("attack")["settings"]
+    assert settings["num_directions"] == 2
+    assert settings["learning_rate"] == 1e-2
+    assert settings["smoothing"] == 5e-3
+    assert settings["box"] == 0.2
+    images = read("attack")["images"]
+    assert len(images) >= 5
+    for image in images:
+        assert image["target"] == (image["label"] + 1) % 10
+
+
+def test_radazo_attacks_in_far_fewer_iterations(iterations):
+    """It needs 2.5 times fewer on every image on which both methods succeed."""
+    ours, other = iterations("mapped", "R-AdaZO"), iterations("mapped", "ZO-AdaMM")
+    both = np.isfinite(ours).all(axis=1) & np.isfinite(other).all(axis=1)
+    assert both.any()
+    assert (other[both].mean(axis=1) >= 2.5 * ours[both].mean(axis=1)).all()
+
+
+def test_radazo_succeeds_on_all_and_the_network_is_fooled(iterations):
+    assert np.isfinite(iterations("mapped", "R-AdaZO")).all()
+    for image in read("attack")["images"]:
+        assert image["seen_after"] == image["target"]
+
+
+def test_zo_adamm_and_zo_rmsprop_attack_alike(iterations):
+    one, two = iterations("mapped", "ZO-AdaMM"), iterations("mapped", "ZO-RMSProp")
+    both = np.isfinite(one) & np.isfinite(two)
+    assert one[both].mean() == pytest.approx(two[both].mean(), rel=0.1)
+
+
+def test_zo_adamm_with_steps_as_long_attacks_as_fast(iterations):
+    """Not in the paper."""
+    one = iterations("mapped", "R-AdaZO")
+    two = iterations("mapped", common.STRETCHED)
+    assert np.isfinite(two).all()
+    assert two.mean() == pytest.approx(one.mean(), rel=0.15)
+
+
+def test_without_the_mapping_the_longer_steps_fail_more_often(iterations):
+    """Not in the paper."""
+    ours, other = (
+        np.isfinite(iterations("unmapped", method)).sum()
+        for method in ("R-AdaZO", "ZO-AdaMM")
+    )
+    assert ours < other
+
+
+# Every method at its best learning rate.
+@pytest.fixture(scope="module")
+def rivals():
+    """(problem, target, b1) -> R-AdaZO's best and ZO-AdaMM's."""
+    best, problems = tuned.best, read("tuned")["problems"]
+    return {
+        (name, i, b1): tuple(
+            best(problem, f"{method}, β₁={b1}", i) for method in ("R-AdaZO", "ZO-AdaMM")
+        )
+        for name, problem in problems.items()
+        for i in (0, 1)
+        for b1 in (0.9, 0.99)
+    }
+
+
+def test_tuned_covers_what_it_should():
+    problems = read("tuned")["problems"]
+    assert set(problems) == {*_FUNCTIONS, "Ill-conditioned", "Digits"}
+    for problem in problems.values():
+        names = set(problem["runs"])
+        assert {name.partition(",")[0] for name in names} == _METHODS
+        for method in ("R-AdaZO", "ZO-AdaMM"):
+            assert {f"{method}, β₁=0.9", f"{method}, β₁=0.99"} <= names
+        for run in problem["runs"].values():
+            assert len(run["learning_rates"]) >= 7
+
+
+def test_best_learning_rates_lie_inside_their_grids():
+    for problem in read("tuned")["problems"].values():
+        for config, run in problem["runs"].items():
+            for i in (0, 1):
+                found = tuned.best(problem, config, i)
+                if np.isfinite(found.evaluations).all():
+                    rates = run["learning_rates"]
+                    assert rates[0] < found.rate < rates[-1]
+
+
+def test_tuned_neither_method_has_an_advantage_to_speak_of(rivals):
+    """At β₁ = 0.9 ZO-AdaMM needs 0 to 14 % fewer evaluations; in one row 23 %."""
+    ratios = sorted(
+        other.evaluations.mean() / ours.evaluations.mean()
+        for (_, _, b1), (ours, other) in rivals.items()
+        if b1 == 0.9
+    )
+    assert len(ratios) == 12 and 0.765 < ratios[0] < 0.775
+    assert ratios[1] > 0.86 and ratios[-1] <= 1
+
+
+def test_tuned_zo_adamm_is_the_better_on_the_ill_conditioned_quadratic(rivals):
+    for i in (0, 1):
+        ours, other = rivals["Ill-conditioned", i, 0.9]
+        assert other.evaluations.mean() < ours.evaluations.mean()
+
+
+def test_best_rates_differ_by_the_predicted_factor(rivals):
+    """They agree within a factor of 2, a step of the grid, and mostly exactly."""
+    for (_, _, b1), (ours, other) in rivals.items():
+        ratio = other.rate / ours.rate
+        predicted = theory.step_ratio(b1)
+        assert 1 / 2.1 < ratio / predicted < 2.1
+
+
+def test_the_best_rate_of_radazo_depends_on_b1_and_that_of_zo_adamm_does_not(rivals):
+    for (name, i, b1), (ours, other) in rivals.items():
+        if b1 == 0.9:
+            ours_slow, other_slow = rivals[name, i, 0.99]
+            assert ours.rate >= 1.9 * ours_slow.rate
+            assert 0.45 < other.rate / other_slow.rate < 2.1
+
+
+def test_tuned_zo_adamm_is_more_often_ahead(rivals):
+    ahead = [
+        other.evaluations.mean() < ours.evaluations.mean()
+        for (_, _, b1), (ours, other) in rivals.items()
+        if b1 == 0.9
+    ]
+    assert np.mean(ahead) > 0.5
+
+
+def test_tuned_zo_rmsprop_is_within_a_quarter_of_zo_adamm(rivals):
+    """The first moment helps little."""
+    problems = read("tuned")["problems"]
+    for (name, i, b1), (_, other) in rivals.items():
+        if b1 == 0.9:
+            found = tuned.best(problems[name], "ZO-RMSProp", i)
+            assert found.evaluations.mean() < 1.25 * other.evaluations.mean()
+
+
+def test_tuned_a_larger_b1_gains_next_to_nothing(rivals):
+    """Exceptions are the second target of Levy and, for R-AdaZO, of the digits."""
+    for (name, i, b1), methods in rivals.items():
+        if b1 == 0.9 and (name, i) != ("Levy", 1):
+            slow_methods = rivals[name, i, 0.99]
+            for which, (found, slow) in enumerate(
+                zip(methods, slow_methods, strict=True)
+            ):
+                means = found.evaluations.mean(), slow.evaluations.mean()
+                if (name, i, which) == ("Digits", 1, 0):
+                    spread = found.evaluations.std() + slow.evaluations.std()
+                    assert 0 < means[0] - means[1] < spread
+                else:
+                    assert means[1] > 0.98 * means[0]
+
+
+def test_tuned_good_rates_are_as_many_for_both_methods(rivals):
+    """Two to four rates of a grid of factors of two are good, by target."""
+    for (name, i, b1), (ours, other) in rivals.items():
+        if b1 == 0.9 and i == 0:
+            assert {len(ours.near), len(other.near)} <= {2, 3, 4}
+        elif b1 == 0.9:
+            assert len(other.near) == 2
+            assert len(ours.near) == (3 if name == "Levy" else 2)
+
+
+def test_tuned_zo_sgd_is_often_the_best():
+    best, wins = tuned.best, []
+    for problem in read("tuned")["problems"].values():
+        for i in (0, 1):
+            means = {c: best(problem, c, i).evaluations.mean() for c in problem["runs"]}
+            wins.append(min(means, key=means.get) == "ZO-SGD")
+    assert np.mean(wins) >= 0.5
+
+
+# Nothing to tune: evaluations of the prototype that the distribution and the step come
+# from, at d = 1000, and iterations that were asked for at d = 10⁴.
+_PROTOTYPE = {
+    "Quadratic": (1039, 1787),
+    "Cubic": (1024, 1919),
+    "Levy": (1009, 6924),
+    "Rosenbrock": (1574, 3316),
+    "Ill-conditioned": (1222, 9281),
+}
+
+
+@pytest.mark.parametrize("method", ["SGD, orthonormal", "SGD, accelerated"])
+@pytest.mark.parametrize("problem", _PROTOTYPE)
+def test_parameter_free_is_within_a_tenth_of_the_prototype(problem, method):
+    run = read("parameter_free")["problems"][problem]["runs"][method]
+    counts = array(run["evaluations"]).mean(axis=0)
+    assert (counts <= 1.1 * np.array(_PROTOTYPE[problem])).all()
+
+
+@pytest.mark.parametrize("problem", _PROTOTYPE)
+def test_parameter_free_orthonormal_needs_at_most_three_quarters(problem):
+    content = read("parameter_free")["problems"][problem]
+    counts = array(content["runs"]["SGD, orthonormal"]["evaluations"]).mean(axis=0)
+    best = [
+        tuned.best(read("tuned")["problems"][problem], "ZO-AdaMM, β₁=0.9", i)
+        for i in range(2)
+    ]
+    expected = np.array([one.evaluations.mean() for one in best])
+    # The record has five digits.
+    np.testing.assert_allclose(content["tuned"], expected, rtol=1e-4)
+    assert (counts <= 0.75 * expected).all()
+
+
+@pytest.mark.parametrize(
+    ("function", "iterations"),
+    [("Quadratic", 2500), ("Cubic", 2500), ("Levy", 5000), ("Rosenbrock", 4500)],
+)
+def test_parameter_free_is_where_the_paper_is_after_10000(function, iterations):
+    found = read("parameter_free_long")["long"][function]
+    expected = array(read("synthetic")["gaps"][function]["R-AdaZO"])[:, -1]
+    np.testing.assert_array_equal(found["target"], expected)
+    for run in found["runs"].values():
+        assert (array(run["iterations"]) <= iterations).all()
+    assert parameter_free.LONG[function] == iterations
+
+
+def test_replayed_moments_end_where_stored_ones_do():
+    """Each at its best rate inside of a grid, within the deviation of stored ones."""
+    rows = [row for row in read("replayed")["rows"] if "losses" in row]
+    pairs = {(row["problem"], row["distribution"]): {} for row in rows}
+    for row in rows:
+        losses = array(row["losses"])
+        at = np.argmin(losses.mean(axis=1))
+        best = losses[at]
+        assert 0 < at < len(losses) - 1
+        pairs[row["problem"], row["distribution"]][row["moments"]] = best
+    assert {(name, "low_rank") for name in ("digits", "language")} <= pairs.keys()
+    for pair in pairs.values():
+        stored, replayed = pair["stored"], pair["replayed"]
+        assert len(stored) >= 5
+        assert abs(stored.mean() - replayed.mean()) < stored.std(ddof=1)

@@ -1,0 +1,170 @@
+"""The paper's experiments run, and say in one line what is wrong."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from common import RESEARCH
+from paper import (
+    attack,
+    digits,
+    moments,
+    network,
+    parameter_free,
+    synthetic,
+    tuned,
+)
+
+_SCRIPTS = (synthetic, digits, moments, attack, tuned, parameter_free)
+
+
+def _run(script, *arguments):
+    # Small runs are nearly all compilation: the compiler need not try hard.
+    environment = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    command = [sys.executable, "-W", "error", "-m", f"paper.{script}", *arguments]
+    return subprocess.run(
+        [str(part) for part in command],
+        cwd=RESEARCH,
+        env=os.environ | environment,
+        capture_output=True,
+        encoding="utf-8",
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "synthetic",
+        pytest.param("digits", marks=pytest.mark.slow),
+        pytest.param("moments", marks=pytest.mark.slow),
+        pytest.param("attack", marks=pytest.mark.slow),
+        pytest.param("tuned", marks=pytest.mark.slow),
+        pytest.param("parameter_free", marks=pytest.mark.slow),
+    ],
+)
+def test_fast_run(name, tmp_path):
+    """A script has one test, because each property would need another run."""
+    output = tmp_path / "made"
+    some = ("--functions", "Cubic") if name == "synthetic" else ()
+    done = _run(name, "--fast", "--output", output, *some)
+    assert done.returncode == 0, done.stderr
+
+    assert f"Wrote {output / name}.json and {output / name}.png" in done.stdout
+    assert re.search(r"^-+(  -+)+$", done.stdout, re.MULTILINE)  # A table.
+    assert "100%" in done.stderr  # A progress bar.
+
+    content = json.loads((output / f"{name}.json").read_text(encoding="utf-8"))
+    assert f"python -m paper.{name} --fast --output {output}" in content["command"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", content["date"])
+    assert {"python", "jax", "optax", "radazo_jax"} <= set(content["versions"])
+    assert content["settings"]["seeds"] == 2
+
+    image = (output / f"{name}.png").read_bytes()
+    assert image.startswith(b"\x89PNG\r\n\x1a\n")
+    assert int.from_bytes(image[16:20], "big") >= 200
+
+    if name == "digits":
+        runs, evaluations = content["runs"], content["evaluations"]
+        assert evaluations == [0, 60 * 11, 120 * 11]  # K + 1 with K = 10.
+        assert len(runs) == 5
+        # Guessing costs log(10) = 2.3, and the start is about as good as guessing.
+        for run in runs.values():
+            assert all(0 < losses[-1] < 2.6 for losses in run["losses"])
+        assert all(losses[-1] < 1.5 for losses in runs["R-AdaZO"]["losses"])
+        assert min(runs["R-AdaZO"]["accuracies"]) > 0.5
+        assert "chosen for R-AdaZO" in done.stdout
+    if name == "synthetic":
+        for gaps in content["gaps"].values():
+            starts = {tuple(curve[0] for curve in seeds) for seeds in gaps.values()}
+            assert len(starts) == 1  # All methods start alike.
+            for method in ("R-AdaZO", "ZO-AdaMM", "ZO-RMSProp"):
+                assert all(curve[-1] < curve[0] for curve in gaps[method])
+
+
+@pytest.mark.parametrize("script", _SCRIPTS, ids=lambda script: script.__name__)
+@pytest.mark.parametrize("value", ["0", "-3", "two"])
+def test_counts_below_one_are_refused(script, value):
+    """In this process: the command line refuses, before anything is compiled."""
+    for option in ("--seeds", "--steps"):
+        done = CliRunner().invoke(script.main, [option, value])
+        assert done.exit_code == 2
+        assert f"Error: Invalid value for '{option}': " in done.output
+        assert value in done.output.splitlines()[-1]
+
+
+@pytest.mark.parametrize("data_set", ["mnist", "digits"])
+def test_images_that_are_attacked(data_set, tmp_path):
+    """They are read from a file like MNIST's, or from scikit-learn."""
+    path = tmp_path / "mnist.npz"
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 28, 28), np.uint8)
+    labels = np.arange(12, dtype=np.uint8) % 10
+    np.savez(path, x_train=pixels, y_train=labels, x_test=pixels, y_test=labels)
+    data = network.load(path if data_set == "mnist" else None)
+    for images, found in (
+        (data.train_images, data.train_labels),
+        (data.test_images, data.test_labels),
+    ):
+        assert images.shape == (len(found), 28, 28, 1) and images.dtype == np.float32
+        assert images.min() == 0 and images.max() == 1 and set(found) == set(range(10))
+    if data_set == "mnist":
+        np.testing.assert_allclose(255 * data.test_images[..., 0], pixels, rtol=1e-6)
+        np.testing.assert_array_equal(data.train_labels, labels)
+
+
+_MNIST = dict.fromkeys(("x_train", "y_train", "x_test", "y_test"), np.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "--data must be mnist.npz, with x_train, y_train, x_test and y_test"),
+        ({"x_train": np.zeros(3)}, "y_train is not a file in the archive"),
+        (_MNIST, "--data must have 28×28 pixels; got ()"),
+        (b"no archive", "--data must be mnist.npz, with x_train"),
+        (b"PK\3\4 cut off", "--data must be mnist.npz, with x_train"),
+    ],
+    ids=["missing", "without labels", "of other sizes", "another", "cut off"],
+)
+def test_data_that_cannot_be_read_are_named(content, says, tmp_path):
+    path = tmp_path / "mnist.npz"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        np.savez(path, **content)
+    done = CliRunner().invoke(attack.main, ["--data", str(path)])
+    assert done.exit_code == 1
+    (line,) = done.output.splitlines()
+    assert line.startswith("Error: ") and says in line
+
+
+@pytest.mark.slow
+def test_radazo_learns_the_digits_along_rank_one_as_well(tmp_path):
+    """It is one test, because workers that share it would each run the first part."""
+
+    def runs(distribution):
+        done = _run(
+            "digits",
+            "--distribution",
+            distribution,
+            "--seeds",
+            2,
+            "--output",
+            tmp_path / distribution,
+        )
+        assert done.returncode == 0, done.stderr
+        text = (tmp_path / distribution / "digits.json").read_text(encoding="utf-8")
+        return json.loads(text)["runs"]
+
+    full = runs("sphere")
+    accuracy = np.mean(full["R-AdaZO"]["accuracies"])
+    assert accuracy >= 0.96
+    ends = {name: np.mean(run["losses"], axis=0)[-1] for name, run in full.items()}
+    assert min(ends, key=ends.get) == "R-AdaZO"
+    other = np.mean(runs("low_rank")["R-AdaZO"]["accuracies"])
+    assert abs(other - accuracy) < 0.01
