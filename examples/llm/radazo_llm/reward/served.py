@@ -16,22 +16,27 @@ program needs no accelerator. A point fails if the server refuses it, or answers
 late or with something else; `minimize_black_box` drops it or asks again.
 """
 
+import asyncio
 import contextlib
+import functools
 import json
+import ssl
 import tempfile
-import urllib.error
-import urllib.request
+import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import numpy as np
 from flax import nnx
 
 from radazo_llm.formats import weights
 from radazo_llm.models.model import LanguageModel
+
+_LARGEST = 1 << 24  # Bytes of an answer.
 
 
 class ServerError(RuntimeError):
@@ -42,13 +47,15 @@ class ServerError(RuntimeError):
 class Server:
     """A server, and what it is asked.
 
+    Redirects are not followed, since they would take the headers to another host.
+
     Attributes:
       url: Its address, such as http://localhost:8000.
       prompts: The prompts of each evaluation, G of them.
       reward: `reward(prompts, completions)` returns a number for each.
       options: The other entries of a request, such as `max_tokens` and `temperature`.
       headers: Further headers, such as Authorization.
-      timeout: Seconds to wait for an answer.
+      timeout: Seconds in which an answer must be complete.
     """
 
     url: str
@@ -101,21 +108,64 @@ class Server:
             ) from error
 
     def _post(self, endpoint: str, body: Mapping[str, Any]) -> bytes:
-        request = urllib.request.Request(
-            f"{self.url}/v1/{endpoint}",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"} | dict(self.headers),
-        )
+        url = f"{self.url}/v1/{endpoint}"
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout) as answer:
-                found: bytes = answer.read()
-                return found
-        except urllib.error.HTTPError as error:
-            with error:
-                text = error.read().decode(errors="replace")
-            raise ServerError(
-                f"{self.url}/v1/{endpoint} refused with {error.code}: {text:.200}"
+            code, answer = _in_thread(self._answer(url, json.dumps(body)))
+        except TimeoutError:
+            raise TimeoutError(
+                f"{url} timed out: an answer must be complete in {self.timeout:g} s"
             ) from None
+        except httpx2.HTTPError as error:
+            raise OSError(f"{url} gives no answer: {error!s:.200}") from error
+        if not 200 <= code < 300:
+            text = answer.decode(errors="replace")
+            raise ServerError(f"{url} refused with {code}: {text:.200}")
+        return answer
+
+    async def _answer(self, url: str, body: str) -> tuple[int, bytes]:
+        """The status and the content of an answer, of bounded size and in time."""
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        headers |= self.headers
+        found = bytearray()
+        async with asyncio.timeout(self.timeout):
+            async with (
+                httpx2.AsyncClient(verify=_certificates(), timeout=None) as client,
+                client.stream(
+                    *("POST", url),
+                    content=body,
+                    headers=headers,
+                    follow_redirects=False,
+                ) as answer,
+            ):
+                async for part in answer.aiter_raw():
+                    found += part
+                    if len(found) > _LARGEST:
+                        raise ServerError(f"{url} answers more than {_LARGEST} bytes.")
+        return answer.status_code, bytes(found)
+
+
+@functools.cache
+def _certificates() -> ssl.SSLContext:
+    """The system's, which take longer to load than a request."""
+    return ssl.create_default_context()
+
+
+def _in_thread(work: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine; the caller may be in a loop of its own."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(asyncio.run(work))
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join()
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]
 
 
 def loss_of_adapters(

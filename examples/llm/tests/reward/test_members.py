@@ -2,10 +2,13 @@
 
 import contextlib
 import http.server
+import itertools
 import json
 import runpy
+import socket
 import threading
 import time
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -120,6 +123,7 @@ class Fake(http.server.ThreadingHTTPServer):
       peak: The largest number of adapters at once.
       calls: The number of completions.
       trouble: The fault of a completion, by its number.
+      wait: The seconds that one of them takes.
     """
 
     daemon_threads = True
@@ -127,6 +131,7 @@ class Fake(http.server.ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.loaded, self.peak, self.calls, self.trouble = {}, 0, 0, {}
+        self.wait = 1.0
         self.lock = threading.Lock()
 
 
@@ -161,7 +166,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 return self.answer(400, b'{"message": "no room"}')
             number = server.loaded[body["model"]]
             if trouble == "waits":
-                time.sleep(1.0)
+                time.sleep(server.wait)
             text = "nan" if trouble == "nan" else f"{number:.6f}"
             choices = [
                 {"index": i, "text": text} for i in reversed(range(len(body["prompt"])))
@@ -220,7 +225,8 @@ def test_a_server_that_loads_adapters_evaluates_a_run(fake):
 
 
 def test_members_that_the_server_fails_are_dropped(fake):
-    loss, params = adapted(fake, timeout=0.5)
+    loss, params = adapted(fake, timeout=2.0)
+    fake.wait = 3.0
     fake.trouble = {2: "refuses", 11: "waits", 17: "nan", 26: "other"}
     result = tune(loss, params, 5)
     assert result.history.failed.sum() == 4 * 2  # Of each prompt.
@@ -253,3 +259,118 @@ def test_a_reward_of_another_shape_is_refused(fake):
     loss, params = served.loss_of_adapters(server, model, base="base")
     with pytest.raises(ValueError, match="reward must return 2 numbers"):
         loss(params)
+
+
+# --- A server that means harm -------------------------------------------------------
+
+
+class Raw(threading.Thread):
+    """Answers each request with these bytes, some at a time.
+
+    Attributes:
+      url: The address.
+      asked: What it was sent.
+    """
+
+    def __init__(self, parts):
+        super().__init__(daemon=True)
+        self.parts, self.asked = parts, []
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listening.getsockname()[1]}"
+        self.start()
+
+    def run(self):
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self.listening.accept()
+                with connection, contextlib.suppress(OSError):
+                    self.asked.append(connection.recv(1 << 16))
+                    for part in self.parts():
+                        connection.sendall(part)
+
+    def close(self):
+        self.listening.close()
+
+
+@pytest.fixture
+def raw():
+    servers = []
+
+    def start(parts):
+        servers.append(Raw(parts))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def asked(server, timeout=5.0):
+    headers = {"Authorization": "Bearer secret"}
+    client = served.Server(server.url, ["1"], reward, headers=headers, timeout=timeout)
+    return client._post("completions", {})
+
+
+@pytest.mark.parametrize("code", [301, 302, 307, 308])
+def test_a_redirect_is_not_followed(raw, code):
+    """It would take the token to another host."""
+    other = raw(lambda: [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"])
+    head = (
+        f"HTTP/1.1 {code} Moved\r\nLocation: {other.url}/\r\nContent-Length: 0\r\n\r\n"
+    )
+    first = raw(lambda: [head.encode()])
+    with pytest.raises(served.ServerError, match=f"refused with {code}"):
+        asked(first)
+    assert b"secret" in first.asked[0] and not other.asked
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
+def slowly(begin, part):
+    def parts():
+        yield begin
+        while True:
+            yield part
+            time.sleep(0.02)
+
+    return parts
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        slowly(b"", b""),
+        slowly(HEAD, b"X-Header: 1\r\n"),
+        slowly(HEAD + b"Content-Length: 1000000\r\n\r\n", b" "),
+        slowly(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"),
+    ],
+    ids=["silence", "header", "body", "chunks"],
+)
+def test_an_answer_that_does_not_end_is_given_up_in_time(raw, parts):
+    """Each byte comes in time, the last one never."""
+    begin = time.monotonic()
+    with pytest.raises(OSError, match=r"timed out: .* complete in 0\.4 s|no answer"):
+        asked(raw(parts), timeout=0.4)
+    assert time.monotonic() - begin < 3.0
+
+
+@pytest.mark.parametrize("length", [b"Content-Length: 1000000000000", b"X: 1"])
+def test_an_answer_takes_bounded_memory(raw, length):
+    head = HEAD + length + b"\r\n\r\n"
+    server = raw(lambda: itertools.chain([head], itertools.repeat(b" " * (1 << 20))))
+    tracemalloc.start()
+    try:
+        with pytest.raises(served.ServerError, match="more than 16777216 bytes"):
+            asked(server, timeout=60.0)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 27
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_server_that_is_not_there_is_said():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    client = served.Server(f"http://127.0.0.1:{port}", ["1"], reward)
+    with pytest.raises(OSError, match=f":{port}/v1/completions gives no answer"):
+        client._post("completions", {})
