@@ -28,7 +28,7 @@ import numpy as np
 RewardFunction = Callable[..., Sequence[float | None]]
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_BEGIN, _END = "<answer>", "</answer>"
 _LONGEST = 200  # Characters of an expression.
 _MOST_DIGITS = 20  # Of a number in it.
 _START = 300.0  # Seconds in which processes must start.
@@ -83,10 +83,13 @@ def formatted(
     """1 if there is one pair of `<answer>` tags, with text between and none after."""
     del prompts
     return [
-        float(len(found := _ANSWER.findall(text)) == 1 and bool(found[0].strip())
-              and text.rstrip().endswith("</answer>"))
+        float(
+            text.count(_BEGIN) == text.count(_END) == 1
+            and bool((_tagged(text) or "").strip())
+            and text.rstrip().endswith(_END)
+        )
         for text in completions
-    ]  # fmt: skip
+    ]
 
 
 def brevity(
@@ -127,8 +130,15 @@ FUNCTIONS: dict[str, RewardFunction] = {
 
 def answered(text: str) -> str:
     """The text in the last pair of `<answer>` tags, or all of it."""
-    found = _ANSWER.findall(text)
-    return (found[-1] if found else text).strip()
+    found = _tagged(text)
+    return (text if found is None else found).strip()
+
+
+def _tagged(text: str) -> str | None:
+    """The text in the last pair of tags, in a time linear in the text."""
+    before, end, _ = text.rpartition(_END)
+    _, begin, found = before.rpartition(_BEGIN)
+    return found.partition(_END)[0] if begin and end else None
 
 
 def _same(text: str, right: Any) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from radazo_llm.reward import rewards
 
-HERE = "llm.test_rewards"
+HERE = "tests.reward.test_rewards"
 
 
 def raises(prompts, completions, **columns):
@@ -203,3 +203,34 @@ def test_the_functions_of_tunix_are_rewards():
     np.testing.assert_array_equal(found.each[names[0]], [3, 3, 0])
     right, wrong, none = found.each[names[1]]
     assert right == 3 and right > wrong and right > none
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("5", "5"),
+        ("<answer> 5 </answer>", "5"),
+        ("<answer>4</answer><answer>5</answer> so", "5"),
+        ("<answer>4<answer>5</answer>", "5"),
+        ("<answer>5</answer> or <answer>", "5"),
+        ("a</answer><answer>5</answer> or </answer>", "5"),
+        ("<answer>5", "<answer>5"),
+        ("</answer>5<answer>", "</answer>5<answer>"),
+    ],
+)
+def test_the_last_pair_of_tags_has_the_answer(text, found):
+    assert rewards.answered(text) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["<answer>" * 16_000, "<answer></answer>" * 8_000, "1+" * 64_000, "1" * 128_000],
+    ids=["tags that stay open", "pairs", "a sum", "a number"],
+)
+def test_a_long_reply_takes_no_time(text):
+    """128 kB of tags took a pattern 8.8 s."""
+    begin = time.process_time()
+    rewards.answer([""], [text], answer=["1"])
+    rewards.formatted([""], [text])
+    rewards.countdown([""], [text], target=[1], numbers=[[1]])
+    assert time.process_time() - begin < 0.5
