@@ -64,7 +64,7 @@ def chat(
         if not line.strip():
             return
         turns.append({"role": "user", "content": line.strip()})
-        text = render(turns)
+        [text] = render([turns])
         # A template puts special tokens itself.
         plain = text == "\n".join(turn["content"] for turn in turns)
         turns.append({"role": "assistant", "content": say(text, plain).strip()})

@@ -2,6 +2,7 @@
 
 import io
 import json
+import resource
 import shutil
 import sys
 
@@ -91,13 +92,13 @@ TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ye
 
 def test_chats_are_put_into_the_template_of_the_model(tmp_path):
     plain = chat_template.conversation(tmp_path)
-    assert plain(TURNS) == "hi\nyes"
+    assert plain([TURNS]) == ["hi\nyes"]
     expected = "<s>[user] hi\n[assistant] yes\n[assistant]"
     config = {"chat_template": TEMPLATE, "bos_token": {"content": "<s>"}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
-    assert chat_template.conversation(tmp_path)(TURNS) == expected
+    assert chat_template.conversation(tmp_path)([TURNS] * 2) == [expected] * 2
     (tmp_path / "chat_template.jinja").write_text("{{ messages | length }}", "utf-8")
-    assert chat_template.conversation(tmp_path)(TURNS) == "2"
+    assert chat_template.conversation(tmp_path)([TURNS]) == ["2"]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,40 @@ def test_chats_are_put_into_the_template_of_the_model(tmp_path):
 def test_templates_that_cannot_be_rendered(template, tmp_path):
     (tmp_path / "chat_template.jinja").write_text(template, "utf-8")
     with pytest.raises(ValueError, match="chat template cannot be rendered"):
-        chat_template.conversation(tmp_path)(TURNS)
+        chat_template.conversation(tmp_path)([TURNS])
+
+
+LARGE = {
+    "product": "{{ 'a' * 2000000000 }}",
+    "format": "{{ '%2000000000d' % 1 }}",
+    "filter": "{{ 'a' | center(2000000000) }}",
+    "list": "{{ [0] * 1000000000 }}",
+    "doubled": "{% set n = namespace(x='ab') %}{% for i in range(60) %}"
+    "{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "number": "{{ 10 ** (10 ** 10) }}",
+    "text": "{{ 'a' * 5000000 }}",
+}
+
+
+@pytest.mark.parametrize("template", LARGE.values(), ids=LARGE)
+def test_a_template_takes_bounded_memory_and_time(template, tmp_path, monkeypatch):
+    monkeypatch.setattr(chat_template, "SECONDS", 2.0)
+    (tmp_path / "chat_template.jinja").write_text(template, "utf-8")
+    match = "cannot be rendered: (MemoryError|.* more than|OverflowError)"
+    with pytest.raises(ValueError, match=match) as error:
+        chat_template.conversation(tmp_path)([TURNS])
+    assert "\n" not in str(error.value)
+    # Of all processes that this one has started, in KiB.
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 2**20
+
+
+def test_a_template_takes_bounded_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(chat_template, "SECONDS", 0.5)
+    loop = "{% for i in range(99999) %}"
+    template = loop * 3 + "{% endfor %}" * 3
+    (tmp_path / "chat_template.jinja").write_text(template, "utf-8")
+    with pytest.raises(ValueError, match=r"rendered: it takes more than 0\.51 s"):
+        chat_template.conversation(tmp_path)([TURNS])
 
 
 def test_the_ends_of_a_text(job, tmp_path):

@@ -1,14 +1,24 @@
 """Chat templates, and the tokens that end a reply."""
 
-from collections.abc import Callable
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jinja2.exceptions import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from radazo_llm.formats import gguf_file, gguf_model, gguf_tokenizer, tokenizers
+from radazo_llm.formats import (
+    gguf_file,
+    gguf_model,
+    gguf_tokenizer,
+    template_process,
+    tokenizers,
+)
 from radazo_llm.formats.files import json_object, model_file
+
+SECONDS = 10.0  # In which a template must be rendered.
+Turn = dict[str, str]
 
 
 def ends(folder: Path, tokenizer: Tokenizer) -> set[int]:
@@ -27,13 +37,11 @@ def ends(folder: Path, tokenizer: Tokenizer) -> set[int]:
     return found - {None}
 
 
-def conversation(folder: Path) -> Callable[[list[dict[str, str]]], str]:
-    """Returns a function that makes one text of the turns of a chat.
+def conversation(folder: Path) -> Callable[[Sequence[list[Turn]]], list[str]]:
+    """Returns a function that makes a text of the turns of each chat.
 
-    The template comes with the model, so it is rendered in a sandbox.
-
-    Raises:
-      ValueError: If the template cannot be rendered.
+    The function raises a ValueError if the template cannot be rendered, or takes too
+    much memory or time.
     """
     path = model_file(folder, "chat_template.jinja")
     config = model_file(folder, "tokenizer_config.json")
@@ -43,27 +51,41 @@ def conversation(folder: Path) -> Callable[[list[dict[str, str]]], str]:
         names = json_object(config) if config.is_file() else {}
     source = path.read_text("utf-8") if path.is_file() else names.get("chat_template")
     if not isinstance(source, str):
-        return lambda turns: "\n".join(turn["content"] for turn in turns)
+        return lambda chats: [
+            "\n".join(turn["content"] for turn in turns) for turns in chats
+        ]
     special = {
         name: token.get("content") if isinstance(token, dict) else token
         for name in ("bos_token", "eos_token")
         if (token := names.get(name)) is not None
     }
 
-    def refuse(message: str) -> None:
-        raise TemplateError(message)
-
-    def render(turns: list[dict[str, str]]) -> str:
-        sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        sandbox.globals["raise_exception"] = refuse
+    def render(chats: Sequence[list[Turn]]) -> list[str]:
+        given = {"source": source, "chats": list(chats), "special": special}
         try:
-            return sandbox.from_string(source).render(
-                messages=turns, add_generation_prompt=True, **special
-            )
-        except Exception as error:  # A template can divide by zero, say.
+            return _rendered(json.dumps(given), SECONDS + 0.01 * len(chats))
+        except ValueError as error:
             raise ValueError(
-                f"{folder}: the chat template cannot be rendered: "
-                f"{' '.join(str(error).split()):.200}"
+                f"{folder}: the chat template cannot be rendered: {error}"
             ) from None
 
     return render
+
+
+def _rendered(given: str, seconds: float) -> list[str]:
+    """The texts from another process, which may take so long."""
+    # Its folder has modules that are named as those of libraries.
+    command = [sys.executable, "-P", template_process.__file__]
+    try:
+        done = subprocess.run(
+            command, input=given, capture_output=True, encoding="utf-8", timeout=seconds
+        )
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"it takes more than {seconds:g} s") from None
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        raise ValueError(f"its process ended with {done.returncode}") from None
+    if "error" in answer:
+        raise ValueError(answer["error"])
+    return answer["texts"]

@@ -73,7 +73,7 @@ class Task:
                 for p in problems.make(name, number, settings.seed, held_out=held_out)
             ]
             texts = [p.question for p in made]
-            plain = [render([{"role": "user", "content": text}]) for text in texts]
+            plain = render([[{"role": "user", "content": text}] for text in texts])
             encoded = problems.encode(
                 tokenizer,
                 plain,

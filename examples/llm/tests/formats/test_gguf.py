@@ -105,7 +105,7 @@ def test_blocks_are_what_the_gguf_package_dequantizes(kind):
 def test_a_chat_is_rendered_and_ends_as_the_file_says():
     file = path("llama")
     turns = [{"role": "user", "content": "x"}]
-    assert chat_template.conversation(file)(turns) == "user: x"
+    assert chat_template.conversation(file)([turns]) == ["user: x"]
     assert chat_template.ends(file, tokenizers.load(file)) == {1}
 
 
@@ -476,7 +476,7 @@ def test_a_merged_model_of_a_file_is_whole(tmp_path):
     for text in TEXTS:
         assert ours.encode(text).ids == theirs.encode(text).ids
     turns = [{"role": "user", "content": "x"}]
-    assert chat_template.conversation(tmp_path)(turns) == "user: x"
+    assert chat_template.conversation(tmp_path)([turns]) == ["user: x"]
 
 
 def test_opt_has_no_adapters_in_gguf():
