@@ -119,7 +119,7 @@ def measured(of: Data, resume: bool, first: bool, **case: Any) -> dict[str, Any]
         return {"evaluations": found, "cpu_s": round(process_time() - begin)}
     folder = FOLDER / "-".join(map(str, case.values()))
     spent = folder / "cpu_seconds"
-    with checkpoint.locked(str(folder)):
+    with checkpoint.locked(folder):
         before = float(spent.read_text("utf-8")) if spent.exists() else 0.0
         try:
             found = run(

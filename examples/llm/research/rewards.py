@@ -97,7 +97,7 @@ def measured(model: warm_up.Settings, **case: Any) -> dict[str, Any]:
         return Task(chosen, loaded, source, "sum", pool, folder)
 
     population, begin = case["method"] != "grpo", process_time()
-    with locked(str(folder)), rewards.RewardPool({"answer": 1.0}, 1) as pool:
+    with locked(folder), rewards.RewardPool({"answer": 1.0}, 1) as pool:
         resumed = population and steps_done(folder) > 0
         run = reward_run.run if population else grpo.run
         params = run(chosen, make_task(pool), folder)

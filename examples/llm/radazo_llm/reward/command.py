@@ -65,7 +65,7 @@ def train(
         "rewards": by_name,
         "model": model,
     }
-    with locked(str(output)):
+    with locked(output):
         path = output / "settings.json"
         if path.exists() and json_object(path) != about:
             raise ValueError(

@@ -69,7 +69,7 @@ def tune(
     _describe_data(data.TASKS[task], splits)
     dtype = dtype or weights.default_dtype()
     options = {"dtype": dtype, "keep_blocks": settings.quantize == "file"}
-    with locked(str(output)):
+    with locked(output):
         loaded = _loaded(settings, path, options)
         if workers is not None:
             result = on_workers.run(

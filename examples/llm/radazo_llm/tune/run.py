@@ -30,7 +30,7 @@ from radazo_llm.tune.batches import Feed, bounds, buckets, chunks
 from radazo_llm.tune.data import Batch
 from radazo_llm.tune.train import Settings, State, evaluate, start, train_step
 
-METRICS = "metrics.jsonl"
+METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
 # Settings that may change when a run is resumed: none of the steps depends on them.
 # The first may change unless a schedule depends on it.
 FREE = ("num_steps", "checkpoint_every", "eval_every")
@@ -109,8 +109,7 @@ def run(
     with contextlib.ExitStack() as stack:
         checkpoints = None
         if folder is not None:
-            manager = checkpoint.manager(f"{folder}/checkpoints")
-            checkpoints = stack.enter_context(manager)
+            checkpoints = stack.enter_context(checkpoint.opened(folder / CHECKPOINTS))
             if (last := checkpoints.latest_step()) is not None and not resume:
                 raise ValueError(
                     f"{folder} has a run of {last} steps: resume it (--resume), or "
@@ -120,7 +119,7 @@ def run(
             free = FREE if fixed else FREE[1:]
             saved = checkpoint.restore(checkpoints, state, description, free)
             if saved is not None:
-                state, rows = saved, checkpoint.notes(checkpoints)
+                state, rows = saved
         first = int(state.step)
         bar = stack.enter_context(
             tqdm(desc=label, initial=first, total=end, unit="step")

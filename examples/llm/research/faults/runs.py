@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 from radazo_llm.command import radazo_llm
 from radazo_llm.formats import weights
 from radazo_llm.models.opt import OPT, Config
-from radazo_llm.tune import checkpoint, command  # noqa: F401
+from radazo_llm.tune import command  # noqa: F401
 from research import corpus
+from research.faults.compare import compare
 
 NOTHING, KILL, FULL = 0, 1, 2
 MINUTES = 5 * 60
@@ -171,7 +172,7 @@ def verdict(example: Example, folder: pathlib.Path, whole: pathlib.Path) -> str:
         if code:
             return code
         pair = whole / example.checkpoints, folder / example.checkpoints
-        result = checkpoint.compare(*map(str, pair))
+        result = compare(*pair)
         equal = all(
             (whole / name).read_bytes() == (folder / name).read_bytes()
             for name in example.files

@@ -186,15 +186,14 @@ def placed() -> Any:
 
 
 def write_checkpoint(folder: pathlib.Path) -> None:
-    with checkpoint.manager(str(folder)) as to:
+    with checkpoint.opened(folder) as to:
         notes = [{"step": 1, "loss": 0.25}]
         checkpoint.save(to, 7, placed(), SETTINGS, notes)
 
 
 def read_checkpoint(folder: pathlib.Path) -> Any:
-    with checkpoint.manager(str(folder), create=False) as source:
-        found = checkpoint.restore(source, placed(), SETTINGS)
-        return found, None if found is None else checkpoint.notes(source)
+    with checkpoint.opened(folder, create=False) as source:
+        return checkpoint.restore(source, placed(), SETTINGS)
 
 
 TARGETS = {

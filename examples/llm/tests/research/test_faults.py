@@ -20,7 +20,8 @@ def test_threads_that_write_late_tell_nothing(monkeypatch, tmp_path):
     told = []
     monkeypatch.setattr(sys, "unraisablehook", told.append)
     for _ in range(2):
-        checkpoint.manager(str(tmp_path)).close()
+        with checkpoint.opened(tmp_path):
+            pass
     for text in ("Event loop is closed", "another"):
         raised = types.SimpleNamespace(exc_value=RuntimeError(text))
         sys.unraisablehook(raised)

@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from radazo_llm.formats import find, weights
 from radazo_llm.models import quantization
-from radazo_llm.tune import checkpoint
+from research.faults.compare import compare
 
 from .. import tiny
 from ..tiny import contents, metrics
@@ -215,7 +215,7 @@ def test_a_killed_run_ends_as_one_that_was_not(job, tmp_path):
     _, errors = resumed.communicate()
     assert resumed.returncode == 0, errors
     assert metrics.read_bytes() == (whole / "metrics.jsonl").read_bytes()
-    compared = checkpoint.compare(f"{whole}/checkpoints", f"{killed}/checkpoints")
+    compared = compare(whole / "checkpoints", killed / "checkpoints")
     assert compared == "step 200: equal, bit for bit"
 
 

@@ -254,6 +254,6 @@ def test_a_tokenizer_at_which_the_library_panics_is_refused(tmp_path, monkeypatc
 
     for name in ("vocab.json", "merges.txt"):
         (tmp_path / name).write_text("{}", "utf-8")
-    monkeypatch.setattr(data.models.BPE, "from_file", panic)
+    monkeypatch.setattr(tokenizers.models.BPE, "from_file", panic)
     with pytest.raises(ValueError, match="that can be read: range end index 10"):
         tokenizers.load(tmp_path)
