@@ -1,0 +1,86 @@
+"""The job of `radazo-llm reward`."""
+
+import copy
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from radazo_llm.formats import find, weights
+from radazo_llm.formats.files import json_object
+from radazo_llm.reward import rewards
+from radazo_llm.reward.log import picture
+from radazo_llm.reward.run import run
+from radazo_llm.reward.settings import Settings
+from radazo_llm.reward.task import Task
+from radazo_llm.tune.checkpoint import locked
+
+
+def weights_of(given: Sequence[str]) -> dict[str, float]:
+    """The weights of reward functions, by name."""
+    found = {}
+    for text in given:
+        name, _, weight = text.rpartition("=")
+        try:
+            found[name] = float(weight)
+        except ValueError:
+            name = ""
+        if not name or not np.isfinite(found[name]):
+            raise ValueError(f"--reward must be NAME=WEIGHT; got {text!r}.")
+    return found
+
+
+def train(
+    settings: Settings,
+    *,
+    model: str,
+    task: str,
+    given: Sequence[str],
+    output: Path,
+    dtype: str | None,
+    processes: int,
+) -> None:
+    """Tunes a model on rewards of what it writes.
+
+    Args:
+      settings: The settings of the run.
+      model: A name that `find.model` takes.
+      task: A name that `problems.make` takes.
+      given: Reward functions with their weights, such as "answer=1".
+      output: The folder of the run. A journal in it is resumed.
+      dtype: The dtype of the model; by default, of the present backend.
+      processes: Number of processes for reward functions.
+
+    Raises:
+      ValueError: If an argument is wrong, or the folder has another run.
+    """
+    by_name = weights_of(given or ["answer=1" if task == "sum" else "gym=1"])
+    folder = find.model(model)
+    weights.read_config(folder)  # Its errors come before others.
+    about = {
+        "settings": dataclasses.asdict(settings),
+        "task": task,
+        "rewards": by_name,
+        "model": model,
+    }
+    with locked(output):
+        path = output / "settings.json"
+        if path.exists() and json_object(path) != about:
+            raise ValueError(
+                f"{output} has a run with other settings; give another --output."
+            )
+        path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        loaded = weights.load(folder, dtype=dtype or weights.default_dtype())
+        timeout = settings.timeout
+        with rewards.RewardPool(by_name, processes, timeout) as pool:
+            made = Task(settings, loaded, folder, task, pool, output)
+            params = run(settings, made, output)
+        tuned = made.model(params)
+        if settings.tune == "lora":
+            weights.save_adapters(tuned, output / "adapters", base=str(folder))
+        else:
+            weights.save_merged(copy.copy(tuned), output / "tuned", base=folder)
+        picture(output)
+    print(f"The tuned model, samples and a picture are in {output}.")

@@ -1,0 +1,188 @@
+"""The job of `radazo-llm tune`: a model, its data, a run, and exports."""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from flax import nnx
+from tabulate import tabulate
+
+from radazo_llm.formats import find, gguf_adapter, weights
+from radazo_llm.models import quantization
+from radazo_llm.tune import data, on_workers
+from radazo_llm.tune.checkpoint import locked
+from radazo_llm.tune.run import Result, run
+from radazo_llm.tune.settings import Settings
+
+# Kinds of tuning that have no such export.
+_NOT_EXPORTED = {
+    "export_adapters": ("full", "scales"),
+    "export_gguf": ("full", "prompt", "scales"),
+    "export_merged": ("prompt", "scales"),
+}
+
+
+def tune(
+    settings: Settings,
+    *,
+    model: str,
+    task: str,
+    folder: Path,
+    output: Path,
+    dtype: str | None = None,
+    resume: bool = False,
+    eval_first: bool = True,
+    train_examples: int | None = None,
+    eval_examples: int | None = None,
+    workers: str | None = None,
+    **exports: Path | None,
+) -> None:
+    """Tunes a model on a task, and exports it.
+
+    Args:
+      settings: The settings of the run.
+      model: A name that `find.model` takes.
+      task: A name in `data.TASKS`.
+      folder: The folder of the task's files.
+      output: The folder of the run.
+      dtype: The dtype of the model; by default, of the present backend.
+      resume: Whether to continue the run in the folder.
+      eval_first: Whether to measure before the first step.
+      train_examples: The largest number of examples to train on.
+      eval_examples: The largest number of examples to evaluate.
+      workers: The address of a scheduler, or a number of processes.
+      exports: Paths of `export_adapters`, `export_gguf` and `export_merged`.
+
+    Raises:
+      ValueError: If an argument is wrong, or the folder has another run.
+      FloatingPointError: If the loss is not finite.
+      RunError: If the workers are lost.
+    """
+    path = find.model(model)
+    _check_exports(settings, path, exports)
+    # Errors in the small files are reported before the large ones are read.
+    prompt_length = settings.prompt_length if settings.tune == "prompt" else 0
+    limits = prompt_length, train_examples, eval_examples
+    splits = data.read(data.TASKS[task], folder, path, *limits)
+    _describe_data(data.TASKS[task], splits)
+    dtype = dtype or weights.default_dtype()
+    options = {"dtype": dtype, "keep_blocks": settings.quantize == "file"}
+    with locked(output):
+        loaded = _loaded(settings, path, options)
+        if workers is not None:
+            result = on_workers.run(
+                settings,
+                loaded,
+                *splits,
+                make=functools.partial(
+                    _on_worker, task, folder.resolve(), path.resolve(), limits, options
+                ),
+                workers=workers,
+                folder=output,
+                resume=resume,
+            )
+        else:
+            result = run(
+                settings,
+                loaded,
+                *splits,
+                folder=output,
+                resume=resume,
+                eval_first=eval_first,
+                eval_examples=eval_examples,
+            )
+        print(tabulate(result.evaluations, headers="keys", floatfmt=".4f"))
+        print(summary(result.evaluations))
+        print(f"\nMetrics and checkpoints are in {output}.")
+        _export(result, model, path, exports)
+
+
+def _check_exports(
+    settings: Settings, path: Path, exports: dict[str, Path | None]
+) -> None:
+    for name, tuned in _NOT_EXPORTED.items():
+        to = exports.get(name)
+        if to and (settings.tune in tuned or to.resolve() == path.resolve()):
+            option = "--" + name.replace("_", "-")
+            raise ValueError(
+                f"{option} must not be the path of --model, and not be given "
+                f"with --tune {' or '.join(tuned)}; got {to}."
+            )
+    if exports.get("export_merged") and settings.quantized:
+        raise ValueError(
+            "--export-merged must not be given with --quantize, whose matrices are not "
+            f"the model's; got {exports['export_merged']}."
+        )
+    if exports.get("export_gguf"):
+        gguf_adapter.check(weights.read_config(path).to_dict().get("model_type"))
+
+
+def _describe_data(task: data.Task, splits: Sequence[data.Batch]) -> None:
+    sizes = [len(split.label) for split in splits]
+    print(
+        f"{task.train}: {sizes[0]} examples; {task.dev}: {sizes[1]}; at most "
+        f"{splits[0].tokens.shape[-1]} tokens.",
+        flush=True,
+    )
+
+
+def _loaded(settings: Settings, path: Path, options: dict[str, Any]) -> Any:
+    """Loads and describes the model."""
+    # A model that will be quantized may be too large for its device.
+    device = jax.local_devices(backend="cpu" if settings.quantized else None)[0]
+    with jax.default_device(device):
+        model = weights.load(path, **options)
+    if settings.quantized:
+        kept = options["keep_blocks"]
+        notes = quantization.blocks_notes if kept else quantization.notes
+        for note in notes(model):
+            print(note)
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model)))
+    print(
+        f"{path.name}: {parameters / 1e6:.1f} million parameters, "
+        f"{model.config.num_hidden_layers} layers. The first step and the first "
+        "evaluation are compiled, which takes up to some minutes.",
+        flush=True,
+    )
+    return model
+
+
+def _on_worker(
+    task: str,
+    folder: Path,
+    model: Path,
+    limits: Sequence[Any],
+    options: dict[str, Any],
+) -> tuple[Any, data.Batch]:
+    """The model and the examples to train on, as a worker reads them."""
+    train, *_ = data.read(data.TASKS[task], folder, model, *limits)
+    return weights.load(model, **options), train
+
+
+def summary(evaluations: list[dict[str, Any]]) -> str:
+    """Returns a line on the accuracy before the first step and after the last."""
+    first, last = evaluations[0], evaluations[-1]
+    name = "test" if "test_accuracy" in last else "dev"
+    parts = [f"tuned {last[f'{name}_accuracy']:.1%}"]
+    if first["step"] == 0:
+        parts.insert(0, f"untuned {first[f'{name}_accuracy']:.1%}")
+    if f"{name}_calibrated" in first:
+        calibrated = first[f"{name}_calibrated"]
+        parts.insert(1, f"untuned with the threshold at its median {calibrated:.1%}")
+    return f"\nAccuracy on {name}: {', '.join(parts)}."
+
+
+def _export(
+    result: Result, name: str, path: Path, exports: dict[str, Path | None]
+) -> None:
+    if to := exports.get("export_adapters"):
+        weights.save_adapters(result.model, to, base=name)
+        print(f"The adapters are in {to}.")
+    if to := exports.get("export_gguf"):
+        gguf_adapter.save(result.model, to)
+        print(f"The adapters for llama.cpp are in {to}.")
+    if to := exports.get("export_merged"):
+        weights.save_merged(result.model, to, base=path)
+        print(f"The tuned model is in {to}.")

@@ -1,0 +1,275 @@
+"""A run: the loop, and the files that it writes.
+
+A run is a function of its settings, its model and its data: step i draws its
+directions with `fold_in(key, i)` and reads the batch `feed(i)`. So it
+can be interrupted at any step and resume from a checkpoint with the same end, bit for
+bit, the file of metrics included.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from tensorboardX import SummaryWriter
+from tqdm import tqdm
+
+from radazo_llm.models.model import LanguageModel
+from radazo_llm.tune import checkpoint, frozen
+from radazo_llm.tune.batches import Feed, bounds, buckets, chunks
+from radazo_llm.tune.data import Batch
+from radazo_llm.tune.train import Settings, State, evaluate, start, train_step
+
+METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
+# Settings that may change when a run is resumed: none of the steps depends on them.
+# The first may change unless a schedule depends on it.
+FREE = ("num_steps", "checkpoint_every", "eval_every")
+
+
+class Result(NamedTuple):
+    """The result of a run."""
+
+    model: LanguageModel  # Its last layers, if no others were tuned.
+    state: State
+    evaluations: list[dict[str, Any]]  # Of the whole run, also after a resumption.
+
+
+def run(
+    settings: Settings,
+    model: LanguageModel,
+    train: Batch,
+    dev: Batch,
+    test: Batch | None = None,
+    *,
+    folder: Path | None = None,
+    resume: bool = False,
+    label: str = "",
+    eval_first: bool = True,
+    eval_examples: int | None = None,
+    frozen_folder: Path | None = None,
+    clock: Callable[[], float] | None = None,
+) -> Result:
+    """Trains a model.
+
+    Args:
+      settings: The settings of the run.
+      model: The model to train. It is consumed.
+      train: The examples to train on.
+      dev: The examples whose accuracy is measured.
+      test: Examples that are measured before the first step and after the last.
+      folder: The folder of checkpoints and metrics; nothing is written without.
+      resume: Whether to continue from the last checkpoint in the folder. If there is
+        none yet, the run starts, so that one command serves a job that is restarted.
+      label: The text of the progress bar.
+      eval_first: Whether to measure before the first step.
+      eval_examples: The number of examples of `train` that the training loss is
+        measured on, a share of each bucket. All by default.
+      frozen_folder: The folder for outputs of frozen layers. Several runs can share it.
+      clock: The time in seconds. Each row of the metrics then has "cpu_s": the seconds
+        of the run so far without its evaluations, also before a resumption.
+
+    Raises:
+      ValueError: If the batch is larger than the data, or the folder has a run and
+        `resume` is False, or another run than the one to resume, or damaged files.
+      FloatingPointError: If the loss is not finite.
+    """
+    sizes = settings.batch_sizes()
+    if sizes.max() > len(train.label):
+        raise ValueError(
+            f"batch_size must be at most {len(train.label)}, the number of examples; "
+            f"got {sizes.max()}."
+        )
+    description = dataclasses.asdict(settings) | {
+        "base model": checkpoint.checksum(_heads(nnx.state(model))),
+        "data": checkpoint.checksum(_heads((train, dev))),
+    }
+    splits = {"train": train, "dev": dev} | ({} if test is None else {"test": test})
+    if settings.last_layers and frozen_folder is None:
+        frozen_folder = Path(folder or tempfile.mkdtemp()) / "frozen"
+    model, parts = prepared(settings, model, splits, frozen_folder)
+    measured = parts
+    if eval_examples is not None:
+        share = eval_examples / len(train.label)
+        measured = parts | {"train": [some(part, share) for part in parts["train"]]}
+    feed = Feed(parts["train"], settings.seed, sizes)
+    job, state = start(settings, model)
+    # On a named device, like restored arrays, so that both use one program.
+    job, state = jax.device_put((job, state), jax.devices()[0])
+    data, end, rows = measured, settings.num_steps, []
+    with contextlib.ExitStack() as stack:
+        checkpoints = None
+        if folder is not None:
+            checkpoints = stack.enter_context(checkpoint.opened(folder / CHECKPOINTS))
+            if (last := checkpoints.latest_step()) is not None and not resume:
+                raise ValueError(
+                    f"{folder} has a run of {last} steps: resume it (--resume), or "
+                    "choose another folder (--output)."
+                )
+            fixed = settings.schedule == "constant" and not settings.final_batch_size
+            free = FREE if fixed else FREE[1:]
+            saved = checkpoint.restore(checkpoints, state, description, free)
+            if saved is not None:
+                state, rows = saved
+        first = int(state.step)
+        bar = stack.enter_context(
+            tqdm(desc=label, initial=first, total=end, unit="step")
+        )
+        shown: dict[str, str] = {}
+        path = f"{folder}/{METRICS}" if folder else os.devnull
+        # What follows the checkpoint is of a run that was cut.
+        file = stack.enter_context(open(path, "w", encoding="utf-8", buffering=1))
+        file.writelines(f"{json.dumps(row)}\n" for row in rows)
+        seconds = Seconds(clock, rows)
+        board = SummaryWriter(
+            f"{folder}/tensorboard", purge_step=first, write_to_disk=folder is not None
+        )
+        stack.enter_context(board)
+
+        def report(step: int, values: dict[str, float]) -> None:
+            rows.append({"step": step} | values | seconds())
+            print(json.dumps(rows[-1]), file=file)
+            for name, value in values.items():
+                board.add_scalar(name, value, step)
+                if name in ("loss", "train_loss"):
+                    shown[name] = f"{value:.4f}"
+
+        for step in range(first, end + 1):
+            # What was done before a checkpoint is not done again after it.
+            at_end, resumed = step == end, step == first > 0
+            wanted = step % settings.eval_every == 0 and (step > 0 or eval_first)
+            if not resumed and (wanted or at_end):
+                names = [n for n in data if n != "test" or step == 0 or at_end]
+                chosen = {name: data[name] for name in names}
+                with seconds.stopped():
+                    found = measure(settings, job, state, chosen, step == 0)
+                report(step, found)
+            due = step > first and (step % settings.checkpoint_every == 0 or at_end)
+            if checkpoints is not None and due:
+                notes = list(rows)  # Written in the background, while rows grows.
+                checkpoint.save(checkpoints, step, state, description, notes)
+            if at_end:
+                break
+            batch = feed(step)
+            rate = np.float32(settings.learning_rate_at(step))
+            job = job.replace(learning_rate=jax.device_put(rate, jax.devices()[0]))
+            state, loss = train_step(job, state, batch)
+            if not math.isfinite(loss):
+                raise FloatingPointError(
+                    f"the loss must be finite; got {loss} at step {step}: a smaller "
+                    "learning rate may help."
+                )
+            report(step, {"loss": float(loss)})
+            rate = settings.num_evaluations * (bar.format_dict["rate"] or 0.0)
+            shown["tokens/s"] = f"{rate * math.prod(batch.tokens.shape[:3]):,.0f}"
+            shown["evaluations/s"] = f"{rate:.3g}"
+            bar.set_postfix(shown, refresh=False)
+            bar.update()
+    model = nnx.merge(job.graphdef, state.params, job.rest)
+    return Result(model, state, [row for row in rows if "train_loss" in row])
+
+
+def prepared(
+    settings: Settings,
+    model: LanguageModel,
+    splits: dict[str, Batch],
+    frozen_folder: Path | None,
+) -> tuple[LanguageModel, dict[str, list[Batch]]]:
+    """Divides the layers as the settings say, and each split into buckets.
+
+    Returns:
+      The model to tune, without frozen layers whose outputs are cached; and the
+      buckets by split, with the lengths of the first split, so that all splits share
+      programs. They hold outputs of the frozen layers, if these are cached.
+    """
+    ends = bounds(next(iter(splits.values())), settings.num_buckets)
+    parts = {name: buckets(split, ends) for name, split in splits.items()}
+    if not settings.last_layers:
+        return model, parts
+    base = checkpoint.checksum(_heads(nnx.state(model)))
+    first_layers, model = frozen.split(model, settings.last_layers)
+    cached = functools.partial(
+        frozen.outputs,
+        first_layers,
+        folder=frozen_folder,
+        description=f"{base} {settings.quantize} {settings.last_layers}",
+        batch_size=settings.eval_batch_size,
+    )
+    parts = {name: [cached(part) for part in found] for name, found in parts.items()}
+    for leaf in jax.tree.leaves(first_layers.layers):
+        leaf.delete()  # Else in memory until Python collects NNX's reference cycles.
+    return model, parts
+
+
+class Seconds:
+    """The time of a run without its evaluations, for rows of metrics."""
+
+    def __init__(self, clock: Callable[[], float] | None, rows: list[Any]) -> None:
+        self.clock = clock
+        if clock is not None:
+            self.start = clock() - (rows[-1]["cpu_s"] if rows else 0.0)
+
+    def __call__(self) -> dict[str, float]:
+        return {} if self.clock is None else {"cpu_s": self.clock() - self.start}
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Leaves out the time in between."""
+        before = self().get("cpu_s")
+        yield
+        if self.clock is not None:
+            self.start = self.clock() - before
+
+
+def some(batch: Batch, share: float) -> Batch:
+    """The first examples of a bucket, at least one."""
+    number = max(1, round(share * len(batch.label)))
+    return Batch(*(values[:number] for values in batch))
+
+
+@jax.jit
+def _heads(tree: Any) -> Any:
+    """The first numbers of every array: they tell models and data apart."""
+
+    def head(leaf: jax.Array) -> jax.Array:
+        numbers = jnp.ravel(leaf)[:4096]
+        small = numbers.dtype in (jnp.int4, jnp.uint4)  # They have no bytes.
+        return numbers.astype(jnp.int8) if small else numbers
+
+    return jax.tree.map(head, tree)
+
+
+def measure(
+    settings: Settings,
+    job: Any,
+    state: State,
+    data: dict[str, list[Batch]],
+    untuned: bool,
+) -> dict[str, float]:
+    """Loss and accuracy on the examples to train on, and on those held back."""
+    result = {}
+    size = settings.eval_batch_size
+    for name, parts in data.items():
+        each = []
+        for part in parts:
+            for number, chunk in chunks(part, size):
+                found = evaluate(job, state.params, chunk, batch_size=size)
+                each.append(jax.tree.map(lambda x, n=number: x[:n], found))
+        found = jax.tree.map(lambda *leaves: np.concatenate(leaves), *each)
+        label = np.concatenate([part.label for part in parts])
+        result |= {f"{name}_loss": found.loss()}
+        result |= {f"{name}_accuracy": found.accuracy(label)}
+        # A threshold has a sense if all examples have the same two candidates.
+        targets = np.concatenate([part.targets for part in parts])
+        if untuned and targets.shape[1] == 2 and (targets == targets[:1]).all():
+            result |= {f"{name}_calibrated": found.calibrated_accuracy(label)}
+    return result

@@ -1,0 +1,145 @@
+"""The settings of a tuning run.
+
+Libraries are imported when they are needed, so that the command line can list its
+options at once.
+"""
+
+import dataclasses
+import math
+from typing import Any, Literal, get_args
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """All that defines a run, except the model and the data.
+
+    The defaults are the paper's: central differences with one Gaussian
+    direction, and the same η, μ, β₁ and β₂ for all methods.
+    """
+
+    # The last is by backpropagation, to compare with.
+    method: Literal["radazo", "zo_adamm", "zo_rmsprop", "zo_sgd", "adamw"] = "radazo"
+    tune: Literal["lora", "prompt", "full", "scales"] = "lora"
+    quantize: Literal["no", "int8", "int4", "file"] = "no"  # The frozen matrices.
+    objective: Literal["classification", "language_model"] = "classification"
+    distribution: Literal["gaussian", "sphere", "rademacher", "low_rank"] = "gaussian"
+    num_directions: int = 1  # K
+    difference: Literal["central", "forward"] = "central"  # 2K evaluations, or K + 1.
+    smoothing: float = 1e-3  # μ
+    learning_rate: float = 5e-5  # η, at its largest.
+    schedule: Literal["constant", "cosine"] = "constant"  # Of η; a cosine ends at 0.
+    warmup_steps: int = 0  # Steps in which η rises from 0.
+    b1: float = 0.9
+    b2: float = 0.99
+    batch_size: int = 16
+    # The batch doubles at equal intervals until it has this size; 0 leaves it.
+    final_batch_size: int = 0
+    num_buckets: int = 1  # Groups of examples of similar length, each with a program.
+    last_layers: int = 0  # Only these are tuned and run in a step; 0 for all.
+    num_steps: int = 1000
+    seed: int = 0
+    eval_every: int = 100
+    eval_batch_size: int = 64
+    checkpoint_every: int = 100
+    lora_rank: int = 8
+    lora_alpha: float = 16.0
+    lora_targets: str = "q_proj,v_proj"
+    prompt_length: int = 5
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if choices := get_args(field.type):
+                valid, expected = value in choices, f"one of {', '.join(choices)}"
+            elif name in ("b1", "b2"):
+                valid, expected = 0 <= value < 1, "in [0, 1)"
+            elif name == "lora_targets":
+                continue  # The model decides which it has.
+            elif name in ("seed", "warmup_steps", "final_batch_size", "last_layers"):
+                valid, expected = value >= 0, "0 or more"
+            else:
+                valid, expected = 0 < value < math.inf, "positive"
+            if not valid:
+                raise ValueError(f"{name} must be {expected}; got {value}.")
+        rounded = self.quantize in ("int8", "int4")
+        if self.last_layers and (self.tune not in ("lora", "scales") or rounded):
+            raise ValueError(
+                "last_layers must be 0 unless lora or scales are tuned, and matrices "
+                f"are those of the file; got {self.last_layers} with {self.tune} and "
+                f"{self.quantize}."
+            )
+        if self.tune in ("full", "scales") and (self.tune == "full") == self.quantized:
+            raise ValueError(
+                "tune must not be full with quantize, and not scales without it; got "
+                f"{self.tune} with {self.quantize}."
+            )
+
+    @property
+    def num_evaluations(self) -> int:
+        """Number of evaluations of the loss per step; a backward pass counts as two."""
+        if self.method == "adamw":
+            return 3
+        forward = self.difference == "forward"
+        return self.num_directions + 1 if forward else 2 * self.num_directions
+
+    @property
+    def quantized(self) -> bool:
+        return self.quantize != "no"
+
+    def optimizer(self, rate: Any, b1: Any) -> Any:
+        """The optimizer, with η and β₁ as numbers, arrays or a schedule."""
+        import optax
+
+        import radazo_jax as zo
+
+        if self.method == "adamw":
+            return optax.adamw(rate, b1, self.b2)
+        if self.method == "zo_sgd":
+            return zo.zo_sgd(rate)
+        if self.method == "zo_rmsprop":
+            return zo.zo_rmsprop(rate, b2=self.b2)
+        return (zo.radazo if self.method == "radazo" else zo.zo_adamm)(
+            rate, b1, self.b2
+        )
+
+    def estimator(self) -> Any:
+        import radazo_jax as zo
+
+        distribution = getattr(zo, self.distribution)()
+        forward = self.difference == "forward"
+        difference = zo.forward_difference if forward else zo.central_difference
+        return difference(distribution, self.num_directions, self.smoothing)
+
+    def learning_rate_at(self, step: int) -> float:
+        """η of a step."""
+        if step < self.warmup_steps:
+            return self.learning_rate * (step + 1) / self.warmup_steps
+        if self.schedule == "constant":
+            return self.learning_rate
+        done = (step - self.warmup_steps) / max(self.num_steps - self.warmup_steps, 1)
+        return self.learning_rate * (1 + math.cos(math.pi * min(done, 1.0))) / 2
+
+    def batch_sizes(self) -> Any:
+        """The number of examples of each step, int64 [num_steps]."""
+        import numpy as np
+
+        final = max(self.final_batch_size, self.batch_size)
+        doublings = max(math.ceil(math.log2(final / self.batch_size)), 0)
+        interval = np.arange(self.num_steps) * (doublings + 1) // self.num_steps
+        return np.minimum(self.batch_size * 2**interval, final)
+
+    def compiled(self) -> "Settings":
+        """The settings that a compiled step depends on; the others at their defaults.
+
+        Runs that differ in the others share a step.
+        """
+        names = (
+            "method",
+            "tune",
+            "quantize",
+            "objective",
+            "distribution",
+            "num_directions",
+        )
+        names = (*names, "difference", "smoothing", "b2")
+        return Settings(**{name: getattr(self, name) for name in names})

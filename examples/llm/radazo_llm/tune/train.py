@@ -1,0 +1,210 @@
+"""Fine-tuning by forward passes only: the loss and the step.
+
+job, state = start(Settings(), model)
+state, loss = train_step(job, state, batch)
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+import radazo_jax as zo
+import radazo_jax.nnx as zo_nnx
+from radazo_llm.models import lora, quantization
+from radazo_llm.models.model import LanguageModel
+from radazo_llm.tune.data import Batch
+from radazo_llm.tune.settings import Settings
+
+
+class State(NamedTuple):
+    """The state of a run."""
+
+    params: nnx.State  # What is tuned, and nothing else.
+    opt_state: optax.OptState
+    step: jax.Array  # (), int32: steps done, and so the position in the data.
+
+
+@flax.struct.dataclass
+class Job:
+    """The data of a step that it does not change."""
+
+    graphdef: nnx.GraphDef[LanguageModel]
+    rest: nnx.State  # What is not tuned.
+    learning_rate: jax.Array  # (), float32.
+    b1: jax.Array  # (), float32.
+    key: jax.Array  # Of the run, typed.
+    settings: Settings = flax.struct.field(pytree_node=False)  # Its `compiled()`.
+
+    def optimizer(self) -> optax.GradientTransformation:
+        return self.settings.optimizer(self.learning_rate, self.b1)
+
+
+def start(settings: Settings, model: LanguageModel) -> tuple[Job, State]:
+    """Quantizes the model, adds adapters or a prompt, and starts a run of it.
+
+    The state takes over the model's arrays: do not use tuned ones elsewhere.
+    """
+    init_key, run_key = jax.random.split(jax.random.key(settings.seed))
+    rngs = nnx.Rngs(init_key)
+    if settings.quantize == "file" and settings.tune == "scales":
+        quantization.widen_scales(model)
+    elif settings.quantize in ("int8", "int4"):
+        scale_dtype = jnp.float32 if settings.tune == "scales" else model.dtype
+        quantization.quantize(model, settings.quantize, scale_dtype)
+    if settings.tune == "lora":
+        rank, alpha = settings.lora_rank, settings.lora_alpha
+        targets = settings.lora_targets.split(",")
+        lora.add_lora(model, rank=rank, alpha=alpha, targets=targets, rngs=rngs)
+    elif settings.tune == "prompt":
+        lora.add_prompt(model, length=settings.prompt_length, rngs=rngs)
+    graphdef, params, rest = nnx.split(model, lora.FILTERS[settings.tune], ...)
+    rates = jnp.float32(settings.learning_rate), jnp.float32(settings.b1)
+    job = Job(graphdef, rest, *rates, run_key, settings.compiled())
+    return job, State(params, job.optimizer().init(params), jnp.int32(0))
+
+
+@functools.partial(jax.jit, donate_argnames="state")
+def train_step(job: Job, state: State, batch: Batch) -> tuple[State, jax.Array]:
+    """Takes a step, and returns the loss on its batch; `state` is consumed.
+
+    Step i draws its directions with `fold_in(key, i)`.
+    """
+    settings = job.settings
+    loss_function = functools.partial(loss_fn, objective=settings.objective)
+    if settings.method == "adamw":
+
+        def loss_of(params: nnx.State) -> jax.Array:
+            return loss_function(nnx.merge(job.graphdef, params, job.rest), batch)
+
+        return _updated(job, state, *jax.value_and_grad(loss_of)(state.params))
+    # One evaluation after another, so that memory does not grow with K.
+    value_and_grad = zo_nnx.value_and_grad(
+        loss_function,
+        settings.estimator(),
+        zo.vectorized(batch_size=1),
+        wrt=lora.FILTERS[settings.tune],
+    )
+    model = nnx.merge(job.graphdef, state.params, job.rest)
+    key = jax.random.fold_in(job.key, state.step)
+    return _updated(job, state, *value_and_grad(key, model, batch))
+
+
+def _updated(
+    job: Job, state: State, loss: jax.Array, grads: Any
+) -> tuple[State, jax.Array]:
+    updates, opt_state = job.optimizer().update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    return State(params, opt_state, state.step + 1), loss
+
+
+# --- The loss ---------------------------------------------------------------------
+
+
+def loss_fn(
+    model: LanguageModel, batch: Batch, objective: str = "classification"
+) -> jax.Array:
+    total, count = _loss_terms(model, batch, objective)
+    return total / count
+
+
+def _loss_terms(
+    model: LanguageModel, batch: Batch, objective: str
+) -> tuple[jax.Array, Any]:
+    """A sum of losses and how many there are; the loss is their ratio.
+
+    "classification" is the cross-entropy over the candidates, one loss an example;
+    "language_model" the loss of the tokens of the right candidate, one per token.
+    """
+    if objective == "classification":
+        losses = optax.softmax_cross_entropy_with_integer_labels(
+            scores(model, batch), batch.label
+        )
+        return losses.sum(), jnp.float32(losses.size)
+    right = _right_candidate(batch)
+    found = _token_log_probabilities(model, right)
+    return -(found * right.mask).sum(), right.mask.sum()
+
+
+def scores(model: LanguageModel, batch: Batch) -> jax.Array:
+    """The mean log-probability of each candidate's tokens, float32 [B, C].
+
+    Up to a constant of the example if candidates are single tokens after one sequence:
+    their probabilities have the same denominator, a sum over the wide vocabulary.
+    """
+    if batch.tokens.shape[1] == batch.targets.shape[2] == 1:
+        return model.logits_of(
+            _at_positions(model, batch)[:, 0, 0], batch.targets[..., 0]
+        )
+    found = _token_log_probabilities(model, batch) * batch.mask
+    return found.sum(axis=-1) / batch.mask.sum(axis=-1)
+
+
+def _at_positions(model: LanguageModel, batch: Batch) -> jax.Array:
+    """The states that predict the candidates' tokens, [B, 1 or C, L, width]."""
+    examples, sequences, length = batch.tokens.shape[:3]
+    hidden = model.hidden(batch.tokens.reshape(-1, *batch.tokens.shape[2:]))
+    hidden = hidden.reshape(examples, sequences, length, -1)
+    positions = batch.positions[:, :sequences, :, None]
+    return jnp.take_along_axis(hidden, positions, axis=2)
+
+
+def _token_log_probabilities(model: LanguageModel, batch: Batch) -> jax.Array:
+    """The log-probabilities of each candidate's tokens, float32 [B, C, L]."""
+    logits = model.logits(_at_positions(model, batch))
+    rows = jax.nn.log_softmax(logits)  # [B, 1 or C, L, vocabulary]
+    rows = jnp.broadcast_to(rows, (*batch.targets.shape, rows.shape[-1]))
+    return jnp.take_along_axis(rows, batch.targets[..., None], axis=-1)[..., 0]
+
+
+def _right_candidate(batch: Batch) -> Batch:
+    """The batch with the right one for its only candidate."""
+
+    def pick(leaf: jax.Array) -> jax.Array:
+        label = jnp.minimum(batch.label, leaf.shape[1] - 1)  # Tokens may be shared.
+        return jnp.take_along_axis(leaf, label[:, None, None], axis=1)
+
+    return Batch(*map(pick, batch[:-1]), label=jnp.zeros_like(batch.label))
+
+
+class Measured(NamedTuple):
+    """The loss and the scores of examples."""
+
+    losses: jax.Array  # float32 [B]: sums of losses.
+    counts: jax.Array  # float32 [B]: how many each sums up.
+    scores: jax.Array  # float32 [B, C]: of the candidates.
+
+    def loss(self) -> float:
+        """Returns the mean loss."""
+        return float(self.losses.sum() / self.counts.sum())
+
+    def accuracy(self, label: np.ndarray) -> float:
+        """Returns the share of examples whose best candidate is the right one."""
+        return float((self.scores.argmax(axis=-1) == label).mean())
+
+    def calibrated_accuracy(self, label: np.ndarray) -> float:
+        """Returns the accuracy if the threshold is the median score.
+
+        It needs no labels, and two candidates that are the same in all examples. A
+        model that prefers one of the two words whatever the text gets rid of it.
+        """
+        difference = self.scores[:, 1] - self.scores[:, 0]
+        return float(((difference > np.median(difference)) == label).mean())
+
+
+@functools.partial(jax.jit, static_argnames="batch_size")
+def evaluate(job: Job, params: nnx.State, data: Batch, *, batch_size: int) -> Measured:
+    """Loss and scores of all examples, a batch at a time."""
+
+    def one(example: Batch) -> Measured:
+        model = nnx.merge(job.graphdef, params, job.rest)
+        example = jax.tree.map(lambda leaf: leaf[None], example)
+        found = scores(model, example)[0]
+        return Measured(*_loss_terms(model, example, job.settings.objective), found)
+
+    return jax.lax.map(one, data, batch_size=batch_size)

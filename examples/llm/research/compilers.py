@@ -1,0 +1,178 @@
+"""Programs compiled for devices that need not be there.
+
+The TPU compiler needs no TPU, only libtpu (``pip install "jax[tpu]"``). The GPU
+compiler needs JAX's plugin and NVIDIA's assembler, in an environment of their own: with
+the plugin installed, JAX looks for a GPU and for cuDNN at every start.
+
+The properties of the GPUs are from NVIDIA's data sheets (multiprocessors, clock,
+memory, bandwidth, cache) and from the table of compute capabilities in its CUDA C++
+programming guide.
+"""
+
+import importlib.metadata
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+_KIB, _MIB, _GIB = 2**10, 2**20, 2**30
+_PLUGIN, _ASSEMBLER = "jax-cuda13-plugin", "nvidia-cuda-nvcc>=13,<14"
+
+
+class Gpu(NamedTuple):
+    """Properties of a GPU.
+
+    Attributes:
+      name: The name that records show.
+      capability: The compute capability, major and minor.
+      multiprocessors: Number of streaming multiprocessors.
+      clock_ghz: The boost clock.
+      memory: Bytes of main memory.
+      bandwidth: Bytes per second from main memory.
+      cache: Bytes of the L2 cache.
+      threads: The most threads of a multiprocessor.
+      shared_memory: Bytes of shared memory of a multiprocessor. A block can have all
+        but 1 KiB.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    clock_ghz: float
+    memory: int
+    bandwidth: int
+    cache: int
+    threads: int
+    shared_memory: int
+
+    def target_config(self) -> str:
+        """The text from which `jax.experimental.topologies` makes a topology."""
+        major, minor = self.capability
+        return f"""
+        gpu_device_info {{
+          cuda_compute_capability {{ major: {major} minor: {minor} }}
+          core_count: {self.multiprocessors}
+          fpus_per_core: 128
+          clock_rate_ghz: {self.clock_ghz}
+          device_memory_size: {self.memory}
+          memory_bandwidth: {self.bandwidth}
+          l2_cache_size: {self.cache}
+          threads_per_warp: 32
+          threads_per_block_limit: 1024
+          threads_per_core_limit: {self.threads}
+          registers_per_block_limit: 65536
+          registers_per_core_limit: 65536
+          shared_memory_per_block: {48 * _KIB}
+          shared_memory_per_block_optin: {self.shared_memory - _KIB}
+          shared_memory_per_core: {self.shared_memory}
+          block_dim_limit_x: {2**31 - 1}
+          block_dim_limit_y: {2**16 - 1}
+          block_dim_limit_z: {2**16 - 1}
+        }}
+        platform_name: "CUDA"
+        dnn_version_info {{ major: 9 }}
+        device_description_str: "{self.name}"
+        """
+
+
+GPUS = {
+    "h100": Gpu(
+        name="NVIDIA H100 80 GB",
+        capability=(9, 0),
+        multiprocessors=132,
+        clock_ghz=1.98,
+        memory=80 * _GIB,
+        bandwidth=3_350_000_000_000,
+        cache=50 * _MIB,
+        threads=2048,
+        shared_memory=228 * _KIB,
+    ),
+    "rtx4090": Gpu(
+        name="NVIDIA GeForce RTX 4090",
+        capability=(8, 9),
+        multiprocessors=128,
+        clock_ghz=2.52,
+        memory=24 * _GIB,
+        bandwidth=1_008_000_000_000,
+        cache=72 * _MIB,
+        threads=1536,
+        shared_memory=100 * _KIB,
+    ),
+}
+
+
+def devices(target: str) -> list[Any]:
+    """The devices of a target, which need not exist.
+
+    Args:
+      target: A name in `GPUS`, or a TPU's topology such as "v5e:1x1".
+
+    Raises:
+      ValueError: If JAX's plugin for GPUs is missing or of another version.
+    """
+    if target in GPUS:
+        _check_plugin()
+        options = {"target_config": GPUS[target].target_config(), "topology": "1x1x1"}
+        jax.config.update("jax_platforms", "cpu")
+        return topologies.get_topology_desc(platform="cuda", **options).devices
+    os.environ |= {  # The compiler must not look for a TPU.
+        "TPU_SKIP_MDS_QUERY": "1",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "TPU_LOG_DIR": "disabled",
+    }
+    jax.config.update("jax_platforms", "cpu")
+    # Number of chips of a host along each axis.
+    bounds = (2, 2, 1) if target.endswith("2x2") else (1, 1, 1)
+    return topologies.get_topology_desc(
+        platform="tpu", topology_name=target, chips_per_host_bounds=bounds
+    ).devices
+
+
+def _check_plugin() -> None:
+    try:
+        version = importlib.metadata.version(_PLUGIN)
+    except importlib.metadata.PackageNotFoundError:
+        version = "none"
+    if version != jax.__version__:
+        raise ValueError(
+            f"{_PLUGIN} must be of JAX's version, {jax.__version__}; got {version}. "
+            f'Run: pip install "{_PLUGIN}=={jax.__version__}" "{_ASSEMBLER}"'
+        )
+
+
+def compiled_on(
+    mesh: Mesh, fun: Callable[..., Any], args: tuple[Any, ...], donate: Any = ()
+) -> Any:
+    """``fun`` compiled, its results sharded as the arguments they replace, or not.
+
+    On a GPU, products are cuBLAS's.
+    """
+    replicated = NamedSharding(mesh, P())
+    by_shape = {x.shape: x.sharding for x in jax.tree.leaves(args) if x.ndim > 1}
+    gpu = mesh.devices.flat[0].platform == "gpu"
+    options = {"xla_gpu_enable_triton_gemm": False} if gpu else None
+    with jax.set_mesh(mesh):
+        out = jax.tree.map(
+            lambda x: by_shape.get(x.shape, replicated), jax.eval_shape(fun, *args)
+        )
+        jitted = jax.jit(fun, donate_argnums=donate, out_shardings=out)
+        compiled = jitted.lower(*args).compile(options)
+    for output in jax.tree.leaves(compiled.output_shardings):
+        # Without every sharding given, JAX compiles for the CPU and does not say so.
+        assert output.device_set == set(mesh.devices.flat), output
+    return compiled
+
+
+def num_bytes(tree: Any) -> int:
+    """The bytes of a tree's arrays."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def held(memory: Any) -> int:
+    """The main memory of a program: arguments, other results, temporary buffers."""
+    held = memory.argument_size_in_bytes + memory.output_size_in_bytes
+    return held - memory.alias_size_in_bytes + memory.temp_size_in_bytes

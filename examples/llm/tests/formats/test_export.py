@@ -1,0 +1,182 @@
+"""Tuned models in the formats of Hugging Face's libraries.
+
+The authority is `peft`: files in golden/peft that it wrote, and if it is installed,
+its own reading of the exported files.
+"""
+
+import json
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file
+
+from radazo_llm.formats import weights
+from radazo_llm.models import lora
+
+from .. import tiny
+
+_GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
+_BASES = {"lora": "norm_before", "prompt": "norm_before"}
+
+
+def _golden(name):
+    return load_file(_GOLDEN / "peft" / name / "adapter_model.safetensors")
+
+
+def _logits(name):
+    return np.load(_GOLDEN / "peft" / name / "logits.npz")
+
+
+def _tuned(name):
+    """Our model with the adapters or the prompt that peft has in its file."""
+    model = weights.load(_GOLDEN / "opt" / _BASES[name], dtype=jnp.float32)
+    weights.load_adapters(model, _GOLDEN / "peft" / name)
+    return model
+
+
+@pytest.mark.parametrize("name", _BASES)
+def test_tuned_logits_are_those_of_peft(name):
+    expected = _logits(name)
+    logits = tiny.logits(_tuned(name), expected["tokens"])
+    np.testing.assert_allclose(logits, expected["logits"], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", _BASES)
+def test_files_are_those_that_peft_writes(name, tmp_path):
+    weights.save_adapters(_tuned(name), tmp_path, base=_BASES[name])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    found = load_file(tmp_path / "adapter_model.safetensors")
+    expected = _golden(name)
+    assert found.keys() == expected.keys()
+    for key, tensor in found.items():
+        assert tensor.dtype == expected[key].dtype
+        np.testing.assert_array_equal(tensor, expected[key], key)
+    ours, theirs = (
+        json.loads((folder / "adapter_config.json").read_text("utf-8"))
+        for folder in (tmp_path, _GOLDEN / "peft" / name)
+    )
+    assert ours == {key: theirs[key] for key in ours}
+    # What peft cannot take from its defaults.
+    needed = {"peft_type", "task_type", "base_model_name_or_path"}
+    needed |= {
+        "lora": {"r", "lora_alpha", "target_modules"},
+        "prompt": {"num_virtual_tokens", "token_dim"},
+    }[name]
+    assert needed <= ours.keys()
+
+
+def _changed(change, name, to):
+    """A copy of what peft wrote, its configuration changed."""
+    folder = shutil.copytree(_GOLDEN / "peft" / name, to)
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | change), "utf-8")
+    return folder
+
+
+_BAD_ADAPTERS = {
+    "kind": ("lora", {"peft_type": "IA3"}, "peft_type must be one of LORA, .*'IA3'"),
+    "modules": (
+        "lora",
+        {"target_modules": ["fc9"]},
+        "plain ones of fc1, .*; got .*'fc9'",
+    ),
+    "layers": ("lora", {"layers_to_transform": [2]}, "numbers of the 2 layers; got"),
+    "dora": ("lora", {"use_dora": True}, "must be plain ones .*use_dora True"),
+    "rank": ("lora", {"r": 0}, "r must be positive; got 0"),
+    "shape": ("lora", {"r": 2}, r"lora_A.weight must be of shape \(2, 32\)"),
+    "prompt": ("prompt", {"num_virtual_tokens": None}, "must be positive; got None"),
+}
+
+
+@pytest.mark.parametrize("case", _BAD_ADAPTERS)
+def test_bad_adapters(case, tmp_path):
+    name, change, message = _BAD_ADAPTERS[case]
+    model = weights.load(_GOLDEN / "opt" / _BASES[name], dtype=jnp.float32)
+    with pytest.raises(ValueError, match=message):
+        weights.load_adapters(model, _changed(change, name, tmp_path / "adapters"))
+
+
+def test_a_merged_model_is_the_adapted_one(tmp_path):
+    base = _GOLDEN / "opt" / "norm_before"
+    expected = _logits("lora")
+    weights.save_merged(_tuned("lora"), tmp_path, base=base)
+    merged = weights.load(tmp_path, dtype=jnp.float32)
+    np.testing.assert_allclose(
+        tiny.logits(merged, expected["tokens"]), expected["logits"], rtol=0, atol=1e-4
+    )
+    # Nothing but the adapted matrices is another than in the base.
+    before, after = (
+        load_file(folder / "model.safetensors") for folder in (base, tmp_path)
+    )
+    changed = {k for k in after if (after[k] != before[k]).any()}
+    assert len(changed) == 4
+    assert all(k.endswith(("q_proj.weight", "v_proj.weight")) for k in changed)
+
+
+def test_merging_rounds_to_the_dtype_of_the_model():
+    model = weights.load(_GOLDEN / "opt" / "norm_before")
+    before = np.asarray(model.layers.q_proj.kernel[...], np.float64)
+    lora.add_lora(model, rank=3, alpha=6.0, rngs=nnx.Rngs(0))
+    adapter = model.layers.q_proj.lora
+    b = jax.random.normal(jax.random.key(0), adapter.lora_b.shape)
+    adapter.lora_b[...] = b
+    a = np.asarray(adapter.lora_a[...], np.float64)
+    expected = before + 2 * np.einsum("lir,lro->lio", a, np.asarray(b, np.float64))
+    kernel = lora.merge(model).layers.q_proj.kernel[...]
+    assert kernel.dtype == jnp.bfloat16
+    # Eight bits: half a unit in the last place, and a bit for float32's rounding.
+    np.testing.assert_allclose(
+        np.asarray(kernel, np.float64), expected, rtol=2**-8, atol=1e-6
+    )
+
+
+def test_a_model_that_has_no_adapters_cannot_leave_as_adapters(tmp_path):
+    model = weights.load(_GOLDEN / "opt" / "norm_before")
+    with pytest.raises(ValueError, match="model must have adapters or a soft prompt"):
+        weights.save_adapters(model, tmp_path / "out", base="")
+    with pytest.raises(ValueError, match="model must have no adapters and no soft pro"):
+        weights.save_merged(_tuned("prompt"), tmp_path / "out", base=tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # Of transformers and peft.
+@pytest.mark.parametrize("name", _BASES)
+def test_peft_and_transformers_load_what_is_written(name, tmp_path):
+    torch = pytest.importorskip("torch")
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    expected = _logits(name)
+    tokens = torch.tensor(expected["tokens"], dtype=torch.long)
+    ours = tiny.logits(_tuned(name), expected["tokens"])
+
+    def logits(model):
+        with torch.no_grad():
+            return model.eval()(tokens).logits.numpy()[:, -tokens.shape[1] :]
+
+    def load(folder):
+        kind = transformers.AutoModelForCausalLM
+        return kind.from_pretrained(folder, dtype=torch.float32)
+
+    base = _GOLDEN / "opt" / _BASES[name]
+    weights.save_adapters(_tuned(name), tmp_path / "adapters", base=str(base))
+    adapted = peft.PeftModel.from_pretrained(load(base), tmp_path / "adapters")
+    found = logits(adapted)
+    print(f"{name}: largest difference to peft {np.abs(found - ours).max():.2g}")
+    np.testing.assert_allclose(found, ours, rtol=0, atol=1e-4)
+    if name == "lora":
+        weights.save_merged(_tuned(name), tmp_path / "merged", base=base)
+        found = logits(load(tmp_path / "merged"))
+        print(f"merged: largest difference {np.abs(found - ours).max():.2g}")
+        np.testing.assert_allclose(found, ours, rtol=0, atol=1e-4)
+        merged = logits(adapted.merge_and_unload())
+        print(f"peft's merge: largest difference {np.abs(found - merged).max():.2g}")
+        np.testing.assert_allclose(found, merged, rtol=0, atol=1e-4)

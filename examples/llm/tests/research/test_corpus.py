@@ -1,0 +1,275 @@
+"""The tokenizers, the sentences to tune on, and the text to pretrain on."""
+
+import dataclasses
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.linear_model import LogisticRegression
+from tokenizers import Tokenizer
+
+from radazo_llm.formats import tokenizers, weights
+from radazo_llm.tune import data
+from research import corpus, pretrain
+
+ROOT = Path(__file__).parents[2]
+
+
+# --- Tokenizers -------------------------------------------------------------------
+
+
+def bpe_by_hand(text, vocab, merges):
+    """GPT-2's algorithm, for ASCII texts of letters, spaces, commas and periods."""
+    ranks = {pair: rank for rank, pair in enumerate(merges)}
+    for piece in re.findall(r" ?[a-zA-Z]+| ?[,.]+", text):
+        symbols = list(piece.replace(" ", "Ġ"))
+        while True:
+            pairs = list(itertools.pairwise(symbols))
+            best = min(pairs, key=lambda p: ranks.get(p, len(ranks)), default=None)
+            if best not in ranks:
+                break
+            merged = []
+            while symbols:
+                size = 2 if tuple(symbols[:2]) == best else 1
+                merged.append("".join(symbols[:size]))
+                symbols = symbols[size:]
+            symbols = merged
+        yield from (vocab[symbol] for symbol in symbols)
+
+
+def test_vocab_and_merges_are_read_as_gpt2_defines_them(tokenizer, tmp_path):
+    tokenizer.model.save(str(tmp_path))
+    loaded = tokenizers.load(tmp_path)
+    vocab = json.loads((tmp_path / "vocab.json").read_text())
+    lines = (tmp_path / "merges.txt").read_text().splitlines()
+    merges = [tuple(line.split()) for line in lines if not line.startswith("#version")]
+    sentences = [s for s in corpus.reviews() if re.fullmatch("[a-z ,.]+", s)]
+    assert len(sentences) > 200
+    for sentence in sentences:
+        expected = [2, *bpe_by_hand(sentence, vocab, merges)]
+        assert loaded.encode(sentence).ids == expected
+
+
+def test_tokenizer_json_is_preferred_and_starts_with_bos(tokenizer, checkpoint):
+    changed = Tokenizer.from_str(tokenizer.to_str())
+    # Settings of other tools must not cut, fill or close the sequences.
+    changed.enable_truncation(3)
+    changed.enable_padding(length=32)
+    changed.post_processor = None
+    changed.save(str(checkpoint / "tokenizer.json"))
+    loaded = tokenizers.load(checkpoint)
+    text = "a warm film, naïve but 100% honest. It was great"
+    ids = loaded.encode(text).ids
+    assert ids == tokenizer.encode(text).ids
+    assert ids[0] == 2 and 2 not in ids[1:]
+    assert loaded.decode(ids) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("README.md", "", "FOLDER must have tokenizer.json, or"),
+        ("vocab.json", "{}", "FOLDER must have tokenizer.json, or"),
+        ("tokenizer.json", "{", "FOLDER must have tokenizer.json, or"),
+        (
+            "tokenizer.json",
+            '{"model": {"type": "BPE", "vocab": {}, "merges": []}}',
+            "FOLDER: the tokenizer must have the token '</s>'",
+        ),
+    ],
+)
+def test_a_folder_without_a_tokenizer(name, content, message, tmp_path):
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError) as raised:
+        tokenizers.load(tmp_path)
+    assert str(raised.value).startswith(message.replace("FOLDER", str(tmp_path)))
+    assert "\n" not in str(raised.value)
+
+
+def test_broken_merges(checkpoint):
+    (checkpoint / "merges.txt").write_text("one two three\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"merges\.txt, that can be read: "):
+        tokenizers.load(checkpoint)
+
+
+def test_the_trained_tokenizer_has_opts_ids(tokenizer):
+    ids = [tokenizer.token_to_id(name) for name in ("<s>", "<pad>", "</s>", "<unk>")]
+    assert ids == [0, 1, 2, 3]
+    # All bytes are tokens: nothing is unknown, and nothing is lost.
+    text = "Ünknown → \U0001f600 \t\n\x00"
+    ids = tokenizer.encode(text).ids
+    assert 3 not in ids
+    assert tokenizer.decode(ids) == text
+
+
+# --- The sentences ------------------------------------------------------------------
+
+
+def rows(split):
+    return data.sst2_rows(corpus.SENTIMENT / f"{split}.tsv")
+
+
+@pytest.mark.parametrize(("split", "size"), [("train", 320), ("dev", 80)])
+def test_the_sentiment_set_is_balanced(split, size):
+    labels = [label for _, label in rows(split)]
+    assert (len(labels), sum(labels)) == (size, size // 2)
+    # They are not sorted.
+    assert 0 < sum(labels[: size // 4]) < size // 4
+
+
+def test_the_sentiment_set_repeats_nothing():
+    plain = [
+        " ".join(re.findall(r"\w+", sentence.lower()))
+        for split in ("train", "dev")
+        for sentence, _ in rows(split)
+    ]
+    assert len(set(plain)) == len(plain) == 400
+    assert all(3 <= len(s) <= 100 and s.isascii() for s in plain if s != "simply awful")
+
+
+def test_the_sentiment_set_can_be_learned():
+    """Counting words is neither trivial nor hopeless, with the figure of its README."""
+    counts = CountVectorizer(token_pattern="[a-z']+")
+    (train, train_labels), (dev, dev_labels) = (
+        zip(*rows(split), strict=True) for split in ("train", "dev")
+    )
+    model = LogisticRegression().fit(counts.fit_transform(train), train_labels)
+    accuracy = model.score(counts.transform(dev), dev_labels)
+    assert f"{accuracy:.0%}" in (corpus.SENTIMENT / "README.md").read_text()
+
+
+# --- The text ---------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_text_is_prose_and_reads_no_label():
+    lines = corpus.text()
+    assert all("\n" not in line and ">>>" not in line.split() for line in lines)
+    train, dev = ({sentence for sentence, _ in rows(s)} for s in ("train", "dev"))
+    assert train <= set(lines)
+    assert not dev & set(lines)
+    joined = "\n".join(lines)
+    assert len(joined) > 1.5e6  # Python brings its sources along.
+    assert "It was great" not in joined and "It was terrible" not in joined
+    documentation = [line for line in lines if line not in train]
+    assert len(set(documentation)) == len(documentation)
+
+    # At the size that the example uses, words are tokens.
+    tokenizer = corpus.train_tokenizer(lines)
+    assert tokenizer.get_vocab_size() == 4096
+    for word in (" It", " was", " great", " terrible", " boring", " the", " film"):
+        assert len(tokenizer.encode(word, add_special_tokens=False)) == 1
+    assert corpus.train_tokenizer(lines).to_str() == tokenizer.to_str()
+
+
+def test_without_sources_the_reviews_remain(monkeypatch, tmp_path):
+    monkeypatch.setattr(corpus.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)  # Fails to import.
+    assert set(corpus.text()) == set(corpus.reviews())
+
+
+def test_docstrings_and_comments_are_read_and_code_is_not(monkeypatch, tmp_path):
+    source = '''"""One line of prose that the module has.
+
+    >>> this = "is a doctest", 'and is left out' == "of" + "the" + "text"
+    """
+raise RuntimeError("the sources are never run")
+def function():
+    # Comments of several lines
+    # are joined to one paragraph.
+    "A docstring with \\d, an old escape, is read."
+    #
+    # Too short.
+'''
+    (tmp_path / "test").mkdir()
+    for name, content in {
+        "module.py": source,
+        "broken.py": "# A comment in what is not Python at all.\n(",
+        "test/case.py": '"""Tests of the library are left out."""',
+        "LICENSE.txt": "You may use this text as you\nplease, always.",
+    }.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    monkeypatch.setattr(corpus.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
+    reviews = set(corpus.reviews())
+    assert [line for line in corpus.text() if line not in reviews] == [
+        "You may use this text as you please, always.",
+        "One line of prose that the module has.",
+        "A docstring with \\d, an old escape, is read.",
+        "Comments of several lines are joined to one paragraph.",
+    ]
+
+
+def test_the_stream_is_all_lines_each_after_bos(tokenizer):
+    lines = corpus.reviews()[:50]
+    stream = corpus.token_stream(tokenizer, lines)
+    assert stream.dtype == np.int32
+    starts = np.flatnonzero(stream == 2)
+    assert [tokenizer.decode(part) for part in np.split(stream, starts)[1:]] == lines
+
+
+def test_windows_are_pieces_of_the_stream():
+    stream = np.arange(100, 130, dtype=np.int32)
+    seen = set()
+    for step in range(50):
+        batch = corpus.windows(stream, 3, step, batch_size=4, length=8)
+        assert batch.shape == (4, 8) and batch.dtype == np.int32
+        np.testing.assert_array_equal(np.diff(batch), 1)
+        np.testing.assert_array_equal(batch, corpus.windows(stream, 3, step, 4, 8))
+        seen.update(batch[:, 0].tolist())
+    assert seen == set(range(100, 123))  # The first and the last places too.
+    other = corpus.windows(stream, 4, 0, 4, 8)
+    assert (other != corpus.windows(stream, 3, 0, 4, 8)).any()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_fork_brings_no_warning():
+    program = (
+        "import os\n"
+        "from research import corpus\n"
+        "lines = corpus.reviews()\n"
+        "tokenizer = corpus.train_tokenizer(lines, 300)\n"
+        "corpus.token_stream(tokenizer, lines)\n"
+        "child = os.fork()\n"
+        "corpus.token_stream(tokenizer, lines)\n"
+        "if child: os.waitpid(child, 0)\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "TOKENIZERS_PARALLELISM"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+def test_pretraining_is_done_once(tmp_path, monkeypatch):
+    calls = []
+
+    def text():
+        calls.append("text")
+        return ["a good day. It was great"] * 20
+
+    monkeypatch.setattr(corpus, "text", text)
+    settings = dataclasses.replace(
+        pretrain.FAST, vocab_size=300, hidden_size=16, num_steps=3, length=8
+    )
+    for _ in range(2):
+        folder = pretrain.pretrained(tmp_path, settings)
+    assert len(calls) == 1
+    assert weights.load(folder, dtype=jnp.float32).config == settings.config()
+    pretrain.pretrained(tmp_path, dataclasses.replace(settings, num_steps=4))
+    assert len(calls) == 2

@@ -1,0 +1,43 @@
+"""The records, their commands, and the pages that show them."""
+
+import importlib
+import shlex
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from research import tables
+from research.common import RECORDS, read
+
+DOCS = RECORDS.parents[3] / "docs"
+PAGES = [RECORDS / "README.md"]
+PAGES += [DOCS / "guides" / f"{name}.md" for name in ("language_models", "rewards")]
+FILES = sorted(RECORDS.glob("*.json"))
+
+
+def test_there_are_records():
+    assert len(FILES) == 14
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_command_of_a_record_runs(path):
+    """Its options are those of the script that it names, and it writes this record."""
+    python, flag, module, *options = shlex.split(read(path)["command"])
+    assert (python, flag) == ("python", "-m")
+    try:
+        script = importlib.import_module(f"{module}.__main__")
+    except ModuleNotFoundError:
+        script = importlib.import_module(module)
+    found = CliRunner().invoke(script.main, [*options, "--help"])
+    assert found.exit_code == 0 and "--output" in found.output
+    with click.Context(script.main) as context:
+        # Raises at an option that the script does not have.
+        given, rest, _ = script.main.make_parser(context).parse_args(list(options))
+    assert not rest
+    assert (RECORDS.parents[1] / given["output"]).resolve() == path.resolve()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pages_have_the_tables_of_their_records(page):
+    assert page.read_text("utf-8") == tables.rendered(page)

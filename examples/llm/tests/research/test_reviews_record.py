@@ -1,0 +1,94 @@
+"""The records of the runs on movie reviews, by what the pages say about them."""
+
+import re
+from statistics import mean
+
+import numpy as np
+import pytest
+
+from research import reviews
+from research.common import RECORDS, read
+
+
+@pytest.fixture(scope="module")
+def content():
+    return read(RECORDS / "reviews.json")
+
+
+def accuracy(rows):
+    return mean(row["evaluations"][-1]["test_accuracy"] for row in rows)
+
+
+def test_backpropagation_is_ahead_in_fewer_passes_and_less_time(content):
+    runs = reviews.of_runs(content)
+    first = runs.pop(("adamw", 300))
+    for rows in runs.values():
+        assert accuracy(rows) < min(accuracy([row]) for row in first) - 0.03
+        for name in ("passes", "cpu_s"):
+            spent = [r[0]["evaluations"][-1][name] for r in (first, rows)]
+            assert spent[0] < spent[1]
+
+
+def test_forward_passes_end_above_the_threshold_at_the_median(content):
+    threshold = reviews.untuned(content)["test_calibrated"]
+    runs = reviews.of_runs(content)
+    for num_steps, gain in ((1000, 0.02), (10000, 0.08)):
+        rows = runs["radazo", num_steps]
+        assert [row["seed"] for row in rows] == [1, 2, 3]
+        assert accuracy(rows) > threshold + gain
+    for method in ("zo_adamm", "zo_sgd"):
+        assert 0 < accuracy(runs[method, 1000]) - threshold < 0.03
+
+
+def test_the_default_method_diverges_with_one_seed_of_three(content):
+    threshold = reviews.untuned(content)["test_calibrated"]
+    rows = reviews.of_runs(content)["default", 172]
+    worst, *others = sorted(rows, key=lambda row: accuracy([row]))
+    assert worst["evaluations"][-1]["dev_loss"] > 2 * np.log(2)
+    assert all(accuracy([row]) > threshold for row in others)
+
+
+def test_the_page_on_language_models_rounds_the_accuracies(content):
+    runs = reviews.of_runs(content)
+    cases = ("adamw", 300), ("radazo", 1000), ("radazo", 10000)
+    values = [accuracy(runs[case]) for case in cases]
+    values.append(reviews.untuned(content)["test_calibrated"])
+    text = (RECORDS / "README.md").read_text("utf-8")
+    claim = text.split("**On real reviews")[1].split("\n\n")[0]
+    assert re.findall(r"([\d.]+) %", claim) == [f"{100 * x:.1f}" for x in values]
+
+
+def test_rates_follow_from_the_search(content):
+    """Its best rate is no edge of the grid, and is divided by √n for n times longer."""
+    for (method, num_steps), rows in reviews.of_runs(content).items():
+        searched = {
+            row["learning_rate"]: row["num_steps"]
+            for row in content["rows"]
+            if row["method"] == method and not row["seed"]
+        }
+        assert set(searched) == set(reviews.RATES[method])
+        if method == "default":
+            assert {row["learning_rate"] for row in rows} == {None}
+            continue
+        best = reviews.best(content["rows"], method)
+        assert min(searched) < best < max(searched)
+        rate = best * (searched[best] / num_steps) ** 0.5
+        # It is rounded to two digits.
+        assert {f"{rate:.2g}"} == {f"{row['learning_rate']:g}" for row in rows}
+
+
+def test_the_commands_of_the_guide_take_less_than_25_minutes():
+    rows = {row["case"]: row for row in read(RECORDS / "on_disk.json")["rows"]}
+    tuned = rows["tune"]
+    assert rows["install"]["seconds"] + tuned["seconds"] < 25 * 60
+    assert tuned["tuned"] > tuned["calibrated"] > tuned["untuned"]
+
+
+def test_tuning_takes_little_more_memory_than_loading_and_one_batch():
+    rows = {row["case"]: row for row in read(RECORDS / "on_disk.json")["rows"]}
+    assert rows["tune"]["peak_MiB"] <= 1.2 * rows["one batch"]["peak_MiB"]
+
+
+def test_blocks_of_the_file_have_the_perplexity_of_its_matrices():
+    rows = {row["case"]: row for row in read(RECORDS / "on_disk.json")["rows"]}
+    assert rows["perplexity"]["difference"] < 0.02

@@ -1,0 +1,235 @@
+"""Runs on rewards: resumed, and what is wrong in one line."""
+
+import dataclasses
+import json
+import shutil
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from radazo_llm.formats import tokenizers, weights
+from radazo_llm.models.decode import Replies
+from radazo_llm.models.opt import OPT
+from radazo_llm.reward import command, problems, rewards
+from radazo_llm.reward import log as reward_log
+from radazo_llm.reward import task as reward_task
+from radazo_llm.reward.settings import Settings
+from research import grpo, warm_up
+
+from .. import tiny
+
+ARGUMENTS = ["--steps", "4", "--eval-every", "2", "--eval-problems", "8"]
+ARGUMENTS += [
+    "--problems",
+    "32",
+    "--tune",
+    "lora",
+    "--lora-rank",
+    "2",
+    "--population-size",
+    "4",
+]
+REWARDS = ["--reward", "answer=1", "--reward", "length=0.5"]
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory):
+    """A model that cannot add, with the tokenizer of one that can."""
+    folder = tmp_path_factory.mktemp("small")
+    warm_up.tokenizer().save(str(folder / "tokenizer.json"))
+    weights.save(tiny.model(), folder)
+    return folder
+
+
+def lines(folder):
+    return [json.loads(x) for x in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_a_run_that_was_cut_ends_as_if_it_had_not_been(small, tmp_path, capsys):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    arguments = ["reward", "--model", small, *ARGUMENTS, *REWARDS, "--output"]
+    tiny.command(*arguments, whole)
+    shutil.copytree(whole, cut)
+    journal = (whole / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    assert len(journal) == 5
+    (cut / "journal.jsonl").write_bytes(b"".join(journal[:4]) + journal[4][:20])
+    shutil.rmtree(cut / "adapters")
+    with pytest.warns(UserWarning, match="its last line was not complete"):
+        tiny.command(*arguments, cut)
+    for name in ("adapters/adapter_model.safetensors", "metrics.jsonl"):
+        assert (cut / name).read_bytes() == (whole / name).read_bytes()
+    assert (whole / "reward.png").stat().st_size > 1000
+    steps = [row for row in lines(whole) if "eval" not in row]
+    assert [row["step"] for row in steps] == [0, 1, 2, 3]
+    assert [row["step"] for row in lines(whole) if "eval" in row] == [0, 2, 4]
+    for row in steps:
+        total = row["answer"] + 0.5 * row["length"]
+        assert row["reward"] == pytest.approx(total, rel=1e-6)
+        assert 0 <= row["ended"] <= 1 and row["spread"] >= 0
+    assert "-> " in (whole / "samples.txt").read_text()
+    # The journal has the negative rewards: 4 members, 16 prompts.
+    values = np.array(json.loads(journal[1])["values"])
+    assert values.shape == (4, 16)
+    assert -values.mean() == pytest.approx(steps[0]["reward"], rel=1e-5)
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        tiny.command(*arguments, cut, "--seed", "1")
+    assert "has a run with other settings" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--population-size", "5"], "population_size must be even; got 5"),
+        (["--population-size", "0"], "population_size must be positive; got 0"),
+        (["--smoothing", "0"], "smoothing must be positive; got 0.0"),
+        (["--smoothing", "nan"], "smoothing must be positive; got nan"),
+        (["--processes", "0"], "--processes"),
+        (["--b1", "1"], "b1 and b2 must be below 1"),
+        (["--reward", "answer"], "--reward must be NAME=WEIGHT; got 'answer'"),
+        (["--reward", "answer=nan"], "--reward must be NAME=WEIGHT"),
+        (["--reward", "none=1"], "reward must be one of answer, countdown"),
+        (["--task", "chess"], "task must be sum, or gym: and a dataset"),
+        (["--tokens", "40"], "--tokens must be below the model's 32 positions"),
+        (["--tokens", "26"], "prompts must have from 1 to 6 tokens"),
+    ],
+)
+def test_errors_are_one_line(arguments, message, small, tmp_path, capsys):
+    with pytest.raises(SystemExit) as error:
+        tiny.command(
+            *("reward", "--model", small, "--output", tmp_path, *ARGUMENTS, *arguments)
+        )
+    assert error.value.code == 2
+    shown = capsys.readouterr().err.strip()
+    assert message in shown and "\n" not in shown
+
+
+class Pool(NamedTuple):
+    """Scores of processes."""
+
+    total: list[float]
+    failures: list[str]
+
+    def score(self, prompts, completions, columns, size):
+        return rewards.Scores(np.array(self.total), {}, self.failures)
+
+
+def test_the_first_failure_is_printed_and_no_reward_at_all_ends_the_run(
+    small, tmp_path, capsys
+):
+    made = problems.make("sum", 2, 0)
+    replies = Replies(np.zeros((2, 1), np.int32), np.zeros(2, np.int32), np.ones(2))
+    given = made, np.arange(2), replies
+    tokenizer = tokenizers.load(small)
+    pool = Pool([1.0, np.nan], ["f: RuntimeError: not today"])
+    log = reward_log.Log(tmp_path, tokenizer, pool, resumed=0)
+    log.held_out(*given, 0)
+    log.step(*given)
+    shown = capsys.readouterr().err
+    assert shown == "f: RuntimeError: not today. metrics.jsonl counts such failures.\n"
+    assert lines(tmp_path)[0]["eval"] == lines(tmp_path)[1]["reward"] == 1
+    for value in (np.nan, np.inf):
+        log.pool = Pool([value, value], ["f: RuntimeError: not today"])
+        with pytest.raises(ValueError, match=r"got none for 2 .* \(f: RuntimeError"):
+            log.held_out(*given, 1)
+    assert log.measured == {0}
+
+
+def test_an_instruction_stands_in_front_of_each_question(small, tmp_path):
+    settings = Settings(
+        instruction="1+1=", num_problems=8, eval_problems=8, num_tokens=2
+    )
+    made = tmp_path / "run"
+    made.mkdir()
+    pool = Pool([0.0] * 8, [])
+    model = weights.load(small, dtype=jnp.float32)
+    task = reward_task.Task(settings, model, small, "sum", pool, made)
+    plain = problems.make("sum", 8, settings.seed)
+    assert [p.question for p in task.problems] == ["1+1=" + p.question for p in plain]
+    assert [p.columns for p in task.problems] == [p.columns for p in plain]
+    lengths = [len("1+1=" + p.question) + 1 for p in plain]
+    np.testing.assert_array_equal(task.prompts.lengths, lengths)
+
+
+def test_held_out_sums_are_no_others():
+    train = {p.question for p in problems.make("sum", 5000, 0)}
+    held_out = {p.question for p in problems.make("sum", 500, 0, held_out=True)}
+    assert train.isdisjoint(held_out) and len(held_out) > 300
+    for problem in problems.make("sum", 50, 1):
+        a, b = problem.question.removesuffix("=").split("+")
+        assert problem.columns["answer"] == str(int(a) + int(b))
+
+
+def test_prompts_are_padded_and_not_cut(small):
+    tokenizer = tokenizers.load(small)
+    texts = ["1+2=", "10+20="]
+    kinds = {"special": True, "vocab_size": 16}
+    found = problems.encode(tokenizer, texts, most=7, **kinds)
+    np.testing.assert_array_equal(found.lengths, [5, 7])
+    assert found.tokens.shape == (2, 7) and not found.tokens[0, 5:].any()
+    with pytest.raises(ValueError, match=r"from 1 to 6 tokens.*got 7: '10"):
+        problems.encode(tokenizer, texts, most=6, **kinds)
+    with pytest.raises(ValueError, match="below the model's vocab_size, 8"):
+        problems.encode(tokenizer, texts, most=7, special=True, vocab_size=8)
+
+
+def test_the_gym_is_named_where_it_is_missing():
+    try:
+        import reasoning_gym  # noqa: F401
+    except ImportError:
+        with pytest.raises(ValueError, match="needs `pip install reasoning-gym`"):
+            problems.make("gym:chain_sum", 2, 0)
+    else:
+        made = problems.make("gym:chain_sum", 2, 0)
+        assert {"answer", "dataset", "entry"} == set(made[0].columns)
+        with pytest.raises(ValueError, match="must name a dataset of reasoning-gym"):
+            problems.make("gym:no such", 2, 0)
+
+
+@pytest.mark.slow
+def test_a_task_of_the_gym(tmp_path):
+    pytest.importorskip("reasoning_gym")
+    source, output = tmp_path / "model", tmp_path / "run"
+    source.mkdir()
+    warm_up.tokenizer().save(str(source / "tokenizer.json"))
+    config = dataclasses.replace(tiny.CONFIG, max_position_embeddings=256)
+    weights.save(OPT(config, dtype=jnp.float32, rngs=nnx.Rngs(0)), source)
+    arguments = ["reward", "--model", source, *ARGUMENTS, "--task", "gym:chain_sum"]
+    both = ["--reward", "gym=1", "--reward", "length=0.5"]
+    tiny.command(*arguments, *both, "--output", output)
+    rows = [row for row in lines(output) if "eval" not in row]
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    for row in rows:
+        assert row["reward"] == pytest.approx(
+            row["gym"] + 0.5 * row["length"], rel=1e-5
+        )
+    # An answer that is right has the largest score.
+    made = problems.make("gym:chain_sum", 3, 0)
+    answers = [p.columns["answer"] for p in made]
+    scored = rewards.gym([], answers, **problems.columns(made))
+    assert scored == [1.0] * 3
+    assert max(rewards.gym([], ["none"] * 3, **problems.columns(made))) < 0.5
+
+
+@pytest.mark.slow
+def test_a_policy_gradient_has_the_same_files(small, tmp_path):
+    options = {"num_steps": 4, "eval_every": 2, "eval_problems": 8}
+    chosen = grpo.Settings(**options, num_problems=32, lora_rank=2, population_size=4)
+    model = weights.load(small, dtype=jnp.float32)
+    with rewards.RewardPool({"answer": 1.0}, 1) as pool:
+        task = reward_task.Task(chosen, model, small, "sum", pool, tmp_path)
+        with jax.numpy_dtype_promotion("standard"):  # Adam's, in Optax.
+            grpo.run(chosen, task, tmp_path)
+    assert [row["step"] for row in lines(tmp_path)] == [0, 0, 1, 2, 2, 3, 4]
+
+
+def test_the_settings_have_options():
+    assert command.weights_of(["a.b:c=0.5", "format=-1"]) == {
+        "a.b:c": 0.5,
+        "format": -1.0,
+    }

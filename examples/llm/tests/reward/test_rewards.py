@@ -1,0 +1,236 @@
+"""Reward functions, and the processes that run them."""
+
+import os
+import time
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from radazo_llm.reward import rewards
+
+HERE = "tests.reward.test_rewards"
+
+
+def raises(prompts, completions, **columns):
+    if "bad" in completions:
+        raise RuntimeError("not today")
+    return [1.0] * len(completions)
+
+
+def hangs(prompts, completions, **columns):
+    while "bad" in completions:
+        time.sleep(0.05)
+    return [1.0] * len(completions)
+
+
+def dies(prompts, completions, **columns):
+    if "bad" in completions:
+        os._exit(1)
+    return [1.0] * len(completions)
+
+
+def exits(prompts, completions, **columns):
+    if "bad" in completions:
+        raise SystemExit(3)
+    return [1.0] * len(completions)
+
+
+def no_numbers(prompts, completions, **columns):
+    return [None if text == "bad" else float("nan") for text in completions]
+
+
+def text(prompts, completions, **columns):
+    return "1" * len(completions)
+
+
+def texts(prompts, completions, **columns):
+    return ["1"] * len(completions)
+
+
+def too_few(prompts, completions, **columns):
+    return [1.0] * (len(completions) - 1)
+
+
+TEXTS = ["fine", "bad", "fine", "fine"]
+
+
+@pytest.mark.slow
+def test_functions_that_fail_in_their_processes():
+    """A raise takes one completion, a hang or a death the completions of its call."""
+    for name, scored in (
+        ("raises", [1, np.nan, 1, 1]),
+        ("exits", [1, np.nan, 1, 1]),
+        ("hangs", [np.nan, np.nan, 1, 1]),
+        ("dies", [np.nan, np.nan, 1, 1]),
+    ):
+        with rewards.RewardPool({f"{HERE}:{name}": 1.0}, 2, timeout=8.0) as pool:
+            found = pool.score(TEXTS, TEXTS, {}, 2)
+            np.testing.assert_array_equal(found.total, scored, err_msg=name)
+            assert len(found.failures) == 1 and name in found.failures[0]
+            # The pool works on.
+            again = pool.score(TEXTS[2:], TEXTS[2:], {}, 2)
+            np.testing.assert_array_equal(again.total, 1)
+
+
+@pytest.mark.slow
+def test_a_function_that_never_answers():
+    problem = "hangs gave no result in 1 s in 2 calls of 2: it hangs, or its process"
+    with (
+        rewards.RewardPool({f"{HERE}:hangs": 1.0}, 1, timeout=1.0) as pool,
+        pytest.raises(ValueError, match=problem),
+    ):
+        pool.score(["bad"] * 4, ["bad"] * 4, {}, 2)
+
+
+def test_processes_that_do_not_start(monkeypatch):
+    monkeypatch.setattr(rewards, "_START", 1e-3)
+    with (
+        rewards.RewardPool({"length": 1.0}, 1) as pool,
+        pytest.raises(ValueError, match="must start within 300 s; none did"),
+    ):
+        pool.score(TEXTS, TEXTS, {}, 2)
+
+
+@pytest.mark.slow
+def test_weighted_sums_and_columns():
+    with rewards.RewardPool({"answer": 2.0, "format": 0.5}, 1) as pool:
+        completions = ["<answer>7</answer>", "7", "8", "<answer>8</answer>"]
+        found = pool.score([""] * 4, completions, {"answer": ["7"] * 4}, 3)
+        np.testing.assert_array_equal(found.total, [2.5, 2, 0, 0.5])
+        np.testing.assert_array_equal(found.each["format"], [1, 0, 0, 1])
+        with pytest.raises(ValueError, match="too_few must return a list of 4"):
+            pool.weights = {f"{HERE}:too_few": 1.0}
+            pool.score([""] * 4, completions, {}, 4)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (
+            text,
+            "must return a list of 4 numbers, one for each completion; got 4 values",
+        ),
+        (texts, "must return numbers; got '1'"),
+        (too_few, "must return a list of 4 numbers, one for each completion; got 3"),
+        (lambda *args: 1.0, "got no list: 1.0"),
+    ],
+)
+def test_functions_that_return_something_else(function, message):
+    found = rewards.checked("f", function(TEXTS, TEXTS), 4)
+    assert isinstance(found, rewards._Failed) and message in found.problem
+
+
+def test_no_number_is_no_reward():
+    assert np.isnan(rewards.checked("f", no_numbers(TEXTS, TEXTS), 4)).all()
+    assert rewards.checked("f", np.arange(4, dtype=np.float32), 4) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("1 + 2 * 3", 7),
+        ("(1+2)*3", 9),
+        ("7/2", Fraction(7, 2)),
+        ("-(3 - 5)", 2),
+        ("1/3*3", 1),
+        ("0.1+0.2", Fraction(3, 10)),
+    ],
+)
+def test_arithmetic(expression, value):
+    assert rewards.arithmetic(expression)[0] == value
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "__import__('os').system('true')",
+        "2**9**9",
+        "1//2",
+        "9" * 21,
+        "(" * 150 + "1" + ")" * 150,
+        "1/0",
+        "1 if 1 else 2",
+        "f(1)",
+        "1e9",
+        "1,2",
+        "",
+        "1 +",
+        "١+1",
+    ],
+)
+def test_what_is_not_arithmetic(expression):
+    if expression.startswith("("):
+        expression = expression[:201]
+    with pytest.raises(ValueError, match="must be an arithmetic expression"):
+        rewards.arithmetic(expression)
+
+
+def test_functions():
+    given = [""] * 4
+    texts = ["<answer> 4 </answer>", "4.0", "x <answer>5</answer>", "<answer></answer>"]
+    assert rewards.answer(given, texts, answer=[4] * 4) == [1, 1, 0, 0]
+    assert rewards.formatted(given, texts) == [1, 0, 1, 0]
+    expressions = ["(1+2)*4", "12", "3*4", "(2+1)*4"]
+    found = rewards.countdown(
+        given, expressions, target=[12] * 4, numbers=[[4, 1, 2]] * 4
+    )
+    assert found == [1, 0, 0, 1]
+    assert rewards.brevity(given[:2], ["", "x" * 100]) == [1, 0.5]
+
+
+@pytest.mark.parametrize(
+    "name", ["none", "llm.none:f", f"{HERE}:none", f"{HERE}:HERE", ":"]
+)
+def test_functions_that_are_not_there(name):
+    with pytest.raises(ValueError, match=r"reward .*must be"):
+        rewards.RewardPool({name: 1.0})
+
+
+def test_the_functions_of_tunix_are_rewards():
+    """They are the functions of its GRPO demo on grade-school sums."""
+    pytest.importorskip("tunix")
+    texts = [
+        "<reasoning>3 and 4</reasoning><answer>7</answer>",
+        "<reasoning>3 and 4</reasoning><answer>8</answer>",
+        "7",
+    ]
+    module = "tunix.cli.reward_fn.gsm8k"
+    names = [f"{module}:match_format_exactly", f"{module}:check_answer"]
+    with rewards.RewardPool(dict.fromkeys(names, 1.0), 1) as pool:
+        found = pool.score(["3 + 4"] * 3, texts, {"answer": ["7"] * 3}, 3)
+    assert not found.failures
+    np.testing.assert_array_equal(found.each[names[0]], [3, 3, 0])
+    right, wrong, none = found.each[names[1]]
+    assert right == 3 and right > wrong and right > none
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("5", "5"),
+        ("<answer> 5 </answer>", "5"),
+        ("<answer>4</answer><answer>5</answer> so", "5"),
+        ("<answer>4<answer>5</answer>", "5"),
+        ("<answer>5</answer> or <answer>", "5"),
+        ("a</answer><answer>5</answer> or </answer>", "5"),
+        ("<answer>5", "<answer>5"),
+        ("</answer>5<answer>", "</answer>5<answer>"),
+    ],
+)
+def test_the_last_pair_of_tags_has_the_answer(text, found):
+    assert rewards.answered(text) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["<answer>" * 16_000, "<answer></answer>" * 8_000, "1+" * 64_000, "1" * 128_000],
+    ids=["tags that stay open", "pairs", "a sum", "a number"],
+)
+def test_a_long_reply_takes_no_time(text):
+    """128 kB of tags took a pattern 8.8 s."""
+    begin = time.process_time()
+    rewards.answer([""], [text], answer=["1"])
+    rewards.formatted([""], [text])
+    rewards.countdown([""], [text], target=[1], numbers=[[1]])
+    assert time.process_time() - begin < 0.5

@@ -1,0 +1,200 @@
+"""Generated tokens and texts, and the command line."""
+
+import io
+import json
+import resource
+import shutil
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from radazo_llm.formats import chat_template, tokenizers, weights
+from radazo_llm.models import generate, lora
+
+from . import tiny
+
+GOLDEN = tiny.GOLDEN
+NUMBER = 6
+
+
+def greedy(model, tokens, number):
+    """Computes all logits again for each token; later tokens do not change them."""
+    padded = np.zeros((1, len(tokens) + number), np.int32)
+    padded[0, : len(tokens)] = tokens
+    for at in range(len(tokens), padded.shape[1]):
+        padded[0, at] = tiny.logits(model, padded)[0, at - 1].argmax()
+    return padded[0, len(tokens) :].tolist()
+
+
+def told(model, tokens, **kwargs):
+    return list(generate.generate(model, tokens, key=jax.random.key(0), **kwargs))
+
+
+@pytest.mark.parametrize("prompt", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_the_likeliest_tokens(prompt):
+    model = weights.load(GOLDEN / "decoders" / "qwen2", dtype=jnp.float32)
+    if prompt:
+        lora.add_prompt(model, length=3, rngs=nnx.Rngs(0))
+    tokens = [1, 5, 7, 2, 9]
+    expected = greedy(model, tokens, NUMBER)
+    assert len(set(expected)) > 2, "too easy"
+    assert told(model, tokens, max_tokens=NUMBER) == expected
+    stop = expected[3]
+    until = expected[: expected.index(stop)]
+    assert told(model, tokens, max_tokens=NUMBER, stop={stop}) == until
+
+
+@pytest.mark.slow
+def test_drawn_tokens_have_the_probabilities_of_the_logits():
+    model = tiny.model()
+    model.embed_tokens.embedding[...] *= 20  # So that tokens differ in probability.
+    tokens, number = [3, 4], 400
+    graphdef, state = nnx.split(model)
+    logits = tiny.logits(model, np.array([tokens], np.int32))[0, -1]
+    padded = np.array([tokens], np.int32)
+    cache = model.empty_cache(1, 2)
+
+    def draw(key):
+        args = padded, 0, 1, cache, jnp.float32(1.0), key, True
+        return generate._step.__wrapped__(graphdef, state, *args)[0]
+
+    keys = jax.random.split(jax.random.key(0), number)
+    drawn = np.asarray(jax.jit(lambda keys: jax.lax.map(draw, keys))(keys))
+    likely = np.asarray(jax.nn.softmax(logits))
+    # Tokens in the upper half of the probability: a binomial, to five deviations.
+    order = np.argsort(-likely)
+    top = order[: np.searchsorted(np.cumsum(likely[order]), 0.5) + 1]
+    part = likely[top].sum()
+    hits = np.isin(drawn, top).mean()
+    assert abs(hits - part) <= 5 * np.sqrt(part * (1 - part) / number)
+
+
+def test_no_more_tokens_than_positions():
+    model = tiny.model()
+    assert len(told(model, [3] * 29, max_tokens=100)) == 3  # Of 32.
+    for tokens in ([], [3] * 32):
+        with pytest.raises(ValueError, match=f"from 1 to 31; got {len(tokens)}"):
+            told(model, tokens)
+
+
+# --- Text -------------------------------------------------------------------------
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n"
+    "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+
+
+def test_chats_are_put_into_the_template_of_the_model(tmp_path):
+    plain = chat_template.conversation(tmp_path)
+    assert plain([TURNS]) == ["hi\nyes"]
+    expected = "<s>[user] hi\n[assistant] yes\n[assistant]"
+    config = {"chat_template": TEMPLATE, "bos_token": {"content": "<s>"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
+    assert chat_template.conversation(tmp_path)([TURNS] * 2) == [expected] * 2
+    (tmp_path / "chat_template.jinja").write_text("{{ messages | length }}", "utf-8")
+    assert chat_template.conversation(tmp_path)([TURNS]) == ["2"]
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{% for %}", "{{ ''.__class__.__mro__ }}", "{{ raise_exception('x') }}"],
+)
+def test_templates_that_cannot_be_rendered(template, tmp_path):
+    (tmp_path / "chat_template.jinja").write_text(template, "utf-8")
+    with pytest.raises(ValueError, match="chat template cannot be rendered"):
+        chat_template.conversation(tmp_path)([TURNS])
+
+
+LARGE = {
+    "product": "{{ 'a' * 2000000000 }}",
+    "format": "{{ '%2000000000d' % 1 }}",
+    "filter": "{{ 'a' | center(2000000000) }}",
+    "list": "{{ [0] * 1000000000 }}",
+    "doubled": "{% set n = namespace(x='ab') %}{% for i in range(60) %}"
+    "{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "number": "{{ 10 ** (10 ** 10) }}",
+    "text": "{{ 'a' * 5000000 }}",
+}
+
+
+@pytest.mark.parametrize("template", LARGE.values(), ids=LARGE)
+def test_a_template_takes_bounded_memory_and_time(template, tmp_path, monkeypatch):
+    monkeypatch.setattr(chat_template, "SECONDS", 2.0)
+    (tmp_path / "chat_template.jinja").write_text(template, "utf-8")
+    match = "cannot be rendered: (MemoryError|.* more than|OverflowError)"
+    with pytest.raises(ValueError, match=match) as error:
+        chat_template.conversation(tmp_path)([TURNS])
+    assert "\n" not in str(error.value)
+    # Of all processes that this one has started, in KiB.
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 2**20
+
+
+def test_a_template_takes_bounded_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(chat_template, "SECONDS", 0.5)
+    loop = "{% for i in range(99999) %}"
+    template = loop * 3 + "{% endfor %}" * 3
+    (tmp_path / "chat_template.jinja").write_text(template, "utf-8")
+    with pytest.raises(ValueError, match=r"rendered: it takes more than 0\.51 s"):
+        chat_template.conversation(tmp_path)([TURNS])
+
+
+def test_the_ends_of_a_text(job, tmp_path):
+    tokenizer = tokenizers.load(job)
+    bos = tokenizer.token_to_id(tokenizers.BOS)
+    (tmp_path / "config.json").write_text('{"eos_token_id": 7}', "utf-8")
+    assert chat_template.ends(tmp_path, tokenizer) == {bos, 7}
+    ids = '{"eos_token_id": [8, 9]}'
+    (tmp_path / "generation_config.json").write_text(ids, "utf-8")
+    assert chat_template.ends(tmp_path, tokenizer) == {bos, 7, 8, 9}
+
+
+ARGUMENTS = ("--max-tokens", "9", "--temperature", "1")
+
+
+def test_command_line(job, capsys, monkeypatch):
+    arguments = ["--model", str(job), *ARGUMENTS]
+    tiny.command("chat", *arguments, "--prompt", "a good")
+    plain = capsys.readouterr().out
+    assert plain.startswith("a good") and len(plain) > len("a good\n")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a good\n\n"))
+    tiny.command("chat", *arguments)
+    assert "a good" + capsys.readouterr().out == plain
+
+
+@pytest.mark.slow
+def test_adapters_on_the_command_line(job, tmp_path, capsys):
+    def said(*options):
+        tiny.command(
+            *("chat", "--model", job, *ARGUMENTS, "--prompt", "a good", *options)
+        )
+        return capsys.readouterr().out
+
+    model = tiny.model()
+    lora.add_lora(model, rank=2, rngs=nnx.Rngs(0))
+    options = ["--adapters", str(tmp_path)]
+    weights.save_adapters(model, tmp_path, base=str(job))
+    plain = said()
+    assert said(*options) == plain, "they change nothing yet"
+    for name in lora.ADAPTED:
+        getattr(model.layers, name).lora.lora_b[...] += 5.0
+    weights.save_adapters(model, tmp_path, base=str(job))
+    assert said(*options) != plain
+
+
+def test_errors_of_the_command_line(job, tmp_path, capsys):
+    broken = shutil.copytree(job, tmp_path / "broken")
+    (broken / "chat_template.jinja").write_text("{% for %}", "utf-8")
+    for arguments in (
+        ["--model", str(tmp_path / "none")],
+        ["--model", str(job), "--prompt", "a", "--adapters", str(tmp_path)],
+    ):
+        with pytest.raises(SystemExit) as error:
+            tiny.command("chat", *arguments)
+        assert error.value.code == 2
+        assert len(capsys.readouterr().err.strip().splitlines()) == 1

@@ -1,0 +1,245 @@
+"""The command that tunes."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from filelock import FileLock
+
+from radazo_llm.formats import find, weights
+from radazo_llm.models import quantization
+from research.faults.compare import compare
+
+from .. import tiny
+from ..tiny import contents, metrics
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def _arguments(job: pathlib.Path, output: pathlib.Path, *others: str) -> list[str]:
+    options = {
+        "--model": job,
+        "--data": job,
+        "--task": "sst2",
+        # Those of tiny.SETTINGS, so that all compile one step.
+        "--batch-size": 4,
+        "--eval-batch-size": 5,
+        "--smoothing": 0.01,
+        "--lora-rank": 2,
+        "--eval-every": 10,
+        "--checkpoint-every": 10,
+        "--steps": 40,
+        "--output": output,
+    }
+    return ["tune", *(str(part) for pair in options.items() for part in pair), *others]
+
+
+@pytest.mark.parametrize("task", ["sst2", pytest.param("copa", marks=pytest.mark.slow)])
+def test_one_command_starts_a_run_and_resumes_it(job, tmp_path, capsys, task):
+    arguments = _arguments(job, tmp_path / "run", "--task", task, "--resume")
+    tiny.command(*arguments, "--steps", "20")
+    capsys.readouterr()
+    tiny.command(*arguments)
+    table = capsys.readouterr().out
+    assert "train_loss" in table and "dev_accuracy" in table
+    steps = re.findall(r"^ *(\d+) ", table, re.MULTILINE)
+    assert steps == ["0", "10", "20", "30", "40"]
+    lines = metrics(tmp_path / "run")
+    assert [line["step"] for line in lines if "loss" in line] == list(range(40))
+
+
+def test_a_second_run_in_the_same_folder_is_refused(job, tmp_path, capsys):
+    arguments = _arguments(job, tmp_path)
+    with FileLock(tmp_path / ".lock"), pytest.raises(SystemExit) as error:
+        tiny.command(*arguments)
+    assert error.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and f"{tmp_path} is in use by another run" in lines[0]
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_of_two_runs_started_together_one_is_refused(job, tmp_path):
+    arguments = _arguments(job, tmp_path, "--steps", "400")
+    processes = [_start(*arguments) for _ in range(2)]
+    errors = [process.communicate()[1] for process in processes]
+    codes = [process.returncode for process in processes]
+    assert sorted(codes) == [0, 2], errors
+    assert "is in use by another run" in errors[codes.index(2)]
+    steps = [line["step"] for line in metrics(tmp_path) if "loss" in line]
+    assert steps == list(range(400))
+
+
+def test_what_was_tuned_is_exported(job, tmp_path, monkeypatch):
+    """All files get the mode that the umask leaves; a merged model is a model."""
+    adapters, merged = tmp_path / "adapters", tmp_path / "merged"
+    exports = ("--export-adapters", str(adapters), "--export-merged", str(merged))
+    before = os.umask(0o027)
+    try:
+        tiny.command(*_arguments(job, tmp_path / "run", "--steps", "10", *exports))
+    finally:
+        os.umask(before)
+    modes = {path: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    assert len(modes) > 10
+    for path, mode in modes.items():
+        assert mode == (0o750 if path.is_dir() else 0o640), path
+    config = json.loads((adapters / "adapter_config.json").read_text("utf-8"))
+    assert config["base_model_name_or_path"] == str(job)
+    arguments = _arguments(job, tmp_path / "next", "--steps", "10")
+    tiny.command(*arguments, "--model", merged)
+    last, first = (metrics(tmp_path / name) for name in ("run", "next"))
+    assert first[0]["train_loss"] == pytest.approx(last[-1]["train_loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_quantized_run_and_what_it_exports(job, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(quantization, "GROUP", 10)
+    arguments = _arguments(job, tmp_path / "run", "--quantize", "int4", "--steps", "5")
+    tiny.command(*arguments, "--export-adapters", tmp_path / "adapters")
+    assert [line["step"] for line in metrics(tmp_path / "run")][-1] == 5
+    assert "All 16 inputs share a scale" in capsys.readouterr().out
+    model = tiny.model()
+    weights.load_adapters(model, tmp_path / "adapters")
+    assert float(abs(model.layers.q_proj.lora.lora_b[...]).max()) > 0
+
+
+def test_an_export_does_not_replace_the_base_model(job, tmp_path, capsys):
+    before = contents(job)
+    with pytest.raises(SystemExit):
+        tiny.command(*_arguments(job, tmp_path, "--export-merged", str(job)))
+    assert "--export-merged must not be the path of --model" in capsys.readouterr().err
+    assert contents(job) == before
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--model", "no/model"], "--model must be a folder, a GGUF file or a model"),
+        (["--model", "a/b/c"], "--model must be a folder, a GGUF file or a model"),
+        (["--task", "mnli"], "Invalid value for '--task': 'mnli' is not one of"),
+        (["--data", "nowhere"], "No such file"),
+        (["--learning-rate", "-1"], "learning_rate must be positive; got -1.0."),
+        (["--batch-size", "21"], "batch_size must be at most 20"),
+        (["--tune", "full", "--export-adapters", "x"], "--export-adapters must not"),
+        (["--tune", "prompt", "--export-merged", "x"], "--export-merged must not"),
+        (["--quantize", "int4", "--export-merged", "x"], "must not be given with --qu"),
+        (["--quantize", "int4", "--tune", "full"], "tune must not be full with quant"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line(job, tmp_path, capsys, given, message):
+    with pytest.raises(SystemExit) as error:
+        tiny.command(*_arguments(job, tmp_path, *given))
+    assert error.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and message in lines[0], lines
+
+
+def test_a_bad_model_in_gguf_is_one_line(job, tmp_path, capsys):
+    (tmp_path / "model.Q4_K.gguf").write_bytes(b"GGUF")
+    with pytest.raises(SystemExit):
+        tiny.command(*_arguments(job, tmp_path / "run", "--model", str(tmp_path)))
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "model.Q4_K.gguf must be a complete GGUF file: it ends within" in line
+
+
+def test_a_prompt_longer_than_the_context_is_refused(job, tmp_path, capsys):
+    lines = (job / "train.tsv").read_text(encoding="utf-8").splitlines()
+    lines.append(f"{'a good day. ' * 100}\t1")
+    for name in ("train.tsv", "dev.tsv"):
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    with pytest.raises(SystemExit):
+        tiny.command(*_arguments(job, tmp_path / "run", "--data", str(tmp_path)))
+    error = capsys.readouterr().err.strip()
+    longest = tiny.CONFIG.max_position_embeddings
+    assert "\n" not in error and f"at most {longest} tokens" in error
+
+
+@pytest.mark.parametrize("missing", ["--model", "--task", "--data"])
+def test_what_is_tuned_must_be_given(missing, job, tmp_path, capsys):
+    arguments = _arguments(job, tmp_path)
+    at = arguments.index(missing)
+    with pytest.raises(SystemExit) as error:
+        tiny.command(*arguments[:at], *arguments[at + 2 :])
+    assert error.value.code == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith(f"radazo-llm tune: error: Missing option '{missing}'.")
+
+
+def test_a_model_is_found_in_the_local_cache(tmp_path, monkeypatch):
+    cached = tmp_path / "models--facebook--opt-1.3b"
+    snapshot = cached / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}", encoding="utf-8")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("0123", encoding="utf-8")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert find.model("facebook/opt-1.3b") == snapshot
+
+
+def _start(*arguments: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "radazo_llm", *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    )
+
+
+@pytest.mark.slow
+def test_a_killed_run_ends_as_one_that_was_not(job, tmp_path):
+    """Killed twice, at so many lines of metrics, wherever it is by then."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    steps = ("--steps", "200", "--tune", "full")
+    uncut = _start(*_arguments(job, whole, *steps))
+    metrics, resume = killed / "metrics.jsonl", ()
+    for lines in (13, 49):
+        process = _start(*_arguments(job, killed, *steps), *resume)
+        while process.poll() is None and (
+            not metrics.exists() or metrics.read_bytes().count(b"\n") < lines
+        ):
+            time.sleep(0.01)
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        resume = ("--resume",)
+    assert uncut.communicate()[0] and uncut.returncode == 0
+    resumed = _start(*_arguments(job, killed, *steps), *resume)
+    _, errors = resumed.communicate()
+    assert resumed.returncode == 0, errors
+    assert metrics.read_bytes() == (whole / "metrics.jsonl").read_bytes()
+    compared = compare(whole / "checkpoints", killed / "checkpoints")
+    assert compared == "step 200: equal, bit for bit"
+
+
+@pytest.mark.slow
+def test_one_flag_runs_on_workers(job, tmp_path, capsys):
+    pytest.importorskip("distributed")
+    flags = ("--workers", "2", "--directions", "4", "--steps", "4")
+    arguments = _arguments(job, tmp_path / "run", *flags)
+    tiny.command(*arguments)
+    assert "train_loss" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        tiny.command(*arguments)
+    assert "has a run: resume it (--resume)" in capsys.readouterr().err
+    others = ("--steps", "8", "--resume", "--export-adapters", str(tmp_path / "out"))
+    tiny.command(*arguments, *others)
+    lines = metrics(tmp_path / "run")
+    assert [line["step"] for line in lines if "loss" in line] == list(range(8))
+    model = tiny.model()
+    weights.load_adapters(model, tmp_path / "out")
+    assert float(abs(model.layers.q_proj.lora.lora_b[...]).max()) > 0
+
+
+def test_runs_on_workers_have_fewer_settings(job, tmp_path, capsys):
+    arguments = _arguments(job, tmp_path, "--workers", "2", "--buckets", "2")
+    with pytest.raises(SystemExit):
+        tiny.command(*arguments)
+    assert "num_buckets must be 1 with workers; got 2" in capsys.readouterr().err
