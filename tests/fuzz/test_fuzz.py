@@ -8,14 +8,14 @@ import compare
 import jax.numpy as jnp
 import pytest
 import tables
-from jax._src.interpreters import mlir
-
 from fuzz import run
 from fuzz.build import MAKERS
 from fuzz.evaluate import evaluate
 from fuzz.generate import with_maker
 from fuzz.left_out import LEFT_OUT
 from fuzz.properties import traced
+from jax._src.interpreters import mlir
+
 from radazo_jax._src.perturb import rearrange
 
 # No primitives, but what is done with them.

@@ -1,0 +1,183 @@
+"""The examples of black boxes run, and say what the other tools reach."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from examples import calibrate
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_NEEDS = {
+    "mujoco_policy": ["mujoco", "gymnasium"],
+    "onnx_int8": ["onnx", "onnxruntime"],
+    "pipeline": [],
+}
+
+
+def _run(script, *arguments):
+    path = [str(_ROOT), os.environ.get("PYTHONPATH", "")]
+    return subprocess.run(
+        [sys.executable, "-W", "error", f"{_ROOT}/examples/{script}", *arguments],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))},
+        capture_output=True,
+        encoding="utf-8",
+    )
+
+
+@pytest.mark.slow
+def test_a_simulator_in_processes():
+    assert len((_ROOT / "examples/black_box.py").read_text().splitlines()) <= 40
+    done = _run("black_box.py")
+    assert done.returncode == 0, done.stderr
+    assert "200/200" in done.stderr  # A progress bar.
+    rates, loss = re.findall(r"\[(.*)\] loss: (.*)", done.stdout)[0]
+    # The rates of the simulation that it observed.
+    np.testing.assert_allclose(
+        np.fromstring(rates, sep=" "), [1.1, 0.8, 0.6, 0.9], rtol=0.1
+    )
+    assert 0 <= float(loss) < 1e-3
+
+
+def _calibrated(output):
+    """The loss of a calibration, and the number of points that failed."""
+    found = re.search(r"loss: (.*), of .*\nfailed: (.*)", output)
+    return float(found[1]), int(found[2])
+
+
+@pytest.mark.slow
+def test_a_calibration_without_processes(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["calibrate.py", "--evaluations", "40"])
+    calibrate.main()
+    first = calibrate.loss(calibrate.START)
+    assert _calibrated(capsys.readouterr().out)[0] < 0.9 * first
+
+
+@pytest.mark.slow
+def test_a_calibration_in_processes():
+    """The noise is not fitted: χ² of 82 values has a standard deviation of 0.16."""
+    done = _run("calibrate.py", "--processes", "2")
+    assert done.returncode == 0, done.stderr
+    loss, failed = _calibrated(done.stdout)
+    assert loss < 1.2 and failed > 0
+
+
+def _record(name):
+    path = _ROOT / "docs" / "black_boxes" / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _measured(content, name):
+    """A measure of each tool: an array of seeds."""
+    return {
+        tool: np.array([found[name] for found in run["measures"]])
+        for tool, run in content["runs"].items()
+    }
+
+
+@pytest.mark.parametrize("name", _NEEDS)
+def test_all_tools_had_as_many_evaluations(name):
+    content = _record(name)
+    allowed = content["settings"]["evaluations"]
+    for run in content["runs"].values():
+        assert len(run["evaluations"]) == content["settings"]["seeds"] >= 3
+        # Of the last population, some may be beyond.
+        assert all(allowed - 16 < n <= allowed + 16 for n in run["evaluations"])
+        assert run["scale"] == run["scales"][int(np.argmin(run["tried"]))]
+
+
+def test_what_the_page_says_of_the_int8_model():
+    content = _record("onnx_int8")
+    accuracies = content["accuracies"]
+    assert accuracies["float32"]["old_camera"] == accuracies["int8"]["old_camera"]
+    loss = {tool: np.array(run["loss"]) for tool, run in content["runs"].items()}
+    assert min(loss, key=lambda tool: loss[tool].mean()) == "pycma"
+    accuracy = _measured(content, "test")
+    default = accuracy.pop("default method")
+    assert default.mean() < min(x.mean() for x in accuracy.values())
+    means = [x.mean() for x in accuracy.values()]
+    assert max(means) - min(means) < min(x.std(ddof=1) for x in accuracy.values())
+    assert min(x.min() for x in accuracy.values()) > content["start"]["test"] + 0.05
+
+
+def test_what_the_page_says_of_the_pipeline():
+    content = _record("pipeline")
+    score = _measured(content, "test")
+    assert score["R-AdaZO"].max() < min(score["pycma"].min(), score["Nevergrad"].min())
+    assert score["default method"].mean() < content["start"]["test"] + 0.05
+    curves = {tool: run["curves"] for tool, run in content["runs"].items()}
+    assert sum(curve in curves["pycma"] for curve in curves["Nevergrad"]) == 2
+
+
+def test_what_the_page_says_of_the_robot():
+    content = _record("mujoco_policy")
+    others, trained = (_measured(content, name) for name in ("test", "trained"))
+    means = {tool: found.mean() for tool, found in trained.items()}
+    assert min(means, key=means.__getitem__) == "default method"
+    assert others["Nevergrad"].min() > max(
+        others[x].max() for x in ("R-AdaZO", "pycma")
+    )
+    for tool in ("R-AdaZO", "pycma"):
+        assert trained[tool].mean() > 2 * others[tool].mean()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _NEEDS)
+def test_fast_run(name, tmp_path):
+    for module in ("cma", "nevergrad", *_NEEDS[name]):
+        pytest.importorskip(module)
+    done = _run(f"black_boxes/{name}.py", "--fast", "--output", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "100%" in done.stderr
+    content = json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))
+    assert {"cma", "nevergrad"} <= set(content["versions"])
+    for tool, run in content["runs"].items():
+        assert tool in done.stdout
+        # All tools had as many evaluations, up to a step of each.
+        for evaluations in run["evaluations"]:
+            assert abs(evaluations - content["settings"]["evaluations"]) < 20
+        for curve, loss in zip(run["curves"], run["loss"], strict=True):
+            # pycma completes its last population.
+            assert np.all(np.diff(curve) <= 0) and curve[-1] >= loss
+            assert loss < content["start"]["loss"]
+    for picture in tmp_path.glob("*.png"):
+        assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert (tmp_path / f"{name}.png").is_file()
+
+
+@pytest.mark.slow
+def test_scales_of_the_quantized_model_leave_its_biases_in_place():
+    """They count in units of the scales, which are all different here."""
+    for module in ("cma", "nevergrad", "onnx", "onnxruntime"):
+        pytest.importorskip(module)
+    from onnx import numpy_helper
+
+    from examples.black_boxes import onnx_int8
+
+    model = onnx_int8.quantized(onnx_int8.trained())
+    held = model.graph.initializer
+    arrays = {x.name: numpy_helper.to_array(x) for x in held}
+    draw = np.random.default_rng(0).normal
+    params = {
+        "scales": {n: draw(size=arrays[n].shape) for n in onnx_int8.START["scales"]},
+        "biases": {"b0": draw(size=32), "b1": draw(size=10)},
+    }
+    changed = onnx_int8.tuned(arrays, params)
+    for layer, scale in (("0", "x_scale"), ("1", "a_scale")):
+        quantized, unit = (f"b{layer}_quantized{end}" for end in ("", "_scale"))
+        product = changed[scale] * changed[f"w{layer}_scale"]
+        np.testing.assert_allclose(changed[unit], product, rtol=1e-6)
+        before = arrays[quantized] * arrays[unit]
+        after = changed[quantized] * changed[unit]
+        wanted = before + params["biases"][f"b{layer}"]
+        assert np.all(np.abs(after - wanted) <= changed[unit])  # Rounded once.
+    data, images = model.SerializeToString(), onnx_int8.CLEAN[1]
+    np.testing.assert_array_equal(
+        onnx_int8.logits(data, images, onnx_int8.START),
+        onnx_int8.logits(data, images),
+    )

@@ -1,0 +1,184 @@
+"""Stochastic rounding: exact sums, without bias, at any dtype."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+
+import radazo_jax as zo
+from examples.research.paper import replayed
+from tests.helpers.tables import every, jit
+
+DTYPES = {
+    "bfloat16": ml_dtypes.bfloat16,
+    "float16": np.float16,
+    "float32": np.float32,
+    "float64": np.float64,
+}
+SIZE = 20_000
+
+
+def pairs(dtype):
+    """Parameters and updates of all ratios from 2⁻²⁰ to 2⁶, and of both signs."""
+    rng = np.random.default_rng(0)
+    p = rng.normal(size=SIZE) * 2.0 ** rng.integers(-6, 3, SIZE)
+    u = rng.normal(size=SIZE) * 2.0 ** rng.integers(-20, 6, SIZE)
+    return p.astype(dtype), u.astype(dtype)
+
+
+@pytest.mark.parametrize("name", every(DTYPES, "bfloat16", "float32"))
+def test_rounds_to_a_neighbor_without_bias(name):
+    dtype = DTYPES[name]
+    p, u = pairs(dtype)
+    with jax.enable_x64(True):
+        tx = zo.stochastic_rounding(0)
+
+        @jax.jit
+        def step(state, p, u):
+            updates, state = tx.update(u, state, p)
+            return optax.apply_updates(p, updates), updates, state
+
+        rounded, updates, _ = step(tx.init(p), jnp.asarray(p), jnp.asarray(u))
+    assert rounded.dtype == updates.dtype == dtype
+    rounded = np.asarray(rounded)
+    # A sum of two float64 needs more digits than longdouble has, if one is much larger:
+    # by less than 2¹¹ here, beyond which the error is far below a standard error.
+    exact = p.astype(np.longdouble) + u.astype(np.longdouble)
+    infinite = np.asarray(np.inf, dtype)
+    above = np.nextafter(rounded, infinite).astype(np.longdouble)
+    below = np.nextafter(rounded, -infinite).astype(np.longdouble)
+    smaller = abs(u.astype(np.longdouble)) <= abs(p.astype(np.longdouble))
+    assert np.all((below < exact) & (exact < above), where=smaller)
+    # Larger updates may have to end at the second number.
+    spacing = above - below
+    assert np.all(abs(rounded.astype(np.longdouble) - exact) <= spacing)
+    for some in (smaller, ~smaller):
+        errors = ((rounded.astype(np.longdouble) - exact) / spacing)[some]
+        z = errors.mean() / (errors.std() / np.sqrt(errors.size))
+        assert abs(z) < 4
+    # Rounding does not take the nearest number.
+    assert np.mean(rounded != (p + u)) > 0.1
+
+
+def test_small_updates_of_bfloat16_follow_float32():
+    """f(x) = x²/2 by steps of 2⁻¹² x: nearest rounding stands still."""
+    steps, size = 1000, 1024
+
+    def run(dtype, *last):
+        optimizer = optax.chain(optax.sgd(2.0**-12), *last)
+
+        @jax.jit
+        def train(params):
+            def step(carry, _):
+                params, state = carry
+                updates, state = optimizer.update(params, state, params)
+                return (optax.apply_updates(params, updates), state), None
+
+            start = (params, optimizer.init(params))
+            return jax.lax.scan(step, start, length=steps)[0][0]
+
+        return np.asarray(train(jnp.ones(size, dtype)), np.float64)
+
+    nearest, wide = run(jnp.bfloat16), run(jnp.float32)
+    rounded = run(jnp.bfloat16, zo.stochastic_rounding(1))
+    np.testing.assert_array_equal(nearest, 1)
+    np.testing.assert_allclose(wide, (1 - 2.0**-12) ** steps, rtol=1e-4)
+    # The spacing is 2⁻⁸ from 1/2 to 1: an update takes one of 16 steps of it, and its
+    # error has the variance (1/16) (15/16) 2⁻¹⁶. The errors add up, and shrink later.
+    deviation = np.sqrt(steps / 16 * 15 / 16 * 2.0**-16)
+    assert abs(rounded.mean() - wide.mean()) < 4 * deviation / np.sqrt(size)
+    # The relative error of a standard deviation of n numbers is 1/√(2n).
+    assert rounded.std() < (1 + 4 / np.sqrt(2 * size)) * deviation
+
+
+def test_each_update_draws_by_position_other_numbers():
+    p, u = (jnp.asarray(x) for x in pairs(ml_dtypes.bfloat16))
+    tx = zo.stochastic_rounding(0)
+    update = jit(tx.update)
+    first, state = update(u, tx.init(p), p)
+    again, _ = update(u, tx.init(p), p)
+    second, _ = update(u, state, p)
+    chex.assert_trees_all_equal(first, again)
+    assert np.any(first != second) and int(state.count) == 1
+    # Of the same coordinates in two leaves.
+    cut = [x.reshape(2, -1) for x in (p, u)]
+    p2, u2 = ({"a": x[0], "b": x[1]} for x in cut)
+    parts, _ = update(u2, tx.init(p2), p2)
+    joined = np.concatenate([parts["a"], parts["b"]])
+    np.testing.assert_array_equal(joined, first)
+
+
+def test_bad_arguments_are_named():
+    tx = zo.stochastic_rounding(0)
+    with pytest.raises(ValueError, match="params must be passed to update"):
+        tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
+    whole = jnp.ones(2, jnp.int32)
+    with pytest.raises(TypeError, match="real floating-point arrays; got int32"):
+        tx.update(whole, tx.init(whole), whole)
+
+
+def test_what_is_not_finite_stays_so():
+    tx = zo.stochastic_rounding(0)
+    p = jnp.array([jnp.inf, jnp.nan, 1.0, 1.0], jnp.bfloat16)
+    u = jnp.array([1.0, 1.0, -jnp.inf, jnp.nan], jnp.bfloat16)
+    updates, _ = jit(tx.update)(u, tx.init(p), p)
+    rounded = optax.apply_updates(p, updates)
+    np.testing.assert_array_equal(
+        *(np.asarray(x, np.float32) for x in (rounded, p + u))
+    )
+
+
+@pytest.mark.slow
+@jax.numpy_rank_promotion("allow")
+@jax.numpy_dtype_promotion("standard")
+def test_a_language_model_in_bfloat16_follows_float32():
+    """A decoder tuned by updates of 2⁻¹² of each weight, with five seeds."""
+    problem, steps, seeds = replayed.language(), 200, 5
+
+    def wide(params):
+        return jax.tree.map(lambda x: x.astype(jnp.float32), params)
+
+    def relative(updates, params):
+        def update(u, p):
+            return (-(2.0**-12) * jnp.abs(p) * jnp.sign(u)).astype(p.dtype)
+
+        return jax.tree.map(update, updates, params)
+
+    def run(dtype, *last):
+        optimizer = optax.chain(zo.scale_by_radazo(), optax.stateless(relative), *last)
+        init, step = zo.solver(
+            lambda params, tokens: problem.loss(wide(params), tokens),
+            optimizer,
+            zo.forward_difference(zo.low_rank(), 8, 5e-3),
+        )
+
+        @jax.jit
+        @functools.partial(jax.vmap, in_axes=(None, 0))
+        def train(start, key):
+            def one(state, t):
+                return step(state, problem.sample(jax.random.fold_in(key, t)))[0], None
+
+            state, _ = jax.lax.scan(one, init(start, key), jnp.arange(steps))
+            losses = [problem.full_loss(wide(p)) for p in (start, state.params)]
+            return state.params, *losses
+
+        short = problem.init(jax.random.key(0))
+        start = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(dtype), short)
+        end, first, last = train(start, jax.random.split(jax.random.key(1), seeds))
+        return start, end, np.asarray(first - last)
+
+    start, end, _ = run(jnp.bfloat16)
+    for seed in range(seeds):
+        chex.assert_trees_all_equal(start, jax.tree.map(lambda x, i=seed: x[i], end))
+    *_, falls = run(jnp.float32)
+    *_, rounded = run(jnp.bfloat16, zo.stochastic_rounding(3))
+    # Runs of a seed share directions and minibatches, so their differences vary less.
+    differences = rounded - falls
+    error = differences.std(ddof=1) / np.sqrt(seeds)
+    print(f"{falls.mean():.4f}, {differences.mean():.4f} ± {error:.4f}")
+    assert abs(differences.mean()) < 4 * error < falls.mean() / 4
