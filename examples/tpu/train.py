@@ -1,6 +1,6 @@
 """Trains a language model by forward passes only, on any number of devices.
 
-    python examples/apps/tpu/train.py --mesh perturbation=2,data=2,model=2
+    python examples/tpu/train.py --mesh perturbation=2,data=2,model=2
 
 The K + 1 evaluations of a step are spread over the mesh axis `perturbation`, the
 sequences of the batch over `data`, and the parameters, if asked for, over
@@ -10,7 +10,6 @@ the same directions from the same key, and so the same gradient.
 All randomness is a function of the seed and the step, and a run one of its settings.
 """
 
-import argparse
 import functools
 import math
 import os
@@ -18,8 +17,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import click
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,11 +28,9 @@ import optax
 from jax.sharding import NamedSharding
 
 import radazo_jax as zo
-from examples.apps.tpu import cluster, decoder
-from examples.common import checkpoint, cli
-from examples.common.cli import UserError, at_least_one, integer, positive
-from examples.common.distributions import DISTRIBUTIONS
+from examples.tpu import checkpoint, cluster, decoder
 
+DISTRIBUTIONS = ("sphere", "gaussian", "rademacher", "coordinate", "low_rank")
 # Settings that define a run, and must be the same if it resumes from a checkpoint.
 SETTINGS = (
     *("seed", "learning_rate", "distribution", "num_directions", "smoothing"),
@@ -47,48 +46,77 @@ class State(NamedTuple):
     step: jax.Array
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = cli.parser(__doc__)
-    add = parser.add_argument
-    add("--mesh", type=cluster.mesh_shape, help="devices an axis, as data=2,model=4")
-    add("--axis-types", choices=("auto", "explicit"), default="auto")
-    add("--shard-params", choices=("no", "tensor", "fsdp"), default="no")
-    add("--steps", type=at_least_one, default=100)
-    add("--seed", type=integer(0, 2**32 - 1), default=0)
-    add("--learning-rate", type=positive, default=1e-3)
-    add("--distribution", choices=DISTRIBUTIONS, default="rademacher")
-    add("--num-directions", type=at_least_one, default=15, help="K")
-    add("--smoothing", type=positive, default=1e-3, help="μ")
-    add("--at-once", type=at_least_one, default=1, help="evaluations of a device")
-    add("--batch-size", type=at_least_one, default=32, help="sequences a step")
-    add("--layers", type=at_least_one, default=2)
-    add("--width", type=at_least_one, default=32)
-    add("--heads", type=at_least_one, default=4)
-    add("--vocabulary", type=integer(2), default=32)
-    add("--length", type=integer(2), default=16, help="of a sequence")
-    add("--dtype", choices=("float32", "bfloat16"), default="float32")
-    add("--log-every", type=at_least_one, default=10)
-    add("--checkpoint", help="folder that all processes see, or gs://...")
-    add("--checkpoint-every", type=at_least_one, default=50)
-    add("--pod", action="store_true", help="processes that find each other")
-    add("--coordinator", type=cluster.address, help="address:port of process 0")
-    add("--num-processes", type=at_least_one)
-    add("--process-id", type=integer(0))
-    args = parser.parse_args(argv)
+def positive(text: str | float) -> float:
+    """The type of an option that is a number above zero."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise click.BadParameter(f"must be a number above 0; got {text}")
+    return value
+
+
+_COUNT = click.IntRange(1)
+
+
+@click.command(help=__doc__.splitlines()[0], context_settings={"show_default": True})
+@click.option("--mesh", type=cluster.mesh_shape, help="devices, as data=2,model=4")
+@click.option("--axis-types", type=click.Choice(["auto", "explicit"]), default="auto")
+@click.option(
+    "--shard-params", type=click.Choice(["no", "tensor", "fsdp"]), default="no"
+)
+@click.option("--steps", type=_COUNT, default=100)
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0)
+@click.option("--learning-rate", type=positive, default=1e-3)
+@click.option("--distribution", type=click.Choice(DISTRIBUTIONS), default="rademacher")
+@click.option("--num-directions", type=_COUNT, default=15, help="K")
+@click.option("--smoothing", type=positive, default=1e-3, help="μ")
+@click.option("--at-once", type=_COUNT, default=1, help="evaluations of a device")
+@click.option("--batch-size", type=_COUNT, default=32, help="sequences per step")
+@click.option("--layers", type=_COUNT, default=2)
+@click.option("--width", type=_COUNT, default=32)
+@click.option("--heads", type=_COUNT, default=4)
+@click.option("--vocabulary", type=click.IntRange(2), default=32)
+@click.option("--length", type=click.IntRange(2), default=16, help="of a sequence")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32")
+@click.option("--log-every", type=_COUNT, default=10)
+@click.option("--checkpoint", help="folder that all processes see, or gs://...")
+@click.option("--checkpoint-every", type=_COUNT, default=50)
+@click.option("--pod", is_flag=True, help="processes that find each other")
+@click.option("--coordinator", type=cluster.address, help="address:port of process 0")
+@click.option("--num-processes", type=_COUNT)
+@click.option("--process-id", type=click.IntRange(0))
+def command(**options: Any) -> None:
+    """Describes the command line, which `parse` reads."""
+
+
+def parse(argv: Sequence[str] | None) -> SimpleNamespace:
+    """Returns the options as attributes.
+
+    Raises:
+      click.ClickException: If they cannot be used, or not together.
+    """
+    argv = sys.argv[1:] if argv is None else list(argv)
+    args = SimpleNamespace(**command.make_context("train.py", list(argv)).params)
     process = (args.coordinator, args.num_processes, args.process_id)
     if any(x is not None for x in process) and (None in process or args.pod):
-        parser.error(
+        raise click.UsageError(
             "--coordinator, --num-processes and --process-id go together, without --pod"
         )
     if None not in process and args.process_id >= args.num_processes:
         last = args.num_processes - 1
-        parser.error(f"--process-id must be from 0 to {last}; got {args.process_id}")
+        raise click.UsageError(
+            f"--process-id must be from 0 to {last}; got {args.process_id}"
+        )
     if args.width % args.heads:
-        parser.error(f"--heads must divide --width {args.width}; got {args.heads}")
+        raise click.UsageError(
+            f"--heads must divide --width {args.width}; got {args.heads}"
+        )
     return args
 
 
-def train(args: argparse.Namespace) -> None:
+def train(args: SimpleNamespace) -> None:
     cluster.start(args)
     check_processes(args)
     mesh = cluster.make_mesh(args.mesh, args.axis_types == "explicit")
@@ -97,20 +125,20 @@ def train(args: argparse.Namespace) -> None:
         run(args, mesh)
 
 
-def check_processes(args: argparse.Namespace) -> None:
+def check_processes(args: SimpleNamespace) -> None:
     """Raises in every process if one was started otherwise than the first."""
     cluster.check_same_in_all_processes("the version of JAX", jax.__version__)
     try:
         zo.random.check_same_key(args.seed, "--seed")
     except ValueError as error:
-        raise UserError(error) from None
+        raise click.ClickException(str(error)) from None
     for name, value in vars(args).items():
         if name not in OWN:
             option = f"--{name.replace('_', '-')}"
             cluster.check_same_in_all_processes(option, value)
 
 
-def run(args: argparse.Namespace, mesh: jax.sharding.Mesh) -> None:
+def run(args: SimpleNamespace, mesh: jax.sharding.Mesh) -> None:
     sizes = decoder.Sizes(**{name: vars(args)[name] for name in decoder.Sizes._fields})
     sharding = NamedSharding(mesh, rows(args, mesh))
     init, step, layout = program(args, sizes, mesh)
@@ -145,12 +173,12 @@ def run(args: argparse.Namespace, mesh: jax.sharding.Mesh) -> None:
 
 
 def program(
-    args: argparse.Namespace, sizes: decoder.Sizes, mesh: jax.sharding.Mesh
+    args: SimpleNamespace, sizes: decoder.Sizes, mesh: jax.sharding.Mesh
 ) -> tuple[Callable[..., State], Callable[..., tuple[State, jax.Array]], State]:
     """Returns `init`, `step`, and the shapes and shardings of a state."""
     optimizer = zo.radazo(args.learning_rate, bias_correction=True)
     estimator = zo.forward_difference(
-        DISTRIBUTIONS[args.distribution], args.num_directions, args.smoothing
+        getattr(zo, args.distribution)(), args.num_directions, args.smoothing
     )
     loss = functools.partial(decoder.loss_fn, heads=args.heads)
     evaluator = zo.sharded("perturbation", args.at_once)
@@ -195,12 +223,12 @@ def program(
     )
 
 
-def rows(args: argparse.Namespace, mesh: jax.sharding.Mesh) -> jax.P:
+def rows(args: SimpleNamespace, mesh: jax.sharding.Mesh) -> jax.P:
     """The sharding of the sequences of a batch."""
     axes = ("data", "model") if args.shard_params == "fsdp" else ("data",)
     size = math.prod(mesh.shape[axis] for axis in axes)
     if args.batch_size % size:
-        raise UserError(
+        raise click.ClickException(
             f"--batch-size must be a multiple of {size}, the devices along "
             f"{' and '.join(axes)}; got {args.batch_size}"
         )
@@ -208,7 +236,7 @@ def rows(args: argparse.Namespace, mesh: jax.sharding.Mesh) -> jax.P:
 
 
 def describe(
-    args: argparse.Namespace,
+    args: SimpleNamespace,
     sizes: decoder.Sizes,
     mesh: jax.sharding.Mesh,
     layout: State,
@@ -225,22 +253,29 @@ def describe(
     )
 
 
-def resume(args: argparse.Namespace) -> str:
+def resume(args: SimpleNamespace) -> str:
     """Instructions to resume after an error."""
     again = "start all processes again with the same commands"
     if args.checkpoint:
-        return f"{again} to go on from the latest checkpoint in {args.checkpoint}"
+        return f"{again} to resume from the latest checkpoint in {args.checkpoint}"
     return f"{again} (from step 0, as there is no --checkpoint)"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parse(argv)
-    if (args.pod or args.coordinator) and not cluster.is_supervised():
-        arguments = sys.argv[1:] if argv is None else argv
-        return cluster.supervise([sys.executable, __file__, *arguments], resume(args))
     try:
+        args = parse(argv)
+        if (args.pod or args.coordinator) and not cluster.is_supervised():
+            arguments = sys.argv[1:] if argv is None else argv
+            again = [sys.executable, __file__, *arguments]
+            return cluster.supervise(again, resume(args))
         train(args)
-    except (UserError, OSError) as error:
+    except click.exceptions.Exit as done:  # After --help.
+        return done.exit_code
+    except click.ClickException as error:
+        message = " ".join(error.format_message().split())
+        print(f"train.py: error: {message}", file=sys.stderr)
+        return 2
+    except OSError as error:
         print(f"train.py: error: {error}", file=sys.stderr)
         return 2
     except jax.errors.JaxRuntimeError as error:

@@ -2,12 +2,11 @@
 
 from typing import Any, NamedTuple
 
+import click
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-
-from examples.common.cli import UserError
 
 # Of the tokens that follow their rule; the others are any.
 _RULED = 0.9
@@ -107,7 +106,7 @@ def specs(params: Any, how: str, size: int) -> Any:
         if how == "no" or axis is None:
             return jax.P()
         if leaf.shape[axis] % size:
-            raise UserError(
+            raise click.ClickException(
                 f"--shard-params {how} cuts axis {axis} of {path[-1].key} "
                 f"{list(leaf.shape)} for {size} devices along model, which do not "
                 "divide it"

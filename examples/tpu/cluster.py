@@ -1,6 +1,5 @@
 """Processes, devices and the mesh: what a run needs before it can begin."""
 
-import argparse
 import math
 import os
 import re
@@ -9,13 +8,13 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import click
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-
-from examples.common.cli import UserError
 
 AXES = ("perturbation", "data", "model")
 
@@ -42,7 +41,7 @@ def mesh_shape(text: str) -> dict[str, int]:
     shape = {name: int(size) for name, size in found}
     valid = text == ",".join(f"{name}={size}" for name, size in found)
     if not valid or not len(shape) == len(found) == len(shape.keys() & {*AXES}):
-        raise argparse.ArgumentTypeError(
+        raise click.BadParameter(
             f"must give axes ({', '.join(AXES)}) their numbers of devices, as "
             f"data=2,model=4; got {text}"
         )
@@ -52,7 +51,7 @@ def mesh_shape(text: str) -> dict[str, int]:
 def address(text: str) -> str:
     """The argument of `--coordinator`."""
     if not re.fullmatch(r".+:\d+", text):
-        raise argparse.ArgumentTypeError(
+        raise click.BadParameter(
             f"must be address:port, as 10.0.0.1:1234; got {text!r}"
         )
     return text
@@ -129,7 +128,7 @@ def wait_for_health_check() -> None:
         time.sleep(2 * _HEARTBEAT_SECONDS)
 
 
-def start(args: argparse.Namespace) -> None:
+def start(args: SimpleNamespace) -> None:
     """Joins the other processes, if there are any."""
     timeouts = {
         "heartbeat_timeout_seconds": _HEARTBEAT_SECONDS,
@@ -139,7 +138,9 @@ def start(args: argparse.Namespace) -> None:
         try:
             jax.distributed.initialize(**timeouts)
         except ValueError as error:
-            raise UserError(f"--pod finds no other processes: {error}") from None
+            raise click.ClickException(
+                f"--pod finds no other processes: {error}"
+            ) from None
     elif args.coordinator:
         jax.distributed.initialize(
             args.coordinator, args.num_processes, args.process_id, **timeouts
@@ -157,7 +158,7 @@ def make_mesh(
     shape = shape or dict.fromkeys(AXES, 1) | {"perturbation": num_devices}
     if math.prod(shape.values()) != num_devices:
         asked = " × ".join(f"{name}={size}" for name, size in shape.items())
-        raise UserError(
+        raise click.ClickException(
             f"--mesh must hold all devices: {asked} are {math.prod(shape.values())}, "
             f"and there are {num_devices} in {jax.process_count()} process(es)"
         )
@@ -178,7 +179,7 @@ def check_same_in_all_processes(name: str, value: Any) -> None:
     shown = [row.tobytes().decode(errors="replace").rstrip() for row in texts]
     for process, other in enumerate(shown):
         if other != shown[0]:
-            raise UserError(
+            raise click.ClickException(
                 f"{name} must be the same in all processes; got {shown[0]} in process "
                 f"0 and {other} in process {process}"
             )

@@ -1,6 +1,6 @@
 """The drift between runs whose layouts take sums in another order.
 
-    XLA_FLAGS=--xla_force_host_platform_device_count=8 python examples/apps/tpu/drift.py
+    XLA_FLAGS=--xla_force_host_platform_device_count=8 python examples/tpu/drift.py
 
 Runs every layout for several seeds and compares parameters and losses with the
 default layout's after as many steps.
@@ -8,13 +8,13 @@ default layout's after as many steps.
 
 from collections.abc import Iterator
 
+import click
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
 from tabulate import tabulate
 
-from examples.apps.tpu import cluster, decoder, train
-from examples.common import cli
+from examples.tpu import cluster, decoder, train
 
 # A loss of 3.4 is rounded to 2.4e-7, and so a slope, the difference of two over the
 # smoothing of 1e-3, to 2.4e-4: rounding enters a gradient a thousand times enlarged.
@@ -81,14 +81,16 @@ def drifts(arguments: list[str], seeds: range) -> Iterator[tuple[str, list, list
         yield f"`{layout}` on {num_devices} device(s)", params, losses
 
 
-def main() -> None:
-    parser = cli.parser(__doc__)
-    parser.add_argument("--seeds", type=cli.at_least_one, default=8, help="how many")
-    args, others = parser.parse_known_args()
+@click.command(
+    help=__doc__.splitlines()[0], context_settings={"ignore_unknown_options": True}
+)
+@click.option("--seeds", type=click.IntRange(1), default=8, help="how many")
+@click.argument("others", nargs=-1, type=click.UNPROCESSED)
+def main(seeds: int, others: tuple[str, ...]) -> None:
     if jax.device_count() != 8:
-        parser.error(f"8 devices are needed; got {jax.device_count()}")
+        raise click.UsageError(f"8 devices are needed; got {jax.device_count()}")
     table = []
-    for name, params, losses in drifts(others, range(args.seeds)):
+    for name, params, losses in drifts([*others], range(seeds)):
         table.append((name, np.median(params), max(params), max(losses)))
     headers = ("layout", "parameters, median", "at most", "loss, at most")
     print(tabulate(table, headers, tablefmt="pipe", floatfmt=".1e"))
