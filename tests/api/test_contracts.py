@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import inspect
 import itertools
 
 import chex
@@ -355,70 +354,6 @@ def test_a_gradient_that_is_a_tree_is_refused():
         jit(zo.value_and_grad(traced, old))(0, PARAMS)
     with pytest.raises(TypeError, match=message):
         told(old, None)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: zo.forward_difference(batch_size=1),
-            "forward_difference got batch_size, which moved to the evaluator. Pass "
-            "evaluator=vectorized(batch_size=1) to value_and_grad, minimize or solver.",
-        ),
-        (
-            lambda: zo.central_difference(axis_name="k"),
-            "central_difference got axis_name, which moved to the evaluator. Pass "
-            "evaluator=sharded('k') to value_and_grad, minimize or solver.",
-        ),
-        (
-            lambda: zo.forward_difference(law=zo.sphere()),
-            "forward_difference got law, which is now called distribution.",
-        ),
-        (
-            lambda: zo.contrib.query_reuse(memory=3),
-            "query_reuse got memory, which is now called memory_size.",
-        ),
-    ],
-)
-def test_arguments_that_moved_say_where(call, message):
-    with pytest.raises(TypeError) as caught:
-        call()
-    assert str(caught.value) == message
-
-
-def test_other_unknown_arguments_are_python_errors():
-    for call in (
-        lambda: zo.forward_difference(size=1),
-        lambda: zo.spsa(law=zo.sphere()),
-        lambda: zo.forward_difference(zo.sphere(), 3, 0.1, 1),
-    ):
-        with pytest.raises(TypeError, match=r"unexpected keyword|positional argument"):
-            call()
-
-
-CONSTRUCTORS = [
-    zo.forward_difference,
-    zo.central_difference,
-    zo.spsa,
-    zo.adaptive_difference,
-    zo.accelerated,
-    *(
-        f
-        for f in map(vars(zo.contrib).get, zo.contrib.__all__)
-        if inspect.isfunction(f)
-    ),
-]
-
-
-@pytest.mark.parametrize("constructor", CONSTRUCTORS, ids=lambda f: f.__name__)
-def test_constructors_explain_what_moved_and_show_their_signatures(constructor):
-    parameters = inspect.signature(constructor).parameters
-    assert parameters and not {"args", "kwargs"} & parameters.keys()
-    assert constructor.__doc__ and constructor.__module__.startswith("radazo_jax")
-    with pytest.raises(
-        TypeError, match=r"which moved to the evaluator\. Pass evaluator="
-    ):
-        constructor(batch_size=1)
 
 
 @pytest.mark.parametrize(

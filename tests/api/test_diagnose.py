@@ -49,22 +49,6 @@ def test_is_the_same_for_what_can_be_traced():
     np.testing.assert_allclose(compiled.curvature, outside.curvature, rtol=1e-2)
 
 
-@pytest.mark.parametrize(
-    "shifted",
-    [
-        zo.contrib.prior_guided(smoothing=0.1),
-        zo.contrib.variance_reduced(smoothing=0.1),
-        zo.accelerated(ESTIMATOR),
-    ],
-)
-@pytest.mark.slow
-def test_leaves_out_the_tree_beside_which_points_lie(shifted):
-    """It is zero before the first step, and the directions are the same."""
-    expected = zo.diagnose(lambda x: float(np.sum(x**2)), START, ESTIMATOR, 0)
-    found = zo.diagnose(lambda x: float(np.sum(x**2)), START, shifted, 0)
-    assert found == expected
-
-
 def noisy_linear(slope, noise, seed):
     """A linear function of ten numbers, with noise."""
     draws = np.random.default_rng(seed)
@@ -101,39 +85,6 @@ def test_tiny_noise_leaves_a_narrow_range_of_the_change():
     found = zo.diagnose(noisy_linear(30.0, 1e-6, 0), TEN, ESTIMATOR)
     least, most = found.difference_range
     assert 0 < least <= found.difference <= most < least + 1e-5
-
-
-def advised_factor(found):
-    """Returns the factor of smoothing in the first advice."""
-    words = found.advice[0].partition("make smoothing ")[2]
-    return float(words.removeprefix("at least ").split()[0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
-def test_advice_under_noise_ends_near_the_right_smoothing(seed):
-    """The right one makes the noise of 0.1 the 0.3 of the change: 0.3 s |u₀| = 0.1."""
-    smoothing, points, fun = 0.032, [], noisy_linear(1.0, 0.1, seed)
-
-    def recorded(x):
-        value = fun(x)
-        points.append(x[0])
-        return value
-
-    for calls in itertools.count():
-        estimator = zo.forward_difference(smoothing=smoothing)
-        found = zo.diagnose(recorded, TEN, estimator, seed)
-        if calls == 0:
-            moved = np.array(points)[np.array(points) != 0]
-            right = 0.1 / 0.3 / (np.sqrt(np.mean(moved**2)) / smoothing)
-            assert found.advice[0].partition("make smoothing at least ")[1]
-            # The lower limit of 95 % is printed with two digits.
-            assert 2 < advised_factor(found) < 1.1 * right / smoothing
-        if not found.advice:
-            break
-        smoothing *= advised_factor(found)
-    assert calls < 5
-    assert right / 1.5 < smoothing < 2.5 * right
 
 
 def test_noise_is_not_called_a_difference():

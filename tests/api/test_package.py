@@ -14,7 +14,6 @@ import zipfile
 import pytest
 
 import radazo_jax as zo
-from radazo_jax import __main__ as self_test
 from radazo_jax._src import checks
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -68,22 +67,6 @@ def test_a_type_checker_knows_what_functions_return(tmp_path):
     assert shown == [own] * len(OPTIMIZERS), done.stdout
     errors = re.findall(r"error: .*\[([\w-]+)\]$", done.stdout, re.MULTILINE)
     assert errors == ["call-arg", "arg-type", "attr-defined"], done.stdout
-
-
-def test_the_self_test_says_what_failed(monkeypatch, capsys):
-    def holds():
-        """Holds."""
-
-    def breaks():
-        """Breaks."""
-        raise ValueError("by two")
-
-    monkeypatch.setattr(self_test, "_TESTS", (holds, breaks))
-    assert self_test.main() == 1
-    shown = capsys.readouterr().out
-    assert f"radazo_jax {zo.__version__}" in shown and "  jax 0." in shown
-    assert "cpu" in shown and "Holds. ok, 0.0 s" in shown
-    assert "Breaks. FAILED: ValueError: by two\n1 of 2 tests failed" in shown
 
 
 def test_the_conda_recipe_is_that_of_the_project():

@@ -1,4 +1,4 @@
-"""Steps of a decoder, compiled for GPUs that need not exist.
+"""Steps of a small network, compiled for GPUs that need not exist.
 
 The limits hold for JAX 0.10.2 with its plugin for CUDA 13.
 """
@@ -16,7 +16,7 @@ pytestmark = [
         reason='needs the GPU compiler: pip install "radazo-jax[gpu-aot]"',
     ),
 ]
-SMALL = {"layers": 2, "width": 512, "heads": 4, "hidden": 2048, "vocabulary": 2**16}
+SMALL = {"layers": 2, "width": 512, "hidden": 2048, "vocabulary": 2**16}
 
 
 def test_memory_is_that_of_the_forward_pass():
@@ -34,7 +34,7 @@ def test_memory_is_that_of_the_forward_pass():
 
 
 def test_devices_send_values_alone_or_a_leaf_in_its_dtype():
-    small = SMALL | {"length": 64, "batch_size": 8, "vocabulary": 8192}
+    small = SMALL | {"batch": 512, "vocabulary": 8192}
     sharded = small | {"mesh": (2, 2, 2)}
     apart, forward, step = measured(
         "gpu",

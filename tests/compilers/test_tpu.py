@@ -1,4 +1,4 @@
-"""Evaluations and steps of a decoder, compiled for TPUs that need not exist.
+"""Steps of a small network, compiled for TPUs that need not exist.
 
 The limits hold for JAX 0.10.2 with libtpu 0.0.42.
 """
@@ -23,7 +23,6 @@ def test_memory_is_that_of_the_forward_pass():
     forward, *found = measured(
         "tpu",
         {"run": "forward"},
-        {"run": "perturb", "distribution": "gaussian"},
         *(
             {"run": "zo_sgd", "distribution": distribution, "num_directions": 2}
             for distribution in ("gaussian", "rademacher", "low_rank")
@@ -31,7 +30,7 @@ def test_memory_is_that_of_the_forward_pass():
     )
     for facts in found:
         assert facts["host"] == [] and facts["sent"] == []
-        assert facts["peak"] <= 1.02 * forward["peak"]
+        assert facts["bytes"] <= 1.05 * forward["bytes"]
 
 
 def test_devices_send_values_alone():
@@ -40,7 +39,7 @@ def test_devices_send_values_alone():
         "tpu",
         case | {"distribution": "low_rank"},
         *(
-            case | {"distribution": distribution, "mesh": mesh, "batch_size": 8}
+            case | {"distribution": distribution, "mesh": mesh}
             for distribution, mesh in (("low_rank", (8, 1, 1)), ("sphere", (2, 4, 1)))
         ),
     )
@@ -52,7 +51,7 @@ def test_devices_send_values_alone():
 
 
 def test_a_sharded_leaf_is_gathered_as_the_forward_pass_gathers_it():
-    case = {"mesh": (2, 2, 2), "batch_size": 8, "layers": 2}
+    case = {"mesh": (2, 2, 2), "layers": 2}
     forward, step = measured(
         "tpu",
         case | {"run": "forward"},

@@ -30,17 +30,6 @@ from tests.helpers.tables import jit, slow
 # --- Priors ------------------------------------------------------------------------
 
 
-def numpy_prgf(s, s_p, us, p, share):
-    """P-RGF of Cheng et al. 2019 along vectors that are made orthogonal to p."""
-    rest = us - np.outer(us @ p, p)
-    norms = np.linalg.norm(rest, axis=1)
-    xi = rest / norms[:, None]
-    s_xi = (s - us @ p * s_p) / norms
-    vs = np.sqrt(share) * p + np.sqrt(1 - share) * xi
-    s_v = np.sqrt(share) * s_p + np.sqrt(1 - share) * s_xi
-    return s_v @ vs / len(us), s_xi
-
-
 def best_share(square, d, q):
     """The share that minimizes the error of the best multiple, by a grid."""
     shares = np.linspace(0, 1, 200_001)
@@ -58,34 +47,6 @@ def test_the_optimal_share(d, q):
     expected = [best_share(square, d, q) for square in squares]
     got = optimal_share(jnp.asarray(squares, jnp.float32), d, q)
     np.testing.assert_allclose(got, expected, atol=2e-3)
-
-
-@pytest.mark.slow
-def test_prior_guided_by_the_cosine():
-    mu, size = 1e-2, 3
-    prior = np.array([1.0, 0.5, 0.0, 0.0, 0.5, 0.0])
-    tree = {"a": jnp.asarray(prior[:4].reshape(2, 2)), "b": jnp.asarray(prior[4:])}
-    tree = jax.tree.map(lambda x: x.astype(jnp.float32), tree)
-    estimator = zo.contrib.prior_guided(
-        zo.rademacher(), size, mu, prior=lambda x: tree, mix="cosine"
-    )
-    p = prior / np.linalg.norm(prior)
-    shares, steps = [], Steps(estimator)
-    # Gradients ever closer to the prior.
-    for i, weight in enumerate([0.0, 0.9, 1.1, 8.0]):
-        slopes = SLOPES + weight * prior
-        steps.fun = lambda at, slopes=slopes: at @ slopes
-        estimate, _, values, us = steps(i)
-        us = us[:size]
-        s = (values[1:] - values[0]) / mu
-        _, s_xi = numpy_prgf(s[:-1], s[-1], us, p, 0.5)
-        square = s[-1] ** 2 / (s[-1] ** 2 + (DIMENSION - 1) * np.mean(s_xi**2))
-        shares.append(best_share(square, DIMENSION, size))
-        expected, _ = numpy_prgf(s[:-1], s[-1], us, p, shares[-1])
-        np.testing.assert_allclose(
-            flat(estimate.gradient), expected, rtol=5e-3, atol=2e-2
-        )
-    assert shares[0] == 0 and shares[-1] == 1, shares
 
 
 def test_the_length_of_a_prior_does_not_matter():
@@ -331,24 +292,6 @@ def test_gaussian_process(kernel, size, lengthscale):
     before = steps.state
     steps(4, values=lambda at: np.full(len(at), np.nan))
     chex.assert_trees_all_equal(steps.state, before)
-
-
-@pytest.mark.slow
-def test_random_features_approach_their_kernel():
-    """The error falls as one over the root of their number."""
-    errors = []
-    for num_features in (100, 10_000):
-        found = []
-        for size in (None, num_features):
-            estimator = zo.contrib.gaussian_process(
-                zo.sphere(), 4, 0.4, 8, "squared_exponential", 1.0, 1e-2, size
-            )
-            steps = Steps(estimator)
-            found.append([flat(steps(i)[0].gradient) for i in range(2)][-1])
-        errors.append(np.linalg.norm(found[1] - found[0]) / np.linalg.norm(found[0]))
-    # A tenth, within the spread of single draws.
-    assert errors[1] < 0.1
-    assert errors[1] < 0.4 * errors[0]
 
 
 @pytest.mark.slow

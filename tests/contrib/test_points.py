@@ -221,19 +221,3 @@ def test_momentum_perturbation():
         )
         history = np.sign(slope) * m
     np.testing.assert_allclose(flat(steps.state.history), history, atol=1e-5)
-
-
-def test_one_draw_has_the_variance_of_two():
-    b1, alpha = 0.3, 0.6
-    rng = np.random.default_rng(0)
-    first = np.sqrt(alpha) * rng.normal(size=40_000)
-    second = 1.5 + np.sqrt(1 - alpha) * rng.normal(size=40_000)
-    both = b1 * first + (1 - b1) * second
-    steps = Steps(zo.contrib.momentum_perturbation(zo.rademacher(), 1.0, b1, alpha))
-    history = jax.tree.map(lambda p: jnp.full(p.shape, 1.5), PARAMS)
-    steps.state = steps.state._replace(history=history)
-    _, at, *_ = steps(0)
-    m = at[0] - flat(PARAMS)
-    # Of random signs, each |m − mean| is the deviation.
-    np.testing.assert_allclose(abs(m - (1 - b1) * 1.5), both.std(), rtol=0.02)
-    np.testing.assert_allclose((1 - b1) * 1.5, both.mean(), rtol=0.02)

@@ -17,10 +17,6 @@ from tests.helpers.tables import jit, slow
 KEY = jax.random.key(0)
 
 
-def flat(tree):
-    return jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(tree)])
-
-
 def drawn(distribution, params):
     def draw(key):
         return distribution.materialize(distribution.sample(key, params), params)
@@ -149,32 +145,6 @@ def test_dimension_numbers_override_what_is_inferred(as_function):
     assert np.linalg.matrix_rank(u["v"]) == 4
 
 
-@pytest.mark.parametrize(
-    ("estimator", "batch_size"),
-    [(zo.forward_difference, None), slow(zo.central_difference, 1)],
-)
-def test_estimates_are_unbiased_on_a_quadratic(estimator, batch_size):
-    params = {"w": jnp.linspace(-1.0, 1.0, 12).reshape(4, 3), "b": jnp.ones(3)}
-    x = jnp.linspace(-1.0, 2.0, 20).reshape(5, 4)
-
-    def loss(p):
-        return jnp.mean((x @ p["w"] + p["b"][None]) ** 2)
-
-    value_and_grad = zo.value_and_grad(
-        loss, estimator(zo.low_rank(), 4, 0.5), zo.vectorized(batch_size)
-    )
-
-    @jax.jit
-    @jax.vmap
-    def gradient(key):
-        return flat(value_and_grad(key, params)[1])
-
-    gradients = np.asarray(gradient(jax.random.split(KEY, 4000)), np.float64)
-    expected = flat(jax.grad(loss)(params))
-    error = gradients.mean(0) - np.asarray(expected, np.float64)
-    assert (abs(error) <= 4 * gradients.std(0) / np.sqrt(4000)).all()
-
-
 def test_nothing_is_rounded_into_bfloat16_matrices():
     """A perturbation far below the weights' resolution still has its effect."""
     w = jnp.ones((64, 64), jnp.bfloat16)
@@ -193,20 +163,6 @@ def test_nothing_is_rounded_into_bfloat16_matrices():
         got, scale * np.sum(np.asarray(x, np.float64) @ u), rtol=1e-3
     )
     assert (w + jnp.asarray(scale * u, jnp.bfloat16) == w).all()
-
-
-def test_trains():
-    x = jax.random.normal(KEY, (64, 8))
-    y = jnp.tanh(x @ jax.random.normal(jax.random.key(1), (8, 4)))
-    params = {"w": jnp.zeros((8, 4)), "b": jnp.zeros(4)}
-
-    def loss(p):
-        return jnp.mean((jnp.tanh(x @ p["w"] + p["b"][None]) - y) ** 2)
-
-    estimator = zo.forward_difference(zo.low_rank(), 8)
-    optimizer = zo.zo_adamm(1e-2)
-    result = zo.minimize(loss, params, optimizer, estimator, 500, 0, progress=False)
-    assert result.values[-1] < 0.1 * result.values[0]
 
 
 @pytest.mark.parametrize(

@@ -156,21 +156,6 @@ def test_minimize_stops_and_goes_on(estimator):
     assert int(whole.state.step) == 7 and whole.state.estimator_state == ()
 
 
-def test_in_an_optax_chain(estimator):
-    tx = optax.chain(zo.estimate_gradient(estimator, key=0), optax.sgd(0.2))
-
-    @jit
-    def step(params, state):
-        updates, state = tx.update(None, state, params, value_fn=quadratic)
-        return optax.apply_updates(params, updates), state
-
-    params, state = jnp.zeros(8), tx.init(jnp.zeros(8))
-    for _ in range(60):
-        params, state = step(params, state)
-    np.testing.assert_allclose(params, 1, atol=0.1)
-    assert int(optax.tree.get(state, "step")) == 60
-
-
 def test_a_whole_basis_in_one_call_makes_the_gradient():
     """Central differences of a quadratic give it exactly, even if n > d."""
     for dimension, size in ((8, 8), (6, 8)):

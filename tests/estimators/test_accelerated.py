@@ -127,28 +127,6 @@ def test_the_gradient_is_the_one_at_the_lookahead_point():
         np.testing.assert_allclose(gradient, expected, rtol=2e-2, atol=1e-3)
 
 
-@pytest.mark.slow
-def test_curvatures_that_differ_take_fewer_evaluations():
-    scales = jnp.logspace(0, 4, 100)
-
-    def last(estimator, steps):
-        result = zo.minimize(
-            lambda x: jnp.sum(scales * x**2),
-            jnp.ones(100),
-            zo.parabolic_sgd(),
-            estimator,
-            steps,
-            key=0,
-            progress=False,
-        )
-        return result.values[-1] / result.values[0]
-
-    plain = zo.adaptive_difference(zo.orthonormal())
-    evaluations = 30 * 101
-    accelerated = last(zo.accelerated(plain), evaluations // 12)
-    assert accelerated < last(plain, evaluations // 11) / 2
-
-
 def test_the_momentum_is_reset_if_the_loss_at_the_lookahead_point_is_not_finite():
     scales = jnp.logspace(0, 2, 30)
 

@@ -7,7 +7,6 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import radazo_jax as zo
@@ -51,27 +50,6 @@ def test_is_the_derivative_along_the_direction():
     np.testing.assert_allclose(gradient, (exact @ u) * u, rtol=1e-4)
     curvature = np.sum(np.asarray(CURVATURES, np.float64)) * 0.1**2 / 2
     np.testing.assert_allclose(value, quadratic(x) + curvature, rtol=1e-5)
-
-
-def test_in_minimize():
-    args = (quadratic, jnp.zeros(6), optax.sgd(0.05), SPSA, 400, 0)
-    result = zo.minimize(*args, progress=False)
-    np.testing.assert_allclose(result.params, CENTER, atol=0.05)
-
-
-def test_in_an_optax_chain():
-    tx = optax.chain(zo.estimate_gradient(SPSA, key=0), optax.sgd(0.05))
-
-    @jax.jit
-    def step(params, state):
-        updates, state = tx.update(None, state, params, value_fn=quadratic)
-        return optax.apply_updates(params, updates), state
-
-    params = jnp.zeros(6)
-    state = tx.init(params)
-    for _ in range(400):
-        params, state = step(params, state)
-    np.testing.assert_allclose(params, CENTER, atol=0.05)
 
 
 @functools.partial(jit, static_argnums=0)

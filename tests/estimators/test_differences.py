@@ -122,14 +122,6 @@ def test_is_eq_2(distribution, name, batch_size):
         np.testing.assert_allclose(value, np.mean(values), rtol=1e-5)
 
 
-def test_linear_in_the_coefficients():
-    # f enters only through its values: two losses' estimates add up.
-    estimator = zo.forward_difference(zo.rademacher(), 5, 0.3)
-    losses = (lambda p: 2.0 * quadratic(p) - 3.0 * cubic(p), quadratic, cubic)
-    both, one, other = jit(lambda: [flat(estimate(f, estimator)[1]) for f in losses])()
-    np.testing.assert_allclose(both, 2.0 * one - 3.0 * other, rtol=1e-3, atol=1e-2)
-
-
 # --- Expectations in closed form --------------------------------------------------
 
 
@@ -239,23 +231,6 @@ def test_a_loss_may_take_entries_out_of_its_arguments(difference):
     assert options == [2.0]
 
 
-@pytest.mark.parametrize("distribution", ["rademacher", slow("sphere")])
-def test_the_directions_do_not_depend_on_how_many_there_are(distribution):
-    distribution = DISTRIBUTIONS[distribution]
-
-    @jit
-    def gradients():
-        estimators = [zo.central_difference(distribution, num) for num in (1, 2)]
-        return [flat(estimate(quadratic, estimator)[1]) for estimator in estimators]
-
-    one = gradients()
-    second = 2 * one[1] - one[0]
-    u = numpy_directions(distribution, 0, 2)[1]
-    np.testing.assert_allclose(
-        np.abs(np.dot(second, u)), np.linalg.norm(second) * np.linalg.norm(u), rtol=1e-3
-    )
-
-
 # --- value_and_grad ---------------------------------------------------------------
 
 
@@ -348,11 +323,6 @@ def test_bad_losses(difference, output, error, message):
         jax.eval_shape(lambda: estimate(output, difference()))
 
 
-def test_aux_without_a_pair(difference):
-    with pytest.raises(TypeError, match=r"pair \(loss, aux\) when has_aux"):
-        jax.eval_shape(lambda: estimate(quadratic, difference(), has_aux=True))
-
-
 @pytest.mark.parametrize(
     ("params", "error", "message"),
     [
@@ -377,61 +347,67 @@ def test_bad_parameters(difference, params, error, message):
 
 
 @pytest.mark.parametrize(
-    ("value", "error"),
+    ("options", "error", "message"),
     [
-        (0, ValueError),
-        (-1, ValueError),
-        (2.0, TypeError),
-        (True, TypeError),
-        ("3", TypeError),
+        ({"num_directions": 0}, ValueError, "num_directions.*0"),
+        ({"num_directions": 2.0}, TypeError, "num_directions.*2.0"),
+        ({"num_directions": True}, TypeError, "num_directions.*True"),
+        ({"smoothing": 0.0}, ValueError, "smoothing"),
+        ({"smoothing": float("nan")}, ValueError, "smoothing"),
+        ({"smoothing": None}, TypeError, "smoothing"),
+        (
+            {"distribution": "sphere"},
+            TypeError,
+            "must be a Distribution such as sphere",
+        ),
+        ({"distribution": zo.sphere}, TypeError, "distribution must be a Distribution"),
     ],
 )
-def test_bad_counts(difference, value, error):
-    with pytest.raises(error, match=rf"num_directions.*{value!r}"):
-        difference(num_directions=value)
-    for evaluator in (zo.vectorized, lambda size: zo.sharded("k", size)):
-        with pytest.raises(error, match=rf"batch_size.*{value!r}"):
-            evaluator(value)
+def test_bad_options(difference, options, error, message):
+    with pytest.raises(error, match=message):
+        difference(**options)
 
 
 @pytest.mark.parametrize(
-    ("value", "error"),
+    ("call", "error", "message"),
     [
-        (0.0, ValueError),
-        (-1e-3, ValueError),
-        (float("nan"), ValueError),
-        (float("inf"), ValueError),
-        ("1", TypeError),
-        (None, TypeError),
+        (lambda: zo.vectorized(0), ValueError, "batch_size.*0"),
+        (lambda: zo.sharded("k", 2.0), TypeError, "batch_size.*2.0"),
+        (
+            lambda: estimate(quadratic, zo.forward_difference(), has_aux=True),
+            TypeError,
+            r"pair \(loss, aux\) when has_aux",
+        ),
+        (
+            lambda: estimate(quadratic, zo.forward_difference(), key="0"),
+            TypeError,
+            "key must be a key such as",
+        ),
+        (
+            lambda: estimate(
+                quadratic, zo.forward_difference(), key=jax.random.key(0, impl="rbg")
+            ),
+            ValueError,
+            "rbg",
+        ),
+        (
+            lambda: zo.value_and_grad(quadratic, zo.forward_difference),
+            TypeError,
+            "estimator must be a GradientEstimator",
+        ),
+        (
+            lambda: zo.value_and_grad(
+                quadratic,
+                zo.forward_difference()._replace(init=lambda p: jnp.zeros(())),
+            )(0, PARAMS),
+            ValueError,
+            "estimator must have no state",
+        ),
     ],
 )
-def test_bad_smoothing(difference, value, error):
-    with pytest.raises(error, match="smoothing"):
-        difference(smoothing=value)
-
-
-def test_bad_distribution(difference):
-    with pytest.raises(
-        TypeError, match="distribution must be a Distribution such as sphere"
-    ):
-        difference(distribution="sphere")
-    with pytest.raises(TypeError, match="distribution must be a Distribution"):
-        difference(distribution=zo.sphere)
-
-
-def test_bad_keys(difference):
-    with pytest.raises(TypeError, match="key must be a key such as"):
-        estimate(quadratic, difference(), key="0")
-    with pytest.raises(ValueError, match="rbg"):
-        estimate(quadratic, difference(), key=jax.random.key(0, impl="rbg"))
-
-
-def test_bad_estimators():
-    with pytest.raises(TypeError, match="estimator must be a GradientEstimator"):
-        zo.value_and_grad(quadratic, zo.forward_difference)
-    stateful = zo.forward_difference()._replace(init=lambda p: jnp.zeros(()))
-    with pytest.raises(ValueError, match="estimator must have no state"):
-        zo.value_and_grad(quadratic, stateful)(0, PARAMS)
+def test_bad_arguments(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
 
 
 @pytest.mark.parametrize(("batch_size", "waits"), [(None, False), (1, True)])

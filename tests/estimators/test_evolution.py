@@ -62,15 +62,6 @@ def test_without_shaping_it_is_the_central_difference():
     np.testing.assert_allclose(a.value, b.value, rtol=1e-6)
 
 
-def test_recombination_of_the_best():
-    """Descent with the rate σ²/c moves to the mean of the best members."""
-    steps = Steps(strategy(antithetic=False, shaping=zo.shaping.best_of(2)))
-    estimate, at, values, _ = steps(0)
-    best = at[np.argsort(values)[:2]].mean(0)
-    moved = flat(PARAMS) - 0.1**2 / Hashed().factor(6) * flat(estimate.gradient)
-    np.testing.assert_allclose(moved, best, rtol=1e-5)
-
-
 # --- Runs -------------------------------------------------------------------------
 
 
@@ -133,40 +124,6 @@ def test_evaluators_give_the_same_values(evaluator):
     with jax.set_mesh(mesh):
         found = jit(lambda: estimate(evaluator))()
     chex.assert_trees_all_close(found, expected, rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_with_a_solver_under_vmap_and_in_a_chain():
-    solver = zo.solver(of_prompts, zo.radazo(3e-2), ESTIMATOR)
-
-    def twice(key):
-        state = solver.init(jnp.asarray(START), key)
-        for _ in range(2):
-            state, info = solver.step(state)
-        return state, info
-
-    keys = jax.random.split(jax.random.key(0), 3)
-    states, info = jit(jax.vmap(twice))(keys)
-    alone, _ = jit(twice)(keys[1])
-    chex.assert_shape([info.values, info.value], [(3, 6, 3), (3,)])
-    np.testing.assert_allclose(states.params[1], alone.params, rtol=1e-5)
-    tx = zo.estimate_gradient(ESTIMATOR, key=0, inner=optax.sgd(1e-3))
-    state = tx.init(jnp.asarray(START))
-    updates, state = jit(lambda s: tx.update(None, s, START, value_fn=of_prompts))(
-        state
-    )
-    assert np.isfinite(updates).all()
-    assert state.value.shape == ()
-
-
-@pytest.mark.slow
-def test_line_searches_get_the_mean():
-    optimizer = optax.chain(
-        optax.sgd(1.0), optax.scale_by_backtracking_linesearch(max_backtracking_steps=9)
-    )
-    plain = strategy(population_size=12, shaping=lambda values: values)
-    result = zo.minimize(of_prompts, START, optimizer, plain, 20, 0, progress=False)
-    assert result.values[-1] < 0.5 * result.values[0]
 
 
 def test_failed_values(tmp_path):
@@ -358,21 +315,6 @@ def test_anchored_decay(dtype):
     updates, state = tx.update(zeros, tx.init(start), params)
     chex.assert_trees_all_equal(updates, expected)
     chex.assert_trees_all_equal_shapes_and_dtypes(state.anchor, params)
-
-
-def test_anchored_decay_pulls_a_run_back():
-    """It ends at 2/(2 + λ), the minimum of (θ − 1)² + λ/2 θ²."""
-    optimizer = optax.chain(zo.anchored_decay(None, 2.0), optax.sgd(5e-2))
-    result = zo.minimize(
-        lambda x: jnp.sum((x - 1) ** 2),
-        START,
-        optimizer,
-        zo.central_difference(zo.coordinate(replace=False), 6, 1e-2),
-        200,
-        0,
-        progress=False,
-    )
-    np.testing.assert_allclose(result.params, 0.5, atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 import radazo_jax as zo
 from tests.helpers.relatives import PARAMS, flat, make, quadratic
-from tests.helpers.tables import DISTRIBUTIONS, every, jit, slow
+from tests.helpers.tables import DISTRIBUTIONS, every, slow
 
 STEPS = 6
 # The estimators that keep something of the steps before, and distributions that users
@@ -137,32 +137,6 @@ def test_one_value_is_none_to_compare():
     assert estimate.num_values == 0
     gradient = estimate.gradient.materialize(params)
     assert jnp.isnan(estimate.value) and jnp.isnan(gradient).all()
-
-
-@pytest.mark.parametrize(
-    "distribution",
-    ["sphere", *(slow(name) for name in ("rademacher", "coordinate in turn"))],
-)
-def test_without_the_value_at_the_parameters_estimates_are_unbiased(distribution):
-    """The function is linear, so its gradient is known."""
-    estimator, num = zo.forward_difference(DISTRIBUTIONS[distribution], 5, 0.5), 4000
-    params = jnp.zeros(4)
-    state = estimator.init(params)
-
-    def gradient(key):
-        draw = zo.estimators.Draw.once(key)
-        points, _ = estimator.points(draw, params, state)
-        at = zo.estimators.candidates(points, params)
-        values = at @ jnp.asarray(SLOPES, jnp.float32) + 7
-        given = points.split(values.at[0].set(jnp.nan))
-        estimate, _ = estimator.reduce(points, given, params, state)
-        return estimate.gradient.materialize(params)
-
-    keys = jax.random.split(jax.random.key(1), num)
-    found = np.asarray(jit(jax.vmap(gradient))(keys), np.float64)
-    # Five standard errors of the mean of `num` estimates.
-    errors = 5 * found.std(axis=0) / num**0.5
-    assert (np.abs(found.mean(axis=0) - SLOPES) < errors).all()
 
 
 NAMES = [

@@ -1,7 +1,6 @@
 """`estimate_gradient`: the zeroth-order step as an Optax chain."""
 
 import inspect
-import pathlib
 import pickle
 import re
 
@@ -111,21 +110,6 @@ def test_a_checkpoint_of_the_state_is_a_checkpoint_of_the_run(tmp_path):
     expected, _ = run(tx, params, state, 5)
     got, _ = run(tx, restored["params"], restored["state"], 5)
     chex.assert_trees_all_equal(got, expected)
-
-
-def test_inject_hyperparams_and_schedules():
-    def factory(learning_rate, key):
-        return optax.chain(
-            zo.estimate_gradient(ESTIMATOR, key), zo.radazo(learning_rate)
-        )
-
-    with jax.numpy_dtype_promotion("standard"):
-        tx = optax.inject_hyperparams(factory)(
-            learning_rate=optax.linear_schedule(1e-1, 1e-2, 10), key=3
-        )
-        state = tx.init(PARAMS)
-        updates, state = updater(tx)(PARAMS, state)
-    assert jax.tree.structure(updates) == jax.tree.structure(PARAMS)
 
 
 def test_missing_arguments():
@@ -240,50 +224,6 @@ def test_flatten_around_it_flattens_what_value_fn_gets():
     assert set(shapes) == {(8,)}
 
 
-def test_multi_steps_around_it_evaluates_in_one_step_of_several():
-    alone = zo.estimate_gradient(ONE_DIRECTION, 0)
-    around = WRAPPERS["MultiSteps"](alone)
-    update = updater(around)
-    first, state = update(PARAMS, around.init(PARAMS))
-    second, _ = update(PARAMS, state)
-    expected, _ = updater(alone)(PARAMS, alone.init(PARAMS))
-    chex.assert_trees_all_equal(first, optax.tree.zeros_like(expected))
-    chex.assert_trees_all_close(second, expected, rtol=1e-5)
-
-
-def numpy_files(tree, like, folder):
-    np.savez(folder / "state.npz", *jax.tree.leaves(tree))
-    with np.load(folder / "state.npz") as loaded:
-        leaves = [loaded[name] for name in loaded.files]
-    return jax.tree.unflatten(jax.tree.structure(like), leaves)
-
-
-def safetensors(tree, like, folder):
-    library = pytest.importorskip("safetensors.flax")
-    leaves = {str(i): x for i, x in enumerate(jax.tree.leaves(tree))}
-    library.save_file(leaves, folder / "state.safetensors")
-    loaded = library.load_file(folder / "state.safetensors")
-    leaves = [loaded[str(i)] for i in range(len(loaded))]
-    return jax.tree.unflatten(jax.tree.structure(like), leaves)
-
-
-def msgpack(tree, like, folder):
-    del folder
-    library = pytest.importorskip("flax.serialization")
-    return library.from_bytes(like, library.to_bytes(tree))
-
-
-@pytest.fixture(scope="module")
-def documented():
-    """The functions that the page on whole runs shows for checkpoints."""
-    page = pathlib.Path(__file__).parents[2] / "docs" / "api" / "runs.md"
-    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
-    names = {}
-    for block in blocks:
-        exec(block, names)
-    return names
-
-
 @pytest.fixture(scope="module")
 def stopped():
     """A run that was stopped, and its parameters three steps later."""
@@ -296,18 +236,6 @@ def test_pickle_keeps_a_run(stopped):
     tx, params, state, expected = stopped
     params, state = pickle.loads(pickle.dumps((params, state)))
     chex.assert_trees_all_equal(run(tx, params, state, 3)[0], expected)
-
-
-@pytest.mark.parametrize("store", [numpy_files, safetensors, msgpack])
-def test_other_serializers_need_the_data_of_keys(store, documented, stopped, tmp_path):
-    tx, params, state, expected = stopped
-    like = tx.init(PARAMS)
-    with pytest.raises(TypeError, match="key_data"):
-        store(state, like, tmp_path)
-    without_keys, with_keys = documented["without_keys"], documented["with_keys"]
-    stored = store(without_keys(state), without_keys(like), tmp_path)
-    restored = with_keys(stored, like)
-    chex.assert_trees_all_equal(run(tx, params, restored, 3)[0], expected)
 
 
 # Operation by operation, each shape is compiled anew.

@@ -89,36 +89,3 @@ def test_fast_run(name, tmp_path):
     for picture in tmp_path.glob("*.png"):
         assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert (tmp_path / f"{name}.png").is_file()
-
-
-@pytest.mark.slow
-def test_scales_of_the_quantized_model_leave_its_biases_in_place():
-    """They count in units of the scales, which are all different here."""
-    for module in ("cma", "nevergrad", "onnx", "onnxruntime"):
-        pytest.importorskip(module)
-    from onnx import numpy_helper
-
-    from examples.black_boxes import onnx_int8
-
-    model = onnx_int8.quantized(onnx_int8.trained())
-    held = model.graph.initializer
-    arrays = {x.name: numpy_helper.to_array(x) for x in held}
-    draw = np.random.default_rng(0).normal
-    params = {
-        "scales": {n: draw(size=arrays[n].shape) for n in onnx_int8.START["scales"]},
-        "biases": {"b0": draw(size=32), "b1": draw(size=10)},
-    }
-    changed = onnx_int8.tuned(arrays, params)
-    for layer, scale in (("0", "x_scale"), ("1", "a_scale")):
-        quantized, unit = (f"b{layer}_quantized{end}" for end in ("", "_scale"))
-        product = changed[scale] * changed[f"w{layer}_scale"]
-        np.testing.assert_allclose(changed[unit], product, rtol=1e-6)
-        before = arrays[quantized] * arrays[unit]
-        after = changed[quantized] * changed[unit]
-        wanted = before + params["biases"][f"b{layer}"]
-        assert np.all(np.abs(after - wanted) <= changed[unit])  # Rounded once.
-    data, images = model.SerializeToString(), onnx_int8.CLEAN[1]
-    np.testing.assert_array_equal(
-        onnx_int8.logits(data, images, onnx_int8.START),
-        onnx_int8.logits(data, images),
-    )

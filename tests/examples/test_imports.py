@@ -1,4 +1,4 @@
-"""Rules for every example, even if the packages that it needs are not installed."""
+"""Imports of the examples, even if the packages that they need are not installed."""
 
 import ast
 import importlib
@@ -8,47 +8,30 @@ from importlib.util import find_spec
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
+EXAMPLES = [
+    path
+    for folder in ("", "tpu", "black_boxes")
+    for path in sorted((ROOT / "examples" / folder).glob("*.py"))
+]
 
 
 def imported(path):
-    """The pairs of a module of the project and a name that a file imports from it."""
+    """The full names that a file imports."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.level == 0:
-            for alias in node.names:
-                yield node.module, alias.name
+        if isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, None
-
-
-def defined(module):
-    """The names at the top level of a module of the examples, which is not run."""
-    path = ROOT / module.replace(".", "/")
-    if path.is_dir():
-        names = {entry.stem for entry in path.iterdir()}
-        path = path / "__init__.py"
-    else:
-        names, path = set(), path.with_suffix(".py")
-    body = ast.parse(path.read_text(encoding="utf-8")).body if path.exists() else []
-    for node in (n for statement in body for n in ast.walk(statement)):
-        match node:
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                names.add(name)
-            case ast.Name(id=name, ctx=ast.Store()):
-                names.add(name)
-            case ast.alias(name=name, asname=None) | ast.alias(asname=name):
-                names.add(name)
-    return names
+            yield from (alias.name for alias in node.names)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_what_an_example_imports_from_the_project_is_there(path):
-    for module, name in imported(path):
-        package = module.split(".")[0]
+def test_examples_import_public_names_and_their_own_folder_alone(path):
+    for name in imported(path):
+        package, _, rest = name.partition(".")
         if package == "examples":
-            assert name is None or name in defined(module), f"{module}.{name}"
+            assert path.parent.name == rest.split(".")[0], name
         elif package == "radazo_jax":
-            found = importlib.import_module(module)
-            there = name is None or hasattr(found, name)
-            assert there or find_spec(f"{module}.{name}"), f"{module}.{name}"
+            module, _, last = name.rpartition(".")
+            assert not any(part.startswith("_") for part in name.split(".")), name
+            found = importlib.import_module(module or package)
+            assert not module or hasattr(found, last) or find_spec(name), name

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import click
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -237,42 +236,6 @@ def test_shardings_of_the_parameters():
         decoder.specs(shapes, "tensor", 5)
 
 
-def test_loss_is_that_of_numpy():
-    """The decoder written out in float64, sequence by sequence and head by head."""
-    sizes = _sizes()
-    tokens = decoder.batch(0, 0, 3, sizes)
-    params = decoder.init(jax.random.key(0), sizes)
-    with jax.numpy_rank_promotion("allow"):
-        loss = jax.jit(decoder.loss_fn, static_argnums=2)(
-            params, jnp.asarray(tokens), sizes.heads
-        )
-
-    p = {name: np.asarray(leaf, np.float64) for name, leaf in params.items()}
-
-    def normalize(x, scale):
-        x = x - x.mean(axis=-1, keepdims=True)
-        return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-5) * scale
-
-    losses = []
-    for sequence in tokens:
-        x = p["embedding"][sequence] + p["positions"]
-        for i in range(sizes.layers):
-            y = normalize(x, p["norm_1"][i])
-            mixed = []
-            for head in np.split(np.arange(sizes.width), sizes.heads):
-                q, k, v = (y @ p[n][i][:, head] for n in ("query", "key", "value"))
-                scores = q @ k.T / np.sqrt(len(head))
-                weights = np.tril(np.exp(scores))
-                mixed.append(weights / weights.sum(axis=1, keepdims=True) @ v)
-            x = x + np.concatenate(mixed, axis=1) @ p["out"][i]
-            hidden = normalize(x, p["norm_2"][i]) @ p["up"][i]
-            x = x + np.maximum(hidden, 0) @ p["down"][i]
-        logits = (normalize(x, p["norm"]) @ p["embedding"].T)[:-1]
-        for row, target in zip(logits, sequence[1:], strict=True):
-            losses.append(np.log(np.exp(row).sum()) - row[target])
-    np.testing.assert_allclose(loss, np.mean(losses), rtol=1e-5)
-
-
 def test_data_are_a_function_of_seed_and_step():
     sizes = _sizes()
     tokens = decoder.batch(7, 3, 5, sizes)
@@ -280,17 +243,6 @@ def test_data_are_a_function_of_seed_and_step():
     np.testing.assert_array_equal(tokens, decoder.batch(7, 3, 5, sizes))
     assert (tokens != decoder.batch(7, 4, 5, sizes)).any()
     assert (tokens != decoder.batch(8, 3, 5, sizes)).any()
-
-
-def test_least_loss_is_the_entropy_of_what_follows_a_token():
-    sizes = _sizes(length=64)
-    tokens = decoder.batch(0, 0, 4096, sizes)
-    counts = np.zeros((sizes.vocabulary, sizes.vocabulary))
-    np.add.at(counts, (tokens[:, :-1].ravel(), tokens[:, 1:].ravel()), 1)
-    joint = counts / counts.sum()
-    given = counts / counts.sum(axis=1, keepdims=True)
-    measured = -np.sum(joint * np.log(given))
-    assert decoder.entropy(sizes.vocabulary) == pytest.approx(measured, rel=1e-2)
 
 
 # Runs.

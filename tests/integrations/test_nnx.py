@@ -4,7 +4,6 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 
@@ -178,22 +177,6 @@ def test_trains_under_nnx_jit_with_nnx_optimizer_compiled_once():
     train(start)
 
 
-@pytest.mark.slow
-def test_trains_with_the_estimator_in_the_chain():
-    tx = optax.chain(zo.estimate_gradient(TRAINING, key=0), zo.radazo(1e-2))
-
-    @nnx.jit
-    def step(model, optimizer):
-        loss = zo_nnx.value_fn(lambda model: loss_fn(model, X, Y), model)
-        optimizer.update(model, nnx.state(model, nnx.Param), value_fn=loss)
-
-    def start(model):
-        optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-        return lambda key: step(model, optimizer)
-
-    train(start)
-
-
 def test_value_fn_leaves_the_model_as_an_evaluation_does():
     model, expected = Net(nnx.Rngs(0)), Net(nnx.Rngs(0))
     value = zo_nnx.value_fn(lambda model: loss_fn(model, X, Y), model)
@@ -233,20 +216,6 @@ def test_has_aux_and_keyword_arguments():
     np.testing.assert_allclose(value, loss_fn(model, X, Y), rtol=1e-6)
 
 
-def test_a_loss_may_take_entries_out_of_its_batch():
-    def loss(model, batch):
-        return loss_fn(model, batch.pop("x"), batch.pop("y"))
-
-    key, model = jax.random.key(2), nnx.Linear(5, 1, rngs=nnx.Rngs(0))
-    batch = {"x": X, "y": Y}
-    estimator = ESTIMATORS["forward"]
-    value, gradient = zo_nnx.value_and_grad(loss, estimator)(key, model, batch)
-    expected = zo_nnx.value_and_grad(loss_fn, estimator)(key, model, X, Y)
-    np.testing.assert_allclose(value, expected[0], rtol=1e-6)
-    chex.assert_trees_all_equal(*(nnx.to_pure_dict(g) for g in (gradient, expected[1])))
-    assert list(batch) == ["x", "y"]
-
-
 def test_bad_input_is_named():
     model = nnx.Linear(5, 1, rngs=nnx.Rngs(0))
     estimator = ESTIMATORS["forward"]
@@ -262,13 +231,3 @@ def test_bad_input_is_named():
         zo_nnx.value_fn(lambda model: loss_fn(model, X, Y), model, nnx.LoRAParam)
     with pytest.raises(ValueError, match="scalar loss"):
         zo_nnx.value_and_grad(lambda model: model(X), estimator)(0, model)
-
-
-def test_the_key_comes_first():
-    model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
-    value_and_grad = zo_nnx.value_and_grad(
-        lambda model: jnp.sum(model(jnp.ones(2))), zo.forward_difference()
-    )
-    for args in ((model,), (model, 0)):
-        with pytest.raises(TypeError, match=r"key must be the first.*\(key, model"):
-            value_and_grad(*args)

@@ -103,30 +103,6 @@ def test_a_last_step_to_nothing_is_taken_back(optimizer, kwargs, tmp_path, monke
     assert nothing
 
 
-@pytest.mark.slow
-def test_a_chain_takes_a_step_to_nothing_back():
-    """Although its points along directions have values, of which a mean is taken."""
-
-    def striped(x):
-        """The function fails on stripes that are narrower than the points are apart."""
-        hidden = (x[0] > -1.9) & (x[0] % 0.01 < 0.004)
-        return jnp.where(hidden, jnp.nan, loss(x))
-
-    estimator = zo.forward_difference(zo.coordinate(), 4, 5e-3)
-    tx = zo.estimate_gradient(estimator, 0, zo.parabolic_sgd())
-    params = jnp.full(1, -2.0)
-    state, step = tx.init(params), jax.jit(tx.update, static_argnames="value_fn")
-    path = [params]
-    for _ in range(12):
-        updates, state = step(params, state, params, value_fn=striped)
-        params = optax.apply_updates(params, updates)
-        path.append(params)
-    nothing = [i for i, x in enumerate(path[:-1]) if jnp.isnan(striped(x))]
-    assert nothing
-    for i in nothing:
-        np.testing.assert_allclose(path[i + 1], path[i - 1], rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("optimizer", "minibatches"), [(None, False), (None, True), slow(MEASURED, False)]
 )
@@ -173,26 +149,6 @@ def test_a_gradient_from_where_a_step_is_taken_back_is_forgotten():
     assert step.revert.reverted
     chex.assert_trees_all_equal(moments, state(1)[0])
     assert not state(3)[-1].revert.reverted
-
-
-@pytest.mark.slow
-def test_other_members_of_a_chain_take_no_step_at_the_end():
-    """They have no direction to take it along."""
-    labels = {"a": "found", "b": "set"}
-    optimizer = optax.partition(
-        {"found": zo.parabolic_sgd(), "set": zo.radazo(1e-3)}, labels
-    )
-    start = {"a": jnp.zeros(4), "b": jnp.zeros(3)}
-    result = zo.minimize(
-        lambda p: loss(p["a"]) + loss(p["b"]),
-        start,
-        optimizer,
-        zo.forward_difference(),
-        5,
-        progress=False,
-    )
-    chex.assert_trees_all_equal(result.params, result.state.params)
-    assert (result.params["b"] != 0).all()
 
 
 def test_minibatches_with_a_journal_need_an_optimizer(tmp_path):

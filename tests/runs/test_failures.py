@@ -20,7 +20,6 @@ from tests.helpers.black_boxes import (
     run,
     traced,
 )
-from tests.helpers.workers import CENTER
 
 NONE = [float("nan"), float("inf"), "text", np.ones(2), None, {}]
 
@@ -195,28 +194,3 @@ def test_raise_ends_the_run_at_the_first_failure():
     assert len(calls) == 8
     with pytest.raises(zo.RunError, match="at step 0"):
         compiled_without_values(on_failure="raise")
-
-
-def test_a_few_failures_at_random_change_little():
-    """The run ends as close to the minimum as clean runs with other keys."""
-
-    def final(key, share):
-        def sometimes(x):
-            return np.nan if draws.random() < share else smooth(x)
-
-        draws = np.random.default_rng(key)
-        result = zo.minimize_black_box(
-            sometimes, START, OPTIMIZER, ESTIMATOR, 150, key, progress=False
-        )
-        failed = int(result.state.failures.evaluations)
-        return smooth(np.asarray(result.params)), failed
-
-    def smooth(x):
-        return float(np.sum((x - CENTER) ** 2))
-
-    clean = [final(key, 0)[0] for key in range(4)]
-    for share in (0.01, 0.1):
-        for key in range(2):
-            value, failed = final(key, share)
-            assert 0 < failed < 600 * share * 3
-            assert value < 3 * max(clean)

@@ -1,10 +1,6 @@
 """The history of a run, compared with NumPy on the same values."""
 
 import csv
-import functools
-import pathlib
-import re
-import types
 
 import jax
 import jax.numpy as jnp
@@ -142,19 +138,6 @@ def test_trees_like_the_parameters_are_left_out():
     assert not names & {"a", "b", "mu", "nu"}
 
 
-def test_numbers_inside_of_multi_steps():
-    """A chain without floating-point numbers has none to be found."""
-    inner = optax.inject_hyperparams(zo.radazo)(0.5)
-    estimate = zo.estimate_gradient(zo.forward_difference(), 0)
-    for chain, names in (
-        (inner, {"learning_rate"}),
-        (optax.chain(estimate, inner), {"learning_rate", "value"}),
-        (zo.parabolic_sgd(), {"step_size"}),
-    ):
-        state = optax.MultiSteps(chain, 2).init(jnp.ones(3))
-        assert names <= zo.runs.scalars(state).keys()
-
-
 def test_table_of_a_run(compiled, tmp_path):
     history = compiled[0].history
     history.write_csv(tmp_path / "run.csv")
@@ -164,38 +147,6 @@ def test_table_of_a_run(compiled, tmp_path):
         if name != "scalars":
             found = np.array([float(row[name]) for row in read])
             np.testing.assert_array_equal(found, column)
-
-
-def test_recipes_for_a_run_that_goes_on(tmp_path, monkeypatch):
-    """The code of the page runs, for TensorBoard and for a notebook."""
-    pytest.importorskip("tensorboardX")
-    monkeypatch.chdir(tmp_path)
-    page = pathlib.Path(__file__).parents[2] / "docs" / "api" / "history.md"
-    recipes = re.findall(r"```text\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
-    drawn = []
-    screen = types.SimpleNamespace(update=lambda figure: drawn.append(len(figure.axes)))
-    options = {"num_steps": 4, "chunk_size": 1, "progress": False}
-    names = {
-        "fun": linear,
-        "params": jnp.zeros(3),
-        "display": lambda display_id: screen,
-        "np": np,
-        "zo": types.SimpleNamespace(
-            runs=zo.runs,
-            minimize=functools.partial(
-                zo.minimize,
-                optimizer=zo.parabolic_sgd(),
-                estimator=ESTIMATOR,
-                **options,
-            ),
-        ),
-    }
-    for recipe in recipes:
-        exec(recipe.replace("from IPython.display import display\n", ""), names)
-    names["writer"].close()
-    written = b"".join(file.read_bytes() for file in pathlib.Path("logs").iterdir())
-    assert written.count(b"loss") == 4 and written.count(b"step_size") >= 4
-    assert len(drawn) == 4 and min(drawn) >= 3  # Loss, step, curvature.
 
 
 def test_picture_of_a_run(compiled, black_box):

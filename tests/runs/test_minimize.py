@@ -167,41 +167,9 @@ def test_other_threads_have_no_signals_to_handle():
     np.testing.assert_array_equal(result.values, run(5).values)
 
 
-def test_a_loss_may_take_entries_out_of_its_minibatch():
-    def pops(x, batch):
-        return noisy_loss(x, batch.pop("xi"))
-
-    def sample(key):
-        return jax.random.normal(key, START.shape)
-
-    got = run(4, pops, sample=lambda key: {"xi": sample(key)})
-    np.testing.assert_array_equal(got.values, run(4, noisy_loss, sample=sample).values)
-
-
 def test_progress_bar(capsys):
     run(50, progress=True, chunk_size=25)
     assert "50/50" in capsys.readouterr().err
-
-
-def test_the_progress_bar_leaves_compilation_out_of_its_estimate(capsys, monkeypatch):
-    seconds = 0.0
-    monkeypatch.setattr("tqdm.std.time", lambda: seconds)
-
-    def slow_to_trace(x):
-        nonlocal seconds
-        seconds += 1000
-        return loss(x)
-
-    def chunk_ends(*_):
-        nonlocal seconds
-        seconds += 1
-
-    run(30, slow_to_trace, progress=True, chunk_size=10, callback=chunk_ends)
-    lines = capsys.readouterr().err.split("\r")
-    [after_one] = [line for line in lines if "10/30" in line]
-    [after_two] = [line for line in lines if "20/30" in line]
-    assert "<?" in after_one
-    assert "<00:01, 10.00step/s" in after_two
 
 
 def test_progress_without_tqdm_is_a_line_a_chunk(capsys, monkeypatch):
@@ -221,15 +189,6 @@ def test_progress_without_tqdm_is_a_line_a_chunk(capsys, monkeypatch):
         "step 50/50",
     ]
     assert lines[-1].endswith(f"loss {result.values[-1]:.6g}")
-
-
-def test_stateful_and_value_taking_optimizers():
-    optimizer = optax.chain(
-        zo.radazo(1e-2), optax.contrib.reduce_on_plateau(patience=5)
-    )
-    with jax.numpy_dtype_promotion("standard"):
-        result = zo.minimize(loss, START, optimizer, ESTIMATOR, 30, 0, progress=False)
-    assert result.values[-1] < result.values[0]
 
 
 @pytest.mark.parametrize(
@@ -321,25 +280,6 @@ def test_arrays_of_a_function_are_arguments():
         result = run(3, Module(jnp.full((), center), activation))
     assert len(traces) <= 2  # As above: the second run compiles nothing.
     chex.assert_trees_all_equal(result.params, run(3).params)
-
-
-def test_a_chunk_takes_the_memory_of_its_steps():
-    steps = []
-    result = run(
-        3, chunk_size=10**12, callback=lambda state, values: steps.append(len(values))
-    )
-    assert steps == [3] and len(result.values) == 3
-
-
-def test_a_long_chunk_is_one_chunk():
-    steps = []
-    result = run(
-        20_000,
-        chunk_size=15_000,
-        callback=lambda state, values: steps.append(len(values)),
-    )
-    assert steps == [15_000, 5_000]
-    chex.assert_trees_all_equal(result.values, run(20_000).values)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import radazo_jax as zo
@@ -167,25 +166,6 @@ def test_keys_learning_rates_and_starting_points_in_one_program():
         first = np.broadcast_to(jax.vmap(loss)(starts)[:, None], (16, 4))
         np.testing.assert_allclose(values[:, :, 0], first, rtol=1e-10)
         assert len(np.unique(values[:, :, 1])) == 64
-
-
-@pytest.mark.slow
-def test_injected_learning_rates_under_vmap():
-    optimizer = optax.inject_hyperparams(zo.radazo)(learning_rate=1e-2)
-    init, step = zo.solver(loss, optimizer, RADAZO[1])
-    state = init(PARAMS, 0)
-
-    def run(rate):
-        found = optax.tree.set(state, learning_rate=rate)
-        return scanned(step, found)[0].params
-
-    rates = jnp.array([1e-3, 1e-2])
-    found = jax.jit(jax.vmap(run))(rates)
-    plain = zo.minimize(loss, PARAMS, *RADAZO, STEPS, 0, progress=False)
-    chex.assert_trees_all_close(
-        jax.tree.map(lambda x: x[1], found), plain.params, rtol=1e-4, atol=1e-6
-    )
-    assert not np.array_equal(found["w"][0], found["w"][1])
 
 
 @pytest.mark.parametrize("name", every(METHODS, "radazo"))

@@ -7,17 +7,10 @@ import optax
 import pytest
 
 import radazo_jax as zo
-from tests.helpers.tables import DISTRIBUTIONS, each_distribution, every, jit
+from tests.helpers.tables import DISTRIBUTIONS, each_distribution
 
 DIMENSION = 12
 CURVATURES = np.linspace(0.5, 3.0, DIMENSION)
-OPTIMIZERS = {
-    "radazo": zo.radazo,
-    "zo_adamm": zo.zo_adamm,
-    "zo_rmsprop": zo.zo_rmsprop,
-    "zo_sgd": zo.zo_sgd,
-    "zo_signsgd": zo.zo_signsgd,
-}
 
 
 def quadratic(x):
@@ -105,53 +98,3 @@ def test_one_program(distribution, batch_size):
     assert step._cache_size() == 1
     assert len(traces) <= 2
     assert len(program.split("ENTRY ")) == 2
-
-
-@pytest.mark.parametrize("name", every(OPTIMIZERS, "radazo", "zo_sgd"))
-def test_every_optimizer_descends(name):
-    optimizer = OPTIMIZERS[name](1e-2)
-    result = zo.minimize(
-        quadratic,
-        jnp.ones(DIMENSION),
-        optimizer,
-        zo.forward_difference(zo.rademacher(), 8),
-        200,
-        0,
-        progress=False,
-    )
-    assert result.values[-1] < 0.6 * result.values[0]
-
-
-def test_gradient_accumulation_and_masks():
-    params = {"w": jnp.ones(4), "frozen": jnp.ones(3)}
-    value_and_grad = zo.value_and_grad(
-        lambda p: jnp.sum(p["w"] ** 2) + jnp.sum(p["frozen"] ** 2),
-        zo.forward_difference(zo.rademacher()),
-    )
-    labels = {"w": "train", "frozen": "freeze"}
-    inner = optax.multi_transform(
-        {"train": zo.radazo(1e-2), "freeze": optax.set_to_zero()}, labels
-    )
-    optimizer = optax.MultiSteps(inner, every_k_schedule=2)
-
-    @jit
-    def step(key, params, state):
-        _, gradient = value_and_grad(key, params)
-        updates, state = optimizer.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state
-
-    new, state = params, optimizer.init(params)
-    for t in range(4):
-        with jax.numpy_dtype_promotion("standard"):
-            new, state = step(jax.random.key(t), new, state)
-    np.testing.assert_array_equal(new["frozen"], params["frozen"])
-    assert (new["w"] < params["w"]).any()
-
-
-def test_the_first_state_of_a_solver_can_be_donated():
-    solver = zo.solver(quadratic, zo.zo_sgd(1e-2), zo.forward_difference())
-    state = solver.init(jnp.ones(DIMENSION), jax.random.key(0))
-    step = jax.jit(solver.step, donate_argnums=0)
-    for _ in range(2):
-        state, info = step(state)
-    assert int(state.step) == 2 and np.isfinite(info.value)

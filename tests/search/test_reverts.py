@@ -90,21 +90,6 @@ def test_restores_the_parameters_before_the_step_bit_for_bit(method):
         assert np.isfinite(values).all()
 
 
-def steps_to_a_hundredth(values):
-    reached = values <= 0.01 * values[:, :1]
-    return np.where(reached.any(1), reached.argmax(1), STEPS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHOD_NAMES[1:4])
-def test_bounds_around_the_minimum_cost_few_evaluations(method):
-    """On average over the problems; each step has the same number of evaluations."""
-    unbounded = steps_to_a_hundredth(runs("unbounded", True)[0])
-    bounded = steps_to_a_hundredth(runs(method, True)[0])
-    assert np.mean(bounded < STEPS) > 0.95
-    assert bounded.sum() <= 1.5 * unbounded.sum()
-
-
 def cliff(x):
     """A bowl that is infinite beyond a distance of 5 from its minimum."""
     value = jnp.sum((x - 1.0) ** 2)

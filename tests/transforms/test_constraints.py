@@ -124,18 +124,3 @@ def test_bad_projections():
 
 
 # --- Votes -------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_majority_of_signs_is_not_moved_by_one_that_is_far_off():
-    """ZO-M-signSGD takes the step of the vote."""
-    estimator = zo.contrib.majority_vote(zo.rademacher(), 3, 1.0)
-    optimizer, x = zo.zo_signsgd(0.1), jnp.zeros(4)
-    points, _ = estimator.points(zo.estimators.Draw.once(0), x, ())
-    us = np.asarray(zo.estimators.candidates(points, x))[1:]
-    values = points.split(jnp.array([0.0, 1.0, 2.0, -1e6]))
-    estimate, _ = estimator.reduce(points, values, x, ())
-    gradient = estimate.gradient.materialize(x)
-    updates, _ = optimizer.update(gradient, optimizer.init(x), x)
-    expected = -0.1 * np.sign(np.sign(us[0]) + np.sign(us[1]) - np.sign(us[2]))
-    np.testing.assert_allclose(updates, expected, rtol=1e-6)

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import radazo_jax as zo
-from tests.helpers.tables import jit, slow
+from tests.helpers.tables import jit
 
 DIMENSION = 40
 CURVATURES = np.linspace(0.5, 3, DIMENSION).astype(np.float32)
@@ -17,48 +17,9 @@ def loss(x, center):
     return jnp.sum(CURVATURES * (x - 1 - center) ** 2) / 2
 
 
-def sample(key):
-    return jax.random.normal(key, (DIMENSION,)) / 4
-
-
-def minimized(tx, num_steps=300, fun=loss, **options):
-    estimator = zo.forward_difference(zo.orthonormal(), 8, smoothing=1e-2)
-    start = 5 * jnp.ones(DIMENSION)
-    return zo.minimize(
-        fun, start, tx, estimator, num_steps, 0, sample=sample, progress=False
-    )
-
-
 def chain(*directions, **options):
     step = zo.scale_by_minibatch_step(**options)
     return optax.chain(*directions, optax.scale(-1.0), step)
-
-
-@pytest.mark.parametrize("size", [slow(None), slow(1e-6), 1e6])
-def test_descends_from_a_first_step_of_any_size(size):
-    # While it descends: among noise, η becomes smaller with the distance that is left.
-    result = minimized(chain(initial_step_size=size), 60)
-    gap = np.sum(CURVATURES * (np.asarray(result.params) - 1) ** 2) / 2
-    assert gap < 0.02 * np.sum(CURVATURES * 16) / 2
-    # ĝ = (d/K) Σ (g·u) u has E|ĝ|² = d/K |g|²: η is about K/d over the curvature.
-    size = float(result.state.optimizer_state[-1].step_size)
-    assert 0.02 < size < 0.8
-
-
-@pytest.mark.slow
-def test_directions_with_a_memory_descend():
-    result = minimized(chain(zo.scale_by_radazo()), 600)
-    assert np.mean(result.values[-50:]) < 0.1 * result.values[0]
-
-
-def test_a_loss_that_becomes_infinite_is_left():
-    def fun(x, center):
-        return jnp.where(jnp.max(abs(x)) > 6, jnp.inf, loss(x, center))
-
-    result = minimized(chain(initial_step_size=10.0), fun=fun)
-    assert np.isinf(result.values).any()
-    assert np.isfinite(result.params).all()
-    assert np.mean(result.values[-50:]) < 0.2 * result.values[0]
 
 
 def test_measures_on_the_loss_of_the_next_step():

@@ -222,22 +222,6 @@ def test_the_alias_is_the_chain():
 
 
 @pytest.mark.slow
-def test_an_inner_transformation_of_estimate_gradient_takes_the_same_steps():
-    optimizer = zo.radazo(0.1, moments="replayed")
-    tx = zo.estimate_gradient(ESTIMATOR, 0, optimizer)
-
-    def step(carry, _):
-        params, state = carry
-        updates, state = tx.update(None, state, params, value_fn=loss)
-        return (optax.apply_updates(params, updates), state), None
-
-    run = jit(lambda carry: jax.lax.scan(step, carry, length=4)[0])
-    params, _ = run((PARAMS, tx.init(PARAMS)))
-    expected = states_after(optimizer, PARAMS).params
-    chex.assert_trees_all_close(params, expected, rtol=1e-5)
-
-
-@pytest.mark.slow
 def test_only_some_leaves_are_replayed():
     labels = {"w": "replayed", "stack": "replayed", "b": "set", "s": "set"}
     replayed = zo.radazo(0.1, moments="replayed")
@@ -248,29 +232,6 @@ def test_only_some_leaves_are_replayed():
     for leaf, label in labels.items():
         expected = every.params if label == "replayed" else PARAMS
         np.testing.assert_allclose(some.params[leaf], expected[leaf], rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_a_black_box_takes_the_same_steps_and_can_be_resumed(tmp_path):
-    optimizer = zo.radazo(0.1, 0.3, moments="replayed", window=3)
-
-    def outside(params):
-        return float(loss(jax.tree.map(jnp.asarray, params)))
-
-    def run(path, steps):
-        return zo.minimize_black_box(
-            *(outside, PARAMS, optimizer, ESTIMATOR, steps, 0),
-            progress=False,
-            journal=path,
-        )
-
-    whole = run(tmp_path / "whole", 5).state
-    run(tmp_path / "parts", 2)
-    chex.assert_trees_all_equal(run(tmp_path / "parts", 5).state, whole)
-    inside = zo.minimize(
-        *(loss, PARAMS, optimizer, ESTIMATOR, 5, 0), progress=False
-    ).state
-    chex.assert_trees_all_close(inside.params, whole.params, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -288,26 +249,6 @@ def test_a_skipped_step_does_not_enter_the_window():
 
 
 # --- Size -------------------------------------------------------------------------
-
-
-def equations(window, num_directions, layers=2):
-    """The number of lines of the traced update."""
-    params = {"w": jax.ShapeDtypeStruct((layers, 8, 8), jnp.float32)}
-    optimizer = zo.radazo(1e-3, moments="replayed", window=window)
-    estimator = zo.forward_difference(zo.low_rank(), num_directions)
-    init, step = zo.solver(
-        lambda p: jnp.sum(p["w"]), optimizer, estimator, evaluator=zo.vectorized(1)
-    )
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    state = jax.eval_shape(init, params, key)
-    return str(jax.make_jaxpr(step)(state)).count("\n")
-
-
-@pytest.mark.slow
-def test_the_program_does_not_grow_with_the_window_directions_or_layers():
-    assert equations(64, 9) == equations(128, 9) == equations(64, 12)
-    # Few directions may be drawn together, by a few more equations.
-    assert equations(64, 9, layers=800) < 1.05 * equations(64, 9)
 
 
 def test_no_tree_of_the_size_of_the_parameters_is_held(monkeypatch):

@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import pathlib
-import re
 import shutil
 import signal
 import socket
@@ -15,11 +13,10 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from tests.helpers import dask_runs, distant_hosts, distant_run, fleets
+from tests.helpers import dask_runs, fleets
 from tests.helpers.fleets import assert_same, reference
 
 distributed = pytest.importorskip("distributed")
-ROOT = pathlib.Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts of Linux")
 
 
@@ -168,64 +165,3 @@ def test_errors_on_workers_are_those_of_the_call(tmp_path):
             zo.distribute(**run | {"make_fun": dask_runs.differs}, client=client)
     # Steps may have been taken before the second worker was ready.
     assert run["journal"].exists() and zo.runs.History.from_journal(run["journal"])
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not distant_hosts.are_possible(), reason="needs root and tun")
-def test_distant_workers_change_nothing(tmp_path):
-    """Packets to the workers and back take 50 ms, and 1 % are lost."""
-    output = tmp_path / "result.npz"
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    scheduler = f"tcp://{distant_hosts.ADDRESSES[0]}:8786"
-    with (
-        distant_hosts.hosts(delay=0.05, loss=0.01) as hosts,
-        contextlib.ExitStack() as stack,
-    ):
-
-        def start(host, *arguments):
-            command = hosts.command(host, sys.executable, *arguments)
-            process = subprocess.Popen(
-                command, env=environment, stderr=subprocess.DEVNULL
-            )
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-
-        address = ("--host", distant_hosts.ADDRESSES[0], "--port", "8786")
-        start(0, "-m", "distributed.cli.dask_scheduler", *address, "--no-dashboard")
-        for _ in range(2):
-            options = ("--no-nanny", "--nthreads", "1", "--no-dashboard")
-            worker = ("-m", "distributed.cli.dask_worker", scheduler, *options)
-            start(1, *worker, "--host", distant_hosts.ADDRESSES[1])
-        driver = ("-m", "tests.helpers.distant_run", scheduler, 2, output)
-        subprocess.run(
-            hosts.command(0, sys.executable, *driver),
-            env=environment,
-            check=True,
-            timeout=120,
-        )
-        assert hosts.lost > 0
-        print(f"{hosts.packets} packets, {hosts.lost} lost")
-    found = np.load(output)
-    seconds = found["seconds"]
-    print(f"{found['counts']} evaluations, {np.median(seconds):.3g} s per step")
-    assert np.median(seconds) > 0.1
-    expected = reference(distant_run.STEPS, **dask_runs.make_square(100))
-    np.testing.assert_array_equal(found["params"], expected.params)
-    np.testing.assert_array_equal(found["failed"], np.asarray(expected.failures))
-
-
-@pytest.mark.slow
-def test_run_of_the_guide(tmp_path, monkeypatch):
-    guide = ROOT / "docs/guides/many_machines.md"
-    code = re.search(r"```python\n(.*?)```", guide.read_text("utf-8"), re.S)[1]
-    monkeypatch.chdir(tmp_path)
-    np.savez("model.npz", w=np.full((64, 64), 0.1, np.float32))
-    with cluster(1) as client:
-        address = client.scheduler.address
-        code = code.replace("tcp://SCHEDULER:8786", address).replace("10_000", "5")
-        names = {}
-        exec(code, names)
-        names["client"].close()
-    assert len(names["result"].values) == 5
-    # The adapters are zero at first.
-    assert names["result"].values[0] == pytest.approx(0.01)

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src.optimize import ask_tell, journal
+from radazo_jax._src.optimize import ask_tell
 from radazo_jax._src.workers import signs
 from radazo_jax._src.workers.messages import Reply, Request, failed
-from radazo_jax._src.workers.replica import Replica, values_of
 from radazo_jax._src.workers.shares import shares
 from tests.helpers import fleets
 from tests.helpers.compare import Hashed
@@ -95,28 +94,6 @@ def test_call_resumes_from_the_journal(tmp_path):
     result = run(Here(("d", "e")), journal=path)
     assert_same(result, expected)
     np.testing.assert_array_equal(result.values[:5], begun.values)
-
-
-@pytest.mark.slow
-def test_a_journal_of_a_black_box_goes_on(tmp_path):
-    """Which evaluates one point of a step that is reverted."""
-    method = {"optimizer": zo.bfgs(), "estimator": zo.full_difference()}
-    path, key = tmp_path / "run", jax.random.key(0)
-    begun = zo.minimize_black_box(
-        fleets.loss,
-        fleets.PARAMS,
-        *method.values(),
-        num_steps=12,
-        key=key,
-        journal=path,
-        progress=False,
-    )
-    assert {len(x.values) for x in journal.read(path).records} == {1, 29}
-    result = run(Here(), 13, journal=path, **method)
-    np.testing.assert_array_equal(result.values[:12], begun.values)
-    assert result.num_evaluations == begun.num_evaluations + 29
-    # By the checksum of the parameters after each step.
-    assert int(zo.replay(path, fleets.PARAMS, *method.values()).step) == 13
 
 
 def test_journal_of_another_program_continues_from_its_values(tmp_path):
@@ -249,34 +226,6 @@ def test_late_worker_copies_a_state_if_that_is_faster():
     result = run(here, 200, callback=callback)
     assert ("b", "a") in here.copied and result.workers["b"].evaluations
     assert_same(result, expected)
-
-
-def test_copied_state_needs_no_other_programs():
-    """Arrays that are bound to a device would be compiled for."""
-    one, other = (Replica(fleets.recipe()) for _ in range(2))
-    other.describe()
-    checksum = one.answer(fleets.message(0, ())).checksum
-    line = (0, np.ones(5, np.float32), checksum)
-    members = np.zeros(1, np.uint16)
-
-    def compiled():
-        programs = values_of, ask_tell.tell_in_place
-        return [program._cache_size() for program in programs]
-
-    before = compiled()
-    assert other.copy(one.leaves()).checksum == checksum
-    reply = other.answer(fleets.message(0, [line], members))
-    assert reply.step == 1 and len(reply.values) == 1
-    assert compiled() == before
-
-
-@pytest.mark.parametrize("batch_size", [3])
-def test_batches_are_padded(batch_size):
-    values = []
-    for size in (1, batch_size):
-        run(Here(("a",)), 1, batch_size=size, callback=lambda _, x: values.append(x))
-    # The same sums in another order.
-    np.testing.assert_allclose(values[0], values[1], rtol=1e-6)
 
 
 def test_members_are_shared_out_in_whole_batches():

@@ -4,7 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from flax import linen, nnx
+from flax import nnx
 from jax import lax
 
 from tests.perturb.zoo.program import normal, program, tokens
@@ -20,32 +20,6 @@ def mlp():
 
     params = [(normal(5, 7), normal(7)), (normal(7, 6), normal(6))]
     return fun, params, normal(4, 5)
-
-
-@program()
-def cnn_with_batch_norm():
-    def fun(params, x):
-        x = lax.conv_general_dilated(
-            x,
-            params["conv"],
-            (1, 1),
-            "SAME",
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        )
-        mean = jnp.mean(x, (0, 1, 2), keepdims=True)
-        var = jnp.var(x, (0, 1, 2), keepdims=True)
-        x = (x - mean) * lax.rsqrt(var + 1e-3)
-        x = jax.nn.relu(x * params["scale"][None, None, None] + params["bias"])
-        x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
-        return x.reshape(x.shape[0], -1) @ params["head"], mean
-
-    params = {
-        "conv": normal(3, 3, 2, 4),
-        "scale": 1 + normal(4),
-        "bias": normal(1, 1, 1, 4),
-        "head": normal(16, 3),
-    }
-    return fun, params, normal(2, 4, 4, 2)
 
 
 @program()
@@ -87,29 +61,6 @@ def convolutions():
         "odd": normal(4, 3, 3, 2),
     }
     return fun, params, normal(2, 5, 4, 4)
-
-
-@program()
-def gru():
-    def fun(params, xs):
-        def cell(h, x):
-            gates = x @ params["input"] + h @ params["hidden"] + params["bias"][None]
-            r, z, n = jnp.split(gates, 3, axis=-1)
-            n = jnp.tanh(n * jax.nn.sigmoid(r))
-            h = (1 - jax.nn.sigmoid(z)) * n + jax.nn.sigmoid(z) * h
-            return h, h
-
-        start = jnp.broadcast_to(params["start"][None], (xs.shape[1], 4))
-        last, hs = lax.scan(cell, start, xs)
-        return last, hs
-
-    params = {
-        "input": normal(3, 12),
-        "hidden": normal(4, 12),
-        "bias": normal(12),
-        "start": normal(4),
-    }
-    return fun, params, normal(5, 2, 3)
 
 
 @program()
@@ -188,18 +139,6 @@ def ensemble_under_vmap():
     return fun, params, normal(2, 4), jnp.array([0, 3, -1])
 
 
-@program()
-def lora():
-    """A frozen weight comes as an argument; a sum and a product of factors."""
-
-    def fun(params, frozen, x):
-        merged = frozen + params["a"] @ params["b"]
-        return x @ merged, x @ params["a"] @ params["b"], params["a"].T @ params["a"]
-
-    params = {"a": normal(5, 3), "b": normal(3, 4)}
-    return fun, params, normal(5, 4), normal(2, 5)
-
-
 @program(flax=True)
 def flax_nnx():
     class Net(nnx.Module):
@@ -225,25 +164,3 @@ def flax_nnx():
         return out, nnx.state(net, nnx.BatchStat)
 
     return fun, params, rest, tokens(2, 5, below=7)
-
-
-@program(flax=True)
-def flax_linen():
-    class Net(linen.Module):
-        @linen.compact
-        def __call__(self, ids, *, train):
-            embed = linen.Embed(7, 6)
-            x = linen.LayerNorm()(embed(ids))
-            x = linen.Conv(6, (3,))(x)
-            x = linen.remat(linen.Dense)(4)(x)
-            x = linen.Dropout(0.5, deterministic=not train)(x)
-            return embed.attend(linen.DenseGeneral(6, axis=(-1,))(x))
-
-    ids = tokens(2, 5, below=7)
-    net = Net()
-    params = net.init(jax.random.key(0), ids, train=False)
-
-    def fun(params, ids, key):
-        return net.apply(params, ids, train=True, rngs={"dropout": key})
-
-    return fun, params, ids, jax.random.key(1)

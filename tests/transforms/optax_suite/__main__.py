@@ -7,7 +7,6 @@ algorithms are dropped, and what remains is executed and run.
 
     python -m tests.transforms.optax_suite alias
     python -m tests.transforms.optax_suite alias --optimizers radazo --tests test_opt
-    python -m tests.transforms.optax_suite alias --fault flipped_sign
 
 The last line of the output counts the tests, as JSON. The exit status is 0 if none
 failed. One module a process: two of them need settings of JAX that cannot be undone.
@@ -24,7 +23,6 @@ if "sharding" in sys.argv:
     devices = "--xla_force_host_platform_device_count=8"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {devices}"
 
-from tests.transforms.optax_suite import faults
 from tests.transforms.optax_suite.editor import load
 from tests.transforms.optax_suite.entries import MODULES
 
@@ -43,14 +41,9 @@ def matching(suite, patterns):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("module", choices=MODULES)
-    parser.add_argument("--fault", choices=faults.FAULTS)
     parser.add_argument("--optimizers", nargs="*", default=[])
     parser.add_argument("--tests", nargs="*", default=["test"])
     arguments = parser.parse_args()
-    if arguments.fault and arguments.module == "sharding":
-        parser.error("The optimizers of `sharding` are made before faults are planted.")
-    if arguments.fault:
-        faults.plant(arguments.fault)
     loaded = load(arguments.module, arguments.optimizers)
     suite = unittest.defaultTestLoader.loadTestsFromModule(loaded)
     suite = matching(suite, arguments.tests)
