@@ -324,19 +324,6 @@ def test_elements_too_large_for_the_exact_norm_skip_the_step(evaluator):
 # --- Interfaces of earlier versions are refused -----------------------------------
 
 
-def test_points_without_a_state_are_refused():
-    made = zo.forward_difference()
-    old = made._replace(points=lambda *args: made.points(*args)[0])
-    message = (
-        r"points of the estimator must return a pair \(Points, state\); got Points. It "
-        r"is called as points\(draw, params, state\)"
-    )
-    with pytest.raises(TypeError, match=message):
-        zo.value_and_grad(traced, old)(0, PARAMS)
-    with pytest.raises(TypeError, match=message):
-        run(old)
-
-
 def test_a_gradient_that_is_a_tree_is_refused():
     made = zo.forward_difference(Hashed())
 
@@ -354,21 +341,3 @@ def test_a_gradient_that_is_a_tree_is_refused():
         jit(zo.value_and_grad(traced, old))(0, PARAMS)
     with pytest.raises(TypeError, match=message):
         told(old, None)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: zo.value_and_grad(traced, zo.spsa(), evaluator=3),
-        lambda: zo.minimize(traced, PARAMS, OPTIMIZER, zo.spsa(), evaluator=3),
-        lambda: zo.solver(traced, OPTIMIZER, zo.spsa(), 3),
-        lambda: zo.estimate_gradient(zo.spsa(), 0, evaluator=3),
-        lambda: zo.spsa().estimate(traced, 0, PARAMS, (), evaluator=3),
-    ],
-)
-def test_an_evaluator_that_is_none(call):
-    message = (
-        r"evaluator must be an Evaluator such as vectorized\(batch_size=1\); got 3"
-    )
-    with pytest.raises(TypeError, match=message):
-        call()

@@ -25,24 +25,6 @@ def results():
     return zo.minimize(traced, START, **options), box, init(START, 0)
 
 
-@pytest.mark.slow
-def test_are_a_few_lines_without_arrays(results):
-    compiled, box, state = results
-    for found, lines in (
-        (compiled, 7),
-        (box, 9),
-        (compiled.state, 1),
-        (compiled.history, 1),
-        (box.best, 1),
-        (state, 1),
-        (compiled.state.failures, 1),
-    ):
-        text = repr(found)
-        assert text.startswith(f"{type(found).__name__}(")
-        assert text.count("\n") < lines and len(text) < 800
-        assert "array(" not in text.lower()
-
-
 def test_say_the_steps_the_values_and_the_shapes(results):
     compiled, box, state = results
     first, last = compiled.values[0], compiled.values[-1]

@@ -55,6 +55,6 @@ def test_a_sharded_leaf_is_gathered_as_the_forward_pass_gathers_it():
     forward, step = measured(
         "tpu",
         case | {"run": "forward"},
-        case | {"run": "radazo", "distribution": "low_rank"},
+        case | {"run": "radazo", "distribution": "rademacher"},
     )
     assert step["sent"][-1] <= forward["sent"][-1] == 2 * 32000 * 2048

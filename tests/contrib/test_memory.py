@@ -20,7 +20,6 @@ from tests.helpers.relatives import (
     Steps,
     derivative,
     flat,
-    gradients,
     moved,
     rows,
     traced,
@@ -157,15 +156,6 @@ def test_query_reuse(distribution):
     chex.assert_trees_all_equal(steps.state, before)
     steps(6, values=lambda at: np.array([np.nan, 1.0]))
     assert np.isnan(np.asarray(steps.state.values)).sum() == 1
-
-
-@pytest.mark.slow
-def test_query_reuse_is_unbiased_of_one_step():
-    estimator = zo.contrib.query_reuse(zo.rademacher(), 2, 0.3, 2)
-    keys = jax.random.split(jax.random.key(0), 8000)
-    got = gradients(estimator, estimator.init(PARAMS), keys)
-    error = got.std(0) / np.sqrt(len(got))
-    assert (abs(got.mean(0) - derivative(flat(PARAMS))) <= 4 * error).all()
 
 
 @pytest.mark.parametrize(

@@ -44,16 +44,6 @@ def test_residual_feedback():
 
 
 @pytest.mark.slow
-def test_residual_feedback_is_unbiased():
-    estimator = zo.contrib.residual_feedback(zo.rademacher(), 1, 0.3)
-    state = estimator.init(PARAMS)._replace(value=jnp.float32(4.0))
-
-    got = gradients(estimator, state, jax.random.split(jax.random.key(0), 4000))
-    error = got.std(0) / np.sqrt(len(got))
-    assert (abs(got.mean(0) - derivative(flat(PARAMS))) < 4 * error).all()
-
-
-@pytest.mark.slow
 def test_spsa():
     mu = 0.1
     steps = Steps(zo.spsa(3, mu))

@@ -5,9 +5,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-import scipy.optimize
 
 import radazo_jax as zo
 from tests.helpers.compare import sequence
@@ -62,30 +60,6 @@ def test_full_differences_are_those_along_each_coordinate():
     expected = [(loss(x + e) - loss(x - e)) / (2 * smoothing) for e in rows]
     # The directions are float32: so is μ uₖ.
     np.testing.assert_allclose(gradient, expected, rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_with_them_optax_runs_its_lbfgs():
-    """From values alone, it ends at the minimum that SciPy finds by gradients."""
-    scales = np.linspace(1, 10, 12, dtype=np.float32)
-
-    def loss(x):
-        return jnp.sum(scales * (x - 1) ** 2) + jnp.sum(x[1:] * x[:-1])
-
-    start = np.zeros(12, np.float32)
-    search = optax.scale_by_backtracking_linesearch(max_backtracking_steps=15)
-    result = zo.minimize(
-        lambda x: jax.lax.stop_gradient(loss(x)),
-        start,
-        optax.lbfgs(linesearch=search),
-        zo.forward_difference(DISTRIBUTION, num_directions=12, smoothing=1e-3),
-        20,
-        key=0,
-        progress=False,
-    )
-    expected = scipy.optimize.minimize(loss, start, jac=jax.grad(loss))
-    np.testing.assert_allclose(result.params, expected.x, atol=2e-3)
-    assert result.values[-1] < expected.fun + 1e-3
 
 
 def test_too_many_coordinates_are_refused():

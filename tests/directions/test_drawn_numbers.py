@@ -165,17 +165,3 @@ def test_directions_are_those_of_the_second_implementation(name):
         np.testing.assert_allclose(
             np.concatenate(found, 1), expected, rtol=1e-4, atol=2e-6
         )
-
-
-def test_the_generator_is_threefry():
-    """The published test vectors of Threefry-2x32 with 20 rounds."""
-    for key, counter, expected in (
-        ((0, 0), (0, 0), (0x6B200159, 0x99BA4EFE)),
-        ((0xFFFFFFFF,) * 2, (0xFFFFFFFF,) * 2, (0x1CB996FC, 0xBB002BE7)),
-        (
-            (0x13198A2E, 0x03707344),
-            (0x243F6A88, 0x85A308D3),
-            (0xC4923A9C, 0x483DF7A0),
-        ),
-    ):
-        assert tuple(map(int, threefry(key, *counter))) == expected

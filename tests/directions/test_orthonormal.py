@@ -5,7 +5,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import radazo_jax as zo
@@ -140,20 +139,6 @@ def test_directions_are_numbered_through_the_run(estimator):
     keys = jax.random.split(jax.random.key(6), 6)
     drawn = [directions(key, jnp.int32(t)) for t, key in enumerate(keys)]
     np.testing.assert_allclose(np.concatenate(drawn), expected[:18], rtol=1e-5)
-
-
-def test_the_difference_estimators_have_no_state(estimator):
-    """The number of the step says which directions it uses."""
-    assert estimator.init(jnp.zeros(3)) == ()
-
-
-def test_minimize_stops_and_goes_on(estimator):
-    args = (quadratic, jnp.zeros(8), optax.sgd(0.2), estimator)
-    whole = zo.minimize(*args, 7, 0, progress=False)
-    half = zo.minimize(*args, 3, 0, progress=False)
-    rest = zo.minimize(*args, 4, 0, state=half.state, progress=False)
-    np.testing.assert_array_equal(rest.params, whole.params)
-    assert int(whole.state.step) == 7 and whole.state.estimator_state == ()
 
 
 def test_a_whole_basis_in_one_call_makes_the_gradient():

@@ -94,23 +94,6 @@ def test_runs_with_prompts_are_one(tmp_path):
     np.testing.assert_allclose(history.value, found.values, rtol=1e-5)
 
 
-@pytest.mark.slow
-def test_batched_and_told_values_are_those_of_a_black_box():
-    found = run(zo.minimize_black_box, outside)
-
-    def batched(points):
-        return np.stack([outside(x) for x in points])
-
-    again = run(zo.minimize_black_box, batched, batched=True)
-    chex.assert_trees_all_equal(again.state, found.state)
-    init, ask, tell = zo.ask_tell(zo.radazo(3e-2), ESTIMATOR)
-    asked = init(START, 0)
-    for _ in range(4):
-        candidates, asked = ask(asked)
-        asked = tell(asked, batched(candidates))
-    chex.assert_trees_all_equal(asked.run, found.state)
-
-
 @pytest.mark.parametrize(
     "evaluator", [zo.vectorized(1), *map(slow, (zo.vectorized(2), zo.sharded("k")))]
 )
@@ -164,19 +147,6 @@ def test_other_estimators_refuse_several_values():
         zo.minimize_black_box(outside, START, optax.sgd(1e-2), plain, 1, progress=False)
     with pytest.raises(ValueError, match=r"a scalar loss or a vector; got an array"):
         run(zo.minimize, lambda x: of_prompts(x)[None])
-
-
-def test_a_journal_with_values_of_other_shapes(tmp_path):
-    path = tmp_path / "journal"
-    run(zo.minimize_black_box, outside, 2, journal=path)
-    with pytest.raises(ValueError, match="one value per point"):
-        zo.replay(
-            path,
-            START,
-            zo.radazo(3e-2),
-            zo.central_difference(Hashed(), 3, 0.1),
-            exact=False,
-        )
 
 
 @pytest.mark.parametrize(
@@ -264,17 +234,6 @@ def test_eggroll(grouped):
         member = scores.mean(1)  # Members are threads with the same noise.
         gradient = -np.sqrt(8) * np.mean(member[:, None, None] * sigma * signed, 0)
         expected.append(-rate * gradient)
-    assert_updates(run, expected)
-
-
-@pytest.mark.slow
-def test_es_at_scale():
-    rewards = REWARDS[:, :, 0]
-    run = Preset(presets.es_at_scale(8, 0.5, 0.25), WEIGHTS, -rewards)
-    expected = []
-    for noise, reward in zip(run.noise, rewards, strict=True):
-        scores = (reward - reward.mean()) / (reward.std() + 1e-8)
-        expected.append(0.25 * np.mean(scores[:, None, None] * noise, 0))
     assert_updates(run, expected)
 
 

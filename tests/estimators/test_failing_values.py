@@ -79,25 +79,6 @@ def test_a_value_that_is_asked_for_again_leaves_no_trace(name, distribution):
     chex.assert_trees_all_equal(retried.state, run(estimator).state)
 
 
-@pytest.mark.slow
-@each_case
-def test_a_run_that_a_failure_ended_goes_on(name, distribution):
-    """It ends as a run that drops the value."""
-    estimator, failing = make(name, DISTRIBUTIONS[distribution]), Failing(no_answer)
-    with pytest.raises(zo.RunError, match="OSError: no answer") as caught:
-        run(estimator, failing, on_failure="raise")
-    state = caught.value.state
-    assert state.failures.evaluations >= 1
-    left = STEPS - int(state.step)
-    went_on = run(estimator, failing, state=state, num_steps=left)
-    dropped = run(estimator, Failing(no_answer))
-    chex.assert_trees_all_equal(went_on.params, dropped.params)
-    chex.assert_trees_all_equal(
-        went_on.state.estimator_state, dropped.state.estimator_state
-    )
-    assert jnp.all(went_on.state.step == STEPS)
-
-
 SLOPES = np.array([1.0, -2.0, 3.0, 0.5])
 
 

@@ -85,19 +85,6 @@ def latest_value(state):
     return eval(expression, {"optax": optax, "state": state})
 
 
-@pytest.mark.slow
-def test_the_value_is_found_beside_those_of_an_inner_transformation():
-    def loss_of_square(params):
-        return optax.tree.norm(params, squared=True)
-
-    alone = zo.estimate_gradient(ESTIMATOR, 0, zo.parabolic_sgd())
-    for tx in (alone, optax.chain(alone, optax.scale(1.0))):
-        update = updater(tx, loss_of_square)
-        _, state = update(PARAMS, tx.init(PARAMS))
-        expected = loss_of_square(PARAMS)
-        np.testing.assert_allclose(latest_value(state), expected, rtol=1e-6)
-
-
 def test_a_checkpoint_of_the_state_is_a_checkpoint_of_the_run(tmp_path):
     ocp = pytest.importorskip("orbax.checkpoint")
     tx = optax.chain(zo.estimate_gradient(ESTIMATOR, 0), zo.radazo(2e-2))

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src.optimize import ask_tell
 from tests.helpers.black_boxes import (
     ESTIMATOR,
     OPTIMIZER,
@@ -34,14 +33,6 @@ def test_is_the_run_of_minimize():
     )
     chex.assert_trees_all_equal(reference().state, compiled.state)
     np.testing.assert_array_equal(reference().values, compiled.values)
-
-
-@pytest.mark.slow
-def test_with_64_bits():
-    with jax.enable_x64():
-        result = run(start=START.astype(np.float64), steps=3)
-        assert result.params.dtype == np.float64
-        assert ask_tell.checksum(result.params).dtype == np.uint32
 
 
 def test_tunes_nothing_where_nothing_is_named():

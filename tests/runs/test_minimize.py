@@ -126,6 +126,7 @@ def test_ctrl_c_ends_the_run_with_what_it_has():
     assert signal.getsignal(signal.SIGINT) is handler
 
 
+@pytest.mark.slow
 def test_ctrl_c_from_outside_in_the_middle_of_a_chunk():
     program = textwrap.dedent(
         """

@@ -94,27 +94,7 @@ def test_what_happened_in_a_step():
     assert int(state.step) == 1
 
 
-def test_a_step_without_a_value_is_skipped():
-    init, step = zo.solver(lambda params: loss(params) * jnp.nan, *RADAZO)
-    state = init(PARAMS, 0)
-    after, info = jax.jit(step)(state)
-    assert info.skipped and int(after.step) == 1
-    assert int(after.failures.skipped) == 1 and int(after.failures.evaluations) == 4
-    chex.assert_trees_all_equal(after.params, PARAMS)
-    chex.assert_trees_all_equal(after.optimizer_state, state.optimizer_state)
-
-
 # --- Transformations --------------------------------------------------------------
-
-
-def test_is_traced_once():
-    init, step = zo.solver(loss, *RADAZO)
-    step = jax.jit(chex.assert_max_traces(step, 1))
-    state = init(PARAMS, 0)
-    for key in (0, 1):
-        state = init(PARAMS, key)
-        for _ in range(3):
-            state, _ = step(state)
 
 
 @pytest.mark.parametrize("name", every(METHODS, "radazo", "default"))

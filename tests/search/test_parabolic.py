@@ -278,14 +278,6 @@ def test_what_is_missing_is_named():
         )
 
 
-def test_a_value_that_is_an_integer():
-    x = jnp.ones(3)
-    tx = zo.parabolic_sgd()
-    for value in (3, np.int32(3)):
-        update, _ = tx.update(x, tx.init(x), x, value=value, slope=3.0)
-        np.testing.assert_allclose(update, -0.02, rtol=1e-6)
-
-
 def test_updates_have_the_dtypes_of_the_directions():
     params = {"h": jnp.ones(3, jnp.bfloat16), "f": jnp.ones(2)}
     result = zo.minimize(

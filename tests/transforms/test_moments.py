@@ -107,14 +107,6 @@ def test_first_update(name, kwargs, first):
     np.testing.assert_allclose(update, first * np.sign(g), rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_no_gradient_no_update(name):
-    g = jnp.zeros(3)
-    tx = TRANSFORMS[name][0]()
-    update, _ = tx.update(g, tx.init(g))
-    np.testing.assert_array_equal(update, 0.0)
-
-
 # --- Precision ---
 
 

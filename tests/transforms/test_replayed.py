@@ -1,6 +1,5 @@
 """Replayed moments: the windowed sum, its squares, and updates in place."""
 
-import re
 import warnings
 
 import chex
@@ -328,28 +327,6 @@ def test_an_update_without_a_combination_is_explained(name):
     ) as caught:
         optimizer.update(PARAMS, state, PARAMS)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.slow
-def test_a_combination_that_cannot_be_replayed_is_explained():
-    tx = zo.scale_by_replayed_radazo(max_directions=2)
-    state = tx.init(PARAMS)
-    points = sample_points(Hashed(), Draw.once(0), 3, [1.0], PARAMS)
-    combination = points.combine(jnp.ones(3))
-    message = "max_directions must be at least .* 3; got 2. Pass max_directions=3."
-    with pytest.raises(ValueError, match=message):
-        tx.update(None, state, PARAMS, combination=combination)
-    with pytest.raises(TypeError, match="directions alone; got one with 1 trees"):
-        tx.update(
-            None, state, PARAMS, combination=combination.plus(jnp.ones(()), PARAMS)
-        )
-    with pytest.raises(ValueError, match="params must be passed"):
-        tx.update(None, state, combination=points.select(slice(2)).combine(jnp.ones(2)))
-    with pytest.raises(ValueError, match=re.escape("params['w'] must be an array")):
-        tx.update(
-            *(None, state, {**PARAMS, "w": jnp.ones(30)}),
-            combination=points.select(slice(2)).combine(jnp.ones(2)),
-        )
 
 
 def test_other_axes_form_the_matrices():

@@ -62,37 +62,6 @@ def test_rounds_to_a_neighbor_without_bias(name):
     assert np.mean(rounded != (p + u)) > 0.1
 
 
-def test_small_updates_of_bfloat16_follow_float32():
-    """f(x) = x²/2 by steps of 2⁻¹² x: nearest rounding stands still."""
-    steps, size = 1000, 1024
-
-    def run(dtype, *last):
-        optimizer = optax.chain(optax.sgd(2.0**-12), *last)
-
-        @jax.jit
-        def train(params):
-            def step(carry, _):
-                params, state = carry
-                updates, state = optimizer.update(params, state, params)
-                return (optax.apply_updates(params, updates), state), None
-
-            start = (params, optimizer.init(params))
-            return jax.lax.scan(step, start, length=steps)[0][0]
-
-        return np.asarray(train(jnp.ones(size, dtype)), np.float64)
-
-    nearest, wide = run(jnp.bfloat16), run(jnp.float32)
-    rounded = run(jnp.bfloat16, zo.stochastic_rounding(1))
-    np.testing.assert_array_equal(nearest, 1)
-    np.testing.assert_allclose(wide, (1 - 2.0**-12) ** steps, rtol=1e-4)
-    # The spacing is 2⁻⁸ from 1/2 to 1: an update takes one of 16 steps of it, and its
-    # error has the variance (1/16) (15/16) 2⁻¹⁶. The errors add up, and shrink later.
-    deviation = np.sqrt(steps / 16 * 15 / 16 * 2.0**-16)
-    assert abs(rounded.mean() - wide.mean()) < 4 * deviation / np.sqrt(size)
-    # The relative error of a standard deviation of n numbers is 1/√(2n).
-    assert rounded.std() < (1 + 4 / np.sqrt(2 * size)) * deviation
-
-
 def test_each_update_draws_by_position_other_numbers():
     p, u = (jnp.asarray(x) for x in pairs(ml_dtypes.bfloat16))
     tx = zo.stochastic_rounding(0)

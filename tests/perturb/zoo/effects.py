@@ -60,17 +60,6 @@ def by_platform():
 
 
 @program()
-def checkpoint_names():
-    def fun(params, x):
-        from jax.ad_checkpoint import checkpoint_name
-
-        w = checkpoint_name(params, "weight")
-        return x @ w, jax.named_call(lambda w: w.T @ w, name="gram")(w)
-
-    return fun, normal(4, 5), normal(2, 4)
-
-
-@program()
 def pure_callbacks():
     def fun(params, x):
         shape = jax.ShapeDtypeStruct((2, 5), jnp.float32)
