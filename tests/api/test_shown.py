@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
+from tests.helpers.compare import Hashed
 
 SIZE = 500
 START = {"w": np.ones((50, SIZE // 50), np.float32), "b": np.ones(3, np.float32)}
@@ -18,11 +19,15 @@ def traced(params):
 @pytest.fixture(scope="module")
 def results():
     """A compiled run, a black box, and the state of ask and tell."""
+    method = zo.parabolic_sgd(), zo.forward_difference(Hashed(), 2)
     options = {"num_steps": 40, "progress": False}
-    # A black box may give anything besides its value.
-    box = zo.minimize_black_box(lambda p: (p["w"].sum(), [p["w"]]), START, **options)
-    init, _, _ = zo.ask_tell(zo.radazo(1e-2), zo.forward_difference())
-    return zo.minimize(traced, START, **options), box, init(START, 0)
+
+    def outside(params):
+        return params["w"].sum(), [params["w"]]  # Anything besides the value.
+
+    box = zo.minimize_black_box(outside, START, *method, **options)
+    init, _, _ = zo.ask_tell(*method)
+    return zo.minimize(traced, START, *method, **options), box, init(START, 0)
 
 
 def test_say_the_steps_the_values_and_the_shapes(results):

@@ -42,6 +42,7 @@ def test_a_file_to_copy_is_short_and_needs_no_other(path: pathlib.Path) -> None:
     assert f"`{path.name}`" in (_EXAMPLES / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_quickstart_in_a_few_steps(tmp_path: pathlib.Path) -> None:
     picture = tmp_path / "made" / "picture.png"  # The folder is made, too.
     stdout = _run("quickstart.py", "--steps", 150, "--output", picture)

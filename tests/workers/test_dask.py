@@ -50,6 +50,13 @@ def traffic(client):
     return found
 
 
+def test_workers_in_threads_take_the_same_steps():
+    run = dask_runs.make_square(20)
+    with cluster(2, processes=False, protocol="tcp://") as client:
+        result = zo.distribute(**run, client=client, num_steps=8, progress=False)
+    assert_same(result, reference(8, **run))
+
+
 @pytest.mark.slow
 def test_killed_workers_change_nothing_and_messages_are_small(tmp_path):
     """Dask's nannies start other processes, which join."""
