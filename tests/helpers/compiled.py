@@ -56,11 +56,12 @@ def sent(compiled):
     """
     found = []
     for result in _SENT.findall(compiled.as_text()):
-        shapes = [
-            (int(n), map(int, s.split(","))) if s else (int(n), ())
-            for n, s in _ARRAY.findall(result)
-        ]
-        found.append(sum(bits * math.prod(shape) // 8 for bits, shape in shapes))
+        found.append(
+            sum(
+                int(bits) // 8 * math.prod(map(int, filter(None, shape.split(","))))
+                for bits, shape in _ARRAY.findall(result)
+            )
+        )
     return sorted(found)
 
 
@@ -78,14 +79,12 @@ def facts(compiled):
 def devices(platform, count):
     if platform == "tpu":
         name, bounds = TOPOLOGIES[count]
-        description = topologies.get_topology_desc(
-            platform="tpu", topology_name=name, chips_per_host_bounds=bounds
-        )
+        options = {"topology_name": name, "chips_per_host_bounds": bounds}
     else:
-        description = topologies.get_topology_desc(
-            platform="cuda", target_config=H100, topology=f"1x1x{count}"
-        )
-    return description.devices
+        options = {"target_config": H100, "topology": f"1x1x{count}"}
+    return topologies.get_topology_desc(
+        platform={"gpu": "cuda"}.get(platform, platform), **options
+    ).devices
 
 
 def network(weights, layers=4, width=2048, hidden=5504, vocabulary=32000, batch=4096):

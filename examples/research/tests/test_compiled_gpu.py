@@ -12,10 +12,10 @@ import pathlib
 import subprocess
 import sys
 
+import click
 import jax
 import pytest
 from benchmarks import gpus, instructions
-from common.cli import UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
 compiles = [
@@ -48,6 +48,7 @@ print(json.dumps(bytes))
 
 SENT = """
 import json, sys
+import click
 import jax
 from benchmarks import scaling
 
@@ -121,7 +122,9 @@ def test_instructions_of_a_disassembly():
 
 
 def test_a_target_that_is_no_gpu_is_named():
-    with pytest.raises(UserError, match=r"must be a GPU, one of .*; got 'v5e'\.$"):
+    with pytest.raises(
+        click.ClickException, match=r"must be a GPU, one of .*; got 'v5e'\.$"
+    ):
         gpus.devices("v5e")
 
 
@@ -134,6 +137,6 @@ def test_a_plugin_of_another_version_is_named(monkeypatch, found):
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     expected = rf"must be of JAX's version, {jax.__version__}; got {found or 'none'}\."
-    with pytest.raises(UserError, match=expected) as error:
+    with pytest.raises(click.ClickException, match=expected) as error:
         gpus.devices("h100")
     assert "\n" not in str(error.value)
