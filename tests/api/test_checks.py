@@ -24,7 +24,7 @@ def test_int_accepts(value):
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [
-        *((value, ValueError, r"got .*\d") for value in (0, -1, np.int32(-4))),
+        *((value, ValueError, r"\d") for value in (0, -1, np.int32(-4))),
         *(
             (value, TypeError, type(value).__name__)
             for value in (True, np.True_, 2.0, np.float32(2), "2", None, [2])
