@@ -7,7 +7,6 @@ everything else is the tool's default, or stands in the script. The default meth
 points that it has evaluated.
 """
 
-import argparse
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -15,8 +14,10 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import click
 import cma
 import jax
 import matplotlib.pyplot as plt
@@ -27,12 +28,7 @@ from jax.flatten_util import ravel_pytree
 from tqdm import tqdm
 
 import radazo_jax as zo
-from examples.common import cli, figures
-from examples.common.estimators import evaluations
-from examples.common.record import numbers
-from examples.common.tables import Table
-from examples.research.paper import common
-from examples.research.paper.common import mean_std, significant
+from examples.black_boxes.results import Table, mean_std, numbers, significant, tidy
 
 OUTPUT = Path(__file__).resolve().parents[1] / "out" / "black_boxes"
 COLORS = {
@@ -75,7 +71,7 @@ def decaying(rate: float, steps: int) -> optax.GradientTransformation:
 
 
 def radazo(problem: Problem, rate: float, budget: int, seed: int, pool: Any) -> Run:
-    steps = max(1, budget // evaluations(problem.estimator, problem.params))
+    steps = max(1, budget // num_evaluations(problem.estimator, problem.params))
     method = decaying(rate, steps), problem.estimator, steps
     return _minimized(problem, *method, key=seed, executor=pool)
 
@@ -158,27 +154,42 @@ def processes() -> Iterator[Executor]:
         yield pool
 
 
-def parser(doc: str, *, evaluations: int, seeds: int) -> cli.Parser:
-    result = cli.parser(doc)
-    add = result.add_argument
-    add("--evaluations", type=cli.at_least_one, default=evaluations)
-    add("--seeds", type=cli.at_least_one, default=seeds)
-    add("--fast", action="store_true", help="two seeds, few evaluations")
-    add("--output", type=Path, default=OUTPUT, help="folder of the JSON and the PNG")
-    return result
+def options(evaluations: int, seeds: int) -> Callable[[Callable[..., None]], Any]:
+    """The command line of a script, whose function takes the options as attributes."""
+
+    def command(run: Callable[[SimpleNamespace], None]) -> click.Command:
+        at_least_one = click.IntRange(1)
+
+        @click.command(context_settings={"show_default": True})
+        @click.option("--evaluations", type=at_least_one, default=evaluations)
+        @click.option("--seeds", type=at_least_one, default=seeds)
+        @click.option("--fast", is_flag=True, help="two seeds, few evaluations")
+        @click.option(
+            "--output", type=Path, default=OUTPUT, help="folder of the JSON and the PNG"
+        )
+        def main(evaluations: int, seeds: int, fast: bool, output: Path) -> None:
+            evaluations, seeds = (60, 2) if fast else (evaluations, seeds)
+            run(SimpleNamespace(evaluations=evaluations, seeds=seeds, output=output))
+
+        return main
+
+    return command
 
 
-def parse(result: cli.Parser, argv: Sequence[str] | None) -> argparse.Namespace:
-    args = result.parse_args(argv)
-    if args.fast:
-        args.evaluations, args.seeds = 60, 2
-    return args
+def num_evaluations(estimator: zo.GradientEstimator, params: Any) -> int:
+    """The number of evaluations per step of an estimator."""
+
+    def points(key: jax.Array) -> zo.estimators.Points:
+        draw = zo.estimators.Draw.once(key)
+        return estimator.points(draw, params, estimator.init(params))[0]
+
+    return jax.eval_shape(points, jax.random.key(0)).num_points
 
 
 def compare(
     problem: Problem,
     measure: Callable[[Any], dict[str, float]],
-    args: argparse.Namespace,
+    args: SimpleNamespace,
     pool: Executor,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Runs all tools; returns the record, and the best params of each on seed 0.
@@ -186,7 +197,7 @@ def compare(
     Args:
       problem: The function to minimize.
       measure: A figure of a point, such as its accuracy on held-out data.
-      args: The result of `parse`.
+      args: The options.
       pool: The executor.
     """
     start = {"loss": problem.loss(problem.params)} | measure(problem.params)
@@ -250,15 +261,6 @@ def table(content: dict[str, Any], caption: str, names: dict[str, str]) -> Table
     return Table(caption, ("tool", "scale", *names.values()), rows)
 
 
-def rows(tables: Sequence[Table]) -> list[dict[str, str]]:
-    """The rows of tables, with the number of the table."""
-    return [
-        {"table": str(i), **dict(zip(shown.headers, row, strict=True))}
-        for i, shown in enumerate(tables)
-        for row in shown.rows
-    ]
-
-
 def draw(axes: plt.Axes, content: dict[str, Any], sign: float = 1.0) -> None:
     """The best value so far over evaluations; all seeds, and their mean in bold."""
     at = _at(content["settings"]["evaluations"]) + 1
@@ -268,18 +270,4 @@ def draw(axes: plt.Axes, content: dict[str, Any], sign: float = 1.0) -> None:
         axes.plot(at, curves.mean(axis=0), lw=2, color=COLORS[name], label=name)
     axes.set_xlabel("evaluations")
     axes.legend(frameon=False)
-    figures.tidy(axes)
-
-
-def finish(
-    path: Path,
-    content: dict[str, Any],
-    tables: Callable[[dict[str, Any]], Sequence[Table]],
-    plot: Callable[[dict[str, Any]], plt.Figure],
-) -> None:
-    """Writes the record and its picture, and prints the tables.
-
-    The record has the tables' rows, so that a page can show them if the tools are not
-    installed.
-    """
-    common.finish(path, content | {"rows": rows(tables(content))}, tables, plot)
+    tidy(axes)

@@ -22,9 +22,7 @@ import numpy as np
 
 import radazo_jax as zo
 from examples.black_boxes import compare
-from examples.common import figures
-from examples.common.record import numbers
-from examples.common.tables import Table
+from examples.black_boxes.results import Table, finish, numbers, save
 
 # MuJoCo would write to a file in the current folder that the robot's model is old.
 mujoco.set_mju_user_warning(lambda message: None)
@@ -90,16 +88,16 @@ def rollout(weights: np.ndarray) -> plt.Figure:
     return figure
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    args = compare.parse(compare.parser(__doc__, evaluations=640, seeds=3), argv)
+@compare.options(evaluations=640, seeds=3)
+def main(args: Any) -> None:
     problem = compare.Problem(
         loss, START, ESTIMATOR, rates=(0.03, 0.06), sigmas=(0.1, 0.3)
     )
     with compare.processes() as pool:
         content, best = compare.compare(problem, measure, args, pool)
     content["weights"] = {name: numbers(found) for name, found in best.items()}
-    compare.finish(args.output / "mujoco_policy", content, tables, plot)
-    figures.save(rollout(best["R-AdaZO"]), args.output / "mujoco_rollout.png")
+    finish(args.output / "mujoco_policy", content, tables, plot)
+    save(rollout(best["R-AdaZO"]), args.output / "mujoco_rollout.png")
 
 
 if __name__ == "__main__":

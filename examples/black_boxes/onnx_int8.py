@@ -10,7 +10,7 @@ integers have no derivative. Its biases and scales are tuned by what it answers.
 import functools
 import logging
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from sklearn.neural_network import MLPClassifier
 
 import radazo_jax as zo
 from examples.black_boxes import compare
-from examples.common.tables import Table
+from examples.black_boxes.results import Table, finish
 
 HIDDEN = 32
 # Logarithms of factors for the scales, and terms for the biases.
@@ -166,8 +166,8 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     return figure
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    args = compare.parse(compare.parser(__doc__, evaluations=1000, seeds=3), argv)
+@compare.options(evaluations=1000, seeds=3)
+def main(args: Any) -> None:
     network = trained()
     before, model = (x.SerializeToString() for x in (network, quantized(network)))
     problem = compare.Problem(
@@ -190,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         name: {camera: accuracy(m, data, p) for camera, data in CAMERAS.items()}
         for name, (m, p) in models.items()
     }
-    compare.finish(args.output / "onnx_int8", content, tables, plot)
+    finish(args.output / "onnx_int8", content, tables, plot)
 
 
 if __name__ == "__main__":

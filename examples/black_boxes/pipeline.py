@@ -7,7 +7,6 @@ noise. The pipeline gives each feature a weight. Which neighbors are the nearest
 in jumps with the weights, and so does the score.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -20,7 +19,7 @@ from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 import radazo_jax as zo
 from examples.black_boxes import compare
-from examples.common.tables import Table
+from examples.black_boxes.results import Table, finish
 
 # 400 points to tune on, and 1600 to test.
 X, X_TEST, Y, Y_TEST = train_test_split(
@@ -64,14 +63,14 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     return figure
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    args = compare.parse(compare.parser(__doc__, evaluations=200, seeds=3), argv)
+@compare.options(evaluations=200, seeds=3)
+def main(args: Any) -> None:
     problem = compare.Problem(
         loss, START, ESTIMATOR, rates=(0.1, 0.2), sigmas=(0.3, 1.0)
     )
     with compare.processes() as pool:
         content, _ = compare.compare(problem, measure, args, pool)
-    compare.finish(args.output / "pipeline", content, tables, plot)
+    finish(args.output / "pipeline", content, tables, plot)
 
 
 if __name__ == "__main__":

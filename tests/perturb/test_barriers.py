@@ -3,9 +3,9 @@
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from jaxprs import waits
 
 import radazo_jax as zo
+from tests.helpers.jaxprs import waits
 
 
 def test_layers_one_after_another_wait_for_their_inputs():

@@ -1,22 +1,25 @@
-"""Products with a perturbed matrix that is built block by block, as on a GPU."""
+"""Products with a perturbed matrix that is built block by block, as on a GPU.
+
+The texts of lowered programs hold for JAX 0.10.2.
+"""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compare import (
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from radazo_jax._src import targets
+from radazo_jax._src.perturb import block_products
+from tests.helpers.compare import (
     DISTRIBUTIONS,
     Hashed,
     assert_program_is_at_the_perturbed_points,
     perturb_as_large,
 )
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
-from tables import slow
-from zoo import PROGRAMS
-
-from radazo_jax._src import targets
-from radazo_jax._src.perturb import block_products
+from tests.helpers.tables import slow
+from tests.perturb.zoo import PROGRAMS
 
 
 @pytest.fixture

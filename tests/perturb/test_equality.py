@@ -3,7 +3,10 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from compare import (
+from jax import lax
+
+import radazo_jax as zo
+from tests.helpers.compare import (
     DISTRIBUTIONS,
     SCALE,
     arrays,
@@ -13,11 +16,8 @@ from compare import (
     sample,
     samples,
 )
-from jax import lax
-from tables import each_distribution, every, jit, slow
-from zoo import PROGRAMS
-
-import radazo_jax as zo
+from tests.helpers.tables import each_distribution, every, jit, slow
+from tests.perturb.zoo import PROGRAMS
 
 SELECTED = [name for name, program in PROGRAMS.items() if program.selected]
 # Their many lookups take long to compile with factors.

@@ -5,12 +5,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compare import DISTRIBUTIONS, SCALE, arrays, assert_equal, both, displaced, sample
 from jax import lax
-from tables import jit, slow
-from zoo import PROGRAMS, normal
 
 import radazo_jax as zo
+from tests.helpers.compare import (
+    DISTRIBUTIONS,
+    SCALE,
+    arrays,
+    assert_equal,
+    both,
+    displaced,
+    sample,
+)
+from tests.helpers.tables import jit, slow
+from tests.perturb.zoo import PROGRAMS, normal
 
 
 @pytest.mark.parametrize("distribution", ["hashed", "low_rank"])

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compare import sample, samples
-from tables import DISTRIBUTIONS, FAST, every, jit
 
 import radazo_jax as zo
+from tests.helpers.compare import sample, samples
+from tests.helpers.tables import DISTRIBUTIONS, FAST, every, jit
 
 PARAMS = {
     "w": jnp.linspace(-1.0, 1.0, 12).reshape(3, 4),

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import io_callback
-from tables import jit, slow
 
 import radazo_jax as zo
 from radazo_jax._src import targets
+from tests.helpers.tables import jit, slow
 
 KEY = jax.random.key(0)
 

@@ -6,14 +6,14 @@ import flax.nnx as nnx
 import jax
 import jax.numpy as jnp
 import pytest
-from compare import Hashed
 from jax import lax
-from jaxprs import computed_sizes
-from tables import DISTRIBUTIONS, slow
-from zoo import normal
 
 import radazo_jax as zo
 from radazo_jax._src.numbers import generator
+from tests.helpers.compare import Hashed
+from tests.helpers.jaxprs import computed_sizes
+from tests.helpers.tables import DISTRIBUTIONS, slow
+from tests.perturb.zoo import normal
 
 
 def nnx_program(module, *args):

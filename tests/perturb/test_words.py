@@ -1,17 +1,23 @@
-"""Leaves whose signs are drawn as words of 32 neighbors, as on a GPU."""
+"""Leaves whose signs are drawn as words of 32 neighbors, as on a GPU.
+
+The texts of lowered programs hold for JAX 0.10.2.
+"""
 
 import jax
 import jax.numpy as jnp
-import jaxprs
 import numpy as np
 import pytest
-from compare import DISTRIBUTIONS, assert_program_is_at_the_perturbed_points
 from jax import lax
-from tables import slow
-from zoo import PROGRAMS
 
 import radazo_jax as zo
 from radazo_jax._src import targets
+from tests.helpers import jaxprs
+from tests.helpers.compare import (
+    DISTRIBUTIONS,
+    assert_program_is_at_the_perturbed_points,
+)
+from tests.helpers.tables import slow
+from tests.perturb.zoo import PROGRAMS
 
 # No leaf begins at a multiple of 32, and no slice of "w" is one long.
 PARAMS = {"a": jnp.zeros(7), "t": jnp.zeros((9, 13)), "w": jnp.zeros((3, 5, 33))}

@@ -1,0 +1,104 @@
+"""Every check, with values that it accepts and values that it refuses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from radazo_jax._src import checks
+
+NUMERIC_CHECKS = {
+    checks.check_positive: "a finite number > 0",
+    checks.check_non_negative: "a finite number ≥ 0",
+    checks.check_unit_interval: "a number in [0, 1)",
+}
+
+
+@pytest.mark.parametrize("value", [1, 3, np.int8(3), np.uint64(7)])
+def test_int_accepts(value):
+    result = checks.check_int_at_least("rank", value, 1)
+    assert type(result) is int
+    assert result == value
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        *((value, ValueError, r"\d") for value in (0, -1, np.int32(-4))),
+        *(
+            (value, TypeError, type(value).__name__)
+            for value in (True, np.True_, 2.0, np.float32(2), "2", None, [2])
+        ),
+        *(
+            (value, TypeError, "static_args.*inject_hyperparams")
+            for value in (jnp.int32(3), np.array(3))
+        ),
+    ],
+)
+def test_int_refuses(value, error, message):
+    with pytest.raises(error, match=f"rank must be an int ≥ 1; got.*{message}"):
+        checks.check_int_at_least("rank", value, 1)
+    with pytest.raises(TypeError, match=r"static_args.*inject_hyperparams"):
+        jax.jit(lambda n: checks.check_int_at_least("rank", n, 1))(3)
+
+
+@pytest.mark.parametrize("check", NUMERIC_CHECKS)
+@pytest.mark.parametrize(
+    "value", [0.5, np.float32(0.5), np.array(0.5), jnp.bfloat16(0.5)]
+)
+def test_numbers_pass_unchanged(check, value):
+    assert check("b", value) is value
+
+
+def test_unknown_numbers_pass():
+    for check in NUMERIC_CHECKS:
+        assert jax.jit(lambda b, check=check: check("b", b))(np.float32(-1)) == -1.0
+        abstract = jax.ShapeDtypeStruct((), jnp.float32)
+        assert check("b", abstract) is abstract
+
+
+@pytest.mark.parametrize(
+    ("check", "value", "fits"),
+    [
+        (checks.check_positive, 1e-30, True),
+        (checks.check_positive, 0, False),
+        (checks.check_positive, -0.0, False),
+        (checks.check_positive, jnp.float32(-1), False),
+        (checks.check_positive, float("inf"), False),
+        (checks.check_positive, float("nan"), False),
+        (checks.check_non_negative, 0.0, True),
+        (checks.check_non_negative, -1e-30, False),
+        (checks.check_non_negative, float("inf"), False),
+        (checks.check_non_negative, np.float32("nan"), False),
+        (checks.check_unit_interval, 0, True),
+        (checks.check_unit_interval, 0.999999, True),
+        (checks.check_unit_interval, 1, False),
+        (checks.check_unit_interval, jnp.bfloat16(0.999), False),  # Rounds to 1.
+        (checks.check_unit_interval, -0.1, False),
+        (checks.check_unit_interval, float("nan"), False),
+    ],
+)
+def test_ranges(check, value, fits):
+    if fits:
+        assert check("b", value) is value
+    else:
+        with pytest.raises(ValueError, match="b must be") as error:
+            check("b", value)
+        assert NUMERIC_CHECKS[check] in str(error.value)
+        assert repr(value) in str(error.value)
+
+
+def test_numeric_checks_refuse_other_types_and_shapes():
+    for check, expected in NUMERIC_CHECKS.items():
+        key = jax.random.key(0)
+        for value in (True, np.True_, jnp.array(True), "0.5", None, 1j, [0.5], key):
+            with pytest.raises(TypeError, match="b must be") as error:
+                check("b", value)
+            assert expected in str(error.value)
+        with pytest.raises(TypeError, match="inject_hyperparams"):
+            check("b", lambda count: 0.5)
+        with pytest.raises(TypeError, match="b must be"):
+            jax.jit(lambda b, check=check: check("b", b))(True)
+        for call in (check, jax.jit(check, static_argnums=0)):
+            with pytest.raises(ValueError, match=r"shape \(2,\)"):
+                call("b", np.array([0.5, 0.5], np.float32))

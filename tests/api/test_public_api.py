@@ -1,0 +1,243 @@
+"""The house rules that a reader of one file cannot check."""
+
+import ast
+import functools
+import importlib
+import importlib.util
+import inspect
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+from code_lines import code_lines
+
+import radazo_jax
+import radazo_jax.nnx
+
+ROOT = pathlib.Path(__file__).parents[2]
+PACKAGE = ROOT / "radazo_jax"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+MAX_LINES = 300  # Of code: without docstrings, comments and blank lines.
+
+# The folders, in order: a module may import from its own folder and from earlier ones.
+ORDER = (
+    *("", "numbers", "directions", "perturb", "estimate", "contrib", "optimize"),
+    "workers",
+)
+
+# The modules whose names are public.
+PUBLIC_MODULES = {
+    "": radazo_jax,
+    "contrib.": radazo_jax.contrib,
+    "distributions.": radazo_jax.distributions,
+    "estimators.": radazo_jax.estimators,
+    "nnx.": radazo_jax.nnx,
+    "random.": radazo_jax.random,
+    "runs.": radazo_jax.runs,
+    "shaping.": radazo_jax.shaping,
+    "transforms.": radazo_jax.transforms,
+}
+# Only if Keras is installed; the others need nothing that the tests do not need.
+os.environ.setdefault("KERAS_BACKEND", "jax")
+HAS_KERAS = importlib.util.find_spec("keras") is not None
+if HAS_KERAS:
+    PUBLIC_MODULES["keras."] = importlib.import_module("radazo_jax.keras")
+# Names that a submodule shares with `radazo_jax` are documented there.
+PUBLIC = [
+    f"{prefix}{name}"
+    for prefix, module in PUBLIC_MODULES.items()
+    for name in module.__all__
+    if not prefix or name not in radazo_jax.__all__ or prefix in ("nnx.", "keras.")
+]
+
+
+def public(name):
+    return functools.reduce(getattr, name.split("."), radazo_jax)
+
+
+FUNCTIONS = [n for n in PUBLIC if inspect.isfunction(public(n))]
+TYPES = [n for n in PUBLIC if inspect.isclass(public(n))]
+
+
+def documented_names():
+    pages = sorted((ROOT / "docs" / "api").glob("*.md"))
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    names = re.findall(r"^::: radazo_jax\.([\w.]+)$", text, re.MULTILINE)
+    return [name for name in names if HAS_KERAS or not name.startswith("keras.")]
+
+
+def module_name(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def own_imports(path):
+    """The modules of the package that a file imports, anywhere in it."""
+    known = {module_name(p) for p in MODULES}
+    base = module_name(path).split(".")
+    package = base if path.name == "__init__.py" else base[:-1]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            up = package[: len(package) - node.level + 1] if node.level else []
+            source = ".".join([*up, *([node.module] if node.module else [])])
+            for alias in node.names:
+                inner = f"{source}.{alias.name}"
+                found.add(inner if inner in known else source)
+    return found & known
+
+
+def reachable(graph, start):
+    seen, todo = set(), list(graph[start])
+    while todo:
+        module = todo.pop()
+        if module not in seen:
+            seen.add(module)
+            todo += graph[module]
+    return seen
+
+
+@pytest.mark.parametrize("name", FUNCTIONS + TYPES)
+def test_docstring_is_written(name):
+    doc = public(name).__doc__ or ""
+    # A NamedTuple without a docstring is given one: its own signature.
+    own = f"{name.rpartition('.')[2]}("
+    assert doc.strip() and not doc.startswith(own), "no docstring"
+
+
+def test_public_names_are_functions_and_types():
+    assert set(PUBLIC) == set(FUNCTIONS) | set(TYPES)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_function_has_an_example(name):
+    assert ">>> " in public(name).__doc__
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_function_documents_arguments_and_result(name):
+    function = public(name)
+    doc = inspect.getdoc(function)
+    assert re.search(r"^Returns:$", doc, re.MULTILINE)
+    parameters = inspect.signature(function).parameters
+    if parameters:
+        assert re.search(r"^Args:$", doc, re.MULTILINE)
+    for parameter in parameters:
+        pattern = rf"^ +\*{{0,2}}{parameter}(, .*| \(.*\))?:"
+        assert re.search(pattern, doc, re.MULTILINE), f"{parameter} not documented"
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_type_documents_its_fields(name):
+    """Under `Attributes:`, or by a comment at the declaration."""
+    type_ = public(name)
+    doc, source = inspect.getdoc(type_), inspect.getsource(type_)
+    for field in inspect.get_annotations(type_):
+        if field.startswith("_"):
+            continue
+        listed = re.search(rf"^ +{field}( \(.*\))?:", doc, re.MULTILINE)
+        commented = re.search(rf"^ +{field}: .*  # \S", source, re.MULTILINE)
+        assert listed or commented, f"{field} not documented"
+
+
+def test_all_is_exactly_what_the_reference_lists():
+    names = documented_names()
+    assert len(names) == len(set(names)), "listed twice"
+    assert set(names) == set(PUBLIC)
+
+
+def test_all_has_no_duplicates_and_nothing_public_is_left_out():
+    assert len(PUBLIC) == len(set(PUBLIC))
+    for prefix, module in PUBLIC_MODULES.items():
+        # Other modules re-export what is defined under `_src`.
+        defines = prefix in ("nnx.", "keras.")
+        source = module.__name__ if defines else "radazo_jax"
+        visible = {
+            f"{prefix}{name}"
+            for name, value in vars(module).items()
+            if not name.startswith("_")
+            and not inspect.ismodule(value)
+            and getattr(value, "__module__", "").startswith(source)
+        }
+        assert visible <= {f"{prefix}{name}" for name in module.__all__}
+
+
+def test_submodules_share_objects_with_the_package():
+    for module in PUBLIC_MODULES.values():
+        if module.__name__ in ("radazo_jax.nnx", "radazo_jax.keras"):
+            continue
+        for name in set(module.__all__) & set(radazo_jax.__all__):
+            assert getattr(module, name) is getattr(radazo_jax, name)
+
+
+def test_version_is_the_same_everywhere():
+    version = radazo_jax.__version__
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.search(r"^version: (.+)$", citation, re.MULTILINE)[1] == version
+    assert re.search(r"^## \[(.+?)\]", changelog, re.MULTILINE)[1] == version
+
+
+def test_import_needs_the_runtime_dependencies_alone():
+    optional = {
+        "chex",
+        "distributed",
+        "flax",
+        "keras",
+        "matplotlib",
+        "scipy",
+        "sklearn",
+        "tabulate",
+        "tqdm",
+    }
+    # The imports of JAX and Optax do not count.
+    script = (
+        "import sys, jax, jax.numpy, optax; before = set(sys.modules);"
+        "import radazo_jax; print(*(set(sys.modules) - before))"
+    )
+    command = [sys.executable, "-W", "error", "-c", script]
+    output = subprocess.run(
+        command, cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    imported = {module.partition(".")[0] for module in output.stdout.split()}
+    assert "radazo_jax" in imported
+    assert not imported & optional
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_module_is_short_enough_to_read(path):
+    lines = code_lines(path)
+    assert lines <= MAX_LINES, f"{lines} lines of code: split it"
+
+
+def folder(module):
+    """The folder under `_src` that a module is in; "" for those in `_src` itself."""
+    parts = module.removeprefix("radazo_jax._src").strip(".").split(".")
+    return parts[0] if parts[0] in ORDER else ""
+
+
+def test_folders_import_downward_only():
+    graph = {module_name(path): own_imports(path) for path in MODULES}
+    src = "radazo_jax._src."
+    folders = {p.name for p in (PACKAGE / "_src").iterdir() if p.is_dir()}
+    assert folders - {"__pycache__"} == set(ORDER[1:])
+    for module, imported in graph.items():
+        if not module.startswith(src):
+            continue
+        for other in imported - {"radazo_jax._src"}:
+            assert other.startswith(src), f"{module} imports the public {other}"
+            assert ORDER.index(folder(other)) <= ORDER.index(folder(module)), (
+                f"{module} imports {other}, of a later folder"
+            )
+
+
+def test_no_module_imports_itself_by_some_path():
+    graph = {module_name(path): own_imports(path) for path in MODULES}
+    graph["radazo_jax._src"] = set()
+    for module in graph:
+        assert module not in reachable(graph, module)

@@ -1,0 +1,213 @@
+"""Relatives that choose their points: against their equations, in float64 NumPy."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import radazo_jax as zo
+from tests.helpers.compare import Hashed
+from tests.helpers.relatives import (
+    DIMENSION,
+    PARAMS,
+    Steps,
+    derivative,
+    flat,
+    gradients,
+    make,
+    moved,
+    quadratic,
+    traced,
+)
+from tests.helpers.tables import jit, slow
+
+# --- One point, and two ------------------------------------------------------------
+
+
+def test_residual_feedback():
+    mu, distribution = 0.5, Hashed()
+    steps = Steps(zo.contrib.residual_feedback(distribution, 2, mu))
+    before = None
+    for i in range(3):
+        params = moved(PARAMS, 0.1 * i)
+        estimate, _, values, us = steps(i, params, level=7.0)
+        before = np.mean(values) if before is None else before
+        expected = ((values - before) / mu) @ us / 2
+        np.testing.assert_allclose(flat(estimate.gradient), expected, rtol=1e-3)
+        np.testing.assert_allclose(estimate.value, np.mean(values), rtol=1e-5)
+        before = np.mean(values)
+    # A failed step leaves the value of the one before.
+    steps(3, values=lambda at: np.full(len(at), np.nan))
+    np.testing.assert_allclose(steps.state.value, before, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_spsa():
+    mu = 0.1
+    steps = Steps(zo.spsa(3, mu))
+    estimate, _, values, us = steps(0)
+    above, below = values.reshape(3, 2).T
+    expected = np.mean((above - below)[:, None] / (2 * mu * us), 0)
+    np.testing.assert_allclose(flat(estimate.gradient), expected, rtol=1e-3)
+
+
+# --- Variance reduction ------------------------------------------------------------
+
+
+def test_variance_reduced():
+    """Algorithm 2 with a mean over the first two steps of each period of four."""
+    mu, size = 0.5, 3
+    steps = Steps(
+        zo.contrib.variance_reduced(Hashed(), size, mu, period=4, anchor_steps=2)
+    )
+    anchor, mean = None, None
+    for i in range(6):
+        params, level = moved(PARAMS, 0.1 * i), float(i)
+        estimate, _, _, us = steps(i, params, level=level)
+        theta, us, phase = flat(params), us[:size], i % 4
+
+        def f(x, level=level):
+            return quadratic(x, level)
+
+        if phase == 0:
+            anchor, mean = theta, np.zeros(DIMENSION)
+        if phase < 2:
+            central = [(f(anchor + mu * u) - f(anchor - mu * u)) / (2 * mu) for u in us]
+            mean = (phase * mean + np.array(central) @ us / size) / (phase + 1)
+            expected = mean
+        else:
+            here = [(f(theta + mu * u) - f(theta)) / mu for u in us]
+            there = [(f(anchor + mu * u) - f(anchor)) / mu for u in us]
+            expected = (np.array(here) - there) @ us / size + mean
+        np.testing.assert_allclose(
+            flat(estimate.gradient), expected, rtol=1e-3, atol=1e-4
+        )
+
+
+@pytest.mark.slow
+def test_points_beside_the_parameters_in_turn():
+    """Evaluations in turn and at once agree, with parameters of 16 bits too."""
+
+    def narrow(params):
+        return jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
+
+    def loss(params):
+        return traced(jax.tree.map(lambda p: p.astype(jnp.float32), params))
+
+    estimator = make("variance_reduced", smoothing=0.5)
+
+    @jit
+    def estimates(params, further):
+        found = []
+        for size in (None, 1):
+            estimate = functools.partial(
+                estimator.estimate, loss, evaluator=zo.vectorized(size)
+            )
+            _, state = estimate(0, params, estimator.init(params))
+            found.append(estimate(1, further, state)[0][1])
+        return found
+
+    for dtype in (lambda params: params, narrow):
+        found = estimates(dtype(PARAMS), dtype(moved(PARAMS, 1.0)))
+        at_once, in_turn = (
+            flat(jax.tree.map(lambda g: g.astype(jnp.float32), tree)) for tree in found
+        )
+        np.testing.assert_allclose(in_turn, at_once, rtol=0.02)
+        assert (abs(at_once) > 0).all()
+
+
+def test_at_the_anchor_nothing_is_noise():
+    """There all estimates of a period are the anchor's, whatever the minibatch."""
+    steps = Steps(
+        zo.contrib.variance_reduced(num_directions=2, period=4, anchor_steps=1)
+    )
+
+    def minibatch(at, seed):
+        return at @ np.random.default_rng(seed).normal(size=DIMENSION)
+
+    steps.fun = minibatch
+    first, second, third = (flat(steps(i, seed=i)[0].gradient) for i in range(3))
+    np.testing.assert_allclose(second, first, atol=2e-2)
+    np.testing.assert_allclose(third, first, atol=2e-2)
+
+
+# --- Coordinates -------------------------------------------------------------------
+
+
+def test_all_coordinates_make_the_gradient():
+    estimator = zo.contrib.coordinate_wise(smoothing=0.1)
+    _, gradient = jit(zo.value_and_grad(traced, estimator))(0, PARAMS)
+    np.testing.assert_allclose(flat(gradient), derivative(flat(PARAMS)), rtol=1e-4)
+
+
+@pytest.mark.parametrize("uniform", [1.0, 0.25])
+def test_coordinates_by_importance(uniform):
+    """Mean and second moment, in closed form."""
+    size, exact = 3, derivative(flat(PARAMS))
+    estimator = zo.contrib.coordinate_wise(size, 0.1, uniform_fraction=uniform)
+    scores = np.abs(exact)
+    scores[1] = np.nan
+    state = estimator.init(PARAMS)._replace(scores=jnp.asarray(scores, jnp.float32))
+
+    got = gradients(estimator, state, jax.random.split(jax.random.key(1), 8000))
+    error = got.std(0) / np.sqrt(len(got))
+    assert (abs(got.mean(0) - exact) <= 4 * error + 1e-4).all()
+    scores[1] = np.nanmean(scores)
+    p = (1 - uniform) * scores / scores.sum() + uniform / DIMENSION
+    second = np.sum(exact**2 / p) / size + (1 - 1 / size) * np.sum(exact**2)
+    squares = np.sum(got**2, 1)
+    error = squares.std() / np.sqrt(len(squares))
+    assert abs(squares.mean() - second) < 4 * error
+
+
+def test_scores_follow_what_is_seen():
+    steps = Steps(zo.contrib.coordinate_wise(2, 0.1, decay=0.75))
+    expected = np.full(DIMENSION, np.nan)
+    for i in range(4):
+        params = moved(PARAMS, 0.2 * i)
+        _, _, _, us = steps(i, params)
+        slopes = abs(derivative(flat(params)))
+        for k in set(np.argmax(us, 1)):
+            old = expected[k]
+            new = 0.75 * old + 0.25 * slopes[k]
+            expected[k] = slopes[k] if np.isnan(old) else new
+    np.testing.assert_allclose(steps.state.scores, expected, rtol=1e-3)
+
+
+# --- Votes, and perturbations with a momentum --------------------------------------
+
+
+@pytest.mark.parametrize("distribution", [zo.gaussian(), slow(zo.rademacher())])
+def test_majority_vote(distribution):
+    mu, size = 0.1, 5
+    steps = Steps(zo.contrib.majority_vote(distribution, size, mu))
+    estimate, _, values, us = steps(0)
+    votes = np.sign((values[1:] - values[0])[:, None] * us)
+    np.testing.assert_allclose(flat(estimate.gradient), votes.mean(0), atol=1e-6)
+    # A failed worker has no vote.
+    failed = np.append(values[:-1], np.inf)
+    estimate, *_ = steps(0, values=lambda at: failed)
+    np.testing.assert_allclose(flat(estimate.gradient), votes[:-1].mean(0), atol=1e-6)
+    assert int(estimate.num_values) == size
+
+
+def test_momentum_perturbation():
+    """Algorithm 1 of ZO-AdaMU, with one draw for the sum of two."""
+    mu, b1, alpha, distribution = 0.1, 0.4, 0.7, zo.sphere()
+    steps = Steps(zo.contrib.momentum_perturbation(distribution, mu, b1, alpha))
+    deviation = np.sqrt(b1**2 * alpha + (1 - b1) ** 2 * (1 - alpha))
+    history = np.zeros(DIMENSION)
+    for i in range(4):
+        theta = flat(moved(PARAMS, 0.1 * i))
+        estimate, at, values, us = steps(i, moved(PARAMS, 0.1 * i))
+        m = (1 - b1) * history + deviation * np.sqrt(DIMENSION) * us[0]
+        np.testing.assert_allclose(at[0] - theta, mu * m, atol=1e-5)
+        np.testing.assert_allclose(at[1] - theta, -mu * m, atol=1e-5)
+        slope = (values[0] - values[1]) / (2 * mu)
+        np.testing.assert_allclose(
+            flat(estimate.gradient), slope * m, rtol=1e-3, atol=1e-4
+        )
+        history = np.sign(slope) * m
+    np.testing.assert_allclose(flat(steps.state.history), history, atol=1e-5)

@@ -1,0 +1,309 @@
+"""The distributions: their moments, and directions as small, position-addressed
+pytrees."""
+
+import dataclasses
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import radazo_jax as zo
+from radazo_jax._src.directions import sums
+from radazo_jax._src.directions.distribution import elements
+from radazo_jax._src.directions.layout import layout_of
+from radazo_jax._src.numbers import counter, generator
+from tests.helpers.tables import (
+    BY_POSITION,
+    DISTRIBUTIONS,
+    FAST,
+    assert_same_draws,
+    covariance,
+    every,
+    jit,
+    slow,
+)
+
+SHAPES = {"b": (2,), "s": (), "w": (2, 3)}
+PARAMS = {name: jnp.zeros(shape) for name, shape in SHAPES.items()}
+NUM_COORDINATES = 9
+
+
+@pytest.fixture(params=DISTRIBUTIONS)
+def distribution(request):
+    return DISTRIBUTIONS[request.param]
+
+
+def drawn(distribution, key, params=PARAMS):
+    return distribution.materialize(distribution.sample(key, params), params)
+
+
+draw = jit(drawn, static_argnums=0)
+
+
+def flat(tree):
+    return jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(tree)])
+
+
+@pytest.mark.parametrize("name", every(DISTRIBUTIONS, "sphere", "low_rank"))
+def test_covariance_is_the_identity_over_the_factor(name):
+    """Or the matrix that the distribution's `covariance` returns."""
+    distribution = DISTRIBUTIONS[name]
+    params, num = {"b": jnp.zeros(2), "w": jnp.zeros((4, 3))}, 40_000
+    keys = jax.random.split(jax.random.key(0), num)
+    draws = jit(jax.vmap(lambda key: flat(drawn(distribution, key, params))))
+    u = np.asarray(draws(keys), np.float64)
+    products = u[:, :, None] * u[:, None, :]
+    error = products.mean(0) - covariance(distribution, params)
+    standard_error = products.std(0) / np.sqrt(num)
+    assert (abs(error) <= 4.5 * standard_error + 1e-7).all()
+    assert (abs(u.mean(0)) <= 4.5 * u.std(0) / np.sqrt(num) + 1e-7).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [
+        ("sphere", 9.0),
+        ("coordinate", 9.0),
+        ("orthonormal", 9.0),
+        ("gaussian", 1.0),
+        ("rademacher", 1.0),
+    ],
+)
+def test_factor(name, factor):
+    assert DISTRIBUTIONS[name].factor(NUM_COORDINATES) == factor
+
+
+def test_sphere_is_over_the_whole_tree():
+    for seed in range(5):
+        u = np.asarray(flat(draw(zo.sphere(), seed)), np.float64)
+        np.testing.assert_allclose(np.linalg.norm(u), 1.0, rtol=1e-6)
+
+
+def test_sphere_of_a_million_has_norm_one():
+    params = {"a": jnp.zeros((1000, 900)), "b": jnp.zeros(100_000)}
+    u = np.asarray(flat(draw(zo.sphere(), 3, params)), np.float64)
+    np.testing.assert_allclose(np.linalg.norm(u), 1.0, rtol=1e-6)
+
+
+def test_sphere_is_a_normalized_normal_vector():
+    key = jax.random.key(4)
+    at = counter.positions((NUM_COORDINATES,))
+    z = np.asarray(generator.fast_normal(key, at), np.float64)
+    np.testing.assert_allclose(
+        flat(draw(zo.sphere(), key)), z / np.linalg.norm(z), rtol=1e-5
+    )
+
+
+def test_supports():
+    for seed in range(20):
+        assert (abs(flat(draw(zo.rademacher(), seed))) == 1).all()
+        u = flat(draw(zo.coordinate(), seed))
+        assert float(jnp.sum(abs(u))) == 1.0
+        assert float(jnp.max(abs(u))) == 1.0
+
+
+def test_coordinate_reaches_every_coordinate_and_sign():
+    keys = jax.random.split(jax.random.key(0), 2000)
+    u = np.asarray(jit(jax.vmap(lambda k: flat(drawn(zo.coordinate(), k))))(keys))
+    counts = np.concatenate([(u == 1).sum(0), (u == -1).sum(0)])
+    assert counts.sum() == 2000
+    # Binomial(2000, 1/18) has standard deviation 10.2.
+    assert abs(counts - 2000 / 18).max() < 45
+
+
+@pytest.mark.parametrize(
+    "name", every(BY_POSITION, "sphere", "rademacher", "orthonormal")
+)
+def test_how_the_coordinates_are_cut_into_leaves_does_not_matter(name):
+    distribution, tree = (
+        DISTRIBUTIONS[name],
+        {"a": jnp.zeros((2, 2)), "b": jnp.zeros(5)},
+    )
+    for seed in range(4):
+        one = draw(distribution, seed, jnp.zeros(9))
+        assert_same_draws(name, flat(draw(distribution, seed, tree)), one)
+
+
+def test_leaves_of_one_shape_differ():
+    tree = {"a": jnp.zeros(50), "b": jnp.zeros(50)}
+    u = draw(zo.gaussian(), 0, tree)
+    assert not (u["a"] == u["b"]).any()
+
+
+def test_a_direction_is_small_whatever_the_parameters(distribution):
+    small, large = (
+        jax.eval_shape(
+            distribution.sample,
+            jax.random.key(0),
+            {"a": jax.ShapeDtypeStruct(shape, jnp.float32)},
+        )
+        for shape in ((3,), (2**18, 2**18))
+    )
+    assert jax.tree.structure(small) == jax.tree.structure(large)
+    for leaf in jax.tree.leaves(large):
+        assert leaf.shape == ()
+
+
+@pytest.mark.parametrize("distribution", every(DISTRIBUTIONS, *FAST))
+def test_directions_are_pytrees_that_vmap_and_scan(distribution):
+    distribution = DISTRIBUTIONS[distribution]
+    keys = jax.random.split(jax.random.key(1), 3)
+
+    def materialized(direction):
+        return flat(distribution.materialize(direction, PARAMS))
+
+    @jit
+    def both(keys):
+        batch = jax.vmap(lambda key: distribution.sample(key, PARAMS))(keys)
+        return jax.vmap(materialized)(batch), jax.lax.map(materialized, batch)
+
+    together, scanned = both(keys)
+    single = jnp.stack([flat(draw(distribution, k)) for k in keys])
+    np.testing.assert_allclose(together, single, rtol=1e-6)
+    np.testing.assert_allclose(scanned, single, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", every(BY_POSITION, "sphere", "rademacher"))
+def test_kept_directions_are_the_sampled_ones(name):
+    distribution, key, layout = (
+        DISTRIBUTIONS[name],
+        jax.random.key(1),
+        layout_of(PARAMS),
+    )
+
+    @jax.jit
+    def both(key):
+        sampled = sums.sample(
+            distribution, key, jnp.arange(3, dtype=jnp.uint32), layout
+        )
+        stored = sums.cache(sampled, layout, at_once=True)
+        assert sampled.cached is None and stored.cached is not None
+        return [
+            jax.vmap(lambda u: flat(distribution.materialize(u, PARAMS)))(directions)
+            for directions in (sampled, stored)
+        ]
+
+    @jax.jit
+    def one(k):
+        own = key if distribution.sequential else jax.random.fold_in(key, k)
+        alone = distribution.sample(own, PARAMS)
+        if distribution.sequential:
+            alone = dataclasses.replace(alone, number=k)
+        return flat(distribution.materialize(alone, PARAMS))
+
+    expected = np.stack([one(jnp.uint32(k)) for k in range(3)])
+    for got in both(key):
+        assert_same_draws(name, got, expected)
+
+
+@pytest.mark.parametrize("sizes", [(7, 1), (32, 64), (5, 3000, 40)])
+def test_signs_of_leaves_that_begin_within_a_word(sizes):
+    key, distribution = jax.random.key(3), zo.rademacher()
+    params = [jnp.zeros(size) for size in sizes]
+    total, layout = sum(sizes), layout_of(params)
+
+    @jit
+    def three_ways(key):
+        one_by_one = distribution.draw(key, jnp.uint32(0), counter.positions((total,)))
+        direction = distribution.sample(key, params)
+        words = distribution._storage.store(
+            distribution, key[None], jnp.uint32([0]), layout.leaves, layout.dimension
+        )
+        assert sum(x.size for x in jax.tree.leaves(words)) <= total / 32 + len(sizes)
+        us = [of_leaf.weighted_sum(jnp.ones(1)) for of_leaf in words]
+        return one_by_one, flat(distribution.materialize(direction, params)), flat(us)
+
+    one_by_one, *others = three_ways(key)
+    for got in others:
+        np.testing.assert_array_equal(got, one_by_one)
+
+
+def test_materialize_has_the_dtypes_of_the_parameters(distribution):
+    params = {"h": jnp.zeros(3, jnp.bfloat16), "f": jnp.zeros(4, jnp.float32)}
+    u = jax.eval_shape(lambda: drawn(distribution, 0, params))
+    chex.assert_trees_all_equal_shapes_and_dtypes(u, params)
+
+
+def test_distributions_are_values(distribution):
+    again = dataclasses.replace(distribution)
+    assert distribution == again and distribution is not again
+    assert hash(distribution) == hash(again)
+
+
+def test_positions_of_leaves():
+    layout = layout_of(PARAMS)
+    assert [leaf.offset for leaf in layout.leaves] == [0, 2, 3]
+    assert layout.dimension == NUM_COORDINATES
+
+
+@pytest.mark.slow
+def test_coordinates_past_two_to_the_32():
+    # Two leaves of 2^33 elements each, only their descriptions: the draw at a few
+    # positions on both sides of every boundary of the 32-bit words.
+    total = 2**34
+    key, number = jax.random.key(2), jnp.uint32(0)
+
+    def at(size, offset):
+        return counter.positions((size,), offset=offset, dimension=total)
+
+    for offset in (2**32 - 2, 2**33 - 2, total - 4):
+        for distribution in BY_POSITION.values():
+            if distribution == zo.coordinate(replace=False):
+                continue  # Refuses so many: see its own test.
+            block = distribution.draw(key, number, at(4, offset))
+            again = [
+                distribution.draw(key, number, at(1, offset + i))[0] for i in range(4)
+            ]
+            # The compiler may fuse a multiplication and an addition in one of the two.
+            np.testing.assert_array_max_ulp(
+                np.asarray(block), np.asarray(jnp.stack(again)), 1
+            )
+    signs = zo.rademacher().draw(key, number, at(4096, 2**32 - 64))
+    assert abs(float(signs.mean())) < 0.1
+
+
+@pytest.mark.parametrize("name", ["gaussian", slow("rademacher"), slow("low_rank(2)")])
+def test_sum_over_an_axis_of_directions_is_the_weighted_sum(name):
+    distribution, layout = DISTRIBUTIONS[name], layout_of(PARAMS)
+    coefficients = np.float32([0.5, -2.0, 0.25, 3.0])
+
+    @jit
+    def run(key):
+        numbers = jnp.arange(4, dtype=jnp.uint32)
+        directions = sums.sample(distribution, key, numbers, layout)
+        us = jax.vmap(lambda u: elements(u, layout))(directions)
+        weights = jnp.asarray(coefficients)
+        d = layout.dimension
+        both = [
+            [way(weights, directions, leaf, d) for leaf in layout.leaves]
+            for way in (sums._sum_at_once, sums._sum_in_turn)
+        ]
+        return us, both
+
+    us, both = run(jax.random.key(5))
+    for summed in both:
+        for got, u in zip(summed, us, strict=True):
+            u = np.asarray(u, np.float64)
+            size = np.tensordot(abs(coefficients), abs(u), 1)
+            error = abs(got - np.tensordot(coefficients.astype(np.float64), u, 1))
+            # Four products and three sums, each rounded.
+            assert np.all(error <= 7 * 2.0**-24 * size)
+
+
+def test_a_gpu_program_draws_in_one_place_for_all_directions():
+    params, distribution = jnp.zeros((64, 48)), zo.gaussian()
+
+    def draws(num_directions):
+        def run(key, weights):
+            numbers = jnp.arange(num_directions, dtype=jnp.uint32)
+            layout = layout_of(params)
+            directions = sums.sample(distribution, key, numbers, layout)
+            return sums.combine(weights, directions, layout, params)
+
+        traced = jax.jit(run).trace(jax.random.key(0), jnp.ones(num_directions))
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+        return text.count("stablehlo.xor")
+
+    assert draws(2) == draws(8) == draws(32)

@@ -1,0 +1,158 @@
+"""Directions without replacement: the basis, and their numbers through a run."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import radazo_jax as zo
+from radazo_jax._src.numbers import counter
+from tests.helpers.compare import sequence
+from tests.helpers.tables import ESTIMATORS, every, jit
+
+DISTRIBUTION = zo.orthonormal()
+# Powers of two, and dimensions with more directions than coordinates.
+DIMENSIONS = every([1, 16, 21, 64], 1, 21)
+
+
+def parity(number):
+    return bin(number).count("1") % 2
+
+
+@functools.cache
+def rows(dimension, cycles=2, seed=0):
+    """The directions of the first cycles under a key, float64 [cycles, n, d]."""
+    size = 2 ** max(dimension - 1, 0).bit_length()
+    params = jnp.zeros(dimension)
+
+    @jit
+    def drawn(key):
+        return sequence(DISTRIBUTION, key, cycles * size, params)
+
+    return np.asarray(drawn(jax.random.key(seed)), np.float64).reshape(
+        cycles, size, dimension
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dimension", DIMENSIONS)
+def test_a_cycle_is_a_walsh_hadamard_basis(dimension):
+    """Signs of its first row apart, each cycle has all rows of the matrix once."""
+    for basis in rows(dimension):
+        size = len(basis)
+        np.testing.assert_allclose(abs(basis), dimension**-0.5, rtol=1e-6)
+        # Relative to one of them, the rows do not depend on the signs, and the product
+        # of two rows of the matrix is a row.
+        relative = np.sign(basis * basis[0])
+        expected = [
+            [(-1) ** parity(row & position) for position in range(dimension)]
+            for row in range(size)
+        ]
+        assert sorted(relative.tolist()) == sorted(expected)
+
+
+@pytest.mark.parametrize("dimension", DIMENSIONS)
+def test_the_mean_over_a_cycle_is_exactly_that_of_the_distribution(dimension):
+    for basis in rows(dimension):
+        mean = basis.T @ basis / len(basis)
+        np.testing.assert_allclose(mean, np.eye(dimension) / dimension, atol=1e-7)
+        np.testing.assert_allclose(np.linalg.norm(basis, axis=1), 1, rtol=1e-6)
+    if dimension == len(basis):
+        np.testing.assert_allclose(basis @ basis.T, np.eye(dimension), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_cycles_and_keys_have_bases_of_their_own():
+    first, second = rows(64)
+    (other,) = rows(64, 1, seed=1)
+    for basis in (second, other):
+        # Cosines of random signs: 1/8 on average, and 1 if a row is repeated.
+        cosines = abs(first @ basis.T)
+        assert cosines.max() < 0.9 and cosines.mean() < 0.2
+
+
+@pytest.mark.slow
+def test_rows_come_in_a_random_order():
+    """The first two are neighbors in the matrix no more often than others."""
+    size, num = 8, 2000
+
+    @jit
+    @jax.vmap
+    def two(key):
+        return sequence(DISTRIBUTION, key, 2, jnp.zeros(size))
+
+    u = np.asarray(two(jax.random.split(jax.random.key(0), num)))
+    relative = np.sign(u[:, 0] * u[:, 1])
+    rows, counts = np.unique(relative, axis=0, return_counts=True)
+    assert len(rows) == size - 1
+    # Binomial(2000, 1/7) has standard deviation 15.6.
+    assert abs(counts - num / (size - 1)).max() < 4.5 * 15.6
+
+
+@pytest.mark.parametrize(
+    ("dimension", "one", "other"),
+    [(2**32, 2**31 - 1, 2**31), (2**32 + 5, 2**32, 3), (2**40, 2**39, 2**37 + 5)],
+)
+def test_of_more_coordinates_than_a_word_counts(dimension, one, other):
+    """Relative to one direction, the others are rows of the matrix.
+
+    In a row, the sign at the sum of two positions that share no bit is the product of
+    the signs at the two.
+    """
+    key, places = jax.random.key(1), [0, one, other, one + other]
+    at = counter.concatenate([counter.positions((1,), offset=i) for i in places])
+    at = counter.Positions(at.hi, at.lo, dimension)
+    numbers = jnp.arange(40, dtype=jnp.uint32) * np.uint32(2**27 - 39)
+    signs = np.sign(jit(jax.vmap(lambda i: DISTRIBUTION.draw(key, i, at)))(numbers))
+    at_zero, first, second, both = (signs * signs[0]).T
+    assert (at_zero == 1).all()
+    np.testing.assert_array_equal(first * second, both)
+    for row in (first, second, both):
+        assert abs(row.sum()) < 4.5 * 40**0.5
+
+
+@pytest.fixture(params=ESTIMATORS)
+def estimator(request):
+    return ESTIMATORS[request.param](DISTRIBUTION, num_directions=3, smoothing=0.1)
+
+
+def quadratic(x):
+    return jnp.sum((x - 1.0) ** 2) / 2
+
+
+def test_directions_are_numbered_through_the_run(estimator):
+    """Steps of 3 directions in 8 dimensions: a new basis within the third."""
+    params, run_key = jnp.zeros(8), jax.random.key(5)
+    expected = jit(lambda key: sequence(DISTRIBUTION, key, 24, params))(run_key)
+
+    @jit
+    def directions(key, step):
+        # The key of the step does not matter.
+        draw = zo.estimators.Draw(key, run_key, step)
+        points, state = estimator.points(draw, params, ())
+        assert state == ()
+        at = zo.estimators.candidates(points, params)
+        return at[points.includes_params :].reshape(3, -1, 8)[:, 0] / 0.1
+
+    keys = jax.random.split(jax.random.key(6), 6)
+    drawn = [directions(key, jnp.int32(t)) for t, key in enumerate(keys)]
+    np.testing.assert_allclose(np.concatenate(drawn), expected[:18], rtol=1e-5)
+
+
+def test_a_whole_basis_in_one_call_makes_the_gradient():
+    """Central differences of a quadratic give it exactly, even if n > d."""
+    for dimension, size in ((8, 8), (6, 8)):
+        estimator = zo.central_difference(DISTRIBUTION, size, smoothing=0.1)
+        x = jnp.arange(dimension, dtype=jnp.float32)
+        _, gradient = jit(zo.value_and_grad(quadratic, estimator))(0, x)
+        np.testing.assert_allclose(gradient, x - 1, atol=1e-4)
+
+
+def test_low_precision_and_empty_leaves():
+    params = {"h": jnp.ones(5, jnp.bfloat16), "e": jnp.zeros((0, 3)), "s": jnp.ones(())}
+    u = jit(lambda: DISTRIBUTION.materialize(DISTRIBUTION.sample(0, params), params))()
+    assert u["h"].dtype == jnp.bfloat16 and u["e"].shape == (0, 3)
+    np.testing.assert_allclose(abs(u["h"].astype(jnp.float32)), 6**-0.5, rtol=2**-8)
+    np.testing.assert_allclose(abs(u["s"]), 6**-0.5, rtol=1e-6)

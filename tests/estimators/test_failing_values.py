@@ -1,0 +1,146 @@
+"""Estimators that remember, and distributions of users, in runs whose values fail."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import radazo_jax as zo
+from tests.helpers.relatives import PARAMS, flat, make, quadratic
+from tests.helpers.tables import DISTRIBUTIONS, every, slow
+
+STEPS = 6
+# The estimators that keep something of the steps before, and distributions that users
+# wrote or that draw without replacement.
+CASES = [
+    slow("query_reuse", "sparse"),
+    slow("variance_reduced", "coordinate in turn"),
+    ("residual_feedback", "smooth"),
+    slow("accelerated", "orthonormal"),
+    slow("prior_guided", "sparse"),
+    slow("linear_interpolation", "coordinate in turn"),
+    slow("gaussian_process", "smooth"),
+    slow("momentum_perturbation", "sparse"),
+    slow("adaptive_difference", "orthonormal"),
+]
+each_case = pytest.mark.parametrize(("name", "distribution"), CASES)
+
+
+def whole(params):
+    """In float64, and rounded to numbers that float32 holds."""
+    return float(np.round(quadratic(flat(params)) * 64) / 64)
+
+
+class Failing:
+    """The function; a point in four fails the first time that it is asked for."""
+
+    def __init__(self, how):
+        self.how, self.calls, self.seen = how, 0, set()
+
+    def __call__(self, params):
+        point = flat(params).tobytes()
+        if point in self.seen:
+            return whole(params)
+        self.seen.add(point)
+        self.calls += 1
+        return self.how() if self.calls % 4 == 2 else whole(params)
+
+
+def no_answer():
+    raise OSError("no answer")
+
+
+def run(estimator, fun=whole, **options):
+    options = {"progress": False, "num_steps": STEPS, **options}
+    steps = options.pop("num_steps")
+    return zo.minimize_black_box(
+        fun, PARAMS, optax.sgd(1e-3), estimator, steps, 3, **options
+    )
+
+
+@each_case
+def test_a_run_without_some_values_is_rebuilt(name, distribution, tmp_path):
+    estimator, path = make(name, DISTRIBUTIONS[distribution]), tmp_path / "run.jsonl"
+    result = run(estimator, Failing(lambda: np.nan), journal=path)
+    assert result.state.failures.evaluations > 1
+    assert np.isfinite(flat(result.params)).all()
+    chex.assert_trees_all_equal(
+        zo.replay(path, PARAMS, optax.sgd(1e-3), estimator), result.state
+    )
+
+
+@pytest.mark.slow
+@each_case
+def test_a_value_that_is_asked_for_again_leaves_no_trace(name, distribution):
+    estimator = make(name, DISTRIBUTIONS[distribution])
+    retried = run(estimator, Failing(no_answer), on_failure="retry")
+    chex.assert_trees_all_equal(retried.state, run(estimator).state)
+
+
+SLOPES = np.array([1.0, -2.0, 3.0, 0.5])
+
+
+@pytest.mark.parametrize("maker", [zo.forward_difference, zo.adaptive_difference])
+@pytest.mark.parametrize("failing", every([[0], [0, 3, 7], [0, *range(3, 11)]], [0]))
+def test_without_the_value_at_the_parameters_the_mean_replaces_it(maker, failing):
+    """Each value is compared with the mean of the others, in float64."""
+    params = np.zeros(4, np.float32)
+    estimator = maker()
+    state = estimator.init(params)
+    draw = zo.estimators.Draw.once(jax.random.key(0))
+    points, state = estimator.points(draw, params, state)
+    asked = np.asarray(zo.estimators.candidates(points, params), np.float64)
+    values = np.round(np.sum((asked * 64 + SLOPES[None]) ** 2, axis=1) * 256) / 256
+    values[failing] = np.nan
+    given = points.split(jnp.asarray(values, jnp.float32))
+    estimate, _ = estimator.reduce(points, given, params, state)
+    found = [i for i in range(1, 11) if i not in failing]
+    expected, slope = np.zeros(4), 0.0
+    for i in found:
+        others = np.mean([values[j] for j in found if j != i])
+        expected += 4 / len(found) * (values[i] - others) / 5e-3 * asked[i] / 5e-3
+        slope += 4 / len(found) * (values[i] - others) / 5e-3 * values[i] / 5e-3
+    gradient = estimate.gradient.materialize(params)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-2)
+    np.testing.assert_allclose(estimate.slope, slope, rtol=1e-3)
+    np.testing.assert_allclose(estimate.value, values[found].mean(), rtol=1e-6)
+    assert estimate.num_values == len(found)
+
+
+def test_one_value_is_none_to_compare():
+    estimator, params = zo.forward_difference(num_directions=3), jnp.zeros(4)
+    draw = zo.estimators.Draw.once(jax.random.key(0))
+    points, _ = estimator.points(draw, params, ())
+    values = points.split(jnp.array([jnp.nan, jnp.nan, 1.0, jnp.nan]))
+    estimate, _ = estimator.reduce(points, values, params, ())
+    assert estimate.num_values == 0
+    gradient = estimate.gradient.materialize(params)
+    assert jnp.isnan(estimate.value) and jnp.isnan(gradient).all()
+
+
+NAMES = [
+    "majority_vote",
+    slow("accelerated"),
+    slow("prior_guided"),
+    slow("linear_interpolation"),
+    slow("gaussian_process"),
+    slow("variance_reduced"),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_start_that_fails_ends_no_run(name):
+    """This holds for each estimator that evaluates the parameters."""
+    start = flat(PARAMS)
+
+    def fun(params):
+        return np.nan if np.array_equal(flat(params), start) else whole(params)
+
+    result = run(make(name, DISTRIBUTIONS["sphere"]), fun, num_steps=3)
+    assert result.state.failures.evaluations >= 1
+    assert result.state.failures.skipped == 0
+    assert np.isfinite(result.values).all()
+    assert np.isfinite(flat(result.params)).all()
+    assert not np.array_equal(flat(result.params), start)

@@ -1,0 +1,175 @@
+"""Shapings against their formulas in float64 NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+import radazo_jax as zo
+from tests.helpers.tables import jit
+
+RANDOM = np.random.default_rng(0)
+# Losses of 8 members on 3 prompts: some equal, some that failed.
+VALUES = RANDOM.normal(size=(8, 3)).round(1) * [1.0, 10.0, 1.0]
+VALUES[2, 0] = VALUES[5, 0]
+FAILED = VALUES.copy()
+FAILED[1, 0], FAILED[6, 1], FAILED[7] = np.nan, np.inf, np.nan
+TABLES = {"all": VALUES, "failed": FAILED, "members": VALUES[:, 0]}
+
+
+def prompts(values):
+    """Pairs of a prompt's values and which of them are finite."""
+    for column in values.reshape(len(values), -1).T:
+        yield column, np.isfinite(column)
+
+
+def z_score(values, eps=0.0, eps_root=1e-5):
+    finite = values[np.isfinite(values)]
+    scale = np.sqrt(np.var(finite) + eps_root) + eps
+    return np.where(np.isfinite(values), (values - finite.mean()) / scale, 0)
+
+
+def by_group(values):
+    scale = np.sqrt(np.var(values[np.isfinite(values)]) + 1e-5)
+    columns = [
+        np.where(finite, (column - column[finite].mean()) / scale, 0)
+        for column, finite in prompts(values)
+    ]
+    return np.stack(columns, 1).reshape(values.shape)
+
+
+def centered_ranks(values):
+    columns = []
+    for column, finite in prompts(values):
+        weights = np.zeros(len(column))
+        ranks = scipy.stats.rankdata(column[finite]) - 1
+        weights[finite] = ranks / (finite.sum() - 1) - 0.5
+        columns.append(weights)
+    return np.stack(columns, 1).reshape(values.shape)
+
+
+def pair_signs(values, threshold=0.0):
+    weights = np.zeros(values.shape)
+    for i in range(0, len(values), 2):
+        with np.errstate(invalid="ignore"):
+            difference = values[i] - values[i + 1]
+        known = np.isfinite(difference) & (np.abs(difference) > threshold)
+        weights[i] = np.where(known, np.sign(np.nan_to_num(difference)), 0)
+        weights[i + 1] = -weights[i]
+    return weights
+
+
+def best_of(values, k=3):
+    columns = []
+    for column, finite in prompts(values):
+        weights = np.zeros(len(column))
+        kth = np.sort(column[finite])[k - 1]
+        below, at = finite & (column < kth), finite & (column == kth)
+        weights[below] = 1
+        weights[at] = (k - below.sum()) / at.sum()
+        columns.append(-weights * finite.sum() / k)
+    return np.stack(columns, 1).reshape(values.shape)
+
+
+FORMULAS = {
+    "z_score": (zo.shaping.z_score(), z_score),
+    "z_score(1e-8, 0)": (
+        zo.shaping.z_score(1e-8, 0.0),
+        lambda values: z_score(values, 1e-8, 0.0),
+    ),
+    "by_group": (zo.shaping.by_group(), by_group),
+    "centered_ranks": (zo.shaping.centered_ranks(), centered_ranks),
+    "pair_signs": (zo.shaping.pair_signs(), pair_signs),
+    "pair_signs(0.5)": (
+        zo.shaping.pair_signs(0.5),
+        lambda values: pair_signs(values, 0.5),
+    ),
+    "best_of": (zo.shaping.best_of(3), best_of),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_the_formula(name):
+    shaping, formula = FORMULAS[name]
+    with jax.enable_x64(True):
+        found = jit(lambda tables: jax.tree.map(shaping, tables))(
+            jax.tree.map(jnp.asarray, TABLES)
+        )
+    for case, values in TABLES.items():
+        np.testing.assert_allclose(
+            found[case], formula(values), rtol=0, atol=1e-12, err_msg=case
+        )
+
+
+def test_without_a_spread_all_weights_are_zero():
+    """All equal, as rewards of 0 are; one that did not fail; none."""
+    equal, nan = np.full(4, 2.0), np.full(4, np.nan)
+    one = np.where(np.arange(4) == 1, 2.0, np.nan)
+    for name, (shaping, _) in FORMULAS.items():
+        for values in (equal, one, nan):
+            if name == "best_of" and values is not nan:
+                continue  # It has weights for the members that there are.
+            found = np.asarray(shaping(jnp.asarray(values, jnp.float32)))
+            np.testing.assert_array_equal(found, 0, err_msg=name)
+    found = zo.shaping.best_of(3)(jnp.asarray(one, jnp.float32))
+    np.testing.assert_array_equal(found, [0, -1, 0, 0])
+
+
+@pytest.mark.parametrize("name", ["centered_ranks", "pair_signs", "best_of"])
+def test_an_increasing_map_changes_no_bit(name):
+    shaping, _ = FORMULAS[name]
+    values = FAILED.astype(np.float32).astype(np.float64)
+    finite = np.isfinite(values)
+    maps = [lambda x: 2 * x - 7, lambda x: x**3, np.arctan, np.exp]
+    images = [np.where(finite, mapped(values), values) for mapped in maps]
+    # Rounded to float32, these are increasing on the values too.
+    images = np.array([values, *images], np.float32)
+    assert {len(np.unique(image[finite])) for image in images} == {
+        len(np.unique(values[finite]))
+    }
+    first, *others = np.asarray(jit(jax.vmap(shaping))(images))
+    assert len(others) == len(maps)
+    for other in others:
+        np.testing.assert_array_equal(other, first)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: zo.shaping.best_of(9)(jnp.zeros(8)),
+            ValueError,
+            "k must be at most the number of members, 8; got 9",
+        ),
+        (lambda: zo.shaping.best_of(0), ValueError, "k must be an int ≥ 1; got 0"),
+        (
+            lambda: zo.shaping.pair_signs()(jnp.zeros(7)),
+            ValueError,
+            "values must have an even number of members for pair_signs",
+        ),
+        (
+            lambda: zo.shaping.pair_signs(-1.0),
+            ValueError,
+            "threshold must be a finite number ≥ 0; got -1.0",
+        ),
+        (
+            lambda: zo.shaping.z_score(eps_root=-1e-5),
+            ValueError,
+            "eps_root must be a finite number ≥ 0",
+        ),
+        (
+            lambda: zo.shaping.by_group()(jnp.zeros((1, 4))),
+            ValueError,
+            r"at least two members to compare; got \(1, 4\)",
+        ),
+        (
+            lambda: zo.shaping.z_score()(jnp.zeros((2, 2, 2))),
+            ValueError,
+            r"values must have the shape \[members\] or \[members, prompts\]",
+        ),
+    ],
+)
+def test_errors(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

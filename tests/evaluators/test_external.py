@@ -1,0 +1,135 @@
+"""Functions that JAX does not see, on executors: points that hang, kill or stop."""
+
+import os
+import signal
+import threading
+from concurrent.futures import (
+    BrokenExecutor,
+    Executor,
+    Future,
+    ThreadPoolExecutor,
+)
+
+import chex
+import numpy as np
+import pytest
+
+import radazo_jax as zo
+from tests.helpers import workers
+from tests.helpers.black_boxes import fun, reference, run, spawning
+from tests.helpers.tables import slow
+
+
+def test_threads_give_the_same_run():
+    with ThreadPoolExecutor(4) as threads:
+        chex.assert_trees_all_equal(run(executor=threads).state, reference().state)
+
+
+def test_processes_give_the_same_run():
+    with spawning() as processes:
+        chex.assert_trees_all_equal(run(executor=processes).state, reference().state)
+
+
+@pytest.mark.slow
+def test_dask_gives_the_same_run_when_a_worker_is_killed():
+    distributed = pytest.importorskip("distributed")
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None
+        ) as cluster,
+        distributed.Client(cluster) as client,
+        client.get_executor() as executor,
+    ):
+        pids = list(client.run(os.getpid).values())
+
+        def kill(state, values):
+            if int(state.step) == 4:
+                os.kill(pids[0], signal.SIGKILL)
+
+        chex.assert_trees_all_equal(
+            run(executor=executor, callback=kill).state, reference().state
+        )
+
+
+@pytest.mark.slow
+def test_loky_gives_the_same_run():
+    loky = pytest.importorskip("loky")
+    chex.assert_trees_all_equal(
+        run(executor=loky.get_reusable_executor).state, reference().state
+    )
+
+
+def test_a_point_that_hangs_has_failed():
+    stop = threading.Event()
+
+    def hangs(x):
+        if threading.current_thread().name.endswith("_0"):
+            stop.wait()
+        return fun(x)
+
+    threads = ThreadPoolExecutor(4)
+    try:
+        result = run(hangs, executor=threads, timeout=0.2, steps=1)
+    finally:
+        stop.set()
+        threads.shutdown()
+    assert result.state.failures.evaluations == 1
+
+
+@pytest.mark.parametrize("make", [spawning, slow("loky")])
+def test_points_that_kill_their_worker_fail_alone(make):
+    if make == "loky":
+        make = pytest.importorskip("loky").get_reusable_executor
+    result = run(workers.kill_some, executor=make, steps=2)
+    expected = run(lambda x: np.nan if workers.kills(x) else fun(x), steps=2)
+    assert expected.state.failures.evaluations > 0
+    chex.assert_trees_all_equal(result.state, expected.state)
+
+
+def test_an_executor_may_break_before_any_point_returns():
+    """Twice, by a point that is done before the others: alone, they return."""
+    made = []
+
+    class Fragile(Executor):
+        def __init__(self):
+            made.append(self)
+
+        def submit(self, fn, /, *args):
+            future = Future()
+            if len(made) <= 2:
+                future.set_exception(BrokenExecutor("a worker died"))
+            else:
+                future.set_result(fn(*args))
+            return future
+
+    chex.assert_trees_all_equal(
+        run(executor=Fragile, steps=2).state, run(steps=2).state
+    )
+    assert len(made) == 3
+
+
+def test_an_executor_that_never_works_is_not_made_again_and_again():
+    with pytest.raises(zo.RunError, match='if __name__ == "__main__"'):
+        run(workers.kill_all, executor=spawning)
+
+
+def test_a_broken_executor_ends_the_run_with_its_state():
+    with (
+        spawning() as processes,
+        pytest.raises(zo.RunError, match="executor is broken") as caught,
+    ):
+        run(workers.kill_some, executor=processes, steps=2)
+    assert caught.value.state.step in (0, 1)
+
+
+def test_ctrl_c_keeps_the_steps_before():
+    def interrupted(x):
+        if len(calls) == 9:
+            os.kill(os.getpid(), signal.SIGINT)
+        calls.append(x)
+        return fun(x)
+
+    calls = []
+    result = run(interrupted)
+    assert len(result.values) == 2
+    chex.assert_trees_all_equal(result.state, run(steps=2).state)

@@ -1,0 +1,154 @@
+"""The paper's relatives by name, and steps whose values come from float64 NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import radazo_jax as zo
+from tests.helpers.compare import Hashed
+from tests.helpers.tables import jit
+
+SLOPES = np.array([0.5, -1.0, 2.0, 1.5, -0.25, 1.0])
+CURVATURES = np.array([1.0, 3.0, 0.5, 2.0, 4.0, 1.0])
+PARAMS = {"a": jnp.array([[1.0, -2.0], [0.5, 0.25]]), "b": jnp.array([3.0, -1.0])}
+DIMENSION = 6
+
+# Each with few directions.
+MAKERS = {
+    "residual_feedback": (zo.contrib.residual_feedback, {"num_directions": 2}),
+    "adaptive_difference": (zo.adaptive_difference, {"num_directions": 3}),
+    "accelerated": (
+        lambda **kwargs: zo.accelerated(zo.forward_difference(**kwargs)),
+        {"num_directions": 2},
+    ),
+    "spsa": (zo.spsa, {}),
+    "evolution_strategy": (zo.evolution_strategy, {"population_size": 6}),
+    "variance_reduced": (
+        zo.contrib.variance_reduced,
+        {"num_directions": 2, "period": 3, "anchor_steps": 1},
+    ),
+    "coordinate_wise": (zo.contrib.coordinate_wise, {"num_directions": 3}),
+    "all_coordinates": (zo.contrib.coordinate_wise, {}),
+    "prior_guided": (zo.contrib.prior_guided, {"num_directions": 2, "decay": 0.5}),
+    "prior_guided(cosine)": (
+        zo.contrib.prior_guided,
+        {"num_directions": 2, "prior": lambda x: moved(x, 1.0), "mix": "cosine"},
+    ),
+    "query_reuse": (zo.contrib.query_reuse, {"num_directions": 2, "memory_size": 3}),
+    "linear_interpolation": (
+        zo.contrib.linear_interpolation,
+        {"num_directions": 2, "radius": 0.1},
+    ),
+    "gaussian_process": (
+        zo.contrib.gaussian_process,
+        {"num_directions": 2, "memory_size": 8},
+    ),
+    "random_features": (
+        zo.contrib.gaussian_process,
+        {
+            "num_directions": 1,
+            "memory_size": 8,
+            "kernel": "squared_exponential",
+            "num_features": 64,
+        },
+    ),
+    "majority_vote": (zo.contrib.majority_vote, {"num_directions": 3}),
+    "momentum_perturbation": (zo.contrib.momentum_perturbation, {}),
+}
+HASHED = Hashed()
+WITHOUT_DISTRIBUTION = {"spsa", "coordinate_wise", "all_coordinates"}
+
+
+def make(name, distribution=HASHED, **kwargs):
+    """An estimator of the table, by a distribution that costs nothing to compile."""
+    maker, arguments = MAKERS[name]
+    if name not in WITHOUT_DISTRIBUTION:
+        kwargs = {"distribution": distribution, **kwargs}
+    return maker(**arguments, **kwargs)
+
+
+# Those whose values show the derivative along the gradient exactly.
+EXACT_SLOPES = set(MAKERS) - {
+    "residual_feedback",
+    "majority_vote",
+    "gaussian_process",
+    "random_features",
+}
+
+
+def flat(tree):
+    """Joins the leaves to one float64 vector."""
+    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
+    return np.concatenate([leaf.reshape(-1) for leaf in leaves])
+
+
+def rows(trees):
+    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(trees)]
+    return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], 1)
+
+
+def quadratic(x, level=0.0):
+    """A quadratic function of float64 vectors."""
+    return level + x @ SLOPES + (x**2) @ CURVATURES / 2
+
+
+def traced(params):
+    """The same of trees, for JAX."""
+    x = jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(params)])
+    slopes, curvatures = (jnp.asarray(c, x.dtype) for c in (SLOPES, CURVATURES))
+    return jnp.sum(slopes * x + curvatures * x**2 / 2)
+
+
+def derivative(x):
+    return SLOPES + CURVATURES * x
+
+
+class Steps:
+    """Steps of a run whose values come from NumPy, in float64."""
+
+    def __init__(self, estimator, fun=quadratic):
+        self.fun = fun
+        self.state = estimator.init(PARAMS)
+
+        @jit
+        def ask(key, step, params, state):
+            draw = zo.estimators.Draw(key, jax.random.key(100), step)
+            points, state = estimator.points(draw, params, state)
+            distribution = points.directions.distribution
+            materialize = jax.vmap(lambda u: distribution.materialize(u, params))
+            at = zo.estimators.candidates(points, params)
+            return points, state, at, materialize(points.directions)
+
+        @jit
+        def tell(points, values, params, state):
+            values = points.split(values)
+            estimate, state = estimator.reduce(points, values, params, state)
+            return estimate, estimate.gradient.materialize(params), state
+
+        self.ask, self.tell = ask, tell
+
+    def __call__(self, step, params=PARAMS, values=None, **kwargs):
+        """The estimate, the points, their values, and the directions.
+
+        The gradient of the estimate is a tree.
+        """
+        key = jax.random.key(step)
+        points, state, at, us = self.ask(key, jnp.int32(step), params, self.state)
+        at = rows(at)
+        found = self.fun(at, **kwargs) if values is None else values(at)
+        given = jnp.asarray(found, jnp.float32)
+        estimate, gradient, self.state = self.tell(points, given, params, state)
+        return estimate._replace(gradient=gradient), at, found, rows(us)
+
+
+def gradients(estimator, state, keys):
+    """Returns an estimate at the parameters for each key, [keys, d]."""
+
+    def one(key):
+        return estimator.estimate(traced, key, PARAMS, state)[0][1]
+
+    return rows(jit(jax.vmap(one))(keys))
+
+
+def moved(params, by):
+    return jax.tree.map(lambda p: p + by, params)

@@ -1,1 +1,0 @@
-"""Tests of the estimators and rules of `docs/methods.md`."""

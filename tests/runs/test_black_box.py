@@ -1,0 +1,283 @@
+"""Functions that JAX does not see: runs, ask/tell, bounds, what a user is told."""
+
+import itertools
+import multiprocessing
+import pickle
+import warnings
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import radazo_jax as zo
+from tests.helpers.black_boxes import (
+    ESTIMATOR,
+    OPTIMIZER,
+    START,
+    STEPS,
+    fun,
+    reference,
+    run,
+    spawning,
+    traced,
+)
+from tests.helpers.compare import Hashed
+
+
+def test_is_the_run_of_minimize():
+    compiled = zo.minimize(
+        traced, START, OPTIMIZER, ESTIMATOR, STEPS, 0, progress=False
+    )
+    chex.assert_trees_all_equal(reference().state, compiled.state)
+    np.testing.assert_array_equal(reference().values, compiled.values)
+
+
+def test_tunes_nothing_where_nothing_is_named():
+    target = np.linspace(-1, 1, 50, dtype=np.float32)
+
+    def far(x):
+        return float(1e3 * np.sum((x - target) ** 2))
+
+    start = np.zeros(50, np.float32)
+    result = zo.minimize_black_box(far, start, num_steps=30, progress=False)
+    assert far(result.params) < 0.01 * far(start)
+
+
+def test_parameters_without_elements_stay():
+    """A leaf of size 0, such as a bias that a model does not have."""
+    start = {"bias": np.zeros((0, 2), np.float32), "weight": START}
+    result = run(lambda x: fun(x["weight"]), start=start)
+    assert result.params["bias"].shape == (0, 2)
+    np.testing.assert_array_equal(result.params["weight"], reference().params)
+
+
+def test_a_vectorized_function_gets_all_candidates():
+    calls = []
+
+    def batched(xs):
+        calls.append(xs.shape)
+        return np.array([fun(x) for x in xs]), list(range(len(xs)))
+
+    result = run(batched, batched=True)
+    chex.assert_trees_all_equal(result.state, reference().state)
+    assert calls == [(4, 6)] * STEPS
+    assert result.best.info == result.best.number % 4
+
+
+def test_ask_and_tell_give_the_same_run():
+    init, ask, tell = zo.ask_tell(OPTIMIZER, ESTIMATOR)
+    state = init(START, jax.random.key(0))
+    for _ in range(STEPS):
+        candidates, state = ask(state)
+        # A checkpoint between the two.
+        bits = jax.random.key_data(state.run.key)
+        stored = pickle.loads(pickle.dumps((state._replace(run=None), bits)))
+        state = stored[0]._replace(run=state.run)
+        again, state = ask(state)
+        np.testing.assert_array_equal(candidates, again)
+        state = tell(state, [fun(x) for x in candidates])
+    chex.assert_trees_all_equal(state.run, reference().state)
+
+
+def test_finds_the_best_of_all_points():
+    seen = []
+
+    def watched(x):
+        seen.append((fun(x), x))
+        return seen[-1]
+
+    result = run(lambda x: (watched(x)[0], "told"))
+    values = np.array([value for value, _ in seen])
+    assert result.best.number == np.argmin(values)
+    assert result.best.value == values.min()
+    assert result.best.info == "told"
+    np.testing.assert_array_equal(result.best.params, seen[np.argmin(values)][1])
+    assert result.num_evaluations == len(values) == STEPS * 4
+    chex.assert_trees_all_equal(result.state, reference().state)
+
+
+def test_parameters_and_candidates_stay_within_bounds():
+    points = []
+
+    def watched(x):
+        points.append(x)
+        return fun(x)
+
+    result = run(watched, bounds=(-0.25, np.full(6, 0.5, np.float32)), steps=30)
+    points = np.stack([*points, result.params])
+    assert points.min() == -0.25
+    assert points.max() == 0.5
+
+
+def test_a_point_that_a_step_has_twice_is_evaluated_once():
+    """At first nothing lies ahead: the point there is θ, as in a run that has both."""
+    calls, values = [], []
+
+    def fun(x):
+        calls.append(None)
+        return float(np.sum((x - 1) ** 2))
+
+    def see(state, found):
+        values.append(found)
+
+    estimator = zo.accelerated(zo.forward_difference(zo.orthonormal(), 4))
+    result = zo.minimize_black_box(
+        fun,
+        np.zeros(12, np.float32),
+        zo.parabolic_sgd(),
+        estimator,
+        8,
+        progress=False,
+        callback=see,
+    )
+    steps = np.array(values)
+    assert steps.shape == (8, 6)
+    assert result.num_evaluations == 48
+    # In each of the first three steps all directions are new.
+    twice = steps[:, 0] == steps[:, 1]
+    assert twice[:3].all() and not twice.all()
+    assert len(calls) == 48 - np.sum(twice)
+
+
+def bad_values(values):
+    init, ask, tell = zo.ask_tell(OPTIMIZER, ESTIMATOR)
+    _, state = ask(init(START, 0))
+    tell(state, values)
+
+
+def told_twice():
+    init, ask, tell = zo.ask_tell(OPTIMIZER, ESTIMATOR)
+    _, state = ask(init(START, 0))
+    tell(tell(state, np.zeros(4)), np.zeros(4))
+
+
+def other_tree():
+    _, ask, _ = zo.ask_tell(OPTIMIZER, ESTIMATOR)
+    init, _, _ = zo.ask_tell(zo.zo_sgd(1e-2), ESTIMATOR)
+    ask(init(START, 0))
+
+
+def not_told():
+    init, _, tell = zo.ask_tell(OPTIMIZER, ESTIMATOR)
+    tell(init(START, 0), np.zeros(4))
+
+
+def shut_down():
+    threads = ThreadPoolExecutor(1)
+    threads.shutdown()
+    run(executor=threads)
+
+
+def forking():
+    context = multiprocessing.get_context("fork")
+    run(executor=ProcessPoolExecutor(1, mp_context=context))
+
+
+def not_picklable():
+    with spawning() as processes:
+        run(lambda x: 0.0, executor=processes)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: bad_values(np.zeros(5)),
+            ValueError,
+            r"shape \(4,\); got shape \(5,\)",
+        ),
+        (lambda: bad_values(["a"] * 4), TypeError, "values must be real numbers"),
+        (told_twice, ValueError, "told already"),
+        (not_told, ValueError, "must follow an ask"),
+        (other_tree, ValueError, "state must be of this optimizer"),
+        (shut_down, ValueError, "executor must be running"),
+        (forking, ValueError, r'get_context\("spawn"\)'),
+        (not_picklable, TypeError, "ThreadPoolExecutor"),
+        (lambda: run(executor=3), TypeError, "executor must be a concurrent.futures"),
+        (lambda: run(timeout=1.0), ValueError, r"ThreadPoolExecutor\(1\)"),
+        (lambda: run(on_failure="skip"), ValueError, "on_failure must be 'drop'"),
+        (
+            lambda: run(max_consecutive_failures=0),
+            ValueError,
+            "max_consecutive_failures must be an int ≥ 1",
+        ),
+        (lambda: run(max_retries=-1), ValueError, "max_retries must be an int ≥ 0"),
+        (lambda: run(fun=3), TypeError, "fun must be a function"),
+        (lambda: run(bounds=(0.5, 1.0)), ValueError, "params must lie within bounds"),
+        (lambda: run(bounds=(2, -2)), ValueError, "lower 2.0 and upper -2.0 at params"),
+        (
+            lambda: run(bounds=(np.nan, 2)),
+            ValueError,
+            "got lower nan and upper",
+        ),
+        (lambda: run(bounds=(-1, np.r_[[1.0] * 5, -3])), ValueError, r"-3.0.*\[5\]"),
+        (lambda: run(bounds=3.0), ValueError, "bounds must be a pair"),
+        (lambda: run(bounds=(-1, {"a": 2})), ValueError, "bounds must be a pair"),
+        (
+            lambda: zo.minimize(
+                traced, START, OPTIMIZER, ESTIMATOR, 1, 0, on_failure="retry"
+            ),
+            ValueError,
+            "on_failure must be 'drop' or 'raise' where fun is compiled",
+        ),
+    ],
+)
+def test_bad_input_is_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_the_bar_tells_the_best_the_rate_and_failures(capsys):
+    calls = itertools.count()
+    run(lambda x: fun(x) if next(calls) != 2 else np.nan, steps=2, progress=True)
+    shown = capsys.readouterr().err
+    assert all(f"{name}=" in shown for name in ("best", "evaluations/s", "failed"))
+
+
+def calls_with(start):
+    """Calls each function that accepts a start."""
+    options = {"num_steps": 1, "progress": False}
+    methods = zo.radazo(1e-2), zo.forward_difference(Hashed(), num_directions=1)
+    return {
+        "minimize": lambda: zo.minimize(jnp.sum, start, *methods, **options),
+        "black box": lambda: zo.minimize_black_box(np.sum, start, *methods, **options),
+        "ask_tell": lambda: zo.ask_tell(*methods).init(start, 0),
+        "diagnose": lambda: zo.diagnose(np.sum, start, methods[1]),
+    }
+
+
+@pytest.mark.parametrize("name", ["minimize", "diagnose"])
+def test_float64_that_becomes_float32_is_noted_at_the_line_of_the_call(name):
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.resetwarnings()  # Python's default: once for each line.
+        warnings.simplefilter("default")
+        for _ in range(2):
+            calls_with(np.zeros(3))[name]()
+    (note,) = noted
+    assert note.category is UserWarning and note.filename == __file__
+    for words in ("params is float64", "float32", "jax_enable_x64"):
+        assert words in str(note.message)
+
+
+@pytest.mark.parametrize("name", ["black box", "ask_tell"])
+def test_float64_of_black_boxes_is_kept(name):
+    params = calls_with(np.zeros(3))[name]().params
+    assert params.dtype == np.float64
+
+
+@pytest.mark.parametrize("name", calls_with(None))
+def test_other_dtypes_are_not_noted(name):
+    """Warnings are errors here. A Python number is no float64."""
+    calls_with(np.zeros(3, np.float32))[name]()
+    with jax.enable_x64(True):
+        calls_with(np.zeros(3))[name]()
+
+
+def test_the_array_that_becomes_float32_is_named():
+    methods = zo.radazo(1e-2), zo.forward_difference()
+    init = zo.solver(lambda tree: jnp.sum(tree["b"]), *methods).init
+    with pytest.warns(UserWarning, match=r"params\['b'\] is float64"):
+        init({"a": 1.0, "b": np.ones(2), "c": np.ones(2)}, 0)

@@ -1,0 +1,166 @@
+"""Runs that find the size of their steps: the defaults, and their ends."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import radazo_jax as zo
+from tests.helpers.compare import Hashed
+from tests.helpers.tables import slow
+
+START = jnp.zeros(20)
+ESTIMATOR = zo.forward_difference(Hashed(), num_directions=4)
+
+
+def loss(x):
+    return jnp.sum((x - 1.0) ** 2)
+
+
+def noisy_loss(x, xi):
+    return jnp.sum((x - xi) ** 2)
+
+
+@pytest.mark.parametrize("scale", [1e-4, slow(1e4)])
+def test_tunes_nothing_where_nothing_is_named(scale):
+    """The result does not depend on the units of the loss."""
+
+    def scaled(x):
+        return scale * loss(x)
+
+    start = jnp.zeros(200)
+    result = zo.minimize(scaled, start, num_steps=60, progress=False)
+    assert result.values[-1] < 0.01 * result.values[0]
+    again = zo.minimize(
+        scaled,
+        start,
+        zo.parabolic_sgd(),
+        zo.accelerated(zo.adaptive_difference(zo.orthonormal(), 14)),  # K = √200.
+        60,
+        0,
+        progress=False,
+    )
+    chex.assert_trees_all_equal(result.params, again.params)
+
+
+def test_is_not_accelerated_behind_another_optimizer():
+    result = zo.minimize(
+        loss, START, optax.sgd(0.1), num_steps=3, key=0, progress=False
+    )
+    plain = zo.adaptive_difference(zo.orthonormal())
+    again = zo.minimize(loss, START, optax.sgd(0.1), plain, 3, 0, progress=False)
+    chex.assert_trees_all_equal(result.params, again.params)
+
+
+def test_tunes_nothing_on_minibatches():
+    result = zo.minimize(
+        noisy_loss,
+        START,
+        num_steps=60,
+        sample=lambda key: 1 + 0.01 * jax.random.normal(key, (20,)),
+        progress=False,
+    )
+    assert result.values[-1] < 0.05 * result.values[0]
+
+
+def cliff(x, xi=None):
+    """Finite only near the start."""
+    value = jnp.sum((x + 1.0) ** 2)
+    return jnp.where(value < 18.0, jnp.nan, value)
+
+
+MEASURED = optax.chain(
+    zo.scale_by_radazo(),
+    optax.scale(-1.0),
+    zo.scale_by_parabolic_step(extra_evaluations=1),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("optimizer", "kwargs"),
+    [
+        (None, {}),
+        (MEASURED, {}),
+        (None, {"sample": lambda key: None}),
+        (None, {"journal": "run.jsonl"}),
+    ],
+)
+def test_a_last_step_to_nothing_is_taken_back(optimizer, kwargs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    estimator = None if optimizer is None else ESTIMATOR
+    at_most, nothing = loss(START - 2.0), 0
+    for num_steps in range(1, 30, 4 if kwargs else 1):
+        result = zo.minimize(
+            cliff, START, optimizer, estimator, num_steps, progress=False, **kwargs
+        )
+        value, last = cliff(result.params), cliff(result.state.params)
+        nothing += int(jnp.isnan(last))
+        assert value <= at_most
+        assert jnp.isnan(last) or value <= last
+    assert nothing
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "minibatches"), [(None, False), (None, True), slow(MEASURED, False)]
+)
+def test_a_run_leaves_a_start_without_a_value(optimizer, minibatches):
+    def fun(x, xi=None):
+        return jnp.where(jnp.all(x == 0), jnp.nan, loss(x))
+
+    kwargs = {"sample": lambda key: None} if minibatches else {}
+    estimator = None if optimizer is None else ESTIMATOR
+    result = zo.minimize(fun, START, optimizer, estimator, 60, progress=False, **kwargs)
+    assert result.state.failures.skipped == 0
+    assert result.values[-1] < 0.2 * loss(START)
+
+
+@pytest.mark.parametrize("method", [(None, None), (zo.parabolic_sgd(), ESTIMATOR)])
+def test_a_run_continues_where_the_parameters_never_have_a_value(method):
+    """Steps are then as long as the first one, by the slope alone."""
+
+    def fun(x):
+        values = np.sum((x - 1.0) ** 2, axis=-1)
+        values[np.all(x == x[:1], axis=-1)] = np.nan
+        return values
+
+    result = zo.minimize_black_box(
+        fun, np.asarray(START), *method, 80, batched=True, progress=False
+    )
+    assert result.state.failures.skipped == 0
+    assert result.values[-1] < 0.6 * loss(START)
+
+
+def test_a_gradient_from_where_a_step_is_taken_back_is_forgotten():
+    optimizer = optax.chain(
+        zo.scale_by_radazo(),
+        optax.scale(-1.0),
+        zo.scale_by_parabolic_step(extra_evaluations=1, initial_step_size=1e3),
+    )
+
+    def state(num_steps):
+        return zo.minimize(
+            loss, START, optimizer, ESTIMATOR, num_steps, 0, progress=False
+        ).state.optimizer_state
+
+    moments, _, step = state(2)
+    assert step.revert.reverted
+    chex.assert_trees_all_equal(moments, state(1)[0])
+    assert not state(3)[-1].revert.reverted
+
+
+def test_minibatches_with_a_journal_need_an_optimizer(tmp_path):
+    """The default one evaluates the loss by itself, of which a journal has nothing."""
+    with pytest.raises(
+        ValueError, match=r"value_fn only without a journal\); got None"
+    ):
+        zo.minimize(
+            noisy_loss,
+            START,
+            num_steps=3,
+            sample=lambda key: jnp.ones(20),
+            journal=tmp_path / "run.jsonl",
+            progress=False,
+        )

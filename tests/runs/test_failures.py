@@ -1,0 +1,196 @@
+"""Functions that JAX does not see: what fails, is retried, and ends a run."""
+
+import itertools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import radazo_jax as zo
+from radazo_jax._src.estimate.executors import distinct, outside
+from tests.helpers.black_boxes import (
+    ESTIMATOR,
+    OPTIMIZER,
+    START,
+    STEPS,
+    fun,
+    reference,
+    run,
+    traced,
+)
+
+NONE = [float("nan"), float("inf"), "text", np.ones(2), None, {}]
+
+
+@pytest.mark.parametrize("bad", NONE, ids=str)
+def test_what_is_not_a_number_is_dropped(bad):
+    """The estimate is the mean over the other directions."""
+    calls = itertools.count()
+
+    def sometimes(x):
+        return bad if next(calls) == 2 else fun(x)
+
+    result = run(sometimes, steps=1)
+    assert result.state.failures.evaluations == 1
+    key = jax.random.split(jax.random.fold_in(jax.random.key(0), 0))[0]
+    points, _ = ESTIMATOR.points(zo.estimators.Draw.once(key), START, ())
+    candidates = zo.estimators.candidates(points, START)
+    values = np.array([fun(x) for x in candidates], np.float64)
+    # Of the points 0 (θ), 1, 2 and 3, the third call is of the second direction.
+    u = (np.asarray(candidates, np.float64)[1:] - START) / 0.5
+    slopes = (values[1:] - values[0]) / 0.5
+    expected = 1 / 2 * (slopes[0] * u[0] + slopes[2] * u[2])
+    found = jnp.asarray(np.where(np.arange(4) == 2, np.nan, values), jnp.float32)
+    estimate, _ = ESTIMATOR.reduce(points, points.split(found), START, ())
+    gradient = estimate.gradient.materialize(START)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-4)
+    assert estimate.num_values == 3
+
+
+@pytest.mark.parametrize("library", [np, jnp])
+@pytest.mark.parametrize("shape", [(1,), (1, 1)])
+def test_an_array_of_one_element_is_a_number(library, shape):
+    """Sums with `keepdims=True` return such arrays."""
+    result = run(lambda x: library.full(shape, fun(x), np.float32))
+    chex.assert_trees_all_equal(result.state, reference().state)
+
+
+def test_an_array_of_several_elements_is_described_by_its_shape():
+    message = r"returned an array of shape \(3,\), not a number"
+    with pytest.raises(zo.RunError, match=message):
+        run(lambda x: np.ones(3), on_failure="raise")
+    message = r"returned an array of shape \(3, 1\) for 4 points"
+    with pytest.raises(zo.RunError, match=message):
+        run(lambda x: np.ones((3, 1)), on_failure="raise", batched=True)
+
+
+def states_of_steps(failing):
+    """The states after three steps, in which these evaluations fail."""
+    calls, states = itertools.count(), []
+
+    def sometimes(x):
+        if next(calls) in failing:
+            raise OSError("no answer")
+        return fun(x)
+
+    def keep(state, values):
+        states.append(jax.device_get(state))
+
+    run(sometimes, steps=3, callback=keep)
+    return states
+
+
+def test_a_step_without_values_is_skipped():
+    for failing in ([5, 6, 7], [4, 6, 7]):  # All directions, or θ and all but one.
+        before, after, last = states_of_steps(failing)
+        assert after.failures.skipped == last.failures.skipped == 1
+        assert after.failures.in_a_row == 1
+        assert last.failures.in_a_row == 0
+        chex.assert_trees_all_equal(before.params, after.params)
+        chex.assert_trees_all_equal(before.optimizer_state, after.optimizer_state)
+        assert np.any(last.params != after.params)
+
+
+def test_a_step_without_the_value_at_the_parameters_is_taken():
+    before, after, _ = states_of_steps([4])
+    assert after.failures.evaluations == 1
+    assert after.failures.skipped == 0
+    assert np.any(before.params != after.params)
+
+
+def test_compiled_runs_drop_and_skip_alike():
+    """NaN at the same points gives the run of the black box, bit for bit."""
+
+    def fails(x):
+        return x[0] > 0.4
+
+    def sometimes(x):
+        return np.nan if fails(x) else fun(x)
+
+    compiled = zo.minimize(
+        lambda x: jnp.where(fails(x), jnp.nan, traced(x)),
+        START,
+        OPTIMIZER,
+        ESTIMATOR,
+        STEPS,
+        0,
+        progress=False,
+    )
+    outside = run(sometimes)
+    assert outside.state.failures.evaluations > 0
+    chex.assert_trees_all_equal(outside.state, compiled.state)
+
+
+def test_a_failure_is_that_of_all_points_that_are_the_same():
+    def fun(x):
+        if np.allclose(x, 0):
+            raise ValueError("not here")
+        return float(np.sum(x))
+
+    with outside(fun, None) as evaluate:
+        found = distinct(evaluate)(np.array([[0.0], [0.0], [1.0]]), 3)
+    np.testing.assert_array_equal(found.values, [np.nan, np.nan, 1.0])
+    assert found.failures == dict.fromkeys((0, 1), "ValueError: not here")
+
+
+def test_retries_evaluate_the_same_point_again():
+    failed = {}
+
+    def flaky(x):
+        if failed.setdefault(x.tobytes(), 0) < 2:
+            failed[x.tobytes()] += 1
+            raise OSError("no answer")
+        return fun(x)
+
+    result = run(flaky, on_failure="retry", max_retries=2)
+    chex.assert_trees_all_equal(result.state, reference().state)
+
+
+def compiled_without_values(**options):
+    def fun(x):
+        return jnp.sum(x) * jnp.nan
+
+    zo.minimize(fun, START, OPTIMIZER, ESTIMATOR, 9, 0, progress=False, **options)
+
+
+def test_too_many_failures_end_the_run_with_its_state():
+    def broken(x):
+        raise OSError("no answer")
+
+    with pytest.raises(zo.RunError, match=r"OSError: no answer") as caught:
+        run(broken, max_consecutive_failures=3)
+    assert caught.value.state.step == 3
+    with pytest.raises(zo.RunError, match=r"in 3 steps in a row") as caught:
+        compiled_without_values(max_consecutive_failures=3)
+    assert caught.value.state.step == 3
+    result = run(state=caught.value.state)
+    assert result.state.step == 3 + STEPS
+
+
+def test_a_value_beyond_float32_has_failed():
+    """Such as a penalty of 1e300, which float64 can hold."""
+
+    def penalized(x):
+        return fun(x) if np.array_equal(x, START) else 1e300
+
+    with pytest.raises(
+        zo.RunError, match=r"returned 1e\+300, beyond float32\."
+    ) as error:
+        run(penalized, max_consecutive_failures=2)
+    assert error.value.state.failures.evaluations == 2 * 3
+
+
+def test_raise_ends_the_run_at_the_first_failure():
+    calls = []
+
+    def broken(x):
+        calls.append(x)
+        return "text" if len(calls) == 7 else fun(x)
+
+    with pytest.raises(zo.RunError, match="returned 'text' of type str"):
+        run(broken, on_failure="raise")
+    assert len(calls) == 8
+    with pytest.raises(zo.RunError, match="at step 0"):
+        compiled_without_values(on_failure="raise")

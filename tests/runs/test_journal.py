@@ -1,0 +1,412 @@
+"""Journals: written, damaged, gone on with, rebuilt."""
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+import time
+import warnings
+import zlib
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import radazo_jax as zo
+from tests.helpers.black_boxes import fun, traced
+from tests.helpers.tables import DISTRIBUTIONS, ESTIMATORS, each_distribution, slow
+
+START = np.zeros(6, np.float32)
+OPTIMIZER = zo.radazo(3e-2)
+ESTIMATOR = zo.forward_difference(num_directions=3, smoothing=0.5)
+
+
+def run(path, steps, fun=fun, **options):
+    options = {"progress": False, "journal": path, **options}
+    return zo.minimize_black_box(fun, START, OPTIMIZER, ESTIMATOR, steps, 0, **options)
+
+
+def compiled(path, steps, fun=traced, **options):
+    options = {"progress": False, "journal": path, **options}
+    return zo.minimize(fun, START, OPTIMIZER, ESTIMATOR, steps, 0, **options)
+
+
+@pytest.mark.parametrize("call", [run, slow(compiled)])
+def test_goes_on_where_the_file_ends(call, tmp_path):
+    whole = call(tmp_path / "whole.jsonl", 12)
+    path = tmp_path / "parts.jsonl"
+    for steps in (5, 5, 12, 12):
+        parts = call(path, steps)
+    chex.assert_trees_all_equal(parts.state, whole.state)
+    np.testing.assert_array_equal(parts.values, whole.values)
+    np.testing.assert_array_equal(parts.history.step, np.arange(12))
+    np.testing.assert_array_equal(parts.history.slope, whole.history.slope)
+    if call is run:
+        assert parts.best.number == whole.best.number
+        assert parts.num_evaluations == whole.num_evaluations
+        np.testing.assert_array_equal(parts.best.params, whole.best.params)
+
+
+def test_both_drivers_write_the_same_values(tmp_path):
+    a, b = tmp_path / "a", tmp_path / "b"
+    run(a, 3)
+    compiled(b, 3)
+    for x, y in zip(lines(a)[1:], lines(b)[1:], strict=True):
+        assert (x["values"], x["params"]) == (y["values"], y["params"])
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def nested(params):
+    return jnp.sum(params["w"] @ params["w"].T) + jnp.sum(jnp.abs(params["b"]))
+
+
+def replayed(tmp_path, optimizer, estimator, fun=nested, **options):
+    params = {
+        "w": jnp.asarray(np.linspace(-1, 1, 12).reshape(3, 4), jnp.float32),
+        "b": jnp.ones(5),
+    }
+    path = tmp_path / "run.jsonl"
+    result = zo.minimize(
+        *(fun, params, optimizer, estimator, 6, 1),
+        progress=False,
+        journal=path,
+        **options,
+    )
+    state = zo.replay(path, params, optimizer, estimator, fun=fun, **options)
+    chex.assert_trees_all_equal(state, result.state)
+    return params, state
+
+
+@pytest.mark.parametrize(
+    ("distribution", "name"), each_distribution(ESTIMATORS, fast=("sphere",))
+)
+def test_replays_every_distribution_and_estimator(distribution, name, tmp_path):
+    estimator = ESTIMATORS[name](
+        DISTRIBUTIONS[distribution], num_directions=3, smoothing=0.1
+    )
+    replayed(tmp_path, zo.radazo(1e-2), estimator)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        zo.zo_adamm(1e-2),
+        slow(optax.chain(optax.clip_by_global_norm(1.0), optax.lion(1e-3))),
+        slow(optax.adamw(optax.cosine_decay_schedule(1e-2, 5))),
+        slow(zo.zo_sgd(1e-2, momentum=0.9)),
+        slow(optax.polyak_sgd()),
+        slow(zo.radazo(1e-2, moments="replayed", bias_correction=True)),
+        slow(
+            zo.chain_in_place(
+                zo.zo_adamm(1e-2, moments="replayed"), zo.stochastic_rounding(1)
+            )
+        ),
+    ],
+)
+def test_replays_every_chain(optimizer, tmp_path):
+    with jax.numpy_dtype_promotion("standard"):  # As Optax's moments need it.
+        replayed(tmp_path, optimizer, ESTIMATOR)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("distribution", "batch_size"), each_distribution([None, 1], fast=())
+)
+def test_runs_without_a_journal_take_the_same_steps(distribution, batch_size, tmp_path):
+    """They agree bitwise if the values do, although the loop is another program."""
+
+    def rounded(params):
+        return jnp.round(nested(params) * 16) / 16
+
+    estimator = zo.forward_difference(
+        DISTRIBUTIONS[distribution], num_directions=3, smoothing=0.1
+    )
+    optimizer, evaluator = zo.radazo(1e-2), zo.vectorized(batch_size)
+    params, state = replayed(
+        *(tmp_path, optimizer, estimator, rounded), evaluator=evaluator
+    )
+    without = zo.minimize(
+        *(rounded, params, optimizer, estimator, 6, 1),
+        evaluator=evaluator,
+        progress=False,
+    )
+    chex.assert_trees_all_equal(state, without.state)
+
+
+def test_replay_evaluates_nothing(tmp_path):
+    path = tmp_path / "run.jsonl"
+    result = run(path, 4)
+    chex.assert_trees_all_equal(
+        zo.replay(path, START, OPTIMIZER, ESTIMATOR), result.state
+    )
+
+
+def test_failures_are_rebuilt(tmp_path):
+    path, calls = tmp_path / "run.jsonl", []
+
+    def sometimes(x):
+        calls.append(x)
+        bad = {3: np.nan, 5: np.inf} | dict.fromkeys((8, 9, 10), "text")
+        return bad.get(len(calls) - 1, fun(x))
+
+    result = run(path, 4, fun=sometimes)
+    assert result.state.failures.evaluations == 5
+    assert result.state.failures.skipped == 1
+    chex.assert_trees_all_equal(
+        zo.replay(path, START, OPTIMIZER, ESTIMATOR), result.state
+    )
+    failure = "returned 'text' of type str, not a number"
+    assert lines(path)[3]["failures"] == [failure] * 3
+
+
+def test_is_small(tmp_path):
+    """20,000 steps of K = 1 in less than 3 MB, whatever the size of the model."""
+    path = tmp_path / "run.jsonl"
+    estimator = zo.forward_difference(num_directions=1)
+    zo.minimize_black_box(
+        lambda x: float(np.sum(np.sin(x))),
+        np.ones(10_000, np.float32),
+        zo.radazo(1e-3),
+        estimator,
+        20,
+        0,
+        progress=False,
+        journal=path,
+    )
+    size = [len(line) for line in path.read_bytes().splitlines(keepends=True)]
+    assert size[0] + 20_000 * (max(size[1:]) + 4) < 3e6
+
+
+@pytest.fixture(scope="module")
+def states(tmp_path_factory):
+    """A journal of twelve steps, and the state before each and after the last."""
+    path = tmp_path_factory.mktemp("journal") / "run.jsonl"
+    init, _, _ = zo.ask_tell(OPTIMIZER, ESTIMATOR)
+    found = [init(START, 0).run]
+
+    def keep(state, values):
+        found.append(jax.tree.map(jnp.copy, state))
+
+    run(path, 12, callback=keep)
+    return path.read_bytes(), found
+
+
+def refused_or_right(content, path, states):
+    """Whether a file is refused, or gives a state of the run; the latter's step."""
+    path.write_bytes(content)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            state = zo.replay(path, START, OPTIMIZER, ESTIMATOR)
+    except ValueError as error:
+        assert "journal" in str(error)
+        return None
+    chex.assert_trees_all_equal(state.params, states[int(state.step)].params)
+    return int(state.step)
+
+
+@pytest.mark.slow
+def test_is_resumed_wherever_it_is_cut(states, tmp_path):
+    content, states = states
+    path = tmp_path / "run.jsonl"
+    ends = [i for i, byte in enumerate(content) if byte == ord("\n")]
+    for size in range(len(content) - 200, len(content) + 1):
+        complete = sum(end < size for end in ends) - 1
+        assert refused_or_right(content[:size], path, states) == complete
+    path.write_bytes(content[:-5])
+    with pytest.warns(UserWarning, match="its last line was not complete"):
+        chex.assert_trees_all_equal(run(path, 12).state, states[-1])
+    # The file is whole again, except for the seconds.
+    again = [json.loads(line) for line in path.read_bytes().splitlines()]
+    assert [line["values"] for line in again[1:]] == [
+        json.loads(line)["values"] for line in content.splitlines()[1:]
+    ]
+
+
+@pytest.mark.parametrize("every_nth", [37, slow(1)])
+def test_a_changed_byte_never_gives_another_run(every_nth, states, tmp_path):
+    content, states = states
+    path = tmp_path / "run.jsonl"
+    for i in range(0, len(content), every_nth):
+        changed = bytearray(content)
+        changed[i] ^= 1 << (i % 8)
+        step = refused_or_right(bytes(changed), path, states)
+        # The end of the last line is its last byte: without it, the line is cut.
+        assert step is None or (i == len(content) - 1 and step == 11)
+
+
+def test_a_full_disk_ends_the_run_with_its_state(tmp_path):
+    """Files are limited to 700 bytes: a line is cut, and taken back."""
+    path = tmp_path / "run.jsonl"
+    whole = run(tmp_path / "whole.jsonl", 6)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (700, hard))
+    try:
+        with pytest.raises(zo.RunError, match="File too large") as caught:
+            run(path, 6)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, previous)
+    done = int(caught.value.state.step)
+    assert 0 < done < 6
+    assert len(lines(path)) == 1 + done
+    chex.assert_trees_all_equal(run(path, 6).state, whole.state)
+
+
+KILLED = """
+import sys, time
+import numpy as np
+import radazo_jax as zo
+
+def fun(x):
+    time.sleep(0.002)
+    return float(np.sum((x - 1) ** 2))
+
+zo.minimize_black_box(
+    fun, np.zeros(50, np.float32), zo.radazo(1e-2), zo.forward_difference(),
+    100, 0, journal=sys.argv[1], progress=False,
+)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_run_continues_to_the_same_end(tmp_path):
+    """The campaigns of research kill at more moments."""
+
+    def start(path):
+        return subprocess.Popen([sys.executable, "-c", KILLED, path])
+
+    def steps(path):
+        found = path.read_bytes().split(b"\n")[1:-1] if path.exists() else []
+        records = [json.loads(line) for line in found]
+        return [(x["step"], x["values"], x["params"]) for x in records]
+
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    for wanted in (1, 30, 31, 80):
+        process = start(killed)
+        while process.poll() is None and len(steps(killed)) < wanted:
+            time.sleep(0.005)
+        process.kill()
+        assert process.wait() != 0
+    assert start(killed).wait() == start(whole).wait() == 0
+    assert steps(killed) == steps(whole)
+    assert len(steps(whole)) == 100
+
+
+def other_fun(x):
+    return fun(x) + 1
+
+
+def of_another_key(path):
+    zo.minimize_black_box(
+        fun, START, OPTIMIZER, ESTIMATOR, 3, 1, journal=path, progress=False
+    )
+
+
+def of_another_optimizer(path):
+    zo.replay(path, START, zo.radazo(1e-2), ESTIMATOR)
+
+
+def of_another_version(path):
+    content = path.read_bytes().replace(b'"optax":"', b'"optax":"0.')
+    *body, _ = content.splitlines()[0].rpartition(b',"crc":"')
+    head = body[0] + b',"crc":"%08x"}' % zlib.crc32(body[0])
+    path.write_bytes(head + b"\n")
+    run(path, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda path: run(path, 3, fun=other_fun), "its fun is .*fun"),
+        (of_another_key, r"its key is \[0, 0\], that of the call is \[0, 1\]"),
+        (lambda path: zo.replay(path, START + 1, OPTIMIZER, ESTIMATOR), "its start is"),
+        (of_another_optimizer, "before step 1"),
+        (of_another_version, "its versions is .*'optax': '0\\."),
+        (
+            lambda path: zo.replay(
+                path, START, OPTIMIZER, zo.central_difference(num_directions=2)
+            ),
+            "its scales is",
+        ),
+        (lambda path: zo.replay(path / "none", START, OPTIMIZER, ESTIMATOR), "journal"),
+        (
+            lambda path: zo.minimize_black_box(
+                fun,
+                START,
+                OPTIMIZER,
+                ESTIMATOR,
+                3,
+                0,
+                journal=path,
+                state=zo.replay(path, START, OPTIMIZER, ESTIMATOR),
+            ),
+            "state must be None with a journal",
+        ),
+        (lambda path: compiled(path, 3, chunk_size=2), "chunk_size must be None"),
+    ],
+)
+def test_journals_of_other_runs_are_refused(call, message, tmp_path):
+    path = tmp_path / "run.jsonl"
+    run(path, 3)
+    with pytest.raises((ValueError, OSError), match=message):
+        call(path)
+
+
+def test_other_machines_are_rebuilt_up_to_rounding_if_asked(tmp_path):
+    path = tmp_path / "run.jsonl"
+    result = run(path, 3)
+    state = zo.replay(path, START + 1e-6, OPTIMIZER, ESTIMATOR, exact=False)
+    np.testing.assert_allclose(state.params, result.params, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"theta = 3\nsteps = 9\n", b"no end of line", b'{"step":0}\n', b"\0\n"],
+)
+def test_another_file_is_no_journal(content, tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+    for call in (run, compiled, lambda path, steps: zo.runs.History.from_journal(path)):
+        with pytest.raises(ValueError, match="journal must be a file that a run") as e:
+            call(path, 3)
+        assert "notes.txt" in str(e.value) and "Cut this line" not in str(e.value)
+    assert path.read_bytes() == content
+
+
+REPLAY = """
+import sys
+import jax, jax.numpy as jnp
+jax.config.update("jax_num_cpu_devices", 8)
+import radazo_jax as zo
+from jax.sharding import PartitionSpec as P
+
+estimator = zo.forward_difference(num_directions=3, smoothing=0.5)
+optimizer = zo.zo_sgd(5e-8)
+with jax.set_mesh(jax.make_mesh((8,), ("x",))):
+    params = jax.device_put(jnp.zeros(80_000), P("x"))
+    loss = lambda p: jnp.sum((p - 1.0) ** 2)
+    run = (params, optimizer, estimator)
+    zo.minimize(loss, *run, 600, journal=sys.argv[1], progress=False)
+    print(zo.replay(sys.argv[1], *run, fun=loss).step)
+"""
+
+
+@pytest.mark.slow
+def test_a_replay_on_many_cpu_devices_waits_for_its_steps(tmp_path):
+    """XLA ends a process that queues several hundred steps with collectives."""
+    done = subprocess.run(
+        [sys.executable, "-c", REPLAY, str(tmp_path / "run.jsonl")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout == "600\n", done.stderr[-1000:]

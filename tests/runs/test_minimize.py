@@ -1,0 +1,331 @@
+"""The driver: chunks, resumption, interruption, progress."""
+
+import builtins
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import radazo_jax as zo
+from tests.helpers.compare import Hashed
+
+START = jnp.zeros(20)
+OPTIMIZER = zo.radazo(1e-2)
+ESTIMATOR = zo.forward_difference(Hashed(), num_directions=4)
+
+
+def loss(x):
+    return jnp.sum((x - 1.0) ** 2)
+
+
+def noisy_loss(x, xi):
+    return jnp.sum((x - xi) ** 2)
+
+
+def run(num_steps, fun=loss, **kwargs):
+    kwargs = {"progress": False, **kwargs}
+    return zo.minimize(fun, START, OPTIMIZER, ESTIMATOR, num_steps, 0, **kwargs)
+
+
+def test_is_the_loop_written_by_hand():
+    value_and_grad = zo.value_and_grad(loss, ESTIMATOR)
+
+    @jax.jit
+    def step(x, state, t):
+        key, _ = jax.random.split(jax.random.fold_in(jax.random.key(0), t))
+        value, gradient = value_and_grad(key, x)
+        updates, state = OPTIMIZER.update(gradient, state, x)
+        return optax.apply_updates(x, updates), state, value
+
+    x, state, values = START, OPTIMIZER.init(START), []
+    for t in range(20):
+        x, state, value = step(x, state, t)
+        values.append(value)
+    result = run(20)
+    np.testing.assert_allclose(result.values, values, rtol=1e-4)
+    np.testing.assert_allclose(result.params, x, atol=1e-4)
+    assert int(result.state.step) == 20
+    assert result.values.dtype == np.float32
+
+
+@pytest.mark.parametrize("chunk_size", [1, 7, 50, 64])
+def test_chunks_do_not_change_the_numbers(chunk_size):
+    expected, got = run(50), run(50, chunk_size=chunk_size)
+    np.testing.assert_array_equal(got.values, expected.values)
+    chex.assert_trees_all_equal(got.state, expected.state)
+
+
+def test_resumes_to_the_same_numbers():
+    def sample(key):
+        return jax.random.normal(key, START.shape)
+
+    whole = run(60, noisy_loss, sample=sample)
+    part = run(23, noisy_loss, sample=sample)
+    rest = run(37, noisy_loss, sample=sample, state=part.state)
+    np.testing.assert_array_equal(
+        np.concatenate([part.values, rest.values]), whole.values
+    )
+    chex.assert_trees_all_equal(rest.state, whole.state)
+    chex.assert_trees_all_equal(rest.params, whole.params)
+
+
+def test_the_callers_arrays_survive():
+    part = run(3)
+    before = np.asarray(part.params)
+    run(3, state=part.state)
+    np.testing.assert_array_equal(part.state.params, before)
+    np.testing.assert_array_equal(START, np.zeros(20))
+
+
+def test_any_number_of_steps_compiles_once():
+    traces = []
+
+    def counted(x):
+        traces.append(None)
+        return loss(x)
+
+    for num_steps in (3, 5, 11):
+        run(num_steps, counted)
+    assert len(traces) <= 2  # The base and the perturbed evaluation, traced once.
+
+
+def test_callback_between_chunks_can_end_the_run():
+    seen = []
+
+    def callback(state, values):
+        seen.append((int(state.step), len(values)))
+        return int(state.step) >= 30
+
+    result = run(100, chunk_size=10, callback=callback)
+    assert seen == [(10, 10), (20, 10), (30, 10)]
+    assert len(result.values) == 30
+    np.testing.assert_array_equal(result.values, run(30).values)
+
+
+def test_ctrl_c_ends_the_run_with_what_it_has():
+    handler = signal.getsignal(signal.SIGINT)
+
+    def interrupt(state, values):
+        del values
+        if int(state.step) == 20:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    result = run(1000, chunk_size=10, callback=interrupt)
+    assert len(result.values) in (20, 30)
+    np.testing.assert_array_equal(result.values, run(len(result.values)).values)
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+@pytest.mark.slow
+def test_ctrl_c_from_outside_in_the_middle_of_a_chunk():
+    program = textwrap.dedent(
+        """
+        import jax.numpy as jnp, radazo_jax as zo
+        result = zo.minimize(
+            lambda x: jnp.sum(x**2), jnp.ones(1000), zo.radazo(1e-3),
+            zo.forward_difference(), 10**9, 0, progress=False,
+            callback=lambda state, values: print("chunk", flush=True),
+        )
+        print("kept", len(result.values) == int(result.state.step) > 0, flush=True)
+        """
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+    ) as process:
+        for _ in range(5):
+            assert process.stdout.readline() == "chunk\n"
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=60)
+    assert rest.splitlines()[-1] == "kept True"
+    assert process.returncode == 0
+
+
+def test_a_second_ctrl_c_raises():
+    def interrupt(state, values):
+        del state, values
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(100, chunk_size=10, callback=interrupt)
+
+
+def test_other_threads_have_no_signals_to_handle():
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(run, 5).result()
+    np.testing.assert_array_equal(result.values, run(5).values)
+
+
+def test_progress_bar(capsys):
+    run(50, progress=True, chunk_size=25)
+    assert "50/50" in capsys.readouterr().err
+
+
+def test_progress_without_tqdm_is_a_line_a_chunk(capsys, monkeypatch):
+    real = builtins.__import__
+
+    def fake(name, *args, **kwargs):
+        if name.startswith("tqdm"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", fake)
+    result = run(50, progress=True, chunk_size=20)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        "step 20/50",
+        "step 40/50",
+        "step 50/50",
+    ]
+    assert lines[-1].endswith(f"loss {result.values[-1]:.6g}")
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "message"),
+    [
+        ({"num_steps": 0}, ValueError, "num_steps.*0"),
+        ({"num_steps": 1.5}, TypeError, "num_steps.*1.5"),
+        ({"num_steps": True}, TypeError, "num_steps.*True"),
+        ({"chunk_size": 0}, ValueError, "chunk_size.*0"),
+        ({"chunk_size": "10"}, TypeError, "chunk_size.*'10'"),
+        ({"key": None}, TypeError, "key must be a key"),
+        ({"key": jax.random.key(0, impl="rbg")}, ValueError, "rbg"),
+        ({"params": {}}, ValueError, "empty tree"),
+        ({"params": jnp.zeros(0)}, ValueError, "empty arrays in Array"),
+        ({"params": jnp.arange(3)}, TypeError, "int32 at params"),
+        ({"fun": 3.0}, TypeError, "fun must be a function of params; got 3.0"),
+        (
+            {"fun": lambda x: x},
+            ValueError,
+            r"scalar loss; got an array of shape \(20,\)",
+        ),
+        ({"optimizer": 1e-3}, TypeError, "optimizer must be an Optax .*; got 0.001"),
+        ({"estimator": "fd"}, TypeError, "estimator must be a GradientEstimator.*'fd'"),
+    ],
+)
+def test_bad_input(kwargs, error, message):
+    arguments = {
+        "fun": loss,
+        "params": START,
+        "optimizer": OPTIMIZER,
+        "estimator": ESTIMATOR,
+        "num_steps": 3,
+        "key": 0,
+        "progress": False,
+        **kwargs,
+    }
+    with pytest.raises(error, match=message):
+        zo.minimize(**arguments)
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad])
+def test_a_run_is_not_traced(transform):
+    def last(params):
+        run = zo.minimize(loss, params, OPTIMIZER, ESTIMATOR, 3, 0, progress=False)
+        return jnp.sum(run.params)
+
+    params = START[None] if transform is jax.vmap else START
+    with pytest.raises(TypeError, match=r"call it outside of jax\.jit"):
+        transform(last)(params)
+
+
+@dataclasses.dataclass
+class Target:
+    """Callable, and without a hash, as dataclasses are."""
+
+    center: float
+
+    def __call__(self, x):
+        return jnp.sum((x - self.center) ** 2)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Module:
+    """A pytree, as the modules of some frameworks are, of arrays and functions."""
+
+    center: jax.Array
+    activation: Callable
+
+    def __call__(self, x):
+        return jnp.sum((x - self.activation(self.center)[None]) ** 2)
+
+
+@pytest.mark.parametrize(
+    "fun", [Target(1.0), Module(jnp.ones(()), jnp.abs)], ids=["dataclass", "pytree"]
+)
+def test_functions_without_a_hash(fun):
+    chex.assert_trees_all_equal(run(5, fun).params, run(5).params)
+
+
+def test_arrays_of_a_function_are_arguments():
+    traces = []
+
+    def activation(x):
+        traces.append(x)
+        return x
+
+    for center in (0.0, 1.0):
+        result = run(3, Module(jnp.full((), center), activation))
+    assert len(traces) <= 2  # As above: the second run compiles nothing.
+    chex.assert_trees_all_equal(result.params, run(3).params)
+
+
+@pytest.mark.parametrize(
+    "fun",
+    [
+        lambda x: float(x[0]) ** 2,
+        lambda x: np.sum(np.abs(x)),
+        lambda x: jnp.sum(x) if x[0] > 0 else -jnp.sum(x),
+        lambda x: jnp.float32(range(3)[x[0].astype(jnp.int32)]),
+    ],
+    ids=["float", "NumPy", "if", "index"],
+)
+def test_a_function_that_cannot_be_traced_is_sent_to_black_boxes(fun):
+    with pytest.raises(TypeError, match=r"fun must be .*minimize_black_box") as caught:
+        run(2, fun)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value.__cause__, jax.errors.JAXTypeError | TypeError)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "estimator", "name"),
+    [
+        (zo.zo_sgd(1e-2), ESTIMATOR, "optimizer"),
+        (zo.radazo(1e-2, mu_dtype="bfloat16"), ESTIMATOR, "optimizer"),
+        (OPTIMIZER, zo.adaptive_difference(Hashed()), "estimator"),
+    ],
+    ids=["tree", "dtype", "estimator"],
+)
+def test_a_state_of_another_method_is_refused(optimizer, estimator, name):
+    state = run(2).state
+    with pytest.raises(
+        ValueError, match=f"state must be of this {name}.*Continue"
+    ) as e:
+        zo.minimize(loss, START, optimizer, estimator, 2, state=state, progress=False)
+    assert "\n" not in str(e.value)
+
+
+def test_arrays_that_were_donated_are_named():
+    params = {"w": jnp.ones(20)}
+    jax.jit(lambda x: x + 1, donate_argnums=0)(params["w"])
+    call = {"num_steps": 2, "progress": False}
+    for drive in (zo.minimize, zo.minimize_black_box):
+        with pytest.raises(ValueError, match=r"donated.*params\['w'\].*jnp.copy"):
+            drive(lambda p: loss(p["w"]), params, OPTIMIZER, ESTIMATOR, **call)
+    kept = []
+    run(4, chunk_size=2, callback=lambda state, values: kept.append(state))
+    with pytest.raises(ValueError, match=r"state must hold.*donated.*jnp\.copy, state"):
+        run(2, state=kept[0])

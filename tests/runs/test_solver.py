@@ -1,0 +1,236 @@
+"""`solver`: pure steps, under all transformations of JAX, equal to `minimize`."""
+
+import functools
+import itertools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import radazo_jax as zo
+from tests.helpers.compare import Hashed
+from tests.helpers.tables import every, mesh_of, slow
+
+PARAMS = {"w": jnp.linspace(-1.0, 1.0, 6).reshape(2, 3), "b": jnp.ones(2)}
+STEPS = 6
+
+
+def loss(params, target=0.5):
+    return jnp.sum((params["w"] - target) ** 2) + jnp.sum(params["b"] ** 2)
+
+
+def sample(key):
+    return jax.random.normal(key)
+
+
+METHODS = {
+    "radazo": lambda **kwargs: (zo.radazo(1e-2), zo.forward_difference(Hashed(), 3)),
+    "default": lambda **kwargs: zo.default_method(PARAMS, **kwargs),
+    "replayed": lambda **kwargs: (
+        zo.radazo(1e-2, moments="replayed"),
+        zo.forward_difference(Hashed(), 3),
+    ),
+}
+RADAZO = METHODS["radazo"]()
+
+
+def scanned(step, state, num=STEPS):
+    return jax.lax.scan(lambda state, _: step(state), state, length=num)
+
+
+# --- The steps of `minimize` ------------------------------------------------------
+
+
+# With optimization, as in the slow run, both programs round the default method alike.
+@pytest.mark.parametrize(
+    ("name", "minibatches"),
+    [
+        ("radazo", False),
+        slow("radazo", True),
+        slow("default", False),
+        slow("default", True),
+        slow("replayed", False),
+    ],
+)
+def test_takes_the_steps_of_minimize_bit_for_bit(name, minibatches):
+    method = METHODS[name](minibatches=minibatches)
+    options = {"sample": sample} if minibatches else {}
+    init, step = zo.solver(loss, *method, **options)
+    state, step = init(PARAMS, 0), jax.jit(step)
+    values = []
+    for _ in range(STEPS):
+        state, info = step(state)
+        values.append(info.value)
+    expected = zo.minimize(
+        loss, PARAMS, *method, STEPS, 0, progress=False, chunk_size=4, **options
+    )
+    chex.assert_trees_all_equal(state, expected.state)
+    chex.assert_trees_all_equal_shapes_and_dtypes(state, expected.state)
+    np.testing.assert_array_equal(values, expected.values)
+
+
+def test_a_batch_given_to_the_step_is_like_a_sampled_one():
+    targets = jnp.linspace(0, 1, STEPS)
+    init, step = zo.solver(loss, *RADAZO)
+    state, step = init(PARAMS, 0), jax.jit(step)
+    by_name, by_position = state, state
+    for target in targets:
+        by_position, info = step(by_position, target)
+        by_name, again = step(by_name, target=target)
+        chex.assert_trees_all_equal(info, again)
+    chex.assert_trees_all_equal(by_name, by_position)
+    assert not np.array_equal(by_name.params["w"], step(state)[0].params["w"])
+
+
+def test_what_happened_in_a_step():
+    init, step = zo.solver(loss, *RADAZO)
+    state, info = jax.jit(step)(init(PARAMS, 0))
+    assert info.values.shape == (4,)
+    np.testing.assert_array_equal(info.value, info.values[0])
+    np.testing.assert_allclose(info.value, loss(PARAMS), rtol=1e-6)
+    assert not info.skipped and not info.reverted
+    assert int(state.step) == 1
+
+
+# --- Transformations --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", every(METHODS, "radazo", "default"))
+def test_under_scan(name):
+    init, step = zo.solver(loss, *METHODS[name]())
+    state = init(PARAMS, 0)
+    after, infos = jax.device_get(jax.jit(functools.partial(scanned, step))(state))
+    step = jax.jit(step)
+    for i in range(STEPS):
+        state, info = step(state)
+        chex.assert_trees_all_close(
+            jax.tree.map(lambda x, i=i: x[i], infos), info, rtol=1e-5
+        )
+    chex.assert_trees_all_close(after.params, state.params, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_keys_learning_rates_and_starting_points_in_one_program():
+    """16 × 4 runs under `vmap`, `init` included, each like the run on its own.
+
+    In float64, since a difference divides the rounding of the values by `smoothing`.
+    """
+    with jax.enable_x64(True):
+        start = jax.tree.map(lambda p: p.astype(jnp.float64), PARAMS)
+        keys = jax.random.split(jax.random.key(7), 16)
+        rates = jnp.array([1e-3, 1e-2, 3e-2, 1e-1])
+        move = jax.vmap(lambda by: jax.tree.map(lambda p: p + by, start))
+        starts = move(jnp.arange(16.0) / 16)
+
+        def run(key, start, rate):
+            optimizer = zo.radazo(rate)
+            init, step = zo.solver(loss, optimizer, RADAZO[1], bounds=(-3.0, 3.0))
+            state, infos = scanned(step, init(start, key))
+            return state.params, infos.value
+
+        over_rates = jax.vmap(run, (None, None, 0))
+        params, values = jax.jit(jax.vmap(over_rates, (0, 0, None)))(
+            keys, starts, rates
+        )
+        assert values.shape == (16, 4, STEPS)
+        single = jax.jit(run)
+        for i, j in itertools.product((0, 5, 15), range(4)):
+            at = jax.tree.map(lambda x, i=i: x[i], starts)
+            expected_params, expected = single(keys[i], at, rates[j])
+            found = jax.tree.map(lambda x, i=i, j=j: x[i, j], params)
+            np.testing.assert_allclose(values[i, j], expected, rtol=1e-10)
+            chex.assert_trees_all_close(found, expected_params, rtol=1e-10)
+        # The first value depends on the starting point alone; the second, on all three.
+        first = np.broadcast_to(jax.vmap(loss)(starts)[:, None], (16, 4))
+        np.testing.assert_allclose(values[:, :, 0], first, rtol=1e-10)
+        assert len(np.unique(values[:, :, 1])) == 64
+
+
+@pytest.mark.parametrize("name", every(METHODS, "radazo"))
+def test_the_state_can_be_donated(name):
+    """Parameters and key of the caller stay, and all leaves are used in place."""
+    params, key = jax.tree.map(jnp.copy, PARAMS), jax.random.key(0)
+    init, step = zo.solver(loss, *METHODS[name]())
+    expected, _ = jax.jit(step)(init(params, key))
+    first = init(params, key)
+    donating = jax.jit(step, donate_argnums=0)
+    state, _ = donating(first)
+    chex.assert_trees_all_equal(state, expected)
+    state, _ = donating(state)
+    assert int(state.step) == 2
+    assert all(x.is_deleted() for x in jax.tree.leaves(first.params))
+    assert not any(x.is_deleted() for x in [key, *jax.tree.leaves(params)])
+
+
+@pytest.mark.parametrize("evaluator", [zo.vectorized(), zo.sharded("k")])
+def test_on_sharded_parameters(evaluator):
+    specs = {"w": jax.P(None, "model"), "b": jax.P("model")}
+    params = PARAMS | {"w": jnp.linspace(-1.0, 1.0, 8).reshape(2, 4)}
+    plain = zo.solver(loss, *RADAZO)
+    expected, _ = jax.jit(functools.partial(scanned, plain.step))(plain.init(params, 0))
+    with jax.set_mesh(mesh_of(4, 1, 2)):
+        placed = jax.tree.map(jax.device_put, params, specs)
+        init, step = zo.solver(loss, *RADAZO, evaluator)
+        state, step = init(placed, 0), jax.jit(step)
+        for _ in range(STEPS):
+            state, _ = step(state)
+        for name, spec in specs.items():
+            assert state.params[name].sharding.spec == spec
+    got = jax.device_get(state.params)
+    chex.assert_trees_all_close(got, expected.params, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("bounds", [(-2.0, 2.0), None])
+def test_init_under_jit_and_vmap(bounds):
+    init, _ = zo.solver(loss, *RADAZO, bounds=bounds)
+    expected = init(PARAMS, jax.random.key(0))
+    chex.assert_trees_all_equal(jax.jit(init)(PARAMS, jax.random.key(0)), expected)
+    stacked = jax.tree.map(lambda p: jnp.stack([p, p]), PARAMS)
+    state = jax.vmap(init)(stacked, jax.random.split(jax.random.key(0)))
+    chex.assert_trees_all_equal(state.params, stacked)
+
+
+def test_bounds_are_checked_where_they_are_known():
+    for bounds, message in (
+        ((2.0, -2.0), "no lower bound that exceeds its upper bound"),
+        ((-0.5, 0.5), "params must lie within bounds"),
+    ):
+        init, _ = zo.solver(loss, *RADAZO, bounds=bounds)
+        with pytest.raises(ValueError, match=message):
+            init(PARAMS, 0)
+    crossed, _ = zo.solver(loss, *RADAZO, bounds=(2.0, -2.0))
+    with pytest.raises(ValueError, match="no lower bound that exceeds"):
+        jax.jit(crossed)(PARAMS, 0)
+
+
+# --- Bad input --------------------------------------------------------------------
+
+
+def test_states_of_other_runs_are_refused():
+    _, step = zo.solver(loss, *RADAZO)
+    with pytest.raises(TypeError, match="state must be a SolverState, made by init"):
+        jax.jit(step)(PARAMS)
+    other = zo.solver(loss, zo.zo_sgd(0.1), RADAZO[1]).init(PARAMS, 0)
+    with pytest.raises(ValueError, match="state must be of this optimizer"):
+        jax.jit(step)(other)
+    estimator = zo.contrib.residual_feedback()
+    other = zo.solver(loss, RADAZO[0], estimator).init(PARAMS, 0)
+    with pytest.raises(ValueError, match="state must be of this estimator"):
+        step(other)
+
+
+def test_bad_arguments():
+    with pytest.raises(TypeError, match="fun must be a function of params"):
+        zo.solver(3.0, *RADAZO)
+    with pytest.raises(TypeError, match="optimizer must be an Optax transformation"):
+        zo.solver(loss, RADAZO[1], RADAZO[1])
+    with pytest.raises(TypeError, match="estimator must be a GradientEstimator"):
+        zo.solver(loss, RADAZO[0], RADAZO[0])
+    init, step = zo.solver(loss, *RADAZO, sample=sample)
+    message = "step must get no batch if sample draws it; got 1 further arguments"
+    with pytest.raises(TypeError, match=message):
+        step(init(PARAMS, 0), jnp.zeros(()))
+    with pytest.raises(TypeError, match="params must hold real floating-point"):
+        init({"w": jnp.arange(3)}, 0)

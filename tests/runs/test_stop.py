@@ -1,0 +1,249 @@
+"""Budgets and stopping rules of runs, compiled and of black boxes."""
+
+import functools
+import os
+import signal
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import radazo_jax as zo
+from tests.helpers.black_boxes import ESTIMATOR, OPTIMIZER, START, fun, traced
+
+SIZE = 4  # Evaluations per step.
+
+
+def compiled(fun=traced, **options):
+    options = {"progress": False, "key": 0, **options}
+    return zo.minimize(fun, START, OPTIMIZER, ESTIMATOR, **options)
+
+
+def outside(fun=fun, **options):
+    options = {"progress": False, "key": 0, **options}
+    return zo.minimize_black_box(fun, START, OPTIMIZER, ESTIMATOR, **options)
+
+
+each_run = pytest.mark.parametrize("run", [compiled, outside])
+
+
+@functools.cache
+def whole(run):
+    return run(num_steps=60)
+
+
+def lowest_values(run):
+    """The values to which targets are compared, in NumPy: one for each step."""
+    if run is compiled:
+        return whole(run).values
+    lowest = []
+    outside(num_steps=60, callback=lambda _, values: lowest.append(values.min()))
+    return np.array(lowest)
+
+
+def assert_same_run(result, expected):
+    chex.assert_trees_all_equal(result.state, expected.state)
+    chex.assert_trees_all_equal(result.params, expected.params)
+    np.testing.assert_array_equal(result.values, expected.values)
+    if hasattr(result, "best"):
+        chex.assert_trees_all_equal(result.best.params, expected.best.params)
+        assert result.best[1:3] == expected.best[1:3]
+
+
+@each_run
+def test_the_number_of_steps_is_the_default_reason(run):
+    assert whole(run).stopped == "num_steps"
+
+
+@each_run
+@pytest.mark.parametrize("extra", [0, SIZE - 1])
+def test_no_step_exceeds_the_evaluations(run, extra):
+    result = run(max_evaluations=5 * SIZE + extra)
+    assert result.stopped == "max_evaluations"
+    assert result.history.evaluations.sum() == 5 * SIZE
+    assert_same_run(result, run(num_steps=5))
+    result = run(max_evaluations=5 * SIZE, num_steps=5)
+    assert result.stopped == "num_steps"
+
+
+@each_run
+def test_a_target_ends_the_run_at_its_step(run):
+    found = lowest_values(run)
+    for target in (found[0], np.float64(found[20]) + 1e-9, found.min()):
+        steps = 1 + int(np.argmax(found <= np.float32(target)))
+        result = run(target=float(target))
+        assert result.stopped == "target"
+        assert len(result.values) == steps
+        assert_same_run(result, run(num_steps=steps))
+
+
+@each_run
+def test_a_target_that_is_not_reached_ends_with_the_default_steps(run):
+    result = run(target=-1e30)
+    assert result.stopped == "num_steps" and len(result.values) == 1000
+
+
+@each_run
+def test_patience_ends_the_run_at_its_step(run):
+    found = np.minimum.accumulate(lowest_values(run))
+    for patience in (1, 2, 4):
+        # The first step whose value is not below all values up to `patience` before.
+        stale = found[patience:] == found[:-patience]
+        steps = patience + 1 + int(np.argmax(stale))
+        assert stale.any()
+        result = run(patience=patience)
+        assert result.stopped == "patience"
+        assert_same_run(result, run(num_steps=steps))
+
+
+def test_chunks_do_not_change_where_a_run_ends():
+    for options in ({"patience": 3}, {"target": 1.5}, {"max_evaluations": 50}):
+        expected = compiled(**options)
+        for chunk_size in (1, 3, 20_000):
+            result = compiled(chunk_size=chunk_size, **options)
+            assert_same_run(result, expected)
+            assert result.stopped == expected.stopped
+
+
+@each_run
+def test_another_budget_lifts_the_default_number_of_steps(run):
+    result = run(max_evaluations=1100 * SIZE) if run is compiled else None
+    assert result is None or len(result.values) == 1100
+    result = run(
+        max_seconds=3600.0, callback=lambda state, values: int(state.step) >= 1010
+    )
+    assert result.stopped == "callback"
+    assert int(result.state.step) >= 1010
+
+
+@each_run
+def test_seconds_end_a_run_between_its_steps(run, monkeypatch):
+    """The clock advances by a second each time that it is read."""
+    ticks = iter(range(10**6))
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(ticks)))
+    result = run(max_seconds=50.0)
+    assert result.stopped == "max_seconds"
+    steps = len(result.values)
+    assert 1 <= steps < 60
+    monkeypatch.undo()
+    assert_same_run(result, run(num_steps=steps))
+
+
+@each_run
+def test_an_interrupted_run_says_so(run):
+    def interrupt(state, values):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    result = run(num_steps=10, callback=interrupt)
+    assert result.stopped == "interrupted"
+    assert len(result.values) == 1
+
+
+@each_run
+@pytest.mark.parametrize(
+    "options",
+    [{"max_evaluations": 10 * SIZE + 2}, {"patience": 2}, {"target": 1.5}],
+    ids=str,
+)
+def test_a_resumed_run_counts_what_its_journal_holds(run, options, tmp_path):
+    """A run that has already ended takes no further step."""
+    path, expected = tmp_path / "run.jsonl", run(journal=tmp_path / "all", **options)
+    part = run(journal=path, num_steps=2)
+    assert len(part.values) == 2
+    for _ in range(2):
+        result = run(journal=path, **options)
+        assert result.stopped == expected.stopped == next(iter(options))
+        assert_same_run(result, expected)
+    assert path.read_bytes().count(b"\n") == 1 + len(expected.values)
+
+
+def test_the_precision_of_targets_is_that_of_the_values():
+    """0.1 in float32 is above 0.1."""
+    result = outside(lambda x: 0.1, target=0.1)
+    assert (result.stopped, len(result.values)) == ("target", 1)
+    with jax.enable_x64():
+        result = zo.minimize_black_box(
+            lambda x: 0.1 + 1e-12,
+            np.zeros(6),
+            OPTIMIZER,
+            ESTIMATOR,
+            3,
+            target=0.1,
+            progress=False,
+        )
+    assert result.stopped == "num_steps"
+
+
+def test_values_that_fail_reach_no_target():
+    result = compiled(
+        lambda x: jnp.where(jnp.any(x > 0.45), -jnp.inf, jnp.sum(jnp.abs(x))),
+        target=-1.0,
+        num_steps=9,
+    )
+    assert result.stopped == "num_steps" and result.state.failures.evaluations > 0
+
+
+@each_run
+@pytest.mark.parametrize("num_steps", [1, 3])
+@pytest.mark.parametrize("path", [None, "run.jsonl"])
+def test_a_run_without_a_value_raises_whatever_its_length(
+    run, num_steps, path, tmp_path
+):
+    path = path and tmp_path / path
+    bad = {compiled: lambda x: jnp.sum(x) * jnp.nan, outside: lambda x: None}[run]
+    message = rf"fun had no finite value to use in any of the run's {num_steps} steps"
+    for _ in range(1 if path is None else 2):
+        with pytest.raises(zo.RunError, match=message) as caught:
+            run(bad, num_steps=num_steps, journal=path)
+        assert caught.value.state.step == num_steps
+        if run is outside:
+            assert "The last failure: returned None" in str(caught.value)
+
+
+def test_a_run_with_a_value_does_not_raise():
+    values = iter([np.nan] * 2 * SIZE + [1.0] * SIZE)
+    result = outside(lambda x: next(values), num_steps=3)
+    assert (result.best.value, result.state.failures.skipped) == (1.0, 2)
+
+
+BAD = [
+    ({"num_steps": 0}, "num_steps must be an int ≥ 1; got 0"),
+    ({"max_evaluations": 0}, "max_evaluations must be an int ≥ 1; got 0"),
+    ({"max_evaluations": -5}, "max_evaluations must be an int ≥ 1; got -5"),
+    ({"max_evaluations": np.nan}, "max_evaluations must be an int ≥ 1; got nan"),
+    ({"max_evaluations": 3}, "max_evaluations must be ≥ 4, the evaluations of a step"),
+    ({"max_seconds": 0.0}, "max_seconds must be a finite number > 0; got 0.0"),
+    ({"max_seconds": -1}, "max_seconds must be a finite number > 0; got -1"),
+    ({"max_seconds": np.nan}, "max_seconds must be a finite number > 0; got nan"),
+    ({"target": np.nan}, "target must be a finite number; got nan"),
+    ({"target": "low"}, "target must be a finite number; got 'low'"),
+    ({"patience": 0}, "patience must be an int ≥ 1; got 0"),
+    ({"patience": 1.5}, "patience must be an int ≥ 1; got 1.5"),
+]
+
+
+@each_run
+@pytest.mark.parametrize(("options", "message"), BAD, ids=str)
+def test_bad_budgets(run, options, message):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        run(**options)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_optimizers_that_take_steps_back_end_at_their_target():
+    def loss(x):
+        return jnp.sum((x - 1.0) ** 2)
+
+    estimator = zo.forward_difference(num_directions=3, smoothing=0.5)
+    run = functools.partial(
+        zo.minimize, loss, jnp.zeros(20), optax.chain(zo.parabolic_sgd()), estimator
+    )
+    result = run(key=0, target=1.0, max_evaluations=4000, progress=False)
+    assert result.values[-1] <= 1.0 < result.values[-2]
+    chex.assert_trees_all_equal(
+        result.params, run(len(result.values), 0, progress=False).params
+    )

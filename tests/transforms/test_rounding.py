@@ -1,0 +1,99 @@
+"""Stochastic rounding: exact sums, without bias, at any dtype."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+
+import radazo_jax as zo
+from tests.helpers.tables import every, jit
+
+DTYPES = {
+    "bfloat16": ml_dtypes.bfloat16,
+    "float16": np.float16,
+    "float32": np.float32,
+    "float64": np.float64,
+}
+SIZE = 20_000
+
+
+def pairs(dtype):
+    """Parameters and updates of all ratios from 2⁻²⁰ to 2⁶, and of both signs."""
+    rng = np.random.default_rng(0)
+    p = rng.normal(size=SIZE) * 2.0 ** rng.integers(-6, 3, SIZE)
+    u = rng.normal(size=SIZE) * 2.0 ** rng.integers(-20, 6, SIZE)
+    return p.astype(dtype), u.astype(dtype)
+
+
+@pytest.mark.parametrize("name", every(DTYPES, "bfloat16", "float32"))
+def test_rounds_to_a_neighbor_without_bias(name):
+    dtype = DTYPES[name]
+    p, u = pairs(dtype)
+    with jax.enable_x64(True):
+        tx = zo.stochastic_rounding(0)
+
+        @jax.jit
+        def step(state, p, u):
+            updates, state = tx.update(u, state, p)
+            return optax.apply_updates(p, updates), updates, state
+
+        rounded, updates, _ = step(tx.init(p), jnp.asarray(p), jnp.asarray(u))
+    assert rounded.dtype == updates.dtype == dtype
+    rounded = np.asarray(rounded)
+    # A sum of two float64 needs more digits than longdouble has, if one is much larger:
+    # by less than 2¹¹ here, beyond which the error is far below a standard error.
+    exact = p.astype(np.longdouble) + u.astype(np.longdouble)
+    infinite = np.asarray(np.inf, dtype)
+    above = np.nextafter(rounded, infinite).astype(np.longdouble)
+    below = np.nextafter(rounded, -infinite).astype(np.longdouble)
+    smaller = abs(u.astype(np.longdouble)) <= abs(p.astype(np.longdouble))
+    assert np.all((below < exact) & (exact < above), where=smaller)
+    # Larger updates may have to end at the second number.
+    spacing = above - below
+    assert np.all(abs(rounded.astype(np.longdouble) - exact) <= spacing)
+    for some in (smaller, ~smaller):
+        errors = ((rounded.astype(np.longdouble) - exact) / spacing)[some]
+        z = errors.mean() / (errors.std() / np.sqrt(errors.size))
+        assert abs(z) < 4
+    # Rounding does not take the nearest number.
+    assert np.mean(rounded != (p + u)) > 0.1
+
+
+def test_each_update_draws_by_position_other_numbers():
+    p, u = (jnp.asarray(x) for x in pairs(ml_dtypes.bfloat16))
+    tx = zo.stochastic_rounding(0)
+    update = jit(tx.update)
+    first, state = update(u, tx.init(p), p)
+    again, _ = update(u, tx.init(p), p)
+    second, _ = update(u, state, p)
+    chex.assert_trees_all_equal(first, again)
+    assert np.any(first != second) and int(state.count) == 1
+    # Of the same coordinates in two leaves.
+    cut = [x.reshape(2, -1) for x in (p, u)]
+    p2, u2 = ({"a": x[0], "b": x[1]} for x in cut)
+    parts, _ = update(u2, tx.init(p2), p2)
+    joined = np.concatenate([parts["a"], parts["b"]])
+    np.testing.assert_array_equal(joined, first)
+
+
+def test_bad_arguments_are_named():
+    tx = zo.stochastic_rounding(0)
+    with pytest.raises(ValueError, match="params must be passed to update"):
+        tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
+    whole = jnp.ones(2, jnp.int32)
+    with pytest.raises(TypeError, match="real floating-point arrays; got int32"):
+        tx.update(whole, tx.init(whole), whole)
+
+
+def test_what_is_not_finite_stays_so():
+    tx = zo.stochastic_rounding(0)
+    p = jnp.array([jnp.inf, jnp.nan, 1.0, 1.0], jnp.bfloat16)
+    u = jnp.array([1.0, 1.0, -jnp.inf, jnp.nan], jnp.bfloat16)
+    updates, _ = jit(tx.update)(u, tx.init(p), p)
+    rounded = optax.apply_updates(p, updates)
+    np.testing.assert_array_equal(
+        *(np.asarray(x, np.float32) for x in (rounded, p + u))
+    )

@@ -1,0 +1,174 @@
+"""Runs on Dask's scheduler and worker processes, some of which are killed."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import radazo_jax as zo
+from tests.helpers import dask_runs, fleets
+from tests.helpers.fleets import assert_same, reference
+
+distributed = pytest.importorskip("distributed")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts of Linux")
+
+
+@contextlib.contextmanager
+def cluster(num_workers, **options):
+    with (
+        distributed.LocalCluster(
+            n_workers=num_workers,
+            threads_per_worker=1,
+            dashboard_address=":0",
+            silence_logs=100,
+            **options,
+        ) as found,
+        distributed.Client(found) as client,
+    ):
+        yield client
+
+
+def traffic(client):
+    """The bytes sent and received, by the address of a worker, as Linux counts them."""
+    found = {}
+    for group in (client.rpc.available, client.rpc.occupied):
+        for address, comms in group.items():
+            for comm in comms:
+                info = comm.stream.socket.getsockopt(
+                    socket.IPPROTO_TCP, socket.TCP_INFO, 136
+                )
+                found[address] = np.add(
+                    found.get(address, (0, 0)), struct.unpack_from("<QQ", info, 120)
+                )
+    return found
+
+
+def test_workers_in_threads_take_the_same_steps():
+    run = dask_runs.make_square(20)
+    with cluster(2, processes=False, protocol="tcp://") as client:
+        result = zo.distribute(**run, client=client, num_steps=8, progress=False)
+    assert_same(result, reference(8, **run))
+
+
+@pytest.mark.slow
+def test_killed_workers_change_nothing_and_messages_are_small(tmp_path):
+    """Dask's nannies start other processes, which join."""
+    path, run = tmp_path / "run", dask_runs.make_square(100)
+    expected, counted = reference(60, **run), []
+    with cluster(2) as client:
+        pids = client.run(os.getpid)
+
+        def callback(step, values):
+            counted.append(traffic(client))
+            if step in (5, 20) and pids:
+                os.kill(pids.popitem()[1], signal.SIGKILL)
+
+        result = zo.distribute(
+            **run,
+            client=client,
+            num_steps=60,
+            journal=path,
+            callback=callback,
+            progress=False,
+            timeout=60.0,
+        )
+    assert_same(result, expected)
+    fleets.assert_same_lines(path, expected)
+    dead = [x for x in result.workers.values() if "died" in x.left]
+    assert len(dead) >= 1 and len(result.workers) > len(dead)
+    for address, steps in per_step(counted[:5], result.workers).items():
+        assert (steps <= 8 * 16 + 200).all(), address
+
+
+def per_step(counted, workers):
+    """The bytes sent and received in each step, by worker: [steps, 2]."""
+    known = {address for each in counted for address in each} & workers.keys()
+    zero = (0, 0)
+    counts = {x: [each.get(x, zero) for each in counted] for x in known}
+    # What opens a connection is in the first step.
+    return {x: np.diff(found, axis=0)[1:] for x, found in counts.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dimension", [10**4, 10**7])
+def test_messages_do_not_depend_on_the_dimension(dimension):
+    counted = []
+    with cluster(1) as client:
+        result = zo.distribute(
+            **dask_runs.make_square(dimension),
+            client=client,
+            num_steps=6,
+            callback=lambda *_: counted.append(traffic(client)),
+            progress=False,
+        )
+    (steps,) = per_step(counted, result.workers).values()
+    # 16 values, the numbers of 16 points and a checksum; and 16 values and 5 numbers of
+    # the step. The rest are headers, of this package and of Dask.
+    sent, received = steps.mean(axis=0)
+    assert abs(sent - HEADERS[0] - 16 * (4 + 2) - 4) <= 8
+    assert abs(received - HEADERS[1] - 16 * 4 - 5 * 4) <= 8
+
+
+HEADERS = (84, 62)
+
+
+def certificates(folder):
+    """A certificate that is its own authority, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+    paths = folder / "key.pem", folder / "certificate.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-subj", "/CN=radazo", "-keyout", paths[0], "-out", paths[1]),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    key, certificate = map(str, paths)
+    roles = ("scheduler", "worker", "client")
+    return distributed.Security(
+        require_encryption=True,
+        tls_ca_file=certificate,
+        **{f"tls_{role}_cert": certificate for role in roles},
+        **{f"tls_{role}_key": key for role in roles},
+    )
+
+
+@pytest.mark.slow
+def test_messages_are_encrypted_by_the_settings_of_dask(tmp_path):
+    run = dask_runs.make_square(100)
+    security = certificates(tmp_path)
+    with cluster(1, security=security, protocol="tls://") as client:
+        before, during = client.run(dask_runs.listening), []
+
+        def callback(step, values):
+            during.append(client.run(dask_runs.listening))
+
+        result = zo.distribute(
+            **run, client=client, num_steps=5, progress=False, callback=callback
+        )
+    # Nothing listens that Dask has not opened.
+    assert all(before.values()) and during == [before] * 5
+    assert all(address.startswith("tls://") for address in result.workers)
+    assert_same(result, reference(5, **run))
+
+
+@pytest.mark.slow
+def test_errors_on_workers_are_those_of_the_call(tmp_path):
+    run = dask_runs.make_square(3) | {"progress": False, "journal": tmp_path / "run"}
+    with cluster(2) as client:
+        with pytest.raises(ValueError, match="make_fun, params") as error:
+            zo.distribute(**run | {"make_fun": dask_runs.fails}, client=client)
+        assert str(error.value).count("FileNotFoundError: checkpoint.npz") == 1
+        with pytest.raises(ValueError, match="params must have the same checksum"):
+            zo.distribute(**run | {"make_fun": dask_runs.differs}, client=client)
+    # Steps may have been taken before the second worker was ready.
+    assert run["journal"].exists() and zo.runs.History.from_journal(run["journal"])

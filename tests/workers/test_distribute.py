@@ -1,0 +1,539 @@
+"""Runs on workers that hold the model, with messages that never leave the process."""
+
+import asyncio
+import itertools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import radazo_jax as zo
+from radazo_jax._src.optimize import ask_tell
+from radazo_jax._src.workers import signs
+from radazo_jax._src.workers.messages import Reply, Request, failed
+from radazo_jax._src.workers.shares import shares
+from tests.helpers import fleets
+from tests.helpers.compare import Hashed
+from tests.helpers.fleets import (
+    STEPS,
+    Here,
+    assert_same,
+    assert_same_lines,
+    reference,
+    run,
+)
+from tests.helpers.tables import slow
+
+RUNS = {
+    "sgd": (fleets.OPTIMIZER, fleets.ESTIMATOR),
+    "radazo, signs": (zo.radazo(1e-2), zo.forward_difference(zo.rademacher(), 4)),
+    "sgd, central, sphere": (zo.zo_sgd(1e-2), zo.central_difference(zo.sphere(), 2)),
+    "population": (zo.zo_sgd(1e-2), zo.evolution_strategy(zo.rademacher(), 4, 1e-2)),
+    "untuned": zo.default_method(fleets.PARAMS),
+}
+
+
+@pytest.mark.parametrize("name", ["sgd", *map(slow, list(RUNS)[1:])])
+def test_run_equals_that_of_one_process_bit_for_bit(name, tmp_path):
+    optimizer, estimator = RUNS[name]
+    path = tmp_path / "run"
+    expected = reference(optimizer=optimizer, estimator=estimator)
+    result = run(Here(), optimizer=optimizer, estimator=estimator, journal=path)
+    assert_same(result, expected)
+    assert_same_lines(path, expected)
+    state = zo.replay(path, fleets.PARAMS, optimizer, estimator)
+    assert int(state.step) == STEPS
+
+
+def test_run_is_that_of_minimize(tmp_path):
+    """Its programs round in other ways."""
+    result = run(Here(), 3)
+    expected = zo.minimize(
+        *(fleets.loss, fleets.PARAMS, fleets.OPTIMIZER, fleets.ESTIMATOR, 3, 0),
+        progress=False,
+    )
+    assert result.history.evaluations.tolist() == [5, 5, 5]
+    # A value is a mean of 12 terms below 1, and a difference of two is divided by μ.
+    rounding = 12 * 2**-24 / 5e-3
+    np.testing.assert_allclose(result.values, expected.values, rtol=1e-6)
+    slopes = (np.sqrt(x.history.slope) for x in (result, expected))
+    np.testing.assert_allclose(*slopes, atol=2 * rounding)
+    chex.assert_trees_all_close(result.params, expected.params, atol=rounding)
+
+
+def test_workers_that_die_and_join_change_nothing(tmp_path):
+    path, expected = tmp_path / "run", reference(40)
+    here, deaths = Here(), []
+
+    def before(address, request):
+        # Dies with members in its hands; its successor has another address.
+        messages = sum(map(len, here.sent.values()))
+        if len(request.members) and messages // 15 > len(deaths):
+            here.alive.discard(address)
+            here.alive.add(f"{address}{len(deaths)}")
+            deaths.append(address)
+            raise OSError("connection reset")
+        return None
+
+    here.before = before
+    result = run(here, 40, journal=path)
+    assert len(deaths) > 2
+    assert_same(result, expected)
+    assert_same_lines(path, expected)
+    left = [x for x in result.workers.values() if x.left]
+    assert {address for address, x in result.workers.items() if x.left} == set(deaths)
+    assert all("died" in x.left for x in left)
+
+
+def test_call_resumes_from_the_journal(tmp_path):
+    path = tmp_path / "run"
+    expected = reference()
+    begun = run(Here(), 5, journal=path)
+    result = run(Here(("d", "e")), journal=path)
+    assert_same(result, expected)
+    np.testing.assert_array_equal(result.values[:5], begun.values)
+
+
+def test_journal_of_another_program_continues_from_its_values(tmp_path):
+    """Points one by one leave sums of directions to be rounded in another way.
+
+    After these steps, workers are compared with one another.
+    """
+    path = tmp_path / "run"
+    run_of = {
+        "optimizer": zo.radazo(1e-2),
+        "estimator": zo.forward_difference(zo.sphere(), 4),
+    }
+    begun = zo.minimize(
+        *(fleets.loss, fleets.PARAMS, *run_of.values(), 6),
+        evaluator=zo.vectorized(1),
+        journal=path,
+        progress=False,
+    )
+    with pytest.raises(ValueError, match="got other parameters before step"):
+        zo.replay(path, fleets.PARAMS, **run_of)
+    corrupt(here := Here(), "b", 8)
+    with pytest.warns(UserWarning) as found:
+        result = run(here, journal=path, **run_of)
+    texts = [str(warning.message) for warning in found]
+    assert len(texts) == 2 and "than the program that wrote it" in texts[0]
+    assert "worker b had other parameters than the run before step 9" in texts[1]
+    np.testing.assert_array_equal(result.values[:6], begun.values)
+    state = zo.replay(path, fleets.PARAMS, **run_of, exact=False)
+    chex.assert_trees_all_equal(ask_tell.as_numpy(state.params), result.params)
+
+
+def corrupt(here, address, step, before_steps=False):
+    """Flips a bit of one parameter of a worker, once: before or after its steps."""
+    flipped = []
+
+    def before(to, request):
+        replica = here.replicas[to]
+        if to != address or flipped or request.first != step:
+            return
+
+        def flip(*args):
+            replica.evaluate = evaluate
+            b = replica._state.params["b"].at[1].add(np.float32(2**-20))
+            params = replica._state.params | {"b": b}
+            replica._state = replica._state._replace(params=params)
+            return None if before_steps else evaluate(*args)
+
+        flipped.append(step)
+        evaluate = replica.evaluate
+        if before_steps:
+            flip()
+        else:
+            replica.evaluate = flip
+
+    here.before = before
+
+
+@pytest.mark.parametrize("before_steps", [False, True])
+@pytest.mark.parametrize("workers", ["abc", "ab"])
+def test_worker_that_drifts_is_told_apart_and_rebuilt(workers, before_steps):
+    """If there are two, neither is known to be right: both are rebuilt, and agree."""
+    expected = reference()
+    here = Here(workers)
+    corrupt(here, "b", 5, before_steps)
+    with pytest.warns(UserWarning, match="is rebuilt") as found:
+        result = run(here)
+    assert_same(result, expected)
+    both = workers == "ab" and not before_steps
+    rebuilt = {x: y.rebuilt for x, y in result.workers.items() if y.rebuilt}
+    at = (5 if before_steps else 6,)
+    assert rebuilt == ({"a": at, "b": at} if both else {"b": at})
+    assert len(found) == 1 + both
+
+
+def test_worker_that_always_drifts_is_left_out():
+    expected = reference()
+    here = Here()
+
+    def before(address, request):
+        if address == "b" and request.first >= 2:
+            replica = here.replicas[address]
+            scaled = jax.tree.map(lambda x: x * 1.0001, replica._state.params)
+            replica._state = replica._state._replace(params=scaled)
+
+    here.before = before
+    with pytest.warns(UserWarning, match="worker b") as found:
+        result = run(here)
+    assert_same(result, expected)
+    assert result.workers["b"].left == "drifted"
+    assert "is left out: its parameters differed" in str(found[-1].message)
+
+
+def test_members_of_a_late_worker_go_to_others():
+    here, hung = Here(), []
+
+    def before(address, request):
+        if address == "c" and len(request.members) and not hung:
+            hung.append(request.first)
+            return asyncio.sleep(3600)
+        return asyncio.sleep(0.05)
+
+    here.before = before
+    result = run(here, 40, callback=lambda step, values: bool(hung))
+    assert hung and result.history.seconds.max() < 20
+    assert_same(result, reference(len(result.values)))
+
+
+def test_worker_that_gives_no_answer_is_dropped():
+    here = Here(("a", "b"))
+
+    def before(address, request):
+        return asyncio.sleep(3600) if address == "b" else asyncio.sleep(0.05)
+
+    here.before = before
+    result = run(here, 40, timeout=0.5)
+    assert "no answer" in result.workers["b"].left
+    assert result.history.failed.sum() == 0
+
+
+def test_late_worker_copies_a_state_if_that_is_faster():
+    expected = reference(200)
+    here = Here(("a",))
+    # Slow steps, so that the run lasts long enough on a busy machine.
+    here.before = lambda address, request: asyncio.sleep(0.02)
+    here.change = lambda address, x: x._replace(seconds_per_step=1.0)
+
+    def callback(step, values):
+        here.alive.add("b") if step == 12 else None
+
+    result = run(here, 200, callback=callback)
+    assert ("b", "a") in here.copied and result.workers["b"].evaluations
+    assert_same(result, expected)
+
+
+def test_members_are_shared_out_in_whole_batches():
+    """Equal parts of 8 members would be 3, 3 and 2."""
+    here, given = Here(), []
+
+    def before(address, request):
+        given.append(len(request.members))
+        return asyncio.sleep(0.01)  # All are idle when a step begins.
+
+    here.before = before
+    run(here, 6, estimator=zo.forward_difference(Hashed(), 7), batch_size=4)
+    assert given.count(4) > 6 and all(size % 4 == 0 for size in given)
+
+
+def test_values_that_fail_are_dropped_as_by_minimize():
+    def fails(params):
+        value = fleets.loss(params)
+        return jnp.where(params["b"][0] > 0, jnp.nan, value)
+
+    here = Here(("a",))
+    result = run(here, 3, make_fun=lambda: fails)
+    expected = zo.minimize(
+        *(fails, fleets.PARAMS, fleets.OPTIMIZER, fleets.ESTIMATOR, 3, 0),
+        progress=False,
+    )
+    assert expected.state.failures.evaluations > 0
+    chex.assert_trees_all_equal(result.failures, expected.state.failures)
+    chex.assert_trees_all_close(result.params, expected.params, atol=1e-4)
+
+
+def pair_signs(values):
+    """The shaping, with zeros of one sign."""
+    return np.asarray(zo.shaping.pair_signs()(jnp.asarray(values))) + np.float32(0)
+
+
+PAIRS = zo.central_difference(Hashed(), 4)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [PAIRS, slow(zo.evolution_strategy(zo.rademacher(), 8, shaping=lambda x: x))],
+)
+def test_run_on_signs_is_one_that_is_told_signs(estimator, tmp_path):
+    path, here, seen = tmp_path / "run", Here(), []
+    expected = reference(told=pair_signs, estimator=estimator)
+    options = {"estimator": estimator, "signs": True, "journal": path}
+    options["callback"] = lambda _, values: seen.append(values)
+    run(here, 5, **options)
+    result = run(here, **options)
+    assert_same(result, expected)
+    assert_same_lines(path, expected)
+    np.testing.assert_allclose(result.values, np.mean(seen, 1), rtol=1e-6)
+    read = zo.runs.History.from_journal(path)
+    np.testing.assert_array_equal(np.float32(read.value), result.values)
+    assert max(here.sent["a"][1:7]) <= 1 + 2 * 8 + 32
+    state = zo.replay(path, fleets.PARAMS, fleets.OPTIMIZER, estimator)
+    chex.assert_trees_all_equal(ask_tell.as_numpy(state.params), result.params)
+
+
+def test_run_on_signs_whose_values_fail(tmp_path):
+    """NaN is sent as such, and counted."""
+
+    def fails(params):
+        value, first = fleets.loss(params), params["b"][0]
+        return jnp.where(first > 0, jnp.nan, value)
+
+    members = zo.evolution_strategy(Hashed(), 8, shaping=lambda values: values)
+    changes = {"estimator": members, "make_fun": lambda: fails}
+    result = run(Here(("a",)), 3, signs=True, **changes)
+    assert_same(result, reference(3, told=signs.signs_of, **changes))
+    assert int(result.failures.evaluations) == result.history.failed.sum() > 0
+
+
+def test_signs_need_pairs_and_their_journal_is_of_another_run(tmp_path):
+    path = tmp_path / "run"
+    with pytest.raises(ValueError, match="unless the points are antithetic pairs; got"):
+        run(Here(("a",)), 2, signs=True, journal=path)
+    assert not path.exists()
+    run(Here(("a",)), 2, estimator=PAIRS, signs=True, journal=path)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="its values is 'signs', that of the call"):
+        run(Here(("a",)), 2, estimator=PAIRS, journal=path)
+    assert path.read_bytes() == before
+
+
+# --- Bad input ----------------------------------------------------------------------
+
+
+def test_make_fun_that_fails_gives_its_traceback_once():
+    def broken():
+        raise FileNotFoundError("checkpoint.npz")
+
+    with pytest.raises(ValueError, match=r"make_fun, params") as error:
+        run(Here(), make_fun=broken)
+    assert str(error.value).count("checkpoint.npz") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("start", "0badbad0", "params must have the same checksum"),
+        ("versions", {"jax": "0.1"}, "versions must be the same"),
+        ("points", 9, "make_fun must build a run with the same points"),
+    ],
+)
+def test_worker_with_another_run_is_named(name, value, text):
+    here = Here()
+
+    def change(address, description):
+        if address != "b":
+            return description
+        return description._replace(line=description.line | {name: value})
+
+    here.change = change
+    with pytest.raises(ValueError, match=f"{text} on all workers; got .* on b"):
+        run(here)
+
+
+def test_late_worker_with_another_run_is_left_out():
+    here = Here(("a",))
+    here.before = lambda address, request: asyncio.sleep(0.05)
+
+    def change(address, description):
+        line = description.line | {"start": "0badbad0"}
+        return description._replace(line=line) if address == "b" else description
+
+    here.change = change
+    with pytest.warns(UserWarning, match="worker b is left out: params must have"):
+        result = run(here, 30, callback=lambda *_: here.alive.add("b"))
+    assert "b" not in result.workers and len(result.values) == 30
+
+
+def test_journal_of_another_run_is_refused_and_kept(tmp_path):
+    path = tmp_path / "run"
+    run(Here(("a",)), 3, journal=path)
+    before = path.read_bytes()
+    params = fleets.PARAMS | {"b": np.ones(4, np.float32)}
+    with pytest.raises(ValueError, match="must be of this run"):
+        run(Here(), journal=path, params=params)
+    assert path.read_bytes() == before
+
+
+def test_optimizer_that_evaluates_is_refused():
+    optimizer = zo.scale_by_minibatch_step()
+    with pytest.raises(ValueError, match="value_fn"):
+        run(Here(("a",)), optimizer=optimizer)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [fleets.ESTIMATOR, slow(zo.evolution_strategy(zo.rademacher(), 4, 1e-2))],
+)
+def test_function_with_more_than_a_scalar_is_refused(estimator):
+    with pytest.raises(ValueError, match="must return a scalar loss"):
+        run(Here(("a",)), make_fun=lambda: lambda p: p["b"], estimator=estimator)
+
+
+def test_no_workers(tmp_path):
+    path = tmp_path / "run"
+    run(Here(("a",)), 2, journal=path)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="client must have workers; got none"):
+        run(Here(()), timeout=0.3, journal=path)
+    assert path.read_bytes() == before
+
+
+def test_journal_is_complete_if_all_workers_are_lost(tmp_path):
+    path, here = tmp_path / "run", Here(("a",))
+
+    def callback(step, values):
+        here.alive.discard("a") if step == 3 else None
+
+    with pytest.raises(zo.RunError, match="client had no workers for") as error:
+        run(here, journal=path, callback=callback, timeout=0.5)
+    assert error.value.state.step == 4
+    result = run(Here(), journal=path)
+    expected = reference()
+    assert_same(result, expected)
+
+
+def test_function_that_fails_on_all_workers_ends_the_run():
+    here = Here(("a",))
+
+    def answer(request):
+        return failed("Traceback\nRESOURCE_EXHAUSTED: out of memory")
+
+    def before(address, request):
+        here.replicas[address].answer = answer
+
+    here.before = before
+    with (
+        pytest.warns(UserWarning, match="a is left out"),
+        pytest.raises(zo.RunError, match="RESOURCE_EXHAUSTED"),
+    ):
+        run(here)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"make_fun": 3}, TypeError, "make_fun must be a function"),
+        ({"client": "tcp://here"}, TypeError, "client must be a distributed.Client"),
+        ({"timeout": 0}, ValueError, "timeout must be"),
+        ({"batch_size": 0}, ValueError, "batch_size must be"),
+        ({"on_failure": "retry"}, ValueError, "on_failure must be"),
+        ({"params": {}}, ValueError, "params must hold"),
+        ({"values": "bits"}, ValueError, "values must be 'exact' or 'signs'; got"),
+        ({"values": "signs", "target": 0.0}, ValueError, "target and patience must be"),
+    ],
+)
+def test_arguments_are_checked(change, error, text):
+    class Client:
+        scheduler = rpc = run = sync = asynchronous = None
+
+    arguments = {
+        "make_fun": fleets.make_fun,
+        "params": fleets.PARAMS,
+        "optimizer": fleets.OPTIMIZER,
+        "estimator": fleets.ESTIMATOR,
+        "client": Client(),
+    }
+    with pytest.raises(error, match=text):
+        zo.distribute(**arguments | change)
+
+
+# --- Messages -----------------------------------------------------------------------
+
+
+def test_messages_are_read_as_they_were_written():
+    rng = np.random.default_rng(0)
+    for dtype in (np.float32, np.float64):
+        request = Request(
+            2**32 - 1,
+            2**31 - 2,
+            rng.normal(size=(2, 3)).astype(dtype),
+            np.array([0, 2**32 - 1], np.uint32),
+            np.array([2, 0], np.uint16),
+            True,
+        )
+        reply = Reply(
+            *(7, 2**32 - 1, (1, 2, 3), 0.5, 0.25),
+            rng.normal(size=(2, 4)).astype(np.float32),
+            rng.normal(size=3).astype(dtype),
+        )
+        for message in (request, reply, failed("text")):
+            chex.assert_trees_all_equal(
+                tuple(type(message).decode(message.encode())), tuple(message)
+            )
+
+
+@pytest.mark.parametrize(
+    "change", [lambda x: x[:-1], lambda x: x + b"!", lambda x: b""]
+)
+def test_other_bytes_are_refused(change):
+    none = np.zeros((0, 3), np.float32)
+    request = Request(1, 0, none, np.zeros(0, np.uint32), np.zeros(2, np.uint16))
+    reply = Reply(0, 0, (0, 0, 0), 0.0, 0.0, none, np.zeros(2, np.float32))
+    for message in (request, reply):
+        with pytest.raises(ValueError, match="message must"):
+            type(message).decode(change(message.encode()))
+
+
+def test_a_message_is_small_for_each_member():
+    here = Here(("a",))
+    run(here, 3)
+    n = 5
+    assert max(here.sent["a"][1:]) <= 4 * n + 2 * n + 32
+
+
+def test_signs_of_pairs():
+    """Compared with the shaping; the other member of a failed pair is 0."""
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 3, 40).astype(np.float32)
+    chex.assert_trees_all_equal(signs.signs_of(values), pair_signs(values))
+    values = np.float32([np.nan, 2, np.inf, np.nan, 3, -np.inf, 1, 1])
+    expected = np.float32([np.nan, 0, np.nan, np.nan, 0, np.nan, 0, 0])
+    chex.assert_trees_all_equal(signs.signs_of(values), expected)
+
+
+@pytest.mark.parametrize("n", [2, 8, 10, 64, 200])
+def test_signs_are_packed_and_nothing_else_is(n):
+    rng = np.random.default_rng(n)
+    drawn = rng.integers(0, 3, (2, n)).astype(np.float32)
+    values = np.stack([pair_signs(row) for row in drawn])
+    packed = signs.pack(values)
+    assert packed.nbytes == 2 * -(-n // 10)  # 8 bits for 5 pairs.
+    found = signs.unpack(packed, n, values.dtype)
+    assert found.tobytes() == values.tobytes()
+    for other in (np.nan, 0.5, -0.0, 2.0, -2.0, 256.0):
+        changed = values.copy()
+        changed[1, 1] = other
+        if other == 0:
+            changed[1, 0] = 0.0
+        assert signs.pack(changed) is None
+
+
+def test_shares_end_first():
+    """Compared with all ways to share out batches."""
+    for rates in ((1.0, 1.0, 0.1), (3.0, 2.0, 1.0), (0.5, 4.0, 4.0)):
+        for n in range(1, 8):
+            found = shares(n, rates)
+            assert sum(found) == n
+
+            def end(counts, rates=rates):
+                return max(c / r for c, r in zip(counts, rates, strict=True))
+
+            ways = itertools.product(range(n + 1), repeat=len(rates))
+            best = min(end(way) for way in ways if sum(way) == n)
+            assert end(found) == pytest.approx(best)
+    assert shares(3, []) == []
