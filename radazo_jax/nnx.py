@@ -61,8 +61,8 @@ def value_and_grad(
     Returns:
       A function `(key, model, *args, **kwargs) -> (value, gradient)`, with
       `(value, aux)` for the value if `has_aux`. It consumes its key and updates the
-      model's state outside `wrt`. `gradient` is an `nnx.State`, as
-      `nnx.Optimizer.update` takes it.
+      model's state outside `wrt`, and the other graph objects. `gradient` is an
+      `nnx.State`, as `nnx.Optimizer.update` takes it.
 
     Raises:
       TypeError: If `estimator` is not a `GradientEstimator`, or, when called, if
@@ -100,16 +100,19 @@ def value_and_grad(
         **kwargs: Any,
     ) -> tuple[Any, nnx.State]:
         key = gradients.key_first(key, model, "model")
-        graphdef, *arguments = *_split(model, wrt), args, kwargs
+        objects, others, treedef = _objects((args, kwargs))
+        graphdef, params, rest = _split((model, objects), wrt)
 
         def loss(
-            params: nnx.State, rest: nnx.State, args: Any, kwargs: Any
+            params: nnx.State, rest: nnx.State, others: list[Any]
         ) -> tuple[jax.Array, tuple[Any, nnx.State]]:
-            evaluated = nnx.merge(graphdef, params, rest, copy=True)
-            output = loss_fn(evaluated, *args, **kwargs)
+            evaluated = _merge(graphdef, params, rest)
+            args, kwargs = _with_objects(treedef, others, evaluated[1])
+            output = loss_fn(evaluated[0], *args, **kwargs)
             value, aux = output if has_aux else (output, None)
             return value, (aux, _written(evaluated, wrt, rest))
 
+        arguments = [params, rest, others]
         if not has_aux and not _writes(loss, arguments):
             # Nothing but values to keep track of, which estimators make use of.
             estimate = gradients.value_and_grad(
@@ -118,7 +121,7 @@ def value_and_grad(
             return estimate(key, *arguments)
         estimate = gradients.value_and_grad(loss, estimator, evaluator, has_aux=True)
         (value, (aux, written)), gradient = estimate(key, *arguments)
-        nnx.update(model, written)
+        nnx.update((model, objects), written)
         return ((value, aux) if has_aux else value), gradient
 
     check_estimator(estimator)
@@ -127,9 +130,11 @@ def value_and_grad(
 
 
 def value_fn(
-    loss_fn: Callable[[Any], Any],
+    loss_fn: Callable[..., Any],
     model: Any,
     wrt: nnx.filterlib.Filter = nnx.Param,
+    *,
+    args: tuple[Any, ...] = (),
 ) -> Callable[[Any], jax.Array]:
     """The loss as a function of the parameters, as `estimate_gradient` takes it.
 
@@ -139,9 +144,12 @@ def value_fn(
     nothing, if only random streams advance.
 
     Args:
-      loss_fn: `loss_fn(model)` returns a real scalar.
+      loss_fn: `loss_fn(model, *args)` returns a real scalar.
       model: The module. Its state outside `wrt` is updated.
       wrt: A Flax filter for the variables that the function takes.
+      args: Further arguments of `loss_fn`. Graph objects among them, such as an
+        `nnx.Rngs`, are updated like the model; `loss_fn` must not write to graph
+        objects that it closes over.
 
     Returns:
       A function from the variables in `wrt`, an `nnx.State` or its pure tree, to the
@@ -171,15 +179,17 @@ def value_fn(
       `optax.GradientTransformationExtraArgs`, the argument `value_fn`.
     """
     _check_loss_fn(loss_fn)
-    graphdef, params, rest = _split(model, wrt)
-    evaluated = nnx.merge(graphdef, params, rest, copy=True)
-    loss_fn(evaluated)
-    nnx.update(model, _written(evaluated, wrt, rest))
+    objects, others, treedef = _objects(args)
+    graphdef, params, rest = _split((model, objects), wrt)
 
-    def loss(params: optax.Params) -> jax.Array:
-        return loss_fn(nnx.merge(graphdef, params, rest, copy=True))
+    def evaluate(params: optax.Params) -> tuple[jax.Array, _Nodes]:
+        evaluated = _merge(graphdef, params, rest)
+        found = _with_objects(treedef, others, evaluated[1])
+        return loss_fn(evaluated[0], *found), evaluated
 
-    return loss
+    _, evaluated = evaluate(params)
+    nnx.update((model, objects), _written(evaluated, wrt, rest))
+    return lambda params: evaluate(params)[0]
 
 
 def _check_loss_fn(loss_fn: Any) -> None:
@@ -187,23 +197,64 @@ def _check_loss_fn(loss_fn: Any) -> None:
         raise TypeError(f"loss_fn must be a function of the model; got {loss_fn!r}.")
 
 
+def _objects(arguments: Any) -> tuple[tuple[Any, ...], list[Any], Any]:
+    """The graph objects among arguments, all other leaves, and their places.
+
+    JAX takes modules and streams of random numbers for trees, and copies them, so
+    that a function would write to the copies.
+    """
+    leaves, treedef = jax.tree.flatten(arguments, is_leaf=nnx.graph.is_graph_node)
+    is_object = [nnx.graph.is_graph_node(leaf) for leaf in leaves]
+    objects = tuple(x for x, found in zip(leaves, is_object, strict=True) if found)
+    others = [x for x, found in zip(leaves, is_object, strict=True) if not found]
+    return objects, others, (treedef, is_object)
+
+
+def _with_objects(places: Any, others: list[Any], objects: tuple[Any, ...]) -> Any:
+    """The arguments with these graph objects and these other leaves."""
+    treedef, is_object = places
+    found, left = iter(objects), iter(others)
+    return treedef.unflatten([next(found if is_one else left) for is_one in is_object])
+
+
+# A module, and the other graph objects that its loss takes. They are split together,
+# because they may share variables.
+_Nodes = tuple[Any, tuple[Any, ...]]
+
+
 def _split(
-    model: Any, wrt: nnx.filterlib.Filter
+    nodes: _Nodes, wrt: nnx.filterlib.Filter
 ) -> tuple[nnx.GraphDef[Any], nnx.State, nnx.State]:
-    graphdef, state = nnx.split(model)
-    params, rest = nnx.split_state(state, wrt, ...)
+    """The structure, the variables of the module in `wrt`, and all other variables."""
+    graphdef, state = nnx.split(nodes)
+    params, rest = _apart(state, wrt)
     if not jax.tree.leaves(params):
         raise ValueError(
             f"wrt must match variables of the model; {wrt!r} matches none of "
-            f"{type(model).__name__}."
+            f"{type(nodes[0]).__name__}."
         )
     # A copy, because the model continues to write to its own variables.
     return graphdef, params, jax.tree.map(lambda x: x, rest)
 
 
-def _written(model: Any, wrt: nnx.filterlib.Filter, before: nnx.State) -> nnx.State:
+def _merge(graphdef: Any, params: optax.Params, rest: nnx.State) -> _Nodes:
+    merged: _Nodes = nnx.merge(graphdef, nnx.State({0: params}), rest, copy=True)
+    return merged
+
+
+def _apart(state: nnx.State, wrt: nnx.filterlib.Filter) -> tuple[nnx.State, nnx.State]:
+    """The variables of the module in `wrt`, by their paths in it; all others."""
+    flat = nnx.to_flat_state(state)
+    model = nnx.from_flat_state((path[1:], x) for path, x in flat if path[0] == 0)
+    params, fixed = nnx.split_state(model, wrt, ...)
+    others = [(path, x) for path, x in flat if path[0] != 0]
+    others += [((0, *path), x) for path, x in nnx.to_flat_state(fixed)]
+    return params, nnx.from_flat_state(others)
+
+
+def _written(nodes: _Nodes, wrt: nnx.filterlib.Filter, before: nnx.State) -> nnx.State:
     """Variables outside `wrt` that `loss_fn` replaced."""
-    _, after = nnx.split_state(nnx.state(model), wrt, ...)
+    _, after = _apart(nnx.state(nodes), wrt)
     old = dict(nnx.to_flat_state(before))
     return nnx.from_flat_state(
         (path, variable)
@@ -215,7 +266,7 @@ def _written(model: Any, wrt: nnx.filterlib.Filter, before: nnx.State) -> nnx.St
 def _writes(
     loss: Callable[..., tuple[jax.Array, tuple[Any, nnx.State]]], arguments: list[Any]
 ) -> bool:
-    """Whether an evaluation changes the model."""
+    """Whether an evaluation changes a graph object."""
     changed: list[Any] = []
 
     def trace(params: nnx.State) -> None:

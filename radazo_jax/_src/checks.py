@@ -134,6 +134,21 @@ def check_non_negative(name: str, value: _T) -> _T:
     )
 
 
+def check_learning_rate(value: _T) -> _T:
+    """Checks that a learning rate is a schedule, or a finite number, zero or greater.
+
+    Examples:
+      >>> check_learning_rate(-0.01)
+      Traceback (most recent call last):
+        ...
+      ValueError: learning_rate must be a finite number ≥ 0, or a schedule; got -0.01.
+    """
+    if callable(value):
+        return value
+    expected = "a finite number ≥ 0, or a schedule"
+    return _check_number("learning_rate", value, expected, lambda x: 0 <= x < math.inf)
+
+
 def check_unit_interval(name: str, value: _T) -> _T:
     """Checks that an argument lies in [0, 1): the decay rate of an average."""
     return _check_number(name, value, "a number in [0, 1)", lambda x: 0 <= x < 1)
@@ -175,44 +190,67 @@ def _check_number(
     return value
 
 
-# A wheel has no pages, and they have no address on the web.
-_PAGE = "docs/{}.md in the source distribution of radazo_jax"
+def refer_to(name: str) -> str:
+    """Returns the end of an error message that names the docstring that explains it.
 
-
-def refer_to(page: str) -> str:
-    """Returns the end of an error message that names the page that explains it."""
-    return f" See {_PAGE.format(page)}."
+    Args:
+      name: A public name of `radazo_jax`. A wheel has docstrings and no pages.
+    """
+    return f" See help(zo.{name})."
 
 
 def _describe(value: Any) -> str:
-    """The value and its type, as errors print them."""
-    return f"{value!r} of type {type(value).__name__}"
+    """The value and its type on one line, as errors print them."""
+    text = " ".join(repr(value).split())
+    short = text if len(text) <= 80 else f"{text[:79]}…"
+    return f"{short} of type {type(value).__name__}"
 
 
 def as_params(params: optax.Params) -> Any:
     """`params` as arrays; raises if a leaf is not real and floating-point."""
+    check_params(params)
+    return trees.as_arrays(params)
+
+
+def check_params(params: optax.Params) -> None:
+    """Raises if `params` are no tree of real floating-point arrays with elements."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     if not leaves:
         raise ValueError(
             f"params must hold at least one array; got the empty tree {params!r}."
         )
-    if not any(np.size(leaf) for _, leaf in leaves):
-        raise ValueError(
-            f"params must hold at least one number; got empty arrays in {params!r}."
-        )
     check_not_deleted("params", params)
     for path, leaf in leaves:
         try:
             dtype = jnp.result_type(leaf)
-        except TypeError:
+        except (TypeError, ValueError):
             dtype = None
         if dtype is None or not jnp.issubdtype(dtype, np.floating):
             raise TypeError(
                 "params must hold real floating-point arrays; got "
                 f"{dtype or _describe(leaf)} at params{jax.tree_util.keystr(path)}. "
-                "Close over what is not optimized, or split it off."
+                + _how_to_split(params)
             )
-    return trees.as_arrays(params)
+    if not any(np.size(leaf) for _, leaf in leaves):
+        raise ValueError(
+            f"params must hold at least one number; got empty arrays in {params!r}."
+        )
+
+
+def _how_to_split(params: Any) -> str:
+    """What to pass instead of parameters that are not all floating-point arrays."""
+    modules = {kind.__module__ for kind in type(params).__mro__}
+    if any(name.startswith("flax.linen") for name in modules):
+        return (
+            "A Linen module has no parameters: pass module.init(key, x)['params'], and "
+            "call module.apply({'params': params}, x) in fun."
+        )
+    if any(name.startswith("flax.nnx") for name in modules):
+        return (
+            "Use radazo_jax.nnx.value_and_grad, which perturbs the nnx.Param of a "
+            "module and keeps the state of its Dropout and BatchNorm."
+        )
+    return "Close over what is not optimized, or split it off."
 
 
 def warn_of_float32(params: optax.Params, stacklevel: int) -> None:

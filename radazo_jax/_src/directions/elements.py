@@ -118,6 +118,43 @@ def draw(
     distribution: Any, key: jax.Array, number: jax.Array, at: Positions
 ) -> jax.Array:
     """The numbers that a distribution draws, which may be a custom one."""
+    _check_positions_alone(distribution, at.dimension)
+    return _drawn(distribution, key, number, at)
+
+
+@functools.lru_cache(maxsize=64)
+def _check_positions_alone(distribution: Any, dimension: int) -> None:
+    """Raises if an element depends on the other positions, or on their shape.
+
+    Draws by the shape of an array, as those of `jax.random`, would give equal numbers
+    to arrays of equal shape, and other ones to each part of an array.
+    """
+    if dimension < 3 or type(distribution).__module__.startswith("radazo_jax."):
+        return
+    with jax.ensure_compile_time_eval():
+        key, number = jax.random.key(0), jnp.uint32(0)
+        first, second = (
+            _drawn(
+                distribution,
+                key,
+                number,
+                counter.positions((2,), offset=offset, dimension=dimension),
+            )
+            for offset in (0, 1)
+        )
+        same = np.array_equal(first[1], second[0], equal_nan=True)
+    if not same:
+        raise TypeError(
+            f"draw of {distribution!r} must compute each element from the key, the "
+            "number and the element's position alone; got two numbers for one "
+            "position. jax.random draws by shapes: use radazo_jax.random instead, as "
+            "in zo.random.normal(key, at)."
+        )
+
+
+def _drawn(
+    distribution: Any, key: jax.Array, number: jax.Array, at: Positions
+) -> jax.Array:
     found = distribution.draw(key, number, at)
     shape = np.shape(at.lo)
     if (

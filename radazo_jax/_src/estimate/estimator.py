@@ -142,7 +142,16 @@ def reduced(
     state: Any,
 ) -> tuple[Estimate, Any]:
     """The estimate, and the state of the estimator after it."""
-    estimate, state = estimator.reduce(points, values, params, state)
+    found = estimator.reduce(points, values, params, state)
+    is_pair = isinstance(found, tuple) and len(found) == 2
+    if not (is_pair and isinstance(found[0], Estimate)):
+        kind = type(found[0] if is_pair else found).__name__
+        raise TypeError(
+            "reduce of the estimator must return a pair (Estimate, state); got "
+            f"{kind}{' first' * is_pair}. Return Estimate(value, slope, num_values, "
+            "gradient), state."
+        )
+    estimate, state = found
     gradient = estimate.gradient
     if not isinstance(gradient, LinearCombination):
         raise TypeError(
@@ -210,8 +219,13 @@ def mean_value(value: Any) -> Any:
 
 def check_estimator(estimator: Any) -> None:
     """Raises unless `estimator` is one."""
+    if isinstance(estimator, optax.GradientTransformation):
+        raise TypeError(
+            "estimator must be a GradientEstimator such as forward_difference(); got "
+            "an Optax transformation. Are estimator and optimizer swapped?"
+        )
     if not isinstance(estimator, GradientEstimator):
         raise TypeError(
             "estimator must be a GradientEstimator such as forward_difference(); got "
-            f"{estimator!r}.{checks.refer_to('api/estimators')}"
+            f"{estimator!r}.{checks.refer_to('estimators')}"
         )

@@ -16,6 +16,11 @@ import optax
 # How often a wait looks whether it was interrupted, in seconds.
 _POLL = 0.1
 
+_GUARD = (
+    "If processes are spawned, the script that starts them must stand below if "
+    '__name__ == "__main__":.'
+)
+
 # A function that makes executors makes this many for a step before its points are
 # submitted one at a time, so that only the one that breaks them fails.
 _TOGETHER = 2
@@ -232,6 +237,7 @@ def _submitting(
                     "executor is broken: a worker died "
                     f"({found[batch.index(lost[0])].problem}). Give a function that "
                     "makes an executor, and it is made again."
+                    + ("" if works else f" {_GUARD}")
                 )
             works = works or len(lost) < len(batch)
             if lost:
@@ -241,8 +247,7 @@ def _submitting(
             if broken == 2 * _TOGETHER and not works:
                 raise RuntimeError(
                     f"executor broke {broken} times before fun returned once "
-                    f"({found[0].problem}). A script that starts processes must stand "
-                    'below if __name__ == "__main__":.'
+                    f"({found[0].problem}). {_GUARD}"
                 )
             for i, result in zip(batch, found, strict=True):
                 results[i] = result
@@ -305,6 +310,11 @@ def _wait(
 
 def check_executor(executor: Any, fun: Callable[[optax.Params], Any]) -> None:
     """Raises if `fun` cannot be evaluated on the executor."""
+    if hasattr(executor, "get_executor"):
+        raise TypeError(
+            "executor must be a concurrent.futures.Executor, or a function that makes "
+            f"one; got a Dask {type(executor).__name__}. Pass client.get_executor()."
+        )
     if not hasattr(executor, "submit"):
         raise TypeError(
             "executor must be a concurrent.futures.Executor, or a function that makes "

@@ -113,4 +113,15 @@ def of_params(
     """`fun` as a function of its first argument, which a `Partial` makes of it."""
     # Each evaluation gets new containers, as under jit: fun may write into them.
     params, args, kwargs = jax.tree.map(lambda x: x, (params, args, kwargs))
-    return fun(params, *args, **kwargs)
+    try:
+        return fun(params, *args, **kwargs)
+    except Exception as error:
+        # By its name, because Flax need not be installed.
+        if type(error).__name__ != "TraceContextError":
+            raise
+        raise TypeError(
+            "fun must not write to Flax NNX objects that it closes over, as modules "
+            f"with Dropout or BatchNorm do; got {str(error).partition(' (http')[0]!r}. "
+            "Pass them as arguments to radazo_jax.nnx.value_and_grad, which keeps what "
+            "they write."
+        ) from error

@@ -43,7 +43,7 @@ def radazo(
     as the steps of `zo_adamm` at the same learning rate.
 
     Args:
-      learning_rate: The step size η, a scalar or a schedule.
+      learning_rate: The step size η, a scalar ≥ 0 or a schedule.
       b1: Decay rate β₁ of the first moment, in [0, 1).
       b2: Decay rate β₂ of the second moment, in [0, 1).
       eps_root: The constant ζ ≥ 0, inside the root, in units of the
@@ -94,6 +94,7 @@ def radazo(
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       algorithm 2.
     """
+    checks.check_learning_rate(learning_rate)
     if _are_replayed(moments, mu_dtype=mu_dtype):
         return chain_in_place(
             scale_by_replayed_radazo(
@@ -135,7 +136,7 @@ def zo_adamm(
     maximum of the original unless `amsgrad` is set; see `scale_by_zo_adamm`.
 
     Args:
-      learning_rate: The step size η, a scalar or a schedule.
+      learning_rate: The step size η, a scalar ≥ 0 or a schedule.
       b1: Decay rate β₁ of the first moment, in [0, 1).
       b2: Decay rate β₂ of the second moment, in [0, 1).
       eps_root: The constant ζ ≥ 0, inside the root, in units of the
@@ -188,6 +189,7 @@ def zo_adamm(
       Chen et al., ZO-AdaMM: Zeroth-Order Adaptive Momentum Method for Black-Box
       Optimization, NeurIPS 2019.
     """
+    checks.check_learning_rate(learning_rate)
     if _are_replayed(moments, mu_dtype=mu_dtype, amsgrad=amsgrad):
         return chain_in_place(
             scale_by_replayed_zo_adamm(
@@ -229,7 +231,7 @@ def zo_rmsprop(
     precision.
 
     Args:
-      learning_rate: The step size η, a scalar or a schedule.
+      learning_rate: The step size η, a scalar ≥ 0 or a schedule.
       b2: Decay rate β₂ of the second moment, in [0, 1).
       eps_root: The constant ζ ≥ 0, inside the root, in units of the
         squared gradient. With 0, a coordinate whose gradients were all zero is NaN.
@@ -267,6 +269,7 @@ def zo_rmsprop(
     References:
       Hinton, Neural Networks for Machine Learning, lecture 6e, 2012.
     """
+    checks.check_learning_rate(learning_rate)
     checks.check_unit_interval("b2", b2)
     checks.check_non_negative("eps_root", eps_root)
     checks.check_non_negative("initial_accumulator_value", initial_accumulator_value)
@@ -295,7 +298,7 @@ def zo_sgd(
     parameters.
 
     Args:
-      learning_rate: The step size η, a scalar or a schedule.
+      learning_rate: The step size η, a scalar ≥ 0 or a schedule.
       momentum: Decay rate of the momentum, in [0, 1), or None for no momentum.
       nesterov: Whether to use Nesterov momentum.
 
@@ -303,8 +306,8 @@ def zo_sgd(
       The optimizer, an `optax.GradientTransformationExtraArgs`.
 
     Raises:
-      ValueError: If the momentum is out of its range.
-      TypeError: If it is not a real number.
+      ValueError: If a hyperparameter is out of its range.
+      TypeError: If one is not a real number.
 
     Examples:
       >>> import jax
@@ -328,6 +331,7 @@ def zo_sgd(
       Ghadimi and Lan, Stochastic First- and Zeroth-Order Methods for Nonconvex
       Stochastic Programming, SIAM J. Optim. 2013.
     """
+    checks.check_learning_rate(learning_rate)
     if momentum is None:
         return optax.with_extra_args_support(optax.sgd(learning_rate))
     checks.check_unit_interval("momentum", momentum)
@@ -346,10 +350,14 @@ def zo_signsgd(
     zeroth-order literature.
 
     Args:
-      learning_rate: The step size η, a scalar or a schedule.
+      learning_rate: The step size η, a scalar ≥ 0 or a schedule.
 
     Returns:
       The optimizer, an `optax.GradientTransformationExtraArgs`.
+
+    Raises:
+      ValueError: If the learning rate is negative or not finite.
+      TypeError: If it is neither a real number nor a function.
 
     Examples:
       >>> import jax
@@ -372,6 +380,7 @@ def zo_signsgd(
     References:
       Liu et al., signSGD via Zeroth-Order Oracle, ICLR 2019.
     """
+    checks.check_learning_rate(learning_rate)
     return optax.with_extra_args_support(optax.sign_sgd(learning_rate))
 
 

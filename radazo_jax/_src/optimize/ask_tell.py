@@ -81,9 +81,10 @@ def ask_tell(
         `grad`, `slope` and `measured` as extra arguments, as in `minimize`, and no
         `value_fn`.
       estimator: An estimator, such as `forward_difference()`.
-      bounds: A pair `(lower, upper)` of numbers, or of trees like the parameters: the
-        box in which the parameters and all candidates stay. A candidate that is moved
-        into it is no longer along its direction, which biases estimates at the border.
+      bounds: A tuple `(lower, upper)` of numbers, or of trees like the parameters, or a
+        `scipy.optimize.Bounds`: the box in which the parameters and all candidates
+        stay. A candidate that is moved into it is no longer along its direction, which
+        biases estimates at the border.
 
     Returns:
       `(init, ask, tell)`, as described in `AskTell`. `ask` and `tell` are compiled at
@@ -110,7 +111,7 @@ def ask_tell(
     """
     states.check_run(optimizer, estimator)
     arrays, static = trees.partition(
-        Run(None, None, optimizer, estimator, bounds=bounds)
+        Run(None, None, optimizer, estimator, bounds=box.as_bounds(bounds))
     )
 
     def init(params: optax.Params, key: jax.typing.ArrayLike) -> AskTellState:

@@ -13,7 +13,7 @@ from radazo_jax._src import checks, shown, trees
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.executors import Outcome, distinct, in_two_parts, outside
 from radazo_jax._src.optimize import ask_tell, host, revert, states, step
-from radazo_jax._src.optimize.box import Bounds
+from radazo_jax._src.optimize.box import Bounds, as_bounds
 from radazo_jax._src.optimize.budgets import Budget
 from radazo_jax._src.optimize.console import interruptible, progress_bar
 from radazo_jax._src.optimize.defaults import method
@@ -217,7 +217,7 @@ def minimize_black_box(
         # Functions of the caller run under the caller's setting.
         of_caller = functools.partial(jax.enable_x64, trees.has_x64())
         stack.enter_context(trees.precision_of(initial))
-        run = Run(None, None, optimizer, estimator, bounds=bounds)
+        run = Run(None, None, optimizer, estimator, bounds=as_bounds(bounds))
         if state is None:
             state = step.start(run, params, key)
         states.check_known(state)

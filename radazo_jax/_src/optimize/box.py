@@ -11,6 +11,33 @@ import optax
 Bounds = tuple[Any, Any]
 
 
+def as_bounds(bounds: Any) -> Bounds | None:
+    """The bounds as `(lower, upper)`, as every run takes them.
+
+    Raises:
+      ValueError: If they are a pair for each parameter, as SciPy takes them. Pairs of
+        two parameters would otherwise be read as a lower and an upper bound.
+    """
+    if hasattr(bounds, "lb") and hasattr(bounds, "ub"):
+        # scipy.optimize.Bounds makes vectors of one element of numbers.
+        lower, upper = (
+            np.squeeze(bound) if np.size(bound) == 1 else np.array(bound)
+            for bound in (bounds.lb, bounds.ub)
+        )
+        return lower, upper
+    if _has_pairs(bounds):
+        raise _Pairs(bounds)
+    return bounds
+
+
+def _has_pairs(bounds: Any) -> bool:
+    if isinstance(bounds, np.ndarray | jax.Array):
+        return bounds.ndim == 2
+    if not isinstance(bounds, list):
+        return False
+    return any(isinstance(bound, tuple | list) for bound in bounds)
+
+
 def project(bounds: Bounds | None, params: optax.Params) -> optax.Params:
     """The closest parameters within the bounds."""
     if bounds is None:
@@ -36,6 +63,8 @@ def check_bounds(bounds: Any, params: optax.Params) -> None:
         # Bounds are known, even if the parameters are traced.
         with jax.ensure_compile_time_eval():
             lower, upper = as_trees(bounds, params)
+    except _Pairs:
+        raise
     except (TypeError, ValueError) as error:
         raise ValueError(
             "bounds must be a pair (lower, upper) of numbers, or of trees like params; "
@@ -67,12 +96,26 @@ def check_bounds(bounds: Any, params: optax.Params) -> None:
             )
 
 
+class _Pairs(ValueError):
+    """Bounds that are a pair for each parameter."""
+
+    def __init__(self, bounds: Any):
+        on_a_line = " ".join(repr(bounds).split())
+        super().__init__(
+            "bounds must be a tuple (lower, upper) or a scipy.optimize.Bounds; got "
+            f"{on_a_line}. If these are pairs, one for each parameter, pass "
+            "tuple(np.transpose(bounds))."
+        )
+
+
 def _like(bound: Any, params: optax.Params) -> optax.Params:
     """A bound as a tree of arrays that broadcast against the leaves of `params`."""
     if np.ndim(bound) == 0 and jax.tree_util.all_leaves([bound]):
         bound = jax.tree.map(lambda _: bound, params)
 
     def check(p: jax.Array, b: Any) -> jax.Array:
+        if isinstance(b, tuple):  # A vector of bounds is an array or a list.
+            raise _Pairs(bound)
         return jnp.broadcast_to(jnp.asarray(b, p.dtype), p.shape)
 
     return jax.tree.map(check, params, bound)

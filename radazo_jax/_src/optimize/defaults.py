@@ -6,6 +6,7 @@ from typing import Any
 
 import optax
 
+from radazo_jax._src import checks
 from radazo_jax._src.directions.signs import orthonormal
 from radazo_jax._src.estimate.accelerated import accelerated
 from radazo_jax._src.estimate.adaptive import adaptive_difference
@@ -63,6 +64,7 @@ def method(
     Raises:
       TypeError: If one is something else.
     """
+    checks.check_params(params)
     size = optax.tree.size(params)
     few = size <= _FEW and not minibatches
     if estimator is None and optimizer is None and few:

@@ -181,8 +181,7 @@ def warn_of_rounding(points: Points, params: optax.Params) -> None:
             f"{len(bad)} of the {len(lost)} arrays of params round most of their "
             f"perturbation away: params{name} loses {share:.0%} of it, so that its "
             "gradient is one of rounding errors. Make smoothing larger, keep these "
-            "arrays in float32, or take low_rank()."
-            + checks.refer_to("tutorial/choosing"),
+            "arrays in float32, or take low_rank()." + checks.refer_to("diagnose"),
             stacklevel=3,
         )
 

@@ -59,7 +59,8 @@ class Policy(NamedTuple):
         cause = f" The last failure: {last}." if last else ""
         raise RunError(
             f"fun had no finite value to use in any of the run's {steps} steps.{cause} "
-            "The error's state continues the run." + checks.refer_to("api/black_boxes"),
+            "The error's state continues the run."
+            + checks.refer_to("minimize_black_box"),
             state,
         )
 
@@ -73,14 +74,14 @@ class Policy(NamedTuple):
             raise RunError(
                 f"fun failed at step {int(state.step) - 1}, and on_failure is 'raise'."
                 f"{cause} The error's state is the run without what failed."
-                + checks.refer_to("api/black_boxes"),
+                + checks.refer_to("minimize_black_box"),
                 state,
             )
         raise RunError(
             f"fun had no finite value to use in {failures.in_a_row} steps "
             f"in a row (max_consecutive_failures), up to step {int(state.step) - 1}."
             f"{cause} The error's state continues the run."
-            + checks.refer_to("api/black_boxes"),
+            + checks.refer_to("minimize_black_box"),
             state,
         )
 

@@ -219,7 +219,7 @@ def rebuild(
                     "journal must be rebuilt by the params, optimizer, estimator, "
                     "versions and kind of machine that it was written with; got other "
                     f"parameters before step {record.step}. With exact=False, replay "
-                    "rebuilds it up to rounding." + checks.refer_to("api/black_boxes")
+                    "rebuilds it up to rounding." + checks.refer_to("replay")
                 )
         steps = zip(part, jax.device_get(numbers), strict=True)
         done += [Done.of(record, names, of_step) for record, of_step in steps]

@@ -96,7 +96,7 @@ def read(path: str | os.PathLike[str]) -> Journal | None:
                 raise ValueError(
                     "journal must be a file that a run wrote, or a new one; got "
                     f"{os.fspath(path)!r}, which begins with {line[:20]!r}. Give "
-                    "another path." + checks.refer_to("api/black_boxes")
+                    "another path." + checks.refer_to("minimize_black_box")
                 )
             if not line.endswith(b"\n"):
                 _check_torn(path, number, line)
@@ -272,5 +272,5 @@ def _damaged(path: str | os.PathLike[str], number: int, problem: str) -> ValueEr
     return ValueError(
         f"journal {os.fspath(path)} is damaged in line {number + 1}: {problem}. Cut "
         "this line and those after it to continue from the step before."
-        + checks.refer_to("api/black_boxes")
+        + checks.refer_to("minimize_black_box")
     )

@@ -16,7 +16,7 @@ from radazo_jax._src import checks, shown, trees
 from radazo_jax._src.estimate.estimator import GradientEstimator, values_at
 from radazo_jax._src.estimate.vectorized import Evaluator, check_evaluator, vectorized
 from radazo_jax._src.optimize import ask_tell, host, revert, states, step
-from radazo_jax._src.optimize.box import Bounds
+from radazo_jax._src.optimize.box import Bounds, as_bounds
 from radazo_jax._src.optimize.budgets import Budget, Limits, Progress, Watch
 from radazo_jax._src.optimize.console import interruptible, progress_bar
 from radazo_jax._src.optimize.defaults import method
@@ -132,8 +132,8 @@ def minimize(
         finite value count as well.
       sample: `sample(key) -> xi` draws the random variable ξ of the loss, such as a
         minibatch, once a step: all evaluations of the step share it.
-      bounds: A pair `(lower, upper)` of numbers, or of trees like the parameters: the
-        box in which the parameters and all points stay.
+      bounds: A tuple `(lower, upper)` of numbers, or of trees like the parameters, or a
+        `scipy.optimize.Bounds`: the box in which the parameters and all points stay.
       state: A state to continue from, as returned by a previous call or passed to
         `callback`. Its parameters and key replace `params` and `key`.
       chunk_size: Number of steps per chunk; by default, so many that a chunk takes
@@ -201,7 +201,7 @@ def minimize(
             f"on, and takes steps one by one; got chunk_size={chunk_size!r}."
         )
     check_evaluator(evaluator)
-    run = Run(fun, sample, optimizer, estimator, evaluator, bounds)
+    run = Run(fun, sample, optimizer, estimator, evaluator, as_bounds(bounds))
     if state is None:
         state = step.start(run, params, key)
     else:

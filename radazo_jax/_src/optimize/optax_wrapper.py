@@ -214,5 +214,5 @@ def _check_not_masked(params: optax.Params) -> None:
                 f"at {jax.tree_util.keystr(path)}. Put optax.masked or optax.partition "
                 "after estimate_gradient, as in "
                 "optax.chain(estimate_gradient(...), optax.masked(...))."
-                + checks.refer_to("api/estimation")
+                + checks.refer_to("estimate_gradient")
             )

@@ -11,7 +11,7 @@ from radazo_jax._src import trees
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.vectorized import Evaluator, vectorized
 from radazo_jax._src.optimize import ask_tell, host, states, step
-from radazo_jax._src.optimize.box import Bounds
+from radazo_jax._src.optimize.box import Bounds, as_bounds
 from radazo_jax._src.optimize.host import Path
 from radazo_jax._src.optimize.journal import Journal, check_same_run, read
 from radazo_jax._src.optimize.states import Run, SolverState
@@ -77,7 +77,7 @@ def replay(
     if found is None:
         raise ValueError(f"journal must be a file with a run; got {journal!r}.")
     states.check_run(optimizer, estimator, evaluator)
-    run = Run(fun, sample, optimizer, estimator, evaluator, bounds)
+    run = Run(fun, sample, optimizer, estimator, evaluator, as_bounds(bounds))
     with jax.enable_x64(trees.has_x64() or found.run["dtype"] == "float64"):
         return _replay(journal, found, params, run, exact)
 

@@ -10,7 +10,7 @@ import optax
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.vectorized import Evaluator, vectorized
 from radazo_jax._src.optimize import states, step
-from radazo_jax._src.optimize.box import Bounds
+from radazo_jax._src.optimize.box import Bounds, as_bounds
 from radazo_jax._src.optimize.states import Run, SolverState, StepInfo
 
 
@@ -67,8 +67,8 @@ def solver(
         `sharded(axis_name)`.
       sample: `sample(key)` draws the batch of a step, one argument of `fun` after the
         parameters. `step` then takes no batch.
-      bounds: A pair `(lower, upper)` of numbers, or of trees like the parameters: the
-        box in which the parameters and all points stay.
+      bounds: A tuple `(lower, upper)` of numbers, or of trees like the parameters, or a
+        `scipy.optimize.Bounds`: the box in which the parameters and all points stay.
 
     Returns:
       The `Solver`. `default_method(params)` gives an optimizer and an estimator
@@ -108,7 +108,7 @@ def solver(
     if not callable(fun):
         raise TypeError(f"fun must be a function of params; got {fun!r}.")
     states.check_run(optimizer, estimator, evaluator)
-    run = Run(fun, sample, optimizer, estimator, evaluator, bounds)
+    run = Run(fun, sample, optimizer, estimator, evaluator, as_bounds(bounds))
 
     def init(params: optax.Params, key: jax.typing.ArrayLike) -> SolverState:
         # No two leaves share a buffer, and none is the caller's, so that the state can

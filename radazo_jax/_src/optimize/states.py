@@ -185,6 +185,11 @@ def check_room(done: Any, num_steps: int = 1) -> None:
 
 def check_run(optimizer: Any, estimator: Any, evaluator: Any = vectorized()) -> None:
     """Raises unless these are what they are named."""
+    if isinstance(optimizer, GradientEstimator):
+        raise TypeError(
+            "optimizer must be an Optax transformation such as radazo(1e-3); got a "
+            "GradientEstimator. Are optimizer and estimator swapped?"
+        )
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         raise TypeError(
             "optimizer must be an Optax transformation such as radazo(1e-3); got "

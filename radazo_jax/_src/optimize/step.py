@@ -82,7 +82,7 @@ def _of_traced_params(
         raise TypeError(
             "fun must be a function that JAX can trace; got one that turns params into "
             "a Python number or a NumPy array. Use jax.numpy in it, or pass it to "
-            "minimize_black_box." + checks.refer_to("api/black_boxes")
+            "minimize_black_box." + checks.refer_to("minimize_black_box")
         ) from error
 
 

@@ -92,7 +92,7 @@ def check_combination(
             "combination must be passed to the update, as solver, minimize and "
             "estimate_gradient(inner=...) do, because replayed moments need the "
             f"directions of the gradient; got {combination!r:.100}."
-            + checks.refer_to("api/optimizers")
+            + checks.refer_to("scale_by_replayed_radazo")
         )
     coefficients, directions = combination.coefficients, combination.directions
     if combination.trees or coefficients is None or directions is None:

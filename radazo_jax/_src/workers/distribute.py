@@ -15,7 +15,7 @@ from radazo_jax._src import checks, shown
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.optimize import history, journal, states
-from radazo_jax._src.optimize.box import Bounds
+from radazo_jax._src.optimize.box import Bounds, as_bounds
 from radazo_jax._src.optimize.budgets import Budget, Watch
 from radazo_jax._src.optimize.console import interruptible, progress_bar
 from radazo_jax._src.optimize.failures import Policy, RunError, failure_counts
@@ -209,7 +209,7 @@ def distribute(
         optimizer,
         estimator,
         sample,
-        bounds,
+        as_bounds(bounds),
         batch_size,
         np.asarray(jax.random.key_data(typed)),
     )

@@ -1,0 +1,323 @@
+"""What a mistake is answered with: one line that says what to do."""
+
+import concurrent.futures
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen, nnx
+
+import radazo_jax as zo
+import radazo_jax.nnx as zo_nnx
+from radazo_jax.estimators import Estimate, sample_points
+
+X = np.ones((4, 3), np.float32)
+START = np.ones(3, np.float32)
+FORWARD = zo.forward_difference(num_directions=2)
+
+
+def loss(x):
+    return (x**2).sum()
+
+
+def message(kind, function, *args, **kwargs):
+    with pytest.raises(kind) as error:
+        function(*args, **kwargs)
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+OPTIMIZERS = pytest.mark.parametrize(
+    "optimizer",
+    [zo.radazo, zo.zo_adamm, zo.zo_sgd, zo.zo_signsgd, zo.zo_rmsprop],
+    ids=lambda f: f.__name__,
+)
+
+
+@OPTIMIZERS
+@pytest.mark.parametrize(
+    "rate",
+    [-1e-2, np.float32(-1), jnp.float32(-1), float("nan"), float("inf"), jnp.ones(2)],
+    ids=str,
+)
+def test_a_learning_rate_that_ascends_is_refused(optimizer, rate):
+    text = message(ValueError, optimizer, rate)
+    assert text.startswith("learning_rate must be a finite number ≥ 0, or a schedule;")
+
+
+@OPTIMIZERS
+@pytest.mark.parametrize("rate", ["1e-2", None, True, 1j], ids=repr)
+def test_a_learning_rate_that_is_no_number_is_refused(optimizer, rate):
+    text = message(TypeError, optimizer, rate)
+    assert text.startswith("learning_rate must be a finite number ≥ 0, or a schedule;")
+    assert repr(rate) in text
+
+
+def test_replayed_moments_refuse_a_negative_rate():
+    message(ValueError, zo.radazo, -1e-2, moments="replayed")
+
+
+@OPTIMIZERS
+@pytest.mark.parametrize(
+    "rate",
+    [0.0, 1, 0.5, np.float32(0.5), jnp.float32(0.5), optax.constant_schedule(0.5)],
+    ids=lambda rate: type(rate).__name__,
+)
+def test_numbers_arrays_and_schedules_are_learning_rates(optimizer, rate):
+    tx = optimizer(rate)
+    updates, _ = tx.update(START, tx.init(START), START)
+    size = rate(0) if callable(rate) else rate
+    assert np.all(np.sign(updates) == -np.sign(size))
+
+
+@OPTIMIZERS
+def test_learning_rates_may_be_traced(optimizer):
+    def step(rate):
+        tx = optimizer(rate)
+        return tx.update(START, tx.init(START), START)[0]
+
+    updates = jax.jit(jax.vmap(step))(jnp.array([0.5, 1.0]))
+    np.testing.assert_allclose(2 * updates[0], updates[1], rtol=1e-6)
+    tx = optax.inject_hyperparams(optimizer)(learning_rate=0.5)
+    injected, _ = jax.jit(tx.update)(START, tx.init(START), START)
+    np.testing.assert_allclose(injected, updates[0], rtol=1e-6)
+
+
+def test_a_swapped_optimizer_and_estimator_are_recognized():
+    swapped = (FORWARD, zo.radazo(1e-2))
+    client = type("Client", (), {})()
+    for call in (
+        lambda: zo.minimize(loss, START, *swapped),
+        lambda: zo.minimize_black_box(loss, START, *swapped),
+        lambda: zo.solver(loss, *swapped),
+        lambda: zo.ask_tell(*swapped),
+        lambda: zo.distribute(lambda: loss, START, *swapped, client),
+        lambda: zo.minimize(loss, START, estimator=zo.radazo(1e-2)),
+        lambda: zo.value_and_grad(loss, zo.radazo(1e-2)),
+        lambda: zo.estimate_gradient(zo.radazo(1e-2), key=0),
+        lambda: zo.diagnose(loss, START, zo.radazo(1e-2), 0, FORWARD),
+    ):
+        assert "swapped?" in message(TypeError, call)
+
+
+@pytest.fixture
+def as_flax_needs_it():
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(3, 1, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.linear(self.dropout(x))
+
+
+def _runs(fun, params):
+    def by_solver():
+        init, step = zo.solver(fun, zo.radazo(1e-2), FORWARD)
+        jax.jit(step)(init(params, 0))
+
+    yield by_solver
+    yield lambda: zo.minimize(fun, params, zo.radazo(1e-2), FORWARD, 3, progress=False)
+    yield lambda: zo.minimize(fun, params, num_steps=3, progress=False)
+    yield lambda: zo.value_and_grad(fun, FORWARD)(0, params)
+
+
+@pytest.mark.usefixtures("as_flax_needs_it")
+def test_a_module_with_dropout_is_referred_to_nnx():
+    graphdef, params, rest = nnx.split(Net(nnx.Rngs(0)), nnx.Param, ...)
+
+    def split(params):
+        return jnp.mean(nnx.merge(graphdef, params, rest)(X) ** 2)
+
+    def whole(model):
+        return jnp.mean(model(X) ** 2)
+
+    for fun, start in ((split, params), (whole, Net(nnx.Rngs(0)))):
+        for run in _runs(fun, start):
+            assert "radazo_jax.nnx.value_and_grad" in message(TypeError, run)
+
+
+@pytest.mark.usefixtures("as_flax_needs_it")
+def test_random_streams_that_a_loss_closes_over_are_to_be_passed():
+    model, rngs = Net(nnx.Rngs(0)), nnx.Rngs(dropout=1)
+
+    def loss(model):
+        return jnp.mean(model.dropout(model.linear(X), rngs=rngs) ** 2)
+
+    text = message(TypeError, zo_nnx.value_and_grad(loss, FORWARD), 0, model)
+    assert "Pass them as arguments to radazo_jax.nnx.value_and_grad" in text
+
+
+def test_a_linen_module_is_no_tree_of_parameters():
+    module = linen.Dense(1)
+    for run in _runs(lambda params: params(X), module):
+        assert "module.init(key, x)['params']" in message(TypeError, run)
+    text = message(TypeError, zo.minimize_black_box, loss, module, num_steps=2)
+    assert "module.init(key, x)['params']" in text
+
+
+class ByShape(zo.Distribution):
+    def factor(self, dimension):
+        return 1.0
+
+    def draw(self, key, number, at):
+        return jax.random.normal(jax.random.fold_in(key, number), at.lo.shape)
+
+
+class ByPosition(ByShape):
+    def draw(self, key, number, at):
+        return zo.random.normal(jax.random.fold_in(key, number), at)
+
+
+class OfATable(ByShape):
+    """One number for each third position, drawn by the shape of a table."""
+
+    def draw(self, key, number, at):
+        table = jax.random.normal(jax.random.fold_in(key, number), (3,))
+        return table[at.lo % np.uint32(3)]
+
+
+def test_draws_by_shape_are_referred_to_draws_by_position():
+    params = {"a": jnp.ones(4), "b": jnp.ones(4)}
+
+    def fun(params):
+        return loss(params["a"]) + loss(params["b"])
+
+    def estimated(distribution):
+        return zo.value_and_grad(fun, zo.forward_difference(distribution))(0, params)
+
+    text = message(TypeError, estimated, ByShape())
+    assert "radazo_jax.random" in text and "zo.random.normal(key, at)" in text
+    message(TypeError, jax.jit(lambda: estimated(ByShape())))
+    message(TypeError, ByShape().materialize, ByShape().sample(0, params), params)
+    for distribution in (ByPosition(), OfATable()):
+        _, gradient = estimated(distribution)
+        assert np.all(np.isfinite(gradient["a"]))
+
+
+def _points(draw, params, state):
+    return sample_points(zo.rademacher(), draw, 1, [1e-3, -1e-3], params), state
+
+
+def _combination(points, values, params, state):
+    above, below = values.along[0]
+    return points.combine((above - below)[None] / 2e-3)
+
+
+def _estimate(points, values, params, state):
+    gradient = _combination(points, values, params, state)
+    return Estimate(values.along[0, 0], jnp.float32(1), jnp.int32(2), gradient)
+
+
+@pytest.mark.parametrize(
+    ("reduce", "got"),
+    [
+        (_combination, "got LinearCombination."),
+        (_estimate, "got Estimate."),
+        (lambda *args: (_combination(*args), ()), "got LinearCombination first."),
+        (lambda *args: None, "got NoneType."),
+    ],
+)
+def test_what_reduce_returns_is_named(reduce, got):
+    estimator = zo.GradientEstimator(lambda params: (), _points, reduce)
+    for run in (
+        lambda: zo.value_and_grad(loss, estimator)(0, START),
+        lambda: zo.minimize(loss, START, zo.radazo(1e-2), estimator, 2),
+        lambda: zo.minimize_black_box(loss, START, zo.radazo(1e-2), estimator, 2),
+    ):
+        text = message(TypeError, run)
+        assert "reduce of the estimator must return a pair (Estimate, state)" in text
+        assert got in text
+
+
+def test_a_dask_client_has_an_executor():
+    distributed = pytest.importorskip("distributed")
+    client = distributed.Client.__new__(distributed.Client)
+    client.__class__ = type("Client", (distributed.Client,), {"__del__": lambda _: 0})
+    text = message(
+        TypeError,
+        zo.minimize_black_box,
+        loss,
+        START,
+        executor=client,
+        num_steps=2,
+        progress=False,
+    )
+    assert "client.get_executor()" in text
+
+
+SCRIPT = """
+import concurrent.futures, multiprocessing
+import numpy as np
+import radazo_jax as zo
+
+def make():
+    context = multiprocessing.get_context("spawn")
+    return concurrent.futures.ProcessPoolExecutor(1, mp_context=context)
+
+def fun(x):
+    return float(np.sum(x**2))
+
+zo.minimize_black_box(fun, np.ones(3), executor={}, num_steps=2, progress=False)
+"""
+
+
+@pytest.mark.parametrize("executor", ["make()", "make"])
+def test_a_script_without_a_main_guard_is_told_so(tmp_path, executor):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT.format(executor))
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    ran = subprocess.run(
+        [sys.executable, path], env=env, capture_output=True, text=True, timeout=300
+    )
+    assert ran.returncode == 1
+    last = ran.stderr.strip().splitlines()[-1]
+    assert last.startswith("radazo_jax") and 'if __name__ == "__main__":' in last
+
+
+def test_a_pool_that_worked_before_is_not_blamed_on_the_script():
+    assert issubclass(concurrent.futures.BrokenExecutor, RuntimeError)
+
+    class Dies(concurrent.futures.Executor):
+        calls = 0
+
+        def submit(self, fun, *args):
+            self.calls += 1
+            if self.calls > 10:
+                raise concurrent.futures.BrokenExecutor("a worker died")
+            future = concurrent.futures.Future()
+            future.set_result(fun(*args))
+            return future
+
+    method = (zo.zo_sgd(1e-2), FORWARD)
+    text = message(
+        zo.RunError,
+        zo.minimize_black_box,
+        lambda x: float(loss(x)),
+        START,
+        *method,
+        executor=Dies(),
+        num_steps=20,
+        progress=False,
+    )
+    assert "a worker died" in text and "__main__" not in text
+
+
+def test_errors_name_docstrings_that_help_shows():
+    for call, name in (
+        (lambda: zo.value_and_grad(loss, None), "estimators"),
+        (lambda: zo.minimize(lambda x: float(loss(x)), START), "minimize_black_box"),
+    ):
+        text = message(TypeError, call)
+        assert text.endswith(f" See help(zo.{name}).")
+        assert getattr(zo, name).__doc__
