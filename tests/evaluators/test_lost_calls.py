@@ -5,22 +5,12 @@ import threading
 import warnings
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
-import numpy as np
 import pytest
 
 import radazo_jax as zo
+from tests.helpers import calls
+from tests.helpers.short_runs import START, fails, run, slow, square
 from tests.helpers.subprocesses import output_of
-
-from . import calls
-
-START = np.ones(3, np.float32)
-METHOD = zo.zo_sgd(1e-2), zo.forward_difference(zo.rademacher(), num_directions=4)
-
-
-def run(fun, **options):
-    return zo.minimize_black_box(
-        *(fun, START, *METHOD), num_steps=3, key=0, progress=False, **options
-    )
 
 
 class Hangs:
@@ -33,7 +23,7 @@ class Hangs:
         self.calls += 1
         if self.calls == self.call:
             self.stop.wait()
-        return calls.square(x)
+        return square(x)
 
 
 @pytest.fixture
@@ -44,18 +34,14 @@ def hanging():
         fun.stop.set()
 
 
-@pytest.mark.xfail(
-    strict=True, raises=zo.RunError, reason="a thread that hangs is not replaced"
-)
+@fails(zo.RunError, "a thread that hangs is not replaced")
 def test_a_thread_that_hangs_is_replaced(hanging):
     """No value of the steps after is lost."""
     result = run(hanging(1), executor=lambda: ThreadPoolExecutor(1), timeout=0.5)
     assert list(result.history.failed[1:]) == [0, 0]
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="the message says what failed alone"
-)
+@fails(AssertionError, "the message does not say which executor is replaced")
 def test_an_executor_that_hangs_ends_the_run_and_the_message_helps(hanging):
     """It belongs to the caller, and cannot be repaired from outside."""
     threads = ThreadPoolExecutor(1)
@@ -69,7 +55,7 @@ def test_an_executor_that_hangs_ends_the_run_and_the_message_helps(hanging):
         finally:
             threads.shutdown(wait=False)
     assert "workers=" in " ".join(map(str, found))
-    assert result.best.value <= calls.square(START)
+    assert result.best.value <= square(START)
 
 
 def test_an_executor_that_does_not_hang_loses_nothing(hanging):
@@ -82,9 +68,9 @@ def test_an_executor_that_does_not_hang_loses_nothing(hanging):
 PROGRAM = """
 import functools, multiprocessing, sys
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-import numpy as np
 import radazo_jax as zo
-from tests.evaluators import calls
+from tests.helpers import calls
+from tests.helpers.short_runs import run
 
 kind, folder = sys.argv[1:]
 spawn = multiprocessing.get_context("spawn")
@@ -93,13 +79,8 @@ options = {
     "processes": {"executor": lambda: ProcessPoolExecutor(1, mp_context=spawn)},
     "workers": {"workers": 1},
 }[kind]
-fun = functools.partial(calls.hangs, folder=folder)
 try:
-    result = zo.minimize_black_box(
-        fun, np.ones(3, np.float32), zo.zo_sgd(1e-2),
-        zo.forward_difference(zo.rademacher(), num_directions=4), num_steps=3, key=0,
-        timeout=5, progress=False, **options,
-    )
+    result = run(functools.partial(calls.hangs, folder=folder), timeout=5, **options)
     print("failed", result.history.failed.astype(int).tolist(), flush=True)
 except zo.RunError as error:
     print("RunError", error, flush=True)
@@ -107,9 +88,7 @@ except zo.RunError as error:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="what hangs is waited for at the end"
-)
+@fails(AssertionError, "what hangs is waited for at the end")
 @pytest.mark.parametrize("kind", ["threads", "processes", "workers"])
 def test_a_program_ends_although_a_call_hangs(kind, tmp_path):
     output = output_of(PROGRAM, kind, tmp_path, timeout=60)
@@ -124,31 +103,21 @@ def test_a_program_ends_if_no_call_hangs(kind, tmp_path):
     assert output.splitlines()[-1] == "failed [0, 0, 0]"
 
 
-def spawning(made):
-    def make():
-        made.append(True)
-        context = multiprocessing.get_context("spawn")
-        return ProcessPoolExecutor(1, mp_context=context)
-
-    return make
+BREAKS = fails(AssertionError, "it breaks the executor, which is made again")
 
 
 @pytest.mark.parametrize(
     "fun",
     [
-        pytest.param(
-            calls.raises_unreadable,
-            marks=pytest.mark.xfail(
-                strict=True,
-                raises=AssertionError,
-                reason="it breaks the executor, which is made again",
-            ),
-        ),
-        pytest.param(calls.raises_unsendable, marks=pytest.mark.slow),
+        pytest.param(calls.raises_unreadable, marks=BREAKS),
+        slow(calls.raises_unsendable),
     ],
 )
 def test_an_error_that_cannot_be_sent_breaks_no_executor(fun):
+    def make():
+        made.append(ProcessPoolExecutor(1, multiprocessing.get_context("spawn")))
+        return made[-1]
+
     made = []
-    result = run(fun, executor=spawning(made))
-    assert result.history.failed.sum() > 0
+    assert run(fun, executor=make).history.failed.sum() > 0
     assert len(made) == 1

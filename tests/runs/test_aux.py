@@ -6,22 +6,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-
-START = np.ones(3, np.float32)
-METHOD = zo.zo_sgd(1e-2), zo.forward_difference(zo.rademacher(), num_directions=2)
-
-
-def loss(p):
-    return jnp.sum(p**2)
-
-
-def with_aux(p):
-    return loss(p), {"largest": jnp.max(p)}
-
-
-NO_AUX = pytest.mark.xfail(
-    strict=True, raises=TypeError, reason="has_aux is not an argument"
-)
+from tests.helpers.short_runs import METHOD, START, fails, traced, traced_square
 
 
 def stepped(fun, **options):
@@ -31,15 +16,13 @@ def stepped(fun, **options):
 
 
 def minimized(fun, **options):
-    result = zo.minimize(
-        *(fun, START, *METHOD), num_steps=2, key=0, progress=False, **options
-    )
+    result = traced(fun, **options)
     return result.params, result.values
 
 
-@NO_AUX
+@fails(TypeError, "has_aux is not an argument")
 @pytest.mark.parametrize("call", [stepped, minimized])
 def test_an_auxiliary_value_changes_no_step(call):
-    found = call(with_aux, has_aux=True)
-    for x, expected in zip(found, call(loss), strict=True):
+    found = call(lambda p: (traced_square(p), {"largest": jnp.max(p)}), has_aux=True)
+    for x, expected in zip(found, call(traced_square), strict=True):
         np.testing.assert_array_equal(x, expected)

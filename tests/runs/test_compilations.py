@@ -5,33 +5,21 @@ import logging
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import radazo_jax as zo
+from tests.helpers.short_runs import METHOD, fails, run, slow, traced
 
-START = np.ones(3, np.float32)
-
-
-def loss(p):
-    return jnp.sum(p**2)
+AGAIN = fails(AssertionError, "programs are cached by identity")
 
 
-def python_loss(p):
-    return float(np.sum(p**2))
-
-
-def optimizer(rate=1e-2):
-    return zo.radazo(rate)
-
-
-def estimator(smoothing=5e-3):
-    return zo.forward_difference(zo.rademacher(), 1, smoothing)
+def equal_method():
+    return zo.radazo(1e-2), zo.forward_difference(zo.rademacher(), num_directions=2)
 
 
 @contextlib.contextmanager
 def compilations(caplog):
-    """Counts the programs that are compiled inside."""
+    """Collects what is compiled inside."""
     found = []
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         caplog.clear()
@@ -40,71 +28,45 @@ def compilations(caplog):
     found += [text for text in texts if text.startswith("Finished XLA compilation")]
 
 
-def run(call, fun, optimizer, estimator):
-    return call(*(fun, START, optimizer, estimator), num_steps=2, key=0, progress=False)
-
-
-CALLS = [
-    (zo.minimize, loss),
-    pytest.param(zo.minimize_black_box, python_loss, marks=pytest.mark.slow),
-]
-of_each_call = pytest.mark.parametrize(("call", "fun"), CALLS)
-AGAIN = pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="programs are cached by the identity of what configures the run",
-)
-
-
 @AGAIN
-@of_each_call
-@pytest.mark.parametrize(
-    "renewed", [pytest.param("optimizer", marks=pytest.mark.slow), "estimator"]
-)
-def test_an_equal_new_argument_compiles_nothing(call, fun, renewed, caplog):
-    kept = {"optimizer": optimizer(), "estimator": estimator()}
-    run(call, fun, **kept)
-    new = {"optimizer": optimizer, "estimator": estimator}[renewed]()
+@pytest.mark.parametrize("call", [traced, slow(run)])
+@pytest.mark.parametrize("place", [slow(0), 1], ids=["optimizer", "estimator"])
+def test_an_equal_new_part_of_a_method_compiles_nothing(call, place, caplog):
+    method = list(equal_method())
+    call(method=method)
+    method[place] = equal_method()[place]
     with compilations(caplog) as found:
-        run(call, fun, **kept | {renewed: new})
+        call(method=method)
     assert not found
 
 
 @pytest.mark.slow
 @AGAIN
 def test_an_equal_new_function_compiles_nothing(caplog):
-    kept = optimizer(), estimator()
-    run(zo.minimize, lambda p: jnp.sum(jnp.cos(p)), *kept)
+    traced(lambda p: jnp.sum(jnp.cos(p)))
     with compilations(caplog) as found:
-        run(zo.minimize, lambda p: jnp.sum(jnp.cos(p)), *kept)
+        traced(lambda p: jnp.sum(jnp.cos(p)))
     assert not found
 
 
 @pytest.mark.slow
-@of_each_call
-def test_the_same_arguments_compile_nothing(call, fun, caplog):
-    kept = optimizer(), estimator()
-    run(call, fun, *kept)
+@pytest.mark.parametrize("call", [traced, run])
+def test_the_same_method_compiles_nothing(call, caplog):
+    call()
     with compilations(caplog) as found:
-        run(call, fun, *kept)
+        call()
     assert not found
     with compilations(caplog) as found:
-        run(call, fun, optimizer(2e-2), estimator(1e-2))
+        call(method=(zo.radazo(2e-2), METHOD[1]))
     assert found
 
 
 @pytest.mark.parametrize(
-    "jitted",
-    [
-        pytest.param(False, marks=AGAIN, id="not jitted"),
-        pytest.param(True, marks=pytest.mark.slow, id="jitted"),
-    ],
+    "jit", [pytest.param(lambda x: x, marks=AGAIN), slow(jax.jit)], ids=["plain", "jit"]
 )
-def test_value_and_grad_compiles_once(jitted, caplog):
-    function = zo.value_and_grad(loss, estimator())
-    function = jax.jit(function) if jitted else function
-    keys = jax.random.split(jax.random.key(0))
-    params = jnp.ones(3)
+def test_value_and_grad_compiles_once(jit, caplog):
+    function = jit(zo.value_and_grad(lambda p: jnp.sum(p**2), METHOD[1]))
+    keys, params = jax.random.split(jax.random.key(0)), jnp.ones(3)
     function(keys[0], params)
     with compilations(caplog) as found:
         function(keys[1], params)

@@ -4,123 +4,89 @@ import multiprocessing
 import sys
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import radazo_jax as zo
+from tests.helpers import calls
+from tests.helpers.short_runs import METHOD, START, fails, run, slow, square, traced
 
-from . import functions
-
-START = np.ones(3, np.float32)
-METHOD = zo.zo_sgd(1e-2), zo.forward_difference(zo.rademacher(), num_directions=5)
 POPULATION = zo.zo_sgd(1e-2), zo.evolution_strategy(zo.rademacher(), population_size=6)
-STEPS = 3
 
 
-def run(fun=functions.square, method=METHOD, **options):
-    options = {"num_steps": STEPS, **options}
-    return zo.minimize_black_box(fun, START, *method, key=0, progress=False, **options)
-
-
-def result_of(fun, method=METHOD, **options):
+def ended(fun, **options):
     """The result of a run; an error of any kind that ends it is a failed assertion."""
     try:
-        return run(fun, method, **options)
-    except (Exception, SystemExit, functions.Stop) as error:
+        return run(fun, **options)
+    except (Exception, SystemExit, calls.Stop) as error:
         raise AssertionError(f"the run ended with {error!r}") from error
 
 
 def losing(lost):
     """A function that loses some points."""
-    return lambda x: lost(x) if functions.fails(x) else functions.square(x)
+    return lambda x: lost(x) if calls.is_lost(x) else square(x)
 
 
-def assert_some_failed(result, expected=None, method=METHOD):
-    """The points are those of a run in which the same points are NaN."""
-    expected = expected or run(losing(lambda x: np.nan), method)
+def assert_some_failed(result, **options):
+    """The run is that in which the same points are NaN."""
+    expected = run(losing(lambda x: np.nan), **options)
     assert expected.history.failed.sum() > 0
     np.testing.assert_array_equal(result.params, expected.params)
     np.testing.assert_array_equal(result.values, expected.values)
     assert result.num_evaluations == expected.num_evaluations
 
 
-ENDS = pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="what is no Exception ends the run, wherever it is raised",
-)
-
-
-@ENDS
-@pytest.mark.parametrize("fun", [functions.exits, functions.stops])
-def test_an_exit_in_a_thread_is_a_failed_point(fun):
-    with ThreadPoolExecutor(1) as threads:
-        result = result_of(fun, executor=threads)
-    assert_some_failed(result)
-
-
-@pytest.mark.slow
-@ENDS
-@pytest.mark.parametrize("fun", [functions.exits, functions.stops])
-def test_an_exit_in_a_worker_process_is_a_failed_point(fun):
+def spawning(workers):
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as processes:
-        result = result_of(fun, executor=processes)
-    assert_some_failed(result)
+    return ProcessPoolExecutor(workers, mp_context=context)
 
 
-@pytest.mark.parametrize("make", [ThreadPoolExecutor, None], ids=["thread", "in turn"])
-def test_an_error_is_a_failed_point(make):
-    def raises(x):
-        raise OSError("no license")
+ENDS = fails(AssertionError, "what is no Exception ends the run, wherever it is raised")
 
-    if make is None:
-        return assert_some_failed(run(losing(raises)))
+
+@pytest.mark.parametrize("make", [ThreadPoolExecutor, slow(spawning)])
+@pytest.mark.parametrize(
+    "fun",
+    [
+        pytest.param(calls.exits, marks=ENDS),
+        pytest.param(calls.stops, marks=ENDS),
+        calls.raises,
+    ],
+)
+def test_a_point_that_ends_its_worker_alone_has_failed(fun, make):
     with make(1) as executor:
-        assert_some_failed(run(losing(raises), executor=executor))
+        result = ended(fun, executor=executor)
+    assert_some_failed(result)
 
 
 def test_an_exit_of_the_main_thread_passes_on_after_the_journal_is_written(tmp_path):
     def exits(x):
-        calls.append(x)
-        return sys.exit(3) if len(calls) == 9 else functions.square(x)
+        points.append(x)
+        return sys.exit(3) if len(points) == 7 else square(x)
 
-    path, calls = tmp_path / "run.jsonl", []
+    path, points = tmp_path / "run.jsonl", []
     with pytest.raises(SystemExit, match="3"):
         run(exits, journal=path)
     assert int(zo.replay(path, START, *METHOD).step) == 1
     np.testing.assert_array_equal(run(exits, journal=path).params, run().params)
 
 
-def traced(**options):
-    return zo.minimize(
-        *(lambda p: jnp.sum(p**2), START, *METHOD),
-        num_steps=STEPS,
-        key=0,
-        chunk_size=1,
-        progress=False,
-        **options,
-    )
-
-
 def stop(*info):
     raise StopIteration
 
 
-@pytest.mark.xfail(
-    strict=True, raises=StopIteration, reason="it passes through the run"
+@pytest.mark.parametrize(
+    "callback",
+    [
+        pytest.param(stop, marks=fails(StopIteration, "it passes through the run")),
+        slow(lambda *info: True),
+    ],
+    ids=["StopIteration", "true value"],
 )
 @pytest.mark.parametrize("call", [run, traced])
-def test_stop_iteration_of_a_callback_ends_the_run(call):
-    result = call(callback=stop)
-    np.testing.assert_array_equal(result.params, call(num_steps=1).params)
-    assert len(result.values) == 1
-
-
-@pytest.mark.parametrize("call", [run, pytest.param(traced, marks=pytest.mark.slow)])
-def test_a_true_value_of_a_callback_ends_the_run(call):
-    result = call(callback=lambda *info: True)
+def test_a_callback_ends_the_run(call, callback):
+    options = {"chunk_size": 1} if call is traced else {}
+    result = call(callback=callback, **options)
     np.testing.assert_array_equal(result.params, call(num_steps=1).params)
     assert len(result.values) == 1
 
@@ -132,48 +98,40 @@ UNREADABLE = {
 }
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="reading such a value raises"
-)
+@fails(AssertionError, "reading such a value raises")
 @pytest.mark.parametrize("method", [METHOD, POPULATION], ids=["numbers", "vectors"])
 @pytest.mark.parametrize("value", UNREADABLE.values(), ids=UNREADABLE)
 def test_a_value_that_cannot_be_read_is_a_failed_point(value, method):
-    assert_some_failed(result_of(losing(value), method), method=method)
+    assert_some_failed(ended(losing(value), method=method), method=method)
 
 
 def batch(xs):
-    return [functions.square(x) for x in xs]
+    return [square(x) for x in xs]
 
 
-READABLE = {
-    "list": batch,
-    "pair": lambda xs: (batch(xs), list(xs)),
-    "array, None": lambda xs: (np.array(batch(xs)), None),
-    "list, None": lambda xs: (batch(xs), None),
-    "tuple": lambda xs: tuple(batch(xs)),
-}
+PAIR = fails(AssertionError, "a tuple must be a pair of n values and n objects")
 
 
-@pytest.mark.parametrize("fun", READABLE.values(), ids=READABLE)
-def test_values_of_a_batch_are_read(fun, request):
-    if fun in list(READABLE.values())[2:]:
-        request.applymarker(
-            pytest.mark.xfail(
-                strict=True,
-                raises=AssertionError,
-                reason="a tuple must be a pair of n values and n objects",
-            )
-        )
-    result = result_of(fun, batched=True)
-    np.testing.assert_array_equal(result.params, run().params)
+@pytest.mark.parametrize(
+    "fun",
+    [
+        batch,
+        lambda xs: (batch(xs), list(xs)),
+        pytest.param(lambda xs: (np.array(batch(xs)), None), marks=PAIR),
+        pytest.param(lambda xs: (batch(xs), None), marks=PAIR),
+        pytest.param(lambda xs: tuple(batch(xs)), marks=PAIR),
+    ],
+    ids=["list", "pair", "array and None", "list and None", "tuple"],
+)
+def test_values_of_a_batch_are_read(fun):
+    np.testing.assert_array_equal(ended(fun, batched=True).params, run().params)
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="a tuple must be a pair")
+@PAIR
 def test_a_batch_that_cannot_be_read_has_failed_points():
     def sometimes(xs):
-        calls.append(len(xs))
-        return (batch(xs), None, "warn") if len(calls) == 2 else batch(xs)
+        batches.append(xs)
+        return (batch(xs), None, "warn") if len(batches) == 2 else batch(xs)
 
-    calls = []
-    result = result_of(sometimes, batched=True)
-    assert list(result.history.failed) == [0, 6, 0]
+    batches = []
+    assert list(ended(sometimes, batched=True).history.failed) == [0, 5, 0]

@@ -3,202 +3,154 @@
 import functools
 import threading
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import radazo_jax as zo
+from tests.helpers.short_runs import fails, run, slow, square, traced, traced_square
 
-START = np.ones(3, np.float32)
-# The same objects, so that they compile once.
-METHOD = zo.zo_sgd(1e-2), zo.forward_difference(zo.rademacher(), num_directions=1)
 LEVEL = 3.25
 
 
-def run(path, fun, steps, call=zo.minimize_black_box):
-    return call(
-        *(fun, START, *METHOD),
-        num_steps=steps,
-        key=0,
-        journal=path,
-        progress=False,
-    )
-
-
 def scaled(x, width, *, height=1.0):
-    return float(np.sum(x**2) * np.sum(np.asarray(width, float)) * height)
+    return square(x) * np.sum(np.asarray(width, float)) * height
 
 
-def partial(width):
+def by_partial(width):
     return functools.partial(scaled, width=width)
 
 
-def partial_by_position(width):
+def by_partial_in_order(width):
     return functools.partial(lambda width, x: scaled(x, width), width)
 
 
-def partial_of_a_partial(width):
-    return functools.partial(partial(width), height=2.0)
+def by_partial_of_a_partial(width):
+    return functools.partial(by_partial(width), height=2.0)
 
 
-def default(width):
+def by_default(width):
     def fun(x, width=width):
         return scaled(x, width)
 
     return fun
 
 
-def keyword_default(width):
+def by_keyword_default(width):
     def fun(x, *, width=width):
         return scaled(x, width)
 
     return fun
 
 
-def closure(width):
+def by_closure(width):
     return lambda x: scaled(x, width)
 
 
-def code(width):
-    """The number is a constant of the code."""
-    return eval(f"lambda x: {width} * float(x @ x)")
-
-
-MAKERS = [
-    *(partial, partial_by_position, partial_of_a_partial),
-    *(default, keyword_default, closure),
-]
-CASES = [(make, 1.0, 3.0) for make in MAKERS] + [
-    (partial, "1.5", "2.5"),
-    (closure, "1.5", "2.5"),
-    (partial, np.ones(4), np.array([1.0, 1.0, 1.0, 2.0])),
-    (closure, np.ones(4), np.array([1.0, 1.0, 1.0, 2.0])),
-]
-IDS = [f"{make.__name__}-{type(before).__name__}" for make, before, _ in CASES]
-
-
-@pytest.mark.xfail(
-    strict=True,
-    raises=pytest.fail.Exception,
-    reason="the identity of a function is its name and its code",
+NUMBERS = 1.0, 3.0
+TEXTS = "1.5", "2.5"
+ARRAYS = np.ones(4), np.array([1.0, 1.0, 1.0, 2.0])
+of_each_capture = pytest.mark.parametrize(
+    ("make", "before", "after"),
+    [
+        *((make, *NUMBERS) for make in (by_partial, by_default, by_closure)),
+        *(slow(by, *NUMBERS) for by in (by_partial_in_order, by_partial_of_a_partial)),
+        slow(by_keyword_default, *NUMBERS),
+        *(slow(by_partial, *values) for values in (TEXTS, ARRAYS)),
+        *((by_closure, *values) for values in (TEXTS, ARRAYS)),
+    ],
 )
-@pytest.mark.parametrize(("make", "before", "after"), CASES, ids=IDS)
+CODE = fails(pytest.fail.Exception, "the identity of a function is its name and code")
+
+
+@CODE
+@of_each_capture
 def test_another_captured_value_is_refused_by_name(make, before, after, tmp_path):
     path = tmp_path / "run.jsonl"
-    run(path, make(before), 1)
+    run(make(before), num_steps=1, journal=path)
     with pytest.raises(ValueError, match=r"(?s)journal.*width"):
-        run(path, make(after), 2)
+        run(make(after), num_steps=2, journal=path)
 
 
-@pytest.mark.parametrize(("make", "before", "_"), CASES, ids=IDS)
-def test_an_equal_captured_value_resumes(make, before, _, tmp_path):
+@of_each_capture
+def test_an_equal_captured_value_resumes(make, before, after, tmp_path):
     path = tmp_path / "run.jsonl"
-    run(path, make(before), 1)
-    assert len(run(path, make(before), 2).values) == 2
+    run(make(before), num_steps=1, journal=path)
+    again = make(before.copy() if isinstance(before, np.ndarray) else before)
+    assert len(run(again, num_steps=2, journal=path).values) == 2
 
 
 def test_other_code_is_refused(tmp_path):
     path = tmp_path / "run.jsonl"
-    run(path, code(1.0), 1)
+    run(lambda x: square(x), num_steps=1, journal=path)
     with pytest.raises(ValueError, match=r"journal.*its fun is"):
-        run(path, code(3.0), 2)
+        run(lambda x: 2.0 * square(x), num_steps=2, journal=path)
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True,
-    raises=pytest.fail.Exception,
-    reason="the identity of a function is its name and its code",
-)
+@CODE
 def test_another_captured_value_of_a_traced_function_is_refused(tmp_path):
-    path = tmp_path / "run.jsonl"
-
     def make(width):
-        return lambda p: jnp.sum(width * p**2)
+        return lambda p: width * traced_square(p)
 
-    run(path, make(1.0), 1, zo.minimize)
+    path = tmp_path / "run.jsonl"
+    traced(make(1.0), num_steps=1, journal=path)
     with pytest.raises(ValueError, match=r"(?s)journal.*width"):
-        run(path, make(3.0), 2, zo.minimize)
+        traced(make(3.0), num_steps=2, journal=path)
 
 
 class Level:
-    """A function of one value, so that any of its points shows whether it changed."""
+    """A function with one value everywhere, so that any point shows its change."""
 
-    def __init__(self, level=3.25):
+    def __init__(self, level):
         self.level = level
 
     def value(self, x):
         return self.level
 
-    def __call__(self, x):
-        return self.value(x)
+    __call__ = value
 
 
-def attribute(monkeypatch):
-    return Level(), lambda: Level(12.5)
+def captured_function(level):
+    """The number is in its closure, and not in that of the function that calls it."""
+
+    def value():
+        return level
+
+    return lambda x: value()
 
 
-def method(monkeypatch):
-    return Level().value, lambda: Level(12.5).value
+def captured_object(level):
+    problem = Level(level)
+    return lambda x: problem.value(x)
 
 
-def attribute_of_a_captured_object(monkeypatch):
-    def make(problem):
-        return lambda x: problem.value(x)
-
-    return make(Level()), lambda: make(Level(12.5))
-
-
-def captured_function(monkeypatch):
-    """Its closure, and not that of the function that captures it, has the number."""
-
-    def make(level):
-        def value():
-            return level
-
-        return lambda x: value()
-
-    return make(3.25), lambda: make(12.5)
-
-
-def captured_list(monkeypatch):
-    def make(levels):
-        return lambda x: levels[0]
-
-    return make([3.25]), lambda: make([12.5])
+def captured_list(level):
+    levels = [level]
+    return lambda x: levels[0]
 
 
 def of_module(x):
     return LEVEL
 
 
-def changed_global(monkeypatch):
-    def change():
-        monkeypatch.setitem(globals(), "LEVEL", 12.5)
-        return of_module
-
-    return of_module, change
-
-
-@pytest.mark.xfail(
-    strict=True,
-    raises=pytest.fail.Exception,
-    reason="no point of a journal is evaluated again",
-)
+@fails(pytest.fail.Exception, "no point of a journal is evaluated again")
 @pytest.mark.parametrize(
-    "kind",
+    "make",
     [
-        *(attribute, method, attribute_of_a_captured_object),
-        *(captured_function, captured_list, changed_global),
+        Level,
+        slow(lambda level: Level(level).value),
+        slow(captured_object),
+        captured_function,
+        slow(captured_list),
+        lambda level: of_module,
     ],
+    ids=["attribute", "method", "object", "function", "list", "global"],
 )
-def test_another_value_of_a_journaled_point_is_a_warning(kind, tmp_path, monkeypatch):
+def test_another_value_of_a_journaled_point_is_a_warning(make, tmp_path, monkeypatch):
     path = tmp_path / "run.jsonl"
-    before, change = kind(monkeypatch)
-    run(path, before, 1)
-    after = change()
+    run(make(LEVEL), num_steps=1, journal=path)
+    monkeypatch.setitem(globals(), "LEVEL", 12.5)
     with pytest.warns(UserWarning, match=r"(?s)3\.25.*12\.5|12\.5.*3\.25"):
-        run(path, after, 2)
+        run(make(LEVEL), num_steps=2, journal=path)
 
 
 class Simulator:
@@ -210,19 +162,18 @@ class Simulator:
     def __call__(self, x):
         with self.lock:
             self.calls += 1
-            return self.known.setdefault(x.tobytes(), float(np.sum(x**2)))
+            return self.known.setdefault(x.tobytes(), square(x))
 
 
-def cached():
-    found = functools.lru_cache(lambda x: float(np.sum(np.frombuffer(x, np.float32))))
-    return lambda x: found(x.tobytes())
+def with_a_cache():
+    cached = functools.lru_cache(lambda x: square(np.frombuffer(x, np.float32)))
+    return lambda x: cached(x.tobytes())
 
 
-@pytest.mark.parametrize("make", [Simulator, cached])
+@pytest.mark.parametrize("make", [Simulator, with_a_cache])
 @pytest.mark.parametrize("again", [True, False], ids=["same object", "another"])
 def test_counters_caches_and_locks_do_not_prevent_resuming(make, again, tmp_path):
-    whole = run(tmp_path / "whole.jsonl", make(), 4)
-    path, fun = tmp_path / "parts.jsonl", make()
-    run(path, fun, 2)
-    parts = run(path, fun if again else make(), 4)
-    np.testing.assert_array_equal(parts.params, whole.params)
+    path, fun = tmp_path / "run.jsonl", make()
+    run(fun, num_steps=2, journal=path)
+    parts = run(fun if again else make(), num_steps=4, journal=path)
+    np.testing.assert_array_equal(parts.params, run(num_steps=4).params)

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests.helpers.short_runs import fails
 from tests.helpers.subprocesses import output_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -63,9 +64,7 @@ def test_five_calls_with_the_same_arguments_take_no_memory():
     assert grown(1, "same", "equal")["same"] < PROGRAM
 
 
-GROWS = pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="no program is ever freed"
-)
+GROWS = fails(AssertionError, "no program is ever freed")
 
 
 @GROWS

@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
+from tests.helpers.short_runs import fails, slow
 
 distributed = pytest.importorskip("distributed")
 
 START = np.linspace(0.5, 1, 6, dtype=np.float32)
 METHOD = zo.zo_sgd(1e-2), zo.forward_difference(zo.rademacher(), num_directions=7)
-UNNOTICED = pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="only the parameters are compared"
-)
+UNNOTICED = fails(AssertionError, "only the parameters are compared")
 
 
 @contextlib.contextmanager
@@ -91,10 +90,6 @@ def joined_later(scale, scale_after):
         said = said_in(make_fun, client, found, callback=callback, num_steps=20_000)
         (address,) = set(client.scheduler_info()["workers"]) - first
     return address, said
-
-
-def slow(*case):
-    return pytest.param(*case, marks=pytest.mark.slow)
 
 
 @UNNOTICED
