@@ -1,0 +1,150 @@
+"""A call uses its function as it is now, whatever changed since the last call."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import radazo_jax as zo
+from tests.helpers.short_runs import METHOD, START, fails, slow, traced
+
+FACTOR = 1.0
+STALE = fails(AssertionError, "programs are cached by the identity of the function")
+
+
+def first_value(loss, **options):
+    """The loss at the start, which is three times its factor."""
+    return float(traced(loss, num_steps=1, **options).values[0])
+
+
+class Problem:
+    """A loss that reads an attribute, as a method and as a callable object."""
+
+    def __init__(self, factor=1.0):
+        self.factor = factor
+
+    def loss(self, p):
+        return self.factor * jnp.sum(p**2)
+
+    __call__ = loss
+
+    def on_the_host(self, p):
+        """The factor is a constant of the callback, which does not read it again."""
+        factor, shape = np.float32(self.factor), jax.ShapeDtypeStruct((), jnp.float32)
+
+        def callback(x):
+            return factor * np.sum(np.square(x), dtype=np.float32)
+
+        return jax.pure_callback(callback, shape, p, vmap_method="sequential")
+
+
+def by_object(take):
+    """The loss is a part of a problem, an attribute of which changes."""
+
+    def make(monkeypatch):
+        problem = Problem()
+        return take(problem), lambda: setattr(problem, "factor", -1.0)
+
+    return make
+
+
+def by_global(monkeypatch):
+    def loss(p):
+        return FACTOR * jnp.sum(p**2)
+
+    return loss, lambda: monkeypatch.setitem(globals(), "FACTOR", -1.0)
+
+
+def by_closure(monkeypatch):
+    factor = 1.0
+
+    def loss(p):
+        return factor * jnp.sum(p**2)
+
+    def change():
+        nonlocal factor
+        factor = -1.0
+
+    return loss, change
+
+
+def by_array(monkeypatch):
+    factors = np.ones(3, np.float32)
+
+    def loss(p):
+        return jnp.sum(factors * p**2)
+
+    return loss, lambda: np.negative(factors, out=factors)
+
+
+of_each_kind = pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(by_object(lambda problem: problem.loss), id="method"),
+        pytest.param(by_object(lambda problem: problem.on_the_host), id="callback"),
+        pytest.param(by_array, id="array"),
+        slow(by_object(lambda problem: problem), id="object"),
+        slow(by_object(lambda x: lambda p: x.loss(p)), id="attribute"),
+        slow(by_global, id="global"),
+        slow(by_closure, id="closure"),
+    ],
+)
+
+
+@STALE
+@of_each_kind
+def test_the_same_function_is_used_as_it_is_now(kind, monkeypatch):
+    loss, change = kind(monkeypatch)
+    assert first_value(loss) == 3
+    change()
+    assert first_value(loss) == -3
+
+
+@pytest.mark.slow
+@of_each_kind
+def test_another_function_is_used_as_it_is_now(kind, monkeypatch):
+    """The changes of these tests change the loss."""
+    loss, change = kind(monkeypatch)
+    assert first_value(loss) == 3
+    change()
+    assert first_value(lambda p: loss(p)) == -3
+
+
+@pytest.mark.slow
+@STALE
+def test_a_journaled_run_uses_its_function_as_it_is_now(tmp_path):
+    """Its steps are other programs."""
+    problem = Problem()
+    assert first_value(problem.loss, journal=tmp_path / "first") == 3
+    problem.factor = -1.0
+    assert first_value(problem.loss, journal=tmp_path / "second") == -3
+
+
+@pytest.mark.slow
+@STALE
+def test_sample_is_used_as_it_is_now():
+    def loss(p, factor):
+        return factor * jnp.sum(p**2)
+
+    def sample(key):
+        return factors[0]
+
+    factors = [1.0]
+    assert first_value(loss, sample=sample) == 3
+    factors[0] = -1.0
+    assert first_value(loss, sample=sample) == -3
+
+
+def test_callbacks_with_different_captures_share_no_program():
+    """Their traced programs look the same."""
+    assert first_value(lambda p: Problem(1.0).on_the_host(p)) == 3
+    assert first_value(lambda p: Problem(-1.0).on_the_host(p)) == -3
+
+
+@pytest.mark.slow
+def test_value_and_grad_uses_its_function_as_it_is_now():
+    problem = Problem()
+    function = zo.value_and_grad(problem.loss, METHOD[1])
+    assert function(jax.random.key(0), START)[0] == 3
+    problem.factor = -1.0
+    assert function(jax.random.key(0), START)[0] == -3

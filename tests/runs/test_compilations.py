@@ -1,0 +1,73 @@
+"""Equal arguments compile once."""
+
+import contextlib
+import logging
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import radazo_jax as zo
+from tests.helpers.short_runs import METHOD, fails, run, slow, traced
+
+AGAIN = fails(AssertionError, "programs are cached by identity")
+
+
+def equal_method():
+    return zo.radazo(1e-2), zo.forward_difference(zo.rademacher(), num_directions=2)
+
+
+@contextlib.contextmanager
+def compilations(caplog):
+    """Collects what is compiled inside."""
+    found = []
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        caplog.clear()
+        yield found
+        texts = [record.getMessage() for record in caplog.records]
+    found += [text for text in texts if text.startswith("Finished XLA compilation")]
+
+
+@AGAIN
+@pytest.mark.parametrize("call", [traced, slow(run)])
+@pytest.mark.parametrize("place", [slow(0), 1], ids=["optimizer", "estimator"])
+def test_an_equal_new_part_of_a_method_compiles_nothing(call, place, caplog):
+    method = list(equal_method())
+    call(method=method)
+    method[place] = equal_method()[place]
+    with compilations(caplog) as found:
+        call(method=method)
+    assert not found
+
+
+@pytest.mark.slow
+@AGAIN
+def test_an_equal_new_function_compiles_nothing(caplog):
+    traced(lambda p: jnp.sum(jnp.cos(p)))
+    with compilations(caplog) as found:
+        traced(lambda p: jnp.sum(jnp.cos(p)))
+    assert not found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", [traced, run])
+def test_the_same_method_compiles_nothing(call, caplog):
+    call()
+    with compilations(caplog) as found:
+        call()
+    assert not found
+    with compilations(caplog) as found:
+        call(method=(zo.radazo(2e-2), METHOD[1]))
+    assert found
+
+
+@pytest.mark.parametrize(
+    "jit", [pytest.param(lambda x: x, marks=AGAIN), slow(jax.jit)], ids=["plain", "jit"]
+)
+def test_value_and_grad_compiles_once(jit, caplog):
+    function = jit(zo.value_and_grad(lambda p: jnp.sum(p**2), METHOD[1]))
+    keys, params = jax.random.split(jax.random.key(0)), jnp.ones(3)
+    function(keys[0], params)
+    with compilations(caplog) as found:
+        function(keys[1], params)
+    assert not found

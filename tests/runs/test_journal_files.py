@@ -1,0 +1,62 @@
+"""Files of journals: written by two processes, or cut by the loss of power."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from tests.helpers.short_runs import fails, run, slow
+from tests.helpers.subprocesses import output_of
+
+# The first process starts the second while it writes, and waits for its end.
+TWO = """
+import subprocess, sys
+from tests.helpers.short_runs import run
+
+code, path, which = sys.argv[1:]
+
+def start_second(*info):
+    if not started:
+        started.append(True)
+        command = [sys.executable, "-c", code, code, path, "second"]
+        print(subprocess.run(command, capture_output=True, text=True).stdout)
+
+started = [] if which == "first" else [True]
+try:
+    result = run(num_steps=4, journal=path, callback=start_second)
+    print(which, "ended", result.params.tolist())
+except Exception as error:
+    print(which, "refused", type(error).__name__, error)
+"""
+
+
+@pytest.mark.slow
+@fails(AssertionError, "a journal has no lock")
+def test_a_journal_that_another_process_writes_is_refused(tmp_path):
+    path = tmp_path / "run.jsonl"
+    output = output_of(TWO, TWO, path, "first")
+    lines = [line for line in output.splitlines() if line]
+    assert "second refused" in lines[0] and str(path) in lines[0]
+    assert lines[-1] == f"first ended {run(num_steps=4).params.tolist()}"
+    numbers = [line.split(b",")[0] for line in path.read_bytes().splitlines()]
+    assert numbers[1:] == [b'{"step":%d' % i for i in range(4)]
+
+
+TORN = b'{"step":2,"values":[2.9'
+ZEROS = fails(ValueError, "what follows whole lines must begin as a line does")
+
+
+@pytest.mark.parametrize(
+    "end",
+    [slow(TORN), TORN + bytes(512), pytest.param(bytes(4096), marks=ZEROS)],
+    ids=["torn line", "torn line and zeros", "zeros"],
+)
+def test_what_a_loss_of_power_left_is_cut(end, tmp_path):
+    path = tmp_path / "run.jsonl"
+    run(num_steps=2, journal=path)
+    path.write_bytes(path.read_bytes() + end)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        parts = run(num_steps=4, journal=path)
+    assert ["is cut" in str(warning.message) for warning in found] == [True]
+    np.testing.assert_array_equal(parts.params, run(num_steps=4).params)

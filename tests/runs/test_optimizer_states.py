@@ -1,0 +1,65 @@
+"""Optimizers whose states change, and derivatives of a step."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import radazo_jax as zo
+from tests.helpers.short_runs import METHOD, fails, slow, traced
+
+# Their hyperparameters are arrays of float32, which moments in bfloat16 turn to.
+CHANGING = ["adamw", "amsgrad", "lamb", "lion", "nadam", "radam"]
+
+
+def loss(p):
+    return jnp.sum(p["a"].astype(jnp.float32) ** 2) + jnp.sum(p["b"] ** 2)
+
+
+def of_two_dtypes(optimizer):
+    start = {"a": jnp.ones(4, jnp.bfloat16), "b": jnp.ones(4, jnp.float32)}
+    estimator = zo.forward_difference(zo.rademacher(), 2, smoothing=0.1)
+    with jax.numpy_dtype_promotion("standard"):  # As Optax's moments need it.
+        return traced(loss, start, 2, (optimizer, estimator))
+
+
+@fails(AssertionError, "the error is that of lax.while_loop, and names no optimizer")
+@pytest.mark.parametrize("name", ["adam", *map(slow, CHANGING)])
+def test_states_that_change_their_dtype_run_or_are_named(name):
+    optimizer = optax.inject_hyperparams(getattr(optax, name))(learning_rate=1e-3)
+    try:
+        result = of_two_dtypes(optimizer)
+    except TypeError as error:
+        assert "optimizer must" in str(error) and "while_loop" not in str(error)
+    else:
+        assert result.params["a"].dtype == jnp.bfloat16 and len(result.values) == 2
+
+
+@pytest.mark.slow
+def test_states_that_keep_their_dtype_run():
+    assert len(of_two_dtypes(optax.adam(1e-3)).values) == 2
+
+
+REVERSE = fails(ValueError, "a step has a loop, which has no reverse mode")
+
+
+@pytest.mark.parametrize(
+    "derivative", [pytest.param(jax.grad, marks=REVERSE), slow(jax.jacfwd)]
+)
+def test_a_step_of_zo_sgd_is_differentiable(derivative):
+    """By the scale of the start, and by the rate."""
+
+    @jax.jit
+    def final(x):
+        scale, rate = x
+        init, step = zo.solver(lambda p: jnp.sum(p**2), zo.zo_sgd(rate), METHOD[1])
+        state, _ = step(init(scale * jnp.ones(3), jax.random.key(0)))
+        return jnp.sum(state.params**2)
+
+    with jax.enable_x64(True):
+        # Central differences of a quadratic are exact, up to the rounding of the
+        # loss to float32, divided by the distances: 2⁻²⁴ / (5e-3 · 0.05) = 2e-4.
+        x, h = jnp.array([1.0, 0.1]), 0.05
+        expected = [(final(x + h * d) - final(x - h * d)) / (2 * h) for d in jnp.eye(2)]
+        np.testing.assert_allclose(derivative(final)(x), expected, rtol=1e-3)

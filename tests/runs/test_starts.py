@@ -1,0 +1,62 @@
+"""Starting points on, and off, the bounds."""
+
+import jax
+import numpy as np
+import pytest
+
+import radazo_jax as zo
+from tests.helpers.short_runs import METHOD, fails, run, slow, traced, traced_square
+
+
+def asked(start, bounds):
+    """A start of `ask_tell`, whose candidates are evaluated elsewhere."""
+    init, _, _ = zo.ask_tell(*METHOD, bounds=bounds)
+    return init(start, jax.random.key(0)).run
+
+
+def solved(start, bounds):
+    return zo.solver(traced_square, *METHOD, bounds=bounds).init(start, 0)
+
+
+@fails(zo.RunError, "no coordinate has a difference")
+@pytest.mark.parametrize(("call", "size"), [(run, 1), slow(traced, 3)])
+def test_equal_bounds_give_their_point_by_the_default_method(call, size):
+    start = np.full(size, 4, np.float32)
+    result = call(start=start, bounds=(4.0, 4.0), method=())
+    np.testing.assert_array_equal(result.params, start)
+
+
+@pytest.mark.parametrize("call", [run, slow(traced)])
+def test_equal_bounds_give_their_point(call):
+    start = np.full(3, 4, np.float32)
+    result = call(start=start, bounds=(4.0, 4.0))
+    np.testing.assert_array_equal(result.params, start)
+
+
+REFUSED = fails(ValueError, "a start off a bound is refused")
+UP = np.nextafter(np.float32(0.5), np.float32(1))
+
+
+@pytest.mark.parametrize("call", [run, slow(traced), asked, solved])
+@pytest.mark.parametrize("value", [0.5, pytest.param(UP, marks=REFUSED)])
+def test_a_start_off_a_bound_by_rounding_is_clipped(call, value):
+    start = np.array([value, 0.25, 0.25], np.float32)
+    found = np.asarray(call(start=start, bounds=(0.0, 0.5)).params)
+    assert np.all(found <= 0.5) and abs(found[0] - 0.5) < 0.1
+
+
+@REFUSED
+def test_a_start_in_float64_off_a_bound_by_rounding_is_clipped():
+    start = np.array([0.1 + 0.2, 0.2, 0.2])  # The sum is above 0.3.
+    assert np.all(np.asarray(run(start=start, bounds=(0.0, 0.3)).params) <= 0.3)
+
+
+@fails(AssertionError, "the message names the array alone")
+@pytest.mark.parametrize(("value", "bound"), [(1.75, 1.25), (-3.5, -2.25)])
+def test_a_start_far_off_a_bound_is_named(value, bound):
+    """The array, the element, its value and the bound."""
+    start = {"b": np.zeros(2, np.float32), "w": np.zeros(5, np.float32)}
+    start["w"][3] = value
+    with pytest.raises(ValueError, match="params must") as caught:
+        asked(start, (-2.25, 1.25))
+    assert all(word in str(caught.value) for word in ("w", "3", str(value), str(bound)))
