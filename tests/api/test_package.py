@@ -1,4 +1,4 @@
-"""The package as its users meet it: its types, its self-test, its archives."""
+"""The package as its users meet it: its types, its report, its archives."""
 
 import inspect
 import os

@@ -15,6 +15,7 @@ import sys
 import click
 import jax
 import pytest
+
 from benchmarks import gpus, instructions
 
 ROOT = pathlib.Path(__file__).parents[1]

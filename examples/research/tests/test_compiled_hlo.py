@@ -6,12 +6,12 @@ The texts hold for JAX 0.10.2 and its compilers.
 import jax
 import jax.numpy as jnp
 import pytest
-from benchmarks import hlo
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import radazo_jax as zo
+from benchmarks import hlo
 
 WIDTH, ROWS, DEPTH = 32, 16, 3
 EVALUATION = 2 * DEPTH * ROWS * WIDTH**2

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+
 from benchmarks import scaling
 from common import RECORDS
 from common.record import read
