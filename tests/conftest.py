@@ -6,7 +6,6 @@ import pathlib
 
 os.environ["MPLBACKEND"] = "Agg"
 
-import hypothesis
 import jax
 
 # Modules live to the end, so that searching them for garbage is lost time.
@@ -16,14 +15,6 @@ gc.disable()
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-
-# Compiling takes longer than Hypothesis' deadline, and a failure that depends
-# on the day is no use: the same examples every time, and none kept.
-hypothesis.settings.register_profile(
-    "radazo_jax", database=None, deadline=None, derandomize=True
-)
-hypothesis.settings.load_profile("radazo_jax")
-
 
 # For programs that run once. XLA ends the process at a flag that it does not know, and
 # two of these are not documented: one halves the time of a compilation, and the other

@@ -126,12 +126,6 @@ def test_how_the_coordinates_are_cut_into_leaves_does_not_matter(name):
         assert_same_draws(name, flat(draw(distribution, seed, tree)), one)
 
 
-def test_leaves_of_one_shape_differ():
-    tree = {"a": jnp.zeros(50), "b": jnp.zeros(50)}
-    u = draw(zo.gaussian(), 0, tree)
-    assert not (u["a"] == u["b"]).any()
-
-
 def test_a_direction_is_small_whatever_the_parameters(distribution):
     small, large = (
         jax.eval_shape(
