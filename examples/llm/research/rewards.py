@@ -198,6 +198,21 @@ def cpu_minutes(rows: Sequence[dict[str, Any]]) -> str:
     return f"{statistics.mean(spent) / 60:.1f}" if spent else ""
 
 
+def searched(content: dict[str, Any]) -> list[list[str]]:
+    """The rows of the search."""
+    return [
+        [
+            NAMES[row["method"]],
+            f"{row['learning_rate']:g}",
+            f"{row['other']:g}",
+            f"{row['evaluations'][-1][1]:.3f}",
+            "" if row["cpu_s"] is None else str(row["cpu_s"]),
+        ]
+        for row in content["rows"]
+        if not row["seed"]
+    ]
+
+
 def tables(content: dict[str, Any]) -> list[Table]:
     ends, along = [], []
     for method, rows in of_runs(content).items():
@@ -222,17 +237,6 @@ def tables(content: dict[str, Any]) -> list[Table]:
                     *(spread([x[i] for x in at], 2) for i in (1, 2, 3)),
                 ]
             )
-    search = [
-        [
-            NAMES[row["method"]],
-            f"{row['learning_rate']:g}",
-            f"{row['other']:g}",
-            f"{row['evaluations'][-1][1]:.3f}",
-            "" if row["cpu_s"] is None else str(row["cpu_s"]),
-        ]
-        for row in content["rows"]
-        if not row["seed"]
-    ]
     said = [
         [NAMES[method], str(row["evaluations"][at][0]), f"`{line}`"]
         for method, (row, *_) in of_runs(content).items()
@@ -259,7 +263,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
         Table(
             "The search, with one seed: held-out reward at the end",
             ["method", "η", "σ, or replies to a prompt", "reward", "CPU seconds"],
-            search,
+            searched(content),
         ),
         Table("Replies of a run", ["method", "step", "reply (reward)"], said),
     ]  # fmt: skip
