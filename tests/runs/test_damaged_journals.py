@@ -1,13 +1,48 @@
 """Journals that no run writes."""
 
+import pickle
 import tracemalloc
 import zlib
 
+import numpy as np
 import pytest
 
-from . import targets
-from .mutate import PICKLE
-from .refusals import DEEP, refused
+import radazo_jax as zo
+
+START = np.zeros(6, np.float32)
+OPTIMIZER = zo.radazo(3e-2)
+ESTIMATOR = zo.forward_difference(num_directions=3, smoothing=0.5)
+DEEP = b"[" * 10**5 + b"]" * 10**5
+
+
+class Planted:
+    """If a pickle of it is ever read, the reading process ends."""
+
+    def __reduce__(self):
+        return exit, ("a pickle was read",)
+
+
+PICKLE = pickle.dumps(Planted())
+
+
+def write_journal(folder):
+    zo.minimize_black_box(
+        lambda x: float(np.sum((x - 1) ** 2)),
+        *(START, OPTIMIZER, ESTIMATOR, 6, 0),
+        journal=folder / "run.jsonl",
+        progress=False,
+    )
+
+
+def replay(folder):
+    return zo.replay(folder / "run.jsonl", START, OPTIMIZER, ESTIMATOR).params
+
+
+def refused(read, *arguments, match):
+    with pytest.raises(ValueError, match=match) as error:
+        read(*arguments)
+    assert len(str(error.value).splitlines()) == 1
+    assert len(str(error.value)) < 1000
 
 
 def lines_of(path):
@@ -41,7 +76,7 @@ JOURNALS = {
 @pytest.fixture(scope="module")
 def journal(tmp_path_factory):
     folder = tmp_path_factory.mktemp("journal")
-    targets.write_journal(folder)
+    write_journal(folder)
     return folder / "run.jsonl"
 
 
@@ -51,7 +86,7 @@ def test_steps_that_no_run_writes_are_refused(steps, journal, tmp_path):
     head, *_ = lines_of(journal)
     (tmp_path / "run.jsonl").write_bytes(with_checksums([head, *steps]))
     match = "is damaged in line 2: it is not what a run writes"
-    refused(targets.replay, tmp_path, match=match)
+    refused(replay, tmp_path, match=match)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +110,7 @@ def test_runs_that_cannot_be_are_refused(change, journal, tmp_path):
         with_checksums([first + change[1] + last, *steps])
     )
     match = "is damaged in line 1: it is not what a run writes"
-    refused(targets.replay, tmp_path, match=match)
+    refused(replay, tmp_path, match=match)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +129,7 @@ def test_what_is_no_journal_is_not_overwritten(
     path = tmp_path / "run.jsonl"
     before = journal.read_bytes() if before is None else before
     path.write_bytes(before + content)
-    refused(targets.write_journal, tmp_path, match=match)
+    refused(write_journal, tmp_path, match=match)
     assert path.read_bytes() == before + content
 
 
@@ -104,7 +139,7 @@ def test_a_line_that_does_not_end_takes_bounded_memory(tmp_path):
         file.truncate(2**36)  # The file is sparse, so it takes no space on the disk.
     tracemalloc.start()
     try:
-        refused(targets.replay, tmp_path, match="must be a file that a run wrote")
+        refused(replay, tmp_path, match="must be a file that a run wrote")
         assert tracemalloc.get_traced_memory()[1] < 1 << 30
     finally:
         tracemalloc.stop()
