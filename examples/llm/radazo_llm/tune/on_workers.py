@@ -1,6 +1,6 @@
 """A run on workers that hold the model, to which only numbers are sent.
 
-    python -m examples.apps.llm.main --model MODEL … --workers tcp://scheduler:8786
+    radazo-llm tune --model MODEL … --workers tcp://scheduler:8786
 
 Each worker reads the model and the data from the same paths on its own machine. The
 machine of this program measures the model before and after the run.
