@@ -14,6 +14,7 @@ from filelock import FileLock
 
 from radazo_llm.formats import find, weights
 from radazo_llm.models import quantization
+from radazo_llm.tune import command
 from research.faults.compare import compare
 
 from .. import tiny
@@ -147,6 +148,18 @@ def test_a_bad_model_in_gguf_is_one_line(job, tmp_path, capsys):
         tiny.command(*_arguments(job, tmp_path / "run", "--model", str(tmp_path)))
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "model.Q4_K.gguf must be a complete GGUF file: it ends within" in line
+
+
+def test_an_interrupted_run_says_how_to_continue(job, tmp_path, monkeypatch, capsys):
+    def interrupted(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "tune", interrupted)
+    with pytest.raises(SystemExit) as error:
+        tiny.command(*_arguments(job, tmp_path))
+    assert error.value.code == 130
+    said = capsys.readouterr().err.strip()
+    assert said == "radazo-llm: interrupted; --resume continues from its checkpoint"
 
 
 def test_a_prompt_longer_than_the_context_is_refused(job, tmp_path, capsys):
