@@ -27,12 +27,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 from flax import nnx
 
+import radazo_jax as zo
 from radazo_llm.formats import weights
 from radazo_llm.reward import log as reward_log
 from radazo_llm.reward import rewards
 from radazo_llm.reward import run as reward_run
 from radazo_llm.reward.settings import Settings
-from radazo_llm.reward.task import Task, steps_done
+from radazo_llm.reward.task import JOURNAL, Task, steps_done
 from radazo_llm.tune.checkpoint import locked
 from research import common, grpo, warm_up
 from research.common import Table, numbers
@@ -104,10 +105,18 @@ def measured(model: warm_up.Settings, **case: Any) -> dict[str, Any]:
         spent = round(process_time() - begin)
         row = {"cpu_s": None if resumed else spent, **row_of(folder)}
         if population and case["seed"]:
-            again = reward_run.replayed(chosen, make_task(pool), folder)
+            again = replayed(chosen, make_task(pool), folder)
             equal = jax.tree.map(np.array_equal, again, params)
             row["replayed"] = all(jax.tree.leaves(equal))
     return row
+
+
+def replayed(settings: Settings, task: Task, folder: Path) -> Any:
+    """The tuned parameters, from the rewards in the journal: nothing is written."""
+    fun, sample = reward_run.program(settings, task)
+    method = settings.optimizer(), settings.estimator()
+    kinds = {"evaluator": reward_run.POPULATION, "sample": sample}
+    return zo.replay(folder / JOURNAL, task.params, *method, fun=fun, **kinds).params
 
 
 def num_weights(model: warm_up.Settings) -> int:

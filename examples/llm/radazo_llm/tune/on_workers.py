@@ -117,7 +117,7 @@ def connected(workers: str) -> Iterator[Any]:
         with Client(workers) as client:
             yield client
         return
-    options = {"threads_per_worker": 1, "dashboard_address": ":0"}
+    options = {"threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
     with (
         LocalCluster(n_workers=int(workers), **options) as cluster,
         Client(cluster) as client,

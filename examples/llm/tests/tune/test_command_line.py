@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from radazo_llm.formats import find, weights
 from radazo_llm.models import quantization
-from radazo_llm.tune import command
+from radazo_llm.tune import command, on_workers
 from research.faults.compare import compare
 
 from .. import tiny
@@ -249,6 +249,19 @@ def test_one_flag_runs_on_workers(job, tmp_path, capsys):
     model = tiny.model()
     weights.load_adapters(model, tmp_path / "out")
     assert float(abs(model.layers.q_proj.lora.lora_b[...]).max()) > 0
+
+
+@pytest.mark.slow
+def test_processes_of_this_machine_listen_to_it_alone():
+    pytest.importorskip("distributed")
+    with on_workers.connected("1") as client:
+        about = client.scheduler_info()
+        ports = [about["address"], *about["workers"]]
+        assert all(address.startswith("tcp://127.0.0.1:") for address in ports)
+        assert client.dashboard_link.startswith("http://127.0.0.1:")
+        (server,) = {s.http_server for s in [client.cluster.scheduler]}
+        bound = {s.getsockname()[0] for s in server._sockets.values()}
+        assert bound == {"127.0.0.1"}
 
 
 def test_runs_on_workers_have_fewer_settings(job, tmp_path, capsys):
