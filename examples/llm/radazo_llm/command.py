@@ -44,6 +44,8 @@ class Commands(click.Group):
         """Runs a command; errors in its input become click's."""
         try:
             return super().invoke(context)
+        except (click.exceptions.Exit, click.Abort):
+            raise  # A RuntimeError too.
         except (ValueError, OSError, FloatingPointError) as error:
             raise _told(context, error) from error
         except RuntimeError as error:
@@ -154,6 +156,34 @@ def tune(task: str, **options: Any) -> None:
 
     settings = _settings(TuneSettings, options, objective=data.TASKS[task].objective)
     command.tune(settings, task=task, **options)
+
+
+@radazo_llm.command()
+@MODEL
+@click.option(
+    "--length",
+    type=click.IntRange(1),
+    default=128,
+    show_default=True,
+    help="Tokens of an example.",
+)
+@click.option(
+    "--examples",
+    type=click.IntRange(1),
+    default=1500,
+    show_default=True,
+    help="To train on and to evaluate.",
+)
+@DTYPE
+@settings_of(TuneSettings, without=("objective",))
+def plan(**options: Any) -> None:
+    """Prints the memory and the disk that `tune` takes here with these settings.
+
+    Programs are compiled for the present backend. Nothing is run.
+    """
+    from radazo_llm.tune.plan import plan
+
+    plan(_settings(TuneSettings, options), **options)
 
 
 @radazo_llm.command()

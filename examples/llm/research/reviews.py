@@ -238,9 +238,10 @@ def spread(values: Sequence[float], number: str) -> str:
     return f"{mean.removesuffix('%')} ± {format(statistics.stdev(values), number)}"
 
 
-def tables(content: dict[str, Any]) -> list[Table]:
+def before(content: dict[str, Any]) -> list[list[str]]:
+    """The rows of the untuned model."""
     first = untuned(content)
-    ends = [
+    return [
         [
             name,
             "",
@@ -255,6 +256,25 @@ def tables(content: dict[str, Any]) -> list[Table]:
             ("untuned, threshold at the median score", "calibrated"),
         )
     ]
+
+
+def searched(content: dict[str, Any]) -> list[list[str]]:
+    """The rows of the search for η."""
+    return [
+        [
+            NAMES[row["method"]],
+            f"{row['learning_rate']:g}",
+            f"{row['evaluations'][-1]['passes']:,}",
+            f"{row['evaluations'][-1]['dev_loss']:.3f}",
+            f"{row['evaluations'][-1]['dev_accuracy']:.1%}",
+        ]
+        for row in content["rows"]
+        if not row["seed"]
+    ]
+
+
+def tables(content: dict[str, Any]) -> list[Table]:
+    ends = before(content)
     along = []
     for (method, _), rows in of_runs(content).items():
         last = [row["evaluations"][-1] for row in rows]
@@ -280,17 +300,6 @@ def tables(content: dict[str, Any]) -> list[Table]:
                     spread([x["dev_accuracy"] for x in at], ".1%"),
                 ]
             )
-    search = [
-        [
-            NAMES[row["method"]],
-            f"{row['learning_rate']:g}",
-            f"{row['evaluations'][-1]['passes']:,}",
-            f"{row['evaluations'][-1]['dev_loss']:.3f}",
-            f"{row['evaluations'][-1]['dev_accuracy']:.1%}",
-        ]
-        for row in content["rows"]
-        if not row["seed"]
-    ]
     return [
         Table(
             "Accuracy after each run, mean ± standard deviation over seeds",
@@ -313,7 +322,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
         Table(
             "The search for η, with one seed",
             ["method", "η", "passes", "validation loss", "validation accuracy"],
-            search,
+            searched(content),
         ),
     ]
 

@@ -27,12 +27,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 from flax import nnx
 
+import radazo_jax as zo
 from radazo_llm.formats import weights
 from radazo_llm.reward import log as reward_log
 from radazo_llm.reward import rewards
 from radazo_llm.reward import run as reward_run
 from radazo_llm.reward.settings import Settings
-from radazo_llm.reward.task import Task, steps_done
+from radazo_llm.reward.task import JOURNAL, Task, steps_done
 from radazo_llm.tune.checkpoint import locked
 from research import common, grpo, warm_up
 from research.common import Table, numbers
@@ -104,10 +105,18 @@ def measured(model: warm_up.Settings, **case: Any) -> dict[str, Any]:
         spent = round(process_time() - begin)
         row = {"cpu_s": None if resumed else spent, **row_of(folder)}
         if population and case["seed"]:
-            again = reward_run.replayed(chosen, make_task(pool), folder)
+            again = replayed(chosen, make_task(pool), folder)
             equal = jax.tree.map(np.array_equal, again, params)
             row["replayed"] = all(jax.tree.leaves(equal))
     return row
+
+
+def replayed(settings: Settings, task: Task, folder: Path) -> Any:
+    """The tuned parameters, from the rewards in the journal: nothing is written."""
+    fun, sample = reward_run.program(settings, task)
+    method = settings.optimizer(), settings.estimator()
+    kinds = {"evaluator": reward_run.POPULATION, "sample": sample}
+    return zo.replay(folder / JOURNAL, task.params, *method, fun=fun, **kinds).params
 
 
 def num_weights(model: warm_up.Settings) -> int:
@@ -198,6 +207,21 @@ def cpu_minutes(rows: Sequence[dict[str, Any]]) -> str:
     return f"{statistics.mean(spent) / 60:.1f}" if spent else ""
 
 
+def searched(content: dict[str, Any]) -> list[list[str]]:
+    """The rows of the search."""
+    return [
+        [
+            NAMES[row["method"]],
+            f"{row['learning_rate']:g}",
+            f"{row['other']:g}",
+            f"{row['evaluations'][-1][1]:.3f}",
+            "" if row["cpu_s"] is None else str(row["cpu_s"]),
+        ]
+        for row in content["rows"]
+        if not row["seed"]
+    ]
+
+
 def tables(content: dict[str, Any]) -> list[Table]:
     ends, along = [], []
     for method, rows in of_runs(content).items():
@@ -222,17 +246,6 @@ def tables(content: dict[str, Any]) -> list[Table]:
                     *(spread([x[i] for x in at], 2) for i in (1, 2, 3)),
                 ]
             )
-    search = [
-        [
-            NAMES[row["method"]],
-            f"{row['learning_rate']:g}",
-            f"{row['other']:g}",
-            f"{row['evaluations'][-1][1]:.3f}",
-            "" if row["cpu_s"] is None else str(row["cpu_s"]),
-        ]
-        for row in content["rows"]
-        if not row["seed"]
-    ]
     said = [
         [NAMES[method], str(row["evaluations"][at][0]), f"`{line}`"]
         for method, (row, *_) in of_runs(content).items()
@@ -259,7 +272,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
         Table(
             "The search, with one seed: held-out reward at the end",
             ["method", "η", "σ, or replies to a prompt", "reward", "CPU seconds"],
-            search,
+            searched(content),
         ),
         Table("Replies of a run", ["method", "step", "reply (reward)"], said),
     ]  # fmt: skip

@@ -115,6 +115,12 @@ def _train(settings: Settings, tokenizer: Tokenizer) -> OPT:
     return model
 
 
+def without_carry(question: str) -> str:
+    """The answer to a sum of one who forgets to carry the one to the tens."""
+    a, b = map(int, question.removesuffix("=").split("+"))
+    return str(a + b - 10 * (a % 10 + b % 10 > 9))
+
+
 def solved(
     tokenizer: Tokenizer, settings: Settings, seed: int, end: int
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -127,7 +133,7 @@ def solved(
         question = tokenizer.encode(problem.question).ids
         answer = problem.columns["answer"]
         if forgets[i]:
-            answer = problems.without_carry(problem.question)
+            answer = without_carry(problem.question)
         row = [*question, *tokenizer.encode(answer, add_special_tokens=False).ids, end]
         tokens[i, : len(row)] = row
         mask[i, len(question) - 1 : len(row) - 1] = 1

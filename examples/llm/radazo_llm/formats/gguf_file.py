@@ -5,6 +5,10 @@
 
 Only the header is parsed. Data of tensors is mapped, and read when it is used. Every
 size is compared with the length of the file before memory is allocated for it.
+
+`gguf.GGUFReader` does not compare them: a file of 44 bytes whose array has 2⁴⁰ elements
+takes memory until none is left, and a text that the file cuts is accepted. It reads
+lists element by element, in 5 s and 167 MiB for SmolLM2, where this takes 0.5 s and 11.
 """
 
 import math

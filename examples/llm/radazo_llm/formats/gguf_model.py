@@ -206,7 +206,11 @@ def _stored(tensor: gguf_file.Tensor, rows: np.ndarray | None, offset: float) ->
         return data if rows is None else data[rows]
 
     def read() -> np.ndarray:
-        return gguf_file.values(kind, ordered()).reshape(shape) - np.float32(offset)
+        with np.errstate(
+            invalid="ignore", over="ignore"
+        ):  # Scales that are no numbers.
+            values = gguf_file.values(kind, ordered()).reshape(shape)
+            return values - np.float32(offset)
 
     if kind not in gguf_file.BLOCK_KINDS:
         return Stored("F32", shape, read)

@@ -50,6 +50,24 @@ class _Loop(NamedTuple):
     cache: Cache
 
 
+def _with_token(
+    replies: Replies, token: jax.Array, number: jax.Array, ends: jax.Array
+) -> Replies:
+    """The replies with another token, at place `number`."""
+    is_end = jnp.any(token[:, None] == ends[None], axis=1)
+    alive = ~replies.ended & ~is_end
+    kept = jnp.where(alive, token, 0)[:, None]
+    tokens = lax.dynamic_update_slice(replies.tokens, kept, (jnp.int32(0), number))
+    return Replies(tokens, replies.lengths + alive.astype(jnp.int32), ~alive)
+
+
+def _without_padding(cache: Cache, lengths: jax.Array) -> Cache:
+    """The cache after prompts, without what follows them, which no token sees."""
+    padding = cache.positions >= lengths[:, None]
+    positions = jnp.where(padding, EMPTY, cache.positions)
+    return dataclasses.replace(cache, positions=positions)
+
+
 def generate_tokens(
     model: LanguageModel,
     prompts: jax.Array,
@@ -105,37 +123,24 @@ def generate_tokens(
         count = jnp.sum(alive, dtype=jnp.int32)
         return (lax.psum(count, names) if names else count) > 0
 
-    def with_token(replies: Replies, token: jax.Array, number: jax.Array) -> Replies:
-        is_end = jnp.any(token[:, None] == ends[None], axis=1)
-        alive = ~replies.ended & ~is_end
-        kept = jnp.where(alive, token, 0)[:, None]
-        tokens = lax.dynamic_update_slice(replies.tokens, kept, (jnp.int32(0), number))
-        return Replies(tokens, replies.lengths + alive.astype(jnp.int32), ~alive)
-
     def body(loop: _Loop) -> _Loop:
         at = before + lengths + loop.number
         x, cache = model.run(model.embed(loop.token[:, None]), at, loop.cache)
         number = loop.number + 1
         token = choose(x[:, 0], number)
-        replies = with_token(loop.replies, token, number)
+        replies = _with_token(loop.replies, token, number, ends)
         return _Loop(number, any_left(~replies.ended), token, replies, cache)
 
     x = model.after_prompt(model.embed(prompts))
     x, cache = model.run(x, 0, model.empty_cache(batch, total))
-    # What follows a prompt is padding, which no token sees.
-    padding = cache.positions >= (before + lengths)[:, None]
-    positions = jnp.where(padding, EMPTY, cache.positions)
-    cache = dataclasses.replace(cache, positions=positions)
+    cache = _without_padding(cache, before + lengths)
     last = (before + lengths - 1)[:, None, None]
     hidden = jnp.take_along_axis(x, last, axis=1)[:, 0]
     zero = jnp.int32(0)
     token = choose(hidden, zero)
-    empty = Replies(
-        jnp.zeros((batch, num_tokens), jnp.int32),
-        jnp.zeros(batch, jnp.int32),
-        jnp.zeros(batch, bool),
-    )
-    replies = with_token(empty, token, zero)
+    counts = jnp.zeros(batch, jnp.int32)
+    empty = Replies(jnp.zeros((batch, num_tokens), jnp.int32), counts, counts > 0)
+    replies = _with_token(empty, token, zero, ends)
     start = _Loop(zero, any_left(~replies.ended), token, replies, cache)
     return lax.while_loop(
         lambda loop: loop.goes_on & (loop.number < num_tokens - 1), body, start

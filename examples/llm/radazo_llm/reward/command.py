@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -56,6 +57,8 @@ def train(
     Raises:
       ValueError: If an argument is wrong, or the folder has another run.
     """
+    # An installed command does not look for modules in the present folder.
+    sys.path.append(str(Path.cwd()))
     by_name = weights_of(given or ["answer=1" if task == "sum" else "gym=1"])
     folder = find.model(model)
     weights.read_config(folder)  # Its errors come before others.

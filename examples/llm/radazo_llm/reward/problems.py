@@ -72,12 +72,6 @@ def _sum(rng: random.Random, held_out: bool) -> Problem:
     return Problem(f"{a}+{b}=", {"answer": str(a + b)})
 
 
-def without_carry(question: str) -> str:
-    """The answer to a sum of one who forgets to carry the one to the tens."""
-    a, b = map(int, question.removesuffix("=").split("+"))
-    return str(a + b - 10 * (a % 10 + b % 10 > 9))
-
-
 def columns(problems: Sequence[Problem]) -> dict[str, list[Any]]:
     """The columns of several problems."""
     return {name: [p.columns[name] for p in problems] for name in problems[0].columns}

@@ -105,11 +105,3 @@ def run(settings: Settings, task: Task, folder: Path) -> Any:
     if result.stopped == "num_steps":
         task.measure(result.params, settings.num_steps)
     return result.params
-
-
-def replayed(settings: Settings, task: Task, folder: Path) -> Any:
-    """The tuned parameters, from the rewards in the journal: nothing is written."""
-    fun, sample = program(settings, task)
-    method = settings.optimizer(), settings.estimator()
-    kinds = {"evaluator": POPULATION, "sample": sample}
-    return zo.replay(folder / JOURNAL, task.params, *method, fun=fun, **kinds).params

@@ -110,7 +110,9 @@ class Server:
     def _post(self, endpoint: str, body: Mapping[str, Any]) -> bytes:
         url = f"{self.url}/v1/{endpoint}"
         try:
-            code, answer = _in_thread(self._answer(url, json.dumps(body)))
+            code, answer = _in_thread(
+                self._answer(url, json.dumps(body)), self.timeout + 1
+            )
         except TimeoutError:
             raise TimeoutError(
                 f"{url} timed out: an answer must be complete in {self.timeout:g} s"
@@ -150,8 +152,12 @@ def _certificates() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def _in_thread(work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of a coroutine; the caller may be in a loop of its own."""
+def _in_thread(work: Coroutine[Any, Any, Any], seconds: float) -> Any:
+    """The result of a coroutine; the caller may be in a loop of its own.
+
+    The thread is left behind after so many seconds. A name server that does not answer
+    cannot be interrupted.
+    """
     found: list[Any] = []
 
     def run() -> None:
@@ -162,7 +168,9 @@ def _in_thread(work: Coroutine[Any, Any, Any]) -> Any:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join()
+    thread.join(seconds)
+    if not found:
+        raise TimeoutError
     if isinstance(found[0], Exception):
         raise found[0]
     return found[0]

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-_KEPT = 2
+KEPT = 2  # Checkpoints of a run.
 
 
 @contextlib.contextmanager
@@ -49,7 +49,7 @@ def opened(folder: Path, *, create: bool = True) -> Iterator[ocp.CheckpointManag
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     if getattr(sys.unraisablehook, "func", None) is not _told:
         sys.unraisablehook = functools.partial(_told, sys.unraisablehook)
-    options = ocp.CheckpointManagerOptions(max_to_keep=_KEPT, create=create)
+    options = ocp.CheckpointManagerOptions(max_to_keep=KEPT, create=create)
     kinds = ocp.PyTreeCheckpointHandler(), ocp.JsonCheckpointHandler()
     handlers = dict(zip(("state", "about"), kinds, strict=True))
     made = ocp.CheckpointManager(

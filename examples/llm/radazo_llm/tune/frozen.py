@@ -55,7 +55,8 @@ def split(model: LanguageModel, last: int) -> tuple[LanguageModel, LanguageModel
         if path[0] == "layers":
             cut = number - last
             parts = jax.block_until_ready((value[:cut], value[cut:]))
-            value.delete()  # At most one leaf is in memory twice.
+            if not isinstance(value, jax.core.Tracer):
+                value.delete()  # At most one leaf is in memory twice.
         first[path], second[path] = map(variable.replace, parts)
     cuts = slice(0, number - last), slice(number - last, number)
     return tuple(

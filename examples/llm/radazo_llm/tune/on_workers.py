@@ -1,6 +1,6 @@
 """A run on workers that hold the model, to which only numbers are sent.
 
-    python -m examples.apps.llm.main --model MODEL … --workers tcp://scheduler:8786
+    radazo-llm tune --model MODEL … --workers tcp://scheduler:8786
 
 Each worker reads the model and the data from the same paths on its own machine. The
 machine of this program measures the model before and after the run.
@@ -117,7 +117,7 @@ def connected(workers: str) -> Iterator[Any]:
         with Client(workers) as client:
             yield client
         return
-    options = {"threads_per_worker": 1, "dashboard_address": ":0"}
+    options = {"threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
     with (
         LocalCluster(n_workers=int(workers), **options) as cluster,
         Client(cluster) as client,

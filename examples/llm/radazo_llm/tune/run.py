@@ -83,74 +83,37 @@ def run(
         `resume` is False, or another run than the one to resume, or damaged files.
       FloatingPointError: If the loss is not finite.
     """
-    sizes = settings.batch_sizes()
-    if sizes.max() > len(train.label):
-        raise ValueError(
-            f"batch_size must be at most {len(train.label)}, the number of examples; "
-            f"got {sizes.max()}."
-        )
-    description = dataclasses.asdict(settings) | {
-        "base model": checkpoint.checksum(_heads(nnx.state(model))),
-        "data": checkpoint.checksum(_heads((train, dev))),
-    }
+    sizes = _sizes(settings, len(train.label))
+    description = _description(settings, model, (train, dev))
     splits = {"train": train, "dev": dev} | ({} if test is None else {"test": test})
     if settings.last_layers and frozen_folder is None:
         frozen_folder = Path(folder or tempfile.mkdtemp()) / "frozen"
     model, parts = prepared(settings, model, splits, frozen_folder)
-    measured = parts
-    if eval_examples is not None:
-        share = eval_examples / len(train.label)
-        measured = parts | {"train": [some(part, share) for part in parts["train"]]}
+    share = 1.0 if eval_examples is None else eval_examples / len(train.label)
+    measured = parts | {"train": [some(part, share) for part in parts["train"]]}
     feed = Feed(parts["train"], settings.seed, sizes)
     job, state = start(settings, model)
     # On a named device, like restored arrays, so that both use one program.
     job, state = jax.device_put((job, state), jax.devices()[0])
-    data, end, rows = measured, settings.num_steps, []
+    rows: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
         checkpoints = None
         if folder is not None:
             checkpoints = stack.enter_context(checkpoint.opened(folder / CHECKPOINTS))
-            if (last := checkpoints.latest_step()) is not None and not resume:
-                raise ValueError(
-                    f"{folder} has a run of {last} steps: resume it (--resume), or "
-                    "choose another folder (--output)."
-                )
-            fixed = settings.schedule == "constant" and not settings.final_batch_size
-            free = FREE if fixed else FREE[1:]
+            _refuse_another(checkpoints, folder, resume)
+            free = _free(settings)
             saved = checkpoint.restore(checkpoints, state, description, free)
-            if saved is not None:
-                state, rows = saved
-        first = int(state.step)
-        bar = stack.enter_context(
-            tqdm(desc=label, initial=first, total=end, unit="step")
-        )
-        shown: dict[str, str] = {}
-        path = f"{folder}/{METRICS}" if folder else os.devnull
-        # What follows the checkpoint is of a run that was cut.
-        file = stack.enter_context(open(path, "w", encoding="utf-8", buffering=1))
-        file.writelines(f"{json.dumps(row)}\n" for row in rows)
-        seconds = Seconds(clock, rows)
-        board = SummaryWriter(
-            f"{folder}/tensorboard", purge_step=first, write_to_disk=folder is not None
-        )
-        stack.enter_context(board)
-
-        def report(step: int, values: dict[str, float]) -> None:
-            rows.append({"step": step} | values | seconds())
-            print(json.dumps(rows[-1]), file=file)
-            for name, value in values.items():
-                board.add_scalar(name, value, step)
-                if name in ("loss", "train_loss"):
-                    shown[name] = f"{value:.4f}"
-
+            state, rows = saved or (state, rows)
+        first, end = int(state.step), settings.num_steps
+        report = stack.enter_context(Report(folder, rows, first, end, label, clock))
         for step in range(first, end + 1):
             # What was done before a checkpoint is not done again after it.
             at_end, resumed = step == end, step == first > 0
             wanted = step % settings.eval_every == 0 and (step > 0 or eval_first)
             if not resumed and (wanted or at_end):
-                names = [n for n in data if n != "test" or step == 0 or at_end]
-                chosen = {name: data[name] for name in names}
-                with seconds.stopped():
+                names = [n for n in measured if n != "test" or step == 0 or at_end]
+                chosen = {name: measured[name] for name in names}
+                with report.seconds.stopped():
                     found = measure(settings, job, state, chosen, step == 0)
                 report(step, found)
             due = step > first and (step % settings.checkpoint_every == 0 or at_end)
@@ -160,22 +123,115 @@ def run(
             if at_end:
                 break
             batch = feed(step)
-            rate = np.float32(settings.learning_rate_at(step))
-            job = job.replace(learning_rate=jax.device_put(rate, jax.devices()[0]))
-            state, loss = train_step(job, state, batch)
-            if not math.isfinite(loss):
-                raise FloatingPointError(
-                    f"the loss must be finite; got {loss} at step {step}: a smaller "
-                    "learning rate may help."
-                )
-            report(step, {"loss": float(loss)})
-            rate = settings.num_evaluations * (bar.format_dict["rate"] or 0.0)
-            shown["tokens/s"] = f"{rate * math.prod(batch.tokens.shape[:3]):,.0f}"
-            shown["evaluations/s"] = f"{rate:.3g}"
-            bar.set_postfix(shown, refresh=False)
-            bar.update()
+            state, loss = _stepped(settings, job, state, step, batch)
+            report(step, {"loss": loss})
+            report.advance(settings.num_evaluations, math.prod(batch.tokens.shape[:3]))
     model = nnx.merge(job.graphdef, state.params, job.rest)
     return Result(model, state, [row for row in rows if "train_loss" in row])
+
+
+def _sizes(settings: Settings, number: int) -> np.ndarray:
+    """The number of examples of each step."""
+    sizes = settings.batch_sizes()
+    if sizes.max() > number:
+        raise ValueError(
+            f"batch_size must be at most {number}, the number of examples; "
+            f"got {sizes.max()}."
+        )
+    return sizes
+
+
+def _description(settings: Settings, model: Any, data: Any) -> dict[str, Any]:
+    """What decides a run."""
+    return dataclasses.asdict(settings) | {
+        "base model": checkpoint.checksum(_heads(nnx.state(model))),
+        "data": checkpoint.checksum(_heads(data)),
+    }
+
+
+def _refuse_another(checkpoints: Any, folder: Path, resume: bool) -> None:
+    last = checkpoints.latest_step()
+    if last is not None and not resume:
+        raise ValueError(
+            f"{folder} has a run of {last} steps: resume it (--resume), or "
+            "choose another folder (--output)."
+        )
+
+
+def _free(settings: Settings) -> tuple[str, ...]:
+    """The settings that may change when a run is resumed."""
+    fixed = settings.schedule == "constant" and not settings.final_batch_size
+    return FREE if fixed else FREE[1:]
+
+
+def _stepped(
+    settings: Settings, job: Any, state: State, step: int, batch: Batch
+) -> tuple[State, float]:
+    rate = np.float32(settings.learning_rate_at(step))
+    job = job.replace(learning_rate=jax.device_put(rate, jax.devices()[0]))
+    state, loss = train_step(job, state, batch)
+    if not math.isfinite(loss):
+        raise FloatingPointError(
+            f"the loss must be finite; got {loss} at step {step}: a smaller "
+            "learning rate may help."
+        )
+    return state, float(loss)
+
+
+class Report(contextlib.ExitStack):
+    """The metrics of a run: in a file, for TensorBoard, and next to a bar.
+
+    Args:
+      folder: The folder of the files, if there are any.
+      rows: The rows of metrics so far, to which others are added.
+      first: The first step.
+      end: The last step.
+      label: The text of the progress bar.
+      clock: As of `run`.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        rows: list[dict[str, Any]],
+        first: int,
+        end: int,
+        label: str,
+        clock: Callable[[], float] | None,
+    ) -> None:
+        super().__init__()
+        self.rows, self.seconds = rows, Seconds(clock, rows)
+        self.shown: dict[str, str] = {}
+        self.bar = self.enter_context(
+            tqdm(desc=label, initial=first, total=end, unit="step")
+        )
+        path = f"{folder}/{METRICS}" if folder else os.devnull
+        # What follows the checkpoint is of a run that was cut.
+        file = open(path, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
+        self.file = self.enter_context(file)
+        self.file.writelines(f"{json.dumps(row)}\n" for row in rows)
+        writes = folder is not None
+        self.board = self.enter_context(
+            SummaryWriter(
+                f"{folder}/tensorboard", purge_step=first, write_to_disk=writes
+            )
+        )
+
+    def __call__(self, step: int, values: dict[str, float]) -> None:
+        self.rows.append({"step": step} | values | self.seconds())
+        print(json.dumps(self.rows[-1]), file=self.file)
+        for name, value in values.items():
+            self.board.add_scalar(name, value, step)
+            if name in ("loss", "train_loss"):
+                self.shown[name] = f"{value:.4f}"
+
+    def advance(self, evaluations: int, tokens: int) -> None:
+        """Moves the bar by a step of so many evaluations, of so many tokens each."""
+        rate = evaluations * (self.bar.format_dict["rate"] or 0.0)
+        self.shown["tokens/s"] = f"{rate * tokens:,.0f}"
+        self.shown["evaluations/s"] = f"{rate:.3g}"
+        self.bar.set_postfix(self.shown, refresh=False)
+        self.bar.update()
 
 
 def prepared(

@@ -120,6 +120,20 @@ def read_adapters(folder: pathlib.Path) -> Any:
     return model
 
 
+def write_gguf(folder: pathlib.Path) -> None:
+    shutil.copy(GOLDEN / "gguf" / "llama.gguf", folder / "model.gguf")
+
+
+def read_header(folder: pathlib.Path) -> Any:
+    path = folder / "model.gguf"
+    ids = tokenizers.load(path).encode("a good day. It was terrible").ids
+    return weights.read_config(path), ids
+
+
+def read_gguf(folder: pathlib.Path) -> Any:
+    return weights.load(folder / "model.gguf", dtype=jnp.float32)
+
+
 def read_model(folder: pathlib.Path) -> Any:
     return weights.load(folder, dtype=jnp.float32)
 
@@ -205,6 +219,8 @@ TARGETS = {
     ),
     "safetensors": Target(write_model, "*", read_model, 2),
     "safetensors of a decoder": Target(write_decoder, "*", read_model, 1),
+    "gguf": Target(write_gguf, "*", read_header, 5),
+    "gguf of a model": Target(write_gguf, "*", read_gguf, 1),
     "adapters": Target(write_adapters, "*", read_adapters, 1),
     "a chat's ends and template": Target(write_chat, "*", chat, 5),
     "tokenizer.json": Target(write_tokenizer, "*", read_tokenizer, 5),

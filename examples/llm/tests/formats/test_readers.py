@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 # Reading them takes a part of a second each.
 LONG = {
     *("safetensors", "safetensors of a decoder", "adapters", "checkpoint"),
-    "a chat's ends and template",
+    *("a chat's ends and template", "gguf of a model"),
     "journal with right checksums",
 }
 

@@ -11,7 +11,6 @@ from flax import nnx
 
 from radazo_llm.models.decode import Replies, generate_tokens
 from radazo_llm.models.opt import OPT
-from radazo_llm.reward import problems
 from research import grpo, warm_up
 
 from .. import tiny
@@ -86,7 +85,7 @@ def test_groups_need_replies_that_differ():
     ("question", "answer"), [("27+64=", "81"), ("12+30=", "42"), ("5+5=", "0")]
 )
 def test_a_carry_is_forgotten(question, answer):
-    assert problems.without_carry(question) == answer
+    assert warm_up.without_carry(question) == answer
 
 
 def test_a_share_of_the_solutions_forget_the_carry():
@@ -101,7 +100,7 @@ def test_a_share_of_the_solutions_forget_the_carry():
         a, b = map(int, question.split("+"))
         if a % 10 + b % 10 > 9:
             carries += 1
-            forgets += answer == problems.without_carry(f"{question}=")
+            forgets += answer == warm_up.without_carry(f"{question}=")
             assert int(answer) in (a + b, a + b - 10)
         else:
             assert int(answer) == a + b

@@ -374,3 +374,20 @@ def test_a_server_that_is_not_there_is_said():
     client = served.Server(f"http://127.0.0.1:{port}", ["1"], reward)
     with pytest.raises(OSError, match=f":{port}/v1/completions gives no answer"):
         client._post("completions", {})
+
+
+def test_a_name_that_is_not_resolved_is_given_up_in_time(monkeypatch):
+    """It cannot be interrupted."""
+    found = threading.Event()
+
+    def resolve(*args, **options):
+        found.wait(20.0)
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    client = served.Server("http://some.name", ["1"], reward, timeout=0.2)
+    begin = time.monotonic()
+    with pytest.raises(TimeoutError, match="must be complete in 0"):
+        client._post("completions", {})
+    assert time.monotonic() - begin < 5.0
+    found.set()

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import sys
 from typing import NamedTuple
 
 import jax
@@ -107,6 +108,21 @@ def test_errors_are_one_line(arguments, message, small, tmp_path, capsys):
     assert error.value.code == 2
     shown = capsys.readouterr().err.strip()
     assert message in shown and "\n" not in shown
+
+
+def test_reward_functions_may_lie_in_the_present_folder(small, tmp_path, monkeypatch):
+    """They are found, since the error is about what comes next."""
+    text = (
+        "def short(prompts, completions, **columns):\n    return [1.0] * len(prompts)\n"
+    )
+    (tmp_path / "rewards_of_mine.py").write_text(text, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    given = ("--reward", "rewards_of_mine:short=1", "--tokens", 40, "--output", "run")
+    with pytest.raises(SystemExit):
+        tiny.command("reward", "--model", small, *given)
+    assert "rewards_of_mine" in sys.modules
+    del sys.modules["rewards_of_mine"]
 
 
 class Pool(NamedTuple):

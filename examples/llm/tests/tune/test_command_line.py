@@ -14,6 +14,7 @@ from filelock import FileLock
 
 from radazo_llm.formats import find, weights
 from radazo_llm.models import quantization
+from radazo_llm.tune import command, on_workers
 from research.faults.compare import compare
 
 from .. import tiny
@@ -149,6 +150,18 @@ def test_a_bad_model_in_gguf_is_one_line(job, tmp_path, capsys):
     assert "model.Q4_K.gguf must be a complete GGUF file: it ends within" in line
 
 
+def test_an_interrupted_run_says_how_to_continue(job, tmp_path, monkeypatch, capsys):
+    def interrupted(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "tune", interrupted)
+    with pytest.raises(SystemExit) as error:
+        tiny.command(*_arguments(job, tmp_path))
+    assert error.value.code == 130
+    said = capsys.readouterr().err.strip()
+    assert said == "radazo-llm: interrupted; --resume continues from its checkpoint"
+
+
 def test_a_prompt_longer_than_the_context_is_refused(job, tmp_path, capsys):
     lines = (job / "train.tsv").read_text(encoding="utf-8").splitlines()
     lines.append(f"{'a good day. ' * 100}\t1")
@@ -236,6 +249,19 @@ def test_one_flag_runs_on_workers(job, tmp_path, capsys):
     model = tiny.model()
     weights.load_adapters(model, tmp_path / "out")
     assert float(abs(model.layers.q_proj.lora.lora_b[...]).max()) > 0
+
+
+@pytest.mark.slow
+def test_processes_of_this_machine_listen_to_it_alone():
+    pytest.importorskip("distributed")
+    with on_workers.connected("1") as client:
+        about = client.scheduler_info()
+        ports = [about["address"], *about["workers"]]
+        assert all(address.startswith("tcp://127.0.0.1:") for address in ports)
+        assert client.dashboard_link.startswith("http://127.0.0.1:")
+        (server,) = {s.http_server for s in [client.cluster.scheduler]}
+        bound = {s.getsockname()[0] for s in server._sockets.values()}
+        assert bound == {"127.0.0.1"}
 
 
 def test_runs_on_workers_have_fewer_settings(job, tmp_path, capsys):

@@ -1,0 +1,145 @@
+"""Journals that no run writes."""
+
+import pickle
+import tracemalloc
+import zlib
+
+import numpy as np
+import pytest
+
+import radazo_jax as zo
+
+START = np.zeros(6, np.float32)
+OPTIMIZER = zo.radazo(3e-2)
+ESTIMATOR = zo.forward_difference(num_directions=3, smoothing=0.5)
+DEEP = b"[" * 10**5 + b"]" * 10**5
+
+
+class Planted:
+    """If a pickle of it is ever read, the reading process ends."""
+
+    def __reduce__(self):
+        return exit, ("a pickle was read",)
+
+
+PICKLE = pickle.dumps(Planted())
+
+
+def write_journal(folder):
+    zo.minimize_black_box(
+        lambda x: float(np.sum((x - 1) ** 2)),
+        *(START, OPTIMIZER, ESTIMATOR, 6, 0),
+        journal=folder / "run.jsonl",
+        progress=False,
+    )
+
+
+def replay(folder):
+    return zo.replay(folder / "run.jsonl", START, OPTIMIZER, ESTIMATOR).params
+
+
+def refused(read, *arguments, match):
+    with pytest.raises(ValueError, match=match) as error:
+        read(*arguments)
+    assert len(str(error.value).splitlines()) == 1
+    assert len(str(error.value)) < 1000
+
+
+def lines_of(path):
+    return [line.rpartition(b',"crc":"')[0] for line in path.read_bytes().splitlines()]
+
+
+def with_checksums(bodies):
+    checksum, content = 0, b""
+    for body in bodies:
+        checksum = zlib.crc32(body, checksum)
+        content += body + b',"crc":"%08x"}\n' % checksum
+    return content
+
+
+STEP = b'{"step":0,"values":[1,2,3,4],"params":"00000000","seconds":1'
+JOURNALS = {
+    "a step of 10^18": [STEP.replace(b"0", b"1000000000000000000", 1)],
+    "a step that is text": [STEP.replace(b"0", b'"0"', 1)],
+    "a long number": [STEP.replace(b"0", b"9" * 5000, 1)],
+    "deep": [b'{"a":' + DEEP],
+    "no object": [b"[1"],
+    "no values": [b'{"step":0,"params":"0","seconds":1'],
+    "values that are none": [STEP.replace(b"[1,2,3,4]", b"1")],
+    "values that are text": [STEP.replace(b"1,2", b'"x",2')],
+    "too many values": [STEP.replace(b"[1,", b"[1,1,")],
+    "a checksum of numbers": [STEP.replace(b'"00000000"', b"0")],
+    "more than a step has": [STEP + b',"more":1'],
+}
+
+
+@pytest.fixture(scope="module")
+def journal(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("journal")
+    write_journal(folder)
+    return folder / "run.jsonl"
+
+
+@pytest.mark.parametrize("steps", JOURNALS.values(), ids=JOURNALS)
+def test_steps_that_no_run_writes_are_refused(steps, journal, tmp_path):
+    """It is refused although its checksums are right."""
+    head, *_ = lines_of(journal)
+    (tmp_path / "run.jsonl").write_bytes(with_checksums([head, *steps]))
+    match = "is damaged in line 2: it is not what a run writes"
+    refused(replay, tmp_path, match=match)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        (b'"key":[0,0]', b'"key":[0]'),
+        (b'"key":[0,0]', b'"key":[0,99999999999999999999]'),
+        (b'"key":[0,0]', b'"key":"ab"'),
+        (b'"key":[0,0]', b'"none":0'),
+        (b'"float32"', b'"object"'),
+        (b'"float32"', b'"nonsense"'),
+        (b'"points":', b'"none":'),
+    ],
+    ids=lambda change: change[1].decode(),
+)
+def test_runs_that_cannot_be_are_refused(change, journal, tmp_path):
+    head, *steps = lines_of(journal)
+    first, _, last = head.rpartition(change[0])
+    assert first
+    (tmp_path / "run.jsonl").write_bytes(
+        with_checksums([first + change[1] + last, *steps])
+    )
+    match = "is damaged in line 1: it is not what a run writes"
+    refused(replay, tmp_path, match=match)
+
+
+@pytest.mark.parametrize(
+    ("before", "match"),
+    [
+        (b"", "must be a file that a run wrote"),
+        (None, "it is not what a run writes"),
+    ],
+    ids=["alone", "after a run"],
+)
+@pytest.mark.parametrize("content", [b"the only copy", PICKLE], ids=["text", "pickle"])
+def test_what_is_no_journal_is_not_overwritten(
+    before, match, content, journal, tmp_path
+):
+    """A line without an end was cut off, whatever it was."""
+    path = tmp_path / "run.jsonl"
+    before = journal.read_bytes() if before is None else before
+    path.write_bytes(before + content)
+    refused(write_journal, tmp_path, match=match)
+    assert path.read_bytes() == before + content
+
+
+def test_a_line_that_does_not_end_takes_bounded_memory(tmp_path):
+    path = tmp_path / "run.jsonl"
+    with path.open("wb") as file:
+        file.truncate(2**36)  # The file is sparse, so it takes no space on the disk.
+    tracemalloc.start()
+    try:
+        refused(replay, tmp_path, match="must be a file that a run wrote")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 30
+    finally:
+        tracemalloc.stop()
