@@ -65,20 +65,18 @@ def killed(path: Path, kills: int, steps_per_kill: int, rng: random.Random) -> i
 @options.command(__doc__)
 @click.option("--kills", type=options.COUNT, default=200)
 @click.option("--steps-per-kill", type=click.IntRange(min=2), default=40)
-@click.option(
-    "--folder", type=click.Path(path_type=Path), help="By default, a new one."
-)
 @click.option("--seed", type=int, default=0)
-def main(kills: int, steps_per_kill: int, folder: Path | None, seed: int) -> None:
-    folder = folder or Path(tempfile.mkdtemp())
-    path, whole = folder / "killed.jsonl", folder / "whole.jsonl"
+def main(kills: int, steps_per_kill: int, seed: int) -> None:
     total = kills * steps_per_kill
-    done = killed(path, kills, steps_per_kill, random.Random(seed))
-    if started(path, total).wait() or started(whole, total).wait():
-        raise click.ClickException("a run that nobody killed failed")
-    equal = steps(path) == steps(whole)
+    with tempfile.TemporaryDirectory() as folder:
+        path, whole = Path(folder, "killed.jsonl"), Path(folder, "whole.jsonl")
+        done = killed(path, kills, steps_per_kill, random.Random(seed))
+        if started(path, total).wait() or started(whole, total).wait():
+            raise click.ClickException("a run that nobody killed failed")
+        expected = steps(whole)
+        equal = steps(path) == expected
     print(f"after {done} of {kills} kills, all {total} steps equal: {equal}")
-    sys.exit(not equal or len(steps(whole)) != total)
+    sys.exit(not equal or len(expected) != total)
 
 
 if __name__ == "__main__":

@@ -52,12 +52,16 @@ def record(rows: Iterable[dict[str, Any]] | None = None) -> dict[str, Any]:
 
 
 def described(content: dict[str, Any]) -> str:
-    """The record's command, date, versions, device and time, for a page."""
+    """The record's command, date, versions, device and time, for a page.
+
+    `earlier` is what another revision measured, whose command this one does not have.
+    """
     versions = ", ".join(f"{name} {v}" for name, v in content["versions"].items())
     cores = f", {content['cpu_count']} cores" if "cpu_count" in content else ""
     minutes = f"; {content['seconds'] / 60:.1f} minutes" if "seconds" in content else ""
+    earlier = f" ({content['earlier']})" if "earlier" in content else ""
     return (
-        f"`{content['command']}`, {content['date']}; {versions}; "
+        f"`{content['command']}`{earlier}, {content['date']}; {versions}; "
         f"{content['device']}{cores}{minutes}"
     )
 

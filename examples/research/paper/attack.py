@@ -190,9 +190,7 @@ def picture(
 class Images(NamedTuple):
     """Test images that the network reads right, and what it must see instead."""
 
-    indices: np.ndarray
     images: np.ndarray
-    labels: np.ndarray
     targets: np.ndarray
 
     def cases(self, unit: float) -> list[Case]:
@@ -244,7 +242,7 @@ def main(size: common.Size, data: Path | None) -> None:
     print(f"The network reads {right.mean():.1%} of the {right.size:,} test images.")
     indices = np.flatnonzero(right)[: 1 if size.fast else IMAGES]
     labels = read.test_labels[indices]
-    images = Images(indices, read.test_images[indices], labels, (labels + 1) % 10)
+    images = Images(read.test_images[indices], (labels + 1) % 10)
     iterations, pictured = attacked(params, images, size)
     changed = np.stack(
         list(map(adversarial, images.cases(SETTINGS["mapped"]), pictured))

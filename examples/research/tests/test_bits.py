@@ -1,4 +1,4 @@
-"""The rows of docs/research/testing.md that are bitwise equal, on this machine."""
+"""The rows of the record that are bitwise equal, on this machine."""
 
 import os
 import platform
@@ -27,7 +27,7 @@ def test_directions_without_rounding_are_equal_everywhere():
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86")
-def test_rows_are_as_the_page_has_them():
+def test_rows_are_as_the_record_has_them():
     right = bits.elsewhere(sys.executable, *bits.SYSTEMS["as it is"])
     for system in ("AVX2", "1_thread"):
         found = bits.elsewhere(sys.executable, *bits.SYSTEMS[system])

@@ -1,4 +1,4 @@
-"""The statements of docs/research/paper.md against the files of the full runs.
+"""The statements on the paper's experiments against the records of the full runs.
 
 The scripts' own readers are used for the files, and no number below was measured: they
 are the paper's claims, the theory's predictions, and the margins that the page states.

@@ -1,4 +1,4 @@
-"""The limits that docs/benchmarks.md names for memory, held against its records."""
+"""The limits of memory, held against the records."""
 
 import pytest
 

@@ -11,7 +11,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ def work(settings: dict[str, Any], never: list[str] | None) -> None:
     """The cases of one worker, each printed as a line of JSON."""
     from campaigns.faults import cases, runs
 
-    end = time.monotonic() + 60 * settings["minutes"]
     index, count = map(int, settings["part"].split("/"))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -47,8 +45,6 @@ def work(settings: dict[str, Any], never: list[str] | None) -> None:
         else:
             found = cases.more_kills(whole.changes, never, kills, seed)
         for kind, how in found[index::count]:
-            if time.monotonic() > end:
-                return
             row = runs.disturbed(folder / "run", folder / "whole", **how)
             if row["first"] == "killed" and "kind" in how:
                 # Another thread may have begun a change since.
@@ -156,7 +152,6 @@ def interleaved(workers: list[subprocess.Popen[str]]) -> Iterator[str]:
 @click.option("--kills", type=options.COUNT, default=150)
 @click.option("--moments", type=options.COUNT, default=50)
 @click.option("--full", type=options.COUNT, default=100)
-@click.option("--minutes", type=options.POSITIVE, default=1000.0)
 @click.option("--processes", type=options.COUNT, default=1)
 @click.option("--seed", type=int, default=0)
 @click.option("--part", hidden=True)

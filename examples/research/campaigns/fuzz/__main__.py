@@ -3,8 +3,8 @@
     python -m campaigns.fuzz --programs 100000 --output records/trust/fuzz.json
 
 The record is written after each chunk of programs, and ``--resume`` continues after the
-last. ``--seed 12`` alone checks the program of that seed; a failing program is printed
-as a test, as short as it can be made. The exit status is 1 if any failed.
+last. ``--seed 12 --programs 1`` checks one program. A failing program is printed as a
+test, as short as it can be made. The exit status is 1 if any failed.
 """
 
 import os
