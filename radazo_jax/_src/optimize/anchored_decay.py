@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src import checks
+from radazo_jax._src import checks, trees
 from radazo_jax._src.trees import wide
 from radazo_jax._src.types import GradientTransformationExtraArgs
 
@@ -70,7 +70,7 @@ def anchored_decay(
             raise ValueError(
                 f"anchor must be a tree like params, {shapes[0]}; got {shapes[1]}."
             )
-        return AnchoredDecayState(jax.tree.map(jnp.array, start))
+        return AnchoredDecayState(trees.copy(start))
 
     def update_fn(
         updates: optax.Updates,

@@ -239,7 +239,7 @@ def checksum(params: optax.Params) -> jax.Array:
     """
     total = jnp.zeros((), jnp.uint32)
     for leaf in jax.tree.leaves(params):
-        bits = jax.lax.bitcast_convert_type(leaf, f"uint{8 * leaf.dtype.itemsize}")
+        bits = jax.lax.bitcast_convert_type(leaf, f"uint{jnp.finfo(leaf.dtype).bits}")
         if leaf.dtype.itemsize == 8:
             bits = bits ^ (bits >> 32)
         bits = bits.astype(jnp.uint32)
@@ -263,7 +263,8 @@ def as_values(values: Any, params: optax.Params) -> np.ndarray:
         raise TypeError(
             f"values must be real numbers, NaN for what failed; got {values!r}."
         )
-    with np.errstate(over="ignore"):  # Values beyond float32 are infinite: they failed.
+    # Values beyond float32 are infinite: they failed.
+    with np.errstate(all="ignore"):
         return array.astype(trees.widest(params))
 
 
