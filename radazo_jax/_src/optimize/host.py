@@ -103,7 +103,7 @@ def run(
     total = ask_tell.checksum_of(state.params)
     limits = policy.limits(state)
     names = history.names(state)
-    standstill = Standstill(state.step, stacklevel)
+    standstill = Standstill(state.step, stacklevel + 1)
     while not (stopped := watch.reason()):
         number = int(state.step)
         start = time.perf_counter()

@@ -56,9 +56,9 @@ class Standstill:
             self._values = None
             warnings.warn(
                 f"fun returned {value:.6g} at all points of the first {_STEPS} steps, "
-                "so the run stays at its start. If fun is made of steps, evaluate "
-                "farther away, with an estimator such as "
-                "central_difference(smoothing=1.0) and an optimizer such as "
+                "so the run stays at its start. If fun is made of steps, name an "
+                "estimator whose smoothing is about as wide as a step, such as "
+                "central_difference(smoothing=0.2), and an optimizer such as "
                 "radazo(1e-2). help(zo.diagnose) says how to measure fun.",
                 stacklevel=self._stacklevel + 2,
             )
