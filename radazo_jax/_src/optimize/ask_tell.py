@@ -13,7 +13,7 @@ from radazo_jax._src import shown, trees
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.points import candidates
 from radazo_jax._src.optimize import box, history, revert, states, step
-from radazo_jax._src.optimize.box import Bounds
+from radazo_jax._src.optimize.box import BoundsLike
 from radazo_jax._src.optimize.states import Run, SolverState
 
 
@@ -72,7 +72,7 @@ def ask_tell(
     optimizer: optax.GradientTransformation,
     estimator: GradientEstimator,
     *,
-    bounds: Bounds | None = None,
+    bounds: BoundsLike | None = None,
 ) -> AskTell:
     """Minimizes a function that is evaluated by hand, or by anything else.
 

@@ -13,7 +13,7 @@ from radazo_jax._src import checks, shown, trees
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.executors import Outcome, distinct, in_two_parts, outside
 from radazo_jax._src.optimize import ask_tell, host, revert, states, step
-from radazo_jax._src.optimize.box import Bounds, as_bounds
+from radazo_jax._src.optimize.box import BoundsLike, as_bounds
 from radazo_jax._src.optimize.budgets import Budget
 from radazo_jax._src.optimize.console import interruptible, progress_bar
 from radazo_jax._src.optimize.defaults import method
@@ -98,7 +98,7 @@ def minimize_black_box(
     patience: int | None = None,
     executor: Any = None,
     batched: bool = False,
-    bounds: Bounds | None = None,
+    bounds: BoundsLike | None = None,
     timeout: float | None = None,
     on_failure: str = "drop",
     max_retries: int = 2,

@@ -16,7 +16,7 @@ from radazo_jax._src import checks, shown, trees
 from radazo_jax._src.estimate.estimator import GradientEstimator, values_at
 from radazo_jax._src.estimate.vectorized import Evaluator, check_evaluator, vectorized
 from radazo_jax._src.optimize import ask_tell, host, revert, states, step
-from radazo_jax._src.optimize.box import Bounds, as_bounds
+from radazo_jax._src.optimize.box import BoundsLike, as_bounds
 from radazo_jax._src.optimize.budgets import Budget, Limits, Progress, Watch
 from radazo_jax._src.optimize.console import interruptible, progress_bar
 from radazo_jax._src.optimize.defaults import method
@@ -80,7 +80,7 @@ def minimize(
     target: float | None = None,
     patience: int | None = None,
     sample: Callable[[jax.Array], Any] | None = None,
-    bounds: Bounds | None = None,
+    bounds: BoundsLike | None = None,
     state: SolverState | None = None,
     chunk_size: int | None = None,
     progress: bool = True,

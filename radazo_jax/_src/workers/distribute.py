@@ -15,7 +15,7 @@ from radazo_jax._src import checks, shown
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.optimize import history, journal, states
-from radazo_jax._src.optimize.box import Bounds, as_bounds
+from radazo_jax._src.optimize.box import BoundsLike, as_bounds
 from radazo_jax._src.optimize.budgets import Budget, Watch
 from radazo_jax._src.optimize.console import interruptible, progress_bar
 from radazo_jax._src.optimize.failures import Policy, RunError, failure_counts
@@ -80,7 +80,7 @@ def distribute(
     target: float | None = None,
     patience: int | None = None,
     sample: Callable[[jax.Array], Any] | None = None,
-    bounds: Bounds | None = None,
+    bounds: BoundsLike | None = None,
     batch_size: int = 1,
     values: str = "exact",
     timeout: float = 300.0,
