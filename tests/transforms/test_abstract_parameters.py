@@ -28,7 +28,8 @@ OPTIMIZERS = {
     "bfgs": zo.bfgs(),
     "parabolic_sgd": zo.parabolic_sgd(),
     "minibatch step": zo.transforms.scale_by_minibatch_step(),
-    "anchored_decay": zo.transforms.anchored_decay(0.1),
+    "anchored_decay": zo.transforms.anchored_decay(None, 0.1),
+    "anchored_decay, given": zo.transforms.anchored_decay(PARAMS, 0.1),
     "rounding": zo.transforms.stochastic_rounding(0),
     "keep_params_in": zo.transforms.keep_params_in(_clipped),
 }
@@ -42,6 +43,7 @@ COPIES = {
     "parabolic_sgd": 2,
     "minibatch step": 1,
     "anchored_decay": 1,
+    "anchored_decay, given": 1,
 }
 EACH = pytest.mark.parametrize("name", OPTIMIZERS)
 
