@@ -23,7 +23,8 @@ def test_a_diagnosis_is_returned_and_not_printed(capsys):
 
 
 @pytest.mark.parametrize(
-    ("estimator", "advised"), [(FORWARD, True), (CENTRAL, False), (zo.spsa(1.0), False)]
+    ("estimator", "advised"),
+    [(FORWARD, True), (CENTRAL, False), (zo.spsa(smoothing=1.0), False)],
 )
 def test_central_differences_are_not_advised_to_themselves(estimator, advised):
     (text,) = zo.diagnose(curved, jnp.full(4, 1e-5), estimator, 0).advice
