@@ -32,7 +32,7 @@ def test_a_black_box_runs(tmp_path, factor, dtype):
             *METHOD,
             steps,
             journal=tmp_path / "run.jsonl",
-            target=factor / 1e9,
+            target=-1.0,
             max_consecutive_failures=30,
             progress=False,
         )
