@@ -72,10 +72,13 @@ def rounded(values: jax.Array) -> jax.Array:
     Returns:
       The values.
     """
-    words = lax.bitcast_convert_type(values, f"uint{8 * values.dtype.itemsize}")
+    stored = f"uint{jnp.finfo(values.dtype).bits}"
+    words = lax.bitcast_convert_type(values, stored)
+    # Four bits are computed with as a byte.
+    words = words.astype(f"uint{8 * values.dtype.itemsize}")
     # w² + w is even. Compilers do not know it.
     zeros = (words * words + words) & words.dtype.type(1)
-    return lax.bitcast_convert_type(words ^ zeros, values.dtype)
+    return lax.bitcast_convert_type((words ^ zeros).astype(stored), values.dtype)
 
 
 @rounded.defjvp

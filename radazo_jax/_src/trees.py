@@ -1,6 +1,7 @@
 """Trees of arrays, and of which some leaves are arrays."""
 
 import dataclasses
+import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -113,7 +114,11 @@ def wide(x: jax.Array) -> jax.Array:
 def widest(tree: Any) -> jnp.dtype:
     """The widest dtype of the leaves, but at least float32."""
     dtypes = [jnp.dtype(jnp.result_type(leaf)) for leaf in jax.tree.leaves(tree)]
-    return at_least_float32(max(dtypes, key=lambda dtype: dtype.itemsize))
+    # Optax reads the structure of a state from a tree without leaves.
+    narrowest = jnp.dtype(jnp.float32)
+    return max(
+        map(at_least_float32, dtypes), key=lambda x: x.itemsize, default=narrowest
+    )
 
 
 def wide_zeros(tree: Any) -> Any:
@@ -121,6 +126,17 @@ def wide_zeros(tree: Any) -> Any:
     return jax.tree.map(
         lambda p: jnp.zeros_like(p, at_least_float32(jnp.result_type(p))), tree
     )
+
+
+def size(tree: Any) -> int:
+    """The number of elements of all leaves, which may be abstract."""
+    return sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(tree))
+
+
+def copy(tree: Any) -> Any:
+    """A tree of copies; abstract arrays are as they are."""
+    abstract = jax.ShapeDtypeStruct
+    return jax.tree.map(lambda x: x if isinstance(x, abstract) else jnp.array(x), tree)
 
 
 def as_flat(tree: Any) -> jax.Array:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src import checks
+from radazo_jax._src import checks, trees
 from radazo_jax._src.trees import wide
 from radazo_jax._src.types import GradientTransformationExtraArgs
 
@@ -64,13 +64,15 @@ def anchored_decay(
     checks.check_non_negative("rate", rate)
 
     def init_fn(params: optax.Params) -> AnchoredDecayState:
-        start = params if anchor is None else anchor
-        shapes: list[Any] = [jax.tree.map(jnp.shape, tree) for tree in (params, start)]
+        # Optax reads the structure of the state from a tree without leaves.
+        if anchor is None or not jax.tree.leaves(params):
+            return AnchoredDecayState(trees.copy(params))
+        shapes: list[Any] = [jax.tree.map(jnp.shape, x) for x in (params, anchor)]
         if shapes[0] != shapes[1]:
             raise ValueError(
                 f"anchor must be a tree like params, {shapes[0]}; got {shapes[1]}."
             )
-        return AnchoredDecayState(jax.tree.map(jnp.array, start))
+        return AnchoredDecayState(trees.copy(anchor))
 
     def update_fn(
         updates: optax.Updates,

@@ -13,7 +13,7 @@ from radazo_jax._src import shown, trees
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.points import candidates
 from radazo_jax._src.optimize import box, history, revert, states, step
-from radazo_jax._src.optimize.box import Bounds
+from radazo_jax._src.optimize.box import BoundsLike
 from radazo_jax._src.optimize.states import Run, SolverState
 
 
@@ -72,7 +72,7 @@ def ask_tell(
     optimizer: optax.GradientTransformation,
     estimator: GradientEstimator,
     *,
-    bounds: Bounds | None = None,
+    bounds: BoundsLike | None = None,
 ) -> AskTell:
     """Minimizes a function that is evaluated by hand, or by anything else.
 
@@ -239,7 +239,7 @@ def checksum(params: optax.Params) -> jax.Array:
     """
     total = jnp.zeros((), jnp.uint32)
     for leaf in jax.tree.leaves(params):
-        bits = jax.lax.bitcast_convert_type(leaf, f"uint{8 * leaf.dtype.itemsize}")
+        bits = jax.lax.bitcast_convert_type(leaf, f"uint{jnp.finfo(leaf.dtype).bits}")
         if leaf.dtype.itemsize == 8:
             bits = bits ^ (bits >> 32)
         bits = bits.astype(jnp.uint32)
@@ -263,7 +263,8 @@ def as_values(values: Any, params: optax.Params) -> np.ndarray:
         raise TypeError(
             f"values must be real numbers, NaN for what failed; got {values!r}."
         )
-    with np.errstate(over="ignore"):  # Values beyond float32 are infinite: they failed.
+    # Values beyond float32 are infinite: they failed.
+    with np.errstate(all="ignore"):
         return array.astype(trees.widest(params))
 
 

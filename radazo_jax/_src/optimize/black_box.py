@@ -13,12 +13,12 @@ from radazo_jax._src import checks, shown, trees
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.executors import Outcome, distinct, in_two_parts, outside
 from radazo_jax._src.optimize import ask_tell, host, revert, states, step
-from radazo_jax._src.optimize.box import Bounds, as_bounds
+from radazo_jax._src.optimize.box import BoundsLike, as_bounds
 from radazo_jax._src.optimize.budgets import Budget
 from radazo_jax._src.optimize.console import interruptible, progress_bar
 from radazo_jax._src.optimize.defaults import method
 from radazo_jax._src.optimize.failures import Policy, failure_counts, resumed
-from radazo_jax._src.optimize.history import History
+from radazo_jax._src.optimize.history import History, losses
 from radazo_jax._src.optimize.host import Done, Path, Values
 from radazo_jax._src.optimize.journal import Record, of_points
 from radazo_jax._src.optimize.states import Run, SolverState
@@ -98,7 +98,7 @@ def minimize_black_box(
     patience: int | None = None,
     executor: Any = None,
     batched: bool = False,
-    bounds: Bounds | None = None,
+    bounds: BoundsLike | None = None,
     timeout: float | None = None,
     on_failure: str = "drop",
     max_retries: int = 2,
@@ -305,7 +305,7 @@ def minimize_black_box(
             last=host.last_failure(steps),
         )
     history = History.of([done.numbers for done in steps])
-    values = history.value.astype(np.float32)
+    values = losses(history)
     return BlackBoxResult(
         state.params, values, seen.best, seen.count, state, history, stopped
     )

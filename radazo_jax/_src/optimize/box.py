@@ -1,6 +1,6 @@
 """A box in which the parameters of a run stay."""
 
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,21 @@ import optax
 
 # A lower and an upper bound: trees like the parameters, or scalars.
 Bounds = tuple[Any, Any]
+
+
+class ScipyBounds(Protocol):
+    """`scipy.optimize.Bounds`, without an import of SciPy.
+
+    Attributes:
+      lb: The lower bounds.
+      ub: The upper bounds.
+    """
+
+    lb: Any
+    ub: Any
+
+
+BoundsLike = Bounds | ScipyBounds
 
 
 def as_bounds(bounds: Any) -> Bounds | None:

@@ -148,7 +148,7 @@ class Budget(NamedTuple):
                 )
             if not varies and self.max_evaluations // size < steps:
                 steps, reason = self.max_evaluations // size, "max_evaluations"
-        with np.errstate(over="ignore"):
+        with np.errstate(all="ignore"):
             target = np.array(
                 -np.inf if self.target is None else float(self.target), dtype
             )

@@ -12,6 +12,7 @@ import optax
 
 from radazo_jax._src import checks
 from radazo_jax._src.directions.distribution import elements
+from radazo_jax._src.directions.low_rank import LowRank
 from radazo_jax._src.estimate.estimator import (
     GradientEstimator,
     check_estimator,
@@ -72,7 +73,7 @@ class Diagnosis(NamedTuple):
     failures: tuple[str, ...]
     advice: tuple[str, ...]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """A report in plain text."""
         worst = max(self.lost, key=lambda name: self.lost[name])
         lines = [
@@ -123,7 +124,7 @@ def diagnose(
         rounded sum with θ. This tells whether `stochastic_rounding` is needed.
 
     Returns:
-      The measurements, which are printed as well.
+      The measurements. `print` shows them as a report, and so does a notebook.
 
     Raises:
       TypeError, ValueError: If an argument has the wrong type or value.
@@ -134,6 +135,7 @@ def diagnose(
       >>> found = zo.diagnose(
       ...     lambda x: 1e4 + jnp.sum(x**2), jnp.ones(9), zo.forward_difference(), 0
       ... )
+      >>> print(found)
       value at θ              10009
       ...
       → fun changes by ... ulps: make smoothing 1.5 times as large, ...
@@ -146,6 +148,7 @@ def diagnose(
     traced = _traceable(fun, params)
     draw = Draw.once(key)._replace(fun=fun if traced else None)
     points, _ = points_of(estimator, vectorized(1), draw, params, state)
+    used = _Used.of(points, params)
     points = _both_ways(points)
     with (_by_jax if traced else _by_hand)(fun, params, points) as evaluate:
         values = _measured(evaluate)
@@ -156,9 +159,48 @@ def diagnose(
         of_updates = lost_updates(
             optimizer, points, moved, value, params, fun if traced else None
         )
-    found = _judged(values, lost, of_updates)
-    print(found)
-    return found
+    return _judged(values, lost, of_updates, used)
+
+
+class _Used(NamedTuple):
+    """Settings of a run that advice must not name, because they are used.
+
+    Attributes:
+      central: Whether the estimator evaluates both ways along each direction.
+      low_rank: Whether its directions are of low rank.
+      wide: The names of the arrays of at least float32.
+    """
+
+    central: bool
+    low_rank: bool
+    wide: frozenset[str]
+
+    @classmethod
+    def of(cls, points: Points, params: optax.Params) -> "_Used":
+        """Returns the settings of a run with these points."""
+        scales = np.asarray(points.scales)
+        leaves = jax.tree_util.tree_leaves_with_path(params)
+        return cls(
+            bool(np.all(np.isin(-scales, scales))) and scales.shape[1] > 1,
+            isinstance(points.directions.distribution, LowRank),
+            frozenset(
+                jax.tree_util.keystr(path) for path, x in leaves if x.dtype.itemsize > 2
+            ),
+        )
+
+    def instead_of_rounding(self, name: str) -> str:
+        """Returns ways to lose less of the perturbation of an array."""
+        ways = ["make smoothing larger"]
+        if name not in self.wide:
+            ways.append("keep it in float32")
+        if not self.low_rank:
+            ways.append("take low_rank()")
+        return _either(ways)
+
+
+def _either(ways: list[str]) -> str:
+    *first, last = ways
+    return f"{', '.join(first)}, or {last}" if first else last
 
 
 def lost_by_rounding(points: Points, params: optax.Params) -> dict[str, float]:
@@ -304,7 +346,7 @@ def _by_hand(
 
 
 def _judged(
-    values: Values, lost: dict[str, float], of_updates: dict[str, float]
+    values: Values, lost: dict[str, float], of_updates: dict[str, float], used: _Used
 ) -> Diagnosis:
     found = measures(values)
     noise, difference, curvature = found.noise, found.difference, found.curvature
@@ -333,16 +375,17 @@ def _judged(
         )
     elif difference < _FEW_ULPS * ulp:
         larger = f"{min(ratio(_FEW_ULPS * ulp, difference), 10.0):.2g}"
+        single = values.dtype != np.float64
         advice.append(
             f"fun changes by {difference / ulp:.2g} ulps: make smoothing "
             f"{larger} times as large, and check again, or subtract a constant "
-            "from fun, or compute it in float64"
+            f"from fun{', or compute it in float64' * single}"
         )
     elif curvature > _CURVED:
         advice.append(
             f"curvature makes {curvature:.2g} times as much of a difference as the "
-            "slope: take central_difference, or a smaller smoothing, unless params "
-            "are at a minimum"
+            f"slope: take {'' if used.central else 'central_difference, or '}a smaller "
+            "smoothing, unless params are at a minimum"
         )
     many = [name for name, share in lost.items() if share > _MUCH_LOST]
     if many:
@@ -350,7 +393,7 @@ def _judged(
         advice.append(
             f"params{worst} loses {lost[worst]:.0%} of its perturbation by rounding"
             f"{f', and {len(many) - 1} more arrays lose much' if many[1:] else ''}: "
-            "make smoothing larger, keep it in float32, or take low_rank()"
+            + used.instead_of_rounding(worst)
         )
     many = [name for name, share in of_updates.items() if share > _MUCH_LOST]
     if many:

@@ -162,8 +162,8 @@ class History(NamedTuple):
 
         # Around 0 there is no limit to how finely numbers are spaced.
         value = np.where(self.value == 0, np.nan, np.abs(self.value))
-        rounding = np.spacing(value.astype(np.float32))
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(all="ignore"):
+            rounding = np.spacing(value.astype(np.float32))
             pace = self.evaluations / self.seconds
         failed = {"values": np.cumsum(self.failed)} if np.any(self.failed > 0) else {}
         return {
@@ -179,6 +179,12 @@ class History(NamedTuple):
             "failed so far": failed,
             "evaluations a second": {"evaluations a second": pace},
         }
+
+
+def losses(history: History) -> np.ndarray:
+    """The loss, as results have it: float32, [steps]."""
+    with np.errstate(all="ignore"):
+        return history.value.astype(np.float32)
 
 
 def scalars(state: Any) -> dict[str, Any]:
@@ -228,7 +234,7 @@ def of_values(values: Any) -> dict[str, Any]:
     xp = jnp if isinstance(values, jax.Array) else np
     finite = xp.isfinite(values)
     count = finite.sum(dtype=values.dtype)
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(all="ignore"):
         mean = xp.where(finite, values, 0).sum() / count
         square = xp.where(finite, (values - mean) ** 2, 0).sum() / count
     return {

@@ -18,6 +18,7 @@ from radazo_jax._src.optimize import ask_tell, history, journal, step
 from radazo_jax._src.optimize.budgets import Watch
 from radazo_jax._src.optimize.failures import Policy, RunError
 from radazo_jax._src.optimize.journal import Record
+from radazo_jax._src.optimize.standstill import Standstill
 from radazo_jax._src.optimize.states import SolverState
 
 Path = str | os.PathLike[str]
@@ -78,6 +79,7 @@ def run(
     write: Callable[[Record], None],
     after: Callable[[SolverState, Done], Any],
     last: str = "",
+    stacklevel: int = 2,
 ) -> tuple[SolverState, str]:
     """Takes steps, one by one.
 
@@ -90,6 +92,7 @@ def run(
       write: Gets the values of each step before it is taken.
       after: Called after each step; a true value ends the run.
       last: The last failure so far.
+      stacklevel: The user's frame for warnings, counted from the caller.
 
     Returns:
       The state after the last step, and the reason for which the run ended.
@@ -100,6 +103,7 @@ def run(
     total = ask_tell.checksum_of(state.params)
     limits = policy.limits(state)
     names = history.names(state)
+    standstill = Standstill(state.step, stacklevel + 1)
     while not (stopped := watch.reason()):
         number = int(state.step)
         start = time.perf_counter()
@@ -122,6 +126,7 @@ def run(
             ) from error
         state, numbers, total = tell(state, found.values)
         policy.check(state, limits, last)
+        standstill.saw_values(record.values)
         if after(state, Done.of(record, names, np.asarray(numbers))):
             stopped = watch.reason() or "callback"
             break

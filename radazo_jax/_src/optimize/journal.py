@@ -56,7 +56,7 @@ class Record(NamedTuple):
 
 def of_points(values: np.ndarray) -> np.ndarray:
     """A value for each point, [n]: the mean if the function returns several."""
-    with np.errstate(invalid="ignore"):  # The mean of infinities of both signs is NaN.
+    with np.errstate(all="ignore"):  # The mean of infinities of both signs is NaN.
         return values if values.ndim == 1 else values.mean(1, dtype=values.dtype)
 
 

@@ -16,14 +16,15 @@ from radazo_jax._src import checks, shown, trees
 from radazo_jax._src.estimate.estimator import GradientEstimator, values_at
 from radazo_jax._src.estimate.vectorized import Evaluator, check_evaluator, vectorized
 from radazo_jax._src.optimize import ask_tell, host, revert, states, step
-from radazo_jax._src.optimize.box import Bounds, as_bounds
+from radazo_jax._src.optimize.box import BoundsLike, as_bounds
 from radazo_jax._src.optimize.budgets import Budget, Limits, Progress, Watch
 from radazo_jax._src.optimize.console import interruptible, progress_bar
 from radazo_jax._src.optimize.defaults import method
 from radazo_jax._src.optimize.diagnose import warn_of_rounding
 from radazo_jax._src.optimize.failures import Policy, exceeds, failure_counts, resumed
-from radazo_jax._src.optimize.history import History, names, numbers
+from radazo_jax._src.optimize.history import History, losses, names, numbers
 from radazo_jax._src.optimize.host import Done, Path, Values
+from radazo_jax._src.optimize.standstill import Standstill
 from radazo_jax._src.optimize.states import Run, SolverState
 
 # Without a given chunk size, chunks aim at this many seconds: long enough that what
@@ -79,7 +80,7 @@ def minimize(
     target: float | None = None,
     patience: int | None = None,
     sample: Callable[[jax.Array], Any] | None = None,
-    bounds: Bounds | None = None,
+    bounds: BoundsLike | None = None,
     state: SolverState | None = None,
     chunk_size: int | None = None,
     progress: bool = True,
@@ -225,6 +226,7 @@ def minimize(
     recorded: list[dict[str, Any]] = []
     limits = policy.limits(state)
     size = chunk_size or 1
+    standstill = Standstill(state.step, stacklevel=2)
     with ExitStack() as stack:
         interrupted = stack.enter_context(interruptible())
         report = stack.enter_context(progress_bar(progress, 0, watch.total))
@@ -258,6 +260,7 @@ def minimize(
                 watch.took(taken, jax.device_get(reached))
                 report(taken, {"loss": f"{found[0, -1]:.6g}", **failure_counts(state)})
                 policy.check(state, limits)
+                standstill.saw_numbers(recorded[-1])
                 if watch.reason():
                     break
             if chunk_size is None:
@@ -281,7 +284,7 @@ def _result(
     if revert.can_revert(state.optimizer_state):
         params = _final_params(state, arrays, static=static)
     history = History.of(recorded)
-    values = history.value.astype(np.float32)
+    values = losses(history)
     return MinimizeResult(params, values, state, history, stopped)
 
 
@@ -393,6 +396,7 @@ def _one_by_one(
             write=write,
             after=after,
             last=host.last_failure(steps),
+            stacklevel=3,
         )
     return _result(state, [done.numbers for done in steps], stopped, arrays, static)
 

@@ -59,7 +59,9 @@ def estimate_gradient(
     `partition` go after it, as in
     `chain(estimate_gradient(...), apply_if_finite(radazo(...), 3))`. Around it they
     act on incoming updates, which it ignores, or give `value_fn` something else than
-    the whole tree of parameters.
+    the whole tree of parameters. `optax.masked` passes the gradient of the other
+    parameters on unchanged, and does not freeze them. `optax.partition` with
+    `optax.set_to_zero` does.
 
     Args:
       estimator: An estimator, such as `forward_difference()`.
@@ -211,8 +213,8 @@ def _check_not_masked(params: optax.Params) -> None:
         if isinstance(leaf, optax.MaskedNode):
             raise TypeError(
                 "params must be the whole tree that value_fn takes; got a MaskedNode "
-                f"at {jax.tree_util.keystr(path)}. Put optax.masked or optax.partition "
+                f"at {jax.tree_util.keystr(path)}. Put optax.partition or optax.masked "
                 "after estimate_gradient, as in "
-                "optax.chain(estimate_gradient(...), optax.masked(...))."
+                "optax.chain(estimate_gradient(...), optax.partition(...))."
                 + checks.refer_to("estimate_gradient")
             )

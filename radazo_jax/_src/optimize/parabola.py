@@ -437,7 +437,7 @@ def check_passed(**needed: Any) -> None:
 
 def init_scalar(params: optax.Params) -> jax.Array:
     """0 in the dtype of the parameters, or in float32 if that is wider."""
-    dtypes = [jnp.finfo(jnp.asarray(p).dtype).dtype for p in jax.tree.leaves(params)]
+    dtypes = [jnp.finfo(jnp.result_type(p)).dtype for p in jax.tree.leaves(params)]
     wide = any(dtype == jnp.float64 for dtype in dtypes)
     return jnp.zeros((), jnp.float64 if wide else jnp.float32)
 

@@ -66,6 +66,10 @@ def keep_params_in(
         )
 
     def init(params: optax.Params) -> optax.EmptyState:
+        leaves = jax.tree.leaves(params)
+        if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+            # Abstract parameters have no values to compare.
+            return optax.EmptyState()
         pairs = zip(
             jax.tree_util.tree_leaves_with_path(params),
             jax.tree.leaves(projection(params)),

@@ -9,7 +9,7 @@ import optax
 from radazo_jax._src import fusion
 from radazo_jax._src.optimize.parabola import check_passed, init_scalar
 from radazo_jax._src.optimize.revert import Revert
-from radazo_jax._src.trees import as_flat, like_tree
+from radazo_jax._src.trees import as_flat, like_tree, size, widest
 from radazo_jax._src.types import GradientTransformationExtraArgs
 
 # If the slope along a step does not rise, the next step is so many times as long.
@@ -107,12 +107,12 @@ def scale_by_bfgs() -> GradientTransformationExtraArgs:
     """
 
     def init_fn(params: optax.Params) -> ScaleByBfgsState:
-        flat = as_flat(params)
+        d, dtype = size(params), widest(params)
         return ScaleByBfgsState(
-            inverse=jnp.eye(flat.size, dtype=flat.dtype),
+            inverse=jnp.eye(d, dtype=dtype),
             known=jnp.zeros((), jnp.bool_),
-            params=jnp.full_like(flat, jnp.inf),
-            gradient=jnp.zeros_like(flat),
+            params=jnp.full(d, jnp.inf, dtype),
+            gradient=jnp.zeros(d, dtype),
         )
 
     def update_fn(
@@ -143,17 +143,19 @@ def scale_by_bfgs() -> GradientTransformationExtraArgs:
         free = jnp.where(fixed, 0, gradient)
         loss = jnp.asarray(value).astype(at.dtype)
         square = jnp.sum(free**2)
-        size = jnp.where(loss == 0, 1, abs(loss)) / square
+        length = jnp.where(loss == 0, 1, abs(loss)) / square
         most = jnp.maximum(1, jnp.linalg.norm(at)) / jnp.sqrt(square)
         if bounds is not None:
             first = ~jnp.all(jnp.isfinite(state.params))
-            size = jnp.where(first, 1, size)
+            length = jnp.where(first, 1, length)
             most = jnp.where(first, _FARTHER, 1) * most
-        size = jnp.where(square > 0, jnp.minimum(size, most), 0)
+        length = jnp.where(square > 0, jnp.minimum(length, most), 0)
         new = _times(inverse, gradient, fixed)
         # By rounding, or by bounds that were not there before.
         ascends = jnp.sum(new * gradient) > 0
-        new = jnp.where(scaled & ascends & jnp.all(jnp.isfinite(new)), new, size * free)
+        new = jnp.where(
+            scaled & ascends & jnp.all(jnp.isfinite(new)), new, length * free
+        )
         after = ScaleByBfgsState(inverse, scaled, at, gradient)
         complete = jnp.asarray(complete)
         new = jnp.where(complete, new, 0)

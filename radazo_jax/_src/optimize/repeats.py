@@ -46,7 +46,7 @@ def measures(values: Values) -> Measures:
     value = _mean(base)
     noise, freedom = _noise([base, *moved.reshape(len(moved), -1).T])
     finite = np.isfinite(moved)
-    with np.errstate(invalid="ignore"):  # A point without a finite value is NaN.
+    with np.errstate(all="ignore"):  # A point without a finite value is NaN.
         change = np.where(finite, moved, 0).sum(0) / finite.sum(0) - value
     above, below = change.T
     slope, curve = (above - below) / 2, (above + below) / 2

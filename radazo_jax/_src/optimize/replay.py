@@ -11,7 +11,7 @@ from radazo_jax._src import trees
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.vectorized import Evaluator, vectorized
 from radazo_jax._src.optimize import ask_tell, host, states, step
-from radazo_jax._src.optimize.box import Bounds, as_bounds
+from radazo_jax._src.optimize.box import BoundsLike, as_bounds
 from radazo_jax._src.optimize.host import Path
 from radazo_jax._src.optimize.journal import Journal, check_same_run, read
 from radazo_jax._src.optimize.states import Run, SolverState
@@ -26,7 +26,7 @@ def replay(
     evaluator: Evaluator = vectorized(),
     fun: Callable[..., Any] | None = None,
     sample: Callable[[jax.Array], Any] | None = None,
-    bounds: Bounds | None = None,
+    bounds: BoundsLike | None = None,
     exact: bool = True,
 ) -> SolverState:
     """Rebuilds a run from the values in its journal, without an evaluation.

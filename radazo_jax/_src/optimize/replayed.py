@@ -251,7 +251,9 @@ def _scale_by_replayed_moments(
         return ScaleByReplayedMomentsState(
             jnp.zeros((), jnp.int32),
             StepHistory.init(window, max_directions, widest(params)),
-            jax.tree.unflatten(treedef, nu),
+            # Means over rows are no arrays like the parameters, so that a tree without
+            # leaves, in whose place Optax looks for such arrays, is not one of them.
+            jax.tree.unflatten(treedef, nu) if leaves else jnp.zeros(()),
         )
 
     def walk(

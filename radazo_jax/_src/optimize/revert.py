@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
+from radazo_jax._src import trees
+
 
 class Revert(NamedTuple):
     """A field in the state of a transformation that can revert its latest step.
@@ -43,7 +45,7 @@ class Revert(NamedTuple):
     @classmethod
     def init(cls, params: optax.Params) -> "Revert":
         """The field before the first step."""
-        return cls(jax.tree.map(jnp.array, params), jnp.zeros((), jnp.bool_))
+        return cls(trees.copy(params), jnp.zeros((), jnp.bool_))
 
 
 def can_revert(optimizer_state: optax.OptState) -> bool:

@@ -169,14 +169,21 @@ def _add(p: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _next(x: jax.Array, towards: jax.Array) -> jax.Array:
     """The number next to x, above it if `towards` is positive, else below."""
-    size = x.dtype.itemsize
-    unsigned, signed = f"uint{8 * size}", f"int{8 * size}"
-    sign = np.dtype(unsigned).type(2 ** (8 * size - 1))
-    words = lax.bitcast_convert_type(x, unsigned)
+    # Four bits are the upper ones of a byte.
+    bits, size = jnp.finfo(x.dtype).bits, 8 * x.dtype.itemsize
+    unsigned, signed = f"uint{size}", f"int{size}"
+    sign, spare = (np.dtype(unsigned).type(n) for n in (2 ** (size - 1), size - bits))
+    words = lax.bitcast_convert_type(x, f"uint{bits}").astype(unsigned) << spare
     # As integers that are in the order of the numbers, of which 0 has one.
     negative = (words & sign) != 0
     ordered = jnp.where(negative, -(words & ~sign), words)
-    ordered = ordered + jnp.where(towards > 0, 1, -1).astype(unsigned)
+    step = 2 ** (size - bits)
+    ordered = ordered + jnp.where(towards > 0, step, -step).astype(unsigned)
     below = lax.bitcast_convert_type(ordered, signed) < 0
-    words = jnp.where(below, -ordered | sign, ordered)
-    return lax.bitcast_convert_type(words, x.dtype)
+    words = jnp.where(below, -ordered | sign, ordered) >> spare
+    following = lax.bitcast_convert_type(words.astype(f"uint{bits}"), x.dtype)
+    if np.isinf(np.array(np.inf).astype(x.dtype)):
+        return following
+    # In a dtype without infinities, the largest number has no next one.
+    ends = (abs(x) == jnp.finfo(x.dtype).max) & ((towards > 0) == (x > 0))
+    return jnp.where(ends, x, following)

@@ -10,7 +10,7 @@ import optax
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.estimate.vectorized import Evaluator, vectorized
 from radazo_jax._src.optimize import states, step
-from radazo_jax._src.optimize.box import Bounds, as_bounds
+from radazo_jax._src.optimize.box import BoundsLike, as_bounds
 from radazo_jax._src.optimize.states import Run, SolverState, StepInfo
 
 
@@ -44,7 +44,7 @@ def solver(
     evaluator: Evaluator = vectorized(),
     *,
     sample: Callable[[jax.Array], Any] | None = None,
-    bounds: Bounds | None = None,
+    bounds: BoundsLike | None = None,
 ) -> Solver:
     """Combines a function, an optimizer and an estimator into one pure step.
 

@@ -15,21 +15,20 @@ from radazo_jax._src import checks, shown
 from radazo_jax._src.estimate.estimator import GradientEstimator
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.optimize import history, journal, states
-from radazo_jax._src.optimize.box import Bounds, as_bounds
+from radazo_jax._src.optimize.box import BoundsLike, as_bounds
 from radazo_jax._src.optimize.budgets import Budget, Watch
 from radazo_jax._src.optimize.console import interruptible, progress_bar
 from radazo_jax._src.optimize.failures import Policy, RunError, failure_counts
 from radazo_jax._src.optimize.history import History
 from radazo_jax._src.optimize.host import Path
 from radazo_jax._src.optimize.journal import Record
+from radazo_jax._src.optimize.standstill import Standstill
 from radazo_jax._src.optimize.states import Failures, SolverState
 from radazo_jax._src.workers.cluster import Cluster
 from radazo_jax._src.workers.fleet import Fleet
 from radazo_jax._src.workers.replica import Recipe
 from radazo_jax._src.workers.roster import WorkerReport
 from radazo_jax._src.workers.signs import signs_of
-
-_MOST_POINTS = 2**16  # Numbers of points are sent as 16 bits.
 
 
 class DistributedResult(NamedTuple):
@@ -81,7 +80,7 @@ def distribute(
     target: float | None = None,
     patience: int | None = None,
     sample: Callable[[jax.Array], Any] | None = None,
-    bounds: Bounds | None = None,
+    bounds: BoundsLike | None = None,
     batch_size: int = 1,
     values: str = "exact",
     timeout: float = 300.0,
@@ -255,7 +254,6 @@ class _Driver:
             if description is None:
                 raise KeyboardInterrupt
             line = description.line
-            _check_points(line["points"])
             if self._signs:
                 _check_pairs(line)
                 line = line | {"values": "signs"}
@@ -271,7 +269,7 @@ class _Driver:
         recorded = History.of(rows)
         return DistributedResult(
             params,
-            recorded.value.astype(np.float32),
+            history.losses(recorded),
             sum(len(record.values) for record in fleet.records),
             _failures(fleet),
             recorded,
@@ -289,6 +287,7 @@ class _Driver:
     ) -> str:
         fleet = self._fleet
         limits = self._policy.limits(self._state())
+        standstill = Standstill(len(fleet.records), stacklevel=4)
         last = next((r.failures[-1] for r in fleet.records[::-1] if r.failures), "")
         while not (stopped := watch.reason()):
             number, start = len(fleet.records), time.perf_counter()
@@ -325,6 +324,7 @@ class _Driver:
             fleet.records.append(record)
             lowest = finite.min(initial=np.inf)
             watch.saw(lowest, len(values))
+            standstill.saw_values(values)
             rate = len(values) / max(seconds, 1e-9)
             figures = {"lowest": f"{lowest:.6g}", "evaluations/s": f"{rate:.3g}"}
             report(1, figures | failure_counts(self._state()))
@@ -423,12 +423,4 @@ def _check_pairs(line: dict[str, Any]) -> None:
             "values must be 'exact' unless the points are antithetic pairs; got "
             f"'signs' with {n} points, at the distances {scales} along a direction. "
             "central_difference and evolution_strategy have pairs."
-        )
-
-
-def _check_points(num_points: int) -> None:
-    if num_points > _MOST_POINTS:
-        raise ValueError(
-            f"estimator must have at most {_MOST_POINTS} points per step; got "
-            f"{num_points}."
         )

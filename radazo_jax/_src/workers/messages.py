@@ -7,8 +7,8 @@ import numpy as np
 
 from radazo_jax._src.workers import signs
 
-_REQUEST = struct.Struct("<IIIHHB?")
-_REPLY = struct.Struct("<BIIIIIffHHHB")
+_REQUEST = struct.Struct("<IIIIIBB?")
+_REPLY = struct.Struct("<BIIIIIffIIIB")
 _VALUES, _DRIFTED, _FAILED = range(3)
 _SIGNS = 1  # The item size of packed signs, which is less than a byte.
 
@@ -21,7 +21,8 @@ class Request(NamedTuple):
       first: The number of the first of the steps to take.
       values: The values of these steps, [steps, n]; signs of pairs are packed.
       checksums: The checksums of the parameters before them: uint32, [steps].
-      members: The numbers of the points to evaluate: uint16, [m].
+      members: The numbers of the points to evaluate, of the dtype of
+        `numbers_of_points`: [m].
       restarts: Whether the worker drops its state first.
     """
 
@@ -37,7 +38,8 @@ class Request(NamedTuple):
         steps, n = self.values.shape
         packed = signs.pack(self.values)
         itemsize = self.values.dtype.itemsize if packed is None else _SIGNS
-        sizes = (steps, n, len(self.members), itemsize, self.restarts)
+        members = self.members
+        sizes = (steps, n, len(members), itemsize, members.itemsize, self.restarts)
         return _REQUEST.pack(self.run, self.first, *sizes) + _joined(
             self.values if packed is None else packed, self.checksums, self.members
         )
@@ -45,14 +47,15 @@ class Request(NamedTuple):
     @classmethod
     def decode(cls, message: bytes) -> "Request":
         """Reads a message; raises a ValueError if it is not one."""
-        run, first, steps, n, m, itemsize, restarts = _unpack(_REQUEST, message)
+        run, first, steps, n, m, *sizes, restarts = _unpack(_REQUEST, message)
+        itemsize, of_members = sizes
         packs = itemsize == _SIGNS
         packed = np.uint8, (steps, signs.size(n))
         values, checksums, members = _split(
             message[_REQUEST.size :],
             packed if packs else (_float(itemsize), (steps, n)),
             (np.uint32, (steps,)),
-            (np.uint16, (m,)),
+            (_unsigned(of_members), (m,)),
         )
         if packs:
             values = signs.unpack(values, n)
@@ -154,6 +157,17 @@ def _float(itemsize: int) -> Any:
     if itemsize not in (4, 8):
         raise ValueError(f"message must have floats of 4 or 8 bytes; got {itemsize}.")
     return np.dtype(f"f{itemsize}")
+
+
+def numbers_of_points(num_points: int) -> Any:
+    """The dtype of the numbers of points: as few bytes as they need, two or four."""
+    return np.dtype(np.uint16 if num_points <= 2**16 else np.uint32)
+
+
+def _unsigned(itemsize: int) -> Any:
+    if itemsize not in (2, 4):
+        raise ValueError(f"message must have members of 2 or 4 bytes; got {itemsize}.")
+    return np.dtype(f"u{itemsize}")
 
 
 def _wrong(message: bytes) -> ValueError:

@@ -1,0 +1,80 @@
+"""Runs of a program in which NumPy raises floating-point errors."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import radazo_jax as zo
+
+METHOD = (zo.zo_sgd(1e-2), zo.forward_difference(num_directions=3))
+START = np.ones(3, np.float32)
+# Below and above what float32 can hold, and its subnormal numbers.
+FACTORS = pytest.mark.parametrize("factor", [1e-300, 1e-50, 1e-44, 1e-39, 1e39, 1e300])
+
+
+@pytest.fixture(autouse=True)
+def raising():
+    with np.errstate(all="raise"):
+        yield
+
+
+@FACTORS
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_black_box_runs(tmp_path, factor, dtype):
+    def fun(x):
+        return float(np.sum(np.asarray(x, np.float64) ** 2)) * factor
+
+    def run(steps):
+        return zo.minimize_black_box(
+            fun,
+            START.astype(dtype),
+            *METHOD,
+            steps,
+            journal=tmp_path / "run.jsonl",
+            target=-1.0,
+            max_consecutive_failures=30,
+            progress=False,
+        )
+
+    if factor > 1e38 and dtype == np.float32:  # No value can be used.
+        with pytest.raises(zo.RunError):
+            run(3)
+        return
+    run(3)
+    result = run(6)
+    assert len(result.values) == 6 and "best" in repr(result)
+    state = zo.replay(tmp_path / "run.jsonl", START.astype(dtype), *METHOD)
+    np.testing.assert_array_equal(state.params, result.params)
+    zo.runs.History.from_journal(tmp_path / "run.jsonl").plot()
+    result.history.plot()
+
+
+@FACTORS
+def test_ask_and_tell_run(factor):
+    init, ask, tell = zo.ask_tell(*METHOD)
+    state = init(START, jax.random.key(0))
+    for _ in range(3):
+        candidates, state = ask(state)
+        values = [float(np.sum(x.astype(np.float64) ** 2)) * factor for x in candidates]
+        state = tell(state, values)
+    assert int(state.run.step) == 3
+
+
+def test_a_function_still_raises_its_own_errors():
+    def fun(x):
+        return np.float32(1e-30) * np.float32(1e-30) + x[0]
+
+    with pytest.raises(zo.RunError, match="FloatingPointError: underflow"):
+        zo.minimize_black_box(fun, START, *METHOD, 3, progress=False)
+
+
+@pytest.mark.parametrize("factor", [1e-44, 1e-38, 1e37])
+def test_a_compiled_run_and_its_measurements(factor):
+    def fun(x):
+        return jnp.float32(factor) * jnp.sum(x**2)
+
+    result = zo.minimize(fun, START, *METHOD, 12, target=1e-45, progress=False)
+    assert repr(result)
+    result.history.plot()
+    str(zo.diagnose(fun, START, METHOD[1], 0))
