@@ -26,7 +26,8 @@ def test_equal_bounds_give_their_point_by_the_default_method(call, size):
     np.testing.assert_array_equal(result.params, start)
 
 
-@pytest.mark.parametrize("call", [run, slow(traced)])
+@pytest.mark.slow
+@pytest.mark.parametrize("call", [run, traced])
 def test_equal_bounds_give_their_point(call):
     start = np.full(3, 4, np.float32)
     result = call(start=start, bounds=(4.0, 4.0))
