@@ -11,12 +11,12 @@ import optax
 import pytest
 from tables import every
 
-from radazo_jax._src.optimize import aliases, transforms
+from radazo_jax._src.transforms import aliases, moments
 
 # Name -> the optimizer as a function of the learning rate, and its direction.
 OPTIMIZERS = {
-    "radazo": (aliases.radazo, transforms.scale_by_radazo()),
-    "zo_adamm": (aliases.zo_adamm, transforms.scale_by_zo_adamm()),
+    "radazo": (aliases.radazo, moments.scale_by_radazo()),
+    "zo_adamm": (aliases.zo_adamm, moments.scale_by_zo_adamm()),
     "zo_rmsprop": (aliases.zo_rmsprop, optax.scale_by_rms(0.99, 1e-8)),
     "zo_sgd": (aliases.zo_sgd, optax.identity()),
     "zo_sgd_momentum": (
@@ -109,8 +109,8 @@ def test_arguments_reach_the_transformation(name):
         **({"amsgrad": True} if name == "zo_adamm" else {}),
     }
     transform = {
-        "radazo": transforms.scale_by_radazo,
-        "zo_adamm": transforms.scale_by_zo_adamm,
+        "radazo": moments.scale_by_radazo,
+        "zo_adamm": moments.scale_by_zo_adamm,
     }[name]
     assert list(inspect.signature(transform).parameters) == list(arguments)
     gs = gradients(5)

@@ -25,7 +25,7 @@ from black_boxes import (
 from compare import Hashed
 
 import radazo_jax as zo
-from radazo_jax._src.optimize import ask_tell
+from radazo_jax._src.runs import ask_tell
 
 
 def test_is_the_run_of_minimize():

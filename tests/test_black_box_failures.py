@@ -11,7 +11,7 @@ from black_boxes import ESTIMATOR, OPTIMIZER, START, STEPS, fun, reference, run,
 from workers import CENTER
 
 import radazo_jax as zo
-from radazo_jax._src.estimate.executors import distinct, outside
+from radazo_jax._src.evaluators.external import distinct, outside
 
 NONE = [float("nan"), float("inf"), "text", np.ones(2), None, {}]
 

@@ -14,7 +14,7 @@ from fleets import STEPS, Here, assert_same, assert_same_lines, reference, run
 from tables import slow
 
 import radazo_jax as zo
-from radazo_jax._src.optimize import ask_tell, journal
+from radazo_jax._src.runs import ask_tell, journal
 from radazo_jax._src.workers import signs
 from radazo_jax._src.workers.messages import Reply, Request, failed
 from radazo_jax._src.workers.replica import Replica, values_of

@@ -19,7 +19,7 @@ from moments import (
     types_of,
 )
 
-from radazo_jax._src.optimize import transforms
+from radazo_jax._src.transforms import moments
 
 # --- Trees ---
 
@@ -203,7 +203,7 @@ def test_compiles_once(name):
 
 
 def test_numbers_are_arrays_of_one_element():
-    tx = transforms.with_float32_moments(optax.scale_by_rms(0.99, 1e-8))
+    tx = moments.with_float32_moments(optax.scale_by_rms(0.99, 1e-8))
     updates, _ = tx.update({"a": 3.0}, tx.init({"a": 1.0}))
     expected, _ = tx.update({"a": jnp.float32(3)}, tx.init({"a": jnp.float32(1)}))
     assert_bitwise_equal(updates, expected)
@@ -214,7 +214,7 @@ def test_numbers_are_arrays_of_one_element():
     [optax.scale_by_rms(0.99, 1e-8), optax.trace(0.9), optax.trace(0.9, nesterov=True)],
 )
 def test_float32_moments_of_optax_parts(inner):
-    tx = transforms.with_float32_moments(inner)
+    tx = moments.with_float32_moments(inner)
     gs = gradients(40)
     assert_bitwise_equal(run(tx, PARAMS, gs), run(inner, PARAMS, gs))
     narrow = [jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), g) for g in gs]

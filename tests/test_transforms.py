@@ -17,7 +17,7 @@ from moments import (
     types_of,
 )
 
-from radazo_jax._src.optimize import transforms
+from radazo_jax._src.transforms import moments
 
 # --- The numbers ---
 
@@ -65,7 +65,7 @@ def test_is_the_paper_algorithm_in_double_precision(name, bias_correction):
 @pytest.mark.parametrize("jitted", [False, True])
 def test_radazo_is_a_chain_of_optax_parts_bit_for_bit(bias_correction, jitted):
     b1, b2, eps_root, v0 = 0.87, 0.983, 1e-6, 0.25
-    ours = transforms.scale_by_radazo(b1, b2, eps_root, v0, bias_correction)
+    ours = moments.scale_by_radazo(b1, b2, eps_root, v0, bias_correction)
     optax_chain = optax.chain(
         optax.ema(b1, debias=bias_correction),
         optax.scale_by_rms(b2, eps_root, v0, bias_correction=bias_correction),
@@ -90,7 +90,7 @@ def test_zo_adamm_with_bias_correction_is_optax_adam():
     gs = jax.tree.map(jnp.asarray, gradients(50))
     with jax.numpy_dtype_promotion("standard"):
         expected, _ = run(optax.scale_by_adam(0.9, 0.99, 0.0, 1e-8), PARAMS, gs)
-    actual, _ = run(transforms.scale_by_zo_adamm(bias_correction=True), PARAMS, gs)
+    actual, _ = run(moments.scale_by_zo_adamm(bias_correction=True), PARAMS, gs)
     for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, e, rtol=1e-6)
 
@@ -153,7 +153,7 @@ def test_moments_of_narrow_parameters_are_float32(name, dtype):
 def test_narrow_second_moments_would_stall():
     """The reason for float32: one percent of v is less than an ulp of a bfloat16."""
     g = jnp.full((1,), 0.02, jnp.bfloat16)
-    tx = transforms.scale_by_zo_adamm(initial_accumulator_value=1.0)
+    tx = moments.scale_by_zo_adamm(initial_accumulator_value=1.0)
     state = tx.init(g)
     for _ in range(500):
         _, state = tx.update(g, state)
@@ -181,7 +181,7 @@ def test_mu_dtype_is_that_of_the_stored_first_moment_alone(name, mu_dtype):
 
 def test_mu_dtype_does_not_apply_to_complex_parameters():
     params = {"c": jnp.zeros(2, jnp.complex64), "r": jnp.zeros(2)}
-    state = transforms.scale_by_radazo(mu_dtype="bfloat16").init(params)
+    state = moments.scale_by_radazo(mu_dtype="bfloat16").init(params)
     assert state.mu["c"].dtype == jnp.complex64
     assert state.mu["r"].dtype == jnp.bfloat16
 
@@ -204,7 +204,7 @@ def test_types_of_the_state_are_stable(name, params_dtype, updates_dtype):
 
 
 def test_weakly_typed_parameters_and_updates():
-    tx = transforms.scale_by_radazo()
+    tx = moments.scale_by_radazo()
     weak = jnp.asarray(1.0)
     assert weak.weak_type
     state = tx.init(weak)
@@ -216,7 +216,7 @@ def test_weakly_typed_parameters_and_updates():
 def test_mixed_precision_follows_each_leaf():
     with jax.enable_x64(True):
         params = {"a": jnp.ones(2, jnp.bfloat16), "b": jnp.ones(2, jnp.float64)}
-        tx = transforms.scale_by_radazo(b1=jnp.float32(0.5), eps_root=jnp.float64(1))
+        tx = moments.scale_by_radazo(b1=jnp.float32(0.5), eps_root=jnp.float64(1))
         update, state = tx.update(params, tx.init(params))
         assert types_of(update) == types_of(params)
         assert state.nu["a"].dtype == jnp.float32

@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src.optimize import transforms
+from radazo_jax._src.transforms import moments
 
 
 def plant(fault):
     """Breaks the library in one way."""
-    sound = transforms._scale_by_moments
+    sound = moments._scale_by_moments
 
     def broken(*args, **kwargs):
         tx = sound(*args, **kwargs)
@@ -30,7 +30,7 @@ def plant(fault):
         )
         return optax.GradientTransformationExtraArgs(tx.init, update)
 
-    transforms._scale_by_moments = broken
+    moments._scale_by_moments = broken
 
 
 FAULTS = ("flipped_sign", "float_counter", "dropped_extra_args")

@@ -15,15 +15,15 @@ from jax.sharding import PartitionSpec as P
 from tables import slow
 from zoo import PROGRAMS
 
-from radazo_jax._src import targets
-from radazo_jax._src.perturb import block_products
+from radazo_jax._src import compiler
+from radazo_jax._src.perturb import products
 
 
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of which most matrices of the zoo are no multiple."""
-    monkeypatch.setattr(block_products, "_MAX_BUILT", 6)
-    monkeypatch.setattr(block_products, "_BLOCK", 7)
+    monkeypatch.setattr(products, "_MAX_BUILT", 6)
+    monkeypatch.setattr(products, "_BLOCK", 7)
 
 
 @pytest.mark.slow
@@ -39,7 +39,7 @@ def test_programs_in_blocks_are_at_the_perturbed_point(name, monkeypatch):
         taken.append(fun)
         return fun()
 
-    monkeypatch.setattr(targets, "on_one_gpu", on_one_gpu)
+    monkeypatch.setattr(compiler, "on_one_gpu", on_one_gpu)
     assert_program_is_at_the_perturbed_points(DISTRIBUTIONS["hashed"], PROGRAMS[name])
     assert taken or name != "einsums"
 

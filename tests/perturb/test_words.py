@@ -11,7 +11,7 @@ from tables import slow
 from zoo import PROGRAMS
 
 import radazo_jax as zo
-from radazo_jax._src import targets
+from radazo_jax._src import compiler
 
 # No leaf begins at a multiple of 32, and no slice of "w" is one long.
 PARAMS = {"a": jnp.zeros(7), "t": jnp.zeros((9, 13)), "w": jnp.zeros((3, 5, 33))}
@@ -19,7 +19,7 @@ PARAMS = {"a": jnp.zeros(7), "t": jnp.zeros((9, 13)), "w": jnp.zeros((3, 5, 33))
 
 @pytest.fixture(autouse=True)
 def one_gpu(monkeypatch):
-    monkeypatch.setattr(targets, "on_one_gpu", lambda fun, otherwise: fun())
+    monkeypatch.setattr(compiler, "on_one_gpu", lambda fun, otherwise: fun())
 
 
 def read(params):

@@ -17,7 +17,7 @@ import radazo_jax as zo
 from examples.apps.llm import corpus, data, generate, weights
 from examples.common import checkpoint
 from examples.research.paper import network
-from radazo_jax._src.optimize import journal
+from radazo_jax._src.runs import journal
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 OPT = GOLDEN / "opt" / "norm_before"

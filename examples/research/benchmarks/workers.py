@@ -32,7 +32,7 @@ import radazo_jax as zo
 from examples.apps.tpu import decoder
 from examples.common import cli
 from examples.common.record import collect
-from radazo_jax._src.optimize.journal import Record
+from radazo_jax._src.runs.journal import Record
 from radazo_jax._src.workers.fleet import Fleet
 from radazo_jax._src.workers.messages import Reply, Request
 from radazo_jax._src.workers.replica import Description, Recipe, Replica
@@ -401,7 +401,7 @@ def catch_up(num_steps: int) -> dict[str, Any]:
     # The checksums come from the first of the two.
     state, sums = ahead._state, []
     assert state is not None
-    from radazo_jax._src.optimize import ask_tell
+    from radazo_jax._src.runs import ask_tell
 
     total = ask_tell.checksum_of(state.params)
     for row in values:
