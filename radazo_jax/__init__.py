@@ -23,25 +23,36 @@ from radazo_jax import random as random
 from radazo_jax import runs as runs
 from radazo_jax import shaping as shaping
 from radazo_jax import transforms as transforms
-from radazo_jax._src.directions.coordinates import coordinate
+from radazo_jax._src.directions.dense import coordinate, gaussian, sphere
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.low_rank import low_rank
-from radazo_jax._src.directions.normal import gaussian, sphere
 from radazo_jax._src.directions.signs import orthonormal, rademacher
-from radazo_jax._src.estimate.accelerated import accelerated
-from radazo_jax._src.estimate.adaptive import adaptive_difference
-from radazo_jax._src.estimate.differences import (
+from radazo_jax._src.estimators.accelerated import accelerated
+from radazo_jax._src.estimators.adaptive import adaptive_difference
+from radazo_jax._src.estimators.differences import (
     central_difference,
     forward_difference,
     spsa,
 )
-from radazo_jax._src.estimate.estimator import GradientEstimator
-from radazo_jax._src.estimate.evolution import evolution_strategy
-from radazo_jax._src.estimate.full import full_difference
-from radazo_jax._src.estimate.gradients import value_and_grad
-from radazo_jax._src.estimate.sharded import sharded
-from radazo_jax._src.estimate.vectorized import Evaluator, vectorized
-from radazo_jax._src.optimize.aliases import (
+from radazo_jax._src.estimators.estimator import GradientEstimator
+from radazo_jax._src.estimators.evolution import evolution_strategy
+from radazo_jax._src.estimators.full import full_difference
+from radazo_jax._src.estimators.gradients import value_and_grad
+from radazo_jax._src.evaluators.sharded import sharded
+from radazo_jax._src.evaluators.vectorized import Evaluator, vectorized
+from radazo_jax._src.perturb.transform import perturb
+from radazo_jax._src.runs.ask_tell import ask_tell
+from radazo_jax._src.runs.black_box import minimize_black_box
+from radazo_jax._src.runs.defaults import default_method
+from radazo_jax._src.runs.diagnose import diagnose
+from radazo_jax._src.runs.minimize import minimize
+from radazo_jax._src.runs.optax_wrapper import estimate_gradient
+from radazo_jax._src.runs.replay import replay
+from radazo_jax._src.runs.states import RunError
+from radazo_jax._src.runs.step import solver
+from radazo_jax._src.search.backtracking import scale_by_trial_step
+from radazo_jax._src.search.parabolic import scale_by_parabolic_step
+from radazo_jax._src.transforms.aliases import (
     bfgs,
     parabolic_sgd,
     radazo,
@@ -50,28 +61,16 @@ from radazo_jax._src.optimize.aliases import (
     zo_sgd,
     zo_signsgd,
 )
-from radazo_jax._src.optimize.anchored_decay import anchored_decay
-from radazo_jax._src.optimize.ask_tell import ask_tell
-from radazo_jax._src.optimize.black_box import minimize_black_box
-from radazo_jax._src.optimize.defaults import default_method
-from radazo_jax._src.optimize.diagnose import diagnose
-from radazo_jax._src.optimize.failures import RunError
-from radazo_jax._src.optimize.in_place import chain_in_place
-from radazo_jax._src.optimize.minibatch import scale_by_minibatch_step
-from radazo_jax._src.optimize.minimize import minimize
-from radazo_jax._src.optimize.optax_wrapper import estimate_gradient
-from radazo_jax._src.optimize.parabola import scale_by_parabolic_step
-from radazo_jax._src.optimize.projections import keep_params_in
-from radazo_jax._src.optimize.quasi_newton import scale_by_bfgs, scale_by_trial_step
-from radazo_jax._src.optimize.replay import replay
-from radazo_jax._src.optimize.replayed import (
+from radazo_jax._src.transforms.constraints import anchored_decay, keep_params_in
+from radazo_jax._src.transforms.in_place import chain_in_place
+from radazo_jax._src.transforms.lbfgs import scale_by_bfgs
+from radazo_jax._src.transforms.minibatch import scale_by_minibatch_step
+from radazo_jax._src.transforms.moments import scale_by_radazo, scale_by_zo_adamm
+from radazo_jax._src.transforms.replayed import (
     scale_by_replayed_radazo,
     scale_by_replayed_zo_adamm,
 )
-from radazo_jax._src.optimize.rounding import stochastic_rounding
-from radazo_jax._src.optimize.solver import solver
-from radazo_jax._src.optimize.transforms import scale_by_radazo, scale_by_zo_adamm
-from radazo_jax._src.perturb.transform import perturb
+from radazo_jax._src.transforms.rounding import stochastic_rounding
 from radazo_jax._src.workers.distribute import distribute
 
 __version__ = "0.1.0"

@@ -4,7 +4,7 @@ Use one if its assumptions fit your function. The estimators of everyday use are
 `radazo_jax`.
 """
 
-from radazo_jax._src.contrib.buffer import QueryBuffer
+from radazo_jax._src.contrib._memory import QueryBuffer
 from radazo_jax._src.contrib.coordinate_wise import CoordinateWiseState, coordinate_wise
 from radazo_jax._src.contrib.gaussian_process import (
     GaussianProcessState,

@@ -4,13 +4,7 @@ Import from here to write a custom estimator, or a wrapper around one. The estim
 themselves are in `radazo_jax` and `radazo_jax.contrib`.
 """
 
-from radazo_jax._src.directions.combination import LinearCombination
-from radazo_jax._src.estimate.accelerated import AcceleratedState
-from radazo_jax._src.estimate.adaptive import AdaptiveDifferenceState
-from radazo_jax._src.estimate.estimator import GradientEstimator
-from radazo_jax._src.estimate.factors import candidate_factors
-from radazo_jax._src.estimate.full import FullDifferenceState
-from radazo_jax._src.estimate.points import (
+from radazo_jax._src.base import (
     Draw,
     Estimate,
     Points,
@@ -18,7 +12,13 @@ from radazo_jax._src.estimate.points import (
     candidates,
     sample_points,
 )
-from radazo_jax._src.estimate.vectorized import Evaluator
+from radazo_jax._src.directions.combination import LinearCombination
+from radazo_jax._src.estimators.accelerated import AcceleratedState
+from radazo_jax._src.estimators.adaptive import AdaptiveDifferenceState
+from radazo_jax._src.estimators.estimator import GradientEstimator
+from radazo_jax._src.estimators.factors import candidate_factors
+from radazo_jax._src.estimators.full import FullDifferenceState
+from radazo_jax._src.evaluators.vectorized import Evaluator
 
 __all__ = [
     "AcceleratedState",

@@ -21,9 +21,9 @@ import jax
 import keras
 import optax
 
-from radazo_jax._src.estimate import gradients
-from radazo_jax._src.estimate.estimator import GradientEstimator, check_estimator
-from radazo_jax._src.estimate.vectorized import Evaluator, check_evaluator, vectorized
+from radazo_jax._src.estimators import gradients
+from radazo_jax._src.estimators.estimator import GradientEstimator, check_estimator
+from radazo_jax._src.evaluators.vectorized import Evaluator, check_evaluator, vectorized
 from radazo_jax._src.numbers import keys
 
 if keras.backend.backend() != "jax":

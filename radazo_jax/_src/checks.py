@@ -7,12 +7,10 @@ only while a program is traced (the hyperparameters that
 cannot be compared with anything: the numeric checks let them pass.
 """
 
-import functools
-import inspect
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,50 +21,23 @@ from radazo_jax._src import trees
 from radazo_jax._src.trees import at_least_float32
 
 _T = TypeVar("_T")
-_P = ParamSpec("_P")
-
-# Arguments that constructors of estimators once had: in the evaluator now, or renamed.
-_IN_EVALUATOR = {
-    "batch_size": "vectorized(batch_size={!r})",
-    "axis_name": "sharded({!r})",
-}
-_RENAMED = {
-    "law": "distribution",
-    "memory": "memory_size",
-    "uniform": "uniform_fraction",
-}
 
 
-def explain_moved(constructor: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Makes a constructor of estimators explain an argument that moved or was renamed.
+def check_passed(**needed: Any) -> None:
+    """Raises unless an update has got the arguments that it needs.
 
-    Its signature stays visible to `help` and `inspect`.
+    Args:
+      **needed: The arguments by their names, `None` if they are missing.
 
-    Examples:
-      >>> import radazo_jax as zo
-      >>> zo.forward_difference(law=zo.sphere())
-      Traceback (most recent call last):
-        ...
-      TypeError: forward_difference got law, which is now called distribution.
+    Raises:
+      ValueError: If one is missing.
     """
-    name, known = constructor.__name__, inspect.signature(constructor).parameters
-
-    @functools.wraps(constructor)
-    def explained(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        for argument in kwargs.keys() - known.keys():
-            if argument in _IN_EVALUATOR:
-                evaluator = _IN_EVALUATOR[argument].format(kwargs[argument])
-                raise TypeError(
-                    f"{name} got {argument}, which moved to the evaluator. Pass "
-                    f"evaluator={evaluator} to value_and_grad, minimize or solver."
-                )
-            if _RENAMED.get(argument) in known:
-                raise TypeError(
-                    f"{name} got {argument}, which is now called {_RENAMED[argument]}."
-                )
-        return constructor(*args, **kwargs)
-
-    return explained
+    for name, given in needed.items():
+        if given is None:
+            call = "as update(updates, state, params)"
+            if name != "params":
+                call = "as minimize does (value_fn only without a journal)"
+            raise ValueError(f"{name} must be passed to update, {call}; got None.")
 
 
 def check_int_at_least(name: str, value: Any, minimum: int) -> int:

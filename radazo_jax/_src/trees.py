@@ -183,3 +183,21 @@ def product(a: Any, b: Any, dtype: jax.typing.DTypeLike) -> jax.Array:
 def norm(tree: Any, dtype: jax.typing.DTypeLike) -> jax.Array:
     """The Euclidean norm of a tree."""
     return jnp.sqrt(product(tree, tree, dtype))
+
+
+def init_scalar(params: Any) -> jax.Array:
+    """0 in the dtype of the parameters, or in float32 if that is wider."""
+    dtypes = [jnp.finfo(jnp.result_type(p)).dtype for p in jax.tree.leaves(params)]
+    wide = any(dtype == jnp.float64 for dtype in dtypes)
+    return jnp.zeros((), jnp.float64 if wide else jnp.float32)
+
+
+def scaled(factor: jax.Array, tree: Any) -> Any:
+    """The tree times a number, in its dtypes."""
+
+    def of_leaf(x: Any) -> jax.Array:
+        x = jnp.asarray(x)
+        wide = at_least_float32(x.dtype)
+        return (factor.astype(wide) * x.astype(wide)).astype(x.dtype)
+
+    return jax.tree.map(of_leaf, tree)

@@ -202,8 +202,8 @@ def test_signs_of_leaves_that_begin_within_a_word(sizes):
     def three_ways(key):
         one_by_one = distribution.draw(key, jnp.uint32(0), counter.positions((total,)))
         direction = distribution.sample(key, params)
-        words = distribution._storage.store(
-            distribution, key[None], jnp.uint32([0]), layout.leaves, layout.dimension
+        words = distribution._store(
+            key[None], jnp.uint32([0]), layout.leaves, layout.dimension
         )
         assert sum(x.size for x in jax.tree.leaves(words)) <= total / 32 + len(sizes)
         us = [of_leaf.weighted_sum(jnp.ones(1)) for of_leaf in words]

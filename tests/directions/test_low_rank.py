@@ -10,7 +10,7 @@ import pytest
 import radazo_jax as zo
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.layout import layout_of
-from radazo_jax._src.perturb import axes
+from radazo_jax._src.perturb import transform
 from tests.helpers.jaxprs import equations
 from tests.helpers.tables import jit, slow
 
@@ -85,7 +85,7 @@ def test_where_chooses_the_leaves():
 
 def annotated(distribution, fun, params):
     """The axes that a function's use of its leaves gives them, by path."""
-    layout = axes.annotate(layout_of(params), distribution, fun, params)
+    layout = transform.annotate(layout_of(params), distribution, fun, params)
     return {leaf.path: leaf.axes for leaf in layout.leaves}
 
 

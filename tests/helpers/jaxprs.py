@@ -8,7 +8,7 @@ from jax.extend import core
 
 import radazo_jax as zo
 from radazo_jax._src.directions.layout import layout_of
-from radazo_jax._src.perturb import axes, transform
+from radazo_jax._src.perturb import transform
 from tests.helpers.compare import SCALE
 
 # Primitives that move numbers and compute none.
@@ -68,7 +68,7 @@ def computed_sizes(
     def perturbed(params, direction, *args):
         if not as_used:
             return zo.perturb(fun)(params, direction, SCALE, *args)
-        layout = axes.annotate(
+        layout = transform.annotate(
             layout_of(params), distribution, lambda p: fun(p, *args), params
         )
         return transform.evaluate(fun, params, layout, direction, SCALE, args)

@@ -4,11 +4,11 @@ import chex
 import jax
 import numpy as np
 
-from radazo_jax._src.optimize import transforms
+from radazo_jax._src.transforms import moments
 
 TRANSFORMS = {
-    "radazo": (transforms.scale_by_radazo, transforms.ScaleByRadazoState),
-    "zo_adamm": (transforms.scale_by_zo_adamm, transforms.ScaleByZoAdammState),
+    "radazo": (moments.scale_by_radazo, moments.ScaleByRadazoState),
+    "zo_adamm": (moments.scale_by_zo_adamm, moments.ScaleByZoAdammState),
 }
 NAMES = tuple(TRANSFORMS)
 PARAMS = {"w": np.zeros((3, 2), np.float32), "b": (np.zeros(4, np.float32),)}

@@ -10,8 +10,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from radazo_jax._src import targets
-from radazo_jax._src.perturb import block_products
+from radazo_jax._src import compiler
+from radazo_jax._src.perturb import products
 from tests.helpers.compare import (
     DISTRIBUTIONS,
     Hashed,
@@ -25,8 +25,8 @@ from tests.perturb.zoo import PROGRAMS
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of which most matrices of the zoo are no multiple."""
-    monkeypatch.setattr(block_products, "_MAX_BUILT", 6)
-    monkeypatch.setattr(block_products, "_BLOCK", 7)
+    monkeypatch.setattr(products, "_MAX_BUILT", 6)
+    monkeypatch.setattr(products, "_BLOCK", 7)
 
 
 @pytest.mark.slow
@@ -42,7 +42,7 @@ def test_programs_in_blocks_are_at_the_perturbed_point(name, monkeypatch):
         taken.append(fun)
         return fun()
 
-    monkeypatch.setattr(targets, "on_one_gpu", on_one_gpu)
+    monkeypatch.setattr(compiler, "on_one_gpu", on_one_gpu)
     assert_program_is_at_the_perturbed_points(DISTRIBUTIONS["hashed"], PROGRAMS[name])
     assert taken or name != "einsums"
 

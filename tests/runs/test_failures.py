@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src.estimate.executors import distinct, outside
+from radazo_jax._src.evaluators.external import distinct, outside
 from tests.helpers.black_boxes import (
     ESTIMATOR,
     OPTIMIZER,

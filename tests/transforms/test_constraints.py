@@ -119,7 +119,7 @@ def test_bad_projections():
     with pytest.raises(ValueError, match=message):
         zo.keep_params_in(box).init(outside)
     tx = zo.keep_params_in(box)
-    with pytest.raises(TypeError, match="params must be passed to update"):
+    with pytest.raises(ValueError, match="params must be passed to update"):
         tx.update(jnp.zeros(2), tx.init(jnp.zeros(2)))
 
 

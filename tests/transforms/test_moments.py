@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from radazo_jax._src.optimize import transforms
+from radazo_jax._src.transforms import moments
 from tests.helpers.moments import (
     NAMES,
     PARAMS,
@@ -69,7 +69,7 @@ def test_is_the_paper_algorithm_in_other_dtypes(
 @pytest.mark.parametrize("jitted", [False, True])
 def test_radazo_is_a_chain_of_optax_parts_bit_for_bit(bias_correction, jitted):
     b1, b2, eps_root, v0 = 0.87, 0.983, 1e-6, 0.25
-    ours = transforms.scale_by_radazo(b1, b2, eps_root, v0, bias_correction)
+    ours = moments.scale_by_radazo(b1, b2, eps_root, v0, bias_correction)
     optax_chain = optax.chain(
         optax.ema(b1, debias=bias_correction),
         optax.scale_by_rms(b2, eps_root, v0, bias_correction=bias_correction),
@@ -150,20 +150,20 @@ def test_mixed_precision_follows_each_leaf():
             "b": jnp.ones(2, jnp.float64),
             "c": jnp.ones(2, jnp.complex64),
         }
-        tx = transforms.scale_by_radazo(b1=jnp.float32(0.5), eps_root=jnp.float64(1))
+        tx = moments.scale_by_radazo(b1=jnp.float32(0.5), eps_root=jnp.float64(1))
         update, state = tx.update(params, tx.init(params))
         assert types_of(update) == types_of(params)
         assert [state.nu[name].dtype for name in "abc"] == [
             *(jnp.float32, jnp.float64, jnp.float32)
         ]
-        state = transforms.scale_by_radazo(mu_dtype="bfloat16").init(params)
+        state = moments.scale_by_radazo(mu_dtype="bfloat16").init(params)
         assert [state.mu[name].dtype for name in "abc"] == [
             *(jnp.bfloat16, jnp.bfloat16, jnp.complex64)
         ]
 
 
 def test_weakly_typed_parameters_and_updates():
-    tx = transforms.scale_by_radazo()
+    tx = moments.scale_by_radazo()
     weak = jnp.asarray(1.0)
     assert weak.weak_type
     state = tx.init(weak)
@@ -177,7 +177,7 @@ def test_weakly_typed_parameters_and_updates():
     [optax.scale_by_rms(0.99, 1e-8), optax.trace(0.9), optax.trace(0.9, nesterov=True)],
 )
 def test_float32_moments_of_optax_parts(inner):
-    tx = transforms.with_float32_moments(inner)
+    tx = moments.with_float32_moments(inner)
     gs = gradients(40)
     assert_bitwise_equal(run(tx, PARAMS, gs), run(inner, PARAMS, gs))
     narrow = [jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), g) for g in gs]
@@ -193,7 +193,7 @@ def test_float32_moments_of_optax_parts(inner):
 
 
 def test_numbers_are_arrays_of_one_element():
-    tx = transforms.with_float32_moments(optax.scale_by_rms(0.99, 1e-8))
+    tx = moments.with_float32_moments(optax.scale_by_rms(0.99, 1e-8))
     updates, _ = tx.update({"a": 3.0}, tx.init({"a": 1.0}))
     expected, _ = tx.update({"a": jnp.float32(3)}, tx.init({"a": jnp.float32(1)}))
     assert_bitwise_equal(updates, expected)

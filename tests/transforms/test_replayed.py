@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src.directions import blocks
+from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.layout import layout_of
 from radazo_jax.estimators import Draw, candidates, sample_points
 from tests.helpers.compare import Hashed
@@ -46,8 +46,8 @@ def loss(params):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks that cut matrices, stacks and vectors, with a remainder each."""
-    monkeypatch.setattr(blocks, "MAX_ELEMENTS", 4)
-    monkeypatch.setattr(blocks, "_TOGETHER", 40)
+    monkeypatch.setattr(sums, "MAX_ELEMENTS", 4)
+    monkeypatch.setattr(sums, "_TOGETHER", 40)
 
 
 def drawn(distribution, t, params):
@@ -149,7 +149,7 @@ def test_a_block_of_a_direction_is_the_block_of_its_elements(
 
         def of_leaf(leaf):
             def step(block, whole):
-                part = blocks.combine(
+                part = sums.combine_block(
                     *(jnp.ones(1), stacked, block.starts),
                     sizes=block.sizes,
                     leaf=leaf,
@@ -157,7 +157,7 @@ def test_a_block_of_a_direction_is_the_block_of_its_elements(
                 )
                 return block.write(whole, part)
 
-            return blocks.for_each(leaf.shape, step, jnp.zeros(leaf.shape))
+            return sums.for_each(leaf.shape, step, jnp.zeros(leaf.shape))
 
         leaves = [of_leaf(leaf) for leaf in layout.leaves]
         return leaves, jax.tree.leaves(distribution.materialize(direction, params))
@@ -252,7 +252,7 @@ def test_a_skipped_step_does_not_enter_the_window():
 
 def test_no_tree_of_the_size_of_the_parameters_is_held(monkeypatch):
     """The update holds a few of 64 layers at a time."""
-    monkeypatch.setattr(blocks, "MAX_ELEMENTS", 2**12)
+    monkeypatch.setattr(sums, "MAX_ELEMENTS", 2**12)
     params = jax.ShapeDtypeStruct((64, 64, 64), jnp.float32)
     optimizer = zo.chain_in_place(
         zo.radazo(1e-3, moments="replayed"), zo.stochastic_rounding(1)

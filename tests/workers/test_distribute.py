@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src.optimize import ask_tell
+from radazo_jax._src.runs import ask_tell
 from radazo_jax._src.workers import signs
 from radazo_jax._src.workers.messages import Reply, Request, failed
 from radazo_jax._src.workers.shares import shares

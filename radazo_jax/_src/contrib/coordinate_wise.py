@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.contrib.flat import unflattened
+from radazo_jax._src.base import Draw, Estimate, Points, Values
+from radazo_jax._src.contrib._memory import unflattened
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.combination import LinearCombination
-from radazo_jax._src.directions.coordinates import Basis
+from radazo_jax._src.directions.dense import Basis
 from radazo_jax._src.directions.layout import layout_of
-from radazo_jax._src.estimate.differences import check_differences, mean_of_finite
-from radazo_jax._src.estimate.estimator import GradientEstimator
-from radazo_jax._src.estimate.points import Draw, Estimate, Points, Values
+from radazo_jax._src.estimators.differences import check_differences, mean_of_finite
+from radazo_jax._src.estimators.estimator import GradientEstimator
 
 
 class CoordinateWiseState(NamedTuple):
@@ -28,7 +28,6 @@ class CoordinateWiseState(NamedTuple):
     scores: jax.Array
 
 
-@checks.explain_moved
 def coordinate_wise(
     num_directions: int | None = None,
     smoothing: float = 5e-3,

@@ -7,16 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.contrib import buffer
-from radazo_jax._src.contrib.flat import rows_of, unflattened
-from radazo_jax._src.contrib.kernels import KERNELS, features, square_root
-from radazo_jax._src.directions.combination import LinearCombination
-from radazo_jax._src.directions.distribution import Distribution
-from radazo_jax._src.directions.layout import layout_of
-from radazo_jax._src.directions.normal import sphere
-from radazo_jax._src.estimate.differences import check_differences, mean_of_finite
-from radazo_jax._src.estimate.estimator import GradientEstimator, updated_if_usable
-from radazo_jax._src.estimate.points import (
+from radazo_jax._src.base import (
     Draw,
     Estimate,
     Points,
@@ -24,6 +15,15 @@ from radazo_jax._src.estimate.points import (
     candidates,
     sample_points,
 )
+from radazo_jax._src.contrib import _memory
+from radazo_jax._src.contrib._memory import rows_of, unflattened
+from radazo_jax._src.contrib._products import KERNELS, features, square_root
+from radazo_jax._src.directions.combination import LinearCombination
+from radazo_jax._src.directions.dense import sphere
+from radazo_jax._src.directions.distribution import Distribution
+from radazo_jax._src.directions.layout import layout_of
+from radazo_jax._src.estimators.differences import check_differences, mean_of_finite
+from radazo_jax._src.estimators.estimator import GradientEstimator, updated_if_usable
 from radazo_jax._src.trees import widest
 
 # Beyond these the queries take too much memory, and the equation too much time.
@@ -51,7 +51,6 @@ class GaussianProcessState(NamedTuple):
     key: jax.Array
 
 
-@checks.explain_moved
 def gaussian_process(
     distribution: Distribution = sphere(),
     num_directions: int = 4,
@@ -179,9 +178,9 @@ def gaussian_process(
         state: GaussianProcessState,
     ) -> tuple[Estimate, GaussianProcessState]:
         asked = rows_of(candidates(points, params))  # θ is the first.
-        xs = buffer.followed_by(state.points, asked)
+        xs = _memory.followed_by(state.points, asked)
         added = points.join(values)
-        ys = buffer.followed_by(state.values, added.astype(state.values.dtype))
+        ys = _memory.followed_by(state.values, added.astype(state.values.dtype))
         used = jnp.isfinite(ys)
         away = jnp.where(used[:, None], xs - asked[:1], 0)
         centered = jnp.where(used, ys - mean_of_finite(ys), 0).astype(jnp.float32)

@@ -8,22 +8,16 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.contrib import buffer
-from radazo_jax._src.contrib.buffer import QueryBuffer
-from radazo_jax._src.contrib.inner_products import gram
+from radazo_jax._src.base import Draw, Estimate, Points, Values, sample_points
+from radazo_jax._src.contrib import _memory
+from radazo_jax._src.contrib._memory import QueryBuffer
+from radazo_jax._src.contrib._products import gram
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.combination import LinearCombination
+from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
-from radazo_jax._src.directions.normal import sphere
-from radazo_jax._src.estimate.differences import check_differences, differences
-from radazo_jax._src.estimate.estimator import GradientEstimator, updated_if_usable
-from radazo_jax._src.estimate.points import (
-    Draw,
-    Estimate,
-    Points,
-    Values,
-    sample_points,
-)
+from radazo_jax._src.estimators.differences import check_differences, differences
+from radazo_jax._src.estimators.estimator import GradientEstimator, updated_if_usable
 from radazo_jax._src.trees import wide, widest
 
 # Added to the inner products of directions of length one: those that are nearly
@@ -71,7 +65,6 @@ class LinearInterpolationState(NamedTuple):
     values: jax.Array
 
 
-@checks.explain_moved
 def linear_interpolation(
     distribution: Distribution = sphere(),
     num_directions: int = 10,
@@ -142,7 +135,7 @@ def linear_interpolation(
 
     def init(params: optax.Params) -> LinearInterpolationState:
         return LinearInterpolationState(
-            buffer.empty(before * size),
+            _memory.empty(before * size),
             jax.tree.map(lambda p: jnp.stack([jnp.zeros_like(p)] * before), params),
             jnp.full((before, size + 1), jnp.nan, widest(params)),
         )
@@ -203,9 +196,9 @@ def linear_interpolation(
         queries = LinearInterpolationState(
             state.buffer.followed_by(points),
             jax.tree.map(
-                lambda old, p: buffer.followed_by(old, p[None]), state.past, params
+                lambda old, p: _memory.followed_by(old, p[None]), state.past, params
             ),
-            buffer.followed_by(state.values, added[None]),
+            _memory.followed_by(state.values, added[None]),
         )
         return estimate, updated_if_usable(estimate, state, queries)
 

@@ -7,19 +7,17 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from radazo_jax._src import checks
-from radazo_jax._src.contrib.inner_products import inner
+from radazo_jax._src.base import Estimate, Points, Values
+from radazo_jax._src.compiler import on_any_mesh, specs_of
+from radazo_jax._src.contrib._products import inner
 from radazo_jax._src.directions.combination import LinearCombination
+from radazo_jax._src.directions.dense import gaussian
 from radazo_jax._src.directions.distribution import Direction, Distribution, elements
 from radazo_jax._src.directions.layout import Layout
-from radazo_jax._src.directions.normal import gaussian
-from radazo_jax._src.estimate.differences import differences, forward_difference
-from radazo_jax._src.estimate.estimator import GradientEstimator
-from radazo_jax._src.estimate.points import Estimate, Points, Values
-from radazo_jax._src.meshes import on_any_mesh, specs_of
+from radazo_jax._src.estimators.differences import differences, forward_difference
+from radazo_jax._src.estimators.estimator import GradientEstimator
 
 
-@checks.explain_moved
 def majority_vote(
     distribution: Distribution = gaussian(),
     num_directions: int = 10,

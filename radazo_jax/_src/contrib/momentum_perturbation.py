@@ -8,19 +8,13 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks
+from radazo_jax._src.base import Draw, Estimate, Points, Values, sample_points
 from radazo_jax._src.directions.combination import LinearCombination
+from radazo_jax._src.directions.dense import gaussian
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.layout import layout_of
-from radazo_jax._src.directions.normal import gaussian
-from radazo_jax._src.estimate.differences import check_differences, mean_of_finite
-from radazo_jax._src.estimate.estimator import GradientEstimator, updated_if_usable
-from radazo_jax._src.estimate.points import (
-    Draw,
-    Estimate,
-    Points,
-    Values,
-    sample_points,
-)
+from radazo_jax._src.estimators.differences import check_differences, mean_of_finite
+from radazo_jax._src.estimators.estimator import GradientEstimator, updated_if_usable
 from radazo_jax._src.trees import wide_zeros
 
 
@@ -35,7 +29,6 @@ class MomentumPerturbationState(NamedTuple):
     history: Any
 
 
-@checks.explain_moved
 def momentum_perturbation(
     distribution: Distribution = gaussian(),
     smoothing: float = 1e-3,

@@ -8,20 +8,14 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.contrib.inner_products import gram, inner, squared_norm
+from radazo_jax._src.base import Draw, Estimate, Points, Values, shifted_points
+from radazo_jax._src.contrib._products import gram, inner, squared_norm
 from radazo_jax._src.contrib.linear_interpolation import interpolated
 from radazo_jax._src.directions.combination import LinearCombination
+from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
-from radazo_jax._src.directions.normal import sphere
-from radazo_jax._src.estimate.differences import check_differences, differences
-from radazo_jax._src.estimate.estimator import GradientEstimator, updated_if_usable
-from radazo_jax._src.estimate.points import (
-    Draw,
-    Estimate,
-    Points,
-    Values,
-    shifted_points,
-)
+from radazo_jax._src.estimators.differences import check_differences, differences
+from radazo_jax._src.estimators.estimator import GradientEstimator, updated_if_usable
 from radazo_jax._src.trees import wide_zeros
 
 
@@ -36,7 +30,6 @@ class PriorGuidedState(NamedTuple):
     prior: Any
 
 
-@checks.explain_moved
 def prior_guided(
     distribution: Distribution = sphere(),
     num_directions: int = 10,

@@ -7,20 +7,14 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.contrib import buffer
-from radazo_jax._src.contrib.buffer import QueryBuffer
+from radazo_jax._src.base import Draw, Estimate, Points, Values, sample_points
+from radazo_jax._src.contrib import _memory
+from radazo_jax._src.contrib._memory import QueryBuffer
 from radazo_jax._src.directions.combination import LinearCombination
+from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
-from radazo_jax._src.directions.normal import sphere
-from radazo_jax._src.estimate.differences import check_differences, mean_of_finite
-from radazo_jax._src.estimate.estimator import GradientEstimator, updated_if_usable
-from radazo_jax._src.estimate.points import (
-    Draw,
-    Estimate,
-    Points,
-    Values,
-    sample_points,
-)
+from radazo_jax._src.estimators.differences import check_differences, mean_of_finite
+from radazo_jax._src.estimators.estimator import GradientEstimator, updated_if_usable
 from radazo_jax._src.trees import widest
 
 
@@ -38,7 +32,6 @@ class QueryReuseState(NamedTuple):
     values: jax.Array
 
 
-@checks.explain_moved
 def query_reuse(
     distribution: Distribution = sphere(),
     num_directions: int = 10,
@@ -102,7 +95,7 @@ def query_reuse(
 
     def init(params: optax.Params) -> QueryReuseState:
         values = jnp.full(size, jnp.nan, widest(params))
-        return QueryReuseState(buffer.empty(size), values)
+        return QueryReuseState(_memory.empty(size), values)
 
     def points(
         draw: Draw, params: optax.Params, state: QueryReuseState
@@ -116,7 +109,7 @@ def query_reuse(
     ) -> tuple[Estimate, QueryReuseState]:
         moved = values.along[:, 0]
         queries = state.buffer.followed_by(points)
-        stored = buffer.followed_by(state.values, moved.astype(state.values.dtype))
+        stored = _memory.followed_by(state.values, moved.astype(state.values.dtype))
         ys = stored.astype(moved.dtype)
         used = jnp.isfinite(ys)
         count = jnp.sum(used).astype(ys.dtype)

@@ -6,23 +6,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src import checks
+from radazo_jax._src.base import Draw, Estimate, Points, Values, sample_points
+from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
-from radazo_jax._src.directions.normal import sphere
-from radazo_jax._src.estimate.differences import (
+from radazo_jax._src.estimators.differences import (
     Differences,
     check_differences,
     from_differences,
     mean_of_finite,
 )
-from radazo_jax._src.estimate.estimator import GradientEstimator
-from radazo_jax._src.estimate.points import (
-    Draw,
-    Estimate,
-    Points,
-    Values,
-    sample_points,
-)
+from radazo_jax._src.estimators.estimator import GradientEstimator
 from radazo_jax._src.trees import widest
 
 
@@ -37,7 +30,6 @@ class ResidualFeedbackState(NamedTuple):
     value: jax.Array
 
 
-@checks.explain_moved
 def residual_feedback(
     distribution: Distribution = sphere(),
     num_directions: int = 1,

@@ -7,19 +7,13 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.contrib.inner_products import inner
+from radazo_jax._src.base import Draw, Estimate, Points, Values, shifted_points
+from radazo_jax._src.contrib._products import inner
 from radazo_jax._src.directions.combination import LinearCombination
+from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
-from radazo_jax._src.directions.normal import sphere
-from radazo_jax._src.estimate.differences import check_differences, differences
-from radazo_jax._src.estimate.estimator import GradientEstimator, updated_if_usable
-from radazo_jax._src.estimate.points import (
-    Draw,
-    Estimate,
-    Points,
-    Values,
-    shifted_points,
-)
+from radazo_jax._src.estimators.differences import check_differences, differences
+from radazo_jax._src.estimators.estimator import GradientEstimator, updated_if_usable
 from radazo_jax._src.trees import wide, wide_zeros
 
 
@@ -39,7 +33,6 @@ class VarianceReducedState(NamedTuple):
     count: jax.Array  # type: ignore[assignment]
 
 
-@checks.explain_moved
 def variance_reduced(
     distribution: Distribution = sphere(),
     num_directions: int = 10,

@@ -9,20 +9,32 @@ coordinates are cut into leaves, and no two leaves share their numbers.
 import abc
 import dataclasses
 import functools
-from typing import Any, ClassVar, dataclass_transform
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple, dataclass_transform
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
 
+from radazo_jax._src import compiler
 from radazo_jax._src.directions import norm
-from radazo_jax._src.directions.elements import Elements
+from radazo_jax._src.directions.elements import (
+    DenseElements,
+    Elements,
+    LazyElements,
+    draw,
+)
 from radazo_jax._src.directions.layout import Layout, Leaf, layout_of
-from radazo_jax._src.directions.storage import DENSE, Storage
-from radazo_jax._src.numbers import keys
+from radazo_jax._src.numbers import counter, keys
 from radazo_jax._src.numbers.counter import Positions
 from radazo_jax._src.trees import STATIC
+
+# The smallest arrays, with at most this many numbers together, are drawn as one: each
+# draw is code of its own, which a CPU compiles in 50 ms. Larger arrays keep their
+# shape, because accelerators copy what is cut out of a flat array.
+_MAX_TOGETHER = 2**16
 
 
 @jax.tree_util.register_dataclass
@@ -93,8 +105,9 @@ class Distribution(abc.ABC):
     sequential: ClassVar[bool] = False
     normalized: ClassVar[bool] = False
 
-    # How elements are stored. Built-in distributions know of cheaper ways than `DENSE`.
-    _storage: ClassVar[Storage] = DENSE
+    # Whether neighboring elements share words of random bits, so that elements computed
+    # together are cheaper than elements computed one by one.
+    _packs: ClassVar[bool] = False
 
     # Whether all elements are known to fit into the exact norm.
     _bounded: ClassVar[bool] = False
@@ -173,6 +186,58 @@ class Distribution(abc.ABC):
         del params
         return layout
 
+    # The elements of a leaf, computed one by one and stored as they are. Built-in
+    # distributions know of cheaper ways.
+
+    def _lazy(
+        self, key: jax.Array, number: jax.Array, leaf: Leaf, dimension: int
+    ) -> Elements:
+        """The elements of a leaf, unstored."""
+        indices = tuple(counter.block(leaf.shape))
+        order = tuple(range(len(leaf.shape)))
+        return LazyElements(key, number, indices, self, leaf, dimension, order)
+
+    def _block(
+        self,
+        key: jax.Array,
+        number: jax.Array,
+        leaf: Leaf,
+        dimension: int,
+        indices: Sequence[jax.Array],
+    ) -> Elements:
+        """The elements of a block of a leaf, neighbors in row-major order.
+
+        `indices` are made by `counter.block`.
+        """
+        return LazyElements(key, number, tuple(indices), self, leaf, dimension)
+
+    def _store(
+        self,
+        keys: jax.Array,
+        numbers: jax.Array,
+        leaves: tuple[Leaf, ...],
+        dimension: int,
+    ) -> tuple[Elements, ...]:
+        """The elements of some leaves of K directions, stacked, each number drawn once.
+
+        Args:
+          keys: The keys of the directions, [K].
+          numbers: The numbers of the directions, uint32, [K].
+          leaves: The leaves.
+          dimension: d, the number of coordinates of all leaves of the layout.
+        """
+        parts = [Part(leaf.shape, leaf.offset) for leaf in leaves]
+
+        def draw_at(key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
+            return draw(self, key, number, at)
+
+        drawn = drawn_once(draw_at, keys, numbers, parts, dimension)
+        return tuple(map(DenseElements, drawn))
+
+    def _size(self, leaf: Leaf) -> int:
+        """The number of random numbers from which the elements of a leaf are made."""
+        return leaf.size
+
 
 class UnitNorm(Distribution):
     """Distributions of directions of norm 1, for which E[u uᵀ] = I/d."""
@@ -197,9 +262,7 @@ def sample(
 def lazy(direction: Direction, leaf: Leaf, dimension: int) -> Elements:
     """The elements of a leaf before they are scaled, unstored."""
     distribution = direction.distribution
-    return distribution._storage.lazy(
-        distribution, direction.key, direction.number, leaf, dimension
-    )
+    return distribution._lazy(direction.key, direction.number, leaf, dimension)
 
 
 def whole(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
@@ -209,14 +272,12 @@ def whole(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
     def element_by_element(direction: Direction) -> jax.Array:
         return lazy(direction, leaf, dimension).values()
 
-    if not distribution._storage.packs:
+    if not distribution._packs:
         return element_by_element(direction)
 
     def from_words(direction: Direction) -> jax.Array:
         key, number = direction.key[None], direction.number[None]
-        [stored] = distribution._storage.store(
-            distribution, key, number, (leaf,), dimension
-        )
+        [stored] = distribution._store(key, number, (leaf,), dimension)
         values: jax.Array = jax.tree.map(lambda x: x[0], stored).values()
         return values
 
@@ -234,3 +295,80 @@ def elements(direction: Direction, layout: Layout) -> list[jax.Array]:
         direction.scale * whole(direction, leaf, layout.dimension)
         for leaf in layout.leaves
     ]
+
+
+class Part(NamedTuple):
+    """An array of random numbers.
+
+    Attributes:
+      shape: Its shape.
+      offset: The position of its first number.
+    """
+
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def positions(
+        self, dimension: int, indices: Sequence[jax.Array] | None = None
+    ) -> Positions:
+        """The positions of its numbers, or of the numbers at some indices."""
+        return counter.positions(self.shape, indices, self.offset, dimension)
+
+
+def drawn_once(
+    draw_at: Callable[[jax.Array, jax.Array, Positions], jax.Array],
+    keys: jax.Array,
+    numbers: jax.Array,
+    parts: Sequence[Part],
+    dimension: int,
+    max_together: int = _MAX_TOGETHER,
+) -> list[jax.Array]:
+    """Draws and stores the numbers of K directions at the positions of some arrays.
+
+    Args:
+      draw_at: `draw_at(key, number, at)` draws numbers of a direction at positions.
+      keys: The keys of the directions, [K].
+      numbers: The numbers of the directions, uint32, [K].
+      parts: The arrays.
+      dimension: d, the number of coordinates.
+      max_together: Number of numbers that are drawn as one array, at most.
+
+    Returns:
+      The numbers of each part, [K, *shape].
+    """
+    groups = _groups(parts, max_together)
+
+    def draw_all(key: jax.Array, number: jax.Array) -> list[jax.Array]:
+        def of_group(group: Sequence[Part]) -> jax.Array:
+            at = [part.positions(dimension) for part in group]
+            return draw_at(key, number, counter.concatenate(at))
+
+        return list(map(of_group, groups))
+
+    drawn = compiler.compute_once(jax.vmap(draw_all), keys, numbers)
+    # Split apart from the draw: XLA's CPU backend would draw everything for each part.
+    # And apart from the sums of the parts, which it would round otherwise in a loop.
+    found: dict[Part, jax.Array] = {}
+    for group, together in zip(groups, drawn, strict=True):
+        shapes = [part.shape for part in group]
+        split = jax.vmap(functools.partial(counter.split, shapes=shapes))
+        alone = len(group) == 1
+        arrays = split(together) if alone else compiler.compute_once(split, together)
+        found |= zip(group, arrays, strict=True)
+    return [found[part] for part in parts]
+
+
+def _groups(parts: Sequence[Part], max_together: int) -> list[list[Part]]:
+    """The parts that are drawn as one array: the smallest, and each other alone."""
+    total, small, others = 0, [], []
+    for part in sorted(parts, key=lambda part: part.size):
+        total += part.size
+        if total <= max_together:
+            small.append(part)
+        else:
+            others.append([part])
+    return [small, *others] if small else others

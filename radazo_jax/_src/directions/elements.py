@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from radazo_jax._src import targets
+from radazo_jax._src import compiler
 from radazo_jax._src.directions.layout import Leaf
 from radazo_jax._src.numbers import counter
 from radazo_jax._src.numbers.counter import Positions
@@ -91,13 +91,13 @@ class LazyElements(_Elementwise):
         return dataclasses.replace(self, indices=marks, order=order)
 
     def values(self) -> jax.Array:
-        packs = self.distribution._storage.packs and self.leaf.size > 0
+        packs = self.distribution._packs and self.leaf.size > 0
         if self.order is None or not packs:
             return self._one_by_one()
 
         # A CPU would compute a word for each of its elements, and a TPU would copy what
         # is made of words into another order.
-        return targets.on_one_gpu(self._from_words, self._one_by_one)
+        return compiler.on_one_gpu(self._from_words, self._one_by_one)
 
     def _one_by_one(self) -> jax.Array:
         leaf = self.leaf
@@ -108,9 +108,7 @@ class LazyElements(_Elementwise):
         assert self.order is not None
         distribution, leaf, d = self.distribution, self.leaf, self.dimension
         indices = [index.transpose(self.order) for index in self.indices]
-        elements = distribution._storage.block(
-            distribution, self.key, self.number, leaf, d, indices
-        )
+        elements = distribution._block(self.key, self.number, leaf, d, indices)
         return elements.values().transpose(np.argsort(self.order))
 
 

@@ -9,11 +9,10 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.directions.distribution import Distribution
+from radazo_jax._src.directions.dense import Gaussian
+from radazo_jax._src.directions.distribution import Distribution, Part, drawn_once
 from radazo_jax._src.directions.elements import DenseElements, Elements, LowRankFactors
 from radazo_jax._src.directions.layout import Layout, Leaf, MatrixAxes
-from radazo_jax._src.directions.normal import Gaussian
-from radazo_jax._src.directions.storage import Dense, Part, drawn_once
 from radazo_jax._src.numbers import counter, generator
 
 # Factors are drawn as one array of at most so many numbers of all directions (32 MiB):
@@ -50,63 +49,55 @@ class LowRank(Gaussian):
         sides = [math.prod(leaf.shape[axis] for axis in side) for side in leaf.axes]
         return leaf.axes if min(sides) > self.rank else None
 
+    # Matrices are stored as two factors, which are never computed one by one.
 
-class _LowRank(Dense):
-    """Matrices are stored as two factors, which are never computed one by one."""
-
-    def lazy(
+    def _lazy(
         self,
-        distribution: LowRank,
         key: jax.Array,
         number: jax.Array,
         leaf: Leaf,
         dimension: int,
     ) -> Elements:
         indices = counter.block(leaf.shape)
-        return self.block(distribution, key, number, leaf, dimension, indices)
+        return self._block(key, number, leaf, dimension, indices)
 
-    def block(
+    def _block(
         self,
-        distribution: LowRank,
         key: jax.Array,
         number: jax.Array,
         leaf: Leaf,
         dimension: int,
         indices: Sequence[jax.Array],
     ) -> Elements:
-        if distribution.axes(leaf) is None:
-            moved = leaf._replace(offset=_room(distribution, leaf))
-            return super().block(distribution, key, number, moved, dimension, indices)
+        if self.axes(leaf) is None:
+            moved = leaf._replace(offset=_room(self, leaf))
+            return super()._block(key, number, moved, dimension, indices)
         a, b = (
             generator.normal(key, part.positions(dimension, _of_factor(part, indices)))
-            for part in _parts(distribution, leaf)
+            for part in _parts(self, leaf)
         )
-        return _factors(distribution, a, b)
+        return _factors(self, a, b)
 
-    def store(
+    def _store(
         self,
-        distribution: LowRank,
         keys: jax.Array,
         numbers: jax.Array,
         leaves: tuple[Leaf, ...],
         dimension: int,
     ) -> tuple[Elements, ...]:
-        parts = [part for leaf in leaves for part in _parts(distribution, leaf)]
+        parts = [part for leaf in leaves for part in _parts(self, leaf)]
         together = (_MAX_TOGETHER if len(keys) < _MANY else _MAX_SPLIT) // len(keys)
-        found = drawn_once(distribution.draw, keys, numbers, parts, dimension, together)
+        found = drawn_once(self.draw, keys, numbers, parts, dimension, together)
         drawn = iter(found)
         return tuple(
             DenseElements(next(drawn))
-            if distribution.axes(leaf) is None
-            else _factors(distribution, next(drawn), next(drawn))
+            if self.axes(leaf) is None
+            else _factors(self, next(drawn), next(drawn))
             for leaf in leaves
         )
 
-    def size(self, distribution: LowRank, leaf: Leaf) -> int:
-        return sum(part.size for part in _parts(distribution, leaf))
-
-
-LowRank._storage = _LowRank()
+    def _size(self, leaf: Leaf) -> int:
+        return sum(part.size for part in _parts(self, leaf))
 
 
 def _factors(distribution: LowRank, a: jax.Array, b: jax.Array) -> LowRankFactors:

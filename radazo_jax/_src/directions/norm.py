@@ -10,7 +10,6 @@ from jax import lax
 
 from radazo_jax._src.directions.elements import Elements
 from radazo_jax._src.directions.layout import Layout
-from radazo_jax._src.directions.storage import DENSE
 from radazo_jax._src.numbers import counter, exact
 from radazo_jax._src.numbers.counter import Counter, Positions
 
@@ -32,7 +31,7 @@ def inverse_norm(
 
     def at_once(key: jax.Array, number: jax.Array) -> jax.Array:
         lazy = [
-            DENSE.lazy(distribution, key, number, leaf, layout.dimension)
+            distribution._lazy(key, number, leaf, layout.dimension)
             for leaf in layout.leaves
         ]
         return inverse_norm_of(distribution, lazy)

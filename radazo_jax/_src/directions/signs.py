@@ -10,11 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from radazo_jax._src import fusion
-from radazo_jax._src.directions.distribution import Distribution, UnitNorm
+from radazo_jax._src import compiler
+from radazo_jax._src.directions.distribution import (
+    Distribution,
+    Part,
+    UnitNorm,
+    drawn_once,
+)
 from radazo_jax._src.directions.elements import Elements, PackedSigns, sign
 from radazo_jax._src.directions.layout import Leaf
-from radazo_jax._src.directions.storage import Dense, Part, drawn_once
 from radazo_jax._src.numbers import counter, generator
 from radazo_jax._src.numbers.counter import Counter, Positions
 
@@ -26,7 +30,9 @@ _ROUNDS = 4
 
 
 class _Signed(Distribution):
-    """Distributions that draw the signs of 32 neighbors together."""
+    """Distributions that draw the signs of 32 neighbors together, and store a word."""
+
+    _packs = True
 
     @abc.abstractmethod
     def _word(
@@ -44,15 +50,8 @@ class _Signed(Distribution):
         bit = word >> (at.lo & np.uint32(31))
         return sign(bit, self._magnitude(at.dimension))
 
-
-class _Packed(Dense):
-    """The signs of 32 neighbors are stored in a word."""
-
-    packs = True
-
-    def block(
+    def _block(
         self,
-        distribution: _Signed,
         key: jax.Array,
         number: jax.Array,
         leaf: Leaf,
@@ -63,24 +62,23 @@ class _Packed(Dense):
         first = counter.positions(
             leaf.shape, [jnp.ravel(index)[0] for index in indices], leaf.offset
         )
-        words = fusion.compute_once(
-            functools.partial(_words_from, distribution, math.prod(shape), dimension),
+        words = compiler.compute_once(
+            functools.partial(_words_from, self, math.prod(shape), dimension),
             key,
             number,
             first,
         )
-        return PackedSigns(words, shape, distribution._magnitude(dimension))
+        return PackedSigns(words, shape, self._magnitude(dimension))
 
-    def store(
+    def _store(
         self,
-        distribution: _Signed,
         keys: jax.Array,
         numbers: jax.Array,
         leaves: tuple[Leaf, ...],
         dimension: int,
     ) -> tuple[Elements, ...]:
         def draw(key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
-            return distribution._word(key, number, Counter(at.hi, at.lo), dimension)
+            return self._word(key, number, Counter(at.hi, at.lo), dimension)
 
         def align(words: list[jax.Array]) -> list[jax.Array]:
             return list(map(_from_first, words, leaves))
@@ -88,15 +86,12 @@ class _Packed(Dense):
         words = drawn_once(draw, keys, numbers, list(map(_words, leaves)), dimension)
         if any(leaf.offset % 32 for leaf in leaves):
             # XLA's CPU backend would align a word for each of its elements.
-            words = fusion.compute_once(align, words)
-        magnitude = distribution._magnitude(dimension)
+            words = compiler.compute_once(align, words)
+        magnitude = self._magnitude(dimension)
         return tuple(
             PackedSigns(aligned, leaf.shape, magnitude)
             for aligned, leaf in zip(words, leaves, strict=True)
         )
-
-
-_Signed._storage = _Packed()
 
 
 def _words(leaf: Leaf) -> Part:

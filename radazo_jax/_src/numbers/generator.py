@@ -21,13 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from radazo_jax._src.numbers.counter import (
-    Counter,
-    Positions,
-    add,
-    low,
-    wide_product,
-)
+from radazo_jax._src.numbers.counter import Counter, Positions, add, low, wide_product
 
 At = Positions | Counter
 

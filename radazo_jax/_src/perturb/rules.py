@@ -16,12 +16,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
-from radazo_jax._src import targets
+from radazo_jax._src import compiler
+from radazo_jax._src.compiler import row_major
 from radazo_jax._src.directions.elements import LazyElements, LowRankFactors
-from radazo_jax._src.perturb import block_products, products, rearrange, views
+from radazo_jax._src.perturb import products, rearrange, views
 from radazo_jax._src.perturb.equations import as_traced, bind
 from radazo_jax._src.perturb.rearrange import OfMark
-from radazo_jax._src.perturb.row_major import row_major
 from radazo_jax._src.perturb.views import View
 
 Value = Any  # An array or a View.
@@ -94,8 +94,8 @@ def _with_built(
         # gathers at least float32.
         built = lax.optimization_barrier(built)
     whole = functools.partial(bind, eqn, built)
-    in_blocks = block_products.product(eqn, inputs, built)
-    return whole() if in_blocks is None else targets.on_one_gpu(in_blocks, whole)
+    in_blocks = products.product(eqn, inputs, built)
+    return whole() if in_blocks is None else compiler.on_one_gpu(in_blocks, whole)
 
 
 def _built(

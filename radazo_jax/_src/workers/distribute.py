@@ -12,18 +12,22 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks, shown
-from radazo_jax._src.estimate.estimator import GradientEstimator
+from radazo_jax._src.estimators.estimator import GradientEstimator
 from radazo_jax._src.numbers import keys
-from radazo_jax._src.optimize import history, journal, states
-from radazo_jax._src.optimize.box import BoundsLike, as_bounds
-from radazo_jax._src.optimize.budgets import Budget, Watch
-from radazo_jax._src.optimize.console import interruptible, progress_bar
-from radazo_jax._src.optimize.failures import Policy, RunError, failure_counts
-from radazo_jax._src.optimize.history import History
-from radazo_jax._src.optimize.host import Path
-from radazo_jax._src.optimize.journal import Record
-from radazo_jax._src.optimize.standstill import Standstill
-from radazo_jax._src.optimize.states import Failures, SolverState
+from radazo_jax._src.runs import history, journal, states
+from radazo_jax._src.runs.box import BoundsLike, as_bounds
+from radazo_jax._src.runs.history import History
+from radazo_jax._src.runs.journal import Record
+from radazo_jax._src.runs.loop import Path, interruptible, progress_bar
+from radazo_jax._src.runs.standstill import Standstill
+from radazo_jax._src.runs.states import (
+    Failures,
+    Policy,
+    RunError,
+    SolverState,
+    failure_counts,
+)
+from radazo_jax._src.runs.stop import Budget, Watch
 from radazo_jax._src.workers.cluster import Cluster
 from radazo_jax._src.workers.fleet import Fleet
 from radazo_jax._src.workers.replica import Recipe

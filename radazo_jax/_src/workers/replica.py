@@ -10,14 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src import checks, fusion, trees
-from radazo_jax._src.estimate.estimator import GradientEstimator
-from radazo_jax._src.estimate.points import Points
-from radazo_jax._src.estimate.vectorized import values_by_number, vectorized
-from radazo_jax._src.optimize import ask_tell, history, host, revert, states, step
-from radazo_jax._src.optimize.box import Bounds
-from radazo_jax._src.optimize.journal import Record
-from radazo_jax._src.optimize.states import Run, SolverState
+from radazo_jax._src import checks, compiler, trees
+from radazo_jax._src.base import Points
+from radazo_jax._src.estimators.estimator import GradientEstimator
+from radazo_jax._src.evaluators.vectorized import values_by_number, vectorized
+from radazo_jax._src.runs import ask_tell, history, loop, states, step
+from radazo_jax._src.runs.box import Bounds
+from radazo_jax._src.runs.journal import Record
+from radazo_jax._src.runs.states import Run, SolverState
+from radazo_jax._src.search import revert
 from radazo_jax._src.workers.messages import Reply, Request
 
 
@@ -98,7 +99,7 @@ class Replica:
             values = self.evaluate(np.zeros(1, np.uint16))
         begun = self._started()
         names = history.names(begun)
-        line = host.line_of_run(self._fun, begun, self._recipe.estimator)
+        line = loop.line_of_run(self._fun, begun, self._recipe.estimator)
         size = sum(x.nbytes for x in jax.tree.leaves(begun))
         for _ in range(2):
             copy = jax.tree.map(jnp.copy, begun)
@@ -175,7 +176,7 @@ class Replica:
         if not records:
             return np.zeros((0, len(names)), np.float32)
         start = time.perf_counter()
-        self._state, done = host.rebuild(state, records, self._tell)
+        self._state, done = loop.rebuild(state, records, self._tell)
         self._seconds_per_step = (time.perf_counter() - start) / len(records)
         rows = [[of_step.numbers[name] for name in names] for of_step in done]
         return np.array(rows, np.float32)
@@ -255,7 +256,7 @@ def values_of(
     loss = checks.checked_loss(step.loss_at(run, state), False)
     found = values_by_number(loss, state.params, points, numbers, None)
     dtype = trees.widest(state.params)
-    return fusion.rounded(found).astype(dtype)
+    return compiler.rounded(found).astype(dtype)
 
 
 @functools.partial(jax.jit, static_argnames="static")

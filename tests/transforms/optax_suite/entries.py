@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src.estimate import differences
-from radazo_jax._src.optimize import aliases, optax_wrapper, transforms
+from radazo_jax._src.estimators import differences
+from radazo_jax._src.runs import optax_wrapper
+from radazo_jax._src.transforms import aliases, moments
 
 CHAIN = "estimate_gradient_radazo"
 
@@ -112,10 +113,10 @@ def chain_closed_over(**kwargs):
 
 
 FLOAT64_MODULES = [
-    ("scale_by_radazo", transforms.scale_by_radazo, {}),
-    ("scale_by_radazo_debiased", transforms.scale_by_radazo, {"bias_correction": True}),
-    ("scale_by_radazo_bf16", transforms.scale_by_radazo, {"mu_dtype": "bfloat16"}),
-    ("scale_by_zo_adamm", transforms.scale_by_zo_adamm, {}),
+    ("scale_by_radazo", moments.scale_by_radazo, {}),
+    ("scale_by_radazo_debiased", moments.scale_by_radazo, {"bias_correction": True}),
+    ("scale_by_radazo_bf16", moments.scale_by_radazo, {"mu_dtype": "bfloat16"}),
+    ("scale_by_zo_adamm", moments.scale_by_zo_adamm, {}),
     ("radazo", aliases.radazo, {"learning_rate": 0.1}),
     ("zo_adamm", aliases.zo_adamm, {"learning_rate": 0.1, "bias_correction": True}),
     ("zo_rmsprop", aliases.zo_rmsprop, {"learning_rate": 0.1}),

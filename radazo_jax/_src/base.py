@@ -1,0 +1,362 @@
+"""The points of an estimate, their values, and the estimate itself.
+
+An estimator never evaluates. Its `points` chooses the points, an evaluator turns them
+into values, and the estimator's `reduce` turns the values into an estimate:
+
+    draw ──▶ points ──▶ evaluator ──▶ values ──▶ reduce ──▶ estimate
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from radazo_jax._src.directions import sums
+from radazo_jax._src.directions.combination import LinearCombination
+from radazo_jax._src.directions.distribution import Direction, Distribution, elements
+from radazo_jax._src.directions.layout import Layout, layout_of
+from radazo_jax._src.numbers import keys
+from radazo_jax._src.perturb import transform
+from radazo_jax._src.trees import STATIC, as_arrays, at_least_float32
+
+if TYPE_CHECKING:
+
+    class _Update(Protocol):
+        def __call__(
+            self,
+            updates: Any,
+            state: Any,
+            params: optax.Params = None,
+            **extra_args: Any,
+        ) -> tuple[Any, Any]: ...
+
+    class GradientTransformationExtraArgs(optax.GradientTransformationExtraArgs):
+        """`optax.GradientTransformationExtraArgs` with the types of its functions."""
+
+        init: Callable[[Any], Any]
+        update: _Update
+
+else:
+    GradientTransformationExtraArgs = optax.GradientTransformationExtraArgs
+
+
+class Draw(NamedTuple):
+    """The keys from which a step draws its directions.
+
+    Independent directions use `key`. Directions without replacement depend on one
+    another through a whole run: they use `run_key`, and are numbered `step · K + k`.
+
+    Attributes:
+      key: The typed key of the step, shape ().
+      run_key: The typed key of the run, shape (), the same in every step.
+      step: Number of the step in the run, from 0: int32, shape ().
+      fun: The function of the parameters that will be evaluated, if JAX can trace it.
+        `low_rank` learns from it which axes of a leaf form a matrix.
+      bounds: The lower and the upper bounds of the run, trees like the parameters, if
+        it has some.
+    """
+
+    key: jax.Array
+    run_key: jax.Array
+    step: jax.typing.ArrayLike = 0
+    fun: Callable[[optax.Params], Any] | None = None
+    bounds: tuple[Any, Any] | None = None
+
+    @classmethod
+    def once(cls, key: jax.typing.ArrayLike) -> "Draw":
+        """The draw of a single estimate, which is a run of one step."""
+        typed = keys.as_key(key)
+        return cls(typed, typed)
+
+
+class Values(NamedTuple):
+    """The values of a function at some points.
+
+    A function that returns several values, such as one for each prompt, adds an axis
+    of G values to both, the last.
+
+    Attributes:
+      base: The value at θ, NaN if θ is not a point: at least float32, shape () or [G].
+      along: The values at the other points: at least float32, [K, m] or [K, m, G].
+    """
+
+    base: jax.Array
+    along: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Points:
+    """The points at which a function is evaluated: θ itself, and θ + sₖᵢ uₖ.
+
+    A pytree of a few numbers per point, whatever the size of the parameters. An
+    estimator that remembers a tree w, as an earlier point or a gradient, can ask for
+    θ + tₖᵢ w + sₖᵢ uₖ; all points share w.
+
+    Attributes:
+      directions: The directions uₖ, stacked: [K].
+      scales: The scales sₖᵢ, float32, [K, m]: each direction is evaluated at m points.
+      includes_params: Whether θ is a point as well, the first; static.
+      layout: The layout of the parameters; static.
+      shift: w, a tree like the parameters, or `None`.
+      shifts: The scales tₖᵢ of w, float32, [K, m], or `None`.
+      vector_valued: Whether the function may return several values at each point, [G],
+        instead of one; static.
+    """
+
+    directions: Direction
+    scales: jax.Array
+    includes_params: bool = dataclasses.field(metadata=STATIC)
+    layout: Layout = dataclasses.field(metadata=STATIC)
+    shift: Any = None
+    shifts: jax.Array | None = None
+    vector_valued: bool = dataclasses.field(default=False, metadata=STATIC)
+
+    @property
+    def num_points(self) -> int:
+        """n, the number of points: K m, and one more if θ is one."""
+        return self.scales.size + self.includes_params
+
+    @property
+    def factor(self) -> float:
+        """The c of E[u uᵀ] = I / c of the directions."""
+        return self.directions.distribution.factor(self.layout.dimension)
+
+    def split(self, values: jax.Array) -> Values:
+        """Arranges the values at all points, θ first.
+
+        Args:
+          values: A value per point, [n], or several, [n, G], if the points are
+            `vector_valued`.
+
+        Raises:
+          ValueError: If there are not n values.
+        """
+        if values.shape[:1] != (self.num_points,) or (
+            values.ndim > 1 + self.vector_valued
+        ):
+            several = f", or ({self.num_points}, G)" if self.vector_valued else ""
+            raise ValueError(
+                "values must have one value per point, shape "
+                f"({self.num_points},){several}; got shape {values.shape}."
+            )
+        of_one = values.shape[1:]
+        along = values[self.includes_params :].reshape(*self.scales.shape, *of_one)
+        nan = jnp.full(of_one, jnp.nan, values.dtype)
+        return Values(values[0] if self.includes_params else nan, along)
+
+    def join(self, values: Values) -> jax.Array:
+        """The inverse of `split`: the values at all points, [n] or [n, G]."""
+        along = lax.collapse(values.along, 0, 2)
+        if not self.includes_params:
+            return along
+        return jnp.concatenate([values.base[None], along])
+
+    def with_shift(self, shift: Any, shifts: jax.Array) -> "Points":
+        """The same points, each moved by a multiple of one tree: w, and [K, m]."""
+        moved: Points = dataclasses.replace(self, shift=shift, shifts=shifts)
+        return moved
+
+    def select(self, which: slice | np.ndarray) -> "Points":
+        """The points along some of the directions, by an index of the directions."""
+        some: Points = dataclasses.replace(
+            self,
+            directions=jax.tree.map(lambda x: x[which], self.directions),
+            scales=self.scales[which],
+            shifts=None if self.shifts is None else self.shifts[which],
+        )
+        return some
+
+    def combine(self, coefficients: jax.Array) -> LinearCombination:
+        """Σₖ coefficientsₖ uₖ over the directions of the points.
+
+        Args:
+          coefficients: Real, [K].
+        """
+        return LinearCombination(coefficients, self.directions, self.layout)
+
+
+class Estimate(NamedTuple):
+    """An estimate of a gradient.
+
+    Attributes:
+      value: The value at θ, or a substitute for it: at least float32, shape ().
+      slope: The derivative along the gradient, according to the values: shape ().
+      num_values: Number of values used: int32, shape (). If it is 0, the step is
+        skipped.
+      gradient: The estimate of the gradient, as a `LinearCombination`.
+      extra_args: Further extra arguments for the optimizer, by name.
+    """
+
+    value: jax.Array
+    slope: jax.Array
+    num_values: jax.Array
+    gradient: LinearCombination
+    # A dict is a tree, so that a compiled function can return an estimate. The default
+    # is never modified.
+    extra_args: dict[str, Any] = {}  # noqa: RUF012
+
+
+def sample_points(
+    distribution: Distribution,
+    draw: Draw,
+    num_directions: int,
+    scales: Sequence[float] | jax.Array,
+    params: optax.Params,
+    *,
+    includes_params: bool = False,
+) -> Points:
+    """Samples the directions of a step, and points at the same scales along each.
+
+    Args:
+      distribution: The distribution of the directions.
+      draw: The draw of the step; its keys are consumed.
+      num_directions: K. It must be the same in every step if the distribution is
+        `sequential`.
+      scales: Displacements sᵢ along each direction, shape [m], in units of the
+        parameters.
+      params: θ, a tree of arrays, of which only the shapes are used.
+      includes_params: Whether θ itself is a point, the first.
+
+    Returns:
+      The points.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> draw, params = zo.estimators.Draw.once(jax.random.key(0)), jnp.zeros(3)
+      >>> points = zo.estimators.sample_points(
+      ...     zo.sphere(), draw, 4, [0.1, -0.1], params
+      ... )
+      >>> points.num_points
+      8
+    """
+    directions, layout = _sample(distribution, draw, num_directions, params)
+    along = jnp.asarray(scales, jnp.float32)
+    each = jnp.broadcast_to(along, (num_directions, *along.shape))
+    return Points(directions, each, includes_params, layout)
+
+
+def shifted_points(
+    distribution: Distribution,
+    draw: Draw,
+    num_directions: int,
+    which: Sequence[int],
+    scales: jax.Array,
+    shift: Any,
+    shifts: jax.Array,
+    params: optax.Params,
+) -> Points:
+    """θ, and the points θ + tᵢ w + sᵢ uᵢ, with a tree w that all of them share.
+
+    Args:
+      distribution: The distribution of the directions.
+      draw: The draw of the step; its keys are consumed.
+      num_directions: K, the number of directions to sample.
+      which: The number of the direction of each point, [n].
+      scales: sᵢ, float32, [n].
+      shift: w, a tree like the parameters.
+      shifts: tᵢ, float32, [n].
+      params: θ.
+
+    Returns:
+      The points; each has a direction of its own, m = 1.
+    """
+    each = np.asarray(which)
+    directions, layout = _sample(distribution, draw, num_directions, params)
+    directions = jax.tree.map(lambda x: x[each], directions)
+    return Points(directions, scales[:, None], True, layout, shift, shifts[:, None])
+
+
+def _sample(
+    distribution: Distribution, draw: Draw, num_directions: int, params: optax.Params
+) -> tuple[Direction, Layout]:
+    """The directions of a step, stacked, and the layout of the parameters."""
+    layout = transform.annotate(layout_of(params), distribution, draw.fun, params)
+    numbers = np.arange(num_directions, dtype=np.uint32)
+    if not distribution.sequential:
+        return sums.sample(distribution, draw.key, numbers, layout), layout
+    key, first = _next_in_run(draw, num_directions)
+    return sums.sample(distribution, key, first + numbers, layout), layout
+
+
+def _next_in_run(draw: Draw, num_directions: int) -> tuple[jax.Array, jax.Array]:
+    """The key and the first number of a step whose directions are numbered in a run.
+
+    Numbers are uint32. Once they are used up, they begin again under another key.
+    """
+    step = jnp.asarray(draw.step).astype(jnp.uint32)
+    most = np.uint32(min(2**32 // num_directions, 2**32 - 1))
+    cycle = step // most
+    key = draw.run_key
+    following = jax.random.fold_in(key, cycle)
+    later, now = jax.random.key_data(following), jax.random.key_data(key)
+    data = jnp.where(cycle > 0, later, now)
+    key = jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
+    return key, (step % most) * np.uint32(num_directions)
+
+
+def candidates(points: Points, params: optax.Params) -> optax.Params:
+    """Returns the points as trees of arrays, for evaluations outside of a program.
+
+    Args:
+      points: The points, n of them.
+      params: θ.
+
+    Returns:
+      A tree like `params` whose leaves have one additional axis, the first, of size n.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> estimator, params = zo.central_difference(num_directions=3), jnp.zeros(2)
+      >>> draw = zo.estimators.Draw.once(jax.random.key(0))
+      >>> points, _ = estimator.points(draw, params, ())
+      >>> zo.estimators.candidates(points, params).shape
+      (6, 2)
+    """
+    params = as_arrays(params)
+
+    def moved(direction: Direction, scale: jax.Array, shift: Any) -> optax.Params:
+        us = jax.tree.unflatten(
+            points.layout.treedef, elements(direction, points.layout)
+        )
+        at = shifted(params, points.shift, shift)
+        return jax.tree.map(lambda p, u: _step(p, scale * u), at, us)
+
+    at_scales = jax.vmap(moved, in_axes=(None, 0, 0))
+    moved_params = jax.vmap(at_scales)(points.directions, points.scales, points.shifts)
+
+    def flat(p: jax.Array, moved: jax.Array) -> jax.Array:
+        rows = lax.collapse(moved, 0, 2)
+        return jnp.concatenate([p[None], rows]) if points.includes_params else rows
+
+    return jax.tree.map(flat, params, moved_params)
+
+
+def shifted(params: optax.Params, shift: Any, distance: jax.Array | None) -> Any:
+    """θ + t w, rounded to the dtypes of θ; θ itself without a w.
+
+    Args:
+      params: θ.
+      shift: w, a tree like θ, or `None`.
+      distance: t, or `None`.
+    """
+    if distance is None:
+        return params
+
+    def move(p: jax.Array, w: jax.Array) -> jax.Array:
+        wide = at_least_float32(p.dtype)
+        return _step(p, distance.astype(wide) * w.astype(wide))
+
+    return jax.tree.map(move, params, shift)
+
+
+def _step(p: jax.Array, distance: jax.Array) -> jax.Array:
+    wide = at_least_float32(p.dtype)
+    return (p.astype(wide) + distance.astype(wide)).astype(p.dtype)

@@ -1,0 +1,75 @@
+"""Past queries: directions that can be drawn again, and values."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from radazo_jax._src.base import Points
+from radazo_jax._src.compiler import on_any_mesh, specs_of
+from radazo_jax._src.directions.distribution import Direction, Distribution
+from radazo_jax._src.directions.layout import Layout
+
+
+class QueryBuffer(NamedTuple):
+    """The directions of past points, the oldest first: 16 bytes each.
+
+    Attributes:
+      keys: The keys of the directions: typed keys, [size].
+      numbers: Their numbers: uint32, [size].
+      scales: Their scales: float32, [size].
+    """
+
+    keys: jax.Array
+    numbers: jax.Array
+    scales: jax.Array
+
+    def directions(self, distribution: Distribution) -> Direction:
+        """The directions, to be drawn again, stacked."""
+        return Direction(self.keys, self.numbers, self.scales, distribution)
+
+    def followed_by(self, points: Points) -> "QueryBuffer":
+        """The buffer of the same size that ends with the directions of these points."""
+        new = points.directions
+        added = QueryBuffer(new.key, new.number, new.scale)
+        return jax.tree.map(followed_by, self, added)
+
+
+def empty(size: int) -> QueryBuffer:
+    """A buffer before the first query."""
+    key = jax.random.key(0, impl="threefry2x32")
+    return QueryBuffer(
+        jnp.broadcast_to(key, (size,)),
+        jnp.zeros(size, jnp.uint32),
+        jnp.zeros(size, jnp.float32),
+    )
+
+
+def followed_by(old: jax.Array, new: jax.Array) -> jax.Array:
+    """Appends `new`, and drops as many of the oldest entries."""
+    return jnp.concatenate([old, new])[len(new) :]
+
+
+def rows_of(trees: Any) -> jax.Array:
+    """The leaves of n stacked trees, one after another: float32, [n, d]."""
+
+    def program(trees: Any) -> jax.Array:
+        leaves = [x.astype(jnp.float32) for x in jax.tree.leaves(trees)]
+        return jnp.concatenate([x.reshape(len(x), -1) for x in leaves], axis=1)
+
+    return on_any_mesh(program, jax.P())(trees)
+
+
+def unflattened(flat: jax.Array, layout: Layout, params: optax.Params) -> optax.Params:
+    """A vector [d] as a tree like `params`, sharded as it by its types."""
+
+    def program(flat: jax.Array, params: optax.Params) -> Any:
+        leaves = [
+            flat[leaf.offset : leaf.offset + leaf.size].reshape(leaf.shape)
+            for leaf in layout.leaves
+        ]
+        tree = jax.tree.unflatten(layout.treedef, leaves)
+        return jax.tree.map(lambda x, p: x.astype(jnp.result_type(p)), tree, params)
+
+    return on_any_mesh(program, specs_of(params))(flat, params)

@@ -1,1 +1,0 @@
-"""Points and reductions, what evaluates them, and how they join a training step."""

@@ -1,0 +1,1 @@
+"""Gradient estimators, and gradients that they estimate."""

@@ -1,0 +1,275 @@
+"""Finite differences along random directions."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from radazo_jax._src import checks
+from radazo_jax._src.base import Draw, Estimate, Points, Values, sample_points
+from radazo_jax._src.directions.dense import sphere
+from radazo_jax._src.directions.distribution import Distribution
+from radazo_jax._src.directions.signs import rademacher
+from radazo_jax._src.estimators.estimator import GradientEstimator
+
+
+def forward_difference(
+    distribution: Distribution = sphere(),
+    num_directions: int = 10,
+    smoothing: float = 5e-3,
+) -> GradientEstimator:
+    """The forward-difference estimator of the paper, of K + 1 evaluations.
+
+        ∇̂f(θ; ξ) = c/K Σₖ (f(θ + μ uₖ; ξ) − f(θ; ξ)) / μ · uₖ
+
+    with c the factor of the distribution, d for the sphere. It is an unbiased estimate
+    of the gradient of the smoothed function, up to rounding. The value is f(θ; ξ).
+
+    Directions along which the difference is not finite are left out, and K is the
+    number of the remaining ones. If failures depend on the point, the estimate is
+    biased: it describes the function at the points at which it can be evaluated. If no
+    direction remains, the gradient is NaN, and `minimize` skips the step.
+
+    If f(θ; ξ) itself is not finite, the mean f̄ of the K finite values replaces it, in
+    the estimate and as the value. This needs K ≥ 2. The estimate
+
+        ∇̂f(θ; ξ) = K/(K−1) · c/K Σₖ (f(θ + μ uₖ; ξ) − f̄) / μ · uₖ
+
+    takes the difference of each value to the mean of the others. It is unbiased too,
+    with a larger variance, if E[uᵢ uₖᵀ] = 0 for i ≠ k. Among the distributions here,
+    only `orthonormal` violates this: the first coordinate has the same sign in all
+    directions of one basis, so its element of the estimate is 0.
+
+    Args:
+      distribution: The distribution of the directions u.
+      num_directions: K, the number of directions per estimate.
+      smoothing: μ, how far from θ along u the function is evaluated; a positive
+        number in the units of the parameters.
+
+    Returns:
+      The estimator; it has no state.
+
+    Raises:
+      TypeError: If an argument is of another type.
+      ValueError: If `num_directions` or `smoothing` is not positive.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> estimator = zo.forward_difference(num_directions=1000, smoothing=1e-3)
+      >>> params = jnp.array([1.0, -2.0])
+      >>> (value, gradient), _ = estimator.estimate(
+      ...     lambda p: jnp.sum(p**2), jax.random.key(0), params, estimator.init(params)
+      ... )
+      >>> float(value)
+      5.0
+      >>> bool(jnp.allclose(gradient, 2 * params, rtol=0.1))
+      True
+
+    References:
+      Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
+      eq. (2).
+    """
+    check_differences(distribution, num_directions, smoothing)
+
+    def points(draw: Draw, params: optax.Params, state: Any) -> tuple[Points, Any]:
+        points = sample_points(
+            distribution,
+            draw,
+            num_directions,
+            [smoothing],
+            params,
+            includes_params=True,
+        )
+        return points, state
+
+    def reduce(
+        points: Points, values: Values, params: optax.Params, state: Any
+    ) -> tuple[Estimate, Any]:
+        return from_differences(differences(values), smoothing, points), state
+
+    return GradientEstimator(stateless, points, reduce)
+
+
+def central_difference(
+    distribution: Distribution = sphere(),
+    num_directions: int = 10,
+    smoothing: float = 5e-3,
+) -> GradientEstimator:
+    """The central-difference estimator, of 2K evaluations.
+
+        ∇̂f(θ; ξ) = c/K Σₖ (f(θ + μ uₖ; ξ) − f(θ − μ uₖ; ξ)) / 2μ · uₖ
+
+    with c the factor of the distribution, d for the sphere. It has the expectation of
+    the forward difference, and the curvature of f adds nothing to its variance. The
+    value is the mean of the 2K evaluations, which differs from f(θ; ξ) by O(μ²). The
+    auxiliary output, if there is one, comes from θ + μu₁. Non-finite differences are
+    left out, as in `forward_difference`.
+
+    Args:
+      distribution: The distribution of the directions u.
+      num_directions: K, the number of directions per estimate.
+      smoothing: μ, how far from θ along u and -u the function is evaluated; a positive
+        number in the units of the parameters.
+
+    Returns:
+      The estimator; it has no state.
+
+    Raises:
+      TypeError: If an argument is of another type.
+      ValueError: If `num_directions` or `smoothing` is not positive.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> estimator = zo.central_difference(zo.coordinate(), num_directions=100)
+      >>> params = jnp.array([1.0, -2.0])
+      >>> (value, gradient), _ = estimator.estimate(
+      ...     lambda p: jnp.sum(p**2), jax.random.key(0), params, estimator.init(params)
+      ... )
+      >>> bool(jnp.allclose(gradient, 2 * params, rtol=0.3))
+      True
+
+    References:
+      Malladi et al., Fine-Tuning Language Models with Just Forward Passes, 2023,
+      definition 1, with the distribution Gaussian, <https://arxiv.org/abs/2305.17333>.
+    """
+    check_differences(distribution, num_directions, smoothing)
+
+    def points(draw: Draw, params: optax.Params, state: Any) -> tuple[Points, Any]:
+        scales = [smoothing, -smoothing]
+        return sample_points(distribution, draw, num_directions, scales, params), state
+
+    def reduce(
+        points: Points, values: Values, params: optax.Params, state: Any
+    ) -> tuple[Estimate, Any]:
+        above, below = values.along.T
+        found = Differences(mean_of_finite(values.along), above - below)
+        return from_differences(found, 2 * smoothing, points), state
+
+    return GradientEstimator(stateless, points, reduce)
+
+
+def spsa(
+    num_directions: int = 1,
+    smoothing: float = 5e-3,
+) -> GradientEstimator:
+    """Simultaneous perturbation (SPSA): two evaluations along random signs.
+
+        ∇̂f(θ)ᵢ = (f(θ + μ Δ) − f(θ − μ Δ)) / (2μ Δᵢ)
+
+    averaged over K vectors Δ of random signs. As 1/Δᵢ = Δᵢ, this is
+    `central_difference` with the distribution `rademacher`.
+
+    Args:
+      num_directions: K, the number of directions per estimate: 2K evaluations.
+      smoothing: μ, by how much each parameter is moved.
+
+    Returns:
+      The estimator; it has no state.
+
+    Raises:
+      TypeError: If an argument is of another type.
+      ValueError: If `num_directions` or `smoothing` is not positive.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> value_and_grad = zo.value_and_grad(lambda x: jnp.sum(x), zo.spsa())
+      >>> _, gradient = value_and_grad(jax.random.key(0), jnp.ones(3))
+      >>> [abs(round(float(g))) in (1, 3) for g in gradient]
+      [True, True, True]
+
+    References:
+      Spall, Multivariate Stochastic Approximation Using a Simultaneous Perturbation
+      Gradient Approximation, 1992, eq. (2.2), <https://doi.org/10.1109/9.119632>.
+    """
+    return central_difference(rademacher(), num_directions, smoothing)
+
+
+def stateless(params: optax.Params) -> tuple[()]:
+    """The `init` of an estimator without state."""
+    del params
+    return ()
+
+
+def check_differences(distribution: Any, num_directions: Any, smoothing: Any) -> None:
+    """Raises if an argument that all difference estimators have is wrong."""
+    if not isinstance(distribution, Distribution):
+        raise TypeError(
+            "distribution must be a Distribution such as sphere(); got "
+            f"{distribution!r}."
+        )
+    checks.check_int_at_least("num_directions", num_directions, 1)
+    checks.check_positive("smoothing", smoothing)
+
+
+def mean_of_finite(values: jax.Array) -> jax.Array:
+    """The mean of the values that are finite; NaN without any."""
+    return jnp.mean(values, where=jnp.isfinite(values))
+
+
+class Differences(NamedTuple):
+    """Differences along directions, from values.
+
+    Attributes:
+      value: The value at θ, or what replaces it: shape ().
+      each: The differences, [K], not finite if there is none.
+      gain: A factor of all differences in the gradient: shape ().
+      num_base: The number of values at θ that were used: 0 or 1.
+    """
+
+    value: jax.Array
+    each: jax.Array
+    gain: jax.typing.ArrayLike = 1.0
+    num_base: jax.typing.ArrayLike = 0
+
+    @property
+    def to_others(self) -> jax.Array:
+        """The differences to values of other points alone: [K]."""
+        return self.each * jnp.asarray(self.gain, self.each.dtype)
+
+
+def differences(values: Values) -> Differences:
+    """The differences of values to the value at θ, or to their mean if that failed.
+
+    The mean needs two values; with fewer, there are no differences. A value is part of
+    the mean, which makes its difference smaller. The gain n/(n−1) for n values makes it
+    the difference to the mean of the other values.
+
+    Args:
+      values: f(θ), and the values along the directions, of which the first column is
+        used: [K, m].
+    """
+    base, moved = values.base, values.along[:, 0]
+    known = jnp.isfinite(base)
+    count = jnp.sum(jnp.isfinite(moved), dtype=jnp.int32).astype(moved.dtype)
+    value = jnp.where(known | (count < 2), base, mean_of_finite(moved))
+    gain = jnp.where(known, 1, count / (count - 1))
+    return Differences(value, moved - value, gain, known.astype(jnp.int32))
+
+
+def from_differences(
+    found: Differences,
+    distance: jax.typing.ArrayLike,
+    points: Points,
+) -> Estimate:
+    """c/K Σₖ (gain · differenceₖ / distance) uₖ over the K finite differences.
+
+    Along it the slope is gain · c/K Σₖ (differenceₖ / distance)². Without any,
+    gradient and slope are NaN.
+    """
+    finite = jnp.isfinite(found.each)
+    count = jnp.sum(finite, dtype=jnp.int32)
+    slopes = jnp.where(finite, found.each, 0) / distance
+    factor = jnp.asarray(points.factor, slopes.dtype)
+    weight = factor / count.astype(slopes.dtype)
+    weight = weight * jnp.asarray(found.gain, slopes.dtype)
+    used = count * points.scales.shape[1] + found.num_base
+    return Estimate(
+        found.value,
+        slope=weight * jnp.sum(slopes**2),
+        num_values=jnp.where(count > 0, used, 0),
+        gradient=points.combine(slopes * weight),
+    )

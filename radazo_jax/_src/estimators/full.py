@@ -1,0 +1,321 @@
+"""Forward differences along all coordinates."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from radazo_jax._src import checks
+from radazo_jax._src.base import Draw, Estimate, Points, Values
+from radazo_jax._src.directions import sums
+from radazo_jax._src.directions.dense import Basis
+from radazo_jax._src.directions.layout import layout_of
+from radazo_jax._src.estimators.differences import differences
+from radazo_jax._src.estimators.estimator import GradientEstimator
+from radazo_jax._src.trees import as_flat, like_tree, wide, widest
+
+# Coordinates below this are moved as far as one of this size, in float64 and in other
+# dtypes: values of float32 hide shorter differences.
+_LEAST, _LEAST_NARROW = 0.1, 1.0
+
+# Missing values are evaluated at these shares of their steps, in this order.
+_SHARES = (1.0, -1.0, 0.5, -0.5)
+
+# Once noise is recognized, a distance that led nowhere is so many times as long, up to
+# this one.
+_LONGER_IN_NOISE, _LONGEST_IN_NOISE = 2.0, 1.0
+
+# Factors of the distance if the differences led nowhere, and if there were none; and
+# the longest distance, in the same units.
+_LONGER, _SHORTER, _LONGEST = 30.0, 0.5, 0.3
+
+
+class FullDifferenceState(NamedTuple):
+    """State of `full_difference`.
+
+    Scalars are float32, or float64 if the parameters are.
+
+    Attributes:
+      smoothing: μ of the latest step, relative to the coordinates: shape ().
+      previous: The parameters of the latest step: a tree like the parameters.
+      measured: The parameters of the latest step with a difference, likewise.
+      usable: Whether the latest step had a difference: bool, shape ().
+      complete: Whether all values of its gradient are known: bool, shape ().
+      tries: Number of earlier steps at the same parameters whose values the latest step
+        has completed: int32, shape ().
+      base: The value at the parameters, NaN if it is missing: shape ().
+      steps: The displacement along each coordinate: [d].
+      values: The values there, NaN if they are missing: [d].
+      noise: The largest change of the value at equal parameters: shape ().
+    """
+
+    smoothing: jax.Array
+    previous: Any
+    measured: Any
+    usable: jax.Array
+    complete: jax.Array
+    tries: jax.Array
+    base: jax.Array
+    steps: jax.Array
+    values: jax.Array
+    noise: jax.Array
+
+
+def full_difference(smoothing: float | None = None) -> GradientEstimator:
+    """Forward differences along all d coordinates: the whole gradient.
+
+        ĝᵢ = (f(θ + sᵢ eᵢ) − f(θ)) / sᵢ,    |sᵢ| = μ max(|θᵢ|, a)
+
+    of d + 1 evaluations, with a = 0.1 in float64 and a = 1 in narrower dtypes. Use it
+    with `bfgs` for few parameters, as the default method does up to 20. For more
+    parameters, use random directions, as
+    `adaptive_difference` does.
+
+    All sᵢ have the same sign through a run, which is drawn for each coordinate. Under
+    bounds, a coordinate whose bound is closer than |sᵢ| is moved away from it, so that
+    no point leaves the box. In a box narrower than |sᵢ|, the difference ends at the
+    farther bound. A coordinate with equal bounds is not moved, and its ĝᵢ is 0.
+
+    If values are not finite, the next steps evaluate at the same θ what is missing, at
+    −sᵢ, sᵢ/2 and −sᵢ/2; `scale_by_bfgs` waits for them, by the extra argument
+    `complete`. If f(θ) is missing, two values along one coordinate replace it:
+
+        f(θ) ≈ (t f(θ + sᵢ eᵢ) − sᵢ f(θ + t eᵢ)) / (t − sᵢ),    t = −sᵢ, sᵢ/2, …
+
+    After three such steps, a missing ĝᵢ is 0, and the extra argument `known`, bool,
+    [d], tells the optimizer which ĝᵢ are known. If f(θ) is still missing, the mean f̄
+    of the K finite values replaces it, and
+
+        ĝᵢ = K/(K−1) · (f(θ + sᵢ eᵢ) − f̄) / sᵢ
+
+    It takes the difference of each value to the mean of the other values, and is
+    unbiased over the signs up to O(μ). This needs K ≥ 2.
+
+    If the run is still, or again, at the point of the latest differences, these led
+    nowhere. The distance is then 30 times as long, because noise, rounding or a flat
+    function hide short differences; above 0.3 it starts again. If the latest step had
+    no difference at all, the distance is halved instead.
+
+    If f(θ) has changed since then, by Δ, the function has noise. The distance is then
+    at least √(Δ/|f|), which balances noise and curvature, and twice as long if
+    differences lead nowhere again, up to 1. The extra argument `noisy` tells the
+    optimizer.
+
+    Args:
+      smoothing: The first μ, a positive number; by default the square root of the
+        machine epsilon, 1.5 · 10⁻⁸ in float64 and 3.5 · 10⁻⁴ in float32.
+
+    Returns:
+      The estimator, with a `FullDifferenceState`.
+
+    Raises:
+      TypeError, ValueError: If `smoothing` is not a positive number.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> estimator, x = zo.full_difference(), jnp.array([1.0, -2.0])
+      >>> (_, gradient), _ = estimator.estimate(
+      ...     lambda x: jnp.sum(x**2), jax.random.key(0), x, estimator.init(x)
+      ... )
+      >>> bool(jnp.allclose(gradient, jnp.array([2.0, -4.0]), rtol=1e-2))
+      True
+
+    References:
+      Nocedal & Wright, Numerical Optimization, 2006, section 8.1. Under noise: Moré &
+      Wild, Estimating Derivatives of Noisy Simulations, ACM TOMS 2012.
+    """
+    if smoothing is not None:
+        checks.check_positive("smoothing", smoothing)
+
+    def first(params: Any) -> float:
+        if smoothing is not None:
+            return smoothing
+        dtypes = [jnp.result_type(leaf) for leaf in jax.tree.leaves(params)]
+        return float(max(float(jnp.finfo(dtype).eps) for dtype in dtypes) ** 0.5)
+
+    def init(params: Any) -> FullDifferenceState:
+        return FullDifferenceState(
+            jnp.full((), first(params), widest(params)),
+            jax.tree.map(lambda p: jnp.full_like(p, jnp.nan), params),
+            jax.tree.map(lambda p: jnp.full_like(p, jnp.nan), params),
+            usable=jnp.ones((), jnp.bool_),
+            complete=jnp.ones((), jnp.bool_),
+            tries=jnp.zeros((), jnp.int32),
+            base=jnp.full((), jnp.nan, widest(params)),
+            steps=jnp.zeros(as_flat(params).shape, widest(params)),
+            values=jnp.full(as_flat(params).shape, jnp.nan, widest(params)),
+            noise=jnp.zeros((), widest(params)),
+        )
+
+    def points(
+        draw: Draw, params: Any, state: FullDifferenceState
+    ) -> tuple[Points, FullDifferenceState]:
+        layout = layout_of(params)
+        again = ~state.complete & _equal(params, state.previous)
+        tries = jnp.where(again, optax.safe_increment(state.tries), 0)
+        smoothing = _followed(params, state, first(params))
+        smoothing = jnp.where(again, state.smoothing, smoothing)
+        at = as_flat(params)
+        least = _LEAST if at.dtype == jnp.float64 else _LEAST_NARROW
+        distances = smoothing * jnp.maximum(abs(at), least).astype(smoothing.dtype)
+        signs = jax.random.rademacher(draw.run_key, at.shape, at.dtype)
+        share = jnp.asarray(_SHARES, at.dtype)[tries]
+        steps = share * signs * distances.astype(at.dtype)
+        steps = _moved(params, steps, draw.bounds)
+        steps = jnp.where(~again | _missing(state, tries), steps, 0)
+        # Coordinates that do not move are the last: nobody needs to evaluate them.
+        order = jnp.argsort(steps == 0, stable=True).astype(jnp.uint32)
+        directions = sums.sample(Basis(), draw.key, order, layout)
+        scales = steps[order].astype(jnp.float32)[:, None]
+        state = state._replace(smoothing=smoothing, previous=params, tries=tries)
+        return Points(directions, scales, True, layout), state
+
+    def reduce(
+        points: Points, values: Values, params: Any, state: FullDifferenceState
+    ) -> tuple[Estimate, FullDifferenceState]:
+        order = points.directions.number
+        found_here = _in_order(order, points, values)
+        changed = _changed(params, state, found_here.base)
+        state = _merged(state, found_here)
+        found = differences(Values(state.base, state.values[:, None]))
+        finite = jnp.isfinite(found.each) & (state.steps != 0)
+        gain = jnp.asarray(found.gain, found.each.dtype)
+        slopes = gain * found.each / jnp.where(finite, state.steps, 1)
+        slopes = jnp.where(finite, slopes, 0)
+        count = jnp.sum(jnp.isfinite(found.each), dtype=jnp.int32)
+        estimate = Estimate(
+            found.value,
+            slope=jnp.sum(slopes**2),
+            num_values=jnp.where(count > 0, count + found.num_base, 0),
+            gradient=points.combine(jnp.where(count > 0, slopes[order], jnp.nan)),
+            extra_args={
+                "known": finite | (state.steps == 0),
+                "complete": state.complete & (changed == 0),
+                "noisy": (state.noise > 0) | (changed > 0),
+            },
+        )
+        measured = optax.tree.where(count > 0, params, state.measured)
+        state = state._replace(measured=measured, usable=count > 0)
+        return estimate, _lengthened(state, changed)
+
+    return GradientEstimator(init, points, reduce)
+
+
+class _Found(NamedTuple):
+    """Values of a step by coordinate: the value at θ, steps, and values there."""
+
+    base: jax.Array
+    steps: jax.Array
+    values: jax.Array
+
+
+def _in_order(order: jax.Array, points: Points, values: Values) -> _Found:
+    """The values of a step, by coordinate."""
+    scales = points.scales[:, 0].astype(values.base.dtype)
+    along = jnp.where(scales == 0, jnp.nan, values.along[:, 0])
+    steps, each = (jnp.zeros_like(x).at[order].set(x) for x in (scales, along))
+    return _Found(values.base, steps, jnp.where(jnp.isfinite(each), each, jnp.nan))
+
+
+def _missing(state: FullDifferenceState, tries: jax.Array) -> jax.Array:
+    """The coordinates along which a step evaluates to complete the latest one."""
+    known = jnp.isfinite(state.values)
+    # If f(θ) is missing, a second value along one of the others.
+    places = jnp.cumsum(known, dtype=jnp.int32)
+    second = known & (places == jnp.minimum(tries, places[-1]))
+    return (~known & (state.steps != 0)) | (second & ~jnp.isfinite(state.base))
+
+
+def _merged(state: FullDifferenceState, found: _Found) -> FullDifferenceState:
+    """The state with the values of a step, and of earlier steps at the same θ."""
+    again = state.tries > 0
+    before = jnp.where(again, state.values, jnp.nan)
+    base = jnp.where(jnp.isfinite(found.base), found.base, jnp.nan)
+    base = jnp.where(jnp.isnan(base) & again, state.base, base)
+    both = jnp.isfinite(before) & jnp.isfinite(found.values)
+    apart = found.steps - state.steps
+    line = found.steps * before - state.steps * found.values
+    line = jnp.where(both & (apart != 0), line / jnp.where(apart == 0, 1, apart), 0)
+    replaced = jnp.where(jnp.any(both & (apart != 0)), jnp.sum(line), jnp.nan)
+    base = jnp.where(jnp.isnan(base), replaced, base)
+    kept = again & (jnp.isfinite(before) | (found.steps == 0))
+    steps = jnp.where(kept, state.steps, found.steps)
+    values = jnp.where(kept, before, found.values)
+    known = jnp.isfinite(values)
+    all_known = jnp.all(known | (steps == 0)) & jnp.isfinite(base)
+    ends = ~jnp.any(known) | (state.tries >= len(_SHARES) - 1)
+    return state._replace(
+        base=base, steps=steps, values=values, complete=all_known | ends
+    )
+
+
+def _changed(params: Any, state: FullDifferenceState, value: jax.Array) -> jax.Array:
+    """The first change of f(θ) at equal parameters: shape ()."""
+    change = abs(value - state.base)
+    same = state.usable & _equal(params, state.measured) & (state.noise == 0)
+    return jnp.where(same & jnp.isfinite(change), change, 0)
+
+
+def _lengthened(state: FullDifferenceState, changed: jax.Array) -> FullDifferenceState:
+    """The state once noise is recognized: the next step begins with longer steps."""
+    balanced = jnp.sqrt(changed / jnp.where(state.base == 0, 1, abs(state.base)))
+    longest = jnp.asarray(_LONGEST, balanced.dtype)
+    longer = jnp.maximum(state.smoothing, jnp.minimum(balanced, longest))
+    found = changed > 0
+    return state._replace(
+        noise=jnp.where(found, changed, state.noise),
+        smoothing=jnp.where(found, longer, state.smoothing).astype(longer.dtype),
+        complete=state.complete & ~found,
+        base=jnp.where(found, jnp.nan, state.base),
+        values=jnp.where(found, jnp.nan, state.values),
+    )
+
+
+def _followed(params: Any, state: FullDifferenceState, first: float) -> jax.Array:
+    """The distance after the latest step."""
+    nothing = ~state.usable & _equal(params, state.previous)
+    longer = _LONGER * state.smoothing
+    # Once the longest distance has led nowhere, the first one is tried again.
+    longer = jnp.where(longer > _LONGEST, first, longer)
+    in_noise = jnp.minimum(_LONGER_IN_NOISE * state.smoothing, _LONGEST_IN_NOISE)
+    longer = jnp.where(state.noise > 0, in_noise, longer).astype(state.smoothing.dtype)
+    longer = jnp.where(_equal(params, state.measured), longer, state.smoothing)
+    return jnp.where(nothing, _SHORTER * state.smoothing, longer)
+
+
+def _equal(params: Any, others: Any) -> jax.Array:
+    """Whether two trees have the same elements: bool, shape ()."""
+    same = jax.tree.map(lambda p, q: jnp.all(p == q), params, others)
+    return jnp.all(jnp.stack(jax.tree.leaves(same)))
+
+
+def _moved(params: Any, steps: jax.Array, bounds: Any) -> jax.Array:
+    """The displacements along each coordinate that a point within bounds can have.
+
+    They are differences of rounded parameters, and so exact.
+    """
+    tree = like_tree(steps, params)
+
+    def within(p: jax.Array, s: jax.Array, low: jax.Array, high: jax.Array) -> Any:
+        s = s.astype(wide(p).dtype)
+
+        def at(s: jax.Array) -> jax.Array:
+            return (wide(p) + s).astype(p.dtype)
+
+        def fits(s: jax.Array) -> jax.Array:
+            return (at(s) >= low) & (at(s) <= high)
+
+        to_low, to_high = wide(low) - wide(p), wide(high) - wide(p)
+        farther = jnp.where(to_high >= -to_low, to_high, to_low)
+        s = jnp.where(fits(s), s, jnp.where(fits(-s), -s, farther))
+        return wide(at(s)) - wide(p)
+
+    low, high = (
+        jax.tree.map(lambda p, end=end: jnp.full_like(p, end), params)
+        for end in (-jnp.inf, jnp.inf)
+    )
+    if bounds is not None:
+        low, high = bounds
+    return as_flat(jax.tree.map(within, params, tree, low, high))

@@ -1,1 +1,0 @@
-"""From gradients to updates, and whole runs."""

@@ -1,0 +1,1 @@
+"""Runs: their state, their steps, their ends, and their records."""

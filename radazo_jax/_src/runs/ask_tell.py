@@ -1,0 +1,279 @@
+"""Steps of a run whose function is evaluated elsewhere."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from radazo_jax._src import shown, trees
+from radazo_jax._src.base import candidates
+from radazo_jax._src.estimators.estimator import GradientEstimator
+from radazo_jax._src.runs import box, history, states, step
+from radazo_jax._src.runs.box import BoundsLike
+from radazo_jax._src.runs.states import Run, SolverState
+from radazo_jax._src.search import revert
+
+
+class AskTellState(NamedTuple):
+    """The state of `ask_tell`, a checkpoint at any moment.
+
+    Attributes:
+      run: The state of the run.
+      asked: Whether the candidates of this step have been asked for: a NumPy bool
+        on the host, shape ().
+    """
+
+    run: SolverState
+    asked: np.ndarray
+
+    def __repr__(self) -> str:
+        return shown.on_a_line(self, run=repr(self.run), asked=shown.number(self.asked))
+
+    @property
+    def params(self) -> Any:
+        """The parameters."""
+        return self.run.params
+
+    @property
+    def limit(self) -> float:
+        """The value at the first candidate that makes the other values unnecessary.
+
+        If the first value is not below it, `tell` takes that value alone, `[value]`.
+        It is infinite if the step needs all values, as it is with most optimizers.
+        """
+        with trees.precision_of(self.run.params):
+            limit = revert.limit(self.run.optimizer_state)
+        return np.inf if limit is None else float(limit)
+
+
+class AskTell(NamedTuple):
+    """Pure functions that take steps on values from elsewhere.
+
+    Attributes:
+      init: `init(params, key) -> state`, with the key of the whole run.
+      ask: `ask(state) -> (candidates, state)`: a tree like the parameters of NumPy
+        arrays with one additional axis, the first, of size n. Until the values are
+        told, another call returns the same candidates.
+      tell: `tell(state, values) -> state`; the values at the candidates, [n], NaN for
+        candidates that failed. If the first is not below `state.limit`, it is enough.
+        An estimator such as `evolution_strategy` also takes several values for each
+        candidate, [n, G].
+    """
+
+    init: Callable[..., AskTellState]
+    ask: Callable[[AskTellState], tuple[Any, AskTellState]]
+    tell: Callable[[AskTellState, Any], AskTellState]
+
+
+def ask_tell(
+    optimizer: optax.GradientTransformation,
+    estimator: GradientEstimator,
+    *,
+    bounds: BoundsLike | None = None,
+) -> AskTell:
+    """Minimizes a function that is evaluated by hand, or by anything else.
+
+    Args:
+      optimizer: An Optax transformation, such as `radazo(1e-3)`. It gets `value`,
+        `grad`, `slope` and `measured` as extra arguments, as in `minimize`, and no
+        `value_fn`.
+      estimator: An estimator, such as `forward_difference()`.
+      bounds: A tuple `(lower, upper)` of numbers, or of trees like the parameters, or a
+        `scipy.optimize.Bounds`: the box in which the parameters and all candidates
+        stay. A candidate that is moved into it is no longer along its direction, which
+        biases estimates at the border.
+
+    Returns:
+      `(init, ask, tell)`, as described in `AskTell`. `ask` and `tell` are compiled at
+      their first call. Values that are not finite are treated as by `minimize` with
+      `on_failure="drop"`; `state.run.failures` counts them.
+
+    Raises:
+      TypeError: If `optimizer` or `estimator` is something else.
+      ValueError: From `init`, if
+        `params` do not lie within the bounds; from `tell`, if there are not n values,
+        or the candidates were not asked for, or have been told already.
+
+    Examples:
+      >>> import jax, numpy as np
+      >>> import radazo_jax as zo
+      >>> init, ask, tell = zo.ask_tell(zo.radazo(3e-2), zo.forward_difference())
+      >>> state = init(np.zeros(3, np.float32), jax.random.key(0))
+      >>> for _ in range(100):
+      ...     candidates, state = ask(state)
+      ...     values = [np.sum((x - 1.0) ** 2) for x in candidates]
+      ...     state = tell(state, values)
+      >>> candidates.shape, bool(np.abs(state.params - 1).max() < 0.1)
+      ((11, 3), True)
+    """
+    states.check_run(optimizer, estimator)
+    arrays, static = trees.partition(
+        Run(None, None, optimizer, estimator, bounds=box.as_bounds(bounds))
+    )
+
+    def init(params: optax.Params, key: jax.typing.ArrayLike) -> AskTellState:
+        run = static.merge(arrays)
+        with trees.precision_of(params):
+            # Copies are made later than calls return; the caller may write to `params`.
+            begun = jax.block_until_ready(step.start(run, params, key))
+            return AskTellState(begun, np.zeros((), bool))
+
+    def ask(state: AskTellState) -> tuple[Any, AskTellState]:
+        _check_state(state)
+        with trees.precision_of(state.run.params):
+            asked = candidates_of(state.run, arrays, static=static)
+        return as_numpy(asked), state._replace(asked=np.ones((), bool))
+
+    def tell(state: AskTellState, values: Any) -> AskTellState:
+        _check_state(state)
+        if not bool(state.asked):
+            raise ValueError(
+                "values must follow an ask, and be told once; got a state whose "
+                "candidates were not asked for, or were told already."
+            )
+        states.check_room(state.run.step)
+        values = as_values(values, state.run.params)
+        with trees.precision_of(state.run.params):
+            if np.shape(values) == (1,) and not needs_all(state.run, values[0]):
+                run = static.merge(arrays)
+                values = padded(values, step.num_points(run, state.run))
+            run, *_ = _kept_tell(state.run, values, arrays, static=static)
+        return AskTellState(run, np.zeros((), bool))
+
+    return AskTell(init, ask, tell)
+
+
+@functools.partial(jax.jit, static_argnames="static")
+def candidates_of(
+    state: SolverState, arrays: list[Any], *, static: trees.Static
+) -> Any:
+    """The candidates of a step, a tree like the parameters: [n, …]."""
+    run = static.merge(arrays)
+    states.check_state(run, state)
+    points, _ = step.points_at(run, state, _traced_loss(run, state))
+    asked = candidates(points, state.params)
+    return jax.vmap(lambda params: box.project(run.bounds, params))(asked)
+
+
+def _tell(
+    state: SolverState, values: jax.Array, arrays: list[Any], *, static: trees.Static
+) -> tuple[SolverState, jax.Array, jax.Array]:
+    """Takes a step, given its values.
+
+    Args:
+      state: The state before.
+      values: The values, [n] or [n, G].
+      arrays: The arrays of the run.
+      static: The run without them.
+
+    Returns:
+      The state after, the numbers of the step, and the checksum of the parameters.
+    """
+    run = static.merge(arrays)
+    states.check_state(run, state)
+    points, estimator_state = step.points_at(run, state, _traced_loss(run, state))
+    state = state._replace(estimator_state=estimator_state)
+    state, info = step.advance(run, state, points, points.split(values))
+    return state, history.numbers(info, state), checksum(state.params)
+
+
+def _traced_loss(run: Run, state: SolverState) -> Callable[[Any], Any] | None:
+    """The loss if JAX evaluates it: `low_rank` needs it in both kinds of programs."""
+    return None if run.fun is None else step.loss_at(run, state)
+
+
+_kept_tell = jax.jit(_tell, static_argnames="static")
+tell_in_place = jax.jit(_tell, static_argnames="static", donate_argnames="state")
+
+
+def teller(
+    state: SolverState, arrays: list[Any], static: trees.Static
+) -> Callable[[SolverState, Any], tuple[SolverState, jax.Array, jax.Array]]:
+    """`tell_in_place` of a run, which also takes the first values alone.
+
+    Args:
+      state: A state of the run.
+      arrays: The arrays of the run.
+      static: The run without them.
+    """
+    size = step.num_points(static.merge(arrays), state)
+
+    def tell(
+        state: SolverState, values: Any
+    ) -> tuple[SolverState, jax.Array, jax.Array]:
+        return tell_in_place(state, padded(values, size), arrays, static=static)
+
+    return tell
+
+
+def needs_all(state: SolverState, first: float) -> bool:
+    """Whether a step needs more values than the one at the parameters."""
+    limit = revert.limit(state.optimizer_state)
+    value = as_values([first], state.params)[0]
+    return limit is None or bool(np.isinf(limit) | (value < np.asarray(limit)))
+
+
+def padded(values: np.ndarray, size: int) -> np.ndarray:
+    """The values, followed by NaN for the points that were not evaluated."""
+    missing = max(size - len(values), 0)
+    widths = [(0, missing)] + [(0, 0)] * (np.ndim(values) - 1)
+    return np.pad(values, widths, constant_values=np.nan)
+
+
+def num_moved(candidates: Any) -> int:
+    """The number of candidates up to the last that differs from the first, θ."""
+    n = len(jax.tree.leaves(candidates)[0])
+    differs = np.zeros(n, bool)
+    for leaf in jax.tree.leaves(candidates):
+        differs |= np.any((leaf != leaf[:1]).reshape(n, -1), axis=1)
+    return int(np.max(np.flatnonzero(differs), initial=0)) + 1
+
+
+def checksum(params: optax.Params) -> jax.Array:
+    """A number that tells whether parameters are equal to the last bit: uint32.
+
+    A sum of integers, which does not depend on its order.
+    """
+    total = jnp.zeros((), jnp.uint32)
+    for leaf in jax.tree.leaves(params):
+        bits = jax.lax.bitcast_convert_type(leaf, f"uint{jnp.finfo(leaf.dtype).bits}")
+        if leaf.dtype.itemsize == 8:
+            bits = bits ^ (bits >> 32)
+        bits = bits.astype(jnp.uint32)
+        # Odd multipliers, so that no change of a single element is lost.
+        weights = jnp.ones((), jnp.uint32)
+        for axis, size in enumerate(leaf.shape):
+            place = jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis)
+            weights = weights * np.uint32(max(size, 1)) + place
+        hashed = jnp.sum(bits * (2 * weights + 1), dtype=jnp.uint32)
+        total = total * np.uint32(31) + hashed
+    return total
+
+
+checksum_of = jax.jit(checksum)
+
+
+def as_values(values: Any, params: optax.Params) -> np.ndarray:
+    """Values as an array of the dtype in which they are used."""
+    array = np.asarray(values)
+    if array.dtype.kind not in "fiub":
+        raise TypeError(
+            f"values must be real numbers, NaN for what failed; got {values!r}."
+        )
+    # Values beyond float32 are infinite: they failed.
+    with np.errstate(all="ignore"):
+        return array.astype(trees.widest(params))
+
+
+def as_numpy(tree: Any) -> Any:
+    """The tree as NumPy arrays that may be written to."""
+    return jax.tree.map(np.array, tree)
+
+
+def _check_state(state: Any) -> None:
+    if not isinstance(state, AskTellState):
+        raise TypeError(f"state must be an AskTellState, of init; got {state!r}.")

@@ -1,0 +1,1 @@
+"""Step sizes that are found from function values."""

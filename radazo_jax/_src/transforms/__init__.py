@@ -1,0 +1,1 @@
+"""Optax transformations, and the optimizers that are chains of them."""

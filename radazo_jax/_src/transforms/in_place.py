@@ -1,0 +1,137 @@
+"""Updates that are added to the parameters block by block."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from radazo_jax._src.base import GradientTransformationExtraArgs
+from radazo_jax._src.numbers.counter import Positions
+
+# Of the updates and the parameters of a block, and its positions, to its updates.
+Finish = Callable[[jax.Array, jax.Array, Positions], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class InPlaceUpdate:
+    """An update function that can also add its updates to the parameters.
+
+    A tree of updates takes as much memory as the parameters. A transformation that
+    computes its updates block by block does not need one, if it adds each block to the
+    parameters itself. Its `update` is an object of this class, which Optax calls like
+    any update function. `solver` finds the class and calls `apply` instead.
+
+    Attributes:
+      update: `update(updates, state, params, **extra_args) -> (updates, state)`, as in
+        Optax.
+      apply: `apply(finish, state, params, **extra_args) -> (params, state)` adds the
+        updates to the parameters. It replaces the updates u of each block by
+        `finish(u, p, positions)`, with the parameters p of the block and the positions
+        of its elements.
+    """
+
+    update: Callable[..., tuple[Any, Any]]
+    apply: Callable[..., tuple[Any, Any]]
+
+    def __call__(
+        self, updates: Any, state: Any, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, Any]:
+        """Returns a tree of updates, and the state after them."""
+        return self.update(updates, state, params, **extra_args)
+
+
+def chain_in_place(
+    first: optax.GradientTransformation, *others: optax.GradientTransformation
+) -> GradientTransformationExtraArgs:
+    """Chains transformations that work element by element onto one that works in place.
+
+    `optax.chain` passes a tree of updates from one transformation to the next. If the
+    first one can add its updates to the parameters block by block, as
+    `scale_by_replayed_radazo` can, this chain applies the others to each block, so
+    that `solver` and `minimize` never hold a tree of updates. It computes what
+    `optax.chain` computes, and everywhere else it is one.
+
+    Use it for learning rates, schedules, weight decay and `stochastic_rounding`. A
+    transformation that mixes elements, such as `optax.clip_by_global_norm`, or that
+    needs the whole tree, such as one with a mask, must be chained by `optax.chain`.
+
+    Args:
+      first: A transformation whose update is an `InPlaceUpdate`, such as
+        `scale_by_replayed_radazo()` or `radazo(1e-3, moments="replayed")`.
+      *others: Transformations that work element by element. Their states must not
+        grow with the parameters.
+
+    Returns:
+      The chain; its update is an `InPlaceUpdate`.
+
+    Raises:
+      TypeError: If `first` cannot update in place.
+      ValueError: In `init`, if the state of another one grows with the parameters.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> import radazo_jax as zo
+      >>> optimizer = zo.chain_in_place(
+      ...     zo.scale_by_replayed_radazo(),
+      ...     optax.add_decayed_weights(1e-4),
+      ...     optax.scale_by_learning_rate(optax.linear_schedule(0.02, 0.0, 300)),
+      ... )
+      >>> result = zo.minimize(
+      ...     lambda x: jnp.sum(x**2),
+      ...     jnp.ones((8, 4)),
+      ...     optimizer,
+      ...     zo.forward_difference(),
+      ...     300,
+      ...     key=0,
+      ...     progress=False,
+      ... )
+      >>> bool(result.values[-1] < 0.1 * result.values[0])
+      True
+    """
+    in_place = first.update
+    if not isinstance(in_place, InPlaceUpdate):
+        raise TypeError(
+            "first must update in place, as scale_by_replayed_radazo() does; got "
+            f"{first!r:.200}. Chain others by optax.chain."
+        )
+    if not others:
+        return first
+    chained = optax.chain(first, *others)
+    rest = optax.chain(*others)
+
+    def init(params: optax.Params) -> Any:
+        state = chained.init(params)
+        sizes = [jnp.size(x) for x in jax.tree.leaves(state[1:])]
+        if max(sizes, default=1) > 1:
+            raise ValueError(
+                "others must work element by element, with states of single numbers; "
+                f"got a state of {max(sizes)} numbers. Chain them by optax.chain."
+            )
+        return state
+
+    def apply(
+        finish: Finish, state: Any, params: optax.Params, **extra_args: Any
+    ) -> tuple[optax.Params, Any]:
+        def one(u: jax.Array, p: jax.Array, positions: Positions) -> jax.Array:
+            args = {**extra_args, "positions": positions}
+            u, _ = rest.update(u, state[1:], p, **args)
+            return finish(u, p, positions)
+
+        params, first_state = in_place.apply(one, state[0], params, **extra_args)
+        # Their states do not depend on the updates, of which none are needed.
+        nothing = jax.tree.map(lambda p: jnp.zeros((0,), p.dtype), params)
+        _, after = rest.update(nothing, state[1:], nothing, **extra_args)
+        return params, (first_state, *after)
+
+    return optax.GradientTransformationExtraArgs(
+        init, InPlaceUpdate(chained.update, apply)
+    )
+
+
+def unchanged(u: jax.Array, p: jax.Array, positions: Positions) -> jax.Array:
+    """The updates of a block as they are."""
+    del p, positions
+    return u

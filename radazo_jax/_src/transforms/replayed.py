@@ -1,0 +1,501 @@
+"""Moments that are not stored, but replayed from the latest steps."""
+
+import math
+import warnings
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from radazo_jax._src import checks, compiler
+from radazo_jax._src.base import GradientTransformationExtraArgs
+from radazo_jax._src.compiler import on_any_mesh, specs_of
+from radazo_jax._src.directions import sums
+from radazo_jax._src.directions.combination import LinearCombination
+from radazo_jax._src.directions.distribution import Direction
+from radazo_jax._src.directions.layout import Layout, Leaf, MatrixAxes, layout_of
+from radazo_jax._src.directions.sums import Block
+from radazo_jax._src.numbers import counter
+from radazo_jax._src.transforms.in_place import Finish, InPlaceUpdate
+from radazo_jax._src.transforms.moments import scalar
+from radazo_jax._src.transforms.step_history import StepHistory, check_combination
+from radazo_jax._src.trees import at_least_float32, widest
+
+# Dropped weight beyond which a window is called short.
+_MUCH_DROPPED = 0.05
+
+
+class ScaleByReplayedMomentsState(NamedTuple):
+    """State of `scale_by_replayed_radazo` and `scale_by_replayed_zo_adamm`.
+
+    Attributes:
+      count: The number of updates so far: int32, shape ().
+      history: The coefficients and directions of the latest steps.
+      nu: The second moment v, a tree like the parameters: a `FactoredMoment` for each
+        leaf of matrices, else an array like the leaf; at least float32.
+    """
+
+    # `count` is the name that Optax's states have; it hides a method of tuple.
+    count: jax.Array  # type: ignore[assignment]
+    history: StepHistory
+    nu: Any
+
+
+def scale_by_replayed_radazo(
+    window: int = 64,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.99,
+    eps_root: jax.typing.ArrayLike = 1e-8,
+    initial_accumulator_value: jax.typing.ArrayLike = 0.0,
+    bias_correction: bool = False,
+    max_directions: int = 64,
+    dimension_numbers: Any = None,
+) -> GradientTransformationExtraArgs:
+    """Rescales updates by R-AdaZO without storing the first moment.
+
+    A zeroth-order gradient is a combination Σₖ cₖ uₖ of K random directions, and each
+    direction can be drawn again from its key. So is the first moment a combination: of
+    the directions of all steps so far. This transformation keeps the coefficients and
+    the keys of the latest H steps, the window, and draws their directions again in
+    each update:
+
+        m_t = (1 − β₁) Σ_{0≤j<H} β₁ʲ Σₖ c_{t−j,k} u_{t−j,k}
+
+    The older steps are dropped. Their weight in m is β₁ᴴ, 0.1 % at the defaults.
+
+    The second moment of a matrix is kept by its means over the rows and over the
+    columns, R and C, two vectors per matrix:
+
+        R_i ← β₂ R_i + (1 − β₂) mean_j m_ij²
+        C_j ← β₂ C_j + (1 − β₂) mean_i m_ij²
+        v_ij = R_i C_j / mean(R)
+        u_t = m_t / √(v_t + ζ)
+
+    The second moment of a leaf that is not a matrix is kept whole, as by
+    `scale_by_radazo`.
+
+    Use it if the two moments of `scale_by_radazo` do not fit into memory. `solver`,
+    `minimize`, `ask_tell` and `minimize_black_box` add its updates to the parameters
+    block by block, so that the parameters are the only tree of their size.
+    Each update draws the directions of H steps. `low_rank` draws few numbers for a
+    direction, and m is one product of rank K · H per matrix. `rademacher` draws one
+    word for 32 elements. The other distributions draw a number per element and
+    direction, which takes longer than evaluating the loss.
+
+    Args:
+      window: H, the number of steps from which m is rebuilt, at least 2.
+      b1: Decay rate β₁ of the first moment, in [0, 1).
+      b2: Decay rate β₂ of the second moment, in [0, 1).
+      eps_root: The constant ζ ≥ 0, inside the root, in units of the squared gradient.
+      initial_accumulator_value: v₀ ≥ 0, the same for all coordinates.
+      bias_correction: Whether to debias both moments, as `scale_by_radazo` does. The
+        weights of the steps in the window then add up to 1.
+      max_directions: The largest K for which the state has room.
+      dimension_numbers: The axes of each leaf that form matrices, as in `low_rank`: a
+        tree like the parameters, or a function of the parameters to one, of
+        `MatrixAxes`, or `None` for a leaf whose second moment is kept whole. By
+        default, the last two axes form matrices, and the other axes stack them.
+
+    Returns:
+      An `optax.GradientTransformationExtraArgs`, whose state is a
+      `ScaleByReplayedMomentsState` and whose update is an `InPlaceUpdate`. It must come
+      first in a chain, because it takes the gradient from the extra argument
+      `combination` and ignores the updates that come in. `chain_in_place` adds learning
+      rates and other transformations.
+
+    Raises:
+      ValueError: If `window` is less than 2, or another hyperparameter is out of its
+        range; by the update, if a step has more directions than the state has room for.
+      TypeError: If an argument is of another type; by the update, if there is no
+        `combination`, as outside of `solver`, `minimize` and
+        `estimate_gradient(inner=...)`, or if it is not one of directions alone.
+
+    Warns:
+      UserWarning: If β₁ᴴ is more than 5 %.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> import radazo_jax as zo
+      >>> optimizer = zo.chain_in_place(
+      ...     zo.scale_by_replayed_radazo(), optax.scale_by_learning_rate(0.01)
+      ... )
+      >>> init, step = zo.solver(
+      ...     lambda x: jnp.sum(x**2), optimizer, zo.forward_difference(zo.low_rank())
+      ... )
+      >>> state = init(jnp.ones((8, 4)), jax.random.key(0))
+      >>> state, info = jax.jit(step)(state)
+      >>> float(info.value)
+      32.0
+
+    References:
+      Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
+      algorithm 2.
+
+      Shazeer and Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost,
+      ICML 2018, algorithm 2.
+    """
+    return _scale_by_replayed_moments(
+        window,
+        b1,
+        b2,
+        eps_root,
+        initial_accumulator_value,
+        bias_correction,
+        max_directions,
+        dimension_numbers,
+        of_gradient=False,
+    )
+
+
+def scale_by_replayed_zo_adamm(
+    window: int = 64,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.99,
+    eps_root: jax.typing.ArrayLike = 1e-8,
+    initial_accumulator_value: jax.typing.ArrayLike = 0.0,
+    bias_correction: bool = False,
+    max_directions: int = 64,
+    dimension_numbers: Any = None,
+) -> GradientTransformationExtraArgs:
+    """Rescales updates by ZO-AdaMM without storing the first moment.
+
+    The first moment m is rebuilt from the directions of the latest steps, and the
+    second moment is kept by its means, as in `scale_by_replayed_radazo`. It is the
+    second moment of the gradients g instead of m:
+
+        R_i ← β₂ R_i + (1 − β₂) mean_j g_ij²
+        C_j ← β₂ C_j + (1 − β₂) mean_i g_ij²
+
+    Args:
+      window: H, the number of steps from which m is rebuilt, at least 2.
+      b1: Decay rate β₁ of the first moment, in [0, 1).
+      b2: Decay rate β₂ of the second moment, in [0, 1).
+      eps_root: The constant ζ ≥ 0, inside the root, in units of the squared gradient.
+      initial_accumulator_value: v₀ ≥ 0, the same for all coordinates.
+      bias_correction: Whether to debias both moments.
+      max_directions: The largest K for which the state has room.
+      dimension_numbers: The axes of each leaf that form matrices, as in
+        `scale_by_replayed_radazo`.
+
+    Returns:
+      An `optax.GradientTransformationExtraArgs`, in all else like
+      `scale_by_replayed_radazo`.
+
+    Raises:
+      ValueError: As `scale_by_replayed_radazo` does.
+      TypeError: As `scale_by_replayed_radazo` does.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> import radazo_jax as zo
+      >>> optimizer = zo.chain_in_place(
+      ...     zo.scale_by_replayed_zo_adamm(), optax.scale_by_learning_rate(0.01)
+      ... )
+      >>> init, step = zo.solver(
+      ...     lambda x: jnp.sum(x**2), optimizer, zo.forward_difference(zo.low_rank())
+      ... )
+      >>> state = init(jnp.ones((8, 4)), jax.random.key(0))
+      >>> state, info = jax.jit(step)(state)
+      >>> float(info.value)
+      32.0
+
+    References:
+      Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
+      algorithm 1.
+    """
+    return _scale_by_replayed_moments(
+        window,
+        b1,
+        b2,
+        eps_root,
+        initial_accumulator_value,
+        bias_correction,
+        max_directions,
+        dimension_numbers,
+        of_gradient=True,
+    )
+
+
+def _scale_by_replayed_moments(
+    window: int,
+    b1: jax.typing.ArrayLike,
+    b2: jax.typing.ArrayLike,
+    eps_root: jax.typing.ArrayLike,
+    initial_accumulator_value: jax.typing.ArrayLike,
+    bias_correction: bool,
+    max_directions: int,
+    dimension_numbers: Any,
+    of_gradient: bool,
+) -> GradientTransformationExtraArgs:
+    checks.check_int_at_least("window", window, 2)
+    checks.check_int_at_least("max_directions", max_directions, 1)
+    checks.check_unit_interval("b1", b1)
+    checks.check_unit_interval("b2", b2)
+    checks.check_non_negative("eps_root", eps_root)
+    checks.check_non_negative("initial_accumulator_value", initial_accumulator_value)
+    _warn_of_short_window(window, b1)
+
+    def init(params: optax.Params) -> ScaleByReplayedMomentsState:
+        leaves, treedef = jax.tree.flatten(params)
+        start = partial(initial_moment, initial_accumulator_value)
+        nu = map(start, leaves, axes_of(dimension_numbers, params))
+        return ScaleByReplayedMomentsState(
+            jnp.zeros((), jnp.int32),
+            StepHistory.init(window, max_directions, widest(params)),
+            # Means over rows are no arrays like the parameters, so that a tree without
+            # leaves, in whose place Optax looks for such arrays, is not one of them.
+            jax.tree.unflatten(treedef, nu) if leaves else jnp.zeros(()),
+        )
+
+    def walk(
+        finish: Finish | None,
+        params: Any,
+        state: ScaleByReplayedMomentsState,
+        combination: Any,
+    ) -> tuple[Any, ScaleByReplayedMomentsState]:
+        """Adds the updates to the parameters; without `finish`, returns the updates."""
+        coefficients, latest = check_combination(combination, max_directions)
+        checks.check_passed(params=params)
+        count = optax.safe_increment(state.count)
+        index = state.count % window
+        history = state.history.with_step(index, coefficients, latest)
+        dtype = history.coefficient.dtype
+        decay_1, decay_2 = (jnp.asarray(scalar(b, dtype), dtype) for b in (b1, b2))
+        ages = (index - jnp.arange(window, dtype=jnp.int32)) % window
+        weights = (1 - decay_1) * decay_1 ** ages.astype(dtype)
+        nu_weight = jnp.ones((), dtype)
+        if bias_correction:
+            steps = jnp.minimum(count, window).astype(dtype)
+            weights = weights / (1 - decay_1**steps)
+            nu_weight = 1 - decay_2 ** count.astype(dtype)
+        first = history.weighted(weights, latest)
+        measured = (coefficients.astype(dtype), latest) if of_gradient else None
+
+        def program(params: Any, nu: Any, *numbers: Any) -> tuple[Any, Any]:
+            update = partial(_of_leaf, b2, eps_root, combination.layout, finish)
+            treedef: Any = jax.tree.structure(params)
+            found = jax.tree_util.tree_leaves_with_path(params)
+            axes = axes_of(dimension_numbers, params)
+            moments = treedef.flatten_up_to(nu)
+            done = [
+                update(path, p, matrix, moment, *numbers)
+                for (path, p), matrix, moment in zip(found, axes, moments, strict=True)
+            ]
+            params = jax.tree.unflatten(treedef, [p for p, _ in done])
+            return params, jax.tree.unflatten(treedef, [moment for _, moment in done])
+
+        specs = specs_of((params, state.nu))
+        params, nu = on_any_mesh(program, specs)(
+            params, state.nu, first, measured, nu_weight
+        )
+        return params, ScaleByReplayedMomentsState(count, history, nu)
+
+    def update(
+        updates: optax.Updates,
+        state: ScaleByReplayedMomentsState,
+        params: optax.Params | None = None,
+        *,
+        combination: LinearCombination | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, ScaleByReplayedMomentsState]:
+        # The gradient is the combination, whatever has become of the updates.
+        del updates, extra_args
+        return walk(None, params, state, combination)
+
+    def apply(
+        finish: Finish,
+        state: ScaleByReplayedMomentsState,
+        params: optax.Params,
+        *,
+        combination: LinearCombination | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Params, ScaleByReplayedMomentsState]:
+        del extra_args
+        return walk(finish, params, state, combination)
+
+    return optax.GradientTransformationExtraArgs(init, InPlaceUpdate(update, apply))
+
+
+# Coefficients and directions, stacked.
+_Terms = tuple[jax.Array, Direction]
+
+
+def _of_leaf(
+    b2: jax.typing.ArrayLike,
+    eps_root: jax.typing.ArrayLike,
+    layout: Layout,
+    finish: Finish | None,
+    path: Any,
+    p: jax.Array,
+    axes: MatrixAxes | None,
+    nu: Any,
+    first: _Terms,
+    measured: _Terms | None,
+    nu_weight: jax.Array,
+) -> tuple[jax.Array, Any]:
+    """A leaf after the update, and its second moment.
+
+    Args:
+      b2: β₂.
+      eps_root: ζ.
+      layout: The layout of all parameters.
+      finish: Applied to the updates before they are added to the parameters; if it
+        is `None`, the updates replace the parameters.
+      path: The path of the leaf.
+      p: The leaf.
+      axes: The axes that form its matrices.
+      nu: Its second moment.
+      first: The terms of m.
+      measured: The terms of what v is the second moment of, if that is not m.
+      nu_weight: The divisor of v: shape ().
+    """
+    leaf = _leaf(layout, path, p)
+    if leaf.size == 0:
+        return p, nu
+    dtype = at_least_float32(p.dtype)
+
+    def draw(block: Block, terms: _Terms) -> jax.Array:
+        combine = partial(
+            sums.combine_block, sizes=block.sizes, leaf=leaf, dimension=layout.dimension
+        )
+        coefficients, directions = terms
+        return compiler.compute_once(
+            combine, coefficients.astype(dtype), directions, tuple(block.starts)
+        )
+
+    def decayed(nu: Any, new: Any) -> Any:
+        def average(v: jax.Array, x: jax.Array) -> jax.Array:
+            return optax.tree.update_moment(x, v, scalar(b2, v.dtype), 1)
+
+        return jax.tree.map(average, nu, new)
+
+    def add(block: Block, total: Any) -> Any:
+        part = jax.tree.map(block.read, total)
+        more = squares(draw(block, measured or first), axes, leaf.shape)
+        return jax.tree.map(block.write, total, jax.tree.map(jnp.add, part, more))
+
+    # If a matrix does not fit into a block, its means need a walk of their own.
+    cut = axes is not None and sums.cuts(leaf.shape, (*axes.rows, *axes.columns))
+    mean = None
+    if axes is not None and cut:
+        zeros = jax.tree.map(jnp.zeros_like, nu)
+        nu = decayed(nu, sums.for_each(leaf.shape, add, zeros))
+        mean = mean_of(nu, axes)
+
+    def step(block: Block, carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+        p, nu = carry
+        m = draw(block, first)
+        v = jax.tree.map(block.read, nu)
+        if not cut:
+            x = m if measured is None else draw(block, measured)
+            v = decayed(v, squares(x, axes, leaf.shape))
+            nu = jax.tree.map(block.write, nu, v)
+        if axes is not None:
+            v = product(v, axes, None if mean is None else block.read(mean))
+        v = v / nu_weight.astype(dtype) + scalar(eps_root, dtype)
+        u = (m * jax.lax.rsqrt(v)).astype(p.dtype)
+        if finish is not None:
+            before = block.read(p)
+            at = counter.positions(
+                leaf.shape, block.indices, leaf.offset, layout.dimension
+            )
+            u = optax.apply_updates(before, finish(u, before, at))
+        return block.write(p, u), nu
+
+    updated: tuple[jax.Array, Any] = sums.for_each(leaf.shape, step, (p, nu))
+    return updated
+
+
+def _leaf(layout: Layout, path: Any, p: jax.Array) -> Leaf:
+    """The place of an array of the parameters among all coordinates."""
+    name = jax.tree_util.keystr(path)
+    for leaf in layout.leaves:
+        if (leaf.path, leaf.shape) == (name, p.shape):
+            return leaf
+    raise ValueError(
+        f"params{name} must be an array that the loss takes, of the same shape; got "
+        f"shape {p.shape}. Wrappers that reshape parameters need stored moments."
+    )
+
+
+def _warn_of_short_window(window: int, b1: Any) -> None:
+    if isinstance(b1, jax.core.Tracer):
+        return
+    dropped = float(b1) ** window
+    if dropped > _MUCH_DROPPED:
+        enough = math.ceil(math.log(_MUCH_DROPPED) / math.log(float(b1)))
+        warnings.warn(
+            f"window={window} drops {dropped:.0%} of the weight of the first moment at "
+            f"b1={float(b1):g}. Pass window={enough} or more.",
+            stacklevel=4,
+        )
+
+
+class FactoredMoment(NamedTuple):
+    """The second moment of a stack of matrices, by its means.
+
+    Attributes:
+      rows: The means over the columns: of the leaf's shape, with size 1 along the axes
+        of the columns.
+      columns: The means over the rows, likewise.
+    """
+
+    rows: jax.Array
+    columns: jax.Array
+
+
+def initial_moment(value: Any, p: Any, axes: MatrixAxes | None) -> Any:
+    """v₀ of a leaf: a `FactoredMoment` if it has matrices, else an array like it."""
+    shape, dtype = jnp.shape(p), at_least_float32(jnp.result_type(p))
+    value = scalar(value, dtype)
+    if axes is None:
+        return jnp.full_like(p, value, dtype)
+
+    def without(axes: tuple[int, ...]) -> jax.Array:
+        sizes = [1 if axis in axes else n for axis, n in enumerate(shape)]
+        return jnp.full(sizes, value, dtype)
+
+    return FactoredMoment(without(axes.columns), without(axes.rows))
+
+
+def squares(x: jax.Array, axes: MatrixAxes | None, shape: tuple[int, ...]) -> Any:
+    """x² of a block of a leaf, as a second moment of the block keeps it.
+
+    Of matrices, these are the block's shares of the means of the whole leaf, which has
+    this shape: the shares of all blocks add up to them.
+    """
+    if axes is None:
+        return x * x
+
+    def mean(over: tuple[int, ...]) -> jax.Array:
+        size = math.prod(shape[axis] for axis in over)
+        return jnp.sum(x * x, axis=over, keepdims=True) / size
+
+    return FactoredMoment(mean(axes.columns), mean(axes.rows))
+
+
+def product(
+    nu: FactoredMoment, axes: MatrixAxes, mean: jax.Array | None = None
+) -> jax.Array:
+    """R_i C_j / mean(R), zero if all are zero; the mean is one of the whole matrix."""
+    if mean is None:
+        mean = mean_of(nu, axes)
+    return nu.rows * (nu.columns / jnp.where(mean > 0, mean, 1))
+
+
+def mean_of(nu: FactoredMoment, axes: MatrixAxes) -> jax.Array:
+    """The mean of the second moment of each matrix."""
+    return jnp.mean(nu.rows, axis=axes.rows, keepdims=True)
+
+
+def axes_of(dimension_numbers: Any, params: Any) -> list[MatrixAxes | None]:
+    """The axes of each leaf that form matrices, in the order of the leaves."""
+    if dimension_numbers is None:
+        return [leaf.axes for leaf in layout_of(params).leaves]
+    given = dimension_numbers
+    tree = given(params) if callable(given) else given
+    treedef: Any = jax.tree.structure(params)
+    found: list[MatrixAxes | None] = treedef.flatten_up_to(tree)
+    return found
