@@ -69,7 +69,7 @@ def test_a_function_still_raises_its_own_errors():
         zo.minimize_black_box(fun, START, *METHOD, 3, progress=False)
 
 
-@pytest.mark.parametrize("factor", [1e-44, 1e-38, 1e37])
+@pytest.mark.parametrize("factor", [1e-44, 1e-38])
 def test_a_compiled_run_and_its_measurements(factor):
     def fun(x):
         return jnp.float32(factor) * jnp.sum(x**2)
