@@ -49,12 +49,8 @@ def ours(dimension: int) -> Iterator[float]:
 
 
 def pycma(dimension: int) -> Iterator[float]:
-    try:
-        import cma
-    except ModuleNotFoundError:
-        raise click.ClickException(
-            "cma must be installed. Install the extra benchmarks of this project."
-        ) from None
+    import cma
+
     settings = {"popsize": 11, "verbose": -9}
     settings["CMA_diagonal"] = dimension > FULL_COVARIANCE
     search = cma.CMAEvolutionStrategy(np.ones(dimension), 0.1, settings)

@@ -23,10 +23,24 @@ plot = click.option(
 )
 
 
+class _Command(click.Command):
+    """A command that names in one line what is not installed."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            raise click.ClickException(
+                f"{error.name} must be installed. See the extras in README.md."
+            ) from error
+
+
 def command(doc: str) -> Callable[[Callable[..., Any]], click.Command]:
     """A command that is described by the first line of its module."""
     return click.command(
-        help=doc.partition("\n")[0], context_settings={"show_default": True}
+        cls=_Command,
+        help=doc.partition("\n")[0],
+        context_settings={"show_default": True},
     )
 
 

@@ -16,10 +16,7 @@ import optax
 # How often a wait looks whether it was interrupted, in seconds.
 _POLL = 0.1
 
-_GUARD = (
-    "If processes are spawned, the script that starts them must stand below if "
-    '__name__ == "__main__":.'
-)
+_GUARD = 'A script that starts processes must stand below if __name__ == "__main__":.'
 
 # A function that makes executors makes this many for a step before its points are
 # submitted one at a time, so that only the one that breaks them fails.
@@ -310,15 +307,14 @@ def _wait(
 
 def check_executor(executor: Any, fun: Callable[[optax.Params], Any]) -> None:
     """Raises if `fun` cannot be evaluated on the executor."""
-    if hasattr(executor, "get_executor"):
-        raise TypeError(
-            "executor must be a concurrent.futures.Executor, or a function that makes "
-            f"one; got a Dask {type(executor).__name__}. Pass client.get_executor()."
+    is_client = hasattr(executor, "get_executor")
+    if is_client or not hasattr(executor, "submit"):
+        got = (
+            "a Dask client. Pass client.get_executor()" if is_client else repr(executor)
         )
-    if not hasattr(executor, "submit"):
         raise TypeError(
             "executor must be a concurrent.futures.Executor, or a function that makes "
-            f"one; got {executor!r}."
+            f"one; got {got}."
         )
     if not isinstance(executor, futures.ProcessPoolExecutor):
         return

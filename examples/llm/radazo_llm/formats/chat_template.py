@@ -17,7 +17,7 @@ from radazo_llm.formats import (
 )
 from radazo_llm.formats.files import json_object, model_file
 
-SECONDS = 10.0  # In which a template must be rendered.
+SECONDS = 30.0  # In which a template must be rendered, on a busy machine too.
 Turn = dict[str, str]
 
 
