@@ -46,7 +46,9 @@ def cubic(params):
 
 
 def estimate(fun, estimator, key=0, params=PARAMS, **kwargs):
-    return estimator.estimate(fun, key, params, estimator.init(params), **kwargs)[0]
+    return zo.estimators.estimate(
+        estimator, fun, key, params, estimator.init(params), **kwargs
+    )[0]
 
 
 # --- Eq. (2), transcribed ---------------------------------------------------------
@@ -419,10 +421,15 @@ def test_bad_keys(difference):
         estimate(quadratic, difference(), key=jax.random.key(0, impl="rbg"))
 
 
+class Remembering(type(zo.forward_difference())):
+    def init(self, params):
+        return jnp.zeros(())
+
+
 def test_bad_estimators():
     with pytest.raises(TypeError, match="estimator must be a GradientEstimator"):
         zo.value_and_grad(quadratic, zo.forward_difference)
-    stateful = zo.forward_difference()._replace(init=lambda p: jnp.zeros(()))
+    stateful = Remembering(zo.sphere(), 10, 5e-3)
     with pytest.raises(ValueError, match="estimator must have no state"):
         zo.value_and_grad(quadratic, stateful)(0, PARAMS)
 

@@ -146,6 +146,17 @@ def _check_number(
     return value
 
 
+def as_number(value: Any) -> Any:
+    """A number that was checked, as a float, by which settings are compared.
+
+    Returns:
+      A float, or the value itself if it is only known while a program is traced.
+    """
+    if isinstance(value, (jax.core.Tracer, jax.ShapeDtypeStruct)):
+        return value
+    return float(value)
+
+
 # A wheel has no pages, and they have no address on the web.
 _PAGE = "docs/{}.md in the source distribution of radazo_jax"
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import optax
 
+from radazo_jax._src.base import GradientEstimator
 from radazo_jax._src.directions.signs import orthonormal
 from radazo_jax._src.estimators.accelerated import accelerated
 from radazo_jax._src.estimators.adaptive import adaptive_difference
 from radazo_jax._src.estimators.differences import forward_difference
-from radazo_jax._src.estimators.estimator import GradientEstimator
 from radazo_jax._src.estimators.full import full_difference
 from radazo_jax._src.runs.states import check_run
 from radazo_jax._src.transforms.aliases import bfgs, parabolic_sgd
