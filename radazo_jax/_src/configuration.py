@@ -1,10 +1,18 @@
-"""The base of what configures a run: frozen dataclasses, compared by their fields."""
+"""What configures a run, and is compared: by its fields, or by the same object."""
 
 import dataclasses
+import functools
 import inspect
-from typing import Any, ClassVar, Self
+from collections.abc import Callable
+from typing import Any, ClassVar, ParamSpec, Self, TypeVar
 
 import jax
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+# The number of objects that a constructor of `one_for_equal` keeps, at most.
+_MOST_KEPT = 64
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -101,3 +109,35 @@ def _has_hash(value: Any) -> bool:
 
 def _is_traced(value: Any) -> bool:
     return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(value))
+
+
+def one_for_equal(constructor: Callable[_P, _T]) -> Callable[_P, _T]:
+    """A constructor that returns the same object for equal, hashable arguments.
+
+    Optax's transformations are pairs of functions, which are compared by identity, so
+    that equal ones would each compile their own program. Arguments are equal if their
+    types are, too: 1, 1.0 and True differ. Arrays and tracers have no hash, and each
+    call with one makes an object.
+    """
+    signature = inspect.signature(constructor)
+
+    @functools.lru_cache(_MOST_KEPT, typed=True)
+    def kept(floats: Any, *args: Any, **kwargs: Any) -> _T:
+        del floats
+        return constructor(*args, **kwargs)
+
+    @functools.wraps(constructor)
+    def construct(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            given = signature.bind(*args, **kwargs)
+        except TypeError:
+            given = None  # Python's own error is raised below.
+        if given is not None:
+            given.apply_defaults()
+            if _has_hash(tuple(given.arguments.values())):
+                # Dtypes depend on whether 64 bits are enabled.
+                floats = jax.dtypes.canonicalize_dtype(float)
+                return kept(floats, *given.args, **given.kwargs)
+        return constructor(*args, **kwargs)
+
+    return construct

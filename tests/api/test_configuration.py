@@ -360,3 +360,137 @@ class Given(zo.GradientEstimator):
 
     def reduce(self, *args):
         return zo.forward_difference(self.law, self.num, self.mu).reduce(*args)
+
+
+# --- Programs, and the objects of optimizers --------------------------------------
+
+
+def test_a_run_with_equal_new_settings_compiles_nothing():
+    traces = []
+
+    def counted(params):
+        traces.append(None)
+        return jnp.sum(params**2)
+
+    def run(rate=0.1):
+        result = zo.minimize(
+            counted,
+            jnp.ones(3),
+            zo.zo_sgd(rate),
+            zo.forward_difference(Hashed(), 3),
+            2,
+            key=0,
+            evaluator=zo.vectorized(1),
+            progress=False,
+        )
+        return result.params
+
+    first = run()
+    after_first = len(traces)
+    np.testing.assert_array_equal(run(), first)
+    assert len(traces) == after_first > 0
+    run(rate=0.2)
+    assert len(traces) > after_first
+
+
+OPTIMIZERS = {
+    "radazo": (0.1,),
+    "zo_adamm": (0.1,),
+    "zo_sgd": (0.1,),
+    "zo_signsgd": (0.1,),
+    "zo_rmsprop": (0.1,),
+    "bfgs": (),
+    "parabolic_sgd": (0.8,),
+}
+each_optimizer = pytest.mark.parametrize(("name", "arguments"), OPTIMIZERS.items())
+
+
+@each_optimizer
+def test_equal_arguments_make_the_same_optimizer(name, arguments):
+    make = getattr(zo, name)
+    first = make(*arguments)
+    assert make(*arguments) is first
+    parameters = inspect.signature(make).parameters
+    if parameters:
+        by_name = dict(zip(parameters, arguments, strict=False))
+        assert make(**by_name) is first
+        defaults = {
+            key: parameter.default
+            for key, parameter in parameters.items()
+            if parameter.default is not inspect.Parameter.empty
+        }
+        assert make(**(defaults | by_name)) is first
+        assert make(0.2) is not first
+
+
+def test_numbers_of_other_types_make_another_optimizer():
+    """In Python 1 == 1.0 == True, but their dtypes differ."""
+    rates = [1, 1.0, np.float32(1), np.float64(1), True]
+    made = [zo.zo_signsgd(rate) for rate in rates]
+    assert len(set(map(id, made))) == len(rates)
+    assert zo.radazo(0.1, bias_correction=True) is not zo.radazo(0.1)
+    stored = [zo.radazo(0.1, mu_dtype=dtype) for dtype in (None, jnp.float32)]
+    assert stored[0] is not stored[1]
+
+
+def test_a_dtype_follows_the_precision_in_which_it_is_asked_for():
+    before = zo.radazo(0.1, mu_dtype=np.float64)
+    with jax.enable_x64(True):
+        inside = zo.radazo(0.1, mu_dtype=np.float64)
+        found = [made.init(jnp.zeros(2))[0].mu.dtype for made in (before, inside)]
+    after = zo.radazo(0.1, mu_dtype=np.float64)
+    assert found == [np.float32, np.float64] and after is before
+
+
+def test_schedules_are_compared_as_objects():
+    schedule = optax.constant_schedule(0.1)
+    assert zo.radazo(schedule) is zo.radazo(schedule)
+    assert zo.radazo(schedule) is not zo.radazo(optax.constant_schedule(0.1))
+
+
+def test_arrays_and_tracers_make_a_new_optimizer():
+    rate = jnp.float32(0.1)
+    assert zo.radazo(rate) is not zo.radazo(rate)
+
+    def after_a_step(rate):
+        optimizer = zo.zo_sgd(rate)
+        updates, _ = optimizer.update(jnp.ones(2), optimizer.init(jnp.ones(2)))
+        return updates
+
+    found = jit(jax.vmap(after_a_step))(jnp.array([1.0, 2.0]))
+    np.testing.assert_allclose(found, [[-1.0, -1.0], [-2.0, -2.0]])
+
+
+@each_optimizer
+def test_an_optimizer_made_within_a_program_can_be_used_outside(name, arguments):
+    """It holds no tracer of the program."""
+    make = functools.partial(getattr(zo, name), *(0.37 for _ in arguments))
+    made = []
+
+    @jax.jit
+    def program(x):
+        made.append(make())
+        return jax.tree.leaves(made[0].init(x))
+
+    program(jnp.ones(3))
+    assert make() is made[0]
+    leaves = jax.tree.leaves(make().init(jnp.ones(3)))
+    assert not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+
+
+def test_the_objects_that_are_kept_are_few():
+    first = zo.zo_signsgd(1e-3)
+    for i in range(100):
+        zo.zo_signsgd(1.0 + i)
+    assert zo.zo_signsgd(1e-3) is not first
+
+
+@each_optimizer
+def test_errors_and_signatures_are_those_of_the_constructor(name, arguments):
+    make = getattr(zo, name)
+    with pytest.raises(TypeError, match=rf"{name}\(\) got an unexpected keyword"):
+        make(*arguments, wrong=1)
+    for parameter in inspect.signature(make).parameters.values():
+        if parameter.name == "learning_rate":
+            assert parameter.annotation == optax.ScalarOrSchedule
+    assert make.__name__ == name and ">>> " in make.__doc__
