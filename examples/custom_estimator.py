@@ -1,4 +1,4 @@
-"""Custom estimators: points and a reduction, or a wrapper around another estimator.
+"""Custom estimators: a class with two methods, or a wrapper around an estimator.
 
     python examples/custom_estimator.py
 
@@ -6,6 +6,8 @@ An estimator never evaluates the function. `points` returns the points of a step
 `reduce` turns the values at them into an estimate of the gradient. The function here
 returns a value that is wrong by up to 100 at one point in seven, as a bad sensor would.
 """
+
+import dataclasses
 
 import jax.numpy as jnp
 import optax
@@ -16,21 +18,25 @@ from radazo_jax.estimators import Estimate, sample_points
 SIGNS = zo.rademacher()  # The distribution of the directions.
 
 
-def one_bit(num_directions=10, smoothing=5e-2):
+@dataclasses.dataclass(frozen=True)
+class OneBit(zo.GradientEstimator):
     """Central differences of which only the signs count.
 
     A value that is far off has no more weight than any other.
     """
 
-    def points(draw, params, state):
-        scales = [smoothing, -smoothing]
-        return sample_points(SIGNS, draw, num_directions, scales, params), state
+    num_directions: int = 10
+    smoothing: float = 5e-2
 
-    def reduce(points, values, params, state):
-        slopes = (values.along[:, 0] - values.along[:, 1]) / (2 * smoothing)
+    def points(self, draw, params, state):
+        scales = [self.smoothing, -self.smoothing]
+        return sample_points(SIGNS, draw, self.num_directions, scales, params), state
+
+    def reduce(self, points, values, params, state):
+        slopes = (values.along[:, 0] - values.along[:, 1]) / (2 * self.smoothing)
         usable = jnp.isfinite(slopes)
         slopes = jnp.where(usable, slopes, 0.0)
-        coefficients = jnp.sign(slopes) / num_directions
+        coefficients = jnp.sign(slopes) / self.num_directions
         estimate = Estimate(
             value=jnp.nanmedian(values.along),
             slope=jnp.sum(coefficients * slopes),
@@ -39,23 +45,29 @@ def one_bit(num_directions=10, smoothing=5e-2):
         )
         return estimate, state
 
-    return zo.GradientEstimator(lambda params: (), points, reduce)
 
-
-def without_outliers(estimator, limit=5.0):
+@dataclasses.dataclass(frozen=True)
+class WithoutOutliers(zo.GradientEstimator):
     """A wrapper that drops values far from the median.
 
     The estimators of the package leave out values that are not finite. "Far" is more
     than `limit` times the median distance to the median.
     """
 
-    def reduce(points, values, params, state):
-        distance = jnp.abs(values.along - jnp.nanmedian(values.along))
-        far = distance > limit * jnp.nanmedian(distance)
-        kept = values._replace(along=jnp.where(far, jnp.nan, values.along))
-        return estimator.reduce(points, kept, params, state)
+    estimator: zo.GradientEstimator
+    limit: float = 5.0
 
-    return estimator._replace(reduce=reduce)
+    def init(self, params):
+        return self.estimator.init(params)
+
+    def points(self, draw, params, state):
+        return self.estimator.points(draw, params, state)
+
+    def reduce(self, points, values, params, state):
+        distance = jnp.abs(values.along - jnp.nanmedian(values.along))
+        far = distance > self.limit * jnp.nanmedian(distance)
+        kept = values._replace(along=jnp.where(far, jnp.nan, values.along))
+        return self.estimator.reduce(points, kept, params, state)
 
 
 def main() -> None:
@@ -68,14 +80,10 @@ def main() -> None:
 
     optimizer = zo.radazo(optax.cosine_decay_schedule(1e-2, 2000))
     central = zo.central_difference(SIGNS, smoothing=5e-2)
-    for name, estimator in (
-        ("central_difference", central),
-        ("without_outliers(central_difference)", without_outliers(central)),
-        ("one_bit", one_bit()),
-    ):
+    for estimator in (central, WithoutOutliers(central), OneBit()):
         result = zo.minimize(loss, jnp.zeros(50), optimizer, estimator, 2000, key=0)
         error = jnp.sqrt(jnp.mean((result.params - target) ** 2))
-        print(f"{name}: error {error:.3f}")
+        print(f"{estimator}: error {error:.3f}")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from radazo_jax import random as random
 from radazo_jax import runs as runs
 from radazo_jax import shaping as shaping
 from radazo_jax import transforms as transforms
+from radazo_jax._src.base import Evaluator, GradientEstimator
 from radazo_jax._src.directions.dense import coordinate, gaussian, sphere
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.low_rank import low_rank
@@ -34,12 +35,11 @@ from radazo_jax._src.estimators.differences import (
     forward_difference,
     spsa,
 )
-from radazo_jax._src.estimators.estimator import GradientEstimator
 from radazo_jax._src.estimators.evolution import evolution_strategy
 from radazo_jax._src.estimators.full import full_difference
 from radazo_jax._src.estimators.gradients import value_and_grad
 from radazo_jax._src.evaluators.sharded import sharded
-from radazo_jax._src.evaluators.vectorized import Evaluator, vectorized
+from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.perturb.transform import perturb
 from radazo_jax._src.runs.ask_tell import ask_tell
 from radazo_jax._src.runs.black_box import minimize_black_box

@@ -7,6 +7,8 @@ themselves are in `radazo_jax` and `radazo_jax.contrib`.
 from radazo_jax._src.base import (
     Draw,
     Estimate,
+    Evaluator,
+    GradientEstimator,
     Points,
     Values,
     candidates,
@@ -15,10 +17,9 @@ from radazo_jax._src.base import (
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.estimators.accelerated import AcceleratedState
 from radazo_jax._src.estimators.adaptive import AdaptiveDifferenceState
-from radazo_jax._src.estimators.estimator import GradientEstimator
 from radazo_jax._src.estimators.factors import candidate_factors
 from radazo_jax._src.estimators.full import FullDifferenceState
-from radazo_jax._src.evaluators.vectorized import Evaluator
+from radazo_jax._src.estimators.gradients import estimate
 
 __all__ = [
     "AcceleratedState",
@@ -33,5 +34,6 @@ __all__ = [
     "Values",
     "candidate_factors",
     "candidates",
+    "estimate",
     "sample_points",
 ]

@@ -21,9 +21,14 @@ import jax
 import keras
 import optax
 
+from radazo_jax._src.base import (
+    Evaluator,
+    GradientEstimator,
+    check_estimator,
+    check_evaluator,
+)
 from radazo_jax._src.estimators import gradients
-from radazo_jax._src.estimators.estimator import GradientEstimator, check_estimator
-from radazo_jax._src.evaluators.vectorized import Evaluator, check_evaluator, vectorized
+from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
 
 if keras.backend.backend() != "jax":

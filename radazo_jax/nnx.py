@@ -27,9 +27,14 @@ import jax
 import optax
 from flax import nnx
 
+from radazo_jax._src.base import (
+    Evaluator,
+    GradientEstimator,
+    check_estimator,
+    check_evaluator,
+)
 from radazo_jax._src.estimators import gradients
-from radazo_jax._src.estimators.estimator import GradientEstimator, check_estimator
-from radazo_jax._src.evaluators.vectorized import Evaluator, check_evaluator, vectorized
+from radazo_jax._src.evaluators.vectorized import vectorized
 
 __all__ = ["value_and_grad", "value_fn"]
 

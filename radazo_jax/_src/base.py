@@ -1,4 +1,4 @@
-"""The points of an estimate, their values, and the estimate itself.
+"""The contracts: points, their values, an estimate, and what makes each of them.
 
 An estimator never evaluates. Its `points` chooses the points, an evaluator turns them
 into values, and the estimator's `reduce` turns the values into an estimate:
@@ -6,6 +6,7 @@ into values, and the estimator's `reduce` turns the values into an estimate:
     draw ──▶ points ──▶ evaluator ──▶ values ──▶ reduce ──▶ estimate
 """
 
+import abc
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -16,6 +17,8 @@ import numpy as np
 import optax
 from jax import lax
 
+from radazo_jax._src import checks
+from radazo_jax._src.configuration import Configuration, check_fields
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.distribution import Direction, Distribution, elements
@@ -200,6 +203,141 @@ class Estimate(NamedTuple):
     # A dict is a tree, so that a compiled function can return an estimate. The default
     # is never modified.
     extra_args: dict[str, Any] = {}  # noqa: RUF012
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class GradientEstimator(Configuration, abc.ABC):
+    """Estimates gradients from function values.
+
+    A custom estimator is a subclass with two methods, `points` and `reduce`, and with
+    `init` if it has state. Methods are pure. Make it a frozen dataclass with hashable
+    fields: estimators with equal fields are then equal, and share a compiled program.
+
+    Examples:
+      Simultaneous perturbation with one direction and two points along it:
+
+      >>> import dataclasses
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> from radazo_jax.estimators import Estimate, sample_points
+      >>> @dataclasses.dataclass(frozen=True)
+      ... class TwoPoints(zo.GradientEstimator):
+      ...     distribution: zo.Distribution = zo.rademacher()
+      ...     smoothing: float = 1e-3
+      ...
+      ...     def points(self, draw, params, state):
+      ...         scales = [self.smoothing, -self.smoothing]
+      ...         return sample_points(
+      ...             self.distribution, draw, 1, scales, params
+      ...         ), state
+      ...
+      ...     def reduce(self, points, values, params, state):
+      ...         above, below = values.along[0]
+      ...         slope = (above - below) / (2 * self.smoothing)
+      ...         gradient = points.combine(slope[None])
+      ...         value = (above + below) / 2
+      ...         return Estimate(value, slope**2, jnp.int32(2), gradient), state
+      >>> value_and_grad = zo.value_and_grad(lambda x: jnp.sum(x**2), TwoPoints())
+      >>> value, gradient = value_and_grad(jax.random.key(0), jnp.ones(3))
+      >>> round(float(value), 3)
+      3.0
+    """
+
+    def init(self, params: optax.Params) -> Any:
+        """Returns the state before the first step; `()` by default.
+
+        Args:
+          params: θ, a tree of arrays.
+        """
+        del params
+        return ()
+
+    @abc.abstractmethod
+    def points(
+        self, draw: Draw, params: optax.Params, state: Any
+    ) -> tuple[Points, Any]:
+        """Returns the points at which a step evaluates the function, and the state.
+
+        Args:
+          draw: The draw of the step; its keys are consumed.
+          params: θ.
+          state: The state of the estimator.
+        """
+
+    @abc.abstractmethod
+    def reduce(
+        self, points: Points, values: Values, params: optax.Params, state: Any
+    ) -> tuple[Estimate, Any]:
+        """Returns the estimate according to the values, and the state after it.
+
+        Args:
+          points: The points of the step, as `points` returned them.
+          values: The values at the points; values that failed are not finite.
+          params: θ.
+          state: The state that `points` returned.
+        """
+
+
+def check_estimator(estimator: Any) -> None:
+    """Raises unless `estimator` is one, with hashable fields."""
+    if isinstance(estimator, optax.GradientTransformation):
+        raise TypeError(
+            "estimator must be a GradientEstimator such as forward_difference(); got "
+            "an Optax transformation. Are estimator and optimizer swapped?"
+        )
+    if not isinstance(estimator, GradientEstimator):
+        raise TypeError(
+            "estimator must be a GradientEstimator such as forward_difference(); got "
+            f"{estimator!r}.{checks.refer_to('estimators')}"
+        )
+    check_fields(estimator)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Evaluator(Configuration, abc.ABC):
+    """Turns points into values, within a compiled program.
+
+    A custom evaluator is a subclass with two pure methods, a frozen dataclass with
+    hashable fields, as a custom estimator is.
+    """
+
+    @abc.abstractmethod
+    def cache(self, points: Points) -> Points:
+        """Returns the points, with directions stored if that saves more than it costs.
+
+        The evaluation and the estimate both need the elements of the directions.
+
+        Args:
+          points: The points.
+        """
+
+    @abc.abstractmethod
+    def evaluate(
+        self,
+        fun: Callable[[optax.Params], Any],
+        params: optax.Params,
+        points: Points,
+        has_aux: bool,
+    ) -> tuple[Values, Any]:
+        """Returns the values, and the auxiliary output at the first point.
+
+        Args:
+          fun: `fun(params)` returns a scalar, or a pair of it and the auxiliary output
+            with `has_aux`.
+          params: θ.
+          points: The points.
+          has_aux: Whether `fun` returns a pair.
+        """
+
+
+def check_evaluator(evaluator: Any) -> None:
+    """Raises unless `evaluator` is one, with hashable fields."""
+    if not isinstance(evaluator, Evaluator):
+        raise TypeError(
+            "evaluator must be an Evaluator such as vectorized(batch_size=1); got "
+            f"{evaluator!r}."
+        )
+    check_fields(evaluator)
 
 
 def sample_points(

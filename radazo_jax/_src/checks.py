@@ -161,6 +161,17 @@ def _check_number(
     return value
 
 
+def as_number(value: Any) -> Any:
+    """A number that was checked, as a float, by which settings are compared.
+
+    Returns:
+      A float, or the value itself if it is only known while a program is traced.
+    """
+    if isinstance(value, (jax.core.Tracer, jax.ShapeDtypeStruct)):
+        return value
+    return float(value)
+
+
 def refer_to(name: str) -> str:
     """Returns the end of an error message that names the docstring that explains it.
 

@@ -20,6 +20,7 @@ from tests.helpers.tables import DISTRIBUTIONS, FAST, every, jit, mesh_of, slow
 # --- A distribution, an estimator and a wrapper, by public names alone ------------
 
 
+@dataclasses.dataclass(frozen=True)
 class Uniform(zo.Distribution):
     """Directions of norm 1, with independent uniform elements before the division."""
 
@@ -33,43 +34,55 @@ class Uniform(zo.Distribution):
         return self.scale * (2 * zo.random.uniform(key, at) - 1)
 
 
-def annealed(distribution, num_directions=3, smoothing=0.05):
+@dataclasses.dataclass(frozen=True)
+class Annealed(zo.GradientEstimator):
     """Forward differences whose distance shrinks from step to step."""
 
-    def points(draw, params, step):
-        scales = smoothing / jnp.sqrt(step.astype(jnp.float32) + 1)
+    distribution: zo.Distribution
+    num_directions: int = 3
+    smoothing: float = 0.05
+
+    def init(self, params):
+        return jnp.int32(0)
+
+    def points(self, draw, params, step):
+        scales = self.smoothing / jnp.sqrt(step.astype(jnp.float32) + 1)
         points = zo.estimators.sample_points(
-            distribution, draw, num_directions, scales[None], params,
+            self.distribution, draw, self.num_directions, scales[None], params,
             includes_params=True,
         )  # fmt: skip
         return points, step + 1
 
-    def reduce(points, values, params, step):
+    def reduce(self, points, values, params, step):
         slopes = (values.along - values.base)[:, 0] / points.scales[:, 0]
         usable = jnp.isfinite(slopes)
         slopes = jnp.where(usable, slopes, 0)
-        weight = points.factor / num_directions
+        weight = points.factor / self.num_directions
         gradient = points.combine(weight * slopes)
         count = jnp.sum(usable, dtype=jnp.int32)
         slope = weight * jnp.sum(slopes**2)
         return Estimate(values.base, slope, count, gradient), step
 
-    return zo.GradientEstimator(lambda params: jnp.int32(0), points, reduce)
 
-
-def antithetic(inner):
+@dataclasses.dataclass(frozen=True)
+class Antithetic(zo.GradientEstimator):
     """Evaluates the mirror image of each point too, and drops the even part."""
 
-    def points(draw, params, state):
-        points, state = inner.points(draw, params, state)
+    inner: zo.GradientEstimator
+
+    def init(self, params):
+        return self.inner.init(params)
+
+    def points(self, draw, params, state):
+        points, state = self.inner.points(draw, params, state)
         scales = jnp.concatenate([points.scales, -points.scales], 1)
         return dataclasses.replace(points, scales=scales), state
 
-    def reduce(points, values, params, state):
+    def reduce(self, points, values, params, state):
         above, below = jnp.split(values.along, 2, axis=1)
         half = points.scales[:, : above.shape[1]]
         odd = values.base + (above - below) / 2
-        estimate, state = inner.reduce(
+        estimate, state = self.inner.reduce(
             dataclasses.replace(points, scales=half),
             Values(values.base, odd),
             params,
@@ -80,14 +93,12 @@ def antithetic(inner):
         count = jnp.where(count > 0, count + mirrored, 0)
         return estimate._replace(num_values=count), state
 
-    return zo.GradientEstimator(inner.init, points, reduce)
-
 
 CUSTOM = {
     "uniform": zo.forward_difference(Uniform(), 3),
-    "annealed": annealed(Uniform()),
-    "antithetic": antithetic(zo.forward_difference(Uniform(), 2)),
-    "antithetic(adaptive)": antithetic(zo.adaptive_difference(zo.orthonormal(), 2)),
+    "annealed": Annealed(Uniform()),
+    "antithetic": Antithetic(zo.forward_difference(Uniform(), 2)),
+    "antithetic(adaptive)": Antithetic(zo.adaptive_difference(zo.orthonormal(), 2)),
 }
 BY_NAME = CUSTOM | {name: make(name) for name in MAKERS}
 
@@ -188,7 +199,7 @@ def test_takes_the_same_steps_in_every_kind_of_run(name, driver, tmp_path):
 
 
 def test_antithetic_forward_differences_are_central_differences():
-    wrapped = antithetic(zo.forward_difference(Uniform(), 4, 0.3))
+    wrapped = Antithetic(zo.forward_difference(Uniform(), 4, 0.3))
     central = zo.central_difference(Uniform(), 4, 0.3)
     (value, gradient), (_, expected) = jit(
         lambda key: [
@@ -324,15 +335,28 @@ def test_elements_too_large_for_the_exact_norm_skip_the_step(evaluator):
 # --- Interfaces of earlier versions are refused -----------------------------------
 
 
-def test_a_gradient_that_is_a_tree_is_refused():
-    made = zo.forward_difference(Hashed())
+FORWARD = zo.forward_difference(Hashed())
 
-    def reduce(points, values, params, state):
-        estimate, state = made.reduce(points, values, params, state)
+
+class Wrapped(zo.GradientEstimator):
+    """Forward differences."""
+
+    def points(self, *args):
+        return FORWARD.points(*args)
+
+    def reduce(self, *args):
+        return FORWARD.reduce(*args)
+
+
+class WithATree(Wrapped):
+    def reduce(self, points, values, params, state):
+        estimate, state = FORWARD.reduce(points, values, params, state)
         tree = estimate.gradient.materialize(params)
         return estimate._replace(gradient=tree), state
 
-    old = made._replace(reduce=reduce)
+
+def test_a_gradient_that_is_a_tree_is_refused():
+    old = WithATree()
     message = (
         r"gradient of an Estimate must be a LinearCombination; got dict. Make it by "
         r"points.combine\(coefficients\), or by LinearCombination.of_tree"

@@ -22,8 +22,8 @@ PACKAGE = ROOT / "radazo_jax"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 MAX_LINES = 300  # Of code: without docstrings, comments and blank lines.
 
-# The folders, in order, and `base.py`, which has a place among them. A module may import
-# from its own folder and from earlier ones.
+# The folders, in order, and `base.py`, which has a place among them. A module may
+# import from its own folder and from earlier ones.
 ORDER = (
     *("", "numbers", "directions", "perturb", "base", "evaluators", "estimators"),
     *("contrib", "search", "transforms", "runs", "workers"),

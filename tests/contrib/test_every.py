@@ -79,7 +79,9 @@ def test_dtypes_meshes_and_distributions(name, kind):
         @jit
         def two(params):
             def estimate(key, state):
-                return estimator.estimate(loss, key, params, state, evaluator=evaluator)
+                return zo.estimators.estimate(
+                    estimator, loss, key, params, state, evaluator=evaluator
+                )
 
             first = estimator.init(params)
             _, state = estimate(0, first)
@@ -183,8 +185,12 @@ def test_the_slope_is_that_along_the_gradient(name):
             "mix must be 'projection' or 'cosine'; got 'mean'",
         ),
         (
-            lambda: zo.contrib.prior_guided(prior=lambda x: x["a"]).estimate(
-                traced, 0, PARAMS, zo.contrib.PriorGuidedState(())
+            lambda: zo.estimators.estimate(
+                zo.contrib.prior_guided(prior=lambda x: x["a"]),
+                traced,
+                0,
+                PARAMS,
+                zo.contrib.PriorGuidedState(()),
             ),
             r"prior must return a tree like params, .*; got \(2, 2\)",
         ),

@@ -58,7 +58,9 @@ def test_the_length_of_a_prior_does_not_matter():
             return jax.tree.map(lambda x: scale * (x - 0.5), x)
 
         estimator = zo.contrib.prior_guided(zo.sphere(), 1, 0.1, prior=prior)
-        (_, found), _ = estimator.estimate(traced, 0, PARAMS, estimator.init(PARAMS))
+        (_, found), _ = zo.estimators.estimate(
+            estimator, traced, 0, PARAMS, estimator.init(PARAMS)
+        )
         return found
 
     short, expected, long = rows(gradient(jnp.array([1e-25, 1.0, 1e20])))
@@ -76,7 +78,7 @@ def test_a_prior_of_several_dtypes():
     def half_square(params):
         return optax.tree.norm(jax.tree.map(wide, params), squared=True) / 2
 
-    estimate = jit(functools.partial(estimator.estimate, half_square, 0))
+    estimate = jit(functools.partial(zo.estimators.estimate, estimator, half_square, 0))
     (_, gradient), _ = estimate(params, estimator.init(params))
     np.testing.assert_allclose(gradient["a"].astype(np.float32), 1, atol=0.1)
     np.testing.assert_allclose(gradient["b"], params["b"], atol=0.1)
@@ -119,7 +121,9 @@ def test_the_expected_cosine_of_the_projection():
     @jax.vmap
     def one(key):
         x = jnp.zeros(DIMENSION)
-        return estimator.estimate(lambda x: slopes @ x, key, x, estimator.init(x))[0][1]
+        return zo.estimators.estimate(
+            estimator, lambda x: slopes @ x, key, x, estimator.init(x)
+        )[0][1]
 
     got = np.asarray(one(jax.random.split(jax.random.key(0), 4000)), np.float64)
     squares = (got @ SLOPES) ** 2 / np.sum(got**2, 1) / np.sum(SLOPES**2)
@@ -208,7 +212,9 @@ def test_queries_that_lie_at_the_parameters_are_left_out(step):
 
     def next_step(carry, key):
         x, state = carry
-        (_, gradient), state = estimator.estimate(lambda x: 3 * x[0], key, x, state)
+        (_, gradient), state = zo.estimators.estimate(
+            estimator, lambda x: 3 * x[0], key, x, state
+        )
         return (x - step * jnp.sign(gradient), state), gradient
 
     @jit

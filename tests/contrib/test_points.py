@@ -103,7 +103,7 @@ def test_points_beside_the_parameters_in_turn():
         found = []
         for size in (None, 1):
             estimate = functools.partial(
-                estimator.estimate, loss, evaluator=zo.vectorized(size)
+                zo.estimators.estimate, estimator, loss, evaluator=zo.vectorized(size)
             )
             _, state = estimate(0, params, estimator.init(params))
             found.append(estimate(1, further, state)[0][1])

@@ -118,7 +118,7 @@ def test_is_the_recursion_of_fercoq_and_richtarik(size, smooth):
 def test_the_gradient_is_the_one_at_the_lookahead_point():
     found = run(4, 1e-3, "float32")
     plain = zo.forward_difference(Hashed(), DIRECTIONS, 1e-4)
-    estimate_there = jit(functools.partial(plain.estimate, loss))
+    estimate_there = jit(functools.partial(zo.estimators.estimate, plain, loss))
     for t, (params, _, _, estimate, gradient) in enumerate(found):
         there = params + estimate.extra_args["lookahead"]
         (value, expected), _ = estimate_there(jax.random.key(t), there, ())

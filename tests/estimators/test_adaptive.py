@@ -155,7 +155,7 @@ def test_the_distance_is_halved_if_nothing_has_a_value():
     params = jnp.ones(8)
     state = estimator.init(params)
     for halvings in range(1, 4):
-        _, state = estimator.estimate(
-            lambda x: jnp.nan * jnp.sum(x), jax.random.key(0), params, state
+        _, state = zo.estimators.estimate(
+            estimator, lambda x: jnp.nan * jnp.sum(x), 0, params, state
         )
         chex.assert_trees_all_close(state.smoothing, jnp.float32(1e-2 / 2**halvings))

@@ -96,8 +96,8 @@ def test_of_a_gaussian_process_are_finite():
     @jit
     def derivative(h):
         def of(h):
-            (value, gradient), _ = estimator.estimate(
-                lambda x: h * jnp.sum(x**2), 0, params, state
+            (value, gradient), _ = zo.estimators.estimate(
+                estimator, lambda x: h * jnp.sum(x**2), 0, params, state
             )
             return value + jnp.sum(gradient)
 

@@ -101,7 +101,9 @@ def test_evaluators_give_the_same_values(evaluator):
     mesh = mesh_of(4)
 
     def estimate(evaluator):
-        return ESTIMATOR.estimate(of_prompts, 0, START, (), evaluator=evaluator)[0]
+        return zo.estimators.estimate(
+            ESTIMATOR, of_prompts, 0, START, (), evaluator=evaluator
+        )[0]
 
     expected = jit(lambda: estimate(zo.vectorized()))()
     with jax.set_mesh(mesh):
@@ -138,7 +140,7 @@ def test_failed_values(tmp_path):
 def test_other_estimators_refuse_several_values():
     plain = zo.forward_difference(Hashed())
     with pytest.raises(ValueError, match=r"must return a scalar loss; got an array"):
-        plain.estimate(of_prompts, 0, START, ())
+        zo.estimators.estimate(plain, of_prompts, 0, START, ())
     with pytest.raises(ValueError, match=r"shape \(11,\); got shape \(11, 3\)"):
         init, ask, tell = zo.ask_tell(optax.sgd(1e-2), plain)
         _, state = ask(init(START, 0))

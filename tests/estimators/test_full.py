@@ -60,8 +60,8 @@ def test_bfgs_finds_the_inverse_of_a_quadratic():
 def test_differences_are_those_of_a_linear_function():
     slopes = jnp.array([3.0, -1.0, 0.5])
     estimator, params = zo.full_difference(), jnp.zeros(3)
-    (_, found), _ = estimator.estimate(
-        lambda x: x @ slopes, jax.random.key(0), params, estimator.init(params)
+    (_, found), _ = zo.estimators.estimate(
+        estimator, lambda x: x @ slopes, 0, params, estimator.init(params)
     )
     # A product of two numbers, and zeros, is rounded once.
     chex.assert_trees_all_close(found, slopes, rtol=1e-6)

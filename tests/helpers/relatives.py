@@ -145,7 +145,7 @@ def gradients(estimator, state, keys):
     """Returns an estimate at the parameters for each key, [keys, d]."""
 
     def one(key):
-        return estimator.estimate(traced, key, PARAMS, state)[0][1]
+        return zo.estimators.estimate(estimator, traced, key, PARAMS, state)[0][1]
 
     return rows(jit(jax.vmap(one))(keys))
 

@@ -47,8 +47,8 @@ def step_of(estimator: zo.GradientEstimator) -> Step:
 
     def step(carry: Any, i: jax.Array) -> Any:
         params, moments, memory = carry
-        (_, gradient), memory = estimator.estimate(
-            rosenbrock, key_of(i), params, memory
+        (_, gradient), memory = zo.estimators.estimate(
+            estimator, rosenbrock, key_of(i), params, memory
         )
         updates, moments = OPTIMIZER.update(gradient, moments, params)
         return params + updates, moments, memory

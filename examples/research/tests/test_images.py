@@ -1,4 +1,4 @@
-"""Files of images that somebody else has written: read right, or refused in one line."""
+"""Files of images that somebody else has written are read right, or refused."""
 
 import zipfile
 

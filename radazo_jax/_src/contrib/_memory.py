@@ -1,4 +1,4 @@
-"""Past queries: directions that can be drawn again, and values."""
+"""What estimators remember: past queries, and states of steps with values."""
 
 from typing import Any, NamedTuple
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src.base import Points
+from radazo_jax._src.base import Estimate, Points
 from radazo_jax._src.compiler import on_any_mesh, specs_of
 from radazo_jax._src.directions.distribution import Direction, Distribution
 from radazo_jax._src.directions.layout import Layout
@@ -49,6 +49,11 @@ def empty(size: int) -> QueryBuffer:
 def followed_by(old: jax.Array, new: jax.Array) -> jax.Array:
     """Appends `new`, and drops as many of the oldest entries."""
     return jnp.concatenate([old, new])[len(new) :]
+
+
+def updated_if_usable(estimate: Estimate, before: Any, after: Any) -> Any:
+    """The state after an estimate, or before it if no value could be used."""
+    return optax.tree.where(estimate.num_values > 0, after, before)
 
 
 def rows_of(trees: Any) -> jax.Array:

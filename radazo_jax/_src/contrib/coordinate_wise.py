@@ -1,5 +1,6 @@
 """Differences along coordinates: all of them, or those that matter more often."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -7,14 +8,13 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.base import Draw, Estimate, Points, Values
+from radazo_jax._src.base import Draw, Estimate, GradientEstimator, Points, Values
 from radazo_jax._src.contrib._memory import unflattened
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.dense import Basis
 from radazo_jax._src.directions.layout import layout_of
-from radazo_jax._src.estimators.differences import check_differences, mean_of_finite
-from radazo_jax._src.estimators.estimator import GradientEstimator
+from radazo_jax._src.estimators.differences import checked_differences, mean_of_finite
 
 
 class CoordinateWiseState(NamedTuple):
@@ -26,6 +26,79 @@ class CoordinateWiseState(NamedTuple):
     """
 
     scores: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class CoordinateWise(GradientEstimator):
+    """See `coordinate_wise`."""
+
+    _constructor = "coordinate_wise"
+
+    num_directions: int | None
+    smoothing: float
+    decay: float
+    uniform_fraction: float
+
+    def init(self, params: optax.Params) -> Any:
+        if self.num_directions is None:
+            return ()
+        dimension = layout_of(params).dimension
+        return CoordinateWiseState(jnp.full(dimension, jnp.nan, jnp.float32))
+
+    def points(
+        self, draw: Draw, params: optax.Params, state: Any
+    ) -> tuple[Points, Any]:
+        layout = layout_of(params)
+        dimension = layout.dimension
+        if self.num_directions is None:
+            chosen = jnp.arange(dimension)
+        else:
+            # By the inverse of the cumulative distribution.
+            shares = jnp.cumsum(_probabilities(state.scores, self.uniform_fraction))
+            shape = (self.num_directions,)
+            drawn = jax.random.uniform(draw.key, shape, shares.dtype) * shares[-1]
+            chosen = jnp.searchsorted(shares, drawn, side="right")
+            chosen = jnp.minimum(chosen, dimension - 1)
+        directions = sums.sample(Basis(), draw.key, chosen.astype(jnp.uint32), layout)
+        distances = jnp.asarray([self.smoothing, -self.smoothing], jnp.float32)
+        scales = jnp.broadcast_to(distances, (len(chosen), 2))
+        return Points(directions, scales, False, layout), state
+
+    def reduce(
+        self, points: Points, values: Values, params: optax.Params, state: Any
+    ) -> tuple[Estimate, Any]:
+        moved = values.along
+        slopes = (moved[:, 0] - moved[:, 1]) / (2 * self.smoothing)
+        finite = jnp.isfinite(slopes)
+        used = jnp.sum(finite, dtype=jnp.int32)
+        slopes = jnp.where(finite, slopes, 0)
+        chosen = points.directions.number
+        weights = jnp.ones_like(slopes)
+        if state:
+            probabilities = _probabilities(state.scores, self.uniform_fraction)[chosen]
+            weights = 1 / (
+                probabilities.astype(slopes.dtype) * used.astype(slopes.dtype)
+            )
+        # Without any value nothing is known, and nothing is not zero.
+        coefficients = jnp.where(used > 0, weights * slopes, jnp.nan)
+        # A sum, for a coordinate may be chosen twice.
+        zeros = jnp.zeros(points.layout.dimension, coefficients.dtype)
+        flat = zeros.at[chosen].add(coefficients)
+        estimate = Estimate(
+            mean_of_finite(moved),
+            slope=jnp.sum(coefficients * slopes),
+            num_values=2 * used,
+            gradient=LinearCombination.of_tree(
+                unflattened(flat, points.layout, params), points.layout
+            ),
+        )
+        if not state:
+            return estimate, state
+        before, seen = state.scores[chosen], jnp.abs(slopes).astype(jnp.float32)
+        average = self.decay * before + (1 - self.decay) * seen
+        new = jnp.where(jnp.isnan(before), seen, average)
+        scores = state.scores.at[chosen].set(jnp.where(finite, new, before))
+        return estimate, CoordinateWiseState(scores)
 
 
 def coordinate_wise(
@@ -84,73 +157,19 @@ def coordinate_wise(
       Problems, SIAM J. Optim. 2012, for probabilities by importance.
     """
     size = 1 if num_directions is None else num_directions
-    check_differences(Basis(), size, smoothing)
-    checks.check_unit_interval("decay", decay)
+    _, size, smoothing = checked_differences(Basis(), size, smoothing)
+    decay = checks.as_number(checks.check_unit_interval("decay", decay))
     checks.check_positive("uniform_fraction", uniform_fraction)
     if uniform_fraction > 1:
         raise ValueError(
             f"uniform_fraction must be a number in (0, 1]; got {uniform_fraction!r}."
         )
-    distances = [smoothing, -smoothing]
-
-    def init(params: optax.Params) -> Any:
-        if num_directions is None:
-            return ()
-        dimension = layout_of(params).dimension
-        return CoordinateWiseState(jnp.full(dimension, jnp.nan, jnp.float32))
-
-    def points(draw: Draw, params: optax.Params, state: Any) -> tuple[Points, Any]:
-        layout = layout_of(params)
-        dimension = layout.dimension
-        if not state:
-            chosen = jnp.arange(dimension)
-        else:
-            # By the inverse of the cumulative distribution.
-            shares = jnp.cumsum(_probabilities(state.scores, uniform_fraction))
-            drawn = jax.random.uniform(draw.key, (size,), shares.dtype) * shares[-1]
-            chosen = jnp.searchsorted(shares, drawn, side="right")
-            chosen = jnp.minimum(chosen, dimension - 1)
-        directions = sums.sample(Basis(), draw.key, chosen.astype(jnp.uint32), layout)
-        scales = jnp.broadcast_to(jnp.asarray(distances, jnp.float32), (len(chosen), 2))
-        return Points(directions, scales, False, layout), state
-
-    def reduce(
-        points: Points, values: Values, params: optax.Params, state: Any
-    ) -> tuple[Estimate, Any]:
-        moved = values.along
-        slopes = (moved[:, 0] - moved[:, 1]) / (2 * smoothing)
-        finite = jnp.isfinite(slopes)
-        used = jnp.sum(finite, dtype=jnp.int32)
-        slopes = jnp.where(finite, slopes, 0)
-        chosen = points.directions.number
-        weights = jnp.ones_like(slopes)
-        if state:
-            probabilities = _probabilities(state.scores, uniform_fraction)[chosen]
-            weights = 1 / (
-                probabilities.astype(slopes.dtype) * used.astype(slopes.dtype)
-            )
-        # Without any value nothing is known, and nothing is not zero.
-        coefficients = jnp.where(used > 0, weights * slopes, jnp.nan)
-        # A sum, for a coordinate may be chosen twice.
-        zeros = jnp.zeros(points.layout.dimension, coefficients.dtype)
-        flat = zeros.at[chosen].add(coefficients)
-        estimate = Estimate(
-            mean_of_finite(moved),
-            slope=jnp.sum(coefficients * slopes),
-            num_values=2 * used,
-            gradient=LinearCombination.of_tree(
-                unflattened(flat, points.layout, params), points.layout
-            ),
-        )
-        if not state:
-            return estimate, state
-        before, seen = state.scores[chosen], jnp.abs(slopes).astype(jnp.float32)
-        average = decay * before + (1 - decay) * seen
-        new = jnp.where(jnp.isnan(before), seen, average)
-        scores = state.scores.at[chosen].set(jnp.where(finite, new, before))
-        return estimate, CoordinateWiseState(scores)
-
-    return GradientEstimator(init, points, reduce)
+    return CoordinateWise(
+        None if num_directions is None else size,
+        smoothing,
+        decay,
+        checks.as_number(uniform_fraction),
+    )
 
 
 def _probabilities(scores: jax.Array, uniform: float) -> jax.Array:

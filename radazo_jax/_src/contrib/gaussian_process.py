@@ -1,6 +1,7 @@
 """The gradient of a surrogate of the function: ZoRD, and FZooS's random features."""
 
-from typing import Any, NamedTuple
+import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,20 +11,23 @@ from radazo_jax._src import checks
 from radazo_jax._src.base import (
     Draw,
     Estimate,
+    GradientEstimator,
     Points,
     Values,
     candidates,
-    sample_points,
 )
 from radazo_jax._src.contrib import _memory
-from radazo_jax._src.contrib._memory import rows_of, unflattened
+from radazo_jax._src.contrib._memory import rows_of, unflattened, updated_if_usable
 from radazo_jax._src.contrib._products import KERNELS, features, square_root
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.layout import layout_of
-from radazo_jax._src.estimators.differences import check_differences, mean_of_finite
-from radazo_jax._src.estimators.estimator import GradientEstimator, updated_if_usable
+from radazo_jax._src.estimators.differences import (
+    AlongDirections,
+    checked_differences,
+    mean_of_finite,
+)
 from radazo_jax._src.trees import widest
 
 # Beyond these the queries take too much memory, and the equation too much time.
@@ -49,6 +53,78 @@ class GaussianProcessState(NamedTuple):
     points: jax.Array
     values: jax.Array
     key: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class GaussianProcess(AlongDirections):
+    """See `gaussian_process`."""
+
+    _constructor = "gaussian_process"
+    _includes_params = True
+
+    memory_size: int
+    kernel: str
+    lengthscale: float | None
+    jitter: float
+    num_features: int | None
+
+    def init(self, params: optax.Params) -> GaussianProcessState:
+        dimension = layout_of(params).dimension
+        if dimension > MAX_DIMENSION:
+            raise ValueError(
+                f"params must have at most {MAX_DIMENSION} coordinates for a "
+                f"surrogate; got {dimension}."
+            )
+        return GaussianProcessState(
+            jnp.zeros((self.memory_size, dimension), jnp.float32),
+            jnp.full(self.memory_size, jnp.nan, widest(params)),
+            jax.random.key(0, impl="threefry2x32"),
+        )
+
+    def points(
+        self, draw: Draw, params: optax.Params, state: GaussianProcessState
+    ) -> tuple[Points, GaussianProcessState]:
+        points, state = super().points(draw, params, state)
+        # The key of the random features, the same in every step.
+        key = jax.random.fold_in(draw.run_key, 2**31)
+        return points, state._replace(key=key)
+
+    def reduce(
+        self,
+        points: Points,
+        values: Values,
+        params: optax.Params,
+        state: GaussianProcessState,
+    ) -> tuple[Estimate, GaussianProcessState]:
+        asked = rows_of(candidates(points, params))  # θ is the first.
+        xs = _memory.followed_by(state.points, asked)
+        added = points.join(values)
+        ys = _memory.followed_by(state.values, added.astype(state.values.dtype))
+        used = jnp.isfinite(ys)
+        away = jnp.where(used[:, None], xs - asked[:1], 0)
+        centered = jnp.where(used, ys - mean_of_finite(ys), 0).astype(jnp.float32)
+        squares = _squared_distances(away)
+        scale = jnp.asarray(self.lengthscale or 0, jnp.float32)
+        if self.lengthscale is None:
+            scale = 2 * _mean_distance(squares, used)
+        if self.num_features is None:
+            rows, slopes = KERNELS[self.kernel](squares, away, scale)
+        else:
+            rows, slopes = features(state.key, self.num_features, away, scale)
+        weights = _solved(rows, centered, used, self.jitter)
+        gradient = jnp.matmul(slopes.T, weights, precision=_EXACT)
+        new = jnp.sum(jnp.isfinite(added), dtype=jnp.int32)
+        gradient = jnp.where(new > 0, gradient, jnp.nan)
+        estimate = Estimate(
+            jnp.where(jnp.isfinite(values.base), values.base, mean_of_finite(added)),
+            slope=jnp.sum(gradient**2).astype(added.dtype),
+            num_values=new,
+            gradient=LinearCombination.of_tree(
+                unflattened(gradient, points.layout, params), points.layout
+            ),
+        )
+        after = GaussianProcessState(xs, ys, state.key)
+        return estimate, updated_if_usable(estimate, state, after)
 
 
 def gaussian_process(
@@ -124,8 +200,10 @@ def gaussian_process(
       Surrogate Gradients, 2023, the random features,
       <https://arxiv.org/abs/2308.04077>.
     """
-    check_differences(distribution, num_directions, smoothing)
-    checks.check_int_at_least("memory_size", memory_size, num_directions + 1)
+    common = checked_differences(distribution, num_directions, smoothing)
+    memory_size = checks.check_int_at_least(
+        "memory_size", memory_size, num_directions + 1
+    )
     if memory_size > MAX_MEMORY:
         raise ValueError(
             f"memory_size must be an int ≤ {MAX_MEMORY}; got {memory_size}."
@@ -133,81 +211,20 @@ def gaussian_process(
     if kernel not in KERNELS:
         raise ValueError(f"kernel must be one of {list(KERNELS)}; got {kernel!r}.")
     if lengthscale is not None:
-        checks.check_positive("lengthscale", lengthscale)
-    checks.check_positive("jitter", jitter)
+        lengthscale = checks.as_number(
+            checks.check_positive("lengthscale", lengthscale)
+        )
+    jitter = checks.as_number(checks.check_positive("jitter", jitter))
     if num_features is not None:
-        checks.check_int_at_least("num_features", num_features, 1)
+        num_features = checks.check_int_at_least("num_features", num_features, 1)
         if kernel != "squared_exponential":
             raise ValueError(
                 "num_features must be None unless kernel is 'squared_exponential'; got "
                 f"{num_features} and {kernel!r}."
             )
-
-    def init(params: optax.Params) -> GaussianProcessState:
-        dimension = layout_of(params).dimension
-        if dimension > MAX_DIMENSION:
-            raise ValueError(
-                f"params must have at most {MAX_DIMENSION} coordinates for a "
-                f"surrogate; got {dimension}."
-            )
-        return GaussianProcessState(
-            jnp.zeros((memory_size, dimension), jnp.float32),
-            jnp.full(memory_size, jnp.nan, widest(params)),
-            jax.random.key(0, impl="threefry2x32"),
-        )
-
-    def points(
-        draw: Draw, params: optax.Params, state: GaussianProcessState
-    ) -> tuple[Points, Any]:
-        points = sample_points(
-            distribution,
-            draw,
-            num_directions,
-            [smoothing],
-            params,
-            includes_params=True,
-        )
-        # The key of the random features, the same in every step.
-        key = jax.random.fold_in(draw.run_key, 2**31)
-        return points, state._replace(key=key)
-
-    def reduce(
-        points: Points,
-        values: Values,
-        params: optax.Params,
-        state: GaussianProcessState,
-    ) -> tuple[Estimate, GaussianProcessState]:
-        asked = rows_of(candidates(points, params))  # θ is the first.
-        xs = _memory.followed_by(state.points, asked)
-        added = points.join(values)
-        ys = _memory.followed_by(state.values, added.astype(state.values.dtype))
-        used = jnp.isfinite(ys)
-        away = jnp.where(used[:, None], xs - asked[:1], 0)
-        centered = jnp.where(used, ys - mean_of_finite(ys), 0).astype(jnp.float32)
-        squares = _squared_distances(away)
-        scale = jnp.asarray(lengthscale or 0, jnp.float32)
-        if lengthscale is None:
-            scale = 2 * _mean_distance(squares, used)
-        if num_features is None:
-            rows, slopes = KERNELS[kernel](squares, away, scale)
-        else:
-            rows, slopes = features(state.key, num_features, away, scale)
-        weights = _solved(rows, centered, used, jitter)
-        gradient = jnp.matmul(slopes.T, weights, precision=_EXACT)
-        new = jnp.sum(jnp.isfinite(added), dtype=jnp.int32)
-        gradient = jnp.where(new > 0, gradient, jnp.nan)
-        estimate = Estimate(
-            jnp.where(jnp.isfinite(values.base), values.base, mean_of_finite(added)),
-            slope=jnp.sum(gradient**2).astype(added.dtype),
-            num_values=new,
-            gradient=LinearCombination.of_tree(
-                unflattened(gradient, points.layout, params), points.layout
-            ),
-        )
-        after = GaussianProcessState(xs, ys, state.key)
-        return estimate, updated_if_usable(estimate, state, after)
-
-    return GradientEstimator(init, points, reduce)
+    return GaussianProcess(
+        *common, memory_size, kernel, lengthscale, jitter, num_features
+    )
 
 
 def _squared_distances(away: jax.Array) -> jax.Array:

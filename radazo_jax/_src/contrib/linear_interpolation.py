@@ -1,5 +1,6 @@
 """Gradients that interpolate differences linearly."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -8,16 +9,19 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.base import Draw, Estimate, Points, Values, sample_points
+from radazo_jax._src.base import Estimate, GradientEstimator, Points, Values
 from radazo_jax._src.contrib import _memory
-from radazo_jax._src.contrib._memory import QueryBuffer
+from radazo_jax._src.contrib._memory import QueryBuffer, updated_if_usable
 from radazo_jax._src.contrib._products import gram
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
-from radazo_jax._src.estimators.differences import check_differences, differences
-from radazo_jax._src.estimators.estimator import GradientEstimator, updated_if_usable
+from radazo_jax._src.estimators.differences import (
+    AlongDirections,
+    checked_differences,
+    differences,
+)
 from radazo_jax._src.trees import wide, widest
 
 # Added to the inner products of directions of length one: those that are nearly
@@ -63,6 +67,87 @@ class LinearInterpolationState(NamedTuple):
     buffer: QueryBuffer
     past: Any
     values: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class LinearInterpolation(AlongDirections):
+    """See `linear_interpolation`."""
+
+    _constructor = "linear_interpolation"
+    _includes_params = True
+
+    memory_size: int
+    radius: float
+
+    @property
+    def _sizes(self) -> tuple[int, int]:
+        """The numbers of new directions, and of past steps."""
+        return self.num_directions, self.memory_size - 1
+
+    def init(self, params: optax.Params) -> LinearInterpolationState:
+        size, before = self._sizes
+        return LinearInterpolationState(
+            _memory.empty(before * size),
+            jax.tree.map(lambda p: jnp.stack([jnp.zeros_like(p)] * before), params),
+            jnp.full((before, size + 1), jnp.nan, widest(params)),
+        )
+
+    def reduce(
+        self,
+        points: Points,
+        values: Values,
+        params: optax.Params,
+        state: LinearInterpolationState,
+    ) -> tuple[Estimate, LinearInterpolationState]:
+        size, before = self._sizes
+        rows = _rows_of_points(size, before, self.smoothing)
+        base, moved = values
+        past = state.buffer.directions(self.distribution)
+        away = jax.tree.map(
+            lambda old, p: wide(old) - wide(p)[None], state.past, params
+        )
+        among = gram([points.directions, past], points.layout, [away])
+        matrix = jnp.asarray(rows, base.dtype)
+        exact = jax.lax.Precision.HIGHEST
+        among = jnp.linalg.multi_dot(
+            [matrix, among.astype(base.dtype), matrix.T], precision=exact
+        )
+        olds = state.values.astype(base.dtype)
+        found = differences(values)
+        earlier = jnp.concatenate([olds[:, 1:].reshape(-1), olds[:, 0]])
+        changes = jnp.concatenate([found.to_others, earlier - found.value])
+        squares = jnp.diagonal(among)
+        closest = _NEAREST**2 * jnp.max(squares[:size])
+        near = (squares >= closest) & (squares <= self.radius**2)
+        used = jnp.isfinite(changes) & (near | (jnp.arange(len(rows)) < size))
+        changes = jnp.where(used, changes, 0)
+        coefficients = interpolated(among, changes, used)
+        new = jnp.sum(used[:size], dtype=jnp.int32)
+        coefficients = jnp.where(new > 0, coefficients, jnp.nan)
+        each = jnp.matmul(matrix.T, coefficients, precision=exact)
+        fresh, again, of_past = jnp.split(each, [size, size + before * size])
+        like = jax.tree.map(lambda w: w[0], away)
+        gradient = jax.tree.map(
+            lambda a, b, w: a + b + jnp.tensordot(of_past.astype(w.dtype), w, 1),
+            points.combine(fresh).materialize(like),
+            sums.combine(again, past, points.layout, like),
+            away,
+        )
+        estimate = Estimate(
+            found.value,
+            slope=jnp.sum(coefficients * changes),
+            num_values=jnp.where(new > 0, new + found.num_base, 0),
+            gradient=LinearCombination.of_tree(gradient, points.layout),
+        )
+        added = jnp.append(base, moved[:, 0]).astype(state.values.dtype)
+        queries = LinearInterpolationState(
+            state.buffer.followed_by(points),
+            jax.tree.map(
+                lambda old, p: _memory.followed_by(old, p[None]), state.past, params
+            ),
+            _memory.followed_by(state.values, added[None]),
+        )
+        return estimate, updated_if_usable(estimate, state, queries)
 
 
 def linear_interpolation(
@@ -111,14 +196,12 @@ def linear_interpolation(
     Examples:
       >>> import jax, jax.numpy as jnp
       >>> import radazo_jax as zo
-      >>> estimator, x = (
-      ...     zo.contrib.linear_interpolation(num_directions=2),
-      ...     jnp.arange(4.0),
-      ... )
+      >>> estimator = zo.contrib.linear_interpolation(num_directions=2)
+      >>> x = jnp.arange(4.0)
       >>> state = estimator.init(x)
       >>> for key in range(2):
-      ...     (_, gradient), state = estimator.estimate(
-      ...         lambda x: jnp.sum(x**2), key, x, state
+      ...     (_, gradient), state = zo.estimators.estimate(
+      ...         estimator, lambda x: jnp.sum(x**2), key, x, state
       ...     )
       >>> bool(jnp.allclose(gradient, 2 * x, atol=0.3))
       True
@@ -127,82 +210,11 @@ def linear_interpolation(
       Wang et al., ReLIZO: Sample Reusable Linear Interpolation-based Zeroth-order
       Optimization, NeurIPS 2024, the solution of its quadratically constrained program.
     """
-    check_differences(distribution, num_directions, smoothing)
-    checks.check_int_at_least("memory_size", memory_size, 2)
-    checks.check_positive("radius", radius)
-    before, size = memory_size - 1, num_directions
-    rows = _rows_of_points(size, before, smoothing)
-
-    def init(params: optax.Params) -> LinearInterpolationState:
-        return LinearInterpolationState(
-            _memory.empty(before * size),
-            jax.tree.map(lambda p: jnp.stack([jnp.zeros_like(p)] * before), params),
-            jnp.full((before, size + 1), jnp.nan, widest(params)),
-        )
-
-    def points(
-        draw: Draw, params: optax.Params, state: LinearInterpolationState
-    ) -> tuple[Points, Any]:
-        points = sample_points(
-            distribution, draw, size, [smoothing], params, includes_params=True
-        )
-        return points, state
-
-    def reduce(
-        points: Points,
-        values: Values,
-        params: optax.Params,
-        state: LinearInterpolationState,
-    ) -> tuple[Estimate, LinearInterpolationState]:
-        base, moved = values
-        past = state.buffer.directions(distribution)
-        away = jax.tree.map(
-            lambda old, p: wide(old) - wide(p)[None], state.past, params
-        )
-        among = gram([points.directions, past], points.layout, [away])
-        matrix = jnp.asarray(rows, base.dtype)
-        exact = jax.lax.Precision.HIGHEST
-        among = jnp.linalg.multi_dot(
-            [matrix, among.astype(base.dtype), matrix.T], precision=exact
-        )
-        olds = state.values.astype(base.dtype)
-        found = differences(values)
-        earlier = jnp.concatenate([olds[:, 1:].reshape(-1), olds[:, 0]])
-        changes = jnp.concatenate([found.to_others, earlier - found.value])
-        squares = jnp.diagonal(among)
-        closest = _NEAREST**2 * jnp.max(squares[:size])
-        near = (squares >= closest) & (squares <= radius**2)
-        used = jnp.isfinite(changes) & (near | (jnp.arange(len(rows)) < size))
-        changes = jnp.where(used, changes, 0)
-        coefficients = interpolated(among, changes, used)
-        new = jnp.sum(used[:size], dtype=jnp.int32)
-        coefficients = jnp.where(new > 0, coefficients, jnp.nan)
-        each = jnp.matmul(matrix.T, coefficients, precision=exact)
-        fresh, again, of_past = jnp.split(each, [size, size + before * size])
-        like = jax.tree.map(lambda w: w[0], away)
-        gradient = jax.tree.map(
-            lambda a, b, w: a + b + jnp.tensordot(of_past.astype(w.dtype), w, 1),
-            points.combine(fresh).materialize(like),
-            sums.combine(again, past, points.layout, like),
-            away,
-        )
-        estimate = Estimate(
-            found.value,
-            slope=jnp.sum(coefficients * changes),
-            num_values=jnp.where(new > 0, new + found.num_base, 0),
-            gradient=LinearCombination.of_tree(gradient, points.layout),
-        )
-        added = jnp.append(base, moved[:, 0]).astype(state.values.dtype)
-        queries = LinearInterpolationState(
-            state.buffer.followed_by(points),
-            jax.tree.map(
-                lambda old, p: _memory.followed_by(old, p[None]), state.past, params
-            ),
-            _memory.followed_by(state.values, added[None]),
-        )
-        return estimate, updated_if_usable(estimate, state, queries)
-
-    return GradientEstimator(init, points, reduce)
+    return LinearInterpolation(
+        *checked_differences(distribution, num_directions, smoothing),
+        checks.check_int_at_least("memory_size", memory_size, 2),
+        checks.as_number(checks.check_positive("radius", radius)),
+    )
 
 
 def _rows_of_points(size: int, before: int, smoothing: float) -> np.ndarray:

@@ -7,15 +7,49 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from radazo_jax._src.base import Estimate, Points, Values
+from radazo_jax._src.base import Estimate, GradientEstimator, Points, Values
 from radazo_jax._src.compiler import on_any_mesh, specs_of
 from radazo_jax._src.contrib._products import inner
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.dense import gaussian
 from radazo_jax._src.directions.distribution import Direction, Distribution, elements
 from radazo_jax._src.directions.layout import Layout
-from radazo_jax._src.estimators.differences import differences, forward_difference
-from radazo_jax._src.estimators.estimator import GradientEstimator
+from radazo_jax._src.estimators.differences import (
+    AlongDirections,
+    checked_differences,
+    differences,
+)
+
+
+class MajorityVote(AlongDirections):
+    """See `majority_vote`."""
+
+    _constructor = "majority_vote"
+    _includes_params = True
+
+    def reduce(
+        self, points: Points, values: Values, params: optax.Params, state: Any
+    ) -> tuple[Estimate, Any]:
+        found = differences(values)
+        slopes = found.to_others / self.smoothing
+        finite = jnp.isfinite(slopes)
+        slopes = jnp.where(finite, slopes, 0)
+        count = jnp.sum(finite, dtype=jnp.int32)
+        # Without a vote, NaN.
+        weight = 1 / count.astype(slopes.dtype)
+        weight = jnp.where(count > 0, weight, jnp.nan)
+        gradient = _votes(
+            weight * jnp.sign(slopes), points.directions, points.layout, params
+        )
+        dots = inner(points.directions, points.layout, gradient).astype(slopes.dtype)
+        factor = jnp.asarray(points.factor, slopes.dtype)
+        estimate = Estimate(
+            found.value,
+            slope=factor * weight * jnp.sum(slopes * dots),
+            num_values=jnp.where(count > 0, count + found.num_base, 0),
+            gradient=LinearCombination.of_tree(gradient, points.layout),
+        )
+        return estimate, state
 
 
 def majority_vote(
@@ -61,34 +95,7 @@ def majority_vote(
       Liu et al., signSGD via Zeroth-Order Oracle, ICLR 2019, ZO-M-signSGD,
       <https://openreview.net/forum?id=BJe-DsC5Fm>.
     """
-    # The points are the same.
-    forward = forward_difference(distribution, num_directions, smoothing)
-
-    def reduce(
-        points: Points, values: Values, params: optax.Params, state: Any
-    ) -> tuple[Estimate, Any]:
-        found = differences(values)
-        slopes = found.to_others / smoothing
-        finite = jnp.isfinite(slopes)
-        slopes = jnp.where(finite, slopes, 0)
-        count = jnp.sum(finite, dtype=jnp.int32)
-        # Without a vote, NaN.
-        weight = 1 / count.astype(slopes.dtype)
-        weight = jnp.where(count > 0, weight, jnp.nan)
-        gradient = _votes(
-            weight * jnp.sign(slopes), points.directions, points.layout, params
-        )
-        dots = inner(points.directions, points.layout, gradient).astype(slopes.dtype)
-        factor = jnp.asarray(points.factor, slopes.dtype)
-        estimate = Estimate(
-            found.value,
-            slope=factor * weight * jnp.sum(slopes * dots),
-            num_values=jnp.where(count > 0, count + found.num_base, 0),
-            gradient=LinearCombination.of_tree(gradient, points.layout),
-        )
-        return estimate, state
-
-    return forward._replace(reduce=reduce)
+    return MajorityVote(*checked_differences(distribution, num_directions, smoothing))
 
 
 def _votes(

@@ -1,5 +1,6 @@
 """Perturbations with a momentum: ZO-AdaMU."""
 
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -8,13 +9,20 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.base import Draw, Estimate, Points, Values, sample_points
+from radazo_jax._src.base import (
+    Draw,
+    Estimate,
+    GradientEstimator,
+    Points,
+    Values,
+    sample_points,
+)
+from radazo_jax._src.contrib._memory import updated_if_usable
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.dense import gaussian
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.layout import layout_of
-from radazo_jax._src.estimators.differences import check_differences, mean_of_finite
-from radazo_jax._src.estimators.estimator import GradientEstimator, updated_if_usable
+from radazo_jax._src.estimators.differences import checked_differences, mean_of_finite
 from radazo_jax._src.trees import wide_zeros
 
 
@@ -27,6 +35,64 @@ class MomentumPerturbationState(NamedTuple):
     """
 
     history: Any
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class MomentumPerturbation(GradientEstimator):
+    """See `momentum_perturbation`."""
+
+    _constructor = "momentum_perturbation"
+
+    distribution: Distribution
+    smoothing: float
+    b1: float
+    uncertainty: float
+
+    @property
+    def _variance(self) -> float:
+        """The variance of both draws together."""
+        around_zero = self.b1**2 * self.uncertainty
+        return around_zero + (1 - self.b1) ** 2 * (1 - self.uncertainty)
+
+    def _deviation(self, dimension: int) -> float:
+        """The standard deviation of the factor of the elements of u."""
+        return math.sqrt(self._variance * self.distribution.factor(dimension))
+
+    def init(self, params: optax.Params) -> MomentumPerturbationState:
+        return MomentumPerturbationState(wide_zeros(params))
+
+    def points(
+        self, draw: Draw, params: optax.Params, state: MomentumPerturbationState
+    ) -> tuple[Points, Any]:
+        far = self.smoothing * self._deviation(layout_of(params).dimension)
+        points = sample_points(self.distribution, draw, 1, [far, -far], params)
+        shift = (1 - self.b1) * self.smoothing
+        shifts = jnp.array([[shift, -shift]], jnp.float32)
+        return points.with_shift(state.history, shifts), state
+
+    def reduce(
+        self,
+        points: Points,
+        values: Values,
+        params: optax.Params,
+        state: MomentumPerturbationState,
+    ) -> tuple[Estimate, MomentumPerturbationState]:
+        moved = values.along
+        slope = (moved[0, 0] - moved[0, 1]) / (2 * self.smoothing)
+        used = jnp.isfinite(slope)
+        slope = jnp.where(used, slope, jnp.nan)
+        coefficient = jnp.full(1, self._deviation(points.layout.dimension), jnp.float32)
+        new = points.combine(coefficient).materialize(state.history)
+        m = jax.tree.map(lambda u, h: u + (1 - self.b1) * h, new, state.history)
+        history = jax.tree.map(lambda m: jnp.where(slope < 0, -m, m), m)
+        estimate = Estimate(
+            mean_of_finite(moved),
+            slope=slope**2,
+            num_values=jnp.where(used, 2, 0).astype(jnp.int32),
+            gradient=LinearCombination(None, None, points.layout).plus(slope, m),
+        )
+        after = MomentumPerturbationState(history)
+        return estimate, updated_if_usable(estimate, state, after)
 
 
 def momentum_perturbation(
@@ -86,55 +152,16 @@ def momentum_perturbation(
       Uncertainty in Zeroth-Order Optimization, AAAI 2024, algorithm 1,
       <https://arxiv.org/abs/2312.15184>.
     """
-    check_differences(distribution, 1, smoothing)
-    checks.check_positive("b1", b1)
+    distribution, _, smoothing = checked_differences(distribution, 1, smoothing)
+    b1 = checks.as_number(checks.check_positive("b1", b1))
     if b1 > 1:
         raise ValueError(f"b1 must be a number in (0, 1]; got {b1!r}.")
     checks.check_unit_interval("uncertainty", uncertainty)
-    variance = b1**2 * uncertainty + (1 - b1) ** 2 * (1 - uncertainty)
-    if not variance:
+    uncertainty = checks.as_number(uncertainty)
+    estimator = MomentumPerturbation(distribution, smoothing, b1, uncertainty)
+    if not estimator._variance:
         raise ValueError(
             f"uncertainty must be positive where b1 is 1; got {uncertainty!r}, which "
             "perturbs nothing."
         )
-
-    def deviation(dimension: int) -> float:
-        """The standard deviation of the factor of the elements of u."""
-        return math.sqrt(variance * distribution.factor(dimension))
-
-    def init(params: optax.Params) -> MomentumPerturbationState:
-        return MomentumPerturbationState(wide_zeros(params))
-
-    def points(
-        draw: Draw, params: optax.Params, state: MomentumPerturbationState
-    ) -> tuple[Points, Any]:
-        far = smoothing * deviation(layout_of(params).dimension)
-        points = sample_points(distribution, draw, 1, [far, -far], params)
-        shift = (1 - b1) * smoothing
-        shifts = jnp.array([[shift, -shift]], jnp.float32)
-        return points.with_shift(state.history, shifts), state
-
-    def reduce(
-        points: Points,
-        values: Values,
-        params: optax.Params,
-        state: MomentumPerturbationState,
-    ) -> tuple[Estimate, MomentumPerturbationState]:
-        moved = values.along
-        slope = (moved[0, 0] - moved[0, 1]) / (2 * smoothing)
-        used = jnp.isfinite(slope)
-        slope = jnp.where(used, slope, jnp.nan)
-        coefficient = jnp.full(1, deviation(points.layout.dimension), jnp.float32)
-        new = points.combine(coefficient).materialize(state.history)
-        m = jax.tree.map(lambda u, h: u + (1 - b1) * h, new, state.history)
-        history = jax.tree.map(lambda m: jnp.where(slope < 0, -m, m), m)
-        estimate = Estimate(
-            mean_of_finite(moved),
-            slope=slope**2,
-            num_values=jnp.where(used, 2, 0).astype(jnp.int32),
-            gradient=LinearCombination(None, None, points.layout).plus(slope, m),
-        )
-        after = MomentumPerturbationState(history)
-        return estimate, updated_if_usable(estimate, state, after)
-
-    return GradientEstimator(init, points, reduce)
+    return estimator

@@ -1,5 +1,6 @@
 """Estimators that are guided by a prior."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,14 +9,25 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.base import Draw, Estimate, Points, Values, shifted_points
+from radazo_jax._src.base import (
+    Draw,
+    Estimate,
+    GradientEstimator,
+    Points,
+    Values,
+    shifted_points,
+)
+from radazo_jax._src.contrib._memory import updated_if_usable
 from radazo_jax._src.contrib._products import gram, inner, squared_norm
 from radazo_jax._src.contrib.linear_interpolation import interpolated
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
-from radazo_jax._src.estimators.differences import check_differences, differences
-from radazo_jax._src.estimators.estimator import GradientEstimator, updated_if_usable
+from radazo_jax._src.estimators.differences import (
+    AlongDirections,
+    checked_differences,
+    differences,
+)
 from radazo_jax._src.trees import wide_zeros
 
 
@@ -28,6 +40,90 @@ class PriorGuidedState(NamedTuple):
     """
 
     prior: Any
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class PriorGuided(AlongDirections):
+    """See `prior_guided`."""
+
+    _constructor = "prior_guided"
+
+    prior: Callable[[Any], Any] | None
+    decay: float
+    mix: str
+
+    def init(self, params: optax.Params) -> PriorGuidedState:
+        zeros = wide_zeros(params)
+        return PriorGuidedState(zeros if self.prior is None else ())
+
+    def points(
+        self, draw: Draw, params: optax.Params, state: PriorGuidedState
+    ) -> tuple[Points, Any]:
+        given = state.prior
+        if self.prior is not None:
+            given = _checked_prior(self.prior(params), params)
+        unit = jax.tree.map(lambda w: w.astype(jnp.float32), given)
+        # By its largest element first, whose square could overflow, or be 0.
+        unit = _divided(unit, optax.tree.norm(unit, ord=jnp.inf))
+        unit = _divided(unit, jnp.sqrt(squared_norm(unit)))
+        size = self.num_directions
+        last = jnp.arange(size + 1) == size
+        scales = jnp.where(last, 0.0, self.smoothing).astype(jnp.float32)
+        shifts = jnp.where(last, self.smoothing, 0.0).astype(jnp.float32)
+        which = [*range(size), 0]
+        points = shifted_points(
+            self.distribution, draw, size, which, scales, unit, shifts, params
+        )
+        return points, state
+
+    def reduce(
+        self,
+        points: Points,
+        values: Values,
+        params: optax.Params,
+        state: PriorGuidedState,
+    ) -> tuple[Estimate, PriorGuidedState]:
+        size = self.num_directions
+        base, moved = values
+        found = differences(Values(base, moved[:size]))
+        changes = jnp.append(found.to_others, moved[size, 0] - found.value)
+        slopes = changes / self.smoothing
+        along, unit = points.select(slice(size)), points.shift
+        among = _bordered(
+            gram([along.directions], points.layout),
+            inner(along.directions, points.layout, unit),
+            squared_norm(unit),
+        ).astype(slopes.dtype)
+        finite = jnp.isfinite(slopes)
+        used = finite & (jnp.diagonal(among) > 0)
+        slopes = jnp.where(used, slopes, 0)
+        if self.mix == "projection":
+            coefficients = interpolated(among, slopes, used)
+        else:
+            coefficients = _mixed(among, slopes, used, points.layout.dimension)
+        count = jnp.sum(finite, dtype=jnp.int32)
+        coefficients = jnp.where(count > 0, coefficients, jnp.nan)
+        gradient = along.combine(coefficients[:size]).plus(coefficients[size], unit)
+        estimate = Estimate(
+            found.value,
+            slope=jnp.sum(coefficients * slopes),
+            num_values=jnp.where(count > 0, count + found.num_base, 0),
+            gradient=gradient,
+        )
+        if self.prior is not None:
+            return estimate, state
+        # The average needs the gradient as a tree, so that it is built here.
+        tree = gradient.materialize(state.prior)
+        averaged = PriorGuidedState(
+            jax.tree.map(
+                lambda old, new: self.decay * old + (1 - self.decay) * new,
+                state.prior,
+                tree,
+            )
+        )
+        of_tree = LinearCombination.of_tree(tree, points.layout)
+        estimate = estimate._replace(gradient=of_tree)
+        return estimate, updated_if_usable(estimate, state, averaged)
 
 
 def prior_guided(
@@ -90,7 +186,9 @@ def prior_guided(
       ...     return jnp.sum(x**2)
       >>> estimator = zo.contrib.prior_guided(num_directions=1, prior=lambda x: 3 * x)
       >>> x = jnp.arange(4.0)
-      >>> (_, gradient), _ = estimator.estimate(loss, 0, x, estimator.init(x))
+      >>> (_, gradient), _ = zo.estimators.estimate(
+      ...     estimator, loss, 0, x, estimator.init(x)
+      ... )
       >>> bool(jnp.allclose(gradient, 2 * x, atol=0.05))
       True
 
@@ -102,77 +200,13 @@ def prior_guided(
       Algorithms, NeurIPS 2021, PRGF and History-PRGF,
       <https://arxiv.org/abs/2107.10110>.
     """
-    check_differences(distribution, num_directions, smoothing)
+    common = checked_differences(distribution, num_directions, smoothing)
     checks.check_unit_interval("decay", decay)
     if prior is not None and not callable(prior):
         raise TypeError(f"prior must be a function of params; got {prior!r}.")
     if mix not in ("projection", "cosine"):
         raise ValueError(f"mix must be 'projection' or 'cosine'; got {mix!r}.")
-    size = num_directions
-
-    def init(params: optax.Params) -> PriorGuidedState:
-        zeros = wide_zeros(params)
-        return PriorGuidedState(zeros if prior is None else ())
-
-    def points(
-        draw: Draw, params: optax.Params, state: PriorGuidedState
-    ) -> tuple[Points, Any]:
-        given = state.prior if prior is None else _checked_prior(prior(params), params)
-        unit = jax.tree.map(lambda w: w.astype(jnp.float32), given)
-        # By its largest element first, whose square could overflow, or be 0.
-        unit = _divided(unit, optax.tree.norm(unit, ord=jnp.inf))
-        unit = _divided(unit, jnp.sqrt(squared_norm(unit)))
-        last = jnp.arange(size + 1) == size
-        scales = jnp.where(last, 0.0, smoothing).astype(jnp.float32)
-        shifts = jnp.where(last, smoothing, 0.0).astype(jnp.float32)
-        which = [*range(size), 0]
-        points = shifted_points(
-            distribution, draw, size, which, scales, unit, shifts, params
-        )
-        return points, state
-
-    def reduce(
-        points: Points, values: Values, params: optax.Params, state: PriorGuidedState
-    ) -> tuple[Estimate, PriorGuidedState]:
-        base, moved = values
-        found = differences(Values(base, moved[:size]))
-        slopes = jnp.append(found.to_others, moved[size, 0] - found.value) / smoothing
-        along, unit = points.select(slice(size)), points.shift
-        among = _bordered(
-            gram([along.directions], points.layout),
-            inner(along.directions, points.layout, unit),
-            squared_norm(unit),
-        ).astype(slopes.dtype)
-        finite = jnp.isfinite(slopes)
-        used = finite & (jnp.diagonal(among) > 0)
-        slopes = jnp.where(used, slopes, 0)
-        if mix == "projection":
-            coefficients = interpolated(among, slopes, used)
-        else:
-            coefficients = _mixed(among, slopes, used, points.layout.dimension)
-        count = jnp.sum(finite, dtype=jnp.int32)
-        coefficients = jnp.where(count > 0, coefficients, jnp.nan)
-        gradient = along.combine(coefficients[:size]).plus(coefficients[size], unit)
-        estimate = Estimate(
-            found.value,
-            slope=jnp.sum(coefficients * slopes),
-            num_values=jnp.where(count > 0, count + found.num_base, 0),
-            gradient=gradient,
-        )
-        if prior is not None:
-            return estimate, state
-        # The average needs the gradient as a tree, so that it is built here.
-        tree = gradient.materialize(state.prior)
-        averaged = PriorGuidedState(
-            jax.tree.map(
-                lambda old, new: decay * old + (1 - decay) * new, state.prior, tree
-            )
-        )
-        of_tree = LinearCombination.of_tree(tree, points.layout)
-        estimate = estimate._replace(gradient=of_tree)
-        return estimate, updated_if_usable(estimate, state, averaged)
-
-    return GradientEstimator(init, points, reduce)
+    return PriorGuided(*common, prior, checks.as_number(decay), mix)
 
 
 def _divided(tree: Any, norm: jax.Array) -> optax.Params:

@@ -1,20 +1,24 @@
 """Averages over past queries, around a baseline: ZoAR."""
 
-from typing import Any, NamedTuple
+import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.base import Draw, Estimate, Points, Values, sample_points
+from radazo_jax._src.base import Estimate, GradientEstimator, Points, Values
 from radazo_jax._src.contrib import _memory
-from radazo_jax._src.contrib._memory import QueryBuffer
+from radazo_jax._src.contrib._memory import QueryBuffer, updated_if_usable
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
-from radazo_jax._src.estimators.differences import check_differences, mean_of_finite
-from radazo_jax._src.estimators.estimator import GradientEstimator, updated_if_usable
+from radazo_jax._src.estimators.differences import (
+    AlongDirections,
+    checked_differences,
+    mean_of_finite,
+)
 from radazo_jax._src.trees import widest
 
 
@@ -30,6 +34,49 @@ class QueryReuseState(NamedTuple):
 
     buffer: QueryBuffer
     values: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class QueryReuse(AlongDirections):
+    """See `query_reuse`."""
+
+    _constructor = "query_reuse"
+
+    memory_size: int
+
+    def init(self, params: optax.Params) -> QueryReuseState:
+        size = self.num_directions * self.memory_size
+        values = jnp.full(size, jnp.nan, widest(params))
+        return QueryReuseState(_memory.empty(size), values)
+
+    def reduce(
+        self,
+        points: Points,
+        values: Values,
+        params: optax.Params,
+        state: QueryReuseState,
+    ) -> tuple[Estimate, QueryReuseState]:
+        moved = values.along[:, 0]
+        queries = state.buffer.followed_by(points)
+        stored = _memory.followed_by(state.values, moved.astype(state.values.dtype))
+        ys = stored.astype(moved.dtype)
+        used = jnp.isfinite(ys)
+        count = jnp.sum(used).astype(ys.dtype)
+        slopes = jnp.where(used, ys - mean_of_finite(ys), 0) / self.smoothing
+        weight = jnp.asarray(
+            self.distribution.factor(points.layout.dimension), ys.dtype
+        ) / jnp.maximum(count - 1, 1)
+        new = jnp.sum(jnp.isfinite(moved), dtype=jnp.int32)
+        weight = jnp.where(new > 0, weight, jnp.nan)
+        directions = queries.directions(self.distribution)
+        estimate = Estimate(
+            mean_of_finite(moved),
+            slope=weight * jnp.sum(slopes**2),
+            num_values=new,
+            gradient=LinearCombination(weight * slopes, directions, points.layout),
+        )
+        after = QueryReuseState(queries, stored)
+        return estimate, updated_if_usable(estimate, state, after)
 
 
 def query_reuse(
@@ -89,44 +136,7 @@ def query_reuse(
       2025, <https://arxiv.org/abs/2506.14460>. By n − 1, and not by n, because the
       baseline is of the same values.
     """
-    check_differences(distribution, num_directions, smoothing)
-    checks.check_int_at_least("memory_size", memory_size, 2)
-    size = num_directions * memory_size
-
-    def init(params: optax.Params) -> QueryReuseState:
-        values = jnp.full(size, jnp.nan, widest(params))
-        return QueryReuseState(_memory.empty(size), values)
-
-    def points(
-        draw: Draw, params: optax.Params, state: QueryReuseState
-    ) -> tuple[Points, Any]:
-        return sample_points(
-            distribution, draw, num_directions, [smoothing], params
-        ), state
-
-    def reduce(
-        points: Points, values: Values, params: optax.Params, state: QueryReuseState
-    ) -> tuple[Estimate, QueryReuseState]:
-        moved = values.along[:, 0]
-        queries = state.buffer.followed_by(points)
-        stored = _memory.followed_by(state.values, moved.astype(state.values.dtype))
-        ys = stored.astype(moved.dtype)
-        used = jnp.isfinite(ys)
-        count = jnp.sum(used).astype(ys.dtype)
-        slopes = jnp.where(used, ys - mean_of_finite(ys), 0) / smoothing
-        weight = jnp.asarray(
-            distribution.factor(points.layout.dimension), ys.dtype
-        ) / jnp.maximum(count - 1, 1)
-        new = jnp.sum(jnp.isfinite(moved), dtype=jnp.int32)
-        weight = jnp.where(new > 0, weight, jnp.nan)
-        directions = queries.directions(distribution)
-        estimate = Estimate(
-            mean_of_finite(moved),
-            slope=weight * jnp.sum(slopes**2),
-            num_values=new,
-            gradient=LinearCombination(weight * slopes, directions, points.layout),
-        )
-        after = QueryReuseState(queries, stored)
-        return estimate, updated_if_usable(estimate, state, after)
-
-    return GradientEstimator(init, points, reduce)
+    return QueryReuse(
+        *checked_differences(distribution, num_directions, smoothing),
+        checks.check_int_at_least("memory_size", memory_size, 2),
+    )

@@ -1,21 +1,21 @@
 """Estimators of one evaluation a direction, and of two."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src.base import Draw, Estimate, Points, Values, sample_points
+from radazo_jax._src.base import Estimate, GradientEstimator, Points, Values
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.estimators.differences import (
+    AlongDirections,
     Differences,
-    check_differences,
+    checked_differences,
     from_differences,
     mean_of_finite,
 )
-from radazo_jax._src.estimators.estimator import GradientEstimator
 from radazo_jax._src.trees import widest
 
 
@@ -28,6 +28,32 @@ class ResidualFeedbackState(NamedTuple):
     """
 
     value: jax.Array
+
+
+class ResidualFeedback(AlongDirections):
+    """See `residual_feedback`."""
+
+    _constructor = "residual_feedback"
+
+    def init(self, params: optax.Params) -> ResidualFeedbackState:
+        none = jnp.full((), jnp.nan, widest(params))
+        return ResidualFeedbackState(none)
+
+    def reduce(
+        self,
+        points: Points,
+        values: Values,
+        params: optax.Params,
+        state: ResidualFeedbackState,
+    ) -> tuple[Estimate, ResidualFeedbackState]:
+        moved = values.along[:, 0]
+        value = mean_of_finite(moved)
+        before = state.value.astype(value.dtype)
+        before = jnp.where(jnp.isnan(before), value, before)
+        found = Differences(value, moved - before)
+        estimate = from_differences(found, self.smoothing, points)
+        kept = jnp.where(jnp.isnan(value), before, value).astype(state.value.dtype)
+        return estimate, ResidualFeedbackState(kept)
 
 
 def residual_feedback(
@@ -81,32 +107,6 @@ def residual_feedback(
       Zhang et al., A New One-Point Residual-Feedback Oracle for Black-Box Learning and
       Control, Automatica 2022, <https://arxiv.org/abs/2006.10820>.
     """
-    check_differences(distribution, num_directions, smoothing)
-
-    def init(params: optax.Params) -> ResidualFeedbackState:
-        none = jnp.full((), jnp.nan, widest(params))
-        return ResidualFeedbackState(none)
-
-    def points(
-        draw: Draw, params: optax.Params, state: ResidualFeedbackState
-    ) -> tuple[Points, Any]:
-        return sample_points(
-            distribution, draw, num_directions, [smoothing], params
-        ), state
-
-    def reduce(
-        points: Points,
-        values: Values,
-        params: optax.Params,
-        state: ResidualFeedbackState,
-    ) -> tuple[Estimate, ResidualFeedbackState]:
-        moved = values.along[:, 0]
-        value = mean_of_finite(moved)
-        before = state.value.astype(value.dtype)
-        before = jnp.where(jnp.isnan(before), value, before)
-        found = Differences(value, moved - before)
-        estimate = from_differences(found, smoothing, points)
-        kept = jnp.where(jnp.isnan(value), before, value).astype(state.value.dtype)
-        return estimate, ResidualFeedbackState(kept)
-
-    return GradientEstimator(init, points, reduce)
+    return ResidualFeedback(
+        *checked_differences(distribution, num_directions, smoothing)
+    )

@@ -1,5 +1,6 @@
 """Variance reduction by an anchor: ZO-SVRG."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -7,13 +8,24 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.base import Draw, Estimate, Points, Values, shifted_points
+from radazo_jax._src.base import (
+    Draw,
+    Estimate,
+    GradientEstimator,
+    Points,
+    Values,
+    shifted_points,
+)
+from radazo_jax._src.contrib._memory import updated_if_usable
 from radazo_jax._src.contrib._products import inner
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
-from radazo_jax._src.estimators.differences import check_differences, differences
-from radazo_jax._src.estimators.estimator import GradientEstimator, updated_if_usable
+from radazo_jax._src.estimators.differences import (
+    AlongDirections,
+    checked_differences,
+    differences,
+)
 from radazo_jax._src.trees import wide, wide_zeros
 
 
@@ -31,6 +43,96 @@ class VarianceReducedState(NamedTuple):
     gradient: optax.Updates
     # `count` is the name that Optax's states have; it hides a method of tuple.
     count: jax.Array  # type: ignore[assignment]
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class VarianceReduced(AlongDirections):
+    """See `variance_reduced`."""
+
+    _constructor = "variance_reduced"
+
+    period: int
+    anchor_steps: int
+
+    def init(self, params: optax.Params) -> VarianceReducedState:
+        return VarianceReducedState(
+            jax.tree.map(jnp.zeros_like, params),
+            wide_zeros(params),
+            jnp.zeros((), jnp.int32),
+        )
+
+    def points(
+        self, draw: Draw, params: optax.Params, state: VarianceReducedState
+    ) -> tuple[Points, Any]:
+        away = jax.tree.map(
+            lambda a, p: wide(a) - wide(p), _anchor_of(params, state), params
+        )
+        at_anchor = state.count < self.anchor_steps
+        size = self.num_directions
+        # Along u from θ, or from θ̃; along u, or -u, from θ̃; and θ̃ itself.
+        which = [*range(size), *range(size), 0]
+        there = jnp.where(at_anchor, 1.0, 0.0)
+        back = jnp.where(at_anchor, -self.smoothing, self.smoothing)
+        scales = jnp.array(
+            [*([self.smoothing] * size), *([back] * size), 0.0], jnp.float32
+        )
+        shifts = jnp.array([*([there] * size), *([1.0] * (size + 1))], jnp.float32)
+        points = shifted_points(
+            self.distribution, draw, size, which, scales, away, shifts, params
+        )
+        return points, state
+
+    def reduce(
+        self,
+        points: Points,
+        values: Values,
+        params: optax.Params,
+        state: VarianceReducedState,
+    ) -> tuple[Estimate, VarianceReducedState]:
+        size = self.num_directions
+        base, moved = values
+        first, second = moved[:size, 0], moved[size:-1, 0]
+        at_anchor = state.count < self.anchor_steps
+        here = differences(Values(base, first[:, None]))
+        there = differences(Values(moved[-1, 0], second[:, None]))
+        slopes = jnp.where(
+            at_anchor,
+            (first - second) / (2 * self.smoothing),
+            here.to_others / self.smoothing,
+        )
+        behind = jnp.where(at_anchor, 0, there.to_others / self.smoothing)
+        finite = jnp.isfinite(slopes - behind)
+        used = jnp.sum(finite, dtype=jnp.int32)
+        slopes, behind = (jnp.where(finite, x, 0) for x in (slopes, behind))
+        num_bases = jnp.where(at_anchor, 0, here.num_base + there.num_base)
+        factor = jnp.asarray(points.factor, slopes.dtype)
+        weight = factor / used.astype(slopes.dtype)
+        along = points.select(slice(size))
+        new = along.combine(weight * (slopes - behind)).materialize(state.gradient)
+
+        # The mean with the estimates before, or the sum with the anchor's.
+        before = state.count.astype(slopes.dtype)
+        part_new = jnp.where(at_anchor, 1 / (before + 1), 1)
+        part_old = jnp.where(at_anchor, before / (before + 1), 1)
+        total = jax.tree.map(
+            lambda n, o: part_new.astype(o.dtype) * n + part_old.astype(o.dtype) * o,
+            new,
+            state.gradient,
+        )
+        dots = inner(along.directions, points.layout, state.gradient)
+        seen = part_new * (slopes - behind) + part_old * dots.astype(slopes.dtype)
+        estimate = Estimate(
+            here.value,
+            slope=weight * jnp.sum(slopes * seen),
+            num_values=jnp.where(used > 0, 2 * used + num_bases, 0),
+            gradient=LinearCombination.of_tree(total, points.layout),
+        )
+        following = VarianceReducedState(
+            _anchor_of(params, state),
+            optax.tree.where(at_anchor, total, state.gradient),
+            (state.count + 1) % self.period,
+        )
+        return estimate, updated_if_usable(estimate, state, following)
 
 
 def variance_reduced(
@@ -93,91 +195,15 @@ def variance_reduced(
       Liu et al., Zeroth-Order Stochastic Variance Reduction for Nonconvex Optimization,
       NeurIPS 2018, algorithm 2, <https://arxiv.org/abs/1805.10367>.
     """
-    check_differences(distribution, num_directions, smoothing)
-    checks.check_int_at_least("period", period, 2)
-    checks.check_int_at_least("anchor_steps", anchor_steps, 1)
+    common = checked_differences(distribution, num_directions, smoothing)
+    period = checks.check_int_at_least("period", period, 2)
+    anchor_steps = checks.check_int_at_least("anchor_steps", anchor_steps, 1)
     if anchor_steps >= period:
         raise ValueError(
             f"anchor_steps must be fewer than period, {period}; got {anchor_steps}."
         )
-    size = num_directions
+    return VarianceReduced(*common, period, anchor_steps)
 
-    def init(params: optax.Params) -> VarianceReducedState:
-        return VarianceReducedState(
-            jax.tree.map(jnp.zeros_like, params),
-            wide_zeros(params),
-            jnp.zeros((), jnp.int32),
-        )
 
-    def anchor_of(params: optax.Params, state: VarianceReducedState) -> optax.Params:
-        return optax.tree.where(state.count == 0, params, state.anchor)
-
-    def points(
-        draw: Draw, params: optax.Params, state: VarianceReducedState
-    ) -> tuple[Points, Any]:
-        away = jax.tree.map(
-            lambda a, p: wide(a) - wide(p), anchor_of(params, state), params
-        )
-        at_anchor = state.count < anchor_steps
-        # Along u from θ, or from θ̃; along u, or -u, from θ̃; and θ̃ itself.
-        which = [*range(size), *range(size), 0]
-        there = jnp.where(at_anchor, 1.0, 0.0)
-        back = jnp.where(at_anchor, -smoothing, smoothing)
-        scales = jnp.array([*([smoothing] * size), *([back] * size), 0.0], jnp.float32)
-        shifts = jnp.array([*([there] * size), *([1.0] * (size + 1))], jnp.float32)
-        points = shifted_points(
-            distribution, draw, size, which, scales, away, shifts, params
-        )
-        return points, state
-
-    def reduce(
-        points: Points,
-        values: Values,
-        params: optax.Params,
-        state: VarianceReducedState,
-    ) -> tuple[Estimate, VarianceReducedState]:
-        base, moved = values
-        first, second = moved[:size, 0], moved[size:-1, 0]
-        at_anchor = state.count < anchor_steps
-        here = differences(Values(base, first[:, None]))
-        there = differences(Values(moved[-1, 0], second[:, None]))
-        slopes = jnp.where(
-            at_anchor,
-            (first - second) / (2 * smoothing),
-            here.to_others / smoothing,
-        )
-        behind = jnp.where(at_anchor, 0, there.to_others / smoothing)
-        finite = jnp.isfinite(slopes - behind)
-        used = jnp.sum(finite, dtype=jnp.int32)
-        slopes, behind = (jnp.where(finite, x, 0) for x in (slopes, behind))
-        num_bases = jnp.where(at_anchor, 0, here.num_base + there.num_base)
-        factor = jnp.asarray(points.factor, slopes.dtype)
-        weight = factor / used.astype(slopes.dtype)
-        along = points.select(slice(size))
-        new = along.combine(weight * (slopes - behind)).materialize(state.gradient)
-
-        # The mean with the estimates before, or the sum with the anchor's.
-        before = state.count.astype(slopes.dtype)
-        part_new = jnp.where(at_anchor, 1 / (before + 1), 1)
-        part_old = jnp.where(at_anchor, before / (before + 1), 1)
-        total = jax.tree.map(
-            lambda n, o: part_new.astype(o.dtype) * n + part_old.astype(o.dtype) * o,
-            new,
-            state.gradient,
-        )
-        dots = inner(along.directions, points.layout, state.gradient)
-        seen = part_new * (slopes - behind) + part_old * dots.astype(slopes.dtype)
-        estimate = Estimate(
-            here.value,
-            slope=weight * jnp.sum(slopes * seen),
-            num_values=jnp.where(used > 0, 2 * used + num_bases, 0),
-            gradient=LinearCombination.of_tree(total, points.layout),
-        )
-        following = VarianceReducedState(
-            anchor_of(params, state),
-            optax.tree.where(at_anchor, total, state.gradient),
-            (state.count + 1) % period,
-        )
-        return estimate, updated_if_usable(estimate, state, following)
-
-    return GradientEstimator(init, points, reduce)
+def _anchor_of(params: optax.Params, state: VarianceReducedState) -> optax.Params:
+    return optax.tree.where(state.count == 0, params, state.anchor)

@@ -14,6 +14,8 @@ from radazo_jax._src.numbers.counter import Counter, Positions
 class Gaussian(Distribution):
     """See `gaussian`."""
 
+    _constructor = "gaussian"
+
     def factor(self, dimension: int) -> float:
         del dimension
         return 1.0
@@ -26,6 +28,7 @@ class Gaussian(Distribution):
 class Sphere(UnitNorm):
     """See `sphere`."""
 
+    _constructor = "sphere"
     normalized = True
     _bounded = True  # By 6.8, because a radius has 33 bits.
 
@@ -91,6 +94,8 @@ _ROUNDS = 24
 class Coordinate(UnitNorm):
     """See `coordinate`."""
 
+    _constructor = "coordinate"
+
     def draw(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
         del number
         chosen = generator.below(key, counter.zero(), max(at.dimension, 1))
@@ -102,6 +107,9 @@ class CoordinateInTurn(UnitNorm):
     """See `coordinate`, without replacement."""
 
     sequential = True
+
+    def __repr__(self) -> str:
+        return "coordinate(replace=False)"
 
     def draw(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
         if at.dimension >= 2**32:

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, dataclass_transform
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ import optax
 from jax import lax
 
 from radazo_jax._src import compiler
+from radazo_jax._src.configuration import Configuration
 from radazo_jax._src.directions import norm
 from radazo_jax._src.directions.elements import (
     DenseElements,
@@ -61,13 +62,12 @@ class Direction:
     cached: tuple[Elements, ...] | None = None
 
 
-@dataclass_transform(frozen_default=True)
-@dataclasses.dataclass(frozen=True)
-class Distribution(abc.ABC):
+@dataclasses.dataclass(frozen=True, repr=False)
+class Distribution(Configuration, abc.ABC):
     """A distribution of directions u over all coordinates of a tree.
 
     Distributions are centered and symmetric. A custom distribution is a subclass with
-    two methods, `factor` and `draw`, and up to two flags. It becomes a frozen
+    two methods, `factor` and `draw`, and up to two flags. With fields, make it a frozen
     dataclass, so that distributions with equal fields are equal and can be static under
     `jit`; fields must be hashable.
 
@@ -82,13 +82,15 @@ class Distribution(abc.ABC):
         elements of size about 1: the norm of much smaller ones is imprecise.
 
     Raises:
-      TypeError: When a subclass is defined whose instances could not be compared, or
-        hashed: one with an `__init__` of its own, or an `__eq__` without a `__hash__`.
+      TypeError: When an instance is made of a subclass with fields that is not a frozen
+        dataclass, or of one with an `__eq__` and without a `__hash__`.
 
     Examples:
+      >>> import dataclasses
       >>> import jax, jax.numpy as jnp
       >>> import radazo_jax as zo
-      >>> class Uniform(zo.Distribution):
+      >>> @dataclasses.dataclass(frozen=True)
+      ... class Uniform(zo.Distribution):
       ...     width: float = 1.0
       ...
       ...     def factor(self, dimension):
@@ -111,22 +113,6 @@ class Distribution(abc.ABC):
 
     # Whether all elements are known to fit into the exact norm.
     _bounded: ClassVar[bool] = False
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        own = cls.__dict__
-        if "__init__" in own and not ("__eq__" in own and "__hash__" in own):
-            raise TypeError(
-                f"{cls.__name__} must be comparable by its fields, as a frozen "
-                "dataclass is; got a distribution with an __init__ of its own, and "
-                "without __eq__ and __hash__."
-            )
-        if "__eq__" in own and own.get("__hash__") is None:
-            raise TypeError(
-                f"{cls.__name__} must be hashable; got a distribution with __eq__ and "
-                "without __hash__."
-            )
-        dataclasses.dataclass(frozen=True, eq="__eq__" not in own)(cls)
 
     @abc.abstractmethod
     def factor(self, dimension: int) -> float:

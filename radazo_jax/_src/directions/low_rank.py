@@ -1,5 +1,6 @@
 """Directions that are matrices of low rank, leaf by leaf."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,13 +22,18 @@ from radazo_jax._src.numbers import counter, generator
 _MAX_TOGETHER, _MANY, _MAX_SPLIT = 2**23, 2**8, 2**18
 
 
+@dataclasses.dataclass(frozen=True, repr=False)
 class LowRank(Gaussian):
     """See `low_rank`."""
 
+    _constructor = "low_rank"
+
     rank: int
-    where: Callable[[str, tuple[int, ...]], bool] | None
+    where: Callable[[str, tuple[int, ...]], bool] | None = None
     # The axes that the user gave: by path, or as a function of the parameters.
-    given: tuple[tuple[str, MatrixAxes | None], ...] | Callable[[Any], Any] | None
+    dimension_numbers: (
+        tuple[tuple[str, MatrixAxes | None], ...] | Callable[[Any], Any] | None
+    ) = None
 
     def _annotate(self, layout: Layout, params: optax.Params) -> Layout:
         leaves = [(leaf.path, leaf.shape) for leaf in layout.leaves]
@@ -35,9 +41,11 @@ class LowRank(Gaussian):
             raise ValueError(
                 f"where must match at least one leaf; it matches none of {leaves}."
             )
-        if self.given is None:
+        given = self.dimension_numbers
+        if given is None:
             return layout
-        given = _by_path(self.given(params)) if callable(self.given) else self.given
+        if callable(given):
+            given = _by_path(given(params))
         return layout.with_axes(dict(given))
 
     def axes(self, leaf: Leaf) -> MatrixAxes | None:
@@ -184,7 +192,7 @@ def low_rank(
       Sarkar et al., Evolution Strategies at the Hyperscale, 2025,
       <https://arxiv.org/abs/2511.16652>.
     """
-    checks.check_int_at_least("rank", rank, 1)
+    rank = checks.check_int_at_least("rank", rank, 1)
     if where is not None and not callable(where):
         raise TypeError(f"where must be a function of path and shape; got {where!r}.")
     given = dimension_numbers

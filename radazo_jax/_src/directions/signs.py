@@ -129,6 +129,8 @@ def _words_from(
 class Rademacher(_Signed):
     """See `rademacher`."""
 
+    _constructor = "rademacher"
+
     def factor(self, dimension: int) -> float:
         del dimension
         return 1.0
@@ -143,6 +145,7 @@ class Rademacher(_Signed):
 class Orthonormal(UnitNorm, _Signed):
     """See `orthonormal`."""
 
+    _constructor = "orthonormal"
     sequential = True
 
     def _magnitude(self, dimension: int) -> float:

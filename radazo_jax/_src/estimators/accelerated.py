@@ -1,13 +1,21 @@
 """Estimates at a lookahead point, by Nesterov's momentum and pattern moves."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src.base import Draw, Estimate, Points, Values, shifted
-from radazo_jax._src.estimators.estimator import GradientEstimator, check_estimator
+from radazo_jax._src.base import (
+    Draw,
+    Estimate,
+    GradientEstimator,
+    Points,
+    Values,
+    check_estimator,
+    shifted,
+)
 from radazo_jax._src.trees import product, wide, wide_zeros, widest
 
 # The point at which a step starts: the lookahead point; the parameters, while the end
@@ -47,6 +55,94 @@ class AcceleratedState(NamedTuple):
     start: jax.Array
     lower: jax.Array
     latest_step: Any = ()
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Accelerated(GradientEstimator):
+    """See `accelerated`."""
+
+    _constructor = "accelerated"
+
+    estimator: GradientEstimator
+
+    def init(self, params: optax.Params) -> AcceleratedState:
+        return AcceleratedState(
+            estimator=self.estimator.init(params),
+            previous=jax.tree.map(jnp.array, params),
+            momentum=wide_zeros(params),
+            share=jnp.zeros((), widest(params)),
+            lookahead_value=jnp.full((), jnp.inf, widest(params)),
+            count=jnp.zeros((), jnp.int32),
+            base=jax.tree.map(lambda p: jnp.array(wide(p)), params),
+            since=jnp.zeros((), jnp.int32),
+            start=jnp.full((), _AHEAD, jnp.int32),
+            lower=jnp.zeros((), jnp.bool_),
+        )
+
+    def points(
+        self, draw: Draw, params: optax.Params, state: AcceleratedState
+    ) -> tuple[Points, AcceleratedState]:
+        at_params, inner = self.estimator.points(draw, params, state.estimator)
+        _check_points(at_params)
+        state = _followed(params, state, len(at_params.scales))
+        # The lookahead point itself is at distance 0 along any direction.
+        directions = jax.tree.map(
+            lambda x: jnp.concatenate([x[:1], x]), at_params.directions
+        )
+        scales = jnp.concatenate(
+            [jnp.zeros_like(at_params.scales[:1]), at_params.scales]
+        )
+        # In a trial, all other points lie around θ.
+        others = jnp.where(state.start == _TRIAL, 0, 1).astype(scales.dtype)
+        shifts = jnp.full_like(scales, others).at[0].set(1)
+        lookahead = _lookahead(params, state)
+        points = Points(directions, scales, True, at_params.layout, lookahead, shifts)
+        return points, state._replace(estimator=inner)
+
+    def reduce(
+        self,
+        points: Points,
+        values: Values,
+        params: optax.Params,
+        state: AcceleratedState,
+    ) -> tuple[Estimate, AcceleratedState]:
+        tries = state.start == _TRIAL
+        value, away = values.base, values.along[0, 0]
+        begin = jnp.where(tries, value, away)
+        # A step can begin at θ without a value there, but not at a lookahead point.
+        nowhere = jnp.isfinite(value) & ~jnp.isfinite(begin)
+        # If the step of the trial undid its move, there is neither, nor a step there.
+        before = state.lookahead_value.astype(away.dtype)
+        undone = (state.start == _MOVED) & ~(away < before)
+        directions = jax.tree.map(lambda x: x[1:], points.directions)
+        around = Points(directions, points.scales[1:], True, points.layout)
+        lookahead = _zero_if(tries, _lookahead(params, state))
+        at = shifted(params, lookahead, jnp.ones((), state.share.dtype))
+        known_values = jax.tree.map(
+            lambda x: jnp.where(nowhere, jnp.nan, x), Values(begin, values.along[1:])
+        )
+        estimate, after = self.estimator.reduce(
+            around, known_values, at, state.estimator
+        )
+        other = jnp.where(tries, away, value)
+        lookahead_value = jnp.where(tries | undone, value, away)
+        # If neither θ nor the start has a value, the estimate's replaces both.
+        known = jnp.isfinite(value)
+        replaced = ~known & ~jnp.isfinite(lookahead_value)
+        gradient = estimate.gradient
+        estimate = estimate._replace(
+            value=jnp.where(known, value, estimate.value),
+            slope=jnp.where(undone, 0, estimate.slope),
+            num_values=estimate.num_values + jnp.isfinite(other).astype(jnp.int32),
+            gradient=gradient.scaled(jnp.where(undone, 0.0, 1.0)),
+            extra_args={
+                "lookahead": _zero_if(undone, lookahead),
+                "lookahead_value": jnp.where(replaced, estimate.value, lookahead_value),
+                "latest_step": state.latest_step,
+            },
+        )
+        state = _judged(params, state, value, away, lookahead_value, undone)
+        return estimate, state._replace(estimator=after)
 
 
 def accelerated(estimator: GradientEstimator) -> GradientEstimator:
@@ -119,98 +215,7 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
       <https://doi.org/10.1145/321062.321069>.
     """
     check_estimator(estimator)
-
-    def init(params: optax.Params) -> AcceleratedState:
-        return AcceleratedState(
-            estimator=estimator.init(params),
-            previous=jax.tree.map(jnp.array, params),
-            momentum=wide_zeros(params),
-            share=jnp.zeros((), widest(params)),
-            lookahead_value=jnp.full((), jnp.inf, widest(params)),
-            count=jnp.zeros((), jnp.int32),
-            base=jax.tree.map(lambda p: jnp.array(wide(p)), params),
-            since=jnp.zeros((), jnp.int32),
-            start=jnp.full((), _AHEAD, jnp.int32),
-            lower=jnp.zeros((), jnp.bool_),
-        )
-
-    def points(
-        draw: Draw, params: optax.Params, state: AcceleratedState
-    ) -> tuple[Points, AcceleratedState]:
-        at_params, inner = estimator.points(draw, params, state.estimator)
-        _check_points(at_params)
-        state = _followed(params, state, len(at_params.scales))
-        # The lookahead point itself is at distance 0 along any direction.
-        directions = jax.tree.map(
-            lambda x: jnp.concatenate([x[:1], x]), at_params.directions
-        )
-        scales = jnp.concatenate(
-            [jnp.zeros_like(at_params.scales[:1]), at_params.scales]
-        )
-        # In a trial, all other points lie around θ.
-        others = jnp.where(state.start == _TRIAL, 0, 1).astype(scales.dtype)
-        shifts = jnp.full_like(scales, others).at[0].set(1)
-        lookahead = _lookahead(params, state)
-        points = Points(directions, scales, True, at_params.layout, lookahead, shifts)
-        return points, state._replace(estimator=inner)
-
-    def reduce(
-        points: Points, values: Values, params: optax.Params, state: AcceleratedState
-    ) -> tuple[Estimate, AcceleratedState]:
-        tries = state.start == _TRIAL
-        value, away = values.base, values.along[0, 0]
-        begin = jnp.where(tries, value, away)
-        # A step can begin at θ without a value there, but not at a lookahead point.
-        nowhere = jnp.isfinite(value) & ~jnp.isfinite(begin)
-        # If the step of the trial undid its move, there is neither, nor a step there.
-        before = state.lookahead_value.astype(away.dtype)
-        undone = (state.start == _MOVED) & ~(away < before)
-        directions = jax.tree.map(lambda x: x[1:], points.directions)
-        around = Points(directions, points.scales[1:], True, points.layout)
-        lookahead = _zero_if(tries, _lookahead(params, state))
-        at = shifted(params, lookahead, jnp.ones((), state.share.dtype))
-        known_values = jax.tree.map(
-            lambda x: jnp.where(nowhere, jnp.nan, x), Values(begin, values.along[1:])
-        )
-        estimate, after = estimator.reduce(around, known_values, at, state.estimator)
-        other = jnp.where(tries, away, value)
-        lookahead_value = jnp.where(tries | undone, value, away)
-        # If neither θ nor the start has a value, the estimate's replaces both.
-        known = jnp.isfinite(value)
-        replaced = ~known & ~jnp.isfinite(lookahead_value)
-        gradient = estimate.gradient
-        estimate = estimate._replace(
-            value=jnp.where(known, value, estimate.value),
-            slope=jnp.where(undone, 0, estimate.slope),
-            num_values=estimate.num_values + jnp.isfinite(other).astype(jnp.int32),
-            gradient=gradient.scaled(jnp.where(undone, 0.0, 1.0)),
-            extra_args={
-                "lookahead": _zero_if(undone, lookahead),
-                "lookahead_value": jnp.where(replaced, estimate.value, lookahead_value),
-                "latest_step": state.latest_step,
-            },
-        )
-        # Momentum is reset if the loss at the lookahead point exceeds the current loss
-        # and is rising, or is not finite.
-        latest = lookahead_value.astype(state.lookahead_value.dtype)
-        resets = (lookahead_value > value) & (latest > state.lookahead_value)
-        resets |= ~jnp.isfinite(lookahead_value)
-        lower = tries & (away < value)
-        ends = undone | (tries & ~lower)
-        return estimate, state._replace(
-            estimator=after,
-            share=jnp.where(resets, 0, state.share),
-            lookahead_value=latest,
-            count=optax.safe_increment(state.count),
-            base=jax.tree.map(
-                lambda b, p: jnp.where(ends, wide(p), b), state.base, params
-            ),
-            since=jnp.where(ends, 0, optax.safe_increment(state.since)),
-            lower=lower,
-            latest_step=(),
-        )
-
-    return GradientEstimator(init, points, reduce)
+    return Accelerated(estimator)
 
 
 def _check_points(points: Points) -> None:
@@ -263,6 +268,43 @@ def _followed(
         share=share,
         start=start.astype(jnp.int32),
         latest_step=step,
+    )
+
+
+def _judged(
+    params: optax.Params,
+    state: AcceleratedState,
+    value: jax.Array,
+    away: jax.Array,
+    lookahead_value: jax.Array,
+    undone: jax.Array,
+) -> AcceleratedState:
+    """The state after the values of a step.
+
+    Args:
+      params: θ.
+      state: The state before.
+      value: The value at θ.
+      away: The value at the lookahead point, or at the end of a pattern move.
+      lookahead_value: The value at the start of the step.
+      undone: Whether the step of the trial undid its move.
+    """
+    tries = state.start == _TRIAL
+    # Momentum is reset if the loss at the lookahead point exceeds the current loss
+    # and is rising, or is not finite.
+    latest = lookahead_value.astype(state.lookahead_value.dtype)
+    resets = (lookahead_value > value) & (latest > state.lookahead_value)
+    resets |= ~jnp.isfinite(lookahead_value)
+    lower = tries & (away < value)
+    ends = undone | (tries & ~lower)
+    return state._replace(
+        share=jnp.where(resets, 0, state.share),
+        lookahead_value=latest,
+        count=optax.safe_increment(state.count),
+        base=jax.tree.map(lambda b, p: jnp.where(ends, wide(p), b), state.base, params),
+        since=jnp.where(ends, 0, optax.safe_increment(state.since)),
+        lower=lower,
+        latest_step=(),
     )
 
 

@@ -1,20 +1,20 @@
 """Forward differences whose distance follows their scale."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src.base import Draw, Estimate, Points, Values, sample_points
+from radazo_jax._src.base import Estimate, GradientEstimator, Points, Values
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.estimators.differences import (
-    check_differences,
+    AlongDirections,
+    checked_differences,
     differences,
     from_differences,
 )
-from radazo_jax._src.estimators.estimator import GradientEstimator
 from radazo_jax._src.trees import rounding, widest
 
 # The decay rate of the averages over steps.
@@ -52,6 +52,32 @@ class AdaptiveDifferenceState(NamedTuple):
     smoothing: jax.Array
     curvature: jax.Array
     square: jax.Array
+
+
+class AdaptiveDifference(AlongDirections):
+    """See `adaptive_difference`."""
+
+    _constructor = "adaptive_difference"
+    _includes_params = True
+
+    def init(self, params: optax.Params) -> AdaptiveDifferenceState:
+        zero = jnp.zeros((), widest(params))
+        return AdaptiveDifferenceState(zero + self.smoothing, zero, zero)
+
+    def _scales(self, state: AdaptiveDifferenceState) -> jax.Array:
+        return state.smoothing[None].astype(jnp.float32)
+
+    def reduce(
+        self,
+        points: Points,
+        values: Values,
+        params: optax.Params,
+        state: AdaptiveDifferenceState,
+    ) -> tuple[Estimate, AdaptiveDifferenceState]:
+        found = differences(values)
+        distance = points.scales[0, 0].astype(values.base.dtype)
+        estimate = from_differences(found, distance, points)
+        return estimate, _adapted(state, values.base, found.each, self.smoothing)
 
 
 def adaptive_difference(
@@ -112,33 +138,9 @@ def adaptive_difference(
       >>> bool(adaptive < 1e-2 * constant)
       True
     """
-    check_differences(distribution, num_directions, smoothing)
-
-    def init(params: optax.Params) -> AdaptiveDifferenceState:
-        zero = jnp.zeros((), widest(params))
-        return AdaptiveDifferenceState(zero + smoothing, zero, zero)
-
-    def points(
-        draw: Draw, params: optax.Params, state: AdaptiveDifferenceState
-    ) -> tuple[Points, Any]:
-        scales = state.smoothing[None].astype(jnp.float32)
-        points = sample_points(
-            distribution, draw, num_directions, scales, params, includes_params=True
-        )
-        return points, state
-
-    def reduce(
-        points: Points,
-        values: Values,
-        params: optax.Params,
-        state: AdaptiveDifferenceState,
-    ) -> tuple[Estimate, AdaptiveDifferenceState]:
-        found = differences(values)
-        distance = points.scales[0, 0].astype(values.base.dtype)
-        estimate = from_differences(found, distance, points)
-        return estimate, _adapted(state, values.base, found.each, smoothing)
-
-    return GradientEstimator(init, points, reduce)
+    return AdaptiveDifference(
+        *checked_differences(distribution, num_directions, smoothing)
+    )
 
 
 def _adapted(

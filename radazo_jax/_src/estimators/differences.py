@@ -1,17 +1,91 @@
 """Finite differences along random directions."""
 
-from typing import Any, NamedTuple
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.base import Draw, Estimate, Points, Values, sample_points
+from radazo_jax._src.base import (
+    Draw,
+    Estimate,
+    GradientEstimator,
+    Points,
+    Values,
+    sample_points,
+)
+from radazo_jax._src.configuration import check_fields
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.signs import rademacher
-from radazo_jax._src.estimators.estimator import GradientEstimator
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class AlongDirections(GradientEstimator):
+    """Estimators whose points lie at a distance μ along random directions.
+
+    Attributes:
+      distribution: The distribution of the directions.
+      num_directions: K.
+      smoothing: μ.
+    """
+
+    distribution: Distribution
+    num_directions: int
+    smoothing: float
+
+    # Whether θ itself is a point.
+    _includes_params: ClassVar[bool] = False
+
+    def _scales(self, state: Any) -> Sequence[float] | jax.Array:
+        """The displacements along each direction: [m]."""
+        del state
+        return [self.smoothing]
+
+    def points(
+        self, draw: Draw, params: optax.Params, state: Any
+    ) -> tuple[Points, Any]:
+        points = sample_points(
+            self.distribution,
+            draw,
+            self.num_directions,
+            self._scales(state),
+            params,
+            includes_params=self._includes_params,
+        )
+        return points, state
+
+
+class ForwardDifference(AlongDirections):
+    """See `forward_difference`."""
+
+    _constructor = "forward_difference"
+    _includes_params = True
+
+    def reduce(
+        self, points: Points, values: Values, params: optax.Params, state: Any
+    ) -> tuple[Estimate, Any]:
+        return from_differences(differences(values), self.smoothing, points), state
+
+
+class CentralDifference(AlongDirections):
+    """See `central_difference`."""
+
+    _constructor = "central_difference"
+
+    def _scales(self, state: Any) -> Sequence[float]:
+        del state
+        return [self.smoothing, -self.smoothing]
+
+    def reduce(
+        self, points: Points, values: Values, params: optax.Params, state: Any
+    ) -> tuple[Estimate, Any]:
+        above, below = values.along.T
+        found = Differences(mean_of_finite(values.along), above - below)
+        return from_differences(found, 2 * self.smoothing, points), state
 
 
 def forward_difference(
@@ -59,8 +133,8 @@ def forward_difference(
       >>> import radazo_jax as zo
       >>> estimator = zo.forward_difference(num_directions=1000, smoothing=1e-3)
       >>> params = jnp.array([1.0, -2.0])
-      >>> (value, gradient), _ = estimator.estimate(
-      ...     lambda p: jnp.sum(p**2), jax.random.key(0), params, estimator.init(params)
+      >>> (value, gradient), _ = zo.estimators.estimate(
+      ...     estimator, lambda p: jnp.sum(p**2), jax.random.key(0), params, ()
       ... )
       >>> float(value)
       5.0
@@ -71,25 +145,9 @@ def forward_difference(
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       eq. (2).
     """
-    check_differences(distribution, num_directions, smoothing)
-
-    def points(draw: Draw, params: optax.Params, state: Any) -> tuple[Points, Any]:
-        points = sample_points(
-            distribution,
-            draw,
-            num_directions,
-            [smoothing],
-            params,
-            includes_params=True,
-        )
-        return points, state
-
-    def reduce(
-        points: Points, values: Values, params: optax.Params, state: Any
-    ) -> tuple[Estimate, Any]:
-        return from_differences(differences(values), smoothing, points), state
-
-    return GradientEstimator(stateless, points, reduce)
+    return ForwardDifference(
+        *checked_differences(distribution, num_directions, smoothing)
+    )
 
 
 def central_difference(
@@ -125,8 +183,8 @@ def central_difference(
       >>> import radazo_jax as zo
       >>> estimator = zo.central_difference(zo.coordinate(), num_directions=100)
       >>> params = jnp.array([1.0, -2.0])
-      >>> (value, gradient), _ = estimator.estimate(
-      ...     lambda p: jnp.sum(p**2), jax.random.key(0), params, estimator.init(params)
+      >>> (value, gradient), _ = zo.estimators.estimate(
+      ...     estimator, lambda p: jnp.sum(p**2), jax.random.key(0), params, ()
       ... )
       >>> bool(jnp.allclose(gradient, 2 * params, rtol=0.3))
       True
@@ -135,20 +193,9 @@ def central_difference(
       Malladi et al., Fine-Tuning Language Models with Just Forward Passes, 2023,
       definition 1, with the distribution Gaussian, <https://arxiv.org/abs/2305.17333>.
     """
-    check_differences(distribution, num_directions, smoothing)
-
-    def points(draw: Draw, params: optax.Params, state: Any) -> tuple[Points, Any]:
-        scales = [smoothing, -smoothing]
-        return sample_points(distribution, draw, num_directions, scales, params), state
-
-    def reduce(
-        points: Points, values: Values, params: optax.Params, state: Any
-    ) -> tuple[Estimate, Any]:
-        above, below = values.along.T
-        found = Differences(mean_of_finite(values.along), above - below)
-        return from_differences(found, 2 * smoothing, points), state
-
-    return GradientEstimator(stateless, points, reduce)
+    return CentralDifference(
+        *checked_differences(distribution, num_directions, smoothing)
+    )
 
 
 def spsa(
@@ -188,21 +235,19 @@ def spsa(
     return central_difference(rademacher(), num_directions, smoothing)
 
 
-def stateless(params: optax.Params) -> tuple[()]:
-    """The `init` of an estimator without state."""
-    del params
-    return ()
-
-
-def check_differences(distribution: Any, num_directions: Any, smoothing: Any) -> None:
-    """Raises if an argument that all difference estimators have is wrong."""
+def checked_differences(
+    distribution: Any, num_directions: Any, smoothing: Any
+) -> tuple[Distribution, int, Any]:
+    """The arguments that all difference estimators have; raises if one is wrong."""
     if not isinstance(distribution, Distribution):
         raise TypeError(
             "distribution must be a Distribution such as sphere(); got "
             f"{distribution!r}."
         )
-    checks.check_int_at_least("num_directions", num_directions, 1)
+    check_fields(distribution)
+    num_directions = checks.check_int_at_least("num_directions", num_directions, 1)
     checks.check_positive("smoothing", smoothing)
+    return distribution, num_directions, checks.as_number(smoothing)
 
 
 def mean_of_finite(values: jax.Array) -> jax.Array:

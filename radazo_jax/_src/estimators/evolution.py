@@ -9,16 +9,77 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.base import Draw, Estimate, Points, Values, sample_points
+from radazo_jax._src.base import (
+    Draw,
+    Estimate,
+    GradientEstimator,
+    Points,
+    Values,
+    sample_points,
+)
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
-from radazo_jax._src.estimators.differences import (
-    check_differences,
-    mean_of_finite,
-    stateless,
-)
-from radazo_jax._src.estimators.estimator import GradientEstimator
+from radazo_jax._src.estimators.differences import checked_differences, mean_of_finite
 from radazo_jax._src.estimators.shaping import Shaping, z_score
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class EvolutionStrategy(GradientEstimator):
+    """See `evolution_strategy`."""
+
+    _constructor = "evolution_strategy"
+
+    distribution: Distribution
+    population_size: int
+    smoothing: float
+    antithetic: bool
+    shaping: Shaping
+
+    @property
+    def _signs(self) -> np.ndarray:
+        """The sides of θ on which the members of a direction lie."""
+        return np.array([1.0, -1.0] if self.antithetic else [1.0], np.float32)
+
+    def points(
+        self, draw: Draw, params: optax.Params, state: Any
+    ) -> tuple[Points, Any]:
+        scales = [self.smoothing, -self.smoothing][: len(self._signs)]
+        points = sample_points(
+            self.distribution, draw, self.population_size // len(scales), scales, params
+        )
+        return dataclasses.replace(points, vector_valued=True), state
+
+    def reduce(
+        self, points: Points, values: Values, params: optax.Params, state: Any
+    ) -> tuple[Estimate, Any]:
+        along = values.along
+        members = along.reshape(self.population_size, *along.shape[2:])
+        finite = jnp.isfinite(members)
+        count = jnp.sum(finite, dtype=jnp.int32)
+        used = jnp.maximum(count, 1).astype(members.dtype)
+
+        def along_directions(members: jax.Array) -> jax.Array:
+            """Σ over the sides of each direction, and over prompts: [K]."""
+            each = members.reshape(*points.scales.shape, -1)
+            sides = jnp.asarray(self._signs, each.dtype)[None, :, None]
+            return jnp.sum(sides * each, (1, 2))
+
+        weights = along_directions(_weights(self.shaping, members))
+        scale = jnp.asarray(points.factor, weights.dtype) / self.smoothing
+        coefficients = weights * scale / used
+        # By the values, without their shaping: derivatives along the directions.
+        means = jnp.mean(members, 0, where=finite, keepdims=True)  # Of each prompt.
+        deviations = jnp.where(finite, members - means, 0)
+        each_used = jnp.sum(finite.reshape(len(points.scales), -1), 1, dtype=jnp.int32)
+        each_used = jnp.maximum(each_used, 1).astype(members.dtype)
+        slopes = along_directions(deviations) / (each_used * self.smoothing)
+        estimate = Estimate(
+            mean_of_finite(members),
+            slope=jnp.sum(coefficients * slopes),
+            num_values=count,
+            gradient=points.combine(coefficients),
+        )
+        return estimate, state
 
 
 def evolution_strategy(
@@ -90,7 +151,7 @@ def evolution_strategy(
       Salimans et al., Evolution Strategies as a Scalable Alternative to Reinforcement
       Learning, 2017, algorithm 1, <https://arxiv.org/abs/1703.03864>.
     """
-    check_differences(distribution, 1, smoothing)
+    distribution, _, smoothing = checked_differences(distribution, 1, smoothing)
     n = checks.check_int_at_least("population_size", population_size, 2)
     if antithetic and n % 2:
         raise ValueError(
@@ -106,46 +167,7 @@ def evolution_strategy(
     jax.eval_shape(
         lambda x: _weights(shaping, x), jax.ShapeDtypeStruct((n,), jnp.float32)
     )
-    signs = np.array([1.0, -1.0] if antithetic else [1.0], np.float32)
-
-    def points(draw: Draw, params: optax.Params, state: Any) -> tuple[Points, Any]:
-        scales = [smoothing, -smoothing][: len(signs)]
-        points = sample_points(distribution, draw, n // len(scales), scales, params)
-        return dataclasses.replace(points, vector_valued=True), state
-
-    def reduce(
-        points: Points, values: Values, params: optax.Params, state: Any
-    ) -> tuple[Estimate, Any]:
-        along = values.along
-        members = along.reshape(n, *along.shape[2:])
-        finite = jnp.isfinite(members)
-        count = jnp.sum(finite, dtype=jnp.int32)
-        used = jnp.maximum(count, 1).astype(members.dtype)
-
-        def along_directions(members: jax.Array) -> jax.Array:
-            """Σ over the sides of each direction, and over prompts: [K]."""
-            each = members.reshape(*points.scales.shape, -1)
-            sides = jnp.asarray(signs, each.dtype)[None, :, None]
-            return jnp.sum(sides * each, (1, 2))
-
-        weights = along_directions(_weights(shaping, members))
-        scale = jnp.asarray(points.factor, weights.dtype) / smoothing
-        coefficients = weights * scale / used
-        # By the values, without their shaping: derivatives along the directions.
-        means = jnp.mean(members, 0, where=finite, keepdims=True)  # Of each prompt.
-        deviations = jnp.where(finite, members - means, 0)
-        each_used = jnp.sum(finite.reshape(len(points.scales), -1), 1, dtype=jnp.int32)
-        each_used = jnp.maximum(each_used, 1).astype(members.dtype)
-        slopes = along_directions(deviations) / (each_used * smoothing)
-        estimate = Estimate(
-            mean_of_finite(members),
-            slope=jnp.sum(coefficients * slopes),
-            num_values=count,
-            gradient=points.combine(coefficients),
-        )
-        return estimate, state
-
-    return GradientEstimator(stateless, points, reduce)
+    return EvolutionStrategy(distribution, n, smoothing, bool(antithetic), shaping)
 
 
 def _weights(shaping: Shaping, members: jax.Array) -> jax.Array:

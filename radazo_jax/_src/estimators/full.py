@@ -1,5 +1,6 @@
 """Forward differences along all coordinates."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -7,12 +8,11 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.base import Draw, Estimate, Points, Values
+from radazo_jax._src.base import Draw, Estimate, GradientEstimator, Points, Values
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.dense import Basis
 from radazo_jax._src.directions.layout import layout_of
 from radazo_jax._src.estimators.differences import differences
-from radazo_jax._src.estimators.estimator import GradientEstimator
 from radazo_jax._src.trees import as_flat, like_tree, wide, widest
 
 # Coordinates below this are moved as far as one of this size, in float64 and in other
@@ -60,6 +60,87 @@ class FullDifferenceState(NamedTuple):
     steps: jax.Array
     values: jax.Array
     noise: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class FullDifference(GradientEstimator):
+    """See `full_difference`."""
+
+    _constructor = "full_difference"
+
+    smoothing: float | None = None
+
+    def _first(self, params: Any) -> float:
+        """The first μ."""
+        if self.smoothing is not None:
+            return self.smoothing
+        dtypes = [jnp.result_type(leaf) for leaf in jax.tree.leaves(params)]
+        return float(max(float(jnp.finfo(dtype).eps) for dtype in dtypes) ** 0.5)
+
+    def init(self, params: Any) -> FullDifferenceState:
+        return FullDifferenceState(
+            jnp.full((), self._first(params), widest(params)),
+            jax.tree.map(lambda p: jnp.full_like(p, jnp.nan), params),
+            jax.tree.map(lambda p: jnp.full_like(p, jnp.nan), params),
+            usable=jnp.ones((), jnp.bool_),
+            complete=jnp.ones((), jnp.bool_),
+            tries=jnp.zeros((), jnp.int32),
+            base=jnp.full((), jnp.nan, widest(params)),
+            steps=jnp.zeros(as_flat(params).shape, widest(params)),
+            values=jnp.full(as_flat(params).shape, jnp.nan, widest(params)),
+            noise=jnp.zeros((), widest(params)),
+        )
+
+    def points(
+        self, draw: Draw, params: Any, state: FullDifferenceState
+    ) -> tuple[Points, FullDifferenceState]:
+        layout = layout_of(params)
+        again = ~state.complete & _equal(params, state.previous)
+        tries = jnp.where(again, optax.safe_increment(state.tries), 0)
+        smoothing = _followed(params, state, self._first(params))
+        smoothing = jnp.where(again, state.smoothing, smoothing)
+        at = as_flat(params)
+        least = _LEAST if at.dtype == jnp.float64 else _LEAST_NARROW
+        distances = smoothing * jnp.maximum(abs(at), least).astype(smoothing.dtype)
+        signs = jax.random.rademacher(draw.run_key, at.shape, at.dtype)
+        share = jnp.asarray(_SHARES, at.dtype)[tries]
+        steps = share * signs * distances.astype(at.dtype)
+        steps = _moved(params, steps, draw.bounds)
+        steps = jnp.where(~again | _missing(state, tries), steps, 0)
+        # Coordinates that do not move are the last: nobody needs to evaluate them.
+        order = jnp.argsort(steps == 0, stable=True).astype(jnp.uint32)
+        directions = sums.sample(Basis(), draw.key, order, layout)
+        scales = steps[order].astype(jnp.float32)[:, None]
+        state = state._replace(smoothing=smoothing, previous=params, tries=tries)
+        return Points(directions, scales, True, layout), state
+
+    def reduce(
+        self, points: Points, values: Values, params: Any, state: FullDifferenceState
+    ) -> tuple[Estimate, FullDifferenceState]:
+        order = points.directions.number
+        found_here = _in_order(order, points, values)
+        changed = _changed(params, state, found_here.base)
+        state = _merged(state, found_here)
+        found = differences(Values(state.base, state.values[:, None]))
+        finite = jnp.isfinite(found.each) & (state.steps != 0)
+        gain = jnp.asarray(found.gain, found.each.dtype)
+        slopes = gain * found.each / jnp.where(finite, state.steps, 1)
+        slopes = jnp.where(finite, slopes, 0)
+        count = jnp.sum(jnp.isfinite(found.each), dtype=jnp.int32)
+        estimate = Estimate(
+            found.value,
+            slope=jnp.sum(slopes**2),
+            num_values=jnp.where(count > 0, count + found.num_base, 0),
+            gradient=points.combine(jnp.where(count > 0, slopes[order], jnp.nan)),
+            extra_args={
+                "known": finite | (state.steps == 0),
+                "complete": state.complete & (changed == 0),
+                "noisy": (state.noise > 0) | (changed > 0),
+            },
+        )
+        measured = optax.tree.where(count > 0, params, state.measured)
+        state = state._replace(measured=measured, usable=count > 0)
+        return estimate, _lengthened(state, changed)
 
 
 def full_difference(smoothing: float | None = None) -> GradientEstimator:
@@ -113,11 +194,11 @@ def full_difference(smoothing: float | None = None) -> GradientEstimator:
       TypeError, ValueError: If `smoothing` is not a positive number.
 
     Examples:
-      >>> import jax, jax.numpy as jnp
+      >>> import jax.numpy as jnp
       >>> import radazo_jax as zo
       >>> estimator, x = zo.full_difference(), jnp.array([1.0, -2.0])
-      >>> (_, gradient), _ = estimator.estimate(
-      ...     lambda x: jnp.sum(x**2), jax.random.key(0), x, estimator.init(x)
+      >>> (_, gradient), _ = zo.estimators.estimate(
+      ...     estimator, lambda x: jnp.sum(x**2), 0, x, estimator.init(x)
       ... )
       >>> bool(jnp.allclose(gradient, jnp.array([2.0, -4.0]), rtol=1e-2))
       True
@@ -128,79 +209,8 @@ def full_difference(smoothing: float | None = None) -> GradientEstimator:
     """
     if smoothing is not None:
         checks.check_positive("smoothing", smoothing)
-
-    def first(params: Any) -> float:
-        if smoothing is not None:
-            return smoothing
-        dtypes = [jnp.result_type(leaf) for leaf in jax.tree.leaves(params)]
-        return float(max(float(jnp.finfo(dtype).eps) for dtype in dtypes) ** 0.5)
-
-    def init(params: Any) -> FullDifferenceState:
-        return FullDifferenceState(
-            jnp.full((), first(params), widest(params)),
-            jax.tree.map(lambda p: jnp.full_like(p, jnp.nan), params),
-            jax.tree.map(lambda p: jnp.full_like(p, jnp.nan), params),
-            usable=jnp.ones((), jnp.bool_),
-            complete=jnp.ones((), jnp.bool_),
-            tries=jnp.zeros((), jnp.int32),
-            base=jnp.full((), jnp.nan, widest(params)),
-            steps=jnp.zeros(as_flat(params).shape, widest(params)),
-            values=jnp.full(as_flat(params).shape, jnp.nan, widest(params)),
-            noise=jnp.zeros((), widest(params)),
-        )
-
-    def points(
-        draw: Draw, params: Any, state: FullDifferenceState
-    ) -> tuple[Points, FullDifferenceState]:
-        layout = layout_of(params)
-        again = ~state.complete & _equal(params, state.previous)
-        tries = jnp.where(again, optax.safe_increment(state.tries), 0)
-        smoothing = _followed(params, state, first(params))
-        smoothing = jnp.where(again, state.smoothing, smoothing)
-        at = as_flat(params)
-        least = _LEAST if at.dtype == jnp.float64 else _LEAST_NARROW
-        distances = smoothing * jnp.maximum(abs(at), least).astype(smoothing.dtype)
-        signs = jax.random.rademacher(draw.run_key, at.shape, at.dtype)
-        share = jnp.asarray(_SHARES, at.dtype)[tries]
-        steps = share * signs * distances.astype(at.dtype)
-        steps = _moved(params, steps, draw.bounds)
-        steps = jnp.where(~again | _missing(state, tries), steps, 0)
-        # Coordinates that do not move are the last: nobody needs to evaluate them.
-        order = jnp.argsort(steps == 0, stable=True).astype(jnp.uint32)
-        directions = sums.sample(Basis(), draw.key, order, layout)
-        scales = steps[order].astype(jnp.float32)[:, None]
-        state = state._replace(smoothing=smoothing, previous=params, tries=tries)
-        return Points(directions, scales, True, layout), state
-
-    def reduce(
-        points: Points, values: Values, params: Any, state: FullDifferenceState
-    ) -> tuple[Estimate, FullDifferenceState]:
-        order = points.directions.number
-        found_here = _in_order(order, points, values)
-        changed = _changed(params, state, found_here.base)
-        state = _merged(state, found_here)
-        found = differences(Values(state.base, state.values[:, None]))
-        finite = jnp.isfinite(found.each) & (state.steps != 0)
-        gain = jnp.asarray(found.gain, found.each.dtype)
-        slopes = gain * found.each / jnp.where(finite, state.steps, 1)
-        slopes = jnp.where(finite, slopes, 0)
-        count = jnp.sum(jnp.isfinite(found.each), dtype=jnp.int32)
-        estimate = Estimate(
-            found.value,
-            slope=jnp.sum(slopes**2),
-            num_values=jnp.where(count > 0, count + found.num_base, 0),
-            gradient=points.combine(jnp.where(count > 0, slopes[order], jnp.nan)),
-            extra_args={
-                "known": finite | (state.steps == 0),
-                "complete": state.complete & (changed == 0),
-                "noisy": (state.noise > 0) | (changed > 0),
-            },
-        )
-        measured = optax.tree.where(count > 0, params, state.measured)
-        state = state._replace(measured=measured, usable=count > 0)
-        return estimate, _lengthened(state, changed)
-
-    return GradientEstimator(init, points, reduce)
+        smoothing = checks.as_number(smoothing)
+    return FullDifference(smoothing)
 
 
 class _Found(NamedTuple):

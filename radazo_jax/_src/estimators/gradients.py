@@ -1,15 +1,27 @@
-"""Estimates instead of derivatives: a replacement of `jax.value_and_grad`."""
+"""Estimates of gradients: points, their values, and what is made of them."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.tree_util import Partial
 
-from radazo_jax._src import shown
-from radazo_jax._src.estimators.estimator import GradientEstimator, check_estimator
-from radazo_jax._src.evaluators.vectorized import Evaluator, check_evaluator, vectorized
+from radazo_jax._src import checks, compiler, shown
+from radazo_jax._src.base import (
+    Draw,
+    Estimate,
+    Evaluator,
+    GradientEstimator,
+    Points,
+    Values,
+    check_estimator,
+    check_evaluator,
+)
+from radazo_jax._src.directions.combination import LinearCombination
+from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
 
 
@@ -78,12 +90,65 @@ def value_and_grad(
                 "one with state. Use solver(fun, optimizer, estimator) instead."
             )
         loss = Partial(of_params, fun, args, kwargs)
-        (value, gradient), _ = estimator.estimate(
-            loss, key, params, state, evaluator=evaluator, has_aux=has_aux
+        (value, gradient), _ = estimate(
+            estimator, loss, key, params, state, evaluator=evaluator, has_aux=has_aux
         )
         return value, gradient
 
     return estimated
+
+
+def estimate(
+    estimator: GradientEstimator,
+    fun: Callable[[optax.Params], Any],
+    key: jax.typing.ArrayLike,
+    params: optax.Params,
+    state: Any,
+    *,
+    evaluator: Evaluator = vectorized(),
+    has_aux: bool = False,
+) -> tuple[tuple[Any, Any], Any]:
+    """Estimates value and gradient of a function that JAX can trace.
+
+    Each call is a run of its own: directions without replacement are numbered from 0.
+    For an estimator with state, or for many steps, use `solver`.
+
+    Args:
+      estimator: An estimator, such as `forward_difference()`.
+      fun: `fun(params)` returns a real scalar, or `(scalar, aux)` with `has_aux`.
+      key: A key; it is consumed.
+      params: A tree of floating-point arrays.
+      state: The estimator's state, `estimator.init(params)` at first.
+      evaluator: The evaluator of the points.
+      has_aux: Whether `fun` returns a pair.
+
+    Returns:
+      `((value, gradient), state)`, with `(value, aux)` for the value if `has_aux`;
+      aux is the output at the first point.
+
+    Raises:
+      TypeError: If `estimator` is not a `GradientEstimator`, `evaluator` is not an
+        `Evaluator`, the loss is not real or the parameters are not floating-point.
+      ValueError: If the loss is not a scalar, or the tree of parameters is empty.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> estimator, params = zo.central_difference(num_directions=100), jnp.ones(3)
+      >>> (value, gradient), state = zo.estimators.estimate(
+      ...     estimator, jnp.sum, jax.random.key(0), params, estimator.init(params)
+      ... )
+      >>> round(float(value), 3), gradient.shape, state
+      (3.0, (3,), ())
+    """
+    check_estimator(estimator)
+    check_evaluator(evaluator)
+    params = checks.as_params(params)
+    found, (_, aux), state = evaluated(
+        estimator, evaluator, fun, Draw.once(key), params, state, has_aux
+    )
+    value = (found.value, aux) if has_aux else found.value
+    return (value, found.gradient.materialize(params)), state
 
 
 def key_first(key: Any, params: optax.Params, name: str) -> jax.Array:
@@ -125,3 +190,135 @@ def of_params(
             "Pass them as arguments to radazo_jax.nnx.value_and_grad, which keeps what "
             "they write."
         ) from error
+
+
+def evaluated(
+    estimator: GradientEstimator,
+    evaluator: Evaluator,
+    fun: Callable[[optax.Params], Any],
+    draw: Draw,
+    params: optax.Params,
+    state: Any,
+    has_aux: bool = False,
+) -> tuple[Estimate, tuple[Values, Any], Any]:
+    """The estimate of a function, its values and aux, and the estimator's new state."""
+    loss = checks.checked_loss(fun, has_aux, vector_valued=True)
+    draw = draw._replace(fun=lambda params: loss(params)[0])
+    points, state = points_of(estimator, evaluator, draw, params, state)
+    values, aux = values_at(evaluator, fun, params, points, has_aux)
+    estimate, state = reduced(estimator, points, values, params, state)
+    return estimate, (values, aux), state
+
+
+def points_of(
+    estimator: GradientEstimator,
+    evaluator: Evaluator,
+    draw: Draw,
+    params: optax.Params,
+    state: Any,
+) -> tuple[Points, Any]:
+    """The points of an estimate, cached, and the state of the estimator after them."""
+    found = estimator.points(draw, params, state)
+    _check_pair(found, Points, "points of the estimator", "points(draw, params, state)")
+    points, state = found
+    return evaluator.cache(points), state
+
+
+def values_at(
+    evaluator: Evaluator,
+    fun: Callable[[optax.Params], Any],
+    params: optax.Params,
+    points: Points,
+    has_aux: bool = False,
+) -> tuple[Values, Any]:
+    """The values at the points, rounded as values from elsewhere are, and aux."""
+    found = evaluator.evaluate(fun, params, points, has_aux)
+    call = "evaluate(fun, params, points, has_aux)"
+    _check_pair(found, Values, "evaluate of the evaluator", call)
+    values, aux = found
+    return points.split(compiler.rounded(points.join(values))), aux
+
+
+def reduced(
+    estimator: GradientEstimator,
+    points: Points,
+    values: Values,
+    params: optax.Params,
+    state: Any,
+) -> tuple[Estimate, Any]:
+    """The estimate, and the state of the estimator after it."""
+    found = estimator.reduce(points, values, params, state)
+    call = "reduce(points, values, params, state)"
+    _check_pair(found, Estimate, "reduce of the estimator", call)
+    estimate, state = found
+    gradient = estimate.gradient
+    if not isinstance(gradient, LinearCombination):
+        raise TypeError(
+            "gradient of an Estimate must be a LinearCombination; got "
+            f"{type(gradient).__name__}. Make it by points.combine(coefficients), or "
+            "by LinearCombination.of_tree(tree, points.layout)."
+        )
+    # If the loss at the parameters is not finite, the value only replaces it.
+    at_params = values.base if points.includes_params else estimate.value
+    measured = jnp.all(jnp.isfinite(at_params))
+    args = {"measured": measured, **estimate.extra_args}
+    return estimate._replace(extra_args=args), state
+
+
+def _check_pair(found: Any, kind: type, name: str, call: str) -> None:
+    """Raises unless a method has returned a pair that begins as it must."""
+    is_pair = isinstance(found, tuple) and len(found) == 2
+    if is_pair and isinstance(found[0], kind):
+        return
+    second = "aux" if kind is Values else "state"
+    got = f"{type(found[0]).__name__} first" if is_pair else type(found).__name__
+    raise TypeError(
+        f"{name} must return a pair ({kind.__name__}, {second}); got {got}. It is "
+        f"called as {call}."
+    )
+
+
+def extra_args(
+    estimate: Estimate,
+    gradient: optax.Updates,
+    value_fn: Callable[[optax.Params], Any] | None,
+    bounds: Any = None,
+) -> dict[str, Any]:
+    """The extra arguments that Optax transformations get with a gradient."""
+    args = {
+        "value": estimate.value,
+        "grad": gradient,
+        "slope": estimate.slope,
+        "combination": estimate.gradient,
+        **estimate.extra_args,
+    }
+    if bounds is not None:
+        args["bounds"] = bounds
+    if value_fn is None:
+        return args | {"value_fn": None}
+    return args | {"value_fn": _taking_all(value_fn, args)}
+
+
+def _taking_all(
+    value_fn: Callable[[optax.Params], Any], names: Iterable[str]
+) -> Callable[..., Any]:
+    """`value_fn`, or its mean, with further keyword arguments, which it ignores.
+
+    Optax's line searches pass all extra arguments that they do not know on to the
+    function, and refuse those that its signature does not name.
+    """
+
+    def at(params: optax.Params, **others: Any) -> Any:
+        del others
+        return mean_value(value_fn(params))
+
+    kinds = inspect.Parameter
+    keywords = (kinds(name, kinds.KEYWORD_ONLY, default=None) for name in names)
+    first = kinds("params", kinds.POSITIONAL_OR_KEYWORD)
+    at.__signature__ = inspect.Signature([first, *keywords])  # type: ignore[attr-defined]
+    return at
+
+
+def mean_value(value: Any) -> Any:
+    """The value, or the mean if the function returns several."""
+    return jnp.mean(value) if jnp.ndim(value) else value

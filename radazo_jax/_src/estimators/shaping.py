@@ -5,14 +5,31 @@ n members, and G values for each, such as a loss for each prompt. Values are los
 that a weight rises with its value. A value that is not finite gets the weight zero.
 """
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from radazo_jax._src import checks
+from radazo_jax._src.configuration import Configuration
 
 Shaping = Callable[[jax.Array], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class ZScore(Configuration):
+    """See `z_score`."""
+
+    _constructor = "z_score"
+
+    eps: float
+    eps_root: float
+
+    def __call__(self, values: jax.Array) -> jax.Array:
+        _check_members(values)
+        deviations = _deviations(values, None)
+        return _divided(deviations, values, self.eps, self.eps_root)
 
 
 def z_score(eps: float = 0.0, eps_root: float = 1e-5) -> Shaping:
@@ -47,13 +64,21 @@ def z_score(eps: float = 0.0, eps_root: float = 1e-5) -> Shaping:
     """
     checks.check_non_negative("eps", eps)
     checks.check_non_negative("eps_root", eps_root)
+    return ZScore(checks.as_number(eps), checks.as_number(eps_root))
 
-    def shape(values: jax.Array) -> jax.Array:
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class ByGroup(Configuration):
+    """See `by_group`."""
+
+    _constructor = "by_group"
+
+    eps: float
+    eps_root: float
+
+    def __call__(self, values: jax.Array) -> jax.Array:
         _check_members(values)
-        deviations = _deviations(values, None)
-        return _divided(deviations, values, eps, eps_root)
-
-    return shape
+        return _divided(_deviations(values, 0), values, self.eps, self.eps_root)
 
 
 def by_group(eps: float = 0.0, eps_root: float = 1e-5) -> Shaping:
@@ -88,12 +113,26 @@ def by_group(eps: float = 0.0, eps_root: float = 1e-5) -> Shaping:
     """
     checks.check_non_negative("eps", eps)
     checks.check_non_negative("eps_root", eps_root)
+    return ByGroup(checks.as_number(eps), checks.as_number(eps_root))
 
-    def shape(values: jax.Array) -> jax.Array:
+
+class CenteredRanks(Configuration):
+    """See `centered_ranks`."""
+
+    _constructor = "centered_ranks"
+
+    def __call__(self, values: jax.Array) -> jax.Array:
         _check_members(values)
-        return _divided(_deviations(values, 0), values, eps, eps_root)
 
-    return shape
+        def of_prompt(values: jax.Array) -> jax.Array:
+            finite = jnp.isfinite(values)
+            lower, equal = _lower_and_equal(values)
+            most = jnp.sum(finite, dtype=jnp.int32).astype(values.dtype) - 1
+            rank = lower + (equal - 1) / 2
+            weights = rank / jnp.maximum(most, 1) - 0.5
+            return jnp.where(finite & (most > 0), weights, 0)
+
+        return _by_prompt(of_prompt, values)
 
 
 def centered_ranks() -> Shaping:
@@ -118,21 +157,30 @@ def centered_ranks() -> Shaping:
       Salimans et al., Evolution Strategies as a Scalable Alternative to Reinforcement
       Learning, 2017, section 2, <https://arxiv.org/abs/1703.03864>.
     """
+    return CenteredRanks()
 
-    def shape(values: jax.Array) -> jax.Array:
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class PairSigns(Configuration):
+    """See `pair_signs`."""
+
+    _constructor = "pair_signs"
+
+    threshold: float
+
+    def __call__(self, values: jax.Array) -> jax.Array:
         _check_members(values)
-
-        def of_prompt(values: jax.Array) -> jax.Array:
-            finite = jnp.isfinite(values)
-            lower, equal = _lower_and_equal(values)
-            most = jnp.sum(finite, dtype=jnp.int32).astype(values.dtype) - 1
-            rank = lower + (equal - 1) / 2
-            weights = rank / jnp.maximum(most, 1) - 0.5
-            return jnp.where(finite & (most > 0), weights, 0)
-
-        return _by_prompt(of_prompt, values)
-
-    return shape
+        if len(values) % 2:
+            raise ValueError(
+                "values must have an even number of members for pair_signs, which "
+                f"compares pairs; got {len(values)}."
+            )
+        first, second = values[::2], values[1::2]
+        difference = first - second
+        known = jnp.isfinite(first) & jnp.isfinite(second)
+        known &= jnp.abs(difference) > self.threshold
+        signs = jnp.where(known, jnp.sign(difference), 0)
+        return jnp.stack([signs, -signs], 1).reshape(values.shape)
 
 
 def pair_signs(threshold: float = 0.0) -> Shaping:
@@ -159,22 +207,33 @@ def pair_signs(threshold: float = 0.0) -> Shaping:
       [-1.0, 1.0, 1.0, -1.0]
     """
     checks.check_non_negative("threshold", threshold)
+    return PairSigns(checks.as_number(threshold))
 
-    def shape(values: jax.Array) -> jax.Array:
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class BestOf(Configuration):
+    """See `best_of`."""
+
+    _constructor = "best_of"
+
+    k: int
+
+    def __call__(self, values: jax.Array) -> jax.Array:
         _check_members(values)
-        if len(values) % 2:
+        if self.k > len(values):
             raise ValueError(
-                "values must have an even number of members for pair_signs, which "
-                f"compares pairs; got {len(values)}."
+                f"k must be at most the number of members, {len(values)}; got {self.k}."
             )
-        first, second = values[::2], values[1::2]
-        difference = first - second
-        known = jnp.isfinite(first) & jnp.isfinite(second)
-        known &= jnp.abs(difference) > threshold
-        signs = jnp.where(known, jnp.sign(difference), 0)
-        return jnp.stack([signs, -signs], 1).reshape(values.shape)
 
-    return shape
+        def of_prompt(values: jax.Array) -> jax.Array:
+            finite = jnp.isfinite(values)
+            lower, equal = _lower_and_equal(values)
+            count = jnp.sum(finite, dtype=jnp.int32).astype(values.dtype)
+            share = jnp.clip((self.k - lower) / jnp.maximum(equal, 1), 0, 1)
+            weights = -share * count / jnp.clip(count, 1, self.k)
+            return jnp.where(finite & (share > 0), weights, 0)
+
+        return _by_prompt(of_prompt, values)
 
 
 def best_of(k: int) -> Shaping:
@@ -206,26 +265,7 @@ def best_of(k: int) -> Shaping:
       Beyer & Schwefel, Evolution Strategies, Natural Computing 2002, section 3,
       <https://doi.org/10.1023/A:1015059928466>.
     """
-    checks.check_int_at_least("k", k, 1)
-
-    def shape(values: jax.Array) -> jax.Array:
-        _check_members(values)
-        if k > len(values):
-            raise ValueError(
-                f"k must be at most the number of members, {len(values)}; got {k}."
-            )
-
-        def of_prompt(values: jax.Array) -> jax.Array:
-            finite = jnp.isfinite(values)
-            lower, equal = _lower_and_equal(values)
-            count = jnp.sum(finite, dtype=jnp.int32).astype(values.dtype)
-            share = jnp.clip((k - lower) / jnp.maximum(equal, 1), 0, 1)
-            weights = -share * count / jnp.clip(count, 1, k)
-            return jnp.where(finite & (share > 0), weights, 0)
-
-        return _by_prompt(of_prompt, values)
-
-    return shape
+    return BestOf(checks.check_int_at_least("k", k, 1))
 
 
 def _check_members(values: jax.Array) -> None:

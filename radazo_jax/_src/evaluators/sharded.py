@@ -1,7 +1,6 @@
 """Values of points evaluated on the devices along a mesh axis."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +11,58 @@ import optax
 from jax import lax
 
 from radazo_jax._src import checks, trees
-from radazo_jax._src.base import Points, Values, shifted
+from radazo_jax._src.base import Evaluator, Points, Values, shifted
 from radazo_jax._src.compiler import on_any_mesh
-from radazo_jax._src.evaluators.vectorized import Evaluator, cache, values_by_number
+from radazo_jax._src.evaluators.vectorized import (
+    cache,
+    checked_batch_size,
+    values_by_number,
+)
 from radazo_jax._src.perturb import transform
 
 AxisName = str | tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Sharded(Evaluator):
+    """See `sharded`."""
+
+    _constructor = "sharded"
+
+    axis_name: AxisName
+    batch_size: int | None
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return _as_tuple(self.axis_name)
+
+    def cache(self, points: Points) -> Points:
+        return cache(points, self.batch_size)
+
+    def evaluate(
+        self,
+        fun: Callable[[optax.Params], Any],
+        params: optax.Params,
+        points: Points,
+        has_aux: bool,
+    ) -> tuple[Values, Any]:
+        if not has_aux:
+            values = _values(fun, params, points, False, self._names, self.batch_size)
+            return points.split(values), None
+        # All devices evaluate the first point, because its aux is returned.
+        loss = checks.checked_loss(fun, has_aux, points.vector_valued)
+        if points.includes_params:
+            value, aux = loss(params)
+            rest = dataclasses.replace(points, includes_params=False)
+            values = _values(fun, params, rest, True, self._names, self.batch_size)
+            return Values(value, rest.split(values).along), aux
+        first = jax.tree.map(lambda x: x[0], points.directions)
+        scale = points.scales[0, 0]
+        t = None if points.shifts is None else points.shifts[0, 0]
+        at = shifted(params, points.shift, t)
+        _, aux = transform.evaluate(loss, at, points.layout, first, scale)
+        values = _values(fun, params, points, True, self._names, self.batch_size)
+        return points.split(values), aux
 
 
 def sharded(axis_name: AxisName, batch_size: int | None = None) -> Evaluator:
@@ -53,7 +98,7 @@ def sharded(axis_name: AxisName, batch_size: int | None = None) -> Evaluator:
       >>> float(value)
       3.0
     """
-    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    names = _as_tuple(axis_name)
     if not names or not all(isinstance(name, str) for name in names):
         raise TypeError(
             "axis_name must be the name of a mesh axis, or a tuple of names; got "
@@ -61,39 +106,13 @@ def sharded(axis_name: AxisName, batch_size: int | None = None) -> Evaluator:
         )
     if len(set(names)) < len(names):
         raise ValueError(f"axis_name must name each axis once; got {axis_name!r}.")
-    if batch_size is not None:
-        checks.check_int_at_least("batch_size", batch_size, 1)
-    return _sharded(names, batch_size)
+    # One axis is the same, by its name or as a tuple.
+    axis_name = names[0] if len(names) == 1 else names
+    return Sharded(axis_name, checked_batch_size(batch_size))
 
 
-# The same object at each call, so that programs compile once.
-@functools.cache
-def _sharded(names: tuple[str, ...], batch_size: int | None) -> Evaluator:
-    def evaluate(
-        fun: Callable[[optax.Params], Any],
-        params: optax.Params,
-        points: Points,
-        has_aux: bool,
-    ) -> tuple[Values, Any]:
-        if not has_aux:
-            values = _values(fun, params, points, False, names, batch_size)
-            return points.split(values), None
-        # All devices evaluate the first point, because its aux is returned.
-        loss = checks.checked_loss(fun, has_aux, points.vector_valued)
-        if points.includes_params:
-            value, aux = loss(params)
-            rest = dataclasses.replace(points, includes_params=False)
-            values = _values(fun, params, rest, True, names, batch_size)
-            return Values(value, rest.split(values).along), aux
-        first = jax.tree.map(lambda x: x[0], points.directions)
-        scale = points.scales[0, 0]
-        t = None if points.shifts is None else points.shifts[0, 0]
-        at = shifted(params, points.shift, t)
-        _, aux = transform.evaluate(loss, at, points.layout, first, scale)
-        values = _values(fun, params, points, True, names, batch_size)
-        return points.split(values), aux
-
-    return Evaluator(lambda points: cache(points, batch_size), evaluate)
+def _as_tuple(axis_name: Any) -> tuple[Any, ...]:
+    return axis_name if isinstance(axis_name, tuple) else (axis_name,)
 
 
 def _values(

@@ -1,9 +1,8 @@
 """Values of points by one compiled program: all at once, or one by one."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ import optax
 from jax import lax
 
 from radazo_jax._src import checks, compiler, trees
-from radazo_jax._src.base import Points, Values, shifted
+from radazo_jax._src.base import Evaluator, Points, Values, shifted
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.distribution import Direction
 from radazo_jax._src.directions.elements import LowRankFactors
@@ -23,40 +22,30 @@ from radazo_jax._src.perturb import transform
 _DENSE_SHARE = 8
 
 
-class EvaluateFn(Protocol):
-    """The `evaluate` of an `Evaluator`."""
+@dataclasses.dataclass(frozen=True, repr=False)
+class Vectorized(Evaluator):
+    """See `vectorized`."""
 
-    def __call__(
+    _constructor = "vectorized"
+
+    batch_size: int | None
+
+    def cache(self, points: Points) -> Points:
+        return cache(points, self.batch_size)
+
+    def evaluate(
         self,
         fun: Callable[[optax.Params], Any],
         params: optax.Params,
         points: Points,
         has_aux: bool,
     ) -> tuple[Values, Any]:
-        """Returns the values, and the auxiliary output at the first point."""
-        ...
-
-
-class Evaluator(NamedTuple):
-    """Pure functions that turn points into values, within a compiled program.
-
-    Attributes:
-      cache: `cache(points) -> points`, the same points, with the elements of their
-        directions stored if the evaluation and the estimate both need them.
-      evaluate: `evaluate(fun, params, points, has_aux) -> (Values, aux)`.
-    """
-
-    cache: Callable[[Points], Points]
-    evaluate: EvaluateFn
-
-
-def check_evaluator(evaluator: Any) -> None:
-    """Raises unless `evaluator` is one."""
-    if not isinstance(evaluator, Evaluator):
-        raise TypeError(
-            "evaluator must be an Evaluator such as vectorized(batch_size=1); got "
-            f"{evaluator!r}."
-        )
+        loss = checks.checked_loss(fun, has_aux, points.vector_valued)
+        if not has_aux and _shares_products(points, self.batch_size):
+            values, aux = _values_in_one_batch(loss, params, points), None
+        else:
+            values, aux = _values(loss, params, points, has_aux, self.batch_size)
+        return points.split(values), aux
 
 
 def vectorized(batch_size: int | None = None) -> Evaluator:
@@ -84,28 +73,14 @@ def vectorized(batch_size: int | None = None) -> Evaluator:
       >>> float(value)
       3.0
     """
-    if batch_size is not None:
-        checks.check_int_at_least("batch_size", batch_size, 1)
-    return _vectorized(batch_size)
+    return Vectorized(checked_batch_size(batch_size))
 
 
-# The same object at each call, so that programs compile once.
-@functools.cache
-def _vectorized(batch_size: int | None) -> Evaluator:
-    def evaluate(
-        fun: Callable[[optax.Params], Any],
-        params: optax.Params,
-        points: Points,
-        has_aux: bool,
-    ) -> tuple[Values, Any]:
-        loss = checks.checked_loss(fun, has_aux, points.vector_valued)
-        if not has_aux and _shares_products(points, batch_size):
-            values, aux = _values_in_one_batch(loss, params, points), None
-        else:
-            values, aux = _values(loss, params, points, has_aux, batch_size)
-        return points.split(values), aux
-
-    return Evaluator(lambda points: cache(points, batch_size), evaluate)
+def checked_batch_size(batch_size: Any) -> int | None:
+    """The number of points that are evaluated together; raises if it is none."""
+    if batch_size is None:
+        return None
+    return checks.check_int_at_least("batch_size", batch_size, 1)
 
 
 def cache(points: Points, batch_size: int | None) -> Points:

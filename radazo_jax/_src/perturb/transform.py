@@ -128,7 +128,7 @@ def annotate(
     layout = distribution._annotate(layout, params)
     if (
         not isinstance(distribution, LowRank)
-        or distribution.given is not None
+        or distribution.dimension_numbers is not None
         or fun is None
     ):
         return layout

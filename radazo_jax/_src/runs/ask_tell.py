@@ -10,8 +10,7 @@ import numpy as np
 import optax
 
 from radazo_jax._src import shown, trees
-from radazo_jax._src.base import candidates
-from radazo_jax._src.estimators.estimator import GradientEstimator
+from radazo_jax._src.base import GradientEstimator, candidates
 from radazo_jax._src.runs import box, history, states, step
 from radazo_jax._src.runs.box import BoundsLike
 from radazo_jax._src.runs.states import Run, SolverState

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks, shown, trees
-from radazo_jax._src.estimators.estimator import GradientEstimator
+from radazo_jax._src.base import GradientEstimator
 from radazo_jax._src.evaluators.external import Outcome, distinct, in_two_parts, outside
 from radazo_jax._src.runs import ask_tell, loop, states, step
 from radazo_jax._src.runs.box import BoundsLike, as_bounds

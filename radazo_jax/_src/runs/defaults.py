@@ -7,11 +7,11 @@ from typing import Any
 import optax
 
 from radazo_jax._src import checks
+from radazo_jax._src.base import GradientEstimator
 from radazo_jax._src.directions.signs import orthonormal
 from radazo_jax._src.estimators.accelerated import accelerated
 from radazo_jax._src.estimators.adaptive import adaptive_difference
 from radazo_jax._src.estimators.differences import forward_difference
-from radazo_jax._src.estimators.estimator import GradientEstimator
 from radazo_jax._src.estimators.full import full_difference
 from radazo_jax._src.runs.states import check_run
 from radazo_jax._src.transforms.aliases import bfgs, parabolic_sgd
@@ -38,8 +38,9 @@ def default_method(
       minibatches: Whether the loss changes from step to step.
 
     Returns:
-      An Optax transformation and an estimator. For the same number of parameters they
-      are the same objects, so that programs compile once.
+      An Optax transformation and an estimator. For the same number of parameters the
+      transformation is the same object and estimators are equal, so that programs
+      compile once.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -68,7 +69,7 @@ def method(
     size = optax.tree.size(params)
     few = size <= _FEW and not minibatches
     if estimator is None and optimizer is None and few:
-        optimizer, estimator = _for_few()
+        optimizer, estimator = bfgs(), full_difference()
     if estimator is None:
         # Only the default optimizer is known to start its steps at the lookahead point
         # of an accelerated estimator.
@@ -80,12 +81,7 @@ def method(
     return optimizer, estimator
 
 
-# The same objects at each call, so that runs compile once.
-@functools.cache
-def _for_few() -> tuple[optax.GradientTransformation, GradientEstimator]:
-    return bfgs(), full_difference()
-
-
+# The same object at each call, so that runs compile once.
 @functools.cache
 def _optimizer(minibatches: bool) -> optax.GradientTransformation:
     if minibatches:
@@ -93,7 +89,6 @@ def _optimizer(minibatches: bool) -> optax.GradientTransformation:
     return parabolic_sgd()
 
 
-@functools.cache
 def _estimator(count: int, minibatches: bool, accelerates: bool) -> GradientEstimator:
     if minibatches:
         return forward_difference(orthonormal())

@@ -11,14 +11,16 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.base import Draw, Points, candidates
+from radazo_jax._src.base import (
+    Draw,
+    GradientEstimator,
+    Points,
+    candidates,
+    check_estimator,
+)
 from radazo_jax._src.directions.distribution import elements
 from radazo_jax._src.directions.low_rank import LowRank
-from radazo_jax._src.estimators.estimator import (
-    GradientEstimator,
-    check_estimator,
-    points_of,
-)
+from radazo_jax._src.estimators.gradients import points_of
 from radazo_jax._src.evaluators.external import outside
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.runs.lost_updates import lost_updates

@@ -15,8 +15,7 @@ import jax
 import numpy as np
 
 from radazo_jax._src import checks, trees
-from radazo_jax._src.base import Points
-from radazo_jax._src.estimators.estimator import GradientEstimator
+from radazo_jax._src.base import GradientEstimator, Points
 from radazo_jax._src.runs import ask_tell, history, journal, step
 from radazo_jax._src.runs.journal import Record
 from radazo_jax._src.runs.standstill import Standstill

@@ -12,7 +12,7 @@ from jax import lax
 
 from radazo_jax._src import compiler
 from radazo_jax._src.base import Estimate, Points
-from radazo_jax._src.estimators import estimator as estimators
+from radazo_jax._src.estimators import gradients
 from radazo_jax._src.trees import wide
 
 # By then, an update of R-AdaZO is no longer large because v is small.
@@ -74,7 +74,7 @@ def _shares(
             optax.with_extra_args_support(optimizer).update,
             gradient,
             params=params,
-            **estimators.extra_args(estimate, gradient, fun),
+            **gradients.extra_args(estimate, gradient, fun),
         )
 
         def again(_: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:

@@ -13,8 +13,9 @@ import optax
 from jax import lax
 
 from radazo_jax._src import checks, shown, trees
-from radazo_jax._src.estimators.estimator import GradientEstimator, values_at
-from radazo_jax._src.evaluators.vectorized import Evaluator, check_evaluator, vectorized
+from radazo_jax._src.base import Evaluator, GradientEstimator, check_evaluator
+from radazo_jax._src.estimators.gradients import values_at
+from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.runs import ask_tell, loop, states, step
 from radazo_jax._src.runs.box import BoundsLike, as_bounds
 from radazo_jax._src.runs.defaults import method

@@ -8,13 +8,16 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.base import Estimate, GradientTransformationExtraArgs
-from radazo_jax._src.estimators.estimator import (
+from radazo_jax._src.base import (
+    Estimate,
+    Evaluator,
     GradientEstimator,
+    GradientTransformationExtraArgs,
     check_estimator,
-    evaluated,
+    check_evaluator,
 )
-from radazo_jax._src.evaluators.vectorized import Evaluator, check_evaluator, vectorized
+from radazo_jax._src.estimators.gradients import evaluated
+from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.runs.step import draw_of, is_unusable, optimizer_update
 from radazo_jax._src.search import revert

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import trees
-from radazo_jax._src.estimators.estimator import GradientEstimator
-from radazo_jax._src.evaluators.vectorized import Evaluator, vectorized
+from radazo_jax._src.base import Evaluator, GradientEstimator
+from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.runs import ask_tell, loop, states, step
 from radazo_jax._src.runs.box import BoundsLike, as_bounds
 from radazo_jax._src.runs.journal import Journal, check_same_run, read

@@ -9,8 +9,13 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks, shown
-from radazo_jax._src.estimators.estimator import GradientEstimator, check_estimator
-from radazo_jax._src.evaluators.vectorized import Evaluator, check_evaluator, vectorized
+from radazo_jax._src.base import (
+    Evaluator,
+    GradientEstimator,
+    check_estimator,
+    check_evaluator,
+)
+from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.runs.box import Bounds
 
 MOST_STEPS = np.iinfo(np.int32).max

@@ -16,11 +16,17 @@ from jax import lax
 from jax.tree_util import Partial
 
 from radazo_jax._src import checks
-from radazo_jax._src.base import Draw, Estimate, Points, Values
-from radazo_jax._src.estimators import estimator as estimators
-from radazo_jax._src.estimators.estimator import GradientEstimator
+from radazo_jax._src.base import (
+    Draw,
+    Estimate,
+    Evaluator,
+    GradientEstimator,
+    Points,
+    Values,
+)
+from radazo_jax._src.estimators import gradients
 from radazo_jax._src.estimators.gradients import of_params
-from radazo_jax._src.evaluators.vectorized import Evaluator, vectorized
+from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.runs import box, states
 from radazo_jax._src.runs.box import Bounds, BoundsLike, as_bounds
@@ -95,7 +101,7 @@ def points_at(
     draw = draw_of(state.key, state.step)._replace(fun=loss)
     if run.bounds is not None:
         draw = draw._replace(bounds=box.as_trees(run.bounds, state.params))
-    return estimators.points_of(
+    return gradients.points_of(
         run.estimator, run.evaluator, draw, state.params, state.estimator_state
     )
 
@@ -113,7 +119,7 @@ def take(
 ) -> tuple[SolverState, StepInfo]:
     """Evaluates the points of a step, and takes it."""
     points, estimator_state = points_at(run, state, loss)
-    values, _ = estimators.values_at(run.evaluator, loss, state.params, points)
+    values, _ = gradients.values_at(run.evaluator, loss, state.params, points)
     state = state._replace(estimator_state=estimator_state)
     return advance(run, state, points, values, loss)
 
@@ -160,7 +166,7 @@ def advance(
     # Whether they were evaluated or not, the run is the same.
     values = values._replace(along=jnp.where(rejected, jnp.nan, values.along))
     failed = _num_failed(points, values, rejected)
-    estimate, estimator_state = estimators.reduced(
+    estimate, estimator_state = gradients.reduced(
         run.estimator, points, values, state.params, state.estimator_state
     )
     if revert.limit(state.optimizer_state) is not None:
@@ -250,7 +256,7 @@ def _updated(
     """Parameters and optimizer state after an update."""
     if isinstance(optimizer.update, InPlaceUpdate):
         # The gradient is not built.
-        args = estimators.extra_args(estimate, None, value_fn, bounds)
+        args = gradients.extra_args(estimate, None, value_fn, bounds)
         return optimizer.update.apply(unchanged, state, params, **args)
     updates, state = optimizer_update(
         optimizer, estimate, skipped, state, params, value_fn, bounds
@@ -275,7 +281,7 @@ def optimizer_update(
         gradient = jax.tree.map(
             lambda g: jnp.where(skipped, jnp.zeros_like(g), g), gradient
         )
-    args = others | estimators.extra_args(estimate, gradient, value_fn, bounds)
+    args = others | gradients.extra_args(estimate, gradient, value_fn, bounds)
     return optax.with_extra_args_support(optimizer).update(
         gradient, optimizer_state, params, **args
     )
@@ -312,7 +318,7 @@ def final_params(
     """
     # The decision does not depend on the gradient.
     zeros = jax.tree.map(jnp.zeros_like, state.params)
-    value = estimators.mean_value(loss(state.params))
+    value = gradients.mean_value(loss(state.params))
     _, after = optax.with_extra_args_support(run.optimizer).update(
         zeros,
         state.optimizer_state,

@@ -1,7 +1,8 @@
 """Optimizers, each a chain of transformations.
 
 They take gradients as any Optax optimizer does. They are meant for zeroth-order
-gradients, but work with gradients from any source.
+gradients, but work with gradients from any source. Equal hashable arguments give the
+same optimizer, so that runs with it share a compiled program.
 """
 
 # No `from __future__ import annotations` here: Optax reads the annotation of
@@ -12,6 +13,7 @@ import optax
 
 from radazo_jax._src import checks
 from radazo_jax._src.base import GradientTransformationExtraArgs
+from radazo_jax._src.configuration import one_for_equal
 from radazo_jax._src.search.backtracking import scale_by_trial_step
 from radazo_jax._src.search.parabolic import scale_by_parabolic_step
 from radazo_jax._src.transforms.in_place import chain_in_place
@@ -27,6 +29,7 @@ from radazo_jax._src.transforms.replayed import (
 )
 
 
+@one_for_equal
 def radazo(
     learning_rate: optax.ScalarOrSchedule,
     b1: jax.typing.ArrayLike = 0.9,
@@ -121,6 +124,7 @@ def radazo(
     )
 
 
+@one_for_equal
 def zo_adamm(
     learning_rate: optax.ScalarOrSchedule,
     b1: jax.typing.ArrayLike = 0.9,
@@ -222,6 +226,7 @@ def zo_adamm(
     )
 
 
+@one_for_equal
 def zo_rmsprop(
     learning_rate: optax.ScalarOrSchedule,
     b2: jax.typing.ArrayLike = 0.99,
@@ -291,6 +296,7 @@ def zo_rmsprop(
     )
 
 
+@one_for_equal
 def zo_sgd(
     learning_rate: optax.ScalarOrSchedule,
     momentum: jax.typing.ArrayLike | None = None,
@@ -346,6 +352,7 @@ def zo_sgd(
     )
 
 
+@one_for_equal
 def zo_signsgd(
     learning_rate: optax.ScalarOrSchedule,
 ) -> GradientTransformationExtraArgs:
@@ -389,6 +396,7 @@ def zo_signsgd(
     return optax.with_extra_args_support(optax.sign_sgd(learning_rate))
 
 
+@one_for_equal
 def bfgs() -> GradientTransformationExtraArgs:
     """The BFGS method without a learning rate, for few parameters.
 
@@ -423,6 +431,7 @@ def bfgs() -> GradientTransformationExtraArgs:
     return optax.chain(scale_by_bfgs(), optax.scale(-1.0), scale_by_trial_step())
 
 
+@one_for_equal
 def parabolic_sgd(
     decay: jax.typing.ArrayLike = 0.8,
     initial_step_size: jax.typing.ArrayLike | None = None,

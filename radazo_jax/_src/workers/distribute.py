@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks, shown
-from radazo_jax._src.estimators.estimator import GradientEstimator
+from radazo_jax._src.base import GradientEstimator
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.runs import history, journal, states
 from radazo_jax._src.runs.box import BoundsLike, as_bounds

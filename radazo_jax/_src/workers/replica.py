@@ -11,8 +11,7 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks, compiler, trees
-from radazo_jax._src.base import Points
-from radazo_jax._src.estimators.estimator import GradientEstimator
+from radazo_jax._src.base import GradientEstimator, Points
 from radazo_jax._src.evaluators.vectorized import values_by_number, vectorized
 from radazo_jax._src.runs import ask_tell, history, loop, states, step
 from radazo_jax._src.runs.box import Bounds
