@@ -196,6 +196,7 @@ def test_progress_without_tqdm_is_a_line_a_chunk(capsys, monkeypatch):
     ("kwargs", "error", "message"),
     [
         ({"num_steps": 0}, ValueError, "num_steps.*0"),
+        ({"num_steps": 2**31}, ValueError, "num_steps must end a run before"),
         ({"num_steps": 1.5}, TypeError, "num_steps.*1.5"),
         ({"num_steps": True}, TypeError, "num_steps.*True"),
         ({"chunk_size": 0}, ValueError, "chunk_size.*0"),

@@ -54,11 +54,6 @@ def assert_same_run(result, expected):
 
 
 @each_run
-def test_the_number_of_steps_is_the_default_reason(run):
-    assert whole(run).stopped == "num_steps"
-
-
-@each_run
 @pytest.mark.parametrize("extra", [0, SIZE - 1])
 def test_no_step_exceeds_the_evaluations(run, extra):
     result = run(max_evaluations=5 * SIZE + extra)
@@ -201,12 +196,6 @@ def test_a_run_without_a_value_raises_whatever_its_length(
         assert caught.value.state.step == num_steps
         if run is outside:
             assert "The last failure: returned None" in str(caught.value)
-
-
-def test_a_run_with_a_value_does_not_raise():
-    values = iter([np.nan] * 2 * SIZE + [1.0] * SIZE)
-    result = outside(lambda x: next(values), num_steps=3)
-    assert (result.best.value, result.state.failures.skipped) == (1.0, 2)
 
 
 BAD = [

@@ -155,7 +155,8 @@ def test_no_step_where_value_or_slope_say_nothing(value, slope):
     updates, after = tx.update(-x, state, x, value=value, slope=slope)
     np.testing.assert_array_equal(updates, 0)
     assert not after.pending and after.step_size == state.step_size
-    updates, _ = tx.update(-x, after, x, value=1.0, slope=3.0)
+    # A value may be an integer.
+    updates, _ = tx.update(-x, after, x, value=1, slope=3.0)
     np.testing.assert_allclose(updates, -0.1, rtol=1e-6)
 
 
@@ -168,21 +169,6 @@ def test_negative_curvature_lengthens_the_step_and_ends():
     )
     np.testing.assert_allclose(abs(x), 0.5**0.5, rtol=1e-2)
     assert np.isfinite(values).all() and values[-1] <= -0.749
-
-
-def test_curvature_that_changes_by_ten_thousand():
-    """A step from a flat bowl into a steep one, and back."""
-
-    def fun(x):
-        return jnp.sum(jnp.where(abs(x) < 1, 5e3 * x**2, 5e3 + 0.5 * (x**2 - 1)))
-
-    def back(x):
-        return jnp.sum(jnp.where(abs(x) < 1, 0.5 * x**2, 0.5 + 5e3 * (x**2 - 1)))
-
-    start = 30 * np.ones(2, np.float32)
-    for f, num in ((fun, 150), (back, 200)):
-        _, _, values, _ = descend(f, start, zo.scale_by_parabolic_step(), num)
-        assert np.isfinite(values[-1]) and values[-1] < 1e-4 * values[0]
 
 
 @pytest.mark.parametrize("extra_evaluations", [0, slow(1)])

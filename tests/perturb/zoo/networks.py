@@ -105,19 +105,6 @@ def decoder():
 
 
 @program()
-def mixture_of_experts():
-    def fun(params, x):
-        scores = jax.nn.softmax(x @ params["router"])
-        weights, chosen = lax.top_k(scores, 2)
-        up, down = params["up"][chosen], params["down"][chosen]
-        h = jax.nn.silu(jnp.einsum("td,tkdf->tkf", x, up))
-        return jnp.einsum("tkf,tkfd,tk->td", h, down, weights), chosen
-
-    params = {"router": normal(4, 3), "up": normal(3, 4, 5), "down": normal(3, 5, 4)}
-    return fun, params, normal(6, 4)
-
-
-@program()
 def ensemble_under_vmap():
     def fun(params, x, members):
         def one(p, x):
