@@ -210,8 +210,3 @@ def test_a_prior_that_is_no_function():
 def test_bad_arguments_of_all(name):
     with pytest.raises(ValueError, match="smoothing must be a finite number > 0"):
         make(name, smoothing=0.0)
-    for argument in ("batch_size", "axis_name"):
-        with pytest.raises(
-            TypeError, match=f"{argument}, which moved to the evaluator"
-        ):
-            make(name, **{argument: 1})
