@@ -3,6 +3,7 @@
 import gc
 import os
 import pathlib
+import sys
 
 os.environ["MPLBACKEND"] = "Agg"
 
@@ -33,11 +34,13 @@ def pytest_collection_finish():
 
 
 def pytest_runtest_teardown(item, nextitem):
-    """Forgets compiled programs between modules if there are many.
+    """Forgets figures, and compiled programs between modules if there are many.
 
     Linux allows a process 65,530 mappings and a program takes dozens of them, so XLA
     ends the process after about 2,000 programs.
     """
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
     if nextitem is not None and nextitem.path == item.path:
         return
     maps = pathlib.Path("/proc/self/maps")

@@ -28,7 +28,6 @@ def compilations(caplog):
     found += [text for text in texts if text.startswith("Finished XLA compilation")]
 
 
-@AGAIN
 @pytest.mark.parametrize("call", [traced, slow(run)])
 @pytest.mark.parametrize("place", [slow(0), 1], ids=["optimizer", "estimator"])
 def test_an_equal_new_part_of_a_method_compiles_nothing(call, place, caplog):

@@ -22,7 +22,12 @@ def test_workers_evaluate_more_points_than_16_bits_number():
     start = np.zeros(4, np.float32)
     with (
         distributed.LocalCluster(
-            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+            n_workers=1,
+            threads_per_worker=1,
+            processes=False,
+            protocol="tcp://",
+            host="127.0.0.1",
+            dashboard_address=None,
         ) as cluster,
         distributed.Client(cluster) as client,
     ):

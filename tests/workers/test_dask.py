@@ -26,7 +26,7 @@ def cluster(num_workers, **options):
         distributed.LocalCluster(
             n_workers=num_workers,
             threads_per_worker=1,
-            dashboard_address=":0",
+            dashboard_address="127.0.0.1:0",
             silence_logs=100,
             **options,
         ) as found,

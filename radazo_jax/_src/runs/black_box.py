@@ -202,6 +202,8 @@ def minimize_black_box(
     path = journal
     if not callable(fun):
         raise TypeError(f"fun must be a function of params; got {fun!r}.")
+    if state is not None:
+        checks.check_not_deleted("state", state)
     initial = params if state is None else state.params
     optimizer, estimator = method(optimizer, estimator, initial, minibatches=False)
     budget = Budget.of(num_steps, max_evaluations, max_seconds, target, patience)

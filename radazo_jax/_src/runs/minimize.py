@@ -192,6 +192,8 @@ def minimize(
     """
     if not callable(fun):
         raise TypeError(f"fun must be a function of params; got {fun!r}.")
+    if state is not None:
+        checks.check_not_deleted("state", state)
     initial = params if state is None else state.params
     optimizer, estimator = method(optimizer, estimator, initial, sample is not None)
     budget = Budget.of(num_steps, max_evaluations, max_seconds, target, patience)
