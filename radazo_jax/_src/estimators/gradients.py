@@ -267,10 +267,10 @@ def reduced(
 
 def _check_pair(found: Any, kind: type, name: str, call: str) -> None:
     """Raises unless a method has returned a pair that begins as it must."""
-    is_pair = isinstance(found, tuple) and len(found) == 2
-    if is_pair and isinstance(found[0], kind):
+    if isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], kind):
         return
     second = "aux" if kind is Values else "state"
+    is_pair = type(found) is tuple and len(found) == 2  # No `Values`, of two fields.
     got = f"{type(found[0]).__name__} first" if is_pair else type(found).__name__
     raise TypeError(
         f"{name} must return a pair ({kind.__name__}, {second}); got {got}. It is "
