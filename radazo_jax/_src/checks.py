@@ -220,7 +220,7 @@ def check_params(params: optax.Params) -> None:
 
 
 def _how_to_split(params: Any) -> str:
-    """What to pass instead of parameters that are not all floating-point arrays."""
+    """Advice for parameters that are not all floating-point arrays."""
     modules = {kind.__module__ for kind in type(params).__mro__}
     if any(name.startswith("flax.linen") for name in modules):
         return (

@@ -1,4 +1,4 @@
-"""What the package tells XLA: what to compute once, and where arrays lie."""
+"""Control of XLA: what it computes once, for which devices, and in which layout."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What configures a run, and is compared: by its fields, or by the same object."""
+"""The configuration of runs, which is compared by its fields or by identity."""
 
 import dataclasses
 import functools

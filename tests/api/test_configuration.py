@@ -1,4 +1,4 @@
-"""What configures a run is compared by its fields, and shown as it is written."""
+"""The configuration of a run is compared by its fields, and shown as written."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Reports of `diagnose`: where they are shown, and what they need not advise."""
+"""Reports of `diagnose`: their place, and the advice that they need not give."""
 
 import jax
 import jax.numpy as jnp

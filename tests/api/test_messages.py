@@ -1,4 +1,4 @@
-"""What a mistake is answered with: one line that says what to do."""
+"""Mistakes are answered by one line that says what to do."""
 
 import concurrent.futures
 import os
@@ -180,7 +180,7 @@ class ByPosition(ByShape):
 
 
 class OfATable(ByShape):
-    """One number for each third position, drawn by the shape of a table."""
+    """Draws a number for each third position, by the shape of a table."""
 
     def draw(self, key, number, at):
         table = jax.random.normal(jax.random.fold_in(key, number), (3,))

@@ -70,7 +70,7 @@ def test_a_type_checker_knows_what_functions_return(tmp_path):
 
 
 def report(*arguments):
-    """What `python -m radazo_jax` prints."""
+    """Returns the output of `python -m radazo_jax`."""
     command = (sys.executable, "-W", "error", "-m", "radazo_jax", *arguments)
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)

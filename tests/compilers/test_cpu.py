@@ -1,4 +1,4 @@
-"""What compiled programs send between eight simulated devices, and what they hold.
+"""Compiled programs for eight simulated devices: traffic and memory.
 
 The texts and sizes of compiled programs hold for JAX 0.10.2.
 """

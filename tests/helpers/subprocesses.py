@@ -1,4 +1,4 @@
-"""Programs in processes of their own, which leave none behind."""
+"""Programs in processes of their own, which end with all their children."""
 
 import contextlib
 import os

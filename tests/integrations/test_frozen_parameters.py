@@ -57,7 +57,7 @@ def test_every_loop_keeps_frozen_parameters(trained):
 
 
 def test_masked_does_not_freeze():
-    """As the page says: a change of Optax here is a change of the page."""
+    """The page says so: a change of Optax here is a change of the page."""
     optimizer = optax.masked(zo.radazo(1e-2), {"adapter": True, "base": False})
     tx = optax.chain(zo.estimate_gradient(ESTIMATOR, key=0), optimizer)
     updates, _ = tx.update(None, tx.init(PARAMS), PARAMS, value_fn=loss)

@@ -50,7 +50,7 @@ def test_each_step_has_a_new_dropout_mask(wrapped, estimator):
     values = [float(value_and_grad(i, model, rngs)[0]) for i in range(4)]
     assert int(rngs.dropout.count[...]) == 4
     assert len(set(values)) > 1
-    # The same masks as those of Flax itself: one evaluation per step.
+    # The same masks as by Flax itself: one evaluation per step.
     expected = nnx.Rngs(dropout=1)
     np.testing.assert_allclose(
         values, [of_mask(model, expected) for _ in range(4)], rtol=1e-6

@@ -110,7 +110,7 @@ class Level:
 
 
 def captured_function(level):
-    """The number is in its closure, and not in that of the function that calls it."""
+    """The number is in its closure, and its caller has none."""
 
     def value():
         return level

@@ -48,7 +48,7 @@ REVERSE = fails(ValueError, "a step has a loop, which has no reverse mode")
     "derivative", [pytest.param(jax.grad, marks=REVERSE), slow(jax.jacfwd)]
 )
 def test_a_step_of_zo_sgd_is_differentiable(derivative):
-    """By the scale of the start, and by the rate."""
+    """The derivatives by the scale of the start, and by the rate."""
 
     @jax.jit
     def final(x):

@@ -1,4 +1,4 @@
-"""What a run gives back: the best of a run that failed, and numbers to read."""
+"""Results: the best of a run that failed, and numbers to read."""
 
 import re
 

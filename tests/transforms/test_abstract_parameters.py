@@ -83,7 +83,7 @@ def test_tree_map_params_maps_the_trees_like_the_parameters(name):
     assert sorted(seen, key=str) == sorted(
         [((3,), SPECS["b"]), ((4, 3), SPECS["w"])] * copies, key=str
     )
-    # A specification for each array: that of a tree may stand for its leaves.
+    # A specification for each array: the one of a tree may stand for its leaves.
     jax.tree.map(
         lambda spec, part: [spec] * len(jax.tree.leaves(part)),
         mapped,

@@ -35,7 +35,7 @@ def cluster(num_workers, processes):
 
 
 def said_in(make_fun, client, **options):
-    """What a run says, in warnings and in the error that ends it."""
+    """Runs; returns the texts of its warnings and of the error that ends it."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         options = {"key": 0, "progress": False, "timeout": 60.0, **options}
@@ -48,7 +48,7 @@ def said_in(make_fun, client, **options):
 
 @pytest.mark.parametrize("scale", [pytest.param(2.0, marks=UNNOTICED), 1 + 2**-23])
 def test_a_worker_that_joins_with_another_model_is_named(scale):
-    """Its values are twice those of the first one, or are rounded in another way."""
+    """Its values are twice as large as by the first one, or are rounded in another way."""
     scales, steps = iter([1.0, scale]), []
 
     def make_fun():
@@ -78,7 +78,7 @@ def test_a_worker_that_joins_with_another_model_is_named(scale):
     ],
 )
 def test_a_worker_with_another_model_is_named(below):
-    """Its values are twice those of the others if they are below some value.
+    """Its values are twice as large as by the others if they are below some value.
 
     The start has the value 3.6, and so a worker may differ that did not when it joined.
     """

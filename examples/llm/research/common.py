@@ -1,4 +1,4 @@
-"""What the scripts share: records of what they measured, their tables and figures."""
+"""Records of measurements, their tables and figures, for all scripts."""
 
 import datetime
 import importlib.metadata

@@ -89,7 +89,7 @@ def settings(
 
 
 class Data(NamedTuple):
-    """What is tuned on.
+    """The examples that are tuned on.
 
     Attributes:
       model: The name of the model.

@@ -23,7 +23,7 @@ def imported(tree):
 
 
 def faults(text):
-    """What a file imports of other projects, or of the library in private."""
+    """The imports of a file from other projects, or from private modules."""
     for name in imported(ast.parse(text)):
         top, *rest = name.split(".")
         private = top == "radazo_jax" and any(part.startswith("_") for part in rest)

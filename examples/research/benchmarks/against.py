@@ -1,4 +1,4 @@
-"""Times steps of the package beside those of another revision, in one process.
+"""Times steps of the package and of another revision, in one process.
 
 The other revision is taken from git under another name. Both take the steps of
 `step_time.py` and `layer_time.py` by turns, so that other work of the machine slows
@@ -64,7 +64,7 @@ def step_of(zo: ModuleType, loss: Loss, estimator: Any, rate: float) -> Step:
 
 
 class Case(NamedTuple):
-    """What is timed: a step, where it starts, and how many steps a run has."""
+    """A case that is timed: a step, its start, and the number of steps."""
 
     name: str
     step: Step
@@ -104,7 +104,7 @@ def cases(zo: ModuleType) -> Iterator[Case]:
 
 
 def seconds_to_compile(step: Step, start: Any) -> float:
-    """One step traced and compiled anew."""
+    """Traces and compiles one step anew."""
     jax.clear_caches()
     begin = time.perf_counter()
     jax.jit(step).lower(start, jnp.uint32(0)).compile()

@@ -5,4 +5,4 @@ from pathlib import Path
 RESEARCH = Path(__file__).resolve().parents[1]
 ROOT = RESEARCH.parents[1]  # The repository.
 RECORDS = RESEARCH / "records"
-OUTPUT = RESEARCH / "out"  # Of runs that are not told where to write.
+OUTPUT = RESEARCH / "out"  # Of runs without an output of their own.

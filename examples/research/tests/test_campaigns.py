@@ -12,7 +12,7 @@ needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C comp
 
 
 def campaign(name, *options):
-    """What a campaign prints, to stdout and to stderr."""
+    """Runs a campaign; returns its stdout and stderr."""
     done = subprocess.run(
         [sys.executable, "-m", f"campaigns.{name}", *options],
         cwd=RESEARCH,

@@ -1,4 +1,4 @@
-"""What estimators remember: past queries, and states of steps with values."""
+"""Memories of estimators: past queries, and states of steps with values."""
 
 from typing import Any, NamedTuple
 

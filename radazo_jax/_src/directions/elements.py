@@ -124,8 +124,8 @@ def draw(
 def _check_positions_alone(distribution: Any, dimension: int) -> None:
     """Raises if an element depends on the other positions, or on their shape.
 
-    Draws by the shape of an array, as those of `jax.random`, would give equal numbers
-    to arrays of equal shape, and other ones to each part of an array.
+    A draw by the shape of an array, as by `jax.random`, would give equal numbers to
+    arrays of equal shape, and other ones to each part of an array.
     """
     if dimension < 3 or type(distribution).__module__.startswith("radazo_jax."):
         return

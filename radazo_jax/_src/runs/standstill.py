@@ -45,7 +45,7 @@ class Standstill:
         self._saw(value.tolist(), bool(np.all((std <= rounding) & (slope == 0))))
 
     def _saw(self, values: list[float], equal: bool) -> None:
-        """Looks at one value per step, and whether it is that of all points."""
+        """Looks at one value per step, and whether all points have it."""
         if self._values is None:
             return
         self._values += values

@@ -74,7 +74,7 @@ def conversation(folder: Path) -> Callable[[Sequence[list[Turn]]], list[str]]:
 
 def _rendered(given: str, seconds: float) -> list[str]:
     """The texts from another process, which may take so long."""
-    # Its folder has modules that are named as those of libraries.
+    # Some modules of its folder have the names of libraries.
     command = [sys.executable, "-P", template_process.__file__]
     try:
         done = subprocess.run(

@@ -8,7 +8,8 @@ size is compared with the length of the file before memory is allocated for it.
 
 `gguf.GGUFReader` does not compare them: a file of 44 bytes whose array has 2⁴⁰ elements
 takes memory until none is left, and a text that the file cuts is accepted. It reads
-lists element by element, in 5 s and 167 MiB for SmolLM2, where this takes 0.5 s and 11.
+lists element by element. For SmolLM2 it takes 5 s and 167 MiB; this reader takes 0.5 s
+and 11 MiB.
 """
 
 import math

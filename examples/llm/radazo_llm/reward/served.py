@@ -155,7 +155,7 @@ def _certificates() -> ssl.SSLContext:
 def _in_thread(work: Coroutine[Any, Any, Any], seconds: float) -> Any:
     """The result of a coroutine; the caller may be in a loop of its own.
 
-    The thread is left behind after so many seconds. A name server that does not answer
+    The thread is abandoned after so many seconds. A name server that does not answer
     cannot be interrupted.
     """
     found: list[Any] = []

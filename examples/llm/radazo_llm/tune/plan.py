@@ -38,7 +38,7 @@ def plan(
       dtype: The dtype of the model; by default, of the present backend.
 
     Raises:
-      ValueError: If an argument is wrong, or matrices are those of the file.
+      ValueError: If an argument is wrong, or matrices stay as in the file.
     """
     if settings.quantize == "file":
         raise ValueError(

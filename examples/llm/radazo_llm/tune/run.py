@@ -142,7 +142,7 @@ def _sizes(settings: Settings, number: int) -> np.ndarray:
 
 
 def _description(settings: Settings, model: Any, data: Any) -> dict[str, Any]:
-    """What decides a run."""
+    """The settings that decide a run."""
     return dataclasses.asdict(settings) | {
         "base model": checkpoint.checksum(_heads(nnx.state(model))),
         "data": checkpoint.checksum(_heads(data)),

@@ -22,7 +22,7 @@ def test_there_are_records():
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_the_command_of_a_record_runs(path):
-    """Its options are those of the script that it names, and it writes this record."""
+    """The script that it names takes its options, and it writes this record."""
     python, flag, module, *options = shlex.split(read(path)["command"])
     assert (python, flag) == ("python", "-m")
     try:

@@ -269,7 +269,7 @@ class Raw(threading.Thread):
 
     Attributes:
       url: The address.
-      asked: What it was sent.
+      asked: The requests that it got.
     """
 
     def __init__(self, parts):

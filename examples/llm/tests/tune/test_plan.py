@@ -1,4 +1,4 @@
-"""What a run takes, against runs and arrays."""
+"""The plan of a run, against runs and arrays."""
 
 import re
 

@@ -71,7 +71,7 @@ def forked(
     """Does something in a process of its own.
 
     Args:
-      do: What it does; the result is the exit code.
+      do: The function that it calls; the result is the exit code.
       folder: The folder whose changes are counted. The process's output and log are
         written next to it.
       at: The change at which it is killed, or the disk is full.
