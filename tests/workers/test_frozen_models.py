@@ -48,7 +48,7 @@ def said_in(make_fun, client, **options):
 
 @pytest.mark.parametrize("scale", [pytest.param(2.0, marks=UNNOTICED), 1 + 2**-23])
 def test_a_worker_that_joins_with_another_model_is_named(scale):
-    """Its values are twice as large as by the first one, or are rounded in another way."""
+    """Its values are twice as large as by the first one, or rounded in another way."""
     scales, steps = iter([1.0, scale]), []
 
     def make_fun():
