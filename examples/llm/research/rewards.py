@@ -115,7 +115,7 @@ def replayed(settings: Settings, task: Task, folder: Path) -> Any:
     """The tuned parameters, from the rewards in the journal: nothing is written."""
     fun, sample = reward_run.program(settings, task)
     method = settings.optimizer(), settings.estimator()
-    kinds = {"evaluator": reward_run.POPULATION, "sample": sample}
+    kinds = {"evaluator": reward_run.Population(), "sample": sample}
     return zo.replay(folder / JOURNAL, task.params, *method, fun=fun, **kinds).params
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import radazo_jax as zo
 
 
+@dataclasses.dataclass(frozen=True)
 class Sparse(zo.Distribution):
     """Random signs at a share of the coordinates, which each direction draws anew."""
 
@@ -25,6 +26,7 @@ class Sparse(zo.Distribution):
         return jnp.where(chosen, sign / self.share**0.5, 0.0)
 
 
+@dataclasses.dataclass(frozen=True)
 class Smooth(zo.Distribution):
     """Normal numbers, each correlated with its neighbors."""
 

@@ -1,5 +1,6 @@
 """A run on rewards: the loss, and the loop."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -17,20 +18,20 @@ from radazo_llm.reward.settings import Settings
 from radazo_llm.reward.task import JOURNAL, Task
 
 
-def population() -> zo.Evaluator:
+@dataclasses.dataclass(frozen=True)
+class Population(zo.Evaluator):
     """Evaluates a population whose loops end together, as `of_members` does."""
 
+    def cache(self, points: zo.estimators.Points) -> zo.estimators.Points:
+        """The same points, with directions stored if that pays."""
+        return zo.vectorized().cache(points)
+
     def evaluate(
-        fun: Any, params: Any, points: zo.estimators.Points, has_aux: bool
+        self, fun: Any, params: Any, points: zo.estimators.Points, has_aux: bool
     ) -> tuple[zo.estimators.Values, None]:
+        """The values at the points."""
         del has_aux
         return points.split(of_members(fun, params, points)), None
-
-    return zo.vectorized()._replace(evaluate=evaluate)
-
-
-# One object, so that programs compile once.
-POPULATION = population()
 
 
 def losses(
@@ -97,7 +98,7 @@ def run(settings: Settings, task: Task, folder: Path) -> Any:
         settings.estimator(),
         settings.num_steps,
         settings.seed,
-        evaluator=POPULATION,
+        evaluator=Population(),
         sample=sample,
         callback=after,
         journal=folder / JOURNAL,
