@@ -279,6 +279,7 @@ zo.minimize_black_box(fun, np.ones(3), executor={}, num_steps=2, progress=False)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["make()", "make"])
 def test_a_script_without_a_main_guard_is_told_so(tmp_path, executor):
     path = tmp_path / "script.py"

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import radazo_jax as zo
+from tests.helpers.tables import slow
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 PARAMS = {"adapter": jnp.zeros(8), "base": jnp.full(8, 0.5)}
@@ -38,7 +39,12 @@ def test_the_recipe_of_the_page_freezes_and_trains():
 
 @pytest.mark.parametrize(
     "trained",
-    [zo.radazo(1e-2), zo.zo_adamm(1e-2), zo.zo_sgd(1e-2, 0.9), zo.zo_signsgd(1e-2)],
+    [
+        slow(zo.radazo(1e-2)),
+        slow(zo.zo_adamm(1e-2)),
+        zo.zo_sgd(1e-2, 0.9),
+        slow(zo.zo_signsgd(1e-2)),
+    ],
     ids=["radazo", "zo_adamm", "zo_sgd", "zo_signsgd"],
 )
 def test_every_loop_keeps_frozen_parameters(trained):

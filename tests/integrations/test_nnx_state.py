@@ -9,6 +9,7 @@ from flax import nnx
 
 import radazo_jax as zo
 import radazo_jax.nnx as zo_nnx
+from tests.helpers.tables import slow
 
 X = jax.random.normal(jax.random.key(1), (16, 5))
 FORWARD = zo.forward_difference(num_directions=3)
@@ -42,7 +43,7 @@ def of_mask(model, rngs):
 
 @pytest.mark.parametrize("wrapped", [lambda f: f, nnx.jit], ids=["eager", "jit"])
 @pytest.mark.parametrize(
-    "estimator", [FORWARD, zo.central_difference(num_directions=2)]
+    "estimator", [FORWARD, slow(zo.central_difference(num_directions=2))]
 )
 def test_each_step_has_a_new_dropout_mask(wrapped, estimator):
     model, rngs = Net(nnx.Rngs(0)), nnx.Rngs(dropout=1)
