@@ -128,7 +128,14 @@ def test_archives_install_in_an_empty_environment(tmp_path):
     }
     with zipfile.ZipFile(wheel) as file:
         names = {name for name in file.namelist() if ".dist-info/" not in name}
+        (metadata,) = (name for name in file.namelist() if name.endswith("/METADATA"))
+        extras = re.findall(
+            r"^Provides-Extra: (.+)$", file.read(metadata).decode(), re.M
+        )
     assert names == files
+    # Language models and research are projects of their own.
+    others = {"benchmarks", "board", "campaigns", "gym", "llm", "workers"}
+    assert "dask" in extras and not others & set(extras)
     with tarfile.open(source) as file:
         names = {member.name.partition("/")[2] for member in file if member.isfile()}
     assert files | {"pyproject.toml", "README.md", "LICENSE"} <= names
