@@ -134,6 +134,7 @@ def test_archives_install_in_an_empty_environment(tmp_path):
         )
     assert names == files
     # Language models and research are projects of their own.
+    extras = re.findall(r"^Provides-Extra: (.+)$", described, re.MULTILINE)
     others = {"benchmarks", "board", "campaigns", "gym", "llm", "workers"}
     assert "dask" in extras and not others & set(extras)
     with tarfile.open(source) as file:
