@@ -129,9 +129,7 @@ def test_archives_install_in_an_empty_environment(tmp_path):
     with zipfile.ZipFile(wheel) as file:
         names = {name for name in file.namelist() if ".dist-info/" not in name}
         (metadata,) = (name for name in file.namelist() if name.endswith("/METADATA"))
-        extras = re.findall(
-            r"^Provides-Extra: (.+)$", file.read(metadata).decode(), re.M
-        )
+        described = file.read(metadata).decode()
     assert names == files
     # Language models and research are projects of their own.
     extras = re.findall(r"^Provides-Extra: (.+)$", described, re.MULTILINE)
