@@ -35,7 +35,7 @@ def test_dask_gives_the_same_run_when_a_worker_is_killed():
     distributed = pytest.importorskip("distributed")
     with (
         distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=None
+            n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0"
         ) as cluster,
         distributed.Client(cluster) as client,
         client.get_executor() as executor,

@@ -27,7 +27,7 @@ def test_workers_evaluate_more_points_than_16_bits_number():
             processes=False,
             protocol="tcp://",
             host="127.0.0.1",
-            dashboard_address=None,
+            dashboard_address="127.0.0.1:0",
         ) as cluster,
         distributed.Client(cluster) as client,
     ):

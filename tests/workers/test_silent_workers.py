@@ -29,7 +29,7 @@ def callback(*info):
         os.kill(pid, signal.SIGSTOP)
 
 cluster = distributed.LocalCluster(
-    n_workers=1, threads_per_worker=1, dashboard_address=None, silence_logs=100
+    n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0", silence_logs=100
 )
 client = distributed.Client(cluster)
 (pid,) = client.run(os.getpid).values()

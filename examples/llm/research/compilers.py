@@ -109,11 +109,13 @@ def devices(target: str) -> list[Any]:
     """The devices of a target, which need not exist.
 
     Args:
-      target: A name in `GPUS`, or a TPU's topology such as "v5e:1x1".
+      target: A name in `GPUS`, a TPU's topology such as "v5e:1x1", or "cpu".
 
     Raises:
       ValueError: If JAX's plugin for GPUs is missing or of another version.
     """
+    if target == "cpu":
+        return jax.devices("cpu")[:1]
     if target in GPUS:
         _check_plugin()
         options = {"target_config": GPUS[target].target_config(), "topology": "1x1x1"}

@@ -44,7 +44,7 @@ def run_of(num_members: int, make_fun: Any = language_model) -> dict[str, Any]:
 def scheduler(folder: Path) -> Iterator[tuple[distributed.Client, "Processes"]]:
     """A scheduler, and the means to start worker processes."""
     with distributed.LocalCluster(
-        n_workers=0, dashboard_address=":0", silence_logs=100
+        n_workers=0, dashboard_address="127.0.0.1:0", silence_logs=100
     ) as cluster:
         processes = Processes(cluster.scheduler_address, folder)
         with distributed.Client(cluster) as client:
