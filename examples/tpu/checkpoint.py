@@ -129,7 +129,13 @@ def _latest(folder: str) -> tuple[int, dict[str, np.ndarray]]:
         step = source.latest_step()
         if step is None:
             raise click.ClickException(f"{folder} has no checkpoint")
-        state = _read(source, step, "state", ocp.args.StandardRestore())
+        # On one device, because the run may have had others.
+        one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        whole = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one),
+            source.item_metadata(step)["state"].tree,
+        )
+        state = _read(source, step, "state", ocp.args.StandardRestore(whole))
     leaves = jax.tree_util.tree_leaves_with_path(state)
     return step, {jax.tree_util.keystr(path): np.asarray(x) for path, x in leaves}
 

@@ -52,7 +52,7 @@ class Ended(NamedTuple):
 def train(folder: Path) -> int:
     """Runs the script with its checkpoints in a folder, and returns its exit code."""
     sys.argv = [str(SCRIPT), *OPTIONS, str(folder)]
-    sys.path.insert(0, str(SCRIPT.parent))
+    sys.path.insert(0, str(ROOT))  # The script imports its neighbors by their folder.
     try:
         runpy.run_path(str(SCRIPT), run_name="__main__")
     except SystemExit as end:
