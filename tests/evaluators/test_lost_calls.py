@@ -9,8 +9,9 @@ import pytest
 
 import radazo_jax as zo
 from tests.helpers import calls
-from tests.helpers.short_runs import START, fails, run, slow, square
+from tests.helpers.short_runs import START, fails, run, square
 from tests.helpers.subprocesses import output_of
+from tests.helpers.tables import slow
 
 
 class Hangs:

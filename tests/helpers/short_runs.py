@@ -29,10 +29,6 @@ def traced(fun=traced_square, start=START, num_steps=3, method=METHOD, **options
     return zo.minimize(fun, start, *method, **options)
 
 
-def slow(*case, **options):
-    return pytest.param(*case, marks=pytest.mark.slow, **options)
-
-
 def fails(error, reason):
     """Marks a test that must fail in this way until the reason is gone."""
     return pytest.mark.xfail(strict=True, raises=error, reason=reason)

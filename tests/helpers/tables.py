@@ -54,9 +54,9 @@ if jax.__version_info__ < (0, 11):  # As in `conftest.py`.
 jit = functools.partial(jax.jit, compiler_options=QUICK)
 
 
-def slow(*values):
+def slow(*values, **options):
     """Values of a parametrized test that only the slow run takes."""
-    return pytest.param(*values, marks=pytest.mark.slow)
+    return pytest.param(*values, marks=pytest.mark.slow, **options)
 
 
 def every(table, *fast):

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from tests.helpers.short_runs import METHOD, START, fails, slow, traced
+from tests.helpers.short_runs import METHOD, START, fails, traced
+from tests.helpers.tables import slow
 
 FACTOR = 1.0
 STALE = fails(AssertionError, "programs are cached by the identity of the function")

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 import radazo_jax as zo
-from tests.helpers.short_runs import METHOD, fails, run, slow, traced
+from tests.helpers.short_runs import METHOD, fails, run, traced
+from tests.helpers.tables import slow
 
 AGAIN = fails(AssertionError, "programs are cached by identity")
 

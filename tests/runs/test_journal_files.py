@@ -5,8 +5,9 @@ import warnings
 import numpy as np
 import pytest
 
-from tests.helpers.short_runs import fails, run, slow
+from tests.helpers.short_runs import fails, run
 from tests.helpers.subprocesses import output_of
+from tests.helpers.tables import slow
 
 # The first process starts the second while it writes, and waits for its end.
 TWO = """

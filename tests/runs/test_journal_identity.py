@@ -6,7 +6,8 @@ import threading
 import numpy as np
 import pytest
 
-from tests.helpers.short_runs import fails, run, slow, square, traced, traced_square
+from tests.helpers.short_runs import fails, run, square, traced, traced_square
+from tests.helpers.tables import slow
 
 LEVEL = 3.25
 

@@ -7,7 +7,8 @@ import optax
 import pytest
 
 import radazo_jax as zo
-from tests.helpers.short_runs import METHOD, fails, slow, traced
+from tests.helpers.short_runs import METHOD, fails, traced
+from tests.helpers.tables import slow
 
 # Their hyperparameters are arrays of float32, which moments in bfloat16 turn to.
 CHANGING = ["adamw", "amsgrad", "lamb", "lion", "nadam", "radam"]

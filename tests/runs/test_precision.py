@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.helpers.short_runs import fails, run, slow, traced
+from tests.helpers.short_runs import fails, run, traced
+from tests.helpers.tables import slow
 
 START = np.zeros(3)
 JULIAN_DATE = 2459123.44  # It has more digits than float32.

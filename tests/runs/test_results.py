@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from tests.helpers.short_runs import fails, run, slow, square, traced
+from tests.helpers.short_runs import fails, run, square, traced
+from tests.helpers.tables import slow
 
 START = np.array([11.5, -7.25, 0.375], np.float32)
 NO_RESULT = fails(AttributeError, "a RunError has a state alone")

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from tests.helpers.short_runs import METHOD, fails, run, slow, traced, traced_square
+from tests.helpers.short_runs import METHOD, fails, run, traced, traced_square
+from tests.helpers.tables import slow
 
 
 def asked(start, bounds):
