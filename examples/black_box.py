@@ -32,6 +32,12 @@ if __name__ == "__main__":  # Each worker imports this file.
     estimator = zo.central_difference(zo.coordinate(), num_directions=4, smoothing=1e-3)
     pool = partial(ProcessPoolExecutor, mp_context=get_context("spawn"))
     result = zo.minimize_black_box(
-        loss, np.zeros(4, np.float32), optimizer, estimator, 200, key=0, executor=pool
+        loss,
+        np.zeros(4, np.float32),
+        optimizer,
+        estimator,
+        num_steps=200,
+        key=0,
+        executor=pool,
     )
     print("rates:", np.exp(result.best.params), "loss:", result.best.value)

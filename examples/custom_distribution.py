@@ -73,7 +73,9 @@ def main() -> None:
             distribution, num_directions=10, smoothing=1e-3
         )
         rate = optax.cosine_decay_schedule(2e-3, 2000)
-        result = zo.minimize(loss, noisy, zo.zo_sgd(rate), estimator, 2000, key=0)
+        result = zo.minimize(
+            loss, noisy, zo.zo_sgd(rate), estimator, num_steps=2000, key=0
+        )
         error = jnp.sqrt(jnp.mean((result.params - jnp.sin(x)) ** 2))
         print(f"{distribution}: loss {result.values[-1]:.2f}, error {error:.3f}")
 

@@ -81,7 +81,9 @@ def main() -> None:
     optimizer = zo.radazo(optax.cosine_decay_schedule(1e-2, 2000))
     central = zo.central_difference(SIGNS, smoothing=5e-2)
     for estimator in (central, WithoutOutliers(central), OneBit()):
-        result = zo.minimize(loss, jnp.zeros(50), optimizer, estimator, 2000, key=0)
+        result = zo.minimize(
+            loss, jnp.zeros(50), optimizer, estimator, num_steps=2000, key=0
+        )
         error = jnp.sqrt(jnp.mean((result.params - target) ** 2))
         print(f"{estimator}: error {error:.3f}")
 

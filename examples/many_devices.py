@@ -50,7 +50,7 @@ def main() -> None:
         jax.NamedSharding(mesh, jax.P()),
         jax.NamedSharding(mesh, jax.P("data")),
     )
-    solver = zo.solver(loss, zo.radazo(1e-3), ESTIMATOR, zo.sharded("points"))
+    solver = zo.solver(loss, zo.radazo(1e-3), ESTIMATOR, evaluator=zo.sharded("points"))
     with jax.set_mesh(mesh):
         params = jax.device_put(init(jax.random.key(0)), whole)
         state = solver.init(params, jax.random.key(0))

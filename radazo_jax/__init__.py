@@ -21,9 +21,10 @@ from radazo_jax import distributions as distributions
 from radazo_jax import estimators as estimators
 from radazo_jax import random as random
 from radazo_jax import runs as runs
+from radazo_jax import search as search
 from radazo_jax import shaping as shaping
 from radazo_jax import transforms as transforms
-from radazo_jax._src.base import Evaluator, GradientEstimator
+from radazo_jax._src.base import Evaluator, GradientEstimator, Search
 from radazo_jax._src.directions.dense import coordinate, gaussian, sphere
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.low_rank import low_rank
@@ -50,11 +51,8 @@ from radazo_jax._src.runs.optax_wrapper import estimate_gradient
 from radazo_jax._src.runs.replay import replay
 from radazo_jax._src.runs.states import RunError
 from radazo_jax._src.runs.step import solver
-from radazo_jax._src.search.backtracking import scale_by_trial_step
-from radazo_jax._src.search.parabolic import scale_by_parabolic_step
 from radazo_jax._src.transforms.aliases import (
     bfgs,
-    parabolic_sgd,
     radazo,
     zo_adamm,
     zo_rmsprop,
@@ -80,6 +78,7 @@ __all__ = [
     "Evaluator",
     "GradientEstimator",
     "RunError",
+    "Search",
     "accelerated",
     "adaptive_difference",
     "anchored_decay",
@@ -101,18 +100,15 @@ __all__ = [
     "minimize",
     "minimize_black_box",
     "orthonormal",
-    "parabolic_sgd",
     "perturb",
     "radazo",
     "rademacher",
     "replay",
     "scale_by_bfgs",
     "scale_by_minibatch_step",
-    "scale_by_parabolic_step",
     "scale_by_radazo",
     "scale_by_replayed_radazo",
     "scale_by_replayed_zo_adamm",
-    "scale_by_trial_step",
     "scale_by_zo_adamm",
     "sharded",
     "solver",

@@ -8,7 +8,13 @@ from radazo_jax._src.runs.black_box import Best, BlackBoxResult
 from radazo_jax._src.runs.diagnose import Diagnosis
 from radazo_jax._src.runs.history import History, scalars
 from radazo_jax._src.runs.minimize import MinimizeResult
-from radazo_jax._src.runs.states import Failures, RunError, SolverState, StepInfo
+from radazo_jax._src.runs.states import (
+    Failures,
+    Outcome,
+    RunError,
+    SolverState,
+    StepInfo,
+)
 from radazo_jax._src.runs.step import Solver
 from radazo_jax._src.workers.distribute import DistributedResult
 from radazo_jax._src.workers.roster import WorkerReport
@@ -23,6 +29,7 @@ __all__ = [
     "Failures",
     "History",
     "MinimizeResult",
+    "Outcome",
     "RunError",
     "Solver",
     "SolverState",

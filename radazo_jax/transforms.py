@@ -1,15 +1,6 @@
 """Optax transformations, from which optimizers are chained, and their states."""
 
 from radazo_jax._src.runs.optax_wrapper import EstimateGradientState, estimate_gradient
-from radazo_jax._src.search.backtracking import (
-    ScaleByTrialStepState,
-    scale_by_trial_step,
-)
-from radazo_jax._src.search.parabolic import (
-    ScaleByParabolicStepState,
-    scale_by_parabolic_step,
-)
-from radazo_jax._src.search.revert import Revert
 from radazo_jax._src.transforms.constraints import (
     AnchoredDecayState,
     anchored_decay,
@@ -44,13 +35,10 @@ __all__ = [
     "EstimateGradientState",
     "FactoredMoment",
     "InPlaceUpdate",
-    "Revert",
     "ScaleByBfgsState",
     "ScaleByMinibatchStepState",
-    "ScaleByParabolicStepState",
     "ScaleByRadazoState",
     "ScaleByReplayedMomentsState",
-    "ScaleByTrialStepState",
     "ScaleByZoAdammState",
     "StepHistory",
     "StochasticRoundingState",
@@ -60,11 +48,9 @@ __all__ = [
     "keep_params_in",
     "scale_by_bfgs",
     "scale_by_minibatch_step",
-    "scale_by_parabolic_step",
     "scale_by_radazo",
     "scale_by_replayed_radazo",
     "scale_by_replayed_zo_adamm",
-    "scale_by_trial_step",
     "scale_by_zo_adamm",
     "stochastic_rounding",
 ]

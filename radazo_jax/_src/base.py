@@ -1,15 +1,17 @@
-"""The contracts: points, their values, an estimate, and what makes each of them.
+"""The contracts: points, values, estimates, steps, and what makes each of them.
 
 An estimator never evaluates. Its `points` chooses the points, an evaluator turns them
-into values, and the estimator's `reduce` turns the values into an estimate:
+into values, and the estimator's `reduce` turns the values into an estimate. A search
+judges the latest step by the value at its end, and moves along a new direction:
 
-    draw ──▶ points ──▶ evaluator ──▶ values ──▶ reduce ──▶ estimate
+    draw ──▶ points ──▶ evaluate ──▶ judge ──▶ reduce ──▶ move
 """
 
 import abc
 import dataclasses
+import numbers
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -184,6 +186,18 @@ class Points:
         return LinearCombination(coefficients, self.directions, self.layout)
 
 
+class Lookahead(NamedTuple):
+    """The point at which a step starts instead of θ.
+
+    Attributes:
+      displacement: Its displacement from θ, a tree like the parameters.
+      value: The loss there: shape ().
+    """
+
+    displacement: optax.Updates
+    value: jax.Array
+
+
 class Estimate(NamedTuple):
     """An estimate of a gradient.
 
@@ -193,16 +207,21 @@ class Estimate(NamedTuple):
       num_values: Number of values used: int32, shape (). If it is 0, the step is
         skipped.
       gradient: The estimate of the gradient, as a `LinearCombination`.
-      extra_args: Further extra arguments for the optimizer, by name.
+      lookahead: The point to which gradient and slope belong, `None` if that is θ.
+      known: The elements of the gradient that are known, bool, [d]; `None` for all.
+      complete: Whether the step may be taken: bool, shape (). If not, the next step
+        evaluates at the same θ what is missing.
+      noisy: Whether the function was seen to have noise: bool, shape ().
     """
 
     value: jax.Array
     slope: jax.Array
     num_values: jax.Array
     gradient: LinearCombination
-    # A dict is a tree, so that a compiled function can return an estimate. The default
-    # is never modified.
-    extra_args: dict[str, Any] = {}  # noqa: RUF012
+    lookahead: Lookahead | None = None
+    known: jax.Array | None = None
+    complete: jax.typing.ArrayLike = True
+    noisy: jax.typing.ArrayLike = False
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -338,6 +357,119 @@ def check_evaluator(evaluator: Any) -> None:
             f"{evaluator!r}."
         )
     check_fields(evaluator)
+
+
+# The closest parameters within the bounds of a run.
+Projection = Callable[[optax.Params], optax.Params]
+
+# The loss of a step as a function of the parameters.
+Loss = Callable[[optax.Params], jax.Array]
+
+
+class Descent(NamedTuple):
+    """A direction of descent, and what a search may use to move along it.
+
+    Attributes:
+      direction: The updates of the optimizer, a tree like the parameters.
+      gradient: The estimate of the gradient, likewise.
+      estimate: The estimate; if the loss at θ failed, its value replaces that.
+      value: The loss at θ, NaN if it failed: shape ().
+      project: Projects parameters into the bounds of the run.
+      loss: The loss of the step; `None` if JAX does not evaluate it.
+    """
+
+    direction: optax.Updates
+    gradient: optax.Updates
+    estimate: Estimate
+    value: jax.Array
+    project: Projection
+    loss: Loss | None
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Search(Configuration, abc.ABC):
+    """How long a step is, and whether it stands.
+
+    An optimizer gives directions. A search gives their length, and learns from the next
+    value whether the step was good. In each step, `judge` is called first, and then
+    `move` or `back`; neither, if the step is skipped. A custom search is a subclass
+    with these pure methods, a frozen dataclass with hashable fields, as a custom
+    estimator is. Its state is a `NamedTuple` with at least the field `before`, the
+    parameters to which a rejected step returns.
+
+    Attributes:
+      judges: Whether steps can be rejected.
+      stops_early: Whether a step that is rejected by the value at θ needs no further
+        values. The estimator then keeps its state. If not, the estimator learns from
+        all of the values.
+    """
+
+    judges: ClassVar[bool] = True
+    stops_early: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def init(self, params: optax.Params) -> Any:
+        """Returns the state before the first step.
+
+        Args:
+          params: θ, a tree of arrays.
+        """
+
+    @abc.abstractmethod
+    def judge(
+        self, state: Any, params: optax.Params, value: jax.Array
+    ) -> tuple[jax.Array, Any]:
+        """Measures the latest step by the value at which it ended.
+
+        Args:
+          state: The state.
+          params: θ.
+          value: The loss at θ, NaN if it failed: shape (). Nothing else of the step
+            needs to be known yet.
+
+        Returns:
+          Whether the run may stay at θ, bool, shape (), and the state, in which the
+          latest step is measured. Without a step to be measured, the run may stay.
+        """
+
+    @abc.abstractmethod
+    def move(
+        self, state: Any, params: optax.Params, descent: Descent
+    ) -> tuple[optax.Params, Any]:
+        """Returns the parameters after a step within the bounds, and the state.
+
+        Args:
+          state: The state, as `judge` returned it.
+          params: θ.
+          descent: The direction, and what is known of it.
+        """
+
+    def back(
+        self, state: Any, params: optax.Params, project: Projection
+    ) -> tuple[optax.Params, Any]:
+        """Returns the parameters after a rejected step, and the state.
+
+        These parameters are those before the step. A search may try another step from
+        there instead.
+
+        Args:
+          state: The state, as `judge` returned it.
+          params: θ, which the run leaves.
+          project: Projects parameters into the bounds of the run.
+        """
+        del params, project
+        return state.before, state
+
+
+def check_search(search: Any) -> None:
+    """Raises unless `search` is one, with hashable fields."""
+    if not isinstance(search, Search):
+        number = isinstance(search, numbers.Number)
+        hint = f" Pass num_steps={search!r} by its name." if number else ""
+        raise TypeError(
+            f"search must be a Search such as search.parabolic(); got {search!r}.{hint}"
+        )
+    check_fields(search)
 
 
 def sample_points(

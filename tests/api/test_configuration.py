@@ -283,7 +283,9 @@ def test_a_field_without_a_hash_is_refused(kind, setting):
     "call",
     [
         lambda made: zo.solver(loss, optax.sgd(0.1), made),
-        lambda made: zo.minimize(loss, jnp.ones(3), optax.sgd(0.1), made, 1, key=0),
+        lambda made: zo.minimize(
+            loss, jnp.ones(3), optax.sgd(0.1), made, num_steps=1, key=0
+        ),
         lambda made: zo.ask_tell(optax.sgd(0.1), made),
         lambda made: zo.estimate_gradient(made, 0),
         lambda made: zo.estimators.estimate(made, loss, 0, jnp.ones(3), ()),
@@ -378,7 +380,7 @@ def test_a_run_with_equal_new_settings_compiles_nothing():
             jnp.ones(3),
             zo.zo_sgd(rate),
             zo.forward_difference(Hashed(), 3),
-            2,
+            num_steps=2,
             key=0,
             evaluator=zo.vectorized(1),
             progress=False,

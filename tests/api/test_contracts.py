@@ -116,7 +116,14 @@ def compiled(name):
 
 def run(estimator, **options):
     return zo.minimize(
-        traced, PARAMS, OPTIMIZER, estimator, STEPS, KEY, progress=False, **options
+        traced,
+        PARAMS,
+        OPTIMIZER,
+        estimator,
+        num_steps=STEPS,
+        key=KEY,
+        progress=False,
+        **options,
     )
 
 

@@ -155,7 +155,15 @@ def test_finds_what_is_rounded_away():
     assert any("params['large'] loses 100%" in text for text in found.advice)
     for estimator in (sphere, zo.accelerated(sphere)):
         with pytest.warns(UserWarning, match=r"params\['large'\] loses 100%"):
-            zo.minimize(fun, params, zo.zo_sgd(1e-3), estimator, 1, 0, progress=False)
+            zo.minimize(
+                fun,
+                params,
+                zo.zo_sgd(1e-3),
+                estimator,
+                num_steps=1,
+                key=0,
+                progress=False,
+            )
 
 
 def test_factors_of_low_rank_lose_nothing():

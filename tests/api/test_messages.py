@@ -97,7 +97,7 @@ def test_a_swapped_optimizer_and_estimator_are_recognized():
         lambda: zo.minimize_black_box(loss, START, *swapped),
         lambda: zo.solver(loss, *swapped),
         lambda: zo.ask_tell(*swapped),
-        lambda: zo.distribute(lambda: loss, START, *swapped, client),
+        lambda: zo.distribute(lambda: loss, START, *swapped, client=client),
         lambda: zo.minimize(loss, START, estimator=zo.radazo(1e-2)),
         lambda: zo.value_and_grad(loss, zo.radazo(1e-2)),
         lambda: zo.estimate_gradient(zo.radazo(1e-2), key=0),
@@ -127,7 +127,9 @@ def _runs(fun, params):
         jax.jit(step)(init(params, 0))
 
     yield by_solver
-    yield lambda: zo.minimize(fun, params, zo.radazo(1e-2), FORWARD, 3, progress=False)
+    yield lambda: zo.minimize(
+        fun, params, zo.radazo(1e-2), FORWARD, num_steps=3, progress=False
+    )
     yield lambda: zo.minimize(fun, params, num_steps=3, progress=False)
     yield lambda: zo.value_and_grad(fun, FORWARD)(0, params)
 
@@ -239,8 +241,10 @@ def test_what_reduce_returns_is_named(reduce, got):
     estimator = Wrong()
     for run in (
         lambda: zo.value_and_grad(loss, estimator)(0, START),
-        lambda: zo.minimize(loss, START, zo.radazo(1e-2), estimator, 2),
-        lambda: zo.minimize_black_box(loss, START, zo.radazo(1e-2), estimator, 2),
+        lambda: zo.minimize(loss, START, zo.radazo(1e-2), estimator, num_steps=2),
+        lambda: zo.minimize_black_box(
+            loss, START, zo.radazo(1e-2), estimator, num_steps=2
+        ),
     ):
         text = message(TypeError, run)
         assert "reduce of the estimator must return a pair (Estimate, state)" in text

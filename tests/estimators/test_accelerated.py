@@ -135,7 +135,13 @@ def test_the_momentum_is_reset_if_the_loss_at_the_lookahead_point_is_not_finite(
 
     estimator = zo.accelerated(zo.adaptive_difference(zo.orthonormal()))
     result = zo.minimize(
-        fun, jnp.ones(30), zo.parabolic_sgd(), estimator, 400, key=2, progress=False
+        fun,
+        jnp.ones(30),
+        zo.parabolic_sgd(),
+        estimator,
+        num_steps=400,
+        key=2,
+        progress=False,
     )
     assert result.state.failures.evaluations > 0
     assert result.values[-1] < 1e-6 * result.values[0]

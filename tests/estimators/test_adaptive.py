@@ -101,8 +101,8 @@ def test_a_run_goes_on_under_noise(noise):
             np.zeros(50, np.float32),
             zo.parabolic_sgd(),
             estimator(zo.orthonormal()),
-            1500,
-            0,
+            num_steps=1500,
+            key=0,
             sample=lambda key: key,
             progress=False,
         )
@@ -141,7 +141,7 @@ def test_the_floor_of_the_distance_goes(dimension):
             np.ones(dimension, np.float32),
             zo.parabolic_sgd(),
             estimator(zo.orthonormal(), smoothing=SMOOTHING),
-            400,
+            num_steps=400,
             key=0,
             progress=False,
         )

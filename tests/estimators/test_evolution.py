@@ -146,7 +146,9 @@ def test_other_estimators_refuse_several_values():
         _, state = ask(init(START, 0))
         tell(state, np.zeros((11, 3)))
     with pytest.raises(zo.RunError, match=r"returned \[.* of type list, not a number"):
-        zo.minimize_black_box(outside, START, optax.sgd(1e-2), plain, 1, progress=False)
+        zo.minimize_black_box(
+            outside, START, optax.sgd(1e-2), plain, num_steps=1, progress=False
+        )
     with pytest.raises(ValueError, match=r"a scalar loss or a vector; got an array"):
         run(zo.minimize, lambda x: of_prompts(x)[None])
 

@@ -56,7 +56,7 @@ def run(estimator, fun=whole, **options):
     options = {"progress": False, "num_steps": STEPS, **options}
     steps = options.pop("num_steps")
     return zo.minimize_black_box(
-        fun, PARAMS, optax.sgd(1e-3), estimator, steps, 3, **options
+        fun, PARAMS, optax.sgd(1e-3), estimator, num_steps=steps, key=3, **options
     )
 
 

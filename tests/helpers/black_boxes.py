@@ -25,7 +25,9 @@ def traced(x):
 
 def run(fun=fun, start=START, steps=STEPS, **options):
     options = {"progress": False, **options}
-    return zo.minimize_black_box(fun, start, OPTIMIZER, ESTIMATOR, steps, 0, **options)
+    return zo.minimize_black_box(
+        fun, start, OPTIMIZER, ESTIMATOR, num_steps=steps, key=0, **options
+    )
 
 
 @functools.cache

@@ -29,7 +29,7 @@ from tests.helpers.compare import Hashed
 
 def test_is_the_run_of_minimize():
     compiled = zo.minimize(
-        traced, START, OPTIMIZER, ESTIMATOR, STEPS, 0, progress=False
+        traced, START, OPTIMIZER, ESTIMATOR, num_steps=STEPS, key=0, progress=False
     )
     chex.assert_trees_all_equal(reference().state, compiled.state)
     np.testing.assert_array_equal(reference().values, compiled.values)
@@ -129,7 +129,7 @@ def test_a_point_that_a_step_has_twice_is_evaluated_once():
         np.zeros(12, np.float32),
         zo.parabolic_sgd(),
         estimator,
-        8,
+        num_steps=8,
         progress=False,
         callback=see,
     )
@@ -218,7 +218,13 @@ def not_picklable():
         (lambda: run(bounds=(-1, {"a": 2})), ValueError, "bounds must be a pair"),
         (
             lambda: zo.minimize(
-                traced, START, OPTIMIZER, ESTIMATOR, 1, 0, on_failure="retry"
+                traced,
+                START,
+                OPTIMIZER,
+                ESTIMATOR,
+                num_steps=1,
+                key=0,
+                on_failure="retry",
             ),
             ValueError,
             "on_failure must be 'drop' or 'raise' where fun is compiled",

@@ -20,12 +20,14 @@ def _away(x):
 
 
 def _minimized(bounds):
-    return zo.minimize(_away, _START, *_METHOD, 60, bounds=bounds, progress=False)
+    return zo.minimize(
+        _away, _START, *_METHOD, num_steps=60, bounds=bounds, progress=False
+    )
 
 
 def _black_box(bounds):
     return zo.minimize_black_box(
-        _away, _START, *_METHOD, 60, bounds=bounds, progress=False
+        _away, _START, *_METHOD, num_steps=60, bounds=bounds, progress=False
     )
 
 
@@ -63,13 +65,15 @@ def test_a_pair_for_each_parameter_is_refused(run, pairs):
 
 def test_replay_and_distribute_refuse_pairs(tmp_path):
     path = tmp_path / "run.jsonl"
-    zo.minimize_black_box(_away, _START, *_METHOD, 2, journal=path, progress=False)
+    zo.minimize_black_box(
+        _away, _START, *_METHOD, num_steps=2, journal=path, progress=False
+    )
     with pytest.raises(ValueError, match=r"np\.transpose"):
         zo.replay(path, _START, *_METHOD, bounds=_PAIRS)
     client = type("Client", (), dict(scheduler=0, rpc=0, run=0, sync=0))()
     client.asynchronous = False
     with pytest.raises(ValueError, match=r"np\.transpose"):
-        zo.distribute(lambda: _away, _START, *_METHOD, client, bounds=_PAIRS)
+        zo.distribute(lambda: _away, _START, *_METHOD, client=client, bounds=_PAIRS)
 
 
 @RUNS
@@ -97,7 +101,7 @@ def test_numbers_bound_every_parameter_of_a_tree(bounds):
     start = {"a": np.full(2, 7, np.float32), "b": np.float32(1)}
     every = zo.central_difference(zo.coordinate(replace=False), num_directions=3)
     result = zo.minimize(
-        fun, start, zo.zo_sgd(0.1), every, 60, bounds=bounds, progress=False
+        fun, start, zo.zo_sgd(0.1), every, num_steps=60, bounds=bounds, progress=False
     )
     np.testing.assert_array_equal(result.params["a"], [8, 8])
     assert result.params["b"] == 0
@@ -109,7 +113,7 @@ def test_tuples_bound_parameters_that_are_tuples():
 
     start = (np.float32(2), np.float32(7))
     result = zo.minimize(
-        fun, start, *_METHOD, 100, bounds=((0, 6), (5, 10)), progress=False
+        fun, start, *_METHOD, num_steps=100, bounds=((0, 6), (5, 10)), progress=False
     )
     assert [float(p) for p in result.params] == [5, 6]
 

@@ -38,8 +38,8 @@ def test_tunes_nothing_where_nothing_is_named(scale):
         start,
         zo.parabolic_sgd(),
         zo.accelerated(zo.adaptive_difference(zo.orthonormal(), 14)),  # K = √200.
-        60,
-        0,
+        num_steps=60,
+        key=0,
         progress=False,
     )
     chex.assert_trees_all_equal(result.params, again.params)
@@ -50,7 +50,9 @@ def test_is_not_accelerated_behind_another_optimizer():
         loss, START, optax.sgd(0.1), num_steps=3, key=0, progress=False
     )
     plain = zo.adaptive_difference(zo.orthonormal())
-    again = zo.minimize(loss, START, optax.sgd(0.1), plain, 3, 0, progress=False)
+    again = zo.minimize(
+        loss, START, optax.sgd(0.1), plain, num_steps=3, key=0, progress=False
+    )
     chex.assert_trees_all_equal(result.params, again.params)
 
 
@@ -94,7 +96,13 @@ def test_a_last_step_to_nothing_is_taken_back(optimizer, kwargs, tmp_path, monke
     at_most, nothing = loss(START - 2.0), 0
     for num_steps in range(1, 30, 4 if kwargs else 1):
         result = zo.minimize(
-            cliff, START, optimizer, estimator, num_steps, progress=False, **kwargs
+            cliff,
+            START,
+            optimizer,
+            estimator,
+            num_steps=num_steps,
+            progress=False,
+            **kwargs,
         )
         value, last = cliff(result.params), cliff(result.state.params)
         nothing += int(jnp.isnan(last))
@@ -112,7 +120,9 @@ def test_a_run_leaves_a_start_without_a_value(optimizer, minibatches):
 
     kwargs = {"sample": lambda key: None} if minibatches else {}
     estimator = None if optimizer is None else ESTIMATOR
-    result = zo.minimize(fun, START, optimizer, estimator, 60, progress=False, **kwargs)
+    result = zo.minimize(
+        fun, START, optimizer, estimator, num_steps=60, progress=False, **kwargs
+    )
     assert result.state.failures.skipped == 0
     assert result.values[-1] < 0.2 * loss(START)
 
@@ -127,7 +137,7 @@ def test_a_run_continues_where_the_parameters_never_have_a_value(method):
         return values
 
     result = zo.minimize_black_box(
-        fun, np.asarray(START), *method, 80, batched=True, progress=False
+        fun, np.asarray(START), *method, num_steps=80, batched=True, progress=False
     )
     assert result.state.failures.skipped == 0
     assert result.values[-1] < 0.6 * loss(START)
@@ -142,7 +152,13 @@ def test_a_gradient_from_where_a_step_is_taken_back_is_forgotten():
 
     def state(num_steps):
         return zo.minimize(
-            loss, START, optimizer, ESTIMATOR, num_steps, 0, progress=False
+            loss,
+            START,
+            optimizer,
+            ESTIMATOR,
+            num_steps=num_steps,
+            key=0,
+            progress=False,
         ).state.optimizer_state
 
     moments, _, step = state(2)

@@ -30,7 +30,7 @@ def test_a_black_box_runs(tmp_path, factor, dtype):
             fun,
             START.astype(dtype),
             *METHOD,
-            steps,
+            num_steps=steps,
             journal=tmp_path / "run.jsonl",
             target=-1.0,
             max_consecutive_failures=30,
@@ -66,7 +66,7 @@ def test_a_function_still_raises_its_own_errors():
         return np.float32(1e-30) * np.float32(1e-30) + x[0]
 
     with pytest.raises(zo.RunError, match="FloatingPointError: underflow"):
-        zo.minimize_black_box(fun, START, *METHOD, 3, progress=False)
+        zo.minimize_black_box(fun, START, *METHOD, num_steps=3, progress=False)
 
 
 @pytest.mark.parametrize("factor", [1e-44, 1e-38])
@@ -74,7 +74,9 @@ def test_a_compiled_run_and_its_measurements(factor):
     def fun(x):
         return jnp.float32(factor) * jnp.sum(x**2)
 
-    result = zo.minimize(fun, START, *METHOD, 12, target=1e-45, progress=False)
+    result = zo.minimize(
+        fun, START, *METHOD, num_steps=12, target=1e-45, progress=False
+    )
     assert repr(result)
     result.history.plot()
     str(zo.diagnose(fun, START, METHOD[1], 0))

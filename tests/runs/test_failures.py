@@ -114,8 +114,8 @@ def test_compiled_runs_drop_and_skip_alike():
         START,
         OPTIMIZER,
         ESTIMATOR,
-        STEPS,
-        0,
+        num_steps=STEPS,
+        key=0,
         progress=False,
     )
     outside = run(sometimes)
@@ -152,7 +152,9 @@ def compiled_without_values(**options):
     def fun(x):
         return jnp.sum(x) * jnp.nan
 
-    zo.minimize(fun, START, OPTIMIZER, ESTIMATOR, 9, 0, progress=False, **options)
+    zo.minimize(
+        fun, START, OPTIMIZER, ESTIMATOR, num_steps=9, key=0, progress=False, **options
+    )
 
 
 def test_too_many_failures_end_the_run_with_its_state():

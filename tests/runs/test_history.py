@@ -33,7 +33,7 @@ def compiled():
         jnp.zeros(3),
         optimizer,
         ESTIMATOR,
-        7,
+        num_steps=7,
         chunk_size=1,
         progress=False,
         callback=lambda state, values: seen.append(np.array(state.params, np.float64)),
@@ -56,7 +56,7 @@ def black_box(tmp_path_factory):
         np.zeros(3, np.float32),
         zo.zo_sgd(0.1),
         estimator,
-        5,
+        num_steps=5,
         journal=path,
         progress=False,
     )
@@ -83,7 +83,13 @@ def test_numbers_of_a_compiled_run(compiled):
 def test_chunks_do_not_change_what_is_recorded(compiled):
     expected, _, optimizer = compiled
     found = zo.minimize(
-        linear, jnp.zeros(3), optimizer, ESTIMATOR, 7, chunk_size=4, progress=False
+        linear,
+        jnp.zeros(3),
+        optimizer,
+        ESTIMATOR,
+        num_steps=7,
+        chunk_size=4,
+        progress=False,
     )
     same = found.history._replace(seconds=expected.history.seconds)
     jax.tree.map(np.testing.assert_array_equal, same, expected.history)

@@ -27,12 +27,16 @@ ESTIMATOR = zo.forward_difference(num_directions=3, smoothing=0.5)
 
 def run(path, steps, fun=fun, **options):
     options = {"progress": False, "journal": path, **options}
-    return zo.minimize_black_box(fun, START, OPTIMIZER, ESTIMATOR, steps, 0, **options)
+    return zo.minimize_black_box(
+        fun, START, OPTIMIZER, ESTIMATOR, num_steps=steps, key=0, **options
+    )
 
 
 def compiled(path, steps, fun=traced, **options):
     options = {"progress": False, "journal": path, **options}
-    return zo.minimize(fun, START, OPTIMIZER, ESTIMATOR, steps, 0, **options)
+    return zo.minimize(
+        fun, START, OPTIMIZER, ESTIMATOR, num_steps=steps, key=0, **options
+    )
 
 
 @pytest.mark.parametrize("call", [run, slow(compiled)])
@@ -175,8 +179,8 @@ def test_is_small(tmp_path):
         np.ones(10_000, np.float32),
         zo.radazo(1e-3),
         estimator,
-        20,
-        0,
+        num_steps=20,
+        key=0,
         progress=False,
         journal=path,
     )
@@ -338,7 +342,14 @@ def other_fun(x):
 
 def of_another_key(path):
     zo.minimize_black_box(
-        fun, START, OPTIMIZER, ESTIMATOR, 3, 1, journal=path, progress=False
+        fun,
+        START,
+        OPTIMIZER,
+        ESTIMATOR,
+        num_steps=3,
+        key=1,
+        journal=path,
+        progress=False,
     )
 
 
@@ -375,8 +386,8 @@ def of_another_version(path):
                 START,
                 OPTIMIZER,
                 ESTIMATOR,
-                3,
-                0,
+                num_steps=3,
+                key=0,
                 journal=path,
                 state=zo.replay(path, START, OPTIMIZER, ESTIMATOR),
             ),

@@ -32,9 +32,15 @@ def test_workers_evaluate_more_points_than_16_bits_number():
         distributed.Client(cluster) as client,
     ):
         result = zo.distribute(
-            make_fun, start, *method, client, 2, batch_size=2**14, progress=False
+            make_fun,
+            start,
+            *method,
+            client=client,
+            num_steps=2,
+            batch_size=2**14,
+            progress=False,
         )
     assert result.num_evaluations == 2 * POINTS
-    expected = zo.minimize(make_fun(), start, *method, 2, progress=False)
+    expected = zo.minimize(make_fun(), start, *method, num_steps=2, progress=False)
     np.testing.assert_allclose(result.params, expected.params, rtol=1e-5)
     assert not np.any(result.history.failed)

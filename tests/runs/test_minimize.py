@@ -34,7 +34,9 @@ def noisy_loss(x, xi):
 
 def run(num_steps, fun=loss, **kwargs):
     kwargs = {"progress": False, **kwargs}
-    return zo.minimize(fun, START, OPTIMIZER, ESTIMATOR, num_steps, 0, **kwargs)
+    return zo.minimize(
+        fun, START, OPTIMIZER, ESTIMATOR, num_steps=num_steps, key=0, **kwargs
+    )
 
 
 def test_is_the_loop_written_by_hand():
@@ -234,7 +236,9 @@ def test_bad_input(kwargs, error, message):
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad])
 def test_a_run_is_not_traced(transform):
     def last(params):
-        run = zo.minimize(loss, params, OPTIMIZER, ESTIMATOR, 3, 0, progress=False)
+        run = zo.minimize(
+            loss, params, OPTIMIZER, ESTIMATOR, num_steps=3, key=0, progress=False
+        )
         return jnp.sum(run.params)
 
     params = START[None] if transform is jax.vmap else START
@@ -315,7 +319,9 @@ def test_a_state_of_another_method_is_refused(optimizer, estimator, name):
     with pytest.raises(
         ValueError, match=f"state must be of this {name}.*Continue"
     ) as e:
-        zo.minimize(loss, START, optimizer, estimator, 2, state=state, progress=False)
+        zo.minimize(
+            loss, START, optimizer, estimator, num_steps=2, state=state, progress=False
+        )
     assert "\n" not in str(e.value)
 
 

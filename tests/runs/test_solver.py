@@ -64,7 +64,14 @@ def test_takes_the_steps_of_minimize_bit_for_bit(name, minibatches):
         state, info = step(state)
         values.append(info.value)
     expected = zo.minimize(
-        loss, PARAMS, *method, STEPS, 0, progress=False, chunk_size=4, **options
+        loss,
+        PARAMS,
+        *method,
+        num_steps=STEPS,
+        key=0,
+        progress=False,
+        chunk_size=4,
+        **options,
     )
     chex.assert_trees_all_equal(state, expected.state)
     chex.assert_trees_all_equal_shapes_and_dtypes(state, expected.state)
@@ -172,7 +179,7 @@ def test_on_sharded_parameters(evaluator):
     expected, _ = jax.jit(functools.partial(scanned, plain.step))(plain.init(params, 0))
     with jax.set_mesh(mesh_of(4, 1, 2)):
         placed = jax.tree.map(jax.device_put, params, specs)
-        init, step = zo.solver(loss, *RADAZO, evaluator)
+        init, step = zo.solver(loss, *RADAZO, evaluator=evaluator)
         state, step = init(placed, 0), jax.jit(step)
         for _ in range(STEPS):
             state, _ = step(state)

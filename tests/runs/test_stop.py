@@ -165,7 +165,7 @@ def test_the_precision_of_targets_is_that_of_the_values():
             np.zeros(6),
             OPTIMIZER,
             ESTIMATOR,
-            3,
+            num_steps=3,
             target=0.1,
             progress=False,
         )

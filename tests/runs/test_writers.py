@@ -26,7 +26,9 @@ WRITERS = [
 
 def run(fun, start, **options):
     options = {"progress": False, **options}
-    return zo.minimize_black_box(fun, start, OPTIMIZER, ESTIMATOR, 3, 0, **options)
+    return zo.minimize_black_box(
+        fun, start, OPTIMIZER, ESTIMATOR, num_steps=3, key=0, **options
+    )
 
 
 def pure(writer):

@@ -193,8 +193,8 @@ def test_noise_does_not_make_it_diverge(extra_evaluations, smoothing):
             optax.scale(-1.0), zo.scale_by_parabolic_step(0.8, extra_evaluations)
         ),
         zo.central_difference(zo.orthonormal(), smoothing=smoothing),
-        400,
-        0,
+        num_steps=400,
+        key=0,
         sample=lambda key: key,
         progress=False,
     )
@@ -217,7 +217,7 @@ def test_no_step_above_the_start_is_kept(seed):
         np.zeros(80, np.float32),
         zo.parabolic_sgd(),
         zo.forward_difference(zo.orthonormal()),
-        220,
+        num_steps=220,
         key=seed,
         progress=False,
     )
@@ -271,8 +271,8 @@ def test_updates_have_the_dtypes_of_the_directions():
         params,
         zo.parabolic_sgd(),
         zo.forward_difference(Hashed(), smoothing=0.5),
-        30,
-        0,
+        num_steps=30,
+        key=0,
         progress=False,
     )
     assert result.params["h"].dtype == jnp.bfloat16

@@ -105,7 +105,7 @@ def test_psgd_finds_the_minimum_within_a_ball():
         jnp.zeros(2),
         optimizer,
         zo.contrib.coordinate_wise(),
-        300,
+        num_steps=300,
         progress=False,
     )
     np.testing.assert_allclose(result.params, [0.6, 0.8], atol=1e-3)

@@ -38,7 +38,7 @@ def test_a_run_on_four_bits_is_resumed_from_its_journal(tmp_path):
 
     def run(steps, **kwargs):
         return zo.minimize_black_box(
-            fun, start, *method, steps, progress=False, **kwargs
+            fun, start, *method, num_steps=steps, progress=False, **kwargs
         )
 
     run(3, journal=tmp_path / "run")

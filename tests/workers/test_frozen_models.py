@@ -42,7 +42,7 @@ def said_in(make_fun, client, **options):
         warnings.simplefilter("always")
         options = {"key": 0, "progress": False, "timeout": 60.0, **options}
         try:
-            zo.distribute(make_fun, START, *METHOD, client, **options)
+            zo.distribute(make_fun, START, *METHOD, client=client, **options)
         except (ValueError, zo.RunError) as error:
             found.append(error)
     return " ".join(map(str, found))

@@ -73,7 +73,9 @@ def compiled(target: str, size: str, method: str) -> Any:
     donated: tuple[int, ...] = ()
     if method != FORWARD:
         estimator = zo.forward_difference(zo.low_rank(), 1, SMOOTHING)
-        solver = zo.solver(model.loss, METHODS[method], estimator, zo.vectorized(1))
+        solver = zo.solver(
+            model.loss, METHODS[method], estimator, evaluator=zo.vectorized(1)
+        )
         key = jax.eval_shape(lambda: jax.random.key(0))
         args = jax.eval_shape(solver.init, model.params, key), model.batch
         fun, donated = solver.step, (0,)

@@ -77,7 +77,7 @@ def with_steps(executor: Executor, points: int, repeats: int) -> float:
         np.ones(SLEEPERS, np.float32),
         zo.radazo(1e-3),
         zo.forward_difference(num_directions=points - 1),
-        repeats,
+        num_steps=repeats,
         executor=executor,
         progress=False,
         callback=lambda state, values: ends.append(time.perf_counter()),

@@ -138,7 +138,13 @@ def measure_progress(dimension: int, repeats: int) -> dict[str, Any]:
 
     def run(progress: bool) -> Any:
         return zo.minimize(
-            rosenbrock, x, optimizer, estimator, num_steps, 0, progress=progress
+            rosenbrock,
+            x,
+            optimizer,
+            estimator,
+            num_steps=num_steps,
+            key=0,
+            progress=progress,
         ).params
 
     runs = {"with": lambda: run(True), "without": lambda: run(False)}

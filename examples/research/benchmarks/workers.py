@@ -282,7 +282,7 @@ def steps_of(run: dict[str, Any], batch_size: int | None) -> Callable[[], None]:
     """Steps of one program, which has been compiled."""
     fun, params = run["make_fun"]()
     evaluator = zo.vectorized(batch_size)
-    init, step = zo.solver(fun, run["optimizer"], run["estimator"], evaluator)
+    init, step = zo.solver(fun, run["optimizer"], run["estimator"], evaluator=evaluator)
     compiled = jax.jit(step)
     state = init(params, 0)
 

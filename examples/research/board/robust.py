@@ -112,7 +112,7 @@ def run(problem: Problem, harm: Harm, dtype: str, seed: int) -> dict[str, Any]:
                 start,
                 OPTIMIZER,
                 estimator,
-                steps,
+                num_steps=steps,
                 state=state,
                 batched=True,
                 progress=False,

@@ -184,7 +184,7 @@ def gaussian_process(
       ...     jnp.zeros(3),
       ...     zo.radazo(1e-2),
       ...     zo.contrib.gaussian_process(num_directions=1, memory_size=20),
-      ...     300,
+      ...     num_steps=300,
       ...     key=0,
       ...     progress=False,
       ... )

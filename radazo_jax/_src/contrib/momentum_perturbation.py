@@ -140,7 +140,7 @@ def momentum_perturbation(
       ...     jnp.zeros(3),
       ...     zo.radazo(1e-2),
       ...     zo.contrib.momentum_perturbation(),
-      ...     1000,
+      ...     num_steps=1000,
       ...     key=0,
       ...     progress=False,
       ... )

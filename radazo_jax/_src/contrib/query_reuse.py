@@ -96,7 +96,7 @@ def query_reuse(
     falls, the level of the values falls too, which is noise: (yᵢ − ȳ) / μ needs short
     steps or a large μ.
 
-    The values belong to several points, so `parabolic_sgd` diverges with it.
+    The values belong to several points, so `search.parabolic` stalls with it.
 
     The buffer holds no direction: n directions are drawn again in every step.
 
@@ -124,7 +124,7 @@ def query_reuse(
       ...     jnp.zeros(3),
       ...     zo.radazo(1e-2),
       ...     zo.contrib.query_reuse(num_directions=4),
-      ...     500,
+      ...     num_steps=500,
       ...     key=0,
       ...     progress=False,
       ... )

@@ -71,7 +71,7 @@ def residual_feedback(
     ((b − f(θ))/μ)², so that it needs a larger smoothing, and short steps. Each
     minibatch has its own level of values, which is noise.
 
-    Values and slopes of two steps are mixed, so `parabolic_sgd`, which reads both,
+    Values and slopes of two steps are mixed, so `search.parabolic`, which reads both,
     diverges with it. The first step has no previous value, and uses the mean of its
     own: with K = 1 its gradient is zero.
 
@@ -96,7 +96,7 @@ def residual_feedback(
       ...     jnp.zeros(3),
       ...     optax.sgd(1e-2),
       ...     zo.contrib.residual_feedback(),
-      ...     1000,
+      ...     num_steps=1000,
       ...     key=0,
       ...     progress=False,
       ... )

@@ -183,7 +183,7 @@ def variance_reduced(
       ...     jnp.zeros(2),
       ...     optax.sgd(3e-2),
       ...     zo.contrib.variance_reduced(num_directions=4, period=40, anchor_steps=20),
-      ...     400,
+      ...     num_steps=400,
       ...     sample=lambda key: jax.random.randint(key, (), 0, 8),
       ...     key=0,
       ...     progress=False,

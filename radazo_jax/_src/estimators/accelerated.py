@@ -11,6 +11,7 @@ from radazo_jax._src.base import (
     Draw,
     Estimate,
     GradientEstimator,
+    Lookahead,
     Points,
     Values,
     check_estimator,
@@ -39,8 +40,6 @@ class AcceleratedState(NamedTuple):
       start: The start of the latest step: 0 for the lookahead point; 1 for the
         parameters, while a pattern move was tried; 2 for its end: int32, shape ().
       lower: Whether the loss at the end of the move was lower: bool, shape ().
-      latest_step: The displacement by the latest step from its start, between `points`
-        and `reduce`; `()` at all other times.
     """
 
     estimator: Any
@@ -54,7 +53,6 @@ class AcceleratedState(NamedTuple):
     since: jax.Array
     start: jax.Array
     lower: jax.Array
-    latest_step: Any = ()
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -84,7 +82,7 @@ class Accelerated(GradientEstimator):
     ) -> tuple[Points, AcceleratedState]:
         at_params, inner = self.estimator.points(draw, params, state.estimator)
         _check_points(at_params)
-        state = _followed(params, state, len(at_params.scales))
+        state = _followed(params, state, len(at_params.scales), draw.bounds)
         # The lookahead point itself is at distance 0 along any direction.
         directions = jax.tree.map(
             lambda x: jnp.concatenate([x[:1], x]), at_params.directions
@@ -95,7 +93,7 @@ class Accelerated(GradientEstimator):
         # In a trial, all other points lie around θ.
         others = jnp.where(state.start == _TRIAL, 0, 1).astype(scales.dtype)
         shifts = jnp.full_like(scales, others).at[0].set(1)
-        lookahead = _lookahead(params, state)
+        lookahead = _lookahead(params, state, draw.bounds)
         points = Points(directions, scales, True, at_params.layout, lookahead, shifts)
         return points, state._replace(estimator=inner)
 
@@ -116,7 +114,7 @@ class Accelerated(GradientEstimator):
         undone = (state.start == _MOVED) & ~(away < before)
         directions = jax.tree.map(lambda x: x[1:], points.directions)
         around = Points(directions, points.scales[1:], True, points.layout)
-        lookahead = _zero_if(tries, _lookahead(params, state))
+        lookahead = _zero_if(tries, points.shift)
         at = shifted(params, lookahead, jnp.ones((), state.share.dtype))
         known_values = jax.tree.map(
             lambda x: jnp.where(nowhere, jnp.nan, x), Values(begin, values.along[1:])
@@ -135,11 +133,10 @@ class Accelerated(GradientEstimator):
             slope=jnp.where(undone, 0, estimate.slope),
             num_values=estimate.num_values + jnp.isfinite(other).astype(jnp.int32),
             gradient=gradient.scaled(jnp.where(undone, 0.0, 1.0)),
-            extra_args={
-                "lookahead": _zero_if(undone, lookahead),
-                "lookahead_value": jnp.where(replaced, estimate.value, lookahead_value),
-                "latest_step": state.latest_step,
-            },
+            lookahead=Lookahead(
+                _zero_if(undone, lookahead),
+                jnp.where(replaced, estimate.value, lookahead_value),
+            ),
         )
         state = _judged(params, state, value, away, lookahead_value, undone)
         return estimate, state._replace(estimator=after)
@@ -150,7 +147,7 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
 
     Steps along estimates form a descent over random subspaces. The number of steps
     grows with the ratio of the curvatures; with momentum, about with its square root.
-    Use it with `parabolic_sgd` if curvatures differ. With z₀ = θ₀ and share
+    Use it with `search.parabolic` if curvatures differ. With z₀ = θ₀ and share
     a₀ = min(K/d, 1), a step is
 
         yₜ = θₜ + aₜ (zₜ − θₜ)
@@ -161,7 +158,7 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
     Momentum is reset, z ← θ and a ← a₀, if f(yₜ) exceeds both f(θₜ) and f(yₜ₋₁), if
     f(yₜ) is not finite, or if the step from y opposes the step from θ. The first d/K
     steps have no momentum, because all of their directions are new. The step size must
-    suit the curvature; `parabolic_sgd` measures it by the value at θ, one additional
+    suit the curvature; `search.parabolic` measures it by the value at θ, one additional
     evaluation.
 
     If f(θₜ) is finite and f(yₜ) is not, there is no estimate. If neither is finite, the
@@ -180,24 +177,25 @@ def accelerated(estimator: GradientEstimator) -> GradientEstimator:
     Returns:
       The estimator, with one more evaluation per step, and an `AcceleratedState`, which
       has three trees like the parameters. Its value belongs to θ; gradient and slope
-      belong to the lookahead point. Use it with `parabolic_sgd`, which starts its step
-      at the lookahead point; other optimizers start at θ.
+      belong to the lookahead point. Use it with `search.parabolic`, whose steps start
+      at the lookahead point; other steps start at θ.
 
     Raises:
       TypeError: If `estimator` is not an estimator.
       ValueError: If the estimator has other points; raised by the first step.
 
     Examples:
-      >>> import jax.numpy as jnp
+      >>> import jax.numpy as jnp, optax
       >>> import radazo_jax as zo
       >>> scales = jnp.logspace(0, 3, 64)
       >>> def last_loss(estimator):
       ...     result = zo.minimize(
       ...         lambda x: jnp.sum(scales * x**2),
       ...         jnp.ones(64),
-      ...         zo.parabolic_sgd(),
+      ...         optax.sgd(1.0),
       ...         estimator,
-      ...         200,
+      ...         zo.search.parabolic(),
+      ...         num_steps=200,
       ...         key=0,
       ...         progress=False,
       ...     )
@@ -231,15 +229,15 @@ def _check_points(points: Points) -> None:
 
 
 def _followed(
-    params: optax.Params, state: AcceleratedState, num_directions: int
+    params: optax.Params, state: AcceleratedState, num_directions: int, bounds: Any
 ) -> AcceleratedState:
     """The state after the step that led to `params`, or was not taken."""
     share, dtype = state.share, state.share.dtype
     size = optax.tree.size(params)
     first = jnp.asarray(min(1.0, num_directions / size), dtype)
     whole = jax.tree.map(lambda p, old: wide(p) - wide(old), params, state.previous)
-    step = optax.tree.sub(whole, _lookahead(state.previous, state))
-    # Steps start at the parameters in a trial, and after a step is reverted instead.
+    step = optax.tree.sub(whole, _lookahead(state.previous, state, bounds))
+    # Steps start at the parameters in a trial, and if one is rejected instead.
     back = product(step, step, dtype) > product(whole, whole, dtype)
     stays = (state.start == _TRIAL) | (state.start == _MOVED) & back
     step = optax.tree.where(stays, whole, step)
@@ -267,7 +265,6 @@ def _followed(
         momentum=momentum,
         share=share,
         start=start.astype(jnp.int32),
-        latest_step=step,
     )
 
 
@@ -304,19 +301,31 @@ def _judged(
         base=jax.tree.map(lambda b, p: jnp.where(ends, wide(p), b), state.base, params),
         since=jnp.where(ends, 0, optax.safe_increment(state.since)),
         lower=lower,
-        latest_step=(),
     )
 
 
-def _lookahead(params: optax.Params, state: AcceleratedState) -> optax.Params:
-    """The displacement from the parameters to the lookahead point or end of a move."""
-    return jax.tree.map(
+def _lookahead(
+    params: optax.Params, state: AcceleratedState, bounds: Any
+) -> optax.Params:
+    """The displacement from the parameters to the lookahead point or end of a move.
+
+    It ends within the bounds, as all points do.
+    """
+    free = jax.tree.map(
         lambda p, v, b: jnp.where(
             state.start == _AHEAD, state.share.astype(v.dtype) * v, wide(p) - b
         ),
         params,
         state.momentum,
         state.base,
+    )
+    if bounds is None:
+        return free
+    return jax.tree.map(
+        lambda w, p, low, high: jnp.clip(w, wide(low) - wide(p), wide(high) - wide(p)),
+        free,
+        params,
+        *bounds,
     )
 
 

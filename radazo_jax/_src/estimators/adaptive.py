@@ -120,15 +120,16 @@ def adaptive_difference(
       ValueError: If `num_directions` or `smoothing` is not positive.
 
     Examples:
-      >>> import jax, jax.numpy as jnp
+      >>> import jax, jax.numpy as jnp, optax
       >>> import radazo_jax as zo
       >>> def last_loss(estimator):
       ...     result = zo.minimize(
       ...         lambda x: jnp.sum((x - 1) ** 2),
       ...         jnp.zeros(8),
-      ...         zo.parabolic_sgd(),
+      ...         optax.sgd(1.0),
       ...         estimator,
-      ...         200,
+      ...         zo.search.parabolic(),
+      ...         num_steps=200,
       ...         key=0,
       ...         progress=False,
       ...     )

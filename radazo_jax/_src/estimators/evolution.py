@@ -140,7 +140,7 @@ def evolution_strategy(
       ...     jnp.zeros(4),
       ...     zo.radazo(1e-2),
       ...     zo.evolution_strategy(zo.gaussian(), 16, shaping=zo.shaping.by_group()),
-      ...     300,
+      ...     num_steps=300,
       ...     key=0,
       ...     progress=False,
       ... )

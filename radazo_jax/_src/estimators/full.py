@@ -132,11 +132,9 @@ class FullDifference(GradientEstimator):
             slope=jnp.sum(slopes**2),
             num_values=jnp.where(count > 0, count + found.num_base, 0),
             gradient=points.combine(jnp.where(count > 0, slopes[order], jnp.nan)),
-            extra_args={
-                "known": finite | (state.steps == 0),
-                "complete": state.complete & (changed == 0),
-                "noisy": (state.noise > 0) | (changed > 0),
-            },
+            known=finite | (state.steps == 0),
+            complete=state.complete & (changed == 0),
+            noisy=(state.noise > 0) | (changed > 0),
         )
         measured = optax.tree.where(count > 0, params, state.measured)
         state = state._replace(measured=measured, usable=count > 0)
@@ -159,8 +157,8 @@ def full_difference(smoothing: float | None = None) -> GradientEstimator:
     farther bound. A coordinate with equal bounds is not moved, and its ĝᵢ is 0.
 
     If values are not finite, the next steps evaluate at the same θ what is missing, at
-    −sᵢ, sᵢ/2 and −sᵢ/2; `scale_by_bfgs` waits for them, by the extra argument
-    `complete`. If f(θ) is missing, two values along one coordinate replace it:
+    −sᵢ, sᵢ/2 and −sᵢ/2; the run stays there until then. If f(θ) is missing, two values
+    along one coordinate replace it:
 
         f(θ) ≈ (t f(θ + sᵢ eᵢ) − sᵢ f(θ + t eᵢ)) / (t − sᵢ),    t = −sᵢ, sᵢ/2, …
 
@@ -180,8 +178,7 @@ def full_difference(smoothing: float | None = None) -> GradientEstimator:
 
     If f(θ) has changed since then, by Δ, the function has noise. The distance is then
     at least √(Δ/|f|), which balances noise and curvature, and twice as long if
-    differences lead nowhere again, up to 1. The extra argument `noisy` tells the
-    optimizer.
+    differences lead nowhere again, up to 1. `noisy` of the estimate tells the search.
 
     Args:
       smoothing: The first μ, a positive number; by default the square root of the

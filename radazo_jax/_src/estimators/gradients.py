@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -144,11 +144,10 @@ def estimate(
     check_estimator(estimator)
     check_evaluator(evaluator)
     params = checks.as_params(params)
-    found, (_, aux), state = evaluated(
-        estimator, evaluator, fun, Draw.once(key), params, state, has_aux
-    )
-    value = (found.value, aux) if has_aux else found.value
-    return (value, found.gradient.materialize(params)), state
+    found = evaluated(estimator, evaluator, fun, Draw.once(key), params, state, has_aux)
+    estimate = found.estimate
+    value = (estimate.value, found.aux) if has_aux else estimate.value
+    return (value, estimate.gradient.materialize(params)), found.state
 
 
 def key_first(key: Any, params: optax.Params, name: str) -> jax.Array:
@@ -192,6 +191,24 @@ def of_params(
         ) from error
 
 
+class Evaluated(NamedTuple):
+    """The estimate of a function, and what it was made of.
+
+    Attributes:
+      estimate: The estimate.
+      points: The points.
+      values: The values at the points.
+      aux: The auxiliary output at the first point.
+      state: The state of the estimator after the estimate.
+    """
+
+    estimate: Estimate
+    points: Points
+    values: Values
+    aux: Any
+    state: Any
+
+
 def evaluated(
     estimator: GradientEstimator,
     evaluator: Evaluator,
@@ -200,14 +217,14 @@ def evaluated(
     params: optax.Params,
     state: Any,
     has_aux: bool = False,
-) -> tuple[Estimate, tuple[Values, Any], Any]:
-    """The estimate of a function, its values and aux, and the estimator's new state."""
+) -> Evaluated:
+    """The estimate of a function."""
     loss = checks.checked_loss(fun, has_aux, vector_valued=True)
     draw = draw._replace(fun=lambda params: loss(params)[0])
     points, state = points_of(estimator, evaluator, draw, params, state)
     values, aux = values_at(evaluator, fun, params, points, has_aux)
     estimate, state = reduced(estimator, points, values, params, state)
-    return estimate, (values, aux), state
+    return Evaluated(estimate, points, values, aux, state)
 
 
 def points_of(
@@ -250,19 +267,14 @@ def reduced(
     found = estimator.reduce(points, values, params, state)
     call = "reduce(points, values, params, state)"
     _check_pair(found, Estimate, "reduce of the estimator", call)
-    estimate, state = found
-    gradient = estimate.gradient
+    gradient = found[0].gradient
     if not isinstance(gradient, LinearCombination):
         raise TypeError(
             "gradient of an Estimate must be a LinearCombination; got "
             f"{type(gradient).__name__}. Make it by points.combine(coefficients), or "
             "by LinearCombination.of_tree(tree, points.layout)."
         )
-    # If the loss at the parameters is not finite, the value only replaces it.
-    at_params = values.base if points.includes_params else estimate.value
-    measured = jnp.all(jnp.isfinite(at_params))
-    args = {"measured": measured, **estimate.extra_args}
-    return estimate._replace(extra_args=args), state
+    return found
 
 
 def _check_pair(found: Any, kind: type, name: str, call: str) -> None:
@@ -281,17 +293,28 @@ def _check_pair(found: Any, kind: type, name: str, call: str) -> None:
 def extra_args(
     estimate: Estimate,
     gradient: optax.Updates,
+    here: jax.Array,
     value_fn: Callable[[optax.Params], Any] | None,
     bounds: Any = None,
 ) -> dict[str, Any]:
-    """The extra arguments that Optax transformations get with a gradient."""
+    """The extra arguments that Optax transformations get with a gradient.
+
+    Args:
+      estimate: The estimate.
+      gradient: Its gradient, `None` if that is not built.
+      here: The value at θ, NaN if it failed; the estimate's value then replaces it.
+      value_fn: The loss, `None` if JAX does not evaluate it.
+      bounds: The bounds as trees, or `None`.
+    """
     args = {
         "value": estimate.value,
         "grad": gradient,
         "slope": estimate.slope,
         "combination": estimate.gradient,
-        **estimate.extra_args,
+        "measured": jnp.isfinite(here),
     }
+    if estimate.known is not None:
+        args["known"] = estimate.known
     if bounds is not None:
         args["bounds"] = bounds
     if value_fn is None:

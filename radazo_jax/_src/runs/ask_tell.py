@@ -10,11 +10,11 @@ import numpy as np
 import optax
 
 from radazo_jax._src import shown, trees
-from radazo_jax._src.base import GradientEstimator, candidates
+from radazo_jax._src.base import GradientEstimator, Search, candidates
 from radazo_jax._src.runs import box, history, states, step
 from radazo_jax._src.runs.box import BoundsLike
 from radazo_jax._src.runs.states import Run, SolverState
-from radazo_jax._src.search import revert
+from radazo_jax._src.search.whole import whole
 
 
 class AskTellState(NamedTuple):
@@ -37,17 +37,6 @@ class AskTellState(NamedTuple):
         """The parameters."""
         return self.run.params
 
-    @property
-    def limit(self) -> float:
-        """The value at the first candidate that makes the other values unnecessary.
-
-        If the first value is not below it, `tell` takes that value alone, `[value]`.
-        It is infinite if the step needs all values, as it is with most optimizers.
-        """
-        with trees.precision_of(self.run.params):
-            limit = revert.limit(self.run.optimizer_state)
-        return np.inf if limit is None else float(limit)
-
 
 class AskTell(NamedTuple):
     """Pure functions that take steps on values from elsewhere.
@@ -58,9 +47,10 @@ class AskTell(NamedTuple):
         arrays with one additional axis, the first, of size n. Until the values are
         told, another call returns the same candidates.
       tell: `tell(state, values) -> state`; the values at the candidates, [n], NaN for
-        candidates that failed. If the first is not below `state.limit`, it is enough.
-        An estimator such as `evolution_strategy` also takes several values for each
-        candidate, [n, G].
+        candidates that failed. The first alone, [1], is enough if the search rejects
+        the latest step by it, as `search.backtracking` does unless it is below
+        `state.run.search_state.limit`. An estimator such as `evolution_strategy` also
+        takes several values for each candidate, [n, G].
     """
 
     init: Callable[..., AskTellState]
@@ -71,6 +61,7 @@ class AskTell(NamedTuple):
 def ask_tell(
     optimizer: optax.GradientTransformation,
     estimator: GradientEstimator,
+    search: Search = whole(),
     *,
     bounds: BoundsLike | None = None,
 ) -> AskTell:
@@ -81,6 +72,7 @@ def ask_tell(
         `grad`, `slope` and `measured` as extra arguments, as in `minimize`, and no
         `value_fn`.
       estimator: An estimator, such as `forward_difference()`.
+      search: As in `minimize`.
       bounds: A tuple `(lower, upper)` of numbers, or of trees like the parameters, or a
         `scipy.optimize.Bounds`: the box in which the parameters and all candidates
         stay. A candidate that is moved into it is no longer along its direction, which
@@ -109,9 +101,9 @@ def ask_tell(
       >>> candidates.shape, bool(np.abs(state.params - 1).max() < 0.1)
       ((11, 3), True)
     """
-    states.check_run(optimizer, estimator)
+    states.check_run(optimizer, estimator, search)
     arrays, static = trees.partition(
-        Run(None, None, optimizer, estimator, bounds=box.as_bounds(bounds))
+        Run(None, None, optimizer, estimator, search, bounds=box.as_bounds(bounds))
     )
 
     def init(params: optax.Params, key: jax.typing.ArrayLike) -> AskTellState:
@@ -137,8 +129,8 @@ def ask_tell(
         states.check_room(state.run.step)
         values = as_values(values, state.run.params)
         with trees.precision_of(state.run.params):
-            if np.shape(values) == (1,) and not needs_all(state.run, values[0]):
-                run = static.merge(arrays)
+            run = static.merge(arrays)
+            if np.shape(values) == (1,) and step.is_rejected(run, state.run, values[0]):
                 values = padded(values, step.num_points(run, state.run))
             run, *_ = _kept_tell(state.run, values, arrays, static=static)
         return AskTellState(run, np.zeros((), bool))
@@ -174,9 +166,8 @@ def _tell(
     """
     run = static.merge(arrays)
     states.check_state(run, state)
-    points, estimator_state = step.points_at(run, state, _traced_loss(run, state))
-    state = state._replace(estimator_state=estimator_state)
-    state, info = step.advance(run, state, points, points.split(values))
+    asked = step.points_at(run, state, _traced_loss(run, state))
+    state, info = step.advance(run, state, asked, asked[0].split(values))
     return state, history.numbers(info, state), checksum(state.params)
 
 
@@ -207,13 +198,6 @@ def teller(
         return tell_in_place(state, padded(values, size), arrays, static=static)
 
     return tell
-
-
-def needs_all(state: SolverState, first: float) -> bool:
-    """Whether a step needs more values than the one at the parameters."""
-    limit = revert.limit(state.optimizer_state)
-    value = as_values([first], state.params)[0]
-    return limit is None or bool(np.isinf(limit) | (value < np.asarray(limit)))
 
 
 def padded(values: np.ndarray, size: int) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks, shown, trees
-from radazo_jax._src.base import GradientEstimator
+from radazo_jax._src.base import GradientEstimator, Search
 from radazo_jax._src.evaluators.external import Outcome, distinct, in_two_parts, outside
 from radazo_jax._src.runs import ask_tell, loop, states, step
 from radazo_jax._src.runs.box import BoundsLike, as_bounds
@@ -26,7 +26,6 @@ from radazo_jax._src.runs.states import (
     resumed,
 )
 from radazo_jax._src.runs.stop import Budget
-from radazo_jax._src.search import revert
 
 
 class Best(NamedTuple):
@@ -94,9 +93,10 @@ def minimize_black_box(
     params: optax.Params,
     optimizer: optax.GradientTransformation | None = None,
     estimator: GradientEstimator | None = None,
+    search: Search | None = None,
+    *,
     num_steps: int | None = None,
     key: jax.typing.ArrayLike = 0,
-    *,
     max_evaluations: int | None = None,
     max_seconds: float | None = None,
     target: float | None = None,
@@ -127,6 +127,7 @@ def minimize_black_box(
       optimizer: As in `minimize`; it gets no `value_fn`. Calls with the same
         `optimizer` and `estimator` objects compile once.
       estimator: As in `minimize`; it chooses the points.
+      search: As in `minimize`.
       num_steps: The number of steps in this call; with a journal, of the whole run. By
         default 1000, also with a `target`, which may never be reached; with another
         budget, at most 2³¹ − 2 for the whole run.
@@ -144,8 +145,8 @@ def minimize_black_box(
       executor: A `concurrent.futures.Executor` on which the points of a step are
         evaluated, or a function without arguments that makes one, which is called
         again if workers died. `None` evaluates them in turn. If the value at θ
-        reverts the latest step, as one of `bfgs` may, the other points of the step are
-        then not evaluated; the steps are the same.
+        rejects the latest step, as with `search.backtracking`, the other points of the
+        step are then not evaluated; the steps are the same.
       batched: Whether `fun` takes all n points of a step at once, a tree of arrays
         with an additional first axis, and returns n values, or a pair of these and n
         other objects; n is the same in all steps.
@@ -192,7 +193,7 @@ def minimize_black_box(
       ...     np.zeros(4, np.float32),
       ...     zo.radazo(3e-2),
       ...     zo.central_difference(),
-      ...     100,
+      ...     num_steps=100,
       ...     key=0,
       ...     progress=False,
       ... )
@@ -205,7 +206,9 @@ def minimize_black_box(
     if state is not None:
         checks.check_not_deleted("state", state)
     initial = params if state is None else state.params
-    optimizer, estimator = method(optimizer, estimator, initial, minibatches=False)
+    optimizer, estimator, search = method(
+        optimizer, estimator, search, initial, minibatches=False
+    )
     budget = Budget.of(num_steps, max_evaluations, max_seconds, target, patience)
     checks.check_int_at_least("max_retries", max_retries, 0)
     policy = Policy.of(on_failure, max_consecutive_failures)
@@ -224,13 +227,13 @@ def minimize_black_box(
         # Functions of the caller run under the caller's setting.
         of_caller = functools.partial(jax.enable_x64, trees.has_x64())
         stack.enter_context(trees.precision_of(initial))
-        run = Run(None, None, optimizer, estimator, bounds=as_bounds(bounds))
+        run = Run(None, None, optimizer, estimator, search, bounds=as_bounds(bounds))
         if state is None:
             state = step.start(run, params, key)
         states.check_known(state)
         in_turn = executor is None and not batched
         # A batch stays as large: `fun` may be compiled for it.
-        varies = not batched and revert.limit(state.optimizer_state) is not None
+        varies = not batched and search.stops_early
         watch = budget.watch(run, state, trees.widest(state.params), varies)
         # Steps work in place on their state, so the caller keeps a copy of the first.
         state = resumed(jax.tree.map(jax.numpy.copy, state))
@@ -277,8 +280,12 @@ def minimize_black_box(
                 n = ask_tell.num_moved(candidates)
                 candidates = jax.tree.map(lambda x: x[:n], candidates)
             if varies and in_turn:
-                needs = functools.partial(ask_tell.needs_all, state)
-                outcome = in_two_parts(evaluate_points, candidates, n, needs)
+
+                def needs_all(first: float) -> bool:
+                    value = ask_tell.as_values([first], state.params)[0]
+                    return not step.is_rejected(run, state, value)
+
+                outcome = in_two_parts(evaluate_points, candidates, n, needs_all)
             else:
                 outcome = evaluate_points(candidates, n)
             if outcome is None:

@@ -7,15 +7,20 @@ from typing import Any
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.base import GradientEstimator
+from radazo_jax._src.base import GradientEstimator, Search
 from radazo_jax._src.directions.signs import orthonormal
 from radazo_jax._src.estimators.accelerated import accelerated
 from radazo_jax._src.estimators.adaptive import adaptive_difference
 from radazo_jax._src.estimators.differences import forward_difference
 from radazo_jax._src.estimators.full import full_difference
 from radazo_jax._src.runs.states import check_run
-from radazo_jax._src.transforms.aliases import bfgs, parabolic_sgd
+from radazo_jax._src.search.backtracking import backtracking
+from radazo_jax._src.search.parabolic import parabolic
+from radazo_jax._src.search.whole import whole
+from radazo_jax._src.transforms.aliases import bfgs
 from radazo_jax._src.transforms.minibatch import scale_by_minibatch_step
+
+Method = tuple[optax.GradientTransformation, GradientEstimator, Search]
 
 # Up to so many parameters a step evaluates differences along all coordinates.
 _FEW = 20
@@ -25,12 +30,10 @@ _FEW = 20
 _FEWEST, _MOST = 10, 32
 
 
-def default_method(
-    params: optax.Params, minibatches: bool = False
-) -> tuple[optax.GradientTransformation, GradientEstimator]:
-    """The optimizer and the estimator of runs that name neither.
+def default_method(params: optax.Params, minibatches: bool = False) -> Method:
+    """The optimizer, the estimator and the search of runs that name none.
 
-    Neither has a learning rate: step sizes are found from values. Use it with `solver`
+    There is no learning rate: step sizes are found from values. Use it with `solver`
     and `ask_tell`; `minimize` and `minimize_black_box` use it by themselves.
 
     Args:
@@ -38,9 +41,9 @@ def default_method(
       minibatches: Whether the loss changes from step to step.
 
     Returns:
-      An Optax transformation and an estimator. For the same number of parameters the
-      transformation is the same object and estimators are equal, so that programs
-      compile once.
+      An Optax transformation, an estimator and a search. For the same number of
+      parameters the transformation is the same object, and estimators and searches are
+      equal, so that programs compile once.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -54,13 +57,17 @@ def default_method(
       >>> bool(info.value < 1e-3)
       True
     """
-    return method(None, None, params, minibatches)
+    return method(None, None, None, params, minibatches)
 
 
 def method(
-    optimizer: Any, estimator: Any, params: optax.Params, minibatches: bool
-) -> tuple[optax.GradientTransformation, GradientEstimator]:
-    """The optimizer and the estimator that the caller named, or the default ones.
+    optimizer: Any,
+    estimator: Any,
+    search: Any,
+    params: optax.Params,
+    minibatches: bool,
+) -> Method:
+    """What the caller named of a method, and the default for the rest.
 
     Raises:
       TypeError: If one is something else.
@@ -68,17 +75,22 @@ def method(
     checks.check_params(params)
     size = optax.tree.size(params)
     few = size <= _FEW and not minibatches
-    if estimator is None and optimizer is None and few:
+    names_none = optimizer is None and estimator is None
+    if search is None and optimizer is None:
+        search = _search(few and names_none, minibatches)
+    elif search is None:
+        search = whole()
+    if names_none and few:
         optimizer, estimator = bfgs(), full_difference()
     if estimator is None:
-        # Only the default optimizer is known to start its steps at the lookahead point
-        # of an accelerated estimator.
+        # Only the default search is known to start its steps at the lookahead point of
+        # an accelerated estimator.
         count = min(max(math.isqrt(size), _FEWEST), _MOST)
         estimator = _estimator(count, minibatches, optimizer is None)
     if optimizer is None:
         optimizer = _optimizer(minibatches)
-    check_run(optimizer, estimator)
-    return optimizer, estimator
+    check_run(optimizer, estimator, search)
+    return optimizer, estimator, search
 
 
 # The same object at each call, so that runs compile once.
@@ -86,7 +98,13 @@ def method(
 def _optimizer(minibatches: bool) -> optax.GradientTransformation:
     if minibatches:
         return optax.chain(optax.scale(-1.0), scale_by_minibatch_step())
-    return parabolic_sgd()
+    return optax.with_extra_args_support(optax.sgd(1.0))
+
+
+def _search(few: bool, minibatches: bool) -> Search:
+    if minibatches:
+        return whole()
+    return backtracking() if few else parabolic()
 
 
 def _estimator(count: int, minibatches: bool, accelerates: bool) -> GradientEstimator:

@@ -68,13 +68,12 @@ def _shares(
     ) -> list[jax.Array]:
         number = jnp.int32(points.num_points)
         estimate = Estimate(value, slope, number, points.combine(coefficients))
-        estimate = estimate._replace(extra_args={"measured": jnp.isfinite(value)})
         gradient = estimate.gradient.materialize(params)
         update = partial(
             optax.with_extra_args_support(optimizer).update,
             gradient,
             params=params,
-            **gradients.extra_args(estimate, gradient, fun),
+            **gradients.extra_args(estimate, gradient, value, fun),
         )
 
         def again(_: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:

@@ -13,7 +13,12 @@ import optax
 from jax import lax
 
 from radazo_jax._src import checks, shown, trees
-from radazo_jax._src.base import Evaluator, GradientEstimator, check_evaluator
+from radazo_jax._src.base import (
+    Evaluator,
+    GradientEstimator,
+    Search,
+    check_evaluator,
+)
 from radazo_jax._src.estimators.gradients import values_at
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.runs import ask_tell, loop, states, step
@@ -32,7 +37,6 @@ from radazo_jax._src.runs.states import (
     resumed,
 )
 from radazo_jax._src.runs.stop import Budget, Limits, Progress, Watch
-from radazo_jax._src.search import revert
 
 # Without a given chunk size, chunks aim at this many seconds: long enough that what
 # is done between them does not count, short enough for a progress bar and Ctrl-C.
@@ -44,9 +48,9 @@ class MinimizeResult(NamedTuple):
     """The result of `minimize`.
 
     Attributes:
-      params: The parameters after the last step, or before it if the optimizer reverts
-        steps that go up, as the default ones do, and would revert this one. With such
-        an optimizer the loss is evaluated once more to find out.
+      params: The parameters after the last step, or before it if the search would
+        reject it, as the default ones reject steps that go up. With such a search the
+        loss is evaluated once more to find out.
       values: The loss at each step done in this call: float32, [steps].
       state: The state of the run; pass it as `state` to continue.
       history: The records of each step; `history.plot()` draws them.
@@ -78,10 +82,11 @@ def minimize(
     params: optax.Params,
     optimizer: optax.GradientTransformation | None = None,
     estimator: GradientEstimator | None = None,
-    num_steps: int | None = None,
-    key: jax.typing.ArrayLike = 0,
+    search: Search | None = None,
     *,
     evaluator: Evaluator = vectorized(),
+    num_steps: int | None = None,
+    key: jax.typing.ArrayLike = 0,
     max_evaluations: int | None = None,
     max_seconds: float | None = None,
     target: float | None = None,
@@ -111,13 +116,17 @@ def minimize(
         `grad`, `slope` (along `grad`), `value_fn` and `measured` (whether the loss at
         the parameters is finite; if not, `value` replaces it) as extra arguments, if
         it takes any. By default nothing is tuned: `bfgs()` for few parameters,
-        `parabolic_sgd()` for more, or descent by `scale_by_minibatch_step()` if
+        `optax.sgd(1.0)` for more, or descent by `scale_by_minibatch_step()` if
         `sample` is given.
       estimator: An estimator; by default `full_difference()` for few parameters, of
         d + 1 evaluations, and `adaptive_difference(orthonormal(), K)` for more, with
         K = √d, but at least 10 and at most 32, all evaluated together. It is
         `accelerated` unless an optimizer is named. For minibatches it is
         `forward_difference(orthonormal())`.
+      search: A search, which finds the length of the steps and may reject them. It is
+        `search.whole()` if an optimizer is named, whose steps are taken as they are; by
+        default `search.backtracking()` for few parameters, `search.parabolic()` for
+        more, and `search.whole()` for minibatches.
       num_steps: The number of steps in this call; with a journal, of the whole run. By
         default 1000, also with a `target`, which may never be reached; with another
         budget, at most 2³¹ − 2 for the whole run.
@@ -179,8 +188,8 @@ def minimize(
       ...     jnp.zeros(8),
       ...     zo.radazo(1e-2),
       ...     zo.forward_difference(),
-      ...     300,
-      ...     jax.random.key(0),
+      ...     num_steps=300,
+      ...     key=jax.random.key(0),
       ...     progress=False,
       ... )
       >>> result.values.shape, bool(result.values[-1] < 1e-2)
@@ -195,7 +204,9 @@ def minimize(
     if state is not None:
         checks.check_not_deleted("state", state)
     initial = params if state is None else state.params
-    optimizer, estimator = method(optimizer, estimator, initial, sample is not None)
+    optimizer, estimator, search = method(
+        optimizer, estimator, search, initial, sample is not None
+    )
     budget = Budget.of(num_steps, max_evaluations, max_seconds, target, patience)
     if chunk_size is not None:
         checks.check_int_at_least("chunk_size", chunk_size, 1)
@@ -211,7 +222,7 @@ def minimize(
             f"on, and takes steps one by one; got chunk_size={chunk_size!r}."
         )
     check_evaluator(evaluator)
-    run = Run(fun, sample, optimizer, estimator, evaluator, as_bounds(bounds))
+    run = Run(fun, sample, optimizer, estimator, search, evaluator, as_bounds(bounds))
     if state is None:
         state = step.start(run, params, key)
     else:
@@ -290,7 +301,7 @@ def _result(
     static: trees.Static,
 ) -> MinimizeResult:
     params = state.params
-    if revert.can_revert(state.optimizer_state):
+    if static.merge(arrays).search.judges:
         params = _final_params(state, arrays, static=static)
     history = History.of(recorded)
     values = losses(history)

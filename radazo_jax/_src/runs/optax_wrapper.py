@@ -9,18 +9,18 @@ import optax
 
 from radazo_jax._src import checks
 from radazo_jax._src.base import (
-    Estimate,
     Evaluator,
     GradientEstimator,
     GradientTransformationExtraArgs,
+    Search,
     check_estimator,
     check_evaluator,
 )
-from radazo_jax._src.estimators.gradients import evaluated
+from radazo_jax._src.estimators.gradients import Evaluated, evaluated
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
-from radazo_jax._src.runs.step import draw_of, is_unusable, optimizer_update
-from radazo_jax._src.search import revert
+from radazo_jax._src.runs.states import Outcome
+from radazo_jax._src.runs.step import direction_of, draw_of, outcome_of, value_here
 
 
 class EstimateGradientState(NamedTuple):
@@ -71,7 +71,7 @@ def estimate_gradient(
       inner: A transformation that gets the estimate as its updates, and `value`,
         `grad`, `slope` and `value_fn` as extra arguments, if it takes any. A chain
         passes the same extra arguments to all of its members, so a transformation
-        that needs values of the estimate, such as `parabolic_sgd`, must go here.
+        that needs values of the estimate, such as `scale_by_bfgs`, must go here.
         A step in which no value can be used is skipped as by `solver`: the updates are
         zero, and the state of `inner` does not change.
       evaluator: The evaluator of the points, as in `value_and_grad`.
@@ -87,6 +87,7 @@ def estimate_gradient(
 
     Raises:
       TypeError: If `estimator` is not a `GradientEstimator`, the key is no key,
+        `inner` is a search, which finds step sizes in `solver` and `minimize` alone,
         `params` have been masked, or, in `update`, `value_fn` is missing.
       ValueError: If processes hold different keys, or, in `update`, `params` is
         missing.
@@ -111,16 +112,17 @@ def estimate_gradient(
       >>> bool(optax.tree.get(state, "EstimateGradientState").value < 0.01)
       True
 
-      Without a learning rate:
-
-      >>> tx = zo.estimate_gradient(estimator, 0, zo.parabolic_sgd())
-
     References:
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       algorithm 2, first line of the loop.
     """
     check_estimator(estimator)
     check_evaluator(evaluator)
+    if isinstance(inner, Search):
+        raise TypeError(
+            "inner must be an Optax transformation with a learning rate; got the "
+            f"search {inner!r}. Pass it to solver or minimize."
+        )
     key = keys.check_same_key(key)
     tx = optax.with_extra_args_support(optax.identity() if inner is None else inner)
 
@@ -156,26 +158,26 @@ def estimate_gradient(
                 f"gradient is estimated; got {value_fn!r}."
             )
         params = checks.as_params(params)
-        estimate, (values, _), estimator_state = evaluated(
+        draw = draw_of(state.key, state.step)
+        found = evaluated(
             estimator,
             evaluator,
             value_fn,
-            draw_of(state.key, state.step),
+            draw,
             params,
             state.estimator_state,
         )
         if inner is None:
-            new, inner_state = estimate.gradient.materialize(params), ()
+            new, inner_state = found.estimate.gradient.materialize(params), ()
         else:
-            skipped = is_unusable(estimate, values)
             new, inner_state = _inner_update(
-                tx, estimate, skipped, state.inner_state, params, value_fn, others
+                tx, found, state.inner_state, params, value_fn, others
             )
         after = EstimateGradientState(
             state.key,
             optax.safe_increment(state.step),
-            estimate.value.astype(jnp.float32),
-            estimator_state,
+            found.estimate.value.astype(jnp.float32),
+            found.state,
             inner_state,
         )
         return new, after
@@ -185,21 +187,20 @@ def estimate_gradient(
 
 def _inner_update(
     tx: optax.GradientTransformationExtraArgs,
-    estimate: Estimate,
-    skipped: jax.Array,
+    found: Evaluated,
     state: Any,
     params: optax.Params,
     value_fn: Callable[[optax.Params], Any],
     others: dict[str, Any],
 ) -> tuple[Any, Any]:
-    """The updates of the inner transformation, zero if the step is skipped."""
-    updates, after = optimizer_update(
-        tx, estimate, skipped, state, params, value_fn, **others
+    """The updates of the inner transformation, zero unless the step is taken."""
+    here = value_here(found.points, found.values)
+    updates, _, after = direction_of(
+        tx, state, params, found.estimate, here, value_fn, **others
     )
-    keep = skipped | revert.reverted(after)
-    back = optax.tree.sub(revert.retried(after, params), params)
-    updates = optax.tree.where(keep, back, updates)
-    return updates, revert.keep_others(keep, state, after)
+    takes = outcome_of(found.estimate, found.values) == Outcome.TAKEN
+    updates = jax.tree.map(lambda u: jnp.where(takes, u, 0), updates)
+    return updates, optax.tree.where(takes, after, state)
 
 
 def _check_not_masked(params: optax.Params) -> None:

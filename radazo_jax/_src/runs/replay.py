@@ -8,13 +8,14 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import trees
-from radazo_jax._src.base import Evaluator, GradientEstimator
+from radazo_jax._src.base import Evaluator, GradientEstimator, Search
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.runs import ask_tell, loop, states, step
 from radazo_jax._src.runs.box import BoundsLike, as_bounds
 from radazo_jax._src.runs.journal import Journal, check_same_run, read
 from radazo_jax._src.runs.loop import Path
 from radazo_jax._src.runs.states import Run, SolverState
+from radazo_jax._src.search.whole import whole
 
 
 def replay(
@@ -22,6 +23,7 @@ def replay(
     params: optax.Params,
     optimizer: optax.GradientTransformation,
     estimator: GradientEstimator,
+    search: Search = whole(),
     *,
     evaluator: Evaluator = vectorized(),
     fun: Callable[..., Any] | None = None,
@@ -36,6 +38,7 @@ def replay(
       params: The starting point of the run.
       optimizer: The optimizer of the run.
       estimator: The estimator of the run.
+      search: The search of the run.
       evaluator: The evaluator of the run. It evaluates nothing here, but determines how
         directions are stored, and so how their sums are rounded.
       fun: The function, if `minimize` wrote the journal. It is traced and not
@@ -76,8 +79,8 @@ def replay(
     found = read(journal)
     if found is None:
         raise ValueError(f"journal must be a file with a run; got {journal!r}.")
-    states.check_run(optimizer, estimator, evaluator)
-    run = Run(fun, sample, optimizer, estimator, evaluator, as_bounds(bounds))
+    states.check_run(optimizer, estimator, search, evaluator)
+    run = Run(fun, sample, optimizer, estimator, search, evaluator, as_bounds(bounds))
     with jax.enable_x64(trees.has_x64() or found.run["dtype"] == "float64"):
         return _replay(journal, found, params, run, exact)
 

@@ -1,5 +1,6 @@
 """`Run`, `SolverState` and `StepInfo`: runs, and their checks."""
 
+import enum
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,13 +13,33 @@ from radazo_jax._src import checks, shown
 from radazo_jax._src.base import (
     Evaluator,
     GradientEstimator,
+    Search,
     check_estimator,
     check_evaluator,
+    check_search,
 )
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.runs.box import Bounds
+from radazo_jax._src.search.whole import whole
 
 MOST_STEPS = np.iinfo(np.int32).max
+
+
+class Outcome(enum.IntEnum):
+    """What becomes of a step.
+
+    Attributes:
+      TAKEN: The run moved along a new direction, or stays for want of one.
+      REJECTED: The search undid the latest step, or shortened it.
+      SKIPPED: No value could be used: neither parameters nor optimizer state changed.
+      INCOMPLETE: The estimator needs further values at the same parameters, at which
+        the run stays.
+    """
+
+    TAKEN = 0
+    REJECTED = 1
+    SKIPPED = 2
+    INCOMPLETE = 3
 
 
 class Failures(NamedTuple):
@@ -53,6 +74,7 @@ class Run(NamedTuple):
       sample: A function from a key to a batch, a tuple of arguments; `None` without.
       optimizer: An Optax transformation.
       estimator: An estimator.
+      search: A search.
       evaluator: The evaluator of the points.
       bounds: The box in which parameters and points stay; `None` without.
     """
@@ -61,6 +83,7 @@ class Run(NamedTuple):
     sample: Callable[[jax.Array], Any] | None
     optimizer: optax.GradientTransformation
     estimator: GradientEstimator
+    search: Search = whole()
     evaluator: Evaluator = vectorized()
     bounds: Bounds | None = None
 
@@ -75,17 +98,14 @@ class StepInfo(NamedTuple):
         several.
       failed: Number of values that were not finite, without those that were not
         needed: int32, shape ().
-      skipped: Whether the step was skipped because no value could be used: bool,
-        shape ().
-      reverted: Whether the step reverted the previous one instead: bool, shape ().
+      outcome: What became of the step, an `Outcome`: int32, shape ().
     """
 
     value: jax.Array
     slope: jax.Array
     values: jax.Array
     failed: jax.Array
-    skipped: jax.Array
-    reverted: jax.Array
+    outcome: jax.Array
 
 
 class SolverState(NamedTuple):
@@ -95,6 +115,7 @@ class SolverState(NamedTuple):
       params: The parameters.
       optimizer_state: The state of the Optax transformation.
       estimator_state: The state of the estimator.
+      search_state: The state of the search.
       key: The key of the run, typed, shape (); it does not change.
       step: The number of steps done: int32, shape ().
       failures: The evaluations that failed.
@@ -103,6 +124,7 @@ class SolverState(NamedTuple):
     params: optax.Params
     optimizer_state: optax.OptState
     estimator_state: Any
+    search_state: Any
     key: jax.Array
     step: jax.Array
     failures: Failures
@@ -114,6 +136,7 @@ class SolverState(NamedTuple):
             params=shown.tree(self.params),
             optimizer_state=shown.count(self.optimizer_state),
             estimator_state=shown.count(self.estimator_state),
+            search_state=shown.count(self.search_state),
             failures=shown.number(getattr(self.failures, "evaluations", None)),
         )
 
@@ -144,9 +167,10 @@ def check_state(run: Run, state: Any, *, leaves: bool = False) -> None:
     for name, init, got in (
         ("optimizer", run.optimizer.init, state.optimizer_state),
         ("estimator", run.estimator.init, state.estimator_state),
+        ("search", run.search.init, state.search_state),
     ):
         expected = jax.eval_shape(init, state.params)
-        pair = _difference(expected, got, leaves)
+        pair = difference(expected, got, leaves)
         if pair is not None:
             raise ValueError(
                 f"state must be of this {name} and these params, with {pair[0]}; got "
@@ -155,7 +179,7 @@ def check_state(run: Run, state: Any, *, leaves: bool = False) -> None:
             )
 
 
-def _difference(expected: Any, got: Any, leaves: bool) -> tuple[str, str] | None:
+def difference(expected: Any, got: Any, leaves: bool) -> tuple[str, str] | None:
     """The difference of two trees: their structures, or their first unequal leaves."""
     structures: list[Any] = [jax.tree.structure(x) for x in (expected, got)]
     if structures[0] != structures[1]:
@@ -188,7 +212,12 @@ def check_room(done: Any, num_steps: int = 1) -> None:
         )
 
 
-def check_run(optimizer: Any, estimator: Any, evaluator: Any = vectorized()) -> None:
+def check_run(
+    optimizer: Any,
+    estimator: Any,
+    search: Any = whole(),
+    evaluator: Any = vectorized(),
+) -> None:
     """Raises unless these are what they are named."""
     if isinstance(optimizer, GradientEstimator):
         raise TypeError(
@@ -201,6 +230,7 @@ def check_run(optimizer: Any, estimator: Any, evaluator: Any = vectorized()) -> 
             f"{optimizer!r}."
         )
     check_estimator(estimator)
+    check_search(search)
     check_evaluator(evaluator)
 
 

@@ -15,23 +15,33 @@ import optax
 from jax import lax
 from jax.tree_util import Partial
 
-from radazo_jax._src import checks
+from radazo_jax._src import checks, trees
 from radazo_jax._src.base import (
+    Descent,
     Draw,
     Estimate,
     Evaluator,
     GradientEstimator,
     Points,
+    Search,
     Values,
 )
 from radazo_jax._src.estimators import gradients
+from radazo_jax._src.estimators.differences import mean_of_finite
 from radazo_jax._src.estimators.gradients import of_params
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.runs import box, states
 from radazo_jax._src.runs.box import Bounds, BoundsLike, as_bounds
-from radazo_jax._src.runs.states import MOST_STEPS, Failures, Run, SolverState, StepInfo
-from radazo_jax._src.search import revert
+from radazo_jax._src.runs.states import (
+    MOST_STEPS,
+    Failures,
+    Outcome,
+    Run,
+    SolverState,
+    StepInfo,
+)
+from radazo_jax._src.search.whole import whole
 from radazo_jax._src.transforms.in_place import InPlaceUpdate, unchanged
 
 
@@ -46,6 +56,7 @@ def start(run: Run, params: optax.Params, key: jax.typing.ArrayLike) -> SolverSt
         params,
         run.optimizer.init(params),
         run.estimator.init(params),
+        run.search.init(params),
         keys.check_same_key(key),
         count,
         Failures(count, count, count),
@@ -118,10 +129,9 @@ def take(
     run: Run, state: SolverState, loss: Callable[[optax.Params], Any]
 ) -> tuple[SolverState, StepInfo]:
     """Evaluates the points of a step, and takes it."""
-    points, estimator_state = points_at(run, state, loss)
-    values, _ = gradients.values_at(run.evaluator, loss, state.params, points)
-    state = state._replace(estimator_state=estimator_state)
-    return advance(run, state, points, values, loss)
+    asked = points_at(run, state, loss)
+    values, _ = gradients.values_at(run.evaluator, loss, state.params, asked[0])
+    return advance(run, state, asked, values, loss)
 
 
 def points_without_loss(state: SolverState, estimator: GradientEstimator) -> Points:
@@ -145,211 +155,249 @@ def abstract_points(run: Run, state: SolverState) -> Points:
 def advance(
     run: Run,
     state: SolverState,
-    points: Points,
+    asked: tuple[Points, Any],
     values: Values,
-    value_fn: Callable[[optax.Params], Any] | None = None,
+    loss: Callable[[optax.Params], Any] | None = None,
 ) -> tuple[SolverState, StepInfo]:
-    """Takes a step, or skips it if no value can be used.
+    """Takes a step whose values are known: judges, estimates, and moves.
 
     Args:
       run: The run.
-      state: The state before the step, with the estimator's state after `points_at`.
-      points: The points of the step.
-      values: The values at them; those that are not finite have failed.
-      value_fn: The loss, for transformations that evaluate it.
+      state: The state before the step.
+      asked: What `points_at` returned.
+      values: The values at the points; those that are not finite have failed.
+      loss: The loss, for searches and optimizers that evaluate it.
 
     Returns:
       The state after the step, and what happened.
     """
-    all_values = points.join(values)
-    rejected = is_rejected(state, values.base)
-    # Whether they were evaluated or not, the run is the same.
-    values = values._replace(along=jnp.where(rejected, jnp.nan, values.along))
-    failed = _num_failed(points, values, rejected)
+    points, asked_state = asked
+    here = value_here(points, values)
+    accepted, search_state = judge(run, state, here)
+    known = values
+    if run.search.stops_early:
+        # Whether the others were evaluated or not, the run is the same.
+        along = jnp.where(accepted, values.along, jnp.nan)
+        known = values._replace(along=along)
     estimate, estimator_state = gradients.reduced(
-        run.estimator, points, values, state.params, state.estimator_state
+        run.estimator, points, known, state.params, asked_state
     )
-    if revert.limit(state.optimizer_state) is not None:
-        # Differences that were not needed have not failed.
-        estimator_state = optax.tree.where(
-            rejected, state.estimator_state, estimator_state
+    if run.search.stops_early:
+        estimator_state = optax.tree.where(accepted, estimator_state, asked_state)
+    outcome = _outcome(accepted, estimate, known)
+    moved = _moved(run, state, search_state, (estimate, here, outcome), loss)
+    failed = _num_failed(points, known, accepted | (not run.search.stops_early))
+    params, optimizer_state, search_state = moved
+    after = SolverState(
+        params,
+        optimizer_state,
+        estimator_state,
+        search_state,
+        state.key,
+        optax.safe_increment(state.step),
+        _counted(state.failures, failed, outcome),
+    )
+    # The value of a rejected step is that at its parameters, whatever it is.
+    value = estimate.value
+    if run.search.judges:
+        value = jnp.where(accepted, value, _mean_here(points, values))
+    return after, StepInfo(value, estimate.slope, points.join(values), failed, outcome)
+
+
+def judge(run: Run, state: SolverState, value: jax.Array) -> tuple[jax.Array, Any]:
+    """Whether the run may stay where it is, and the state of its search.
+
+    Args:
+      run: The run.
+      state: The state.
+      value: The loss at its parameters, NaN if it failed: shape ().
+    """
+    found = run.search.judge(state.search_state, state.params, value)
+    ones = jax.ShapeDtypeStruct((), jnp.bool_)
+    _check_found(found, (ones, state.search_state), "judge(state, params, value)")
+    return found
+
+
+def is_rejected(run: Run, state: SolverState, value: Any) -> bool:
+    """Whether a value at θ alone decides a step, which then needs no further values."""
+    if not run.search.stops_early:
+        return False
+    value = jnp.asarray(value, trees.widest(state.params))
+    accepted, _ = judge(run, state, _finite(value))
+    return not bool(accepted)
+
+
+def outcome_of(estimate: Estimate, values: Values) -> jax.Array:
+    """What becomes of a step that no search rejects: int32, shape ()."""
+    # Squares of large differences overflow in a slope although no value failed.
+    failed = jnp.any(~jnp.isfinite(values.along)) & ~jnp.isfinite(estimate.slope)
+    skipped = (estimate.num_values == 0) | failed
+    outcome = jnp.where(estimate.complete, Outcome.TAKEN, Outcome.INCOMPLETE)
+    return jnp.where(skipped, Outcome.SKIPPED, outcome).astype(jnp.int32)
+
+
+def _outcome(accepted: jax.Array, estimate: Estimate, values: Values) -> jax.Array:
+    outcome = outcome_of(estimate, values)
+    return jnp.where(accepted, outcome, Outcome.REJECTED).astype(jnp.int32)
+
+
+def _mean_here(points: Points, values: Values) -> jax.Array:
+    """The value at θ, or the mean of the values around it: shape ()."""
+    if points.includes_params:
+        return jnp.mean(values.base)
+    return mean_of_finite(values.along)
+
+
+def value_here(points: Points, values: Values) -> jax.Array:
+    """The value at θ, NaN if it is not finite: shape ()."""
+    return _finite(_mean_here(points, values))
+
+
+def _finite(value: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isfinite(value), value, jnp.nan)
+
+
+def _moved(
+    run: Run,
+    state: SolverState,
+    search_state: Any,
+    found: tuple[Estimate, jax.Array, jax.Array],
+    loss: Callable[[optax.Params], Any] | None,
+) -> tuple[optax.Params, Any, Any]:
+    """Parameters, and the states of optimizer and search, after a step.
+
+    Args:
+      run: The run.
+      state: The state before the step.
+      search_state: The state of the search after its judgment.
+      found: The estimate, the value at θ, and the outcome.
+      loss: The loss, or `None`.
+    """
+    search, (estimate, here, outcome) = run.search, found
+    project = partial(box.project, run.bounds)
+    bounds = None if run.bounds is None else box.as_trees(run.bounds, state.params)
+    args = estimate, here, loss, bounds
+
+    def taken(params: Any, optimizer_state: Any, search_state: Any) -> Any:
+        direction, gradient, optimizer_state = direction_of(
+            run.optimizer, optimizer_state, params, *args
         )
-    unusable = is_unusable(estimate, values)
-    bounds = None
-    if run.bounds is not None:
-        bounds = box.as_trees(run.bounds, state.params)
+        mean = None if loss is None else partial(_mean_loss, loss)
+        descent = Descent(direction, gradient, estimate, here, project, mean)
+        moved = search.move(search_state, params, descent)
+        _check_found(moved, (params, search_state), "move(state, params, descent)")
+        return moved[0], optimizer_state, moved[1]
 
-    def update(
-        params: optax.Params, optimizer_state: optax.OptState
-    ) -> tuple[Any, Any]:
-        params, optimizer_state = _updated(
-            run.optimizer,
-            estimate,
-            unusable,
-            optimizer_state,
-            params,
-            value_fn,
-            bounds,
+    def taken_in_place(params: Any, optimizer_state: Any, search_state: Any) -> Any:
+        # The gradient is not built, nor a direction.
+        extra = gradients.extra_args(estimate, None, here, loss, bounds)
+        params, optimizer_state = run.optimizer.update.apply(
+            unchanged, optimizer_state, params, **extra
         )
-        return box.project(run.bounds, params), optimizer_state
+        return project(params), optimizer_state, search_state
 
-    params, optimizer_state = update_unless(
-        unusable, update, state.params, state.optimizer_state
-    )
-    params = box.project(run.bounds, params)
-    skipped = unusable & ~rejected
-    one = skipped.astype(jnp.int32)
-    most = MOST_STEPS - 1 - failed
-    failures = Failures(
-        jnp.minimum(state.failures.evaluations, most) + failed,
-        state.failures.skipped + one,
-        one * (state.failures.in_a_row + 1),
-    )
-    step = optax.safe_increment(state.step)
-    state = SolverState(
-        params, optimizer_state, estimator_state, state.key, step, failures
-    )
-    back = revert.reverted(optimizer_state)
-    # A run in which values can be rejected has one value per point.
-    value = jnp.where(rejected, jnp.mean(values.base), estimate.value)
-    info = StepInfo(value, estimate.slope, all_values, failed, skipped, back)
-    return state, info
+    def rejected(params: Any, optimizer_state: Any, search_state: Any) -> Any:
+        moved = search.back(search_state, params, project)
+        _check_found(moved, (params, search_state), "back(state, params, project)")
+        return moved[0], optimizer_state, moved[1]
+
+    in_place = isinstance(run.optimizer.update, InPlaceUpdate) and not search.judges
+    held = state.params, state.optimizer_state, search_state
+    if search.judges:
+        held = _if(outcome == Outcome.REJECTED, rejected, held)
+    return _if(outcome == Outcome.TAKEN, taken_in_place if in_place else taken, held)
 
 
-def _num_failed(points: Points, values: Values, rejected: jax.Array) -> jax.Array:
+def direction_of(
+    optimizer: optax.GradientTransformation,
+    optimizer_state: optax.OptState,
+    params: optax.Params,
+    estimate: Estimate,
+    here: jax.Array,
+    loss: Callable[[optax.Params], Any] | None,
+    bounds: Bounds | None = None,
+    **others: Any,
+) -> tuple[optax.Updates, optax.Updates, optax.OptState]:
+    """The direction of an optimizer, the gradient, and the state after it."""
+    gradient = estimate.gradient.materialize(params)
+    args = others | gradients.extra_args(estimate, gradient, here, loss, bounds)
+    direction, optimizer_state = optax.with_extra_args_support(optimizer).update(
+        gradient, optimizer_state, params, **args
+    )
+    return direction, gradient, optimizer_state
+
+
+def _mean_loss(loss: Callable[[optax.Params], Any], params: optax.Params) -> Any:
+    return gradients.mean_value(loss(params))
+
+
+def _if(condition: jax.Array, update: Callable[..., Any], held: Any) -> Any:
+    """What is held after an update, or before it.
+
+    Conditionals of two branches, one after the other, work in place. A choice between
+    before and after, or a switch, holds another copy of the parameters.
+    """
+    return lax.cond(condition, partial(_like, update, held), lambda *x: x, *held)
+
+
+def _like(update: Callable[..., Any], before: Any, *held: Any) -> Any:
+    """What an update returns, in the dtypes before it, which a loop keeps."""
+    after = update(*held)
+    structures: list[Any] = [jax.tree.structure(x) for x in (before, after)]
+    if structures[0] != structures[1]:
+        return after  # The error of `cond` names what differs.
+    return jax.tree.map(lambda x, y: jnp.asarray(x, y.dtype), after, before)
+
+
+def _check_found(found: Any, expected: tuple[Any, Any], call: str) -> None:
+    """Raises unless a method of a search has returned what it must."""
+    method = call.partition("(")[0]
+    if type(found) is tuple and len(found) == 2:
+        pair = states.difference(expected, found, leaves=True)
+        if pair is None:
+            return
+    else:
+        pair = "a pair", type(found).__name__
+    raise TypeError(
+        f"{method} of the search must return {pair[0]}; got {pair[1]}. It is called as "
+        f"{call}."
+    )
+
+
+def _counted(failures: Failures, failed: jax.Array, outcome: jax.Array) -> Failures:
+    """The counts of failures after a step."""
+    one = (outcome == Outcome.SKIPPED).astype(jnp.int32)
+    return Failures(
+        jnp.minimum(failures.evaluations, MOST_STEPS - 1 - failed) + failed,
+        failures.skipped + one,
+        one * (failures.in_a_row + 1),
+    )
+
+
+def _num_failed(
+    points: Points, values: Values, needed: jax.typing.ArrayLike
+) -> jax.Array:
     """The number of values that are not finite, but needed: int32, shape ()."""
-    unneeded = jnp.broadcast_to(rejected, points.scales.shape)
+    unneeded = jnp.broadcast_to(~jnp.asarray(needed), points.scales.shape)
     if points.shifts is None:  # A point that is not moved is θ.
         unneeded |= points.includes_params & (points.scales == 0)
     unneeded = unneeded.reshape(unneeded.shape + (1,) * (values.along.ndim - 2))
-    needed = values._replace(along=jnp.where(unneeded, 0, values.along))
-    return jnp.sum(~jnp.isfinite(points.join(needed)), dtype=jnp.int32)
-
-
-def is_rejected(state: SolverState, base: jax.Array) -> jax.Array:
-    """Whether the value at θ alone reverts the latest step: bool, shape ().
-
-    The other values of the step are then not needed.
-    """
-    limit = revert.limit(state.optimizer_state)
-    if limit is None:
-        return jnp.zeros((), jnp.bool_)
-    return jnp.isfinite(limit) & ~(jnp.mean(base).astype(limit.dtype) < limit)
-
-
-def is_unusable(estimate: Estimate, values: Values) -> jax.Array:
-    """Whether a step must be skipped because values failed: bool, shape ()."""
-    # Squares of large differences overflow in a slope although no value failed.
-    failed = jnp.any(~jnp.isfinite(values.along))
-    return (estimate.num_values == 0) | (failed & ~jnp.isfinite(estimate.slope))
-
-
-def _updated(
-    optimizer: optax.GradientTransformation,
-    estimate: Estimate,
-    skipped: jax.Array,
-    state: Any,
-    params: optax.Params,
-    value_fn: Callable[[optax.Params], Any] | None,
-    bounds: Bounds | None,
-) -> tuple[Any, Any]:
-    """Parameters and optimizer state after an update."""
-    if isinstance(optimizer.update, InPlaceUpdate):
-        # The gradient is not built.
-        args = gradients.extra_args(estimate, None, value_fn, bounds)
-        return optimizer.update.apply(unchanged, state, params, **args)
-    updates, state = optimizer_update(
-        optimizer, estimate, skipped, state, params, value_fn, bounds
-    )
-    return optax.apply_updates(params, updates), state
-
-
-def optimizer_update(
-    optimizer: optax.GradientTransformation,
-    estimate: Estimate,
-    skipped: jax.Array,
-    optimizer_state: optax.OptState,
-    params: optax.Params,
-    value_fn: Callable[[optax.Params], Any] | None,
-    bounds: Bounds | None = None,
-    **others: Any,
-) -> tuple[Any, Any]:
-    """The updates of an optimizer for an estimate, whose gradient is built here."""
-    gradient = estimate.gradient.materialize(params)
-    if revert.can_revert(optimizer_state):
-        # Members of the chain take part in skipped steps, so they must not get NaN.
-        gradient = jax.tree.map(
-            lambda g: jnp.where(skipped, jnp.zeros_like(g), g), gradient
-        )
-    args = others | gradients.extra_args(estimate, gradient, value_fn, bounds)
-    return optax.with_extra_args_support(optimizer).update(
-        gradient, optimizer_state, params, **args
-    )
-
-
-def update_unless(
-    skipped: jax.Array,
-    update: Callable[..., tuple[Any, Any]],
-    params: optax.Params,
-    state: Any,
-) -> tuple[Any, Any]:
-    """Parameters and optimizer state after an update, unless the step is skipped.
-
-    An optimizer that can revert steps takes part in skipped steps too: after a step to
-    parameters without a finite loss, it alone can return.
-    """
-    if not revert.can_revert(state):
-        return _times(1 - skipped.astype(jnp.int32), update, params, state)
-    new_params, after = update(params, state)
-    keep = skipped | revert.reverted(after)
-    # Other members of a partition take no step: their gradient is not used.
-    new_params = optax.tree.where(keep, params, new_params)
-    new_params = revert.retried(after, new_params)
-    return new_params, revert.keep_others(keep, state, after)
+    counted = values._replace(along=jnp.where(unneeded, 0, values.along))
+    return jnp.sum(~jnp.isfinite(points.join(counted)), dtype=jnp.int32)
 
 
 def final_params(
     run: Run, state: SolverState, loss: Callable[[optax.Params], Any]
 ) -> optax.Params:
-    """The parameters after the latest step, or before it if it would be reverted.
+    """The parameters after the latest step, or before it if it would be rejected.
 
-    The next step would revert it. At the end of a run there is no next step, so that
+    The next step would reject it. At the end of a run there is no next step, so that
     the loss is evaluated once more to find out.
     """
-    # The decision does not depend on the gradient.
-    zeros = jax.tree.map(jnp.zeros_like, state.params)
-    value = gradients.mean_value(loss(state.params))
-    _, after = optax.with_extra_args_support(run.optimizer).update(
-        zeros,
-        state.optimizer_state,
-        state.params,
-        value=value,
-        grad=zeros,
-        slope=jnp.zeros_like(value),
-        value_fn=loss,
-    )
-    return revert.restored(after, state.params)
-
-
-def _times(
-    count: jax.Array,
-    update: Callable[..., tuple[Any, Any]],
-    params: optax.Params,
-    state: Any,
-) -> tuple[Any, Any]:
-    """Calls `update` once or not at all.
-
-    A loop works in place. A conditional, or a choice between before and after, holds
-    two more copies of the parameters.
-    """
-
-    def body(carry: tuple[jax.Array, Any, Any]) -> tuple[jax.Array, Any, Any]:
-        i, *rest = carry
-        return i + 1, *update(*rest)
-
-    start = (jnp.zeros((), jnp.int32), params, state)
-    _, params, state = lax.while_loop(lambda carry: carry[0] < count, body, start)
-    return params, state
+    if not run.search.judges:
+        return state.params
+    accepted, _ = judge(run, state, _finite(_mean_loss(loss, state.params)))
+    return optax.tree.where(accepted, state.params, state.search_state.before)
 
 
 def _keys(key: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -385,8 +433,9 @@ def solver(
     fun: Callable[..., Any],
     optimizer: optax.GradientTransformation,
     estimator: GradientEstimator,
-    evaluator: Evaluator = vectorized(),
+    search: Search = whole(),
     *,
+    evaluator: Evaluator = vectorized(),
     sample: Callable[[jax.Array], Any] | None = None,
     bounds: BoundsLike | None = None,
 ) -> Solver:
@@ -407,6 +456,8 @@ def solver(
       optimizer: An Optax transformation, such as `radazo(1e-3)`. It gets `value`,
         `grad`, `slope`, `value_fn` and `combination` as extra arguments.
       estimator: An estimator, such as `forward_difference()`.
+      search: A search, such as `search.parabolic()`, which finds the step size and may
+        reject steps; by default `search.whole()`, for optimizers with a learning rate.
       evaluator: The evaluator of the points: `vectorized(batch_size)`, or
         `sharded(axis_name)`.
       sample: `sample(key)` draws the batch of a step, one argument of `fun` after the
@@ -415,8 +466,8 @@ def solver(
         `scipy.optimize.Bounds`: the box in which the parameters and all points stay.
 
     Returns:
-      The `Solver`. `default_method(params)` gives an optimizer and an estimator
-      without a learning rate.
+      The `Solver`. `default_method(params)` gives an optimizer, an estimator and a
+      search without a learning rate.
 
     Raises:
       TypeError, ValueError: If an argument has the wrong type; from `init`, if the
@@ -451,8 +502,8 @@ def solver(
     """
     if not callable(fun):
         raise TypeError(f"fun must be a function of params; got {fun!r}.")
-    states.check_run(optimizer, estimator, evaluator)
-    run = Run(fun, sample, optimizer, estimator, evaluator, as_bounds(bounds))
+    states.check_run(optimizer, estimator, search, evaluator)
+    run = Run(fun, sample, optimizer, estimator, search, evaluator, as_bounds(bounds))
 
     def init(params: optax.Params, key: jax.typing.ArrayLike) -> SolverState:
         # No two leaves share a buffer, and none is the caller's, so that the state can

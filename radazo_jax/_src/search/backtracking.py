@@ -1,15 +1,14 @@
 """Backtracking: the whole step of an optimizer, and shorter ones."""
 
-from typing import Any, NamedTuple, cast
+import dataclasses
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src import checks
-from radazo_jax._src.base import GradientTransformationExtraArgs
-from radazo_jax._src.search.revert import Revert
-from radazo_jax._src.trees import as_flat, init_scalar
+from radazo_jax._src import trees
+from radazo_jax._src.base import Descent, Projection, Search
 
 # A step is accepted if it lowers the loss by this share of what the slope promises.
 _SUFFICIENT = 0.1
@@ -25,30 +24,114 @@ _ALMOST = 0.9
 _TRIES, _TRIES_IN_NOISE = 9, 4
 
 
-class ScaleByTrialStepState(NamedTuple):
-    """State of `scale_by_trial_step`.
+class BacktrackingState(NamedTuple):
+    """State of `backtracking`.
 
     Scalars have the dtype of the parameters, float32 if that is narrower.
 
     Attributes:
+      before: The parameters before the latest step.
+      direction: Its direction, a tree like the parameters.
       step_size: t of the latest step: shape ().
       value: The loss at its start: shape ().
-      slope: The derivative of the loss along the latest step: shape ().
-      tries: Number of steps along this direction that were reverted: int32, shape ().
-      direction: The direction, a tree like the parameters.
-      revert: The parameters before the latest step, the limit of its value, and the
-        step that is tried next if it is reverted.
+      slope: The derivative of the loss along it: shape ().
+      limit: The step is rejected unless the next value is below this one; infinite if
+        any value is accepted: shape ().
+      tries: Number of steps along this direction that were rejected: int32, shape ().
+      most_tries: The number of them after which the gradient is estimated anew: int32,
+        shape ().
     """
 
+    before: optax.Params
+    direction: optax.Updates
     step_size: jax.Array
     value: jax.Array
     slope: jax.Array
+    limit: jax.Array
     tries: jax.Array
-    direction: Any
-    revert: Revert
+    most_tries: jax.Array
 
 
-def scale_by_trial_step() -> GradientTransformationExtraArgs:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Backtracking(Search):
+    """See `backtracking`."""
+
+    _constructor = "backtracking"
+    stops_early = True
+
+    def init(self, params: optax.Params) -> BacktrackingState:
+        zero, count = trees.init_scalar(params), jnp.zeros((), jnp.int32)
+        return BacktrackingState(
+            before=trees.copy(params),
+            direction=jax.tree.map(jnp.zeros_like, params),
+            step_size=zero,
+            value=zero,
+            slope=zero,
+            limit=zero + jnp.inf,
+            tries=count,
+            most_tries=count,
+        )
+
+    def judge(
+        self, state: BacktrackingState, params: optax.Params, value: jax.Array
+    ) -> tuple[jax.Array, BacktrackingState]:
+        del params
+        value = value.astype(state.value.dtype)
+        accepted = ~jnp.isfinite(state.limit) | (value < state.limit)
+        # After the last try, the next step estimates the gradient anew.
+        ends = state.tries + 1 >= state.most_tries
+        shorter = state.step_size * _share(value - state.value, state)
+        size = jnp.where(ends, 0, shorter).astype(value.dtype)
+        # The gradient of the start is not at hand: the slope of a part of the step.
+        slope = size / state.step_size * state.slope
+        limit = jnp.where(slope < 0, state.value + _SUFFICIENT * slope, jnp.inf)
+        shortened = state._replace(
+            step_size=size,
+            slope=slope,
+            limit=limit,
+            tries=optax.safe_increment(state.tries),
+        )
+        measured = state._replace(limit=jnp.full_like(limit, jnp.inf))
+        return accepted, optax.tree.where(accepted, measured, shortened)
+
+    def move(
+        self, state: BacktrackingState, params: optax.Params, descent: Descent
+    ) -> tuple[optax.Params, BacktrackingState]:
+        dtype = state.value.dtype
+        value = descent.estimate.value.astype(dtype)
+        free = optax.apply_updates(params, descent.direction)
+        after = descent.project(free)
+        # Exactly the direction, unless it leads out of the bounds.
+        cut = optax.tree.sub(after, free)
+        step = jax.tree.map(lambda d, c: d + c.astype(d.dtype), descent.direction, cut)
+        slope = jnp.sum(trees.as_flat(descent.gradient) * trees.as_flat(step))
+        slope = slope.astype(dtype)
+        goes = (slope < 0) & jnp.isfinite(slope)
+        # Without a loss at the start, or without a step, any value is accepted.
+        limited = goes & jnp.isfinite(descent.value)
+        limit = jnp.where(limited, value + _SUFFICIENT * slope, jnp.inf)
+        tries = jnp.where(descent.estimate.noisy, _TRIES_IN_NOISE, _TRIES)
+        return optax.tree.where(goes, after, params), BacktrackingState(
+            before=params,
+            direction=descent.direction,
+            step_size=jnp.ones_like(state.step_size),
+            value=value,
+            slope=slope,
+            limit=limit.astype(dtype),
+            tries=jnp.zeros_like(state.tries),
+            most_tries=tries.astype(state.tries.dtype),
+        )
+
+    def back(
+        self, state: BacktrackingState, params: optax.Params, project: Projection
+    ) -> tuple[optax.Params, BacktrackingState]:
+        del params
+        step = trees.scaled(state.step_size, state.direction)
+        after = project(optax.apply_updates(state.before, step))
+        return optax.tree.where(state.slope < 0, after, state.before), state
+
+
+def backtracking() -> Search:
     """Takes the whole step, and shorter ones if the loss is not lower.
 
     A backtracking line search that needs no evaluation of its own. The step u is tried,
@@ -59,34 +142,27 @@ def scale_by_trial_step() -> GradientTransformationExtraArgs:
     run stays at θ, and the next step estimates the gradient anew; under noise, which
     the estimator recognizes, after four.
 
-    The limit f + 0.1 t g is known before f′ is. If f′ is not below it, the remaining
-    values of that step are not needed, and `minimize_black_box` does not evaluate them
-    if it evaluates one point at a time.
+    The limit f + 0.1 t g is known before f′ is: it is `limit` in the state. If f′ is
+    not below it, the other values of that step are not needed, and a run that evaluates
+    one point at a time does not evaluate them.
 
-    The loss must be the same function in each step. Like Optax's line searches, it must
-    be the last member of a chain and takes directions of descent: put
-    `optax.scale(-1.0)` before it. Use it with directions whose natural step size is 1,
-    as of `scale_by_bfgs`.
+    The loss must be the same function in each step. Use it with directions whose
+    natural step size is 1, as of `bfgs`, and with estimates of the whole gradient, as
+    of `full_difference`.
 
     Returns:
-      A transformation whose `update(updates, state, params, value=..., grad=...)` needs
-      the loss and the gradient at `params`. `bounds`, a pair of trees like the
-      parameters, is optional: the steps end within. `solver` passes them. Its state is
-      a `ScaleByTrialStepState`.
-
-    Raises:
-      ValueError: From the update, if an argument is missing.
+      The search. Its state is a `BacktrackingState`.
 
     Examples:
       >>> import jax.numpy as jnp, optax
       >>> import radazo_jax as zo
-      >>> optimizer = optax.chain(optax.scale(-1.0), zo.scale_by_trial_step())
       >>> result = zo.minimize(
       ...     lambda x: jnp.sum(jnp.array([1.0, 4.0]) * x**2),
       ...     jnp.ones(2),
-      ...     optimizer,
+      ...     optax.sgd(1.0),
       ...     zo.full_difference(),
-      ...     30,
+      ...     zo.search.backtracking(),
+      ...     num_steps=30,
       ...     progress=False,
       ... )
       >>> bool(result.values.min() < 1e-4)
@@ -95,68 +171,10 @@ def scale_by_trial_step() -> GradientTransformationExtraArgs:
     References:
       Nocedal & Wright, Numerical Optimization, 2006, algorithm 3.1 and section 3.5.
     """
-
-    def init_fn(params: optax.Params) -> ScaleByTrialStepState:
-        zero = init_scalar(params)
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        revert = Revert.init(params)._replace(limit=zero + jnp.inf, retry=zeros)
-        count = jnp.zeros((), jnp.int32)
-        return ScaleByTrialStepState(zero, zero, zero, count, zeros, revert)
-
-    def update_fn(
-        updates: optax.Updates,
-        state: ScaleByTrialStepState,
-        params: optax.Params | None = None,
-        *,
-        value: jax.typing.ArrayLike | None = None,
-        grad: optax.Updates | None = None,
-        bounds: tuple[Any, Any] | None = None,
-        measured: jax.typing.ArrayLike = True,
-        noisy: jax.typing.ArrayLike = False,
-        **extra_args: Any,
-    ) -> tuple[optax.Updates, ScaleByTrialStepState]:
-        del extra_args
-        checks.check_passed(params=params, value=value, grad=grad)
-        before, most = state.revert, cast(jax.Array, state.revert.limit)
-        loss = jnp.asarray(value).astype(state.value.dtype)
-        known = jnp.isfinite(loss) & jnp.asarray(measured)
-        loss = jnp.where(jnp.asarray(measured), loss, jnp.nan)
-        back = jnp.isfinite(most) & ~(loss < most)
-        shorter = state.step_size * _share(loss - state.value, state)
-        # After the last try, the next step estimates the gradient anew.
-        most_tries = jnp.where(jnp.asarray(noisy), _TRIES_IN_NOISE, _TRIES)
-        ends = state.tries + 1 >= most_tries.astype(state.tries.dtype)
-        size = jnp.where(back, jnp.where(ends, 0, shorter), 1)
-        start = optax.tree.where(back, before.params, params)
-        direction = optax.tree.where(back, state.direction, updates)
-        step = _step(size.astype(loss.dtype), direction, start, bounds)
-        along = jnp.sum(as_flat(grad) * as_flat(step)).astype(loss.dtype)
-        # The gradient of the start is not at hand: the slope of a part of the step.
-        part = size / state.step_size * state.slope
-        slope = jnp.where(back, part, along)
-        goes = (slope < 0) & jnp.isfinite(slope)
-        step = jax.tree.map(lambda s: jnp.where(goes, s, 0), step)
-        base = jnp.where(back, state.value, loss)
-        # Without a loss at the start, or without a step, any value is accepted.
-        limited = goes & (back | known)
-        limit = jnp.where(limited, base + _SUFFICIENT * slope, jnp.inf)
-        new = ScaleByTrialStepState(
-            step_size=size.astype(loss.dtype),
-            value=base,
-            slope=slope,
-            tries=jnp.where(back, optax.safe_increment(state.tries), 0),
-            direction=direction,
-            revert=Revert(start, back, limit, step),
-        )
-        # `solver` restores the parameters exactly; in other loops, this does so up to
-        # rounding.
-        taken = jax.tree.map(lambda a, s, p: (a - p) + s, start, step, params)
-        return taken, new
-
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return Backtracking()
 
 
-def _share(change: jax.Array, state: ScaleByTrialStepState) -> jax.Array:
+def _share(change: jax.Array, state: BacktrackingState) -> Any:
     """The share of a step that is tried next.
 
     The minimum of the parabola, within limits.
@@ -166,14 +184,3 @@ def _share(change: jax.Array, state: ScaleByTrialStepState) -> jax.Array:
     share = jnp.clip(share, _SHORTEST, _LONGEST)
     without = jnp.where(state.tries == 0, _ALMOST, _LONGEST)
     return jnp.where(jnp.isfinite(change), share, without).astype(change.dtype)
-
-
-def _step(
-    size: jax.Array, direction: Any, start: Any, bounds: tuple[Any, Any] | None
-) -> Any:
-    """The step of a size along a direction, which ends within the bounds."""
-    step = jax.tree.map(lambda d: size.astype(d.dtype) * d, direction)
-    if bounds is None:
-        return step
-    ends = optax.projections.projection_box(optax.apply_updates(start, step), *bounds)
-    return optax.tree.sub(ends, start)

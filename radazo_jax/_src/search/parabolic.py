@@ -1,24 +1,17 @@
 """A step size from values: the minimum of the parabola through the steps taken."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src import checks
-from radazo_jax._src.base import GradientTransformationExtraArgs
-from radazo_jax._src.search.revert import Revert
-from radazo_jax._src.trees import (
-    init_scalar,
-    norm,
-    product,
-    rounding,
-    scaled,
-    wide,
-)
+from radazo_jax._src import checks, trees
+from radazo_jax._src.base import Descent, Search
+from radazo_jax._src.trees import norm, product, scaled, wide
 
-# A step that raises the loss is reverted if its curvature is so many times the known
+# A step that raises the loss is rejected if its curvature is so many times the known
 # one.
 _SURPRISE = 4.0
 
@@ -32,12 +25,13 @@ _SEARCH, _SEARCH_BLIND, _AVERAGED, _BLIND = 100.0, 10.0, 2.0, 1.25
 _FIRST = 2 / _SEARCH
 
 
-class ScaleByParabolicStepState(NamedTuple):
-    """State of `scale_by_parabolic_step`.
+class ParabolicState(NamedTuple):
+    """State of `parabolic`.
 
     Scalars have the dtype of the parameters, float32 if that is narrower.
 
     Attributes:
+      before: The parameters before the latest step.
       step_size: η of the latest step, 0 before the first: shape ().
       slope: The average of the slope along a step, per squared length: shape ().
       curvature: The average of the curvature along a step, per squared length:
@@ -46,7 +40,7 @@ class ScaleByParabolicStepState(NamedTuple):
       alignment: The average cosine of a step with the one before: shape ().
       searching: Whether the scale of the step is still being searched for: bool,
         shape ().
-      pending: Whether the latest update is a step to be measured: bool, shape ().
+      pending: Whether the latest step is to be measured: bool, shape ().
       value: The loss at its start, infinite before the first and if it was not finite:
         shape ().
       params_value: The loss at the parameters before it, which differs if the step
@@ -55,11 +49,14 @@ class ScaleByParabolicStepState(NamedTuple):
       noise: The difference of two values at the same parameters: shape ().
       fall: The decrease of the loss in the step according to the slope alone; with
         `extra_evaluations=1`, the loss at the opposite point: shape ().
-      step: The latest step from its start, before bounds and projections: a tree like
-        the parameters.
-      revert: The parameters before the latest step, and whether it was reverted.
+      share: The share of the step that bounds left of it: ⟨p, u⟩ / |u|² of the step u
+        and of the displacement p: shape ().
+      square: |p|²: shape ().
+      step: The latest step, a tree like the parameters; `()` without
+        `extra_evaluations`, which compares it with the next one.
     """
 
+    before: optax.Params
     step_size: jax.Array
     slope: jax.Array
     curvature: jax.Array
@@ -72,8 +69,9 @@ class ScaleByParabolicStepState(NamedTuple):
     first: jax.Array
     noise: jax.Array
     fall: jax.Array
-    step: optax.Updates
-    revert: Revert
+    share: jax.Array
+    square: jax.Array
+    step: Any
 
 
 class _Parabola(NamedTuple):
@@ -90,75 +88,204 @@ class _Parabola(NamedTuple):
     square: jax.Array
 
 
-def scale_by_parabolic_step(
+@dataclasses.dataclass(frozen=True, repr=False)
+class Parabolic(Search):
+    """See `parabolic`."""
+
+    _constructor = "parabolic"
+
+    decay: float = 0.8
+    extra_evaluations: int = 0
+    initial_step_size: float | None = None
+
+    def init(self, params: optax.Params) -> ParabolicState:
+        zero = trees.init_scalar(params)
+        first = self.initial_step_size or 0.0
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return ParabolicState(
+            before=trees.copy(params),
+            step_size=jnp.full_like(zero, first),
+            slope=zero,
+            curvature=zero,
+            averaged=jnp.zeros((), jnp.int32),
+            alignment=zero,
+            searching=jnp.ones((), jnp.bool_),
+            pending=jnp.zeros((), jnp.bool_),
+            value=zero + jnp.inf,
+            params_value=zero + jnp.inf,
+            first=zero + jnp.inf,
+            noise=zero,
+            fall=zero,
+            share=zero,
+            square=zero,
+            step=zeros if self.extra_evaluations else (),
+        )
+
+    def judge(
+        self, state: ParabolicState, params: optax.Params, value: jax.Array
+    ) -> tuple[jax.Array, ParabolicState]:
+        del params
+        dtype, resolution = state.step_size.dtype, trees.rounding(value)
+        value, rate = value.astype(dtype), jnp.asarray(self.decay, dtype)
+        # The latest value belongs to the parameters, unless a step was taken.
+        pending = state.pending & (state.square > 0)
+        apart = abs(value - state.value)
+        again = ~pending & jnp.isfinite(apart)
+        noise = jnp.where(again, jnp.maximum(apart, rate * state.noise), state.noise)
+        state = state._replace(pending=pending, noise=noise)
+        parabola = _measured(state, value, self.extra_evaluations)
+        state, back = _adapted(state, parabola, value, resolution, rate)
+        stays = ~back & jnp.isfinite(value + state.value)
+        latest = jnp.where(back, state.params_value, state.value)
+        return ~back, state._replace(
+            pending=jnp.zeros_like(pending),
+            value=jnp.where(stays, value, latest),
+        )
+
+    def move(
+        self, state: ParabolicState, params: optax.Params, descent: Descent
+    ) -> tuple[optax.Params, ParabolicState]:
+        state, size, along = self._proposed(state, descent)
+        dtype = state.step_size.dtype
+        value = descent.estimate.value.astype(dtype)
+        known = jnp.isfinite(descent.value)
+        lookahead = descent.estimate.lookahead
+        start, start_value = params, value
+        if lookahead is not None:
+            start = optax.apply_updates(params, lookahead.displacement)
+            start_value = jnp.asarray(lookahead.value).astype(dtype)
+        # No step starts at a lookahead point whose loss exceeds the first loss.
+        highest = jnp.maximum(value, state.first + _SURPRISE * state.noise)
+        goes = jnp.isfinite(value + start_value) & (start_value <= highest)
+        goes &= (along > 0) & jnp.isfinite(size * along)
+        step = scaled(size, descent.direction)
+        step = jax.tree.map(lambda s: jnp.where(goes, s, 0), step)
+        fall = size * along
+        if self.extra_evaluations:
+            opposite = optax.apply_updates(start, scaled(-jnp.ones((), dtype), step))
+            fall = jnp.asarray(_loss(descent)(opposite)).astype(dtype)
+        taken = step if lookahead is None else _sum(step, lookahead.displacement)
+        after = descent.project(optax.apply_updates(params, taken))
+        after = optax.tree.where(goes, after, params)
+        share, square = _moved(params, after, step, descent)
+        new = state._replace(
+            before=optax.tree.where(goes, params, state.before),
+            step_size=jnp.where(goes, size, state.step_size),
+            # Without a finite loss at its start, a step cannot be measured.
+            pending=goes & known,
+            value=jnp.where(goes, jnp.where(known, start_value, jnp.inf), state.value),
+            params_value=jnp.where(goes, descent.value, state.params_value).astype(
+                dtype
+            ),
+            first=jnp.where(goes & known & jnp.isinf(state.first), value, state.first),
+            fall=jnp.where(goes, fall, state.fall),
+            share=jnp.where(goes, share, state.share),
+            square=jnp.where(goes, square, state.square),
+            step=step if self.extra_evaluations else (),
+        )
+        return after, new
+
+    def _proposed(
+        self, state: ParabolicState, descent: Descent
+    ) -> tuple[ParabolicState, jax.Array, jax.Array]:
+        """The state, the step size, and the negative slope along the direction."""
+        dtype = state.step_size.dtype
+        updates, value = descent.direction, descent.estimate.value.astype(dtype)
+        slope = descent.estimate.slope.astype(dtype)
+        along = steepest = slope
+        if self.extra_evaluations:
+            along = product(updates, updates, dtype)
+            # That of a step as long, along -ĝ.
+            lengths = norm(updates, dtype) / norm(descent.gradient, dtype)
+            steepest = slope * lengths
+            rate = jnp.asarray(self.decay, dtype)
+            between = _cosine(updates, state.step, dtype)
+            aligned = rate * state.alignment + (1 - rate) * between
+            state = state._replace(alignment=jnp.where(state.searching, 0, aligned))
+        # By its slope, the first step does not lower the loss by more than itself.
+        most = jnp.where(value == 0, 1, abs(value)) / steepest
+        first = _FIRST * most if self.initial_step_size is None else state.step_size
+        is_first = jnp.isinf(state.first)
+        size = jnp.where(is_first, jnp.minimum(first, most), state.step_size)
+        return state, size, along
+
+
+def parabolic(
     decay: jax.typing.ArrayLike = 0.8,
     extra_evaluations: int = 0,
     initial_step_size: jax.typing.ArrayLike | None = None,
-) -> GradientTransformationExtraArgs:
-    """Scales descent directions by a step size that is found from values.
+) -> Search:
+    """Finds the step size from values: the minimum of the latest parabolas.
 
-    The loss along a step is approximated by a parabola, and the next step size is the
-    minimum of the latest parabolas. For the negative of a gradient estimate ĝ, both
-    coefficients are known: the slope s follows from the differences of the estimate,
-    and the curvature h from the loss f before the step and f′ after it, which the next
-    step evaluates anyway:
+    The loss along a step is approximated by a parabola. For the negative of a gradient
+    estimate ĝ, both of its coefficients are known: the slope s follows from the
+    differences of the estimate, and the curvature h from the loss f before the step and
+    f′ after it, which the next step evaluates anyway:
 
         h = 2 (f′ − f + η s) / η²,    η = average(s / |ĝ|²) / average(h / |ĝ|²)
 
     Until the right scale is found, the step size changes by a factor of up to 100 at a
-    time, and later of up to 2. The next update reverts a step that raises the loss with
-    four times the known curvature, or above the loss at the start of the run. It also
-    reverts a step to parameters without a finite loss. If value or slope are not
-    finite, the update is 0. Differences of the loss within rounding are ignored. A step
-    from parameters without a finite loss, but with a slope (see `forward_difference`),
-    is neither measured nor reverted.
+    time, and later of up to 2. A step is rejected that raises the loss with four times
+    the known curvature, or above the loss at the start of the run, or that ends at
+    parameters without a finite loss. If value or slope are not finite, no step is
+    taken. Differences of the loss within rounding are ignored. A step from parameters
+    without a finite loss, but with a slope (see `forward_difference`), is neither
+    measured nor rejected.
+
+    With `optax.sgd(1.0)` it is stochastic gradient descent without a learning rate.
+    With the distribution `orthonormal`, that needs the fewest evaluations of all
+    methods here on deterministic losses that are not badly conditioned.
 
     The loss must be the same function in each step; use `scale_by_minibatch_step` for
     minibatches. In float32 no step is taken if |ĝ|² is not within 10⁻³⁸ and 10³⁸: scale
-    a loss that is so small or large. Like Optax's line searches, it must be the last
-    member of a chain and takes directions of descent: put `optax.scale(-1.0)` before
-    it.
+    a loss that is so small or large.
 
     Args:
       decay: The decay rate of both averages, in [0, 1).
-      extra_evaluations: Number of further evaluations per step, by `value_fn`. 0 is
-        for the direction −ĝ alone. 1 is for any direction, such as the update of
-        `scale_by_radazo`: the loss at the opposite point is evaluated, too.
+      extra_evaluations: Number of further evaluations per step. 0 is for the direction
+        −ĝ alone, as of `optax.sgd(1.0)`. 1 is for any direction, such as that of
+        `radazo(1.0)`: the loss at the opposite point is evaluated, too.
       initial_step_size: η of the first step, a positive number; it may be wrong by any
         factor. The default lowers the loss by a fiftieth, according to the slope; along
         other directions than −ĝ, the step has the same length.
 
     Returns:
-      A transformation whose `update(updates, state, params, value=..., slope=...,
-      value_fn=...)` needs the loss at `params` as value, and the derivative along ĝ as
-      slope, or `value_fn` with `extra_evaluations`; there `slope`, and ĝ as `grad`,
-      give the first step its length. If value only replaces a loss that is not finite,
-      `measured` must be false. `minimize` passes them, and with `accelerated`
-      also `lookahead` and `lookahead_value`: the step then starts at
-      `params + lookahead`. Its state is a `ScaleByParabolicStepState`, which holds the
-      latest step and a copy of the parameters.
+      The search. Its state is a `ParabolicState`. With `accelerated`, its steps start
+      at the lookahead point.
 
     Raises:
       TypeError, ValueError: If `decay` is not in [0, 1), `extra_evaluations` is neither
-        0 nor 1, or `initial_step_size` is not a positive number; from the update, if
-        one of its arguments is missing.
+        0 nor 1, or `initial_step_size` is not a positive number; from the first step,
+        if `extra_evaluations` is 1 where JAX does not evaluate the loss, as in
+        `ask_tell` and with a journal.
 
     Examples:
-      R-AdaZO without a learning rate:
-
       >>> import jax, jax.numpy as jnp, optax
       >>> import radazo_jax as zo
-      >>> optimizer = optax.chain(
-      ...     zo.scale_by_radazo(),
-      ...     optax.scale(-1.0),
-      ...     zo.scale_by_parabolic_step(extra_evaluations=1),
+      >>> def rosenbrock(x):
+      ...     return jnp.sum(100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2)
+      >>> result = zo.minimize(
+      ...     rosenbrock,
+      ...     jax.random.uniform(jax.random.key(0), (64,), minval=-1.0),
+      ...     optax.sgd(1.0),
+      ...     zo.forward_difference(zo.orthonormal()),
+      ...     zo.search.parabolic(),
+      ...     num_steps=200,
+      ...     key=0,
+      ...     progress=False,
       ... )
+      >>> bool(result.values[-1] < 0.03 * result.values[0])
+      True
+
+      R-AdaZO without a learning rate:
+
       >>> result = zo.minimize(
       ...     lambda x: jnp.sum((x - 1.0) ** 2),
       ...     jnp.zeros(20),
-      ...     optimizer,
+      ...     zo.radazo(1.0),
       ...     zo.forward_difference(),
-      ...     200,
+      ...     zo.search.parabolic(extra_evaluations=1),
+      ...     num_steps=200,
       ...     key=0,
       ...     progress=False,
       ... )
@@ -174,201 +301,79 @@ def scale_by_parabolic_step(
         raise ValueError(
             f"extra_evaluations must be 0 or 1; got {extra_evaluations!r}."
         )
+    first = None
     if initial_step_size is not None:
         checks.check_positive("initial_step_size", initial_step_size)
+        first = checks.as_number(initial_step_size)
+    return Parabolic(checks.as_number(decay), int(extra_evaluations), first)
 
-    def init_fn(params: optax.Params) -> ScaleByParabolicStepState:
-        zero = init_scalar(params)
-        first = zero if initial_step_size is None else initial_step_size
-        return ScaleByParabolicStepState(
-            step_size=jnp.asarray(first).astype(zero.dtype),
-            slope=zero,
-            curvature=zero,
-            averaged=jnp.zeros((), jnp.int32),
-            alignment=zero,
-            searching=jnp.ones((), jnp.bool_),
-            pending=jnp.zeros((), jnp.bool_),
-            value=zero + jnp.inf,
-            params_value=zero + jnp.inf,
-            first=zero + jnp.inf,
-            noise=zero,
-            fall=zero,
-            step=jax.tree.map(jnp.zeros_like, params),
-            revert=Revert.init(params),
+
+def _loss(descent: Descent) -> Any:
+    """The loss that a search evaluates; raises without one."""
+    if descent.loss is None:
+        raise ValueError(
+            "extra_evaluations must be 0 where JAX does not evaluate the loss, as in "
+            "ask_tell and with a journal; got 1."
         )
-
-    def measure(
-        state: ScaleByParabolicStepState, moved: _Moved, value: jax.Array
-    ) -> _Parabola:
-        """The parabola along the latest step."""
-        share = moved.share
-        if extra_evaluations == 0:
-            fall = share * state.fall
-            return _Parabola(fall, 2 * (value - state.value + fall), moved.square)
-        opposite, change = state.fall - state.value, value - state.value
-        half = (share * opposite + change) / (1 + share)
-        # Of a whole step, rounded as the differences of three values.
-        whole = (state.fall - value) / 2, state.fall + value - 2 * state.value
-        fall = jnp.where(share == 1, whole[0], share * opposite - half)
-        rise = jnp.where(share == 1, whole[1], 2 * half)
-        return _Parabola(fall, rise, moved.square)
-
-    def update_fn(
-        updates: optax.Updates,
-        state: ScaleByParabolicStepState,
-        params: optax.Params | None = None,
-        *,
-        value: jax.typing.ArrayLike | None = None,
-        slope: jax.typing.ArrayLike | None = None,
-        grad: optax.Updates | None = None,
-        value_fn: Any = None,
-        lookahead: optax.Updates | None = None,
-        lookahead_value: jax.typing.ArrayLike | None = None,
-        latest_step: optax.Updates | None = None,
-        measured: jax.typing.ArrayLike = True,
-        **extra_args: Any,
-    ) -> tuple[optax.Updates, ScaleByParabolicStepState]:
-        del extra_args
-        needed: dict[str, Any] = {"params": params, "value": value}
-        if extra_evaluations == 0:
-            needed |= {"slope": slope}
-        else:
-            needed |= {"value_fn": value_fn}
-        checks.check_passed(**needed)
-        dtype = state.step_size.dtype
-        resolution = rounding(value)
-        value, rate = (jnp.asarray(x).astype(dtype) for x in (value, decay))
-        known = jnp.isfinite(value) & jnp.asarray(measured)
-        loss = jnp.where(known, value, jnp.nan)
-
-        moved = _moved(state, params, latest_step)
-        state = state._replace(pending=state.pending & (moved.square > 0))
-        # The latest value belongs to the parameters, unless a step was taken.
-        apart = abs(loss - state.value)
-        again = ~state.pending & jnp.isfinite(apart)
-        noise = jnp.maximum(apart, rate * state.noise)
-        state = state._replace(noise=jnp.where(again, noise, state.noise))
-        new, back = _adapted(state, measure(state, moved, loss), loss, resolution, rate)
-        if extra_evaluations == 0:
-            along = steepest = jnp.asarray(slope).astype(dtype)
-        else:
-            along = steepest = product(updates, updates, dtype)
-            if slope is not None and grad is not None:
-                # That of a step as long, along -ĝ.
-                lengths = norm(updates, dtype) / norm(grad, dtype)
-                steepest = jnp.asarray(slope).astype(dtype) * lengths
-            between = _cosine(updates, state.step, dtype)
-            aligned = rate * state.alignment + (1 - rate) * between
-            new = new._replace(alignment=jnp.where(new.searching, 0, aligned))
-        # By its slope, the first step does not lower the loss by more than itself.
-        most = jnp.where(value == 0, 1, abs(value)) / steepest
-        first = _FIRST * most if initial_step_size is None else new.step_size
-        size = jnp.where(
-            jnp.isinf(state.first), jnp.minimum(first, most), new.step_size
-        )
-        if lookahead is None:
-            start_value = value
-        else:
-            start_value = jnp.asarray(lookahead_value, dtype)
-        # No step starts at a lookahead point whose loss exceeds the first loss.
-        highest = jnp.maximum(value, state.first + _SURPRISE * state.noise)
-        usable = (
-            jnp.isfinite(value + start_value)
-            & (start_value <= highest)
-            & (along > 0)
-            & jnp.isfinite(size * along)
-        )
-        goes = usable & ~back
-        stays = ~goes & ~back & jnp.isfinite(loss + state.value)
-        step = jax.tree.map(lambda new: jnp.where(goes, new, 0), scaled(size, updates))
-        fall = size * along
-        if extra_evaluations == 1:
-            start = params
-            if lookahead is not None:
-                start = optax.apply_updates(params, lookahead)
-            opposite = optax.apply_updates(start, scaled(-jnp.ones((), dtype), step))
-            fall = jnp.asarray(value_fn(opposite), dtype)
-        latest = jnp.where(back, state.params_value, state.value)
-        new = new._replace(
-            step_size=jnp.where(goes, size, new.step_size),
-            # Without a finite loss at its start, a step cannot be measured.
-            pending=goes & known,
-            value=jnp.where(
-                goes,
-                jnp.where(known, start_value, jnp.inf),
-                jnp.where(stays, value, latest),
-            ),
-            params_value=jnp.where(goes, loss, state.params_value),
-            first=jnp.where(goes & known & jnp.isinf(state.first), value, state.first),
-            fall=jnp.where(goes, fall, state.fall),
-            step=step,
-            revert=Revert(optax.tree.where(goes, params, state.revert.params), back),
-        )
-        # `solver` restores the parameters exactly; in other loops, this does so up to
-        # rounding.
-        returned = jax.tree.map(
-            lambda s, old, p: jnp.where(back, old - p, s),
-            _from(lookahead, step, goes),
-            state.revert.params,
-            params,
-        )
-        return returned, new
-
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return descent.loss
 
 
-class _Moved(NamedTuple):
-    """The latest step after bounds and projections.
-
-    Attributes:
-      share: The share of the step that was taken: ⟨p, u⟩ / |u|² of the step u and of
-        the displacement p: shape ().
-      square: |p|², shape ().
-    """
-
-    share: jax.Array
-    square: jax.Array
+def _sum(step: optax.Updates, lookahead: optax.Updates) -> optax.Updates:
+    """The update of a step that starts at a lookahead point."""
+    return jax.tree.map(lambda s, w: s + w.astype(s.dtype), step, lookahead)
 
 
 def _moved(
-    state: ScaleByParabolicStepState, params: optax.Params, latest_step: optax.Params
-) -> _Moved:
-    """Compares the latest step with the displacement of the parameters."""
-    dtype = state.step_size.dtype
-    if latest_step is None:
-        latest_step = jax.tree.map(
-            lambda p, old: wide(p) - wide(old), params, state.revert.params
-        )
-    square = product(state.step, state.step, dtype)
-    missing = jax.tree.map(lambda p, u: p - wide(u), latest_step, state.step)
+    params: optax.Params, after: optax.Params, step: optax.Updates, descent: Descent
+) -> tuple[jax.Array, jax.Array]:
+    """The share of a step that was taken after bounds, and its squared length.
+
+    Args:
+      params: θ.
+      after: The parameters after the step.
+      step: The step from its start, before bounds.
+      descent: The direction; its estimate knows the start.
+    """
+    dtype = trees.init_scalar(params).dtype
+    taken = jax.tree.map(lambda p, old: wide(p) - wide(old), after, params)
+    if descent.estimate.lookahead is not None:
+        taken = optax.tree.sub(taken, descent.estimate.lookahead.displacement)
+    missing = jax.tree.map(lambda p, u: p - wide(u), taken, step)
     # A difference of parameters is rounded by this much in any case.
     eps = max(float(jnp.finfo(p.dtype).eps) for p in jax.tree.leaves(params))
-    rounded = (4 * eps) ** 2 * product(params, params, dtype)
-    whole = product(missing, missing, dtype) <= rounded
-    share = product(latest_step, state.step, dtype) / square
-    taken = product(latest_step, latest_step, dtype)
-    return _Moved(jnp.where(whole, 1, share), jnp.where(whole, square, taken))
+    rounded = (4 * eps) ** 2 * product(after, after, dtype)
+    square = product(step, step, dtype)
+    is_whole = product(missing, missing, dtype) <= rounded
+    share = product(taken, step, dtype) / square
+    length = product(taken, taken, dtype)
+    return jnp.where(is_whole, 1, share), jnp.where(is_whole, square, length)
 
 
-def _from(
-    lookahead: optax.Updates | None, step: optax.Updates, goes: jax.Array
-) -> optax.Updates:
-    """The update for a step that starts at a lookahead point."""
-    if lookahead is None:
-        return step
-    return jax.tree.map(
-        lambda s, w: jnp.where(goes, s + w.astype(s.dtype), s), step, lookahead
-    )
+def _measured(
+    state: ParabolicState, value: jax.Array, extra_evaluations: int
+) -> _Parabola:
+    """The parabola along the latest step, by the value at its end."""
+    share, square = state.share, state.square
+    if extra_evaluations == 0:
+        fall = share * state.fall
+        return _Parabola(fall, 2 * (value - state.value + fall), square)
+    opposite, change = state.fall - state.value, value - state.value
+    half = (share * opposite + change) / (1 + share)
+    # Of a whole step, rounded as the differences of three values.
+    whole = (state.fall - value) / 2, state.fall + value - 2 * state.value
+    fall = jnp.where(share == 1, whole[0], share * opposite - half)
+    rise = jnp.where(share == 1, whole[1], 2 * half)
+    return _Parabola(fall, rise, square)
 
 
 def _adapted(
-    state: ScaleByParabolicStepState,
+    state: ParabolicState,
     parabola: _Parabola,
     value: jax.Array,
     resolution: float,
     decay: jax.Array,
-) -> tuple[ScaleByParabolicStepState, jax.Array]:
-    """The step size after a measurement, and whether to revert the step."""
+) -> tuple[ParabolicState, jax.Array]:
+    """The step size after a measurement, and whether the step is rejected."""
     fall, rise, square = parabola
     finite = jnp.isfinite(value) & jnp.isfinite(fall) & jnp.isfinite(rise / square)
     least = resolution * jnp.maximum(abs(value), abs(state.value))

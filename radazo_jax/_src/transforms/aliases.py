@@ -14,8 +14,6 @@ import optax
 from radazo_jax._src import checks
 from radazo_jax._src.base import GradientTransformationExtraArgs
 from radazo_jax._src.configuration import one_for_equal
-from radazo_jax._src.search.backtracking import scale_by_trial_step
-from radazo_jax._src.search.parabolic import scale_by_parabolic_step
 from radazo_jax._src.transforms.in_place import chain_in_place
 from radazo_jax._src.transforms.lbfgs import scale_by_bfgs
 from radazo_jax._src.transforms.moments import (
@@ -398,16 +396,17 @@ def zo_signsgd(
 
 @one_for_equal
 def bfgs() -> GradientTransformationExtraArgs:
-    """The BFGS method without a learning rate, for few parameters.
+    """The BFGS method, for few parameters.
 
-    The direction is −H gₜ with the inverse Hessian H of `scale_by_bfgs`; its step is
-    found from values, as in `scale_by_trial_step`. It needs the whole gradient, as
-    `full_difference` estimates it. The default method for few parameters combines both.
-    On noisy losses and for many parameters, use `parabolic_sgd`.
+    The direction is −H gₜ with the inverse Hessian H of `scale_by_bfgs`. It needs the
+    whole gradient, as `full_difference` estimates it, and a search for the length of
+    its steps, which is 1 near the minimum: `search.backtracking`. The default method
+    for few parameters combines the three. On noisy losses and for many parameters, use
+    `optax.sgd(1.0)` with `search.parabolic`.
 
     Returns:
       The optimizer, an `optax.GradientTransformationExtraArgs`. Its update needs the
-      extra arguments of its parts, which `minimize` passes.
+      extra arguments of `scale_by_bfgs`, which `minimize` passes.
 
     Examples:
       >>> import numpy as np
@@ -419,6 +418,7 @@ def bfgs() -> GradientTransformationExtraArgs:
       ...     np.array([-1.2, 1.0]),
       ...     zo.bfgs(),
       ...     zo.full_difference(),
+      ...     zo.search.backtracking(),
       ...     max_evaluations=200,
       ...     progress=False,
       ... )
@@ -428,56 +428,7 @@ def bfgs() -> GradientTransformationExtraArgs:
     References:
       Nocedal & Wright, Numerical Optimization, 2006, algorithm 6.1.
     """
-    return optax.chain(scale_by_bfgs(), optax.scale(-1.0), scale_by_trial_step())
-
-
-@one_for_equal
-def parabolic_sgd(
-    decay: jax.typing.ArrayLike = 0.8,
-    initial_step_size: jax.typing.ArrayLike | None = None,
-) -> GradientTransformationExtraArgs:
-    """Stochastic gradient descent without a learning rate.
-
-    The step is −η g_t. η is the minimum of the parabolas through the loss along the
-    latest steps; see `scale_by_parabolic_step`. It needs no more evaluations per step
-    than `zo_sgd`. With the distribution `orthonormal` it needs the fewest evaluations
-    of all optimizers here on deterministic losses that are not badly conditioned. Use
-    `scale_by_minibatch_step` for minibatches.
-
-    Args:
-      decay: The decay rate of the averages, in [0, 1).
-      initial_step_size: η of the first step; by default, one that lowers the loss by a
-        fiftieth, by its slope.
-
-    Returns:
-      The optimizer, an `optax.GradientTransformationExtraArgs`. Its update needs the
-      extra arguments of `scale_by_parabolic_step`, which `minimize` passes.
-
-    Raises:
-      TypeError, ValueError: If `decay` is not in [0, 1), or `initial_step_size` is not
-        a positive number.
-
-    Examples:
-      >>> import jax, jax.numpy as jnp
-      >>> import radazo_jax as zo
-      >>> def rosenbrock(x):
-      ...     return jnp.sum(100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2)
-      >>> result = zo.minimize(
-      ...     rosenbrock,
-      ...     jax.random.uniform(jax.random.key(0), (64,), minval=-1.0),
-      ...     zo.parabolic_sgd(),
-      ...     zo.forward_difference(zo.orthonormal()),
-      ...     200,
-      ...     key=0,
-      ...     progress=False,
-      ... )
-      >>> bool(result.values[-1] < 0.03 * result.values[0])
-      True
-    """
-    return optax.chain(
-        optax.scale(-1.0),
-        scale_by_parabolic_step(decay, initial_step_size=initial_step_size),
-    )
+    return optax.chain(scale_by_bfgs(), optax.scale(-1.0))
 
 
 def _are_replayed(moments: str, **stored_only: object) -> bool:

@@ -84,7 +84,7 @@ def chain_in_place(
       ...     jnp.ones((8, 4)),
       ...     optimizer,
       ...     zo.forward_difference(),
-      ...     300,
+      ...     num_steps=300,
       ...     key=0,
       ...     progress=False,
       ... )

@@ -61,11 +61,9 @@ def scale_by_bfgs() -> GradientTransformationExtraArgs:
 
     Returns:
       A transformation whose `update(updates, state, params, value=...)` needs the loss
-      as value. Optional are `bounds`, a pair of trees like the parameters; `known`,
+      as value. Optional are `bounds`, a pair of trees like the parameters, and `known`,
       bool, [d]: elements of the gradient that are not known are replaced by the latest
-      gradient and H⁻¹ s; and `complete`: without it, the update is 0 and the state
-      stays, because the next step completes the gradient. `solver` passes them. Its
-      state is a `ScaleByBfgsState`.
+      gradient and H⁻¹ s. `solver` passes them. Its state is a `ScaleByBfgsState`.
 
     Raises:
       ValueError: From the update, if `params` or `value` is missing.
@@ -73,15 +71,14 @@ def scale_by_bfgs() -> GradientTransformationExtraArgs:
     Examples:
       >>> import jax, jax.numpy as jnp, optax
       >>> import radazo_jax as zo
-      >>> optimizer = optax.chain(
-      ...     zo.scale_by_bfgs(), optax.scale(-1.0), zo.scale_by_trial_step()
-      ... )
+      >>> optimizer = optax.chain(zo.scale_by_bfgs(), optax.scale(-1.0))
       >>> result = zo.minimize(
       ...     lambda x: (1 - x[0]) ** 2 + 100 * (x[1] - x[0] ** 2) ** 2,
       ...     jnp.array([-1.2, 1.0]),
       ...     optimizer,
       ...     zo.full_difference(),
-      ...     60,
+      ...     zo.search.backtracking(),
+      ...     num_steps=60,
       ...     progress=False,
       ... )
       >>> bool(result.values.min() < 1e-2)
@@ -108,7 +105,6 @@ def scale_by_bfgs() -> GradientTransformationExtraArgs:
         value: jax.typing.ArrayLike | None = None,
         bounds: tuple[Any, Any] | None = None,
         known: jax.Array | None = None,
-        complete: jax.typing.ArrayLike = True,
         **extra_args: Any,
     ) -> tuple[optax.Updates, ScaleByBfgsState]:
         del extra_args
@@ -142,9 +138,7 @@ def scale_by_bfgs() -> GradientTransformationExtraArgs:
             scaled & ascends & jnp.all(jnp.isfinite(new)), new, length * free
         )
         after = ScaleByBfgsState(inverse, scaled, at, gradient)
-        complete = jnp.asarray(complete)
-        new = jnp.where(complete, new, 0)
-        return like_updates(new, updates), optax.tree.where(complete, after, state)
+        return like_updates(new, updates), after
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

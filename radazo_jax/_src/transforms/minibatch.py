@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from radazo_jax._src import checks
+from radazo_jax._src import checks, trees
 from radazo_jax._src.base import GradientTransformationExtraArgs
-from radazo_jax._src.search.revert import Revert
 from radazo_jax._src.trees import init_scalar, norm, product, rounding, scaled
 
 # The first step would lower the loss by this share of itself along the gradient.
@@ -21,7 +20,7 @@ _FIRST_STEPS, _EVERY = 40, 8
 # How much a measurement changes log η, until one says that η is too large, and later.
 _FIRST_GAIN, _GAIN = 1.0, 0.2
 
-# Steps are reverted if they raise the loss of the next minibatch by more than this
+# Steps are undone if they raise the loss of the next minibatch by more than this
 # share, in the first steps and later.
 _FIRST_RAISED, _RAISED = 0.1, 0.5
 
@@ -40,7 +39,7 @@ class ScaleByMinibatchStepState(NamedTuple):
       searching: Whether no measurement has said yet that η is too large: bool,
         shape ().
       pending: Whether there are steps to be measured: bool, shape ().
-      revert: The parameters before these steps, and whether they were reverted.
+      before: The parameters before these steps: a tree like the parameters.
     """
 
     # `count` is the name that Optax's states have; it hides a method of tuple.
@@ -49,7 +48,7 @@ class ScaleByMinibatchStepState(NamedTuple):
     power: jax.Array
     searching: jax.Array
     pending: jax.Array
-    revert: Revert
+    before: optax.Params
 
 
 def scale_by_minibatch_step(
@@ -70,7 +69,8 @@ def scale_by_minibatch_step(
     together, with two more evaluations each time. γ is 1 until h exceeds |s|, and then
     0.2. If rounding hides both, η grows. Steps that raise the loss of the next
     minibatch by a tenth (by half after the first 40), or make it infinite, are
-    reverted.
+    undone by the next update, up to rounding. If no value of a step is finite, there
+    is no next update.
 
     This η is best for eight steps. For one step it would be shorter, because noise in
     directions of large curvature does not add up over steps. For long runs, a larger η
@@ -104,7 +104,7 @@ def scale_by_minibatch_step(
       ...     jnp.zeros(20),
       ...     optimizer,
       ...     zo.forward_difference(),
-      ...     200,
+      ...     num_steps=200,
       ...     key=0,
       ...     sample=lambda key: jax.random.normal(key, (20,)) / 4,
       ...     progress=False,
@@ -123,7 +123,7 @@ def scale_by_minibatch_step(
             power=zero,
             searching=jnp.ones((), jnp.bool_),
             pending=jnp.zeros((), jnp.bool_),
-            revert=Revert.init(params),
+            before=trees.copy(params),
         )
 
     def update_fn(
@@ -146,7 +146,7 @@ def scale_by_minibatch_step(
         early = state.count < _FIRST_STEPS
         due = state.pending & (early | (state.count % _EVERY == 0))
 
-        moved = jax.tree.map(lambda p, old: p - old, params, state.revert.params)
+        moved = jax.tree.map(lambda p, old: p - old, params, state.before)
 
         def at(distance: float) -> jax.Array:
             shift = scaled(jnp.asarray(distance, dtype), moved)
@@ -183,7 +183,7 @@ def scale_by_minibatch_step(
             scaled(size, updates),
             moved,
         )
-        # Steps that were measured or reverted are not measured again, and neither are
+        # Steps that were measured or undone are not measured again, and neither are
         # steps from parameters without a finite loss.
         kept = state.pending & ~due & ~back
         new_state = ScaleByMinibatchStepState(
@@ -193,9 +193,7 @@ def scale_by_minibatch_step(
             power=jnp.where(back, 0, power),
             searching=state.searching & ~(due & seen & (rise > abs(fall))) & ~back,
             pending=(goes & known) | kept,
-            revert=Revert(
-                optax.tree.where(kept | back, state.revert.params, params), back
-            ),
+            before=optax.tree.where(kept | back, state.before, params),
         )
         return step, new_state
 

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks, shown
-from radazo_jax._src.base import GradientEstimator
+from radazo_jax._src.base import GradientEstimator, Search
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.runs import history, journal, states
 from radazo_jax._src.runs.box import BoundsLike, as_bounds
@@ -28,6 +28,7 @@ from radazo_jax._src.runs.states import (
     failure_counts,
 )
 from radazo_jax._src.runs.stop import Budget, Watch
+from radazo_jax._src.search.whole import whole
 from radazo_jax._src.workers.cluster import Cluster
 from radazo_jax._src.workers.fleet import Fleet
 from radazo_jax._src.workers.replica import Recipe
@@ -75,10 +76,11 @@ def distribute(
     params: Any,
     optimizer: optax.GradientTransformation,
     estimator: GradientEstimator,
+    search: Search = whole(),
+    *,
     client: Any,
     num_steps: int | None = None,
     key: jax.typing.ArrayLike = 0,
-    *,
     max_evaluations: int | None = None,
     max_seconds: float | None = None,
     target: float | None = None,
@@ -118,6 +120,7 @@ def distribute(
         worker once; or `None` if `make_fun` returns a pair `(fun, params)`.
       optimizer: An Optax transformation, such as `radazo(1e-3)`. It gets no `value_fn`.
       estimator: An estimator, such as `forward_difference()`.
+      search: As in `minimize`.
       client: A `distributed.Client`, not an asynchronous one. It must reach the
         addresses of the workers.
       num_steps: Number of steps; with a journal, of the whole run. By default 1000,
@@ -175,8 +178,8 @@ def distribute(
       ...     jnp.zeros(8),
       ...     zo.radazo(1e-2),
       ...     zo.forward_difference(zo.rademacher()),
-      ...     client,
-      ...     300,
+      ...     client=client,
+      ...     num_steps=300,
       ...     journal="run.jsonl",
       ... )  # doctest: +SKIP
     """
@@ -184,7 +187,7 @@ def distribute(
         raise TypeError(
             f"make_fun must be a function without arguments; got {make_fun!r}."
         )
-    states.check_run(optimizer, estimator)
+    states.check_run(optimizer, estimator, search)
     budget = Budget.of(num_steps, max_evaluations, max_seconds, target, patience)
     checks.check_int_at_least("batch_size", batch_size, 1)
     checks.check_positive("timeout", timeout)
@@ -211,6 +214,7 @@ def distribute(
         params,
         optimizer,
         estimator,
+        search,
         sample,
         as_bounds(bounds),
         batch_size,
@@ -357,7 +361,9 @@ class _Driver:
     def _state(self) -> SolverState:
         """The state of the run, without its trees."""
         done = jnp.array(len(self._fleet.records), jnp.int32)
-        return SolverState(None, None, None, self._key, done, _failures(self._fleet))
+        trees = {f"{name}_state": None for name in ("optimizer", "estimator", "search")}
+        failures = _failures(self._fleet)
+        return SolverState(None, **trees, key=self._key, step=done, failures=failures)
 
     def _wait_for(self, function: Callable[..., Any], *args: Any) -> Any:
         """Runs a coroutine of the fleet, and warns of what it reports."""

@@ -11,13 +11,12 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks, compiler, trees
-from radazo_jax._src.base import GradientEstimator, Points
+from radazo_jax._src.base import GradientEstimator, Points, Search
 from radazo_jax._src.evaluators.vectorized import values_by_number, vectorized
 from radazo_jax._src.runs import ask_tell, history, loop, states, step
 from radazo_jax._src.runs.box import Bounds
 from radazo_jax._src.runs.journal import Record
 from radazo_jax._src.runs.states import Run, SolverState
-from radazo_jax._src.search import revert
 from radazo_jax._src.workers.messages import Reply, Request
 
 
@@ -29,6 +28,7 @@ class Recipe(NamedTuple):
       params: As in `distribute`.
       optimizer: As in `distribute`.
       estimator: As in `distribute`.
+      search: As in `distribute`.
       sample: As in `distribute`.
       bounds: As in `distribute`.
       batch_size: As in `distribute`.
@@ -39,6 +39,7 @@ class Recipe(NamedTuple):
     params: Any
     optimizer: optax.GradientTransformation
     estimator: GradientEstimator
+    search: Search
     sample: Callable[[jax.Array], Any] | None
     bounds: Bounds | None
     batch_size: int
@@ -78,9 +79,10 @@ class Replica:
             recipe.sample,
             recipe.optimizer,
             recipe.estimator,
+            recipe.search,
             bounds=recipe.bounds,
         )
-        states.check_run(run.optimizer, run.estimator)
+        states.check_run(run.optimizer, run.estimator, run.search)
         self._fun = fun
         self._arrays, static = trees.partition(run)
         programs = (_points, values_of, ask_tell.tell_in_place, _final_params)
@@ -134,10 +136,10 @@ class Replica:
         return self._reply(self._state)
 
     def params(self) -> Any:
-        """Returns the parameters of the last step, or before it if it is reverted."""
+        """Returns the parameters of the last step, or before it if it is rejected."""
         state = self._started()
         params = state.params
-        if revert.can_revert(state.optimizer_state):
+        if self._recipe.search.judges:
             params = self._final(state)
         return ask_tell.as_numpy(params)
 
@@ -213,7 +215,8 @@ class Replica:
     def _start(self, params: Any) -> SolverState:
         recipe = self._recipe
         key = jax.random.wrap_key_data(jnp.asarray(recipe.key), impl="threefry2x32")
-        run = Run(None, None, recipe.optimizer, recipe.estimator, bounds=recipe.bounds)
+        method = recipe.optimizer, recipe.estimator, recipe.search
+        run = Run(None, None, *method, bounds=recipe.bounds)
         return jax.tree.map(jnp.copy, step.start(run, params, key))
 
     def _made(self) -> tuple[Any, Any]:

@@ -86,9 +86,9 @@ def run(
             None,
             settings.optimizer(functools.partial(_rate, tuple(rates)), settings.b1),
             settings.estimator(),
-            client,
-            settings.num_steps,
-            settings.seed,
+            client=client,
+            num_steps=settings.num_steps,
+            key=settings.seed,
             sample=functools.partial(
                 _rows, len(train_split.label), settings.batch_size
             ),
