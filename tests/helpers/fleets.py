@@ -14,7 +14,7 @@ from radazo_jax._src.runs import journal
 from radazo_jax._src.runs.states import Policy
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.workers.distribute import _Driver
-from radazo_jax._src.workers.messages import Reply, Request
+from radazo_jax._src.workers.messages import Request, decode, encode
 from radazo_jax._src.workers.replica import Recipe, Replica
 from tests.helpers.compare import Hashed
 
@@ -22,6 +22,7 @@ PARAMS = {"w": np.full((6, 4), 0.25, np.float32), "b": np.zeros(4, np.float32)}
 INPUTS = np.linspace(-1, 1, 18, dtype=np.float32).reshape(3, 6)
 ESTIMATOR = zo.forward_difference(Hashed(), 4)
 OPTIMIZER = zo.zo_sgd(1e-2)
+SEARCH = zo.search.whole()
 STEPS = 12
 
 
@@ -78,15 +79,15 @@ class Here:
         return self.change(address, description)
 
     async def ask(self, address, request):
-        message = request.encode()
+        message = encode(request)
         self.sent.setdefault(address, []).append(len(message))
         if address not in self.alive:
             self.replicas.pop(address, None)
             raise OSError("connection closed")
-        request = Request.decode(message)
+        request = decode(message)
         if (waits := self.before(address, request)) is not None:
             await waits
-        return Reply.decode(self.replicas[address].answer(request).encode())
+        return decode(encode(self.replicas[address].answer(request)))
 
     async def copy(self, address, run, peer):
         self.copied.append((address, peer))
@@ -105,12 +106,14 @@ def recipe(
     params=PARAMS,
     optimizer=OPTIMIZER,
     estimator=ESTIMATOR,
+    search=SEARCH,
     batch_size=1,
     sample=None,
 ):
     data = np.asarray(jax.random.key_data(jax.random.key(0)))
     return Recipe(
-        make_fun, params, optimizer, estimator, sample, None, batch_size, data
+        *(make_fun, params, optimizer, estimator, search),
+        *(sample, None, batch_size, data),
     )
 
 
@@ -153,7 +156,7 @@ def reference(num_steps=STEPS, told=lambda values: values, **changes):
     n = replica.describe().line["points"]
     lines, reply = [], replica.answer(message(0, ()))
     for step in range(num_steps):
-        values = [replica.evaluate(np.array([i], np.uint16))[0] for i in range(n)]
+        values = [replica.evaluate(np.array([i], np.int32))[0] for i in range(n)]
         lines.append((step, told(np.array(values)), reply.checksum))
         reply = replica.answer(message(step, [lines[-1]]))
     return Reference(replica.params(), lines, reply.failures)
@@ -167,7 +170,7 @@ def message(first, lines, members=()):
         first,
         values.reshape(len(lines), -1) if lines else np.zeros((0, 0), np.float32),
         np.array([line[2] for line in lines], np.uint32),
-        np.array(members, np.uint16),
+        np.array(members, np.int32),
     )
 
 

@@ -11,8 +11,8 @@ import pytest
 
 import radazo_jax as zo
 from radazo_jax._src.runs import ask_tell
-from radazo_jax._src.workers import signs
-from radazo_jax._src.workers.messages import Reply, Request, failed
+from radazo_jax._src.workers.distribute import signs_of
+from radazo_jax._src.workers.messages import failed
 from radazo_jax._src.workers.shares import shares
 from tests.helpers import fleets
 from tests.helpers.compare import Hashed
@@ -51,7 +51,8 @@ def test_run_is_that_of_minimize(tmp_path):
     """Its programs round in other ways."""
     result = run(Here(), 3)
     expected = zo.minimize(
-        *(fleets.loss, fleets.PARAMS, fleets.OPTIMIZER, fleets.ESTIMATOR, 3, 0),
+        *(fleets.loss, fleets.PARAMS, fleets.OPTIMIZER, fleets.ESTIMATOR),
+        num_steps=3,
         progress=False,
     )
     assert result.history.evaluations.tolist() == [5, 5, 5]
@@ -107,7 +108,8 @@ def test_journal_of_another_program_continues_from_its_values(tmp_path):
         "estimator": zo.forward_difference(zo.sphere(), 4),
     }
     begun = zo.minimize(
-        *(fleets.loss, fleets.PARAMS, *run_of.values(), 6),
+        *(fleets.loss, fleets.PARAMS, *run_of.values()),
+        num_steps=6,
         evaluator=zo.vectorized(1),
         journal=path,
         progress=False,
@@ -249,7 +251,8 @@ def test_values_that_fail_are_dropped_as_by_minimize():
     here = Here(("a",))
     result = run(here, 3, make_fun=lambda: fails)
     expected = zo.minimize(
-        *(fails, fleets.PARAMS, fleets.OPTIMIZER, fleets.ESTIMATOR, 3, 0),
+        *(fails, fleets.PARAMS, fleets.OPTIMIZER, fleets.ESTIMATOR),
+        num_steps=3,
         progress=False,
     )
     assert expected.state.failures.evaluations > 0
@@ -281,8 +284,6 @@ def test_run_on_signs_is_one_that_is_told_signs(estimator, tmp_path):
     np.testing.assert_allclose(result.values, np.mean(seen, 1), rtol=1e-6)
     read = zo.runs.History.from_journal(path)
     np.testing.assert_array_equal(np.float32(read.value), result.values)
-    # Three counts of points take four bytes each instead of two, and their size one.
-    assert max(here.sent["a"][1:7]) <= 1 + 2 * 8 + 39
     state = zo.replay(path, fleets.PARAMS, fleets.OPTIMIZER, estimator)
     chex.assert_trees_all_equal(ask_tell.as_numpy(state.params), result.params)
 
@@ -297,7 +298,7 @@ def test_run_on_signs_whose_values_fail(tmp_path):
     members = zo.evolution_strategy(Hashed(), 8, shaping=lambda values: values)
     changes = {"estimator": members, "make_fun": lambda: fails}
     result = run(Here(("a",)), 3, signs=True, **changes)
-    assert_same(result, reference(3, told=signs.signs_of, **changes))
+    assert_same(result, reference(3, told=signs_of, **changes))
     assert int(result.failures.evaluations) == result.history.failed.sum() > 0
 
 
@@ -456,72 +457,27 @@ def test_arguments_are_checked(change, error, text):
 # --- Messages -----------------------------------------------------------------------
 
 
-def test_messages_are_read_as_they_were_written():
-    rng = np.random.default_rng(0)
-    for dtype in (np.float32, np.float64):
-        request = Request(
-            2**32 - 1,
-            2**31 - 2,
-            rng.normal(size=(2, 3)).astype(dtype),
-            np.array([0, 2**32 - 1], np.uint32),
-            np.array([2, 0], np.uint16),
-            True,
-        )
-        reply = Reply(
-            *(7, 2**32 - 1, (1, 2, 3), 0.5, 0.25),
-            rng.normal(size=(2, 4)).astype(np.float32),
-            rng.normal(size=3).astype(dtype),
-        )
-        for message in (request, reply, failed("text")):
-            chex.assert_trees_all_equal(
-                tuple(type(message).decode(message.encode())), tuple(message)
-            )
+def test_messages_do_not_grow_with_the_parameters():
+    def sent(width):
+        here = Here(("a",))
+        params = {
+            "w": np.zeros((6, width), np.float32),
+            "b": np.zeros(width, np.float32),
+        }
+        run(here, 3, params=params)
+        return here.sent["a"]
 
-
-@pytest.mark.parametrize(
-    "change", [lambda x: x[:-1], lambda x: x + b"!", lambda x: b""]
-)
-def test_other_bytes_are_refused(change):
-    none = np.zeros((0, 3), np.float32)
-    request = Request(1, 0, none, np.zeros(0, np.uint32), np.zeros(2, np.uint16))
-    reply = Reply(0, 0, (0, 0, 0), 0.0, 0.0, none, np.zeros(2, np.float32))
-    for message in (request, reply):
-        with pytest.raises(ValueError, match="message must"):
-            type(message).decode(change(message.encode()))
-
-
-def test_a_message_is_small_for_each_member():
-    here = Here(("a",))
-    run(here, 3)
-    n = 5
-    assert max(here.sent["a"][1:]) <= 4 * n + 2 * n + 32
+    assert sent(4) == sent(400)
 
 
 def test_signs_of_pairs():
     """Compared with the shaping; the other member of a failed pair is 0."""
     rng = np.random.default_rng(0)
     values = rng.integers(0, 3, 40).astype(np.float32)
-    chex.assert_trees_all_equal(signs.signs_of(values), pair_signs(values))
+    chex.assert_trees_all_equal(signs_of(values), pair_signs(values))
     values = np.float32([np.nan, 2, np.inf, np.nan, 3, -np.inf, 1, 1])
     expected = np.float32([np.nan, 0, np.nan, np.nan, 0, np.nan, 0, 0])
-    chex.assert_trees_all_equal(signs.signs_of(values), expected)
-
-
-@pytest.mark.parametrize("n", [2, 8, 10, 64, 200])
-def test_signs_are_packed_and_nothing_else_is(n):
-    rng = np.random.default_rng(n)
-    drawn = rng.integers(0, 3, (2, n)).astype(np.float32)
-    values = np.stack([pair_signs(row) for row in drawn])
-    packed = signs.pack(values)
-    assert packed.nbytes == 2 * -(-n // 10)  # 8 bits for 5 pairs.
-    found = signs.unpack(packed, n, values.dtype)
-    assert found.tobytes() == values.tobytes()
-    for other in (np.nan, 0.5, -0.0, 2.0, -2.0, 256.0):
-        changed = values.copy()
-        changed[1, 1] = other
-        if other == 0:
-            changed[1, 0] = 0.0
-        assert signs.pack(changed) is None
+    chex.assert_trees_all_equal(signs_of(values), expected)
 
 
 def test_shares_end_first():

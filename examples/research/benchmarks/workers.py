@@ -189,7 +189,7 @@ def wire(dimension: int, num_members: int) -> dict[str, Any]:
         "members": num_members,
         "sent_bytes": float(steps[0]),
         "received_bytes": float(steps[1]),
-        "allowed_bytes": 8 * num_members + 200,
+        "allowed_bytes": 8 * num_members + 1000,
     }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from radazo_jax._src.workers.messages import Reply, Request, failed
+from radazo_jax._src.workers.messages import Reply, Request, decode, encode, failed
 from radazo_jax._src.workers.replica import Description, Recipe, Replica
 
 _STEP, _LEAVES, _COPY, _PARAMS, _CLOSE = (
@@ -58,13 +58,13 @@ class Cluster:
 
     async def ask(self, address: str, request: Request) -> Reply | None:
         """Sends a request; the answer is `None` if the worker has lost the run."""
-        found = await self._rpc(address, _STEP)(message=request.encode())
-        return None if found is None else Reply.decode(found)
+        found = await self._rpc(address, _STEP)(message=encode(request))
+        return None if found is None else decode(found)
 
     async def copy(self, address: str, run: int, peer: str) -> Reply | None:
         """Makes a worker continue from the state of another one."""
         found = await self._rpc(address, _COPY)(run=run, peer=peer)
-        return None if found is None else Reply.decode(found)
+        return None if found is None else decode(found)
 
     async def params(self, address: str, run: int) -> Any:
         """Returns the parameters of a worker, a tree of NumPy arrays."""
@@ -104,14 +104,14 @@ async def _install(run: int, recipe: Recipe, dask_worker: Any) -> Description | 
 
     def answer(function: Callable[..., Reply], *args: Any) -> bytes:
         try:
-            return function(*args).encode()
+            return encode(function(*args))
         except Exception:
-            return failed(traceback.format_exc()).encode()
+            return encode(failed(traceback.format_exc()))
 
     async def step(message: bytes) -> bytes:
-        request = Request.decode(message)
+        request = decode(message)
         if request.run != run:
-            return failed("the worker serves another run.").encode()
+            return encode(failed("the worker serves another run."))
         return await loop.run_in_executor(pool, answer, replica.answer, request)
 
     async def leaves(run: int) -> list[Any]:
@@ -122,7 +122,7 @@ async def _install(run: int, recipe: Recipe, dask_worker: Any) -> Description | 
         try:
             found = await getattr(dask_worker.rpc(peer), _LEAVES)(run=run)
         except Exception:
-            return failed(traceback.format_exc()).encode()
+            return encode(failed(traceback.format_exc()))
         return await loop.run_in_executor(pool, answer, replica.copy, found)
 
     async def params(run: int) -> Any:

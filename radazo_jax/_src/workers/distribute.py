@@ -33,7 +33,6 @@ from radazo_jax._src.workers.cluster import Cluster
 from radazo_jax._src.workers.fleet import Fleet
 from radazo_jax._src.workers.replica import Recipe
 from radazo_jax._src.workers.roster import WorkerReport
-from radazo_jax._src.workers.signs import signs_of
 
 
 class DistributedResult(NamedTuple):
@@ -137,11 +136,11 @@ def distribute(
       sample: As in `minimize`; it runs on the workers.
       bounds: As in `ask_tell`.
       batch_size: Number of points that a worker evaluates together, under `jax.vmap`.
-      values: The values by which workers take a step. "exact": the values themselves,
-        4 bytes each. "signs": 1 for the higher value of an antithetic pair and −1 for
-        the lower, or 0 for both: 1.6 bits per pair in a message. The optimizer sees the
-        signs. Workers answer with the values at the points. The journal holds the signs
-        and the mean of these values, which is the loss in the history.
+      values: The values by which workers take a step. "exact": the values
+        themselves. "signs": 1 for the higher value of an antithetic pair and −1 for the
+        lower, or 0 for both. The optimizer sees the signs. Workers answer with the
+        values at the points. The journal holds the signs and the mean of these values,
+        which is the loss in the history.
       timeout: Seconds after which a worker that has not answered is dropped, in
         addition to the time that it is expected to take. If there are no workers for
         as long, the run ends. The points of a late worker go to other workers earlier.
@@ -413,6 +412,27 @@ def _row(
 def _failures(fleet: Fleet) -> Failures:
     evaluations, skipped, in_a_row = (jnp.int32(x) for x in fleet.failures)
     return Failures(evaluations, skipped, in_a_row)
+
+
+def signs_of(values: np.ndarray) -> np.ndarray:
+    """Compares the two members of each pair: 1 for the higher value, −1 for the lower.
+
+    Equal values are 0. If a value is not finite, it is NaN, and the other one is 0.
+
+    Args:
+      values: The values of 2k members, [2k]; members 2i and 2i + 1 are a pair.
+
+    Returns:
+      The signs, of the shape and dtype of the values.
+    """
+    pairs = values.reshape(-1, 2)
+    finite = np.isfinite(pairs)
+    known = finite.all(1)
+    first, second = np.where(finite, pairs, 0).T
+    signs = np.where(known, np.sign(first - second), 0)
+    # Without the sign of a zero.
+    found = np.stack([signs, -signs], 1) + 0.0
+    return np.where(finite, found, np.nan).astype(values.dtype).reshape(values.shape)
 
 
 def _check_client(client: Any) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from radazo_jax._src.runs import ask_tell
 from radazo_jax._src.runs.journal import Record
-from radazo_jax._src.workers.messages import Reply, Request, numbers_of_points
+from radazo_jax._src.workers.messages import Reply, Request
 from radazo_jax._src.workers.replica import Description, Recipe
 from radazo_jax._src.workers.roster import (
     NONE,
@@ -173,7 +173,7 @@ class Fleet:
             if step - worker.step > _LAG:
                 self._catch_up(worker)
         ready = [w for w in idle if w.task is None and w.excluded != step]
-        missing = found.missing().astype(numbers_of_points(len(found.values)))
+        missing = found.missing()
         # What was lost is shared by all workers as they become idle.
         begins = len(missing) == len(found.values)
         batches = self._batches(missing)

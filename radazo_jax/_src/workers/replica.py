@@ -97,7 +97,7 @@ class Replica:
         """Compiles all programs, and describes the run."""
         # The second time, the program is compiled.
         for _ in range(2):
-            values = self.evaluate(np.zeros(1, np.uint16))
+            values = self.evaluate(np.zeros(1, np.int32))
         begun = self._started()
         names = history.names(begun)
         line = loop.line_of_run(self._fun, begun, self._recipe.estimator)
@@ -151,7 +151,7 @@ class Replica:
             return values
         points, start = self._points(state), time.perf_counter()
         for first in range(0, len(members), size):
-            some = members[first : first + size].astype(np.int32)
+            some = members[first : first + size]
             # Each call evaluates as many points, so that one program serves all.
             padded = np.pad(some, (0, size - len(some)), mode="edge")
             found = self._values(state, points, padded)

@@ -14,7 +14,7 @@ from radazo_jax._src.workers.messages import Reply, Request
 from radazo_jax._src.workers.replica import Description, Recipe
 
 _LOOK = 0.5  # Seconds between looks for workers that joined.
-NONE = np.zeros(0, np.uint16)  # No members.
+NONE = np.zeros(0, np.int32)  # No members.
 
 
 class WorkerReport(NamedTuple):

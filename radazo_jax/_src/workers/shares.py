@@ -55,8 +55,8 @@ class Members:
         return bool(self._done.all())
 
     def missing(self) -> np.ndarray:
-        """Returns the members that nobody evaluates."""
-        return np.flatnonzero(~self._done & (self._sent == 0))
+        """Returns the members that nobody evaluates: int32."""
+        return np.flatnonzero(~self._done & (self._sent == 0)).astype(np.int32)
 
     def send(self, members: np.ndarray) -> None:
         """Counts members that a worker was asked for."""
