@@ -9,7 +9,7 @@ into values, and the estimator's `reduce` turns the values into an estimate:
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -301,6 +301,8 @@ class Evaluator(Configuration, abc.ABC):
     hashable fields, as a custom estimator is.
     """
 
+    compiled: ClassVar[bool] = True  # Whether it evaluates functions that JAX traces.
+
     @abc.abstractmethod
     def cache(self, points: Points) -> Points:
         """Returns the points, with directions stored if that saves more than it costs.
@@ -336,6 +338,12 @@ def check_evaluator(evaluator: Any) -> None:
         raise TypeError(
             "evaluator must be an Evaluator such as vectorized(batch_size=1); got "
             f"{evaluator!r}."
+        )
+    if not evaluator.compiled:
+        raise TypeError(
+            "evaluator must be one for functions that JAX traces, such as "
+            f"vectorized(batch_size=1); got {evaluator!r}, which calls Python "
+            "functions. Pass fun and the arguments of external to minimize_black_box."
         )
     check_fields(evaluator)
 

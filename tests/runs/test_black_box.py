@@ -204,7 +204,14 @@ def not_picklable():
             ValueError,
             "max_consecutive_failures must be an int ≥ 1",
         ),
-        (lambda: run(max_retries=-1), ValueError, "max_retries must be an int ≥ 0"),
+        (lambda: run(retries=-1), ValueError, "retries must be an int ≥ 0"),
+        (lambda: run(workers=0), ValueError, "workers must be an int ≥ 1"),
+        (lambda: run(batched=1), TypeError, "batched must be True or False"),
+        (
+            lambda: run(workers=1, executor=ThreadPoolExecutor),
+            ValueError,
+            "workers must be None if an executor is given; got 1",
+        ),
         (lambda: run(fun=3), TypeError, "fun must be a function"),
         (lambda: run(bounds=(0.5, 1.0)), ValueError, "params must lie within bounds"),
         (lambda: run(bounds=(2, -2)), ValueError, "lower 2.0 and upper -2.0 at params"),
@@ -218,10 +225,10 @@ def not_picklable():
         (lambda: run(bounds=(-1, {"a": 2})), ValueError, "bounds must be a pair"),
         (
             lambda: zo.minimize(
-                traced, START, OPTIMIZER, ESTIMATOR, 1, 0, on_failure="retry"
+                traced, START, OPTIMIZER, ESTIMATOR, 1, 0, on_failure="skip"
             ),
             ValueError,
-            "on_failure must be 'drop' or 'raise' where fun is compiled",
+            "on_failure must be 'drop' or 'raise'; got 'skip'",
         ),
     ],
 )
