@@ -3,10 +3,6 @@
 python examples/black_box.py
 """
 
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from multiprocessing import get_context
-
 import numpy as np
 
 import radazo_jax as zo
@@ -27,10 +23,9 @@ def loss(log_rates):
     return np.mean((simulate(log_rates) - simulate(np.log([1.1, 0.8, 0.6, 0.9]))) ** 2)
 
 
-if __name__ == "__main__":  # Each worker imports this file.
+if __name__ == "__main__":
     optimizer = zo.radazo(2e-2)
     estimator = zo.central_difference(zo.coordinate(), num_directions=4, smoothing=1e-3)
-    pool = partial(ProcessPoolExecutor, mp_context=get_context("spawn"))
     result = zo.minimize_black_box(
         loss,
         np.zeros(4, np.float32),
@@ -38,6 +33,6 @@ if __name__ == "__main__":  # Each worker imports this file.
         estimator,
         num_steps=200,
         key=0,
-        executor=pool,
+        workers=2,
     )
     print("rates:", np.exp(result.best.params), "loss:", result.best.value)

@@ -8,9 +8,6 @@ default, without a setting.
 """
 
 import argparse
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from multiprocessing import get_context
 
 import numpy as np
 from scipy.integrate import solve_ivp
@@ -80,16 +77,12 @@ def main() -> None:
     parser.add_argument("--evaluations", type=int, default=800)
     parser.add_argument("--processes", type=int, default=0, help="by default, none")
     args = parser.parse_args()
-    pool = None
-    if args.processes:
-        context = get_context("spawn")
-        pool = partial(ProcessPoolExecutor, args.processes, mp_context=context)
     result = zo.minimize_black_box(
         loss,
         START,
         max_evaluations=args.evaluations,
         bounds=(LOWER, UPPER),
-        executor=pool,
+        workers=args.processes or None,
     )
     print(f"{'parameter':20}{'truth':>8}{'found':>8}")
     for (name, *_), truth, found in zip(

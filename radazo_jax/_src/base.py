@@ -320,6 +320,8 @@ class Evaluator(Configuration, abc.ABC):
     hashable fields, as a custom estimator is.
     """
 
+    compiled: ClassVar[bool] = True  # Whether it evaluates functions that JAX traces.
+
     @abc.abstractmethod
     def cache(self, points: Points) -> Points:
         """Returns the points, with directions stored if that saves more than it costs.
@@ -355,6 +357,12 @@ def check_evaluator(evaluator: Any) -> None:
         raise TypeError(
             "evaluator must be an Evaluator such as vectorized(batch_size=1); got "
             f"{evaluator!r}."
+        )
+    if not evaluator.compiled:
+        raise TypeError(
+            "evaluator must be one for functions that JAX traces, such as "
+            f"vectorized(batch_size=1); got {evaluator!r}, which calls Python "
+            "functions. Pass fun and the arguments of external to minimize_black_box."
         )
     check_fields(evaluator)
 

@@ -5,13 +5,14 @@ They read no array but scalars, and work on what has no values: traced arrays,
 """
 
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 _LEAVES = 4  # The leaves of a tree that are listed.
+_NUMBERS = 10  # The elements of a tree whose numbers are listed.
 
 
 def on_a_line(named: Any, **fields: str) -> str:
@@ -27,16 +28,37 @@ def on_lines(named: Any, **fields: str) -> str:
 
 def tree(x: Any) -> str:
     """The dtypes and shapes of a tree, such as "{w: float32[3, 4], b: float32[4]}"."""
+    return _listed(x, _leaf, _LEAVES)
+
+
+def params(x: Any) -> str:
+    """The numbers of a tree if they are few and known here, else its shapes."""
+    leaves = jax.tree.leaves(x)
+    few = sum(np.size(leaf) for leaf in leaves) <= _NUMBERS
+    if not (leaves and few and all(map(_is_known, leaves))):
+        return tree(x)
+    return _listed(x, lambda leaf: _numbers(np.asarray(leaf)), len(leaves))
+
+
+def _listed(x: Any, of_leaf: Callable[[Any], str], most: int) -> str:
+    """The texts of at most so many leaves of a tree, with their places."""
     leaves = jax.tree_util.tree_leaves_with_path(x)
     if x is None or jax.tree_util.all_leaves([x]):
-        return _leaf(x)
+        return of_leaf(x)
     listed = [
-        f"{jax.tree_util.keystr(path, simple=True, separator='.')}: {_leaf(leaf)}"
-        for path, leaf in leaves[:_LEAVES]
+        f"{jax.tree_util.keystr(path, simple=True, separator='.')}: {of_leaf(leaf)}"
+        for path, leaf in leaves[:most]
     ]
-    if len(leaves) > _LEAVES:
-        listed.append(f"{len(leaves) - _LEAVES} more")
+    if len(leaves) > most:
+        listed.append(f"{len(leaves) - most} more")
     return "{" + ", ".join(listed) + "}"
+
+
+def _numbers(array: np.ndarray) -> str:
+    """The numbers of an array, in nested brackets."""
+    if array.ndim == 0:
+        return f"{float(array):.6g}"
+    return f"[{', '.join(map(_numbers, array))}]"
 
 
 def count(x: Any) -> str:
@@ -53,14 +75,19 @@ def names(found: Sequence[str]) -> str:
 
 def number(x: Any) -> str:
     """A scalar, or its dtype and shape if it has no value here."""
-    if isinstance(x, jax.Array):
-        known = not isinstance(x, jax.core.Tracer) and not x.is_deleted()
-        if not (known and x.is_fully_addressable):
-            return _leaf(x)
+    if isinstance(x, jax.Array) and not _is_known(x):
+        return _leaf(x)
     if isinstance(x, jax.Array | np.ndarray | np.generic | float) and np.ndim(x) == 0:
         value = np.asarray(x).item()
         return f"{value:.6g}" if isinstance(value, float) else str(value)
     return tree(x)
+
+
+def _is_known(x: Any) -> bool:
+    """Whether an array has its values in this process."""
+    if isinstance(x, jax.core.Tracer) or not isinstance(x, jax.Array):
+        return isinstance(x, np.ndarray | np.generic)
+    return not x.is_deleted() and x.is_fully_addressable
 
 
 def series(x: Any) -> str:

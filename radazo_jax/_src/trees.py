@@ -77,6 +77,21 @@ def as_arrays(tree: Any) -> Any:
     return jax.tree.map(as_array, tree)
 
 
+def as_numpy(tree: Any) -> Any:
+    """A copy of a tree in NumPy arrays; typed keys are JAX's alone."""
+
+    def of_leaf(x: Any) -> Any:
+        is_key = jnp.issubdtype(jnp.result_type(x), jax.dtypes.extended)
+        return jnp.copy(x) if is_key else np.array(x)
+
+    return jax.tree.map(of_leaf, tree)
+
+
+def with_float64(tree: Any) -> Any:
+    """The tree with NumPy's float64 for Python's floats, which are the same numbers."""
+    return jax.tree.map(lambda x: np.float64(x) if type(x) is float else x, tree)
+
+
 def _has_hash(x: Any) -> bool:
     try:
         hash(x)

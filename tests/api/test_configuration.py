@@ -27,6 +27,8 @@ WRITTEN = {
     "coordinate(replace=False)": "coordinate(replace=True)",
     "low_rank(rank=2)": "low_rank(rank=1)",
     "vectorized(batch_size=None)": "vectorized(batch_size=1)",
+    "external()": "external(batched=True)",
+    "external(workers=2, timeout=60)": "external(workers=2, timeout=60, retries=1)",
     "sharded(axis_name='k', batch_size=None)": "sharded('j')",
     "sharded(axis_name=('k', 'j'), batch_size=2)": "sharded(('k', 'j'), batch_size=1)",
     "forward_difference(sphere(), num_directions=10, smoothing=0.005)": (

@@ -75,7 +75,7 @@ def test_a_run_without_some_values_is_rebuilt(name, distribution, tmp_path):
 @each_case
 def test_a_value_that_is_asked_for_again_leaves_no_trace(name, distribution):
     estimator = make(name, DISTRIBUTIONS[distribution])
-    retried = run(estimator, Failing(no_answer), on_failure="retry")
+    retried = run(estimator, Failing(no_answer), retries=2)
     chex.assert_trees_all_equal(retried.state, run(estimator).state)
 
 

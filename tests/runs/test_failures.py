@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src.evaluators.external import distinct, outside
 from tests.helpers.black_boxes import (
     ESTIMATOR,
     OPTIMIZER,
@@ -129,8 +128,8 @@ def test_a_failure_is_that_of_all_points_that_are_the_same():
             raise ValueError("not here")
         return float(np.sum(x))
 
-    with outside(fun, None) as evaluate:
-        found = distinct(evaluate)(np.array([[0.0], [0.0], [1.0]]), 3)
+    with zo.external().open(fun) as calls:
+        found = calls.evaluate(np.array([[0.0], [0.0], [1.0]]))
     np.testing.assert_array_equal(found.values, [np.nan, np.nan, 1.0])
     assert found.failures == dict.fromkeys((0, 1), "ValueError: not here")
 
@@ -144,7 +143,7 @@ def test_retries_evaluate_the_same_point_again():
             raise OSError("no answer")
         return fun(x)
 
-    result = run(flaky, on_failure="retry", max_retries=2)
+    result = run(flaky, retries=2)
     chex.assert_trees_all_equal(result.state, reference().state)
 
 

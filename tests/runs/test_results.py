@@ -11,10 +11,8 @@ from tests.helpers.short_runs import fails, run, square, traced
 from tests.helpers.tables import slow
 
 START = np.array([11.5, -7.25, 0.375], np.float32)
-NO_RESULT = fails(AttributeError, "a RunError has a state alone")
 
 
-@NO_RESULT
 @pytest.mark.parametrize(
     "options",
     [{"on_failure": "raise"}, {"max_consecutive_failures": 1}],
@@ -38,7 +36,7 @@ def test_an_error_of_a_run_has_its_best_point(options):
 
 
 @pytest.mark.slow
-@NO_RESULT
+@fails(AttributeError, "a RunError of a compiled run has a state alone")
 def test_an_error_of_a_compiled_run_has_its_best_value():
     """The loss is not finite below a value that a step reaches."""
 
@@ -58,10 +56,6 @@ def shown(params, text):
     return all(np.any(np.abs(found - x) <= 0.01 * abs(x)) for x in np.ravel(params))
 
 
-HIDDEN = fails(AssertionError, "dtypes and shapes are printed")
-
-
-@HIDDEN
 @pytest.mark.parametrize("size", [slow(1), slow(3), 10])
 def test_a_result_prints_the_numbers_of_few_parameters(size):
     result = run(square, 3.7 * 1.9 ** np.arange(size, dtype=np.float32), 1)
@@ -70,14 +64,12 @@ def test_a_result_prints_the_numbers_of_few_parameters(size):
 
 
 @pytest.mark.slow
-@HIDDEN
 def test_a_result_prints_the_numbers_of_a_tree():
     start = {"w": START[:2], "b": START[2]}
     result = run(lambda p: square(p["w"]) + square(p["b"]), start, 1)
     assert all(shown(x, str(result.best)) for x in result.best.params.values())
 
 
-@HIDDEN
 def test_a_result_of_a_compiled_run_prints_its_numbers():
     result = traced(start=START, num_steps=1)
     assert shown(result.params, str(result))

@@ -68,7 +68,7 @@ def test_the_next_try_does_not_contain_the_writes_of_a_failed_one():
                 raise OSError("no answer")
             return value
 
-        return run(fun, start, on_failure="retry")
+        return run(fun, start, retries=2)
 
     for writer, start in WRITERS:
         check(writer, start, how)

@@ -1,30 +1,25 @@
-"""Values of points evaluated outside of JAX: any Python function, on any executor."""
+"""Values of points by calls of a Python function: here, in threads or in processes."""
 
-import concurrent.futures as futures
+import dataclasses
+import functools
 import math
-import multiprocessing
-import pickle
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import reprlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
 
-# How often a wait looks whether it was interrupted, in seconds.
-_POLL = 0.1
-
-_GUARD = 'A script that starts processes must stand below if __name__ == "__main__":.'
-
-# A function that makes executors makes this many for a step before its points are
-# submitted one at a time, so that only the one that breaks them fails.
-_TOGETHER = 2
+from radazo_jax._src import checks
+from radazo_jax._src.base import Evaluator, Points, Values
+from radazo_jax._src.evaluators import pools
+from radazo_jax._src.evaluators.pools import Failed, in_words
 
 
 class Outcome(NamedTuple):
-    """Results and failures of some points.
+    """Results and failures at some points.
 
     Attributes:
       values: The values, float64, [n]; NaN at points that failed. If the function
@@ -38,380 +33,319 @@ class Outcome(NamedTuple):
     failures: dict[int, str]
 
 
-Evaluate = Callable[[Any, int], Outcome | None]
+@dataclasses.dataclass(frozen=True, repr=False)
+class External(Evaluator):
+    """See `external`."""
+
+    _constructor = "external"
+    compiled = False
+
+    workers: int | None = None
+    executor: Any = None
+    batched: bool = False
+    timeout: float | None = None
+    retries: int = 0
+
+    def __post_init__(self) -> None:
+        if self.workers is not None:
+            checks.check_int_at_least("workers", self.workers, 1)
+            if self.executor is not None:
+                raise ValueError(
+                    "workers must be None if an executor is given; got "
+                    f"{self.workers}. Give one of them."
+                )
+        pools.check_executor(self.executor)
+        if not isinstance(self.batched, bool):
+            raise TypeError(f"batched must be True or False; got {self.batched!r}.")
+        checks.check_int_at_least("retries", self.retries, 0)
+        if self.timeout is None:
+            return
+        checks.check_positive("timeout", self.timeout)
+        if self.workers is None and self.executor is None:
+            raise ValueError(
+                "timeout must be None if points are evaluated in turn; got "
+                f"{self.timeout!r}. Pass workers=1, or "
+                "executor=lambda: ThreadPoolExecutor(1)."
+            )
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether each point is evaluated before the next one is chosen."""
+        return self.workers is None and self.executor is None and not self.batched
+
+    @contextmanager
+    def open(
+        self,
+        fun: Callable[[optax.Params], Any],
+        *,
+        vector_valued: bool = False,
+        context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> Iterator["Calls"]:
+        """Opens what evaluates points; workers that it started end with it.
+
+        Args:
+          fun: `fun(params)` returns a number, or a pair of a number and anything.
+          vector_valued: Whether `fun` may return several numbers for a point.
+          context: Makes the context of calls in this thread.
+          interrupted: Asked now and then whether to stop.
+        """
+        if self.workers is None and self.executor is None:
+            run = functools.partial(_in_turn, fun, context, interrupted)
+            yield Calls(self, run, vector_valued)
+            return
+        pool = pools.Pool(fun, self.workers, self.executor, self.timeout, interrupted)
+        try:
+            yield Calls(self, pool.run, vector_valued)
+        finally:
+            pool.close()
+
+    def cache(self, points: Points) -> Points:
+        return points
+
+    def evaluate(
+        self,
+        fun: Callable[[optax.Params], Any],
+        params: optax.Params,
+        points: Points,
+        has_aux: bool,
+    ) -> tuple[Values, Any]:
+        raise TypeError(
+            f"fun must be evaluated outside of compiled programs by {self!r}; got a "
+            "call within one. Pass it to minimize_black_box."
+        )
 
 
-@contextmanager
-def outside(
-    fun: Callable[[optax.Params], Any],
-    executor: Any,
-    *,
+def external(
+    workers: int | None = None,
+    executor: Any = None,
     batched: bool = False,
-    vector_valued: bool = False,
     timeout: float | None = None,
     retries: int = 0,
-    interrupted: Callable[[], bool] = lambda: False,
-) -> Iterator[Evaluate]:
-    """Evaluates trees of NumPy arrays by a function, on an executor.
+) -> Evaluator:
+    """Evaluates points by calls of a Python function that JAX need not trace.
 
-    Each call gets a copy of its point, so the function may write to its argument.
+    Without workers and without an executor, points are evaluated in turn in this
+    process. It is an evaluator of `minimize_black_box`, whose arguments of the same
+    names make it.
 
     Args:
-      fun: `fun(params)` returns a number, or a pair of a number and anything.
-      executor: A `concurrent.futures.Executor`, a function that makes one, or `None`.
-      batched: Whether `fun` takes all points at once.
-      vector_valued: Whether `fun` may return several numbers for a point.
-      timeout: Seconds. Points that run while none ends for this long have failed.
+      workers: Number of processes that evaluate points, which the package `loky` starts
+        at the first step and ends with the run. `fun` may be any function that
+        `cloudpickle` can store, such as a lambda. If a process dies or hangs, its point
+        has failed, and all of the processes are replaced.
+      executor: A `concurrent.futures.Executor`, which is used as it is; or a function
+        without arguments that makes one, which is called again if a worker has died or
+        hangs.
+      batched: Whether `fun` takes all n points of a step at once, a tree of arrays with
+        an additional first axis, and returns n values, or a pair of these and n other
+        objects, or `None` instead of the objects; n is the same in all steps.
+      timeout: Seconds; needs workers or an executor. If no point ends for this long,
+        those that run have failed, and those that wait are evaluated by replaced
+        workers. A thread that hangs keeps running. An executor that cannot be
+        replaced keeps what hangs; all points of the step have then failed.
       retries: Number of further evaluations of a point that failed.
-      interrupted: Asked now and then whether to stop.
-
-    Yields:
-      `evaluate(candidates, n)`, with `None` for the outcome if it was interrupted.
-    """
-    pools: list[Any] = []
-    if executor is None:
-        run = _in_turn(fun)
-    elif callable(executor):
-        run = _submitting(fun, executor, pools, timeout)
-    else:
-        check_executor(executor, fun)
-        run = _submitting(fun, None, [executor], timeout)
-
-    def evaluate(candidates: optax.Params, n: int) -> Outcome | None:
-        values: list[Any] = [np.nan] * n
-        infos: list[Any] = [None] * n
-        failures: dict[int, str] = {}
-        pending = list(range(n))
-        for _ in range(1 + retries):
-            points = (
-                [candidates] if batched else [_point(candidates, i) for i in pending]
-            )
-            found = run(points, interrupted)
-            if found is None:
-                return None
-            if batched:
-                found = _split(found[0], n)
-            for i, result in zip(pending, found, strict=True):
-                failures.pop(i, None)
-                values[i], infos[i], problem = _parsed(result, vector_valued)
-                if problem:
-                    failures[i] = problem
-            pending = list(range(n)) if batched else list(failures)
-            if not failures:
-                break
-        return Outcome(_stacked(values, failures), infos, failures)
-
-    try:
-        yield evaluate
-    finally:
-        for pool in pools:
-            pool.shutdown(wait=False)
-
-
-def distinct(evaluate: Evaluate) -> Evaluate:
-    """Evaluates points once that are the same."""
-
-    def once(candidates: optax.Params, n: int) -> Outcome | None:
-        leaves = jax.tree.leaves(candidates)
-        # Of each point, its place among those that are evaluated.
-        places: dict[tuple[bytes, ...], int] = {}
-        where = [
-            places.setdefault(tuple(leaf[i].tobytes() for leaf in leaves), len(places))
-            for i in range(n)
-        ]
-        if len(places) == n:
-            return evaluate(candidates, n)
-        chosen = [where.index(place) for place in range(len(places))]
-        found = evaluate(jax.tree.map(lambda x: x[chosen], candidates), len(chosen))
-        if found is None:
-            return None
-        failures = {
-            i: found.failures[place]
-            for i, place in enumerate(where)
-            if place in found.failures
-        }
-        infos = [found.infos[place] for place in where]
-        return Outcome(found.values[where], infos, failures)
-
-    return once
-
-
-def in_two_parts(
-    evaluate: Evaluate, candidates: Any, n: int, needs_all: Callable[[float], bool]
-) -> Outcome | None:
-    """Evaluates the first point, and the others if its value needs them.
-
-    Args:
-      evaluate: Evaluates points.
-      candidates: The points.
-      n: The number of points.
-      needs_all: Whether the others are needed, given the first value.
 
     Returns:
-      The outcome of all points, or of the first one.
+      The evaluator. Equal ones are equal if they have the same executor.
+
+    Raises:
+      TypeError, ValueError: If an argument is not valid, or two exclude each other.
+
+    Examples:
+      >>> import radazo_jax as zo
+      >>> zo.external(workers=8, timeout=60)
+      external(workers=8, timeout=60)
     """
-    first = evaluate(jax.tree.map(lambda x: x[:1], candidates), 1)
-    if first is None or not needs_all(first.values[0]):
-        return first
-    # What is the same as the first is not evaluated again.
-    leaves = jax.tree.leaves(candidates)
-    others = [
-        i
-        for i in range(1, n)
-        if any(leaf[i].tobytes() != leaf[0].tobytes() for leaf in leaves)
-    ]
-    rest = evaluate(jax.tree.map(lambda x: x[others], candidates), len(others))
-    if rest is None:
-        return None
-    places = np.zeros(n, int)
-    places[others] = 1 + np.arange(len(others))
-    found = [first.failures.get(0)] + [rest.failures.get(i) for i in range(len(others))]
-    infos = [*first.infos, *rest.infos]
-    return Outcome(
-        np.concatenate([first.values, rest.values])[places],
-        [infos[place] for place in places],
-        {i: text for i, place in enumerate(places) if (text := found[place])},
-    )
+    return External(workers, executor, batched, timeout, retries)
 
 
-class _Failed(NamedTuple):
-    """A point that gave no result."""
+class Calls:
+    """Evaluates points by calls of one function."""
 
-    problem: str
+    def __init__(
+        self,
+        evaluator: External,
+        run: Callable[[list[Any]], list[Any] | None],
+        vector_valued: bool,
+    ):
+        """Describes the calls.
 
+        Args:
+          evaluator: The evaluator.
+          run: Calls the function at points; `None` if it was interrupted.
+          vector_valued: Whether the function may return several numbers for a point.
+        """
+        self._evaluator, self._run = evaluator, run
+        self._vector_valued = vector_valued
 
-class _Broken(_Failed):
-    """The failure of a point whose executor broke before it gave a result."""
+    def evaluate(
+        self, candidates: optax.Params, known: Outcome | None = None
+    ) -> Outcome | None:
+        """Evaluates points, and those that are the same once, unless `batched`.
 
+        Each call gets a copy of its point, so the function may write to its argument.
 
-_Run = Callable[[list[Any], Callable[[], bool]], list[Any] | None]
+        Args:
+          candidates: The points, a tree of NumPy arrays, [n, …].
+          known: The outcome at the first of the points, which are not evaluated again.
 
+        Returns:
+          The outcome at all points, or `None` if it was interrupted.
+        """
+        leaves = jax.tree.leaves(candidates)
+        keys: list[Any] = list(range(len(leaves[0])))
+        if not self._evaluator.batched:
+            keys = [tuple(leaf[i].tobytes() for leaf in leaves) for i in keys]
+        return self._evaluated(candidates, keys, [] if known is None else _list(known))
 
-def _in_turn(fun: Callable[[optax.Params], Any]) -> _Run:
-    def run(points: list[Any], interrupted: Callable[[], bool]) -> list[Any] | None:
-        results: list[Any] = []
-        for point in points:
-            if interrupted():
-                return None
-            try:
-                results.append(fun(_own(point)))
-            except Exception as error:
-                results.append(_Failed(_in_words(error)))
-        return None if interrupted() else results
+    def repeat(self, candidates: optax.Params) -> Outcome | None:
+        """Evaluates points, also those that are the same, as `evaluate` does once."""
+        return self._evaluated(
+            candidates, range(len(jax.tree.leaves(candidates)[0])), []
+        )
 
-    return run
-
-
-def _submitting(
-    fun: Callable[[optax.Params], Any],
-    make: Callable[[], Any] | None,
-    pools: list[Any],
-    timeout: float | None,
-) -> _Run:
-    """Submits to the executor in `pools`, which is made if there is none."""
-    works = False
-
-    def run(points: list[Any], interrupted: Callable[[], bool]) -> list[Any] | None:
-        nonlocal works
-        results: list[Any] = [None] * len(points)
-        missing, broken = list(range(len(points))), 0
-        while missing:
-            if not pools and make is not None:
-                pools.append(make())
-                check_executor(pools[0], fun)
-            # The one that breaks an executor fails with it: alone, in the end.
-            batch = missing if broken < _TOGETHER else missing[:1]
-            found = _wait(
-                fun, pools[0], [points[i] for i in batch], timeout, interrupted
-            )
+    def _evaluated(
+        self, candidates: optax.Params, keys: Sequence[Any], known: "list[_Result]"
+    ) -> Outcome | None:
+        """The outcome at points, which are equal if their keys are."""
+        results = dict(zip(keys, known, strict=False))
+        missing = {key: i for i, key in enumerate(keys) if key not in results}
+        for _ in range(1 + self._evaluator.retries):
+            found = self._called(candidates, list(missing.values()))
             if found is None:
                 return None
-            lost = [
-                i for i, x in zip(batch, found, strict=True) if isinstance(x, _Broken)
-            ]
-            if lost and make is None:
-                raise RuntimeError(
-                    "executor is broken: a worker died "
-                    f"({found[batch.index(lost[0])].problem}). Give a function that "
-                    "makes an executor, and it is made again."
-                    + ("" if works else f" {_GUARD}")
-                )
-            works = works or len(lost) < len(batch)
-            if lost:
-                pools.pop().shutdown(wait=False)
-                broken += 1
-            # Together, one point can break it before another returns.
-            if broken == 2 * _TOGETHER and not works:
-                raise RuntimeError(
-                    f"executor broke {broken} times before fun returned once "
-                    f"({found[0].problem}). {_GUARD}"
-                )
-            for i, result in zip(batch, found, strict=True):
-                results[i] = result
-            again = lost if len(batch) > 1 else []
-            missing = again + missing[len(batch) :]
-        return results
+            results.update(zip(missing, found, strict=True))
+            failed = {key: i for key, i in missing.items() if results[key].problem}
+            if not failed:
+                break
+            missing = missing if self._evaluator.batched else failed
+        return _outcome([results[key] for key in keys])
 
-    return run
-
-
-def _wait(
-    fun: Callable[[optax.Params], Any],
-    pool: futures.Executor,
-    points: list[Any],
-    timeout: float | None,
-    interrupted: Callable[[], bool],
-) -> list[Any] | None:
-    submitted: list[Any] = []
-    for point in points:
-        try:
-            submitted.append(pool.submit(fun, _own(point)))
-        except (futures.BrokenExecutor, OSError) as error:
-            # OSError: its processes died a moment ago, and their pipe is closed.
-            submitted.append(_Broken(_in_words(error)))
-        except RuntimeError as error:
-            raise ValueError(
-                f"executor must be running; got {pool!r}: {error}."
-            ) from error
-    pending = {f for f in submitted if not isinstance(f, _Broken)}
-    since = time.monotonic()
-    # Woken by the last alone: each time costs the workers a turn of the interpreter.
-    poll = _POLL if timeout is None else min(_POLL, timeout)
-    while pending:
-        left = len(pending)
-        pending = futures.wait(pending, poll).not_done
-        if len(pending) < left:
-            since = time.monotonic()
-        stop = interrupted()
-        if stop or (timeout is not None and time.monotonic() - since >= timeout):
-            for future in pending:
-                future.cancel()
-            if stop:
-                return None
-            break
-
-    def result(future: Any) -> Any:
-        if isinstance(future, _Broken):
-            return future
-        if future in pending:
-            return _Failed(f"no result within {timeout} s")
-        try:
-            return future.result()
-        except futures.BrokenExecutor as error:
-            return _Broken(_in_words(error))
-        except Exception as error:
-            return _Failed(_in_words(error))
-
-    return [result(future) for future in submitted]
-
-
-def check_executor(executor: Any, fun: Callable[[optax.Params], Any]) -> None:
-    """Raises if `fun` cannot be evaluated on the executor."""
-    is_client = hasattr(executor, "get_executor")
-    if is_client or not hasattr(executor, "submit"):
-        got = (
-            "a Dask client. Pass client.get_executor()" if is_client else repr(executor)
+    def _called(
+        self, candidates: optax.Params, numbers: list[int]
+    ) -> "list[_Result] | None":
+        """The results at points by number; at all of them if they are `batched`."""
+        batched = self._evaluator.batched
+        called = self._run(
+            [candidates] if batched else [_point(candidates, i) for i in numbers]
         )
-        raise TypeError(
-            "executor must be a concurrent.futures.Executor, or a function that makes "
-            f"one; got {got}."
-        )
-    if not isinstance(executor, futures.ProcessPoolExecutor):
-        return
-    context = getattr(executor, "_mp_context", None) or multiprocessing
-    if context.get_start_method() == "fork":
-        raise ValueError(
-            "executor must not fork, for JAX has threads and a forked process may "
-            "hang; got a ProcessPoolExecutor that forks. Make it with "
-            'mp_context=multiprocessing.get_context("spawn").'
-        )
-    try:
-        pickle.dumps(fun)
-    except Exception as error:
-        raise TypeError(
-            f"fun must be picklable to run in processes; got {fun!r} ({error}). Define "
-            "it at the top level of a module, or use a ThreadPoolExecutor."
-        ) from error
+        if called is None:
+            return None
+        if batched:
+            called = _split(called[0], len(numbers))
+        return [_read(result, self._vector_valued) for result in called]
 
 
 def _point(candidates: optax.Params, i: int) -> Any:
     return jax.tree.map(lambda x: x[i], candidates)
 
 
-def _own(point: Any) -> Any:
-    """A copy of a point, since the function may write to its argument."""
-    return jax.tree.map(np.copy, point)
+def _in_turn(
+    fun: Callable[[optax.Params], Any],
+    context: Callable[[], AbstractContextManager[Any]],
+    interrupted: Callable[[], bool],
+    points: list[Any],
+) -> list[Any] | None:
+    """Calls a function at points, within a context, which is the caller's."""
+    results: list[Any] = []
+    for point in points:
+        if interrupted():
+            return None
+        try:
+            with context():
+                results.append(fun(pools.copy(point)))
+        except Exception as error:
+            results.append(Failed(in_words(error)))
+    return None if interrupted() else results
+
+
+class _Result(NamedTuple):
+    """The value or values of a point, what came with them, and what is wrong."""
+
+    value: Any
+    info: Any
+    problem: str
+
+
+def _list(outcome: Outcome) -> list[_Result]:
+    pairs = zip(outcome.values, outcome.infos, strict=True)
+    return [_Result(*pair, outcome.failures.get(i, "")) for i, pair in enumerate(pairs)]
+
+
+def _outcome(results: list[_Result]) -> Outcome:
+    """The results; a point has failed if it has another number of values."""
+    failures = {i: result.problem for i, result in enumerate(results) if result.problem}
+    shape = next((np.shape(x.value) for x in results if np.ndim(x.value)), ())
+    values = np.full((len(results), *shape), np.nan)
+    for i, result in enumerate(results):
+        found = np.shape(result.value)
+        if found == shape:
+            values[i] = result.value
+        else:
+            failures.setdefault(i, f"returned shape {found}, another point {shape}")
+    return Outcome(values, [result.info for result in results], failures)
 
 
 def _split(result: Any, n: int) -> list[Any]:
     """The result of a batch, point by point."""
-    if isinstance(result, _Failed):
+    if isinstance(result, Failed):
         return [result] * n
-    values, infos = result if isinstance(result, tuple) else (result, [None] * n)
     try:
-        listed = list(np.asarray(values))
+        values, infos = _pair(result, n)
+        listed = values if isinstance(values, list | tuple) else np.asarray(values)
+        return list(zip(listed, [None] * n if infos is None else infos, strict=True))
     except Exception:
-        listed = []
-    if len(listed) != n or len(infos) != n:
-        return [_Failed(f"returned {_described(values)} for {n} points")] * n
-    return list(zip(listed, infos, strict=True))
+        return [Failed(f"returned {_described(result)} for {n} points")] * n
 
 
-def _parsed(result: Any, vector_valued: bool) -> tuple[Any, Any, str]:
-    """The value or values, what came with them, and what is wrong with them."""
-    if isinstance(result, _Failed):
-        return np.nan, None, result.problem
+def _pair(result: Any, n: int) -> tuple[Any, Any]:
+    """The values of a batch and the objects, which a tuple of two may hold."""
+    infos = None
+    if isinstance(result, tuple) and len(result) == 2:
+        first = result[0]
+        if np.ndim(first) and len(first) == n:
+            result, infos = result
+    if len(result) != n:
+        raise ValueError
+    return result, infos
+
+
+def _read(result: Any, vector_valued: bool) -> _Result:
+    """Reads what a function returned for a point."""
+    if isinstance(result, Failed):
+        return _Result(np.nan, None, result.problem)
     pair = isinstance(result, tuple) and len(result) == 2
     value, info = result if pair else (result, None)
-    if vector_valued and np.ndim(value) == 1:
-        return _vector(value, info)
-    # Numbers and arrays of all libraries have this method.
-    shape = np.shape(value)
-    if not hasattr(value, "__float__") or math.prod(shape) != 1:
-        return np.nan, info, f"returned {_described(value)}, not a number"
     try:
+        if vector_valued and np.ndim(value) == 1:
+            return _vector(value, info)
+        # Numbers and arrays of all libraries have this method.
+        shape = np.shape(value)
+        if not hasattr(value, "__float__") or math.prod(shape) != 1:
+            problem = f"returned {_described(value)}, not a number"
+            return _Result(np.nan, info, problem)
         for _ in shape:  # Not all libraries convert an array that has axes.
             value = value[0]
         number = float(value)
-    except Exception as error:
-        return np.nan, info, _in_words(error)
-    return number, info, "" if np.isfinite(number) else f"returned {number}"
+    except Exception:  # Reading a value calls methods of its library.
+        problem = f"returned {_described(value)}, which cannot be read as a number"
+        return _Result(np.nan, info, problem)
+    return _Result(number, info, "" if np.isfinite(number) else f"returned {number}")
 
 
-def _vector(values: Any, info: Any) -> tuple[Any, Any, str]:
-    """Several values of a point, as `_parsed` returns them."""
+def _vector(values: Any, info: Any) -> _Result:
+    """Reads several values of a point."""
     array = np.asarray(values)
     if array.dtype.kind not in "fiub" or not array.size:
-        return np.nan, info, f"returned {_described(values)}, not numbers"
+        return _Result(np.nan, info, f"returned {_described(values)}, not numbers")
     failed = int(np.sum(~np.isfinite(array)))
     problem = f"returned {failed} values of {array.size} that are not finite"
-    return array.astype(np.float64), info, problem if failed else ""
-
-
-def _stacked(values: list[Any], failures: dict[int, str]) -> np.ndarray:
-    """The values of all points; NaN, with a failure, for a point with another number.
-
-    Args:
-      values: A number or a vector for each point.
-      failures: Texts about the points that failed, by number; more are added.
-    """
-    shape = next((np.shape(x) for x in values if np.ndim(x)), ())
-    stacked = np.full((len(values), *shape), np.nan)
-    for i, value in enumerate(values):
-        if np.shape(value) == shape:
-            stacked[i] = value
-        else:
-            message = f"returned shape {np.shape(value)}, another point {shape}"
-            failures.setdefault(i, message)
-    return stacked
+    return _Result(array.astype(np.float64), info, problem if failed else "")
 
 
 def _described(value: Any) -> str:
     if hasattr(value, "__array__") and np.ndim(value) > 0:
         return f"an array of shape {np.shape(value)}"
-    text = repr(value)
+    text = " ".join(reprlib.repr(value).split())
     return f"{text[:40]}{'…' if len(text) > 40 else ''} of type {type(value).__name__}"
-
-
-def _in_words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

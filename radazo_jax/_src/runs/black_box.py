@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +11,7 @@ import optax
 
 from radazo_jax._src import checks, shown, trees
 from radazo_jax._src.base import GradientEstimator, Search
-from radazo_jax._src.evaluators.external import Outcome, distinct, in_two_parts, outside
+from radazo_jax._src.evaluators.external import Calls, External, Outcome
 from radazo_jax._src.runs import ask_tell, loop, states, step
 from radazo_jax._src.runs.box import BoundsLike, as_bounds
 from radazo_jax._src.runs.defaults import method
@@ -21,6 +21,7 @@ from radazo_jax._src.runs.loop import Done, Path, Values, interruptible, progres
 from radazo_jax._src.runs.states import (
     Policy,
     Run,
+    RunError,
     SolverState,
     failure_counts,
     resumed,
@@ -47,7 +48,7 @@ class Best(NamedTuple):
     def __repr__(self) -> str:
         return shown.on_a_line(
             self,
-            params=shown.tree(self.params),
+            params=shown.params(self.params),
             value=shown.number(self.value),
             number=str(self.number),
             info=shown.tree(self.info),
@@ -58,13 +59,15 @@ class BlackBoxResult(NamedTuple):
     """The result of `minimize_black_box`.
 
     Attributes:
-      params: The parameters after the last step, at which `fun` was not evaluated.
+      params: The parameters after the last step, at which `fun` was not evaluated: a
+        tree of NumPy arrays, in the dtypes of the start.
       values: The value of each step's estimate: float32, [steps].
       best: The best of all evaluated points.
       num_evaluations: Number of evaluated points, including failed ones.
-      state: The state of the run, which counts what failed.
+      state: The state of the run, in NumPy arrays, which counts what failed.
       history: The records of each step; `history.plot()` draws it.
-      stopped: The reason for which the run ended, as in `MinimizeResult`.
+      stopped: The reason for which the run ended, as in `MinimizeResult`, or "failure"
+        in the result of a `RunError`.
     """
 
     params: optax.Params
@@ -78,7 +81,7 @@ class BlackBoxResult(NamedTuple):
     def __repr__(self) -> str:
         return shown.on_lines(
             self,
-            params=shown.tree(self.params),
+            params=shown.params(self.params),
             values=shown.series(self.values),
             best=repr(self.best),
             num_evaluations=str(self.num_evaluations),
@@ -101,12 +104,13 @@ def minimize_black_box(
     max_seconds: float | None = None,
     target: float | None = None,
     patience: int | None = None,
+    workers: int | None = None,
     executor: Any = None,
     batched: bool = False,
-    bounds: BoundsLike | None = None,
     timeout: float | None = None,
+    retries: int = 0,
+    bounds: BoundsLike | None = None,
     on_failure: str = "drop",
-    max_retries: int = 2,
     max_consecutive_failures: int = 10,
     journal: Path | None = None,
     state: SolverState | None = None,
@@ -122,8 +126,8 @@ def minimize_black_box(
         evaluated once. An estimator such as `evolution_strategy` also takes several
         numbers for a point, such as one for each prompt: an array of shape [G].
       params: The starting point, a tree of floating-point arrays. NumPy's float64 is
-        kept, also if JAX has 64 bits disabled: `fun` and `callback` are called under
-        the caller's setting.
+        kept, also if JAX has 64 bits disabled, and Python's floats are float64. `fun`
+        and `callback` are called under the caller's setting.
       optimizer: As in `minimize`; it gets no `value_fn`. Calls with the same
         `optimizer` and `estimator` objects compile once.
       estimator: As in `minimize`; it chooses the points.
@@ -142,35 +146,38 @@ def minimize_black_box(
         `best.value` is not above it, in the dtype of the values at the points.
       patience: The run ends after so many steps in a row that do not lower
         `best.value`, in this call; with a journal, in the whole run.
+      workers: Number of processes that evaluate the points of a step, as in `external`;
+        needs the package `loky`. `None` evaluates them in turn, unless an executor is
+        given. If the value at θ rejects the latest step, as with
+        `search.backtracking`, the other points of the step are then not evaluated;
+        the steps are the same.
       executor: A `concurrent.futures.Executor` on which the points of a step are
         evaluated, or a function without arguments that makes one, which is called
-        again if workers died. `None` evaluates them in turn. If the value at θ
-        rejects the latest step, as with `search.backtracking`, the other points of the
-        step are then not evaluated; the steps are the same.
+        again if workers died or hang.
       batched: Whether `fun` takes all n points of a step at once, a tree of arrays
         with an additional first axis, and returns n values, or a pair of these and n
         other objects; n is the same in all steps.
+      timeout: Seconds; needs workers or an executor. If no point ends for this long,
+        those that run have failed, and the workers are replaced, unless the executor
+        is the caller's.
+      retries: Number of further evaluations of a point that failed.
       bounds: As in `ask_tell`.
-      timeout: Seconds; needs an executor. If no point ends for this long, those that
-        are left have failed. A thread or process that hangs stays occupied.
       on_failure: The treatment of a point at which `fun` raises, or returns anything
         but a finite number. "drop": its direction is left out of the estimate, and a
         step without any is skipped: neither parameters nor optimizer state move. If θ
-        has failed, the mean of the other values replaces its value. "retry": the point
-        is evaluated again, up to `max_retries` times, then dropped. "raise": the run
+        has failed, the mean of the other values replaces its value. "raise": the run
         ends.
-      max_retries: See `on_failure`.
       max_consecutive_failures: The number of steps skipped in a row that ends the run.
       journal: The path of a file to which the values of each step are added. The same
         call resumes the run from the end of the file; `replay` rebuilds it. At most
         `num_steps` and `max_evaluations` are read; the other budgets end the run
         at the end of the file, at the earliest.
       state: A state to continue from. Its parameters and key replace `params` and
-        `key`.
+        `key`; it must have the dtypes of `params`.
       progress: Whether to show progress, as in `minimize`.
       callback: `callback(state, values)`, called after every step with the values at
-        its points, [n]. A true return value ends the run. The next step reuses the
-        arrays of `state`: copy what you keep.
+        its points, [n]. A true return value, or StopIteration, ends the run. The state
+        is a copy, in NumPy arrays.
 
     Returns:
       The result. Ctrl-C ends the run before the step that is being evaluated; the
@@ -181,7 +188,7 @@ def minimize_black_box(
         evaluated on the executor, the journal is of another run, or it is damaged.
       RunError: If `max_consecutive_failures` steps in a row were skipped, or all steps
         of the run, or a point failed and `on_failure` is "raise", or a step could not
-        be evaluated or written. The error has the state so far.
+        be evaluated or written. `error.result` is the result so far.
 
     Examples:
       >>> import numpy as np
@@ -200,141 +207,194 @@ def minimize_black_box(
       >>> result.values.shape, bool(result.best.value < 0.3)
       ((100,), True)
     """
-    path = journal
     if not callable(fun):
         raise TypeError(f"fun must be a function of params; got {fun!r}.")
+    evaluator = External(workers, executor, batched, timeout, retries)
+    params = trees.with_float64(params)
     if state is not None:
         checks.check_not_deleted("state", state)
+        _check_precision(params, state)
+        if journal is not None:
+            raise ValueError(
+                "state must be None with a journal, which says where to continue; got "
+                "a state. Give one of them."
+            )
     initial = params if state is None else state.params
     optimizer, estimator, search = method(
         optimizer, estimator, search, initial, minibatches=False
     )
     budget = Budget.of(num_steps, max_evaluations, max_seconds, target, patience)
-    checks.check_int_at_least("max_retries", max_retries, 0)
     policy = Policy.of(on_failure, max_consecutive_failures)
-    if timeout is not None:
-        checks.check_positive("timeout", timeout)
-        if executor is None:
-            raise ValueError(
-                f"timeout must be None where executor is; got {timeout!r}. A thread "
-                "is enough: executor=ThreadPoolExecutor(1)."
-            )
-    if state is not None and path is not None:
-        raise ValueError(
-            "state must be None with a journal, which says where to go on; got a state."
-        )
+    run = Run(None, None, optimizer, estimator, search, bounds=as_bounds(bounds))
+    # Functions of the caller run under the caller's setting.
+    of_caller = functools.partial(jax.enable_x64, trees.has_x64())
     with ExitStack() as stack:
-        # Functions of the caller run under the caller's setting.
-        of_caller = functools.partial(jax.enable_x64, trees.has_x64())
         stack.enter_context(trees.precision_of(initial))
-        run = Run(None, None, optimizer, estimator, search, bounds=as_bounds(bounds))
         if state is None:
             state = step.start(run, params, key)
         states.check_known(state)
-        in_turn = executor is None and not batched
-        # A batch stays as large: `fun` may be compiled for it.
-        varies = not batched and search.stops_early
-        watch = budget.watch(run, state, trees.widest(state.params), varies)
         # Steps work in place on their state, so the caller keeps a copy of the first.
         state = resumed(jax.tree.map(jax.numpy.copy, state))
-        arrays, static = trees.partition(run)
-        ask = functools.partial(ask_tell.candidates_of, arrays=arrays, static=static)
-        tell = ask_tell.teller(state, arrays, static)
-        seen = _Seen(state, ask)
-
         interrupted = stack.enter_context(interruptible())
-        evaluate_points = stack.enter_context(
-            outside(
-                _called_in(of_caller, fun) if in_turn else fun,
-                executor,
-                batched=batched,
-                vector_valued=step.abstract_points(run, state).vector_valued,
-                timeout=timeout,
-                retries=max_retries if on_failure == "retry" else 0,
-                interrupted=interrupted,
+        vector_valued = step.abstract_points(run, state).vector_valued
+        calls = evaluator.open(
+            fun,
+            vector_valued=vector_valued,
+            context=of_caller,
+            interrupted=interrupted,
+        )
+        steps = _Steps(run, state, evaluator, stack.enter_context(calls), budget)
+        state, done, write = stack.enter_context(
+            loop.journaled(
+                *(journal, fun, state, estimator, steps.tell, steps.watch),
+                steps.rebuild,
             )
         )
-        if not batched:
-            evaluate_points = distinct(evaluate_points)
-        state, steps, write = stack.enter_context(
-            loop.journaled(path, fun, state, estimator, tell, watch, seen.rebuild)
-        )
-        report = stack.enter_context(progress_bar(progress, len(steps), watch.total))
-        for done in steps:
-            watch.saw(done.record.lowest, len(done.record.values))
+        steps.resume(done)
+        bar = progress_bar(progress, len(done), steps.watch.total)
+        report = stack.enter_context(bar)
 
-        # Asked for as soon as a step is told, so that they are computed meanwhile.
-        following = [ask(state)]
-
-        def tell_and_ask(
-            state: SolverState, values: jax.typing.ArrayLike
-        ) -> tuple[SolverState, jax.Array, jax.Array]:
-            state, numbers, total = tell(state, values)
-            following.append(ask(state))
-            return state, numbers, total
-
-        def evaluate(state: SolverState) -> Values | None:
-            candidates = ask_tell.as_numpy(following.pop())
-            n = len(jax.tree.leaves(candidates)[0])
-            if varies:
-                n = ask_tell.num_moved(candidates)
-                candidates = jax.tree.map(lambda x: x[:n], candidates)
-            if varies and in_turn:
-
-                def needs_all(first: float) -> bool:
-                    value = ask_tell.as_values([first], state.params)[0]
-                    return not step.is_rejected(run, state, value)
-
-                outcome = in_two_parts(evaluate_points, candidates, n, needs_all)
-            else:
-                outcome = evaluate_points(candidates, n)
-            if outcome is None:
-                return None
-            seen.evaluated(candidates, outcome)
-            failures = [outcome.failures[i] for i in sorted(outcome.failures)]
-            values = ask_tell.as_values(outcome.values, state.params)
-            beyond = outcome.values[np.isinf(values) & np.isfinite(outcome.values)]
-            failures += [f"returned {v}, beyond {values.dtype}" for v in beyond]
-            return Values(values, failures)
-
-        def after(state: SolverState, done: Done) -> Any:
-            steps.append(done)
-            watch.saw(done.record.lowest, len(done.record.values))
-            rate = len(done.record.values) / max(done.record.seconds, 1e-9)
-            figures = {"best": f"{seen.best.value:.6g}", "evaluations/s": f"{rate:.3g}"}
+        def after(state: SolverState, done: Done) -> bool:
+            figures = steps.count(done)
             report(1, figures | failure_counts(state))
             if callback is None:
                 return False
+            seen = trees.as_numpy(state)
             with of_caller():
-                return callback(state, done.record.values)
+                return loop.ends(callback, seen, done.record.values)
 
-        state, stopped = loop.run(
-            state,
-            evaluate,
-            tell_and_ask,
-            watch,
-            policy,
-            write=write,
-            after=after,
-            last=loop.last_failure(steps),
+        return steps.run(state, policy, write, after)
+
+
+def _check_precision(params: optax.Params, state: SolverState) -> None:
+    """Raises if a state has other dtypes than the parameters that it replaces."""
+    pairs = zip(jax.tree.leaves(params), jax.tree.leaves(state.params), strict=False)
+    for p, q in pairs:
+        if hasattr(p, "dtype") and p.dtype != q.dtype:
+            raise ValueError(
+                f"state must have the dtypes of params, {p.dtype}; got {q.dtype}. "
+                "Begin another run from state.params in the dtype that you need."
+            )
+
+
+class _Steps:
+    """The steps of a run whose points a Python function evaluates.
+
+    Attributes:
+      watch: Ends the run by its budgets.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        state: SolverState,
+        evaluator: External,
+        calls: Calls,
+        budget: Budget,
+    ):
+        self._run, self._evaluator, self._calls = run, evaluator, calls
+        arrays, static = trees.partition(run)
+        self._ask = functools.partial(
+            ask_tell.candidates_of, arrays=arrays, static=static
         )
-    history = History.of([done.numbers for done in steps])
-    values = losses(history)
-    return BlackBoxResult(
-        state.params, values, seen.best, seen.count, state, history, stopped
-    )
+        self.tell = ask_tell.teller(state, arrays, static)
+        # A batch stays as large: `fun` may be compiled for it.
+        self._varies = not evaluator.batched and run.search.stops_early
+        dtype = trees.widest(state.params)
+        self.watch = budget.watch(run, state, dtype, self._varies)
+        self._seen = _Seen(state, self._ask)
+        self._done: list[Done] = []
+        # Asked for as soon as a step is told, so that they are computed meanwhile.
+        self._following: Any = None
 
+    def rebuild(self, records: Sequence[Record]) -> Callable[[SolverState], None]:
+        """Returns a function to call before each step that a journal holds."""
+        return self._seen.rebuild(records)
 
-def _called_in(
-    context: Callable[[], AbstractContextManager[Any]], fun: Callable[[Any], Any]
-) -> Callable[[Any], Any]:
-    """The function, called in a context."""
+    def resume(self, done: list[Done]) -> None:
+        """Counts the steps that a journal held."""
+        for one in done:
+            self.count(one)
 
-    def call(params: Any) -> Any:
-        with context():
-            return fun(params)
+    def count(self, done: Done) -> dict[str, str]:
+        """Counts a step; returns figures of it."""
+        self._done.append(done)
+        record = done.record
+        self.watch.saw(record.lowest, len(record.values))
+        rate = len(record.values) / max(record.seconds, 1e-9)
+        return {"best": f"{self._seen.best.value:.6g}", "evaluations/s": f"{rate:.3g}"}
 
-    return call
+    def run(
+        self,
+        state: SolverState,
+        policy: Policy,
+        write: Callable[[Record], None],
+        after: Callable[[SolverState, Done], bool],
+    ) -> BlackBoxResult:
+        """Takes the steps that follow."""
+        self._following = self._ask(state)
+        last = loop.last_failure(self._done)
+        try:
+            state, stopped = loop.run(
+                *(state, self._evaluate, self._tell_and_ask, self.watch, policy),
+                write=write,
+                after=after,
+                last=last,
+                stacklevel=3,
+            )
+        except RunError as error:
+            error.result = self._result(error.state, "failure")
+            error.state = error.result.state
+            raise
+        return self._result(state, stopped)
+
+    def _tell_and_ask(
+        self, state: SolverState, values: jax.typing.ArrayLike
+    ) -> tuple[SolverState, jax.Array, jax.Array]:
+        state, numbers, total = self.tell(state, values)
+        self._following = self._ask(state)
+        return state, numbers, total
+
+    def _evaluate(self, state: SolverState) -> Values | None:
+        candidates = ask_tell.as_numpy(self._following)
+        outcome = self._outcome(state, candidates)
+        if outcome is None:
+            return None
+        self._seen.evaluated(candidates, outcome)
+        failures = [outcome.failures[i] for i in sorted(outcome.failures)]
+        values = ask_tell.as_values(outcome.values, state.params)
+        beyond = outcome.values[np.isinf(values) & np.isfinite(outcome.values)]
+        failures += [f"returned {v}, beyond {values.dtype}" for v in beyond]
+        return Values(values, failures)
+
+    def _outcome(self, state: SolverState, candidates: optax.Params) -> Outcome | None:
+        """The outcome at the points of a step, or at the first one if it is enough."""
+        if not self._varies:
+            return self._calls.evaluate(candidates)
+        moved = slice(ask_tell.num_moved(candidates))
+        candidates = jax.tree.map(lambda x: x[moved], candidates)
+        if not self._evaluator.in_turn:
+            return self._calls.evaluate(candidates)
+        first = self._calls.evaluate(jax.tree.map(lambda x: x[:1], candidates))
+        if first is None:
+            return None
+        value = ask_tell.as_values(first.values, state.params)[0]
+        if step.is_rejected(self._run, state, value):
+            return first
+        return self._calls.evaluate(candidates, known=first)
+
+    def _result(self, state: SolverState, stopped: str) -> BlackBoxResult:
+        state = trees.as_numpy(state)
+        history = History.of([done.numbers for done in self._done])
+        return BlackBoxResult(
+            state.params,
+            losses(history),
+            self._seen.best,
+            self._seen.count,
+            state,
+            history,
+            stopped,
+        )
 
 
 class _Seen:

@@ -21,7 +21,7 @@ from radazo_jax._src.base import (
 from radazo_jax._src.directions.distribution import elements
 from radazo_jax._src.directions.low_rank import LowRank
 from radazo_jax._src.estimators.gradients import points_of
-from radazo_jax._src.evaluators.external import outside
+from radazo_jax._src.evaluators.external import External
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.runs.lost_updates import lost_updates
 from radazo_jax._src.runs.repeats import Values, measures, ratio
@@ -327,13 +327,11 @@ def _by_hand(
 ) -> Iterator[_Evaluate]:
     asked = jax.device_get(jax.jit(candidates)(points, params))
     others = list(range(1, points.num_points))
-    with outside(fun, None) as evaluate_points:
+    with External().open(fun) as calls:
 
         def evaluate(at_start: int, at_points_each: int) -> Values:
             order = np.array([0] * at_start + others * at_points_each)
-            outcome = evaluate_points(
-                jax.tree.map(lambda x: x[order], asked), len(order)
-            )
+            outcome = calls.repeat(jax.tree.map(lambda x: x[order], asked))
             assert outcome is not None
             return Values(
                 outcome.values[:at_start],

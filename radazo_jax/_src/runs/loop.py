@@ -122,7 +122,7 @@ def run(
         except (RuntimeError, OSError) as error:
             raise RunError(
                 f"step {number} could not be taken: {error} The error's state is the "
-                "run up to it.",
+                "run up to this step.",
                 state,
             ) from error
         state, numbers, total = tell(state, found.values)
@@ -133,6 +133,16 @@ def run(
             break
     policy.check_used(state, watch.steps, last)
     return state, stopped
+
+
+def ends(callback: Callable[..., Any] | None, *info: Any) -> bool:
+    """Whether a callback ends the run, by a true value or by StopIteration."""
+    if callback is None:
+        return False
+    try:
+        return bool(callback(*info))
+    except StopIteration:
+        return True
 
 
 def last_failure(steps: Sequence[Done]) -> str:

@@ -69,7 +69,7 @@ class MinimizeResult(NamedTuple):
     def __repr__(self) -> str:
         return shown.on_lines(
             self,
-            params=shown.tree(self.params),
+            params=shown.params(self.params),
             values=shown.series(self.values),
             state=repr(self.state),
             history=repr(self.history),
@@ -158,8 +158,8 @@ def minimize(
       progress: Whether to show progress: a `tqdm` bar if that is installed, else one
         line per chunk on stderr.
       callback: `callback(state, values)`, called after every chunk with the chunk's
-        values, float32 [chunk]. A true return value ends the run. The next chunk reuses
-        the arrays of `state`: copy what you keep.
+        values, float32 [chunk]. A true return value, or StopIteration, ends the run.
+        The next chunk reuses the arrays of `state`: copy what you keep.
       on_failure: The treatment of values that are not finite. "drop": their directions
         are left out of the estimate, and a step without any is skipped: neither
         parameters nor optimizer state move. If the loss at the parameters is not
@@ -211,11 +211,6 @@ def minimize(
     if chunk_size is not None:
         checks.check_int_at_least("chunk_size", chunk_size, 1)
     policy = Policy.of(on_failure, max_consecutive_failures)
-    if on_failure == "retry":
-        raise ValueError(
-            "on_failure must be 'drop' or 'raise' where fun is compiled, for it gives "
-            "the same value again; got 'retry'."
-        )
     if journal is not None and not (state is None and chunk_size is None):
         raise ValueError(
             "state and chunk_size must be None with a journal, which says where to go "
@@ -286,7 +281,7 @@ def minimize(
             if chunk_size is None:
                 seconds = time.perf_counter() - start
                 size = _next_size(length, seconds, watch.seconds_left())
-            if callback is not None and callback(state, np.concatenate(values)):
+            if loop.ends(callback, state, np.concatenate(values)):
                 stopped = watch.reason() or "callback"
                 break
     policy.check_used(state, watch.steps)
@@ -405,7 +400,7 @@ def _one_by_one(
             watch.saw(value, len(done.record.values))
             report(1, {"loss": f"{value:.6g}", **failure_counts(state)})
             last = np.array([value], np.float32)
-            return callback is not None and callback(state, last)
+            return loop.ends(callback, state, last)
 
         state, stopped = loop.run(
             state,

@@ -240,18 +240,21 @@ class RunError(RuntimeError):
     Attributes:
       state: The state after the last step that was done: pass it as `state` to
         continue.
+      result: The result up to there, as the function that was called returns it;
+        `None` if there is none.
     """
 
-    def __init__(self, message: str, state: SolverState):
+    def __init__(self, message: str, state: SolverState, result: Any = None):
         super().__init__(message)
         self.state = state
+        self.result = result
 
 
 class Policy(NamedTuple):
     """The rule by which failures end a run.
 
     Attributes:
-      on_failure: "drop", "raise" or "retry".
+      on_failure: "drop" or "raise".
       max_consecutive_failures: The number of steps skipped in a row.
     """
 
@@ -261,9 +264,9 @@ class Policy(NamedTuple):
     @classmethod
     def of(cls, on_failure: Any, max_consecutive_failures: Any) -> "Policy":
         """Returns the policy of these arguments, checked."""
-        if on_failure not in ("drop", "raise", "retry"):
+        if on_failure not in ("drop", "raise"):
             raise ValueError(
-                f"on_failure must be 'drop', 'raise' or 'retry'; got {on_failure!r}."
+                f"on_failure must be 'drop' or 'raise'; got {on_failure!r}."
             )
         checks.check_int_at_least(
             "max_consecutive_failures", max_consecutive_failures, 1

@@ -198,11 +198,6 @@ def distribute(
             "target and patience must be None if values is 'signs', of which none is "
             f"lowest; got {target!r} and {patience!r}."
         )
-    if on_failure == "retry":
-        raise ValueError(
-            "on_failure must be 'drop' or 'raise' where fun is compiled, because it "
-            "gives the same value again; got 'retry'."
-        )
     _check_client(client)
     if params is not None:
         checks.warn_of_float32(params, stacklevel=2)

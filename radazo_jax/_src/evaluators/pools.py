@@ -1,0 +1,376 @@
+"""Calls of a Python function on an executor, which may break or hang."""
+
+import concurrent.futures as futures
+import functools
+import importlib
+import inspect
+import multiprocessing
+import pickle
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+# How often a wait looks whether it was interrupted, in seconds.
+_POLL = 0.1
+
+_GUARD = 'A script that starts processes must stand below if __name__ == "__main__":.'
+
+# An executor is made again so many times for a step before its points are submitted one
+# at a time, so that only the one that breaks it fails.
+_TOGETHER = 2
+
+_LONGEST = 1000  # Characters of a message that are kept.
+
+# A worker process gets this as text, because a function of this module would make each
+# worker import JAX, which takes seconds. An error is returned as text, because this
+# process may be unable to read it, which breaks an executor.
+_CALL = """
+try:
+    result = fun(point), None
+except BaseException as error:
+    result = None, f"{type(error).__name__}: {error}"
+"""
+
+
+class Failed(NamedTuple):
+    """A point that gave no result."""
+
+    problem: str
+
+
+class _Lost(Failed):
+    """A point whose executor broke before it gave a result."""
+
+
+class _Unasked(Failed):
+    """A point that waited for others, which hang."""
+
+
+class Pool:
+    """An executor on which a function is called, made again if that is possible."""
+
+    def __init__(
+        self,
+        fun: Callable[[Any], Any],
+        workers: int | None,
+        executor: Any,
+        timeout: float | None,
+        interrupted: Callable[[], bool],
+    ):
+        """Checks that the function can be called; makes nothing yet.
+
+        Args:
+          fun: The function of a point.
+          workers: The number of processes to start, if no executor is given.
+          executor: An executor, or a function that makes one.
+          timeout: Seconds. Points that run while none ends for this long have failed.
+          interrupted: Asked now and then whether to stop.
+        """
+        self._fun, self._workers, self._timeout = fun, workers, timeout
+        self._interrupted = interrupted
+        self._pool: Any = None
+        self._make: Callable[[], Any] | None = None
+        # So many points are submitted together: with `workers`, all of them run.
+        self._most = np.inf if workers is None else workers
+        self._hanging: set[Any] = set()
+        self._works = False
+        if workers is not None:
+            self._make = _loky(fun, workers)
+        elif callable(executor):
+            self._make = executor
+        else:
+            self._pool = executor
+            _check_fun(executor, fun)
+
+    def run(self, points: list[Any]) -> list[Any] | None:
+        """Calls the function at points.
+
+        Returns:
+          What it returned, or why not, as a `Failed`; `None` if it was interrupted.
+
+        Raises:
+          RuntimeError: If the executor is broken and cannot be made again.
+        """
+        results: list[Any] = [None] * len(points)
+        missing, broken = list(range(len(points))), 0
+        while missing:
+            self._prepare()
+            # The one that breaks an executor fails with it: alone, in the end.
+            batch = missing if broken < _TOGETHER else missing[:1]
+            found = self._submitted([points[i] for i in batch])
+            if found is None:
+                return None
+            for i, result in zip(batch, found, strict=True):
+                results[i] = result
+            lost = [i for i in batch if isinstance(results[i], _Lost)]
+            unasked = [i for i in batch if isinstance(results[i], _Unasked)]
+            self._works = self._works or len(lost) + len(unasked) < len(batch)
+            if lost:
+                broken += 1
+                self._check_lost(results[lost[0]].problem, broken)
+                self._end(hangs=False)
+            # What was alone is not submitted again.
+            again = lost if len(batch) > 1 else []
+            missing = sorted(again + unasked) + missing[len(batch) :]
+        return results
+
+    def close(self) -> None:
+        """Ends what was made; waits for nothing that hangs."""
+        if self._make is not None and self._pool is not None:
+            self._end(hangs=any(not future.done() for future in self._hanging))
+
+    def _prepare(self) -> None:
+        """Makes an executor if there is none."""
+        if self._pool is None and self._make is not None:
+            pool = self._make()
+            check_executor(pool)
+            _check_fun(pool, self._fun)
+            self._pool = pool
+
+    def _end(self, hangs: bool) -> None:
+        if self._workers is None:
+            _end(self._pool, hangs)
+        else:
+            self._pool.shutdown(kill_workers=True)
+        self._pool = None
+        self._hanging.clear()
+
+    def _check_lost(self, problem: str, broken: int) -> None:
+        """Raises if an executor that is broken cannot, or must not, be made again."""
+        if self._make is None:
+            raise RuntimeError(
+                f"executor is broken: a worker died ({problem}). Pass workers=, or a "
+                "function that makes an executor, and it is made again."
+                + ("" if self._works else f" {_GUARD}")
+            )
+        # Together, one point can break it before another returns.
+        if broken == 2 * _TOGETHER and not self._works:
+            ours = self._workers is not None
+            raise RuntimeError(
+                f"{'workers' if ours else 'executor'} broke {broken} times before fun "
+                f"returned once ({problem}). "
+                + ("Call fun in this process to see why." if ours else _GUARD)
+            )
+
+    def _submitted(self, points: list[Any]) -> list[Any] | None:
+        """The results of points that are submitted together."""
+        waiting = list(enumerate(points))[::-1]
+        submitted: list[Any] = [None] * len(points)
+        running: set[Any] = set()
+        since = time.monotonic()
+        poll = _POLL if self._timeout is None else min(_POLL, self._timeout)
+        while waiting or running:
+            self._submit_some(waiting, submitted, running)
+            # If all are submitted, woken by the last alone: each time costs the workers
+            # a turn of the interpreter.
+            wake = futures.FIRST_COMPLETED if waiting else futures.ALL_COMPLETED
+            left = len(running)
+            running = set(futures.wait(running, poll, wake).not_done)
+            since = time.monotonic() if len(running) < left else since
+            if self._interrupted():
+                self._hanging |= {future for future in running if not future.cancel()}
+                return None
+            if self._timeout is not None and time.monotonic() - since >= self._timeout:
+                return self._hung(submitted, running)
+        return [self._result(future) for future in submitted]
+
+    def _submit_some(
+        self, waiting: list[Any], submitted: list[Any], running: set[Any]
+    ) -> None:
+        """Submits the last points that wait, as many as may run."""
+
+        def submit() -> None:
+            while waiting and len(running) < self._most:
+                i, point = waiting.pop()
+                submitted[i] = self._submit(point)
+                if not isinstance(submitted[i], Failed):
+                    running.add(submitted[i])
+
+        if self._make is not None and isinstance(
+            self._pool, futures.ThreadPoolExecutor
+        ):
+            _in_daemon(submit)
+        else:
+            submit()
+
+    def _submit(self, point: Any) -> Any:
+        """The future of a point, or why there is none."""
+        point = copy(point)
+        try:
+            if not self._has_processes():
+                return self._pool.submit(self._fun, point)
+            names = {"fun": self._fun, "point": point}
+            text = "exec(call, names) or names['result']"
+            return self._pool.submit(eval, text, {"call": _CALL, "names": names})
+        except (futures.BrokenExecutor, OSError) as error:
+            # OSError: its processes died a moment ago, and their pipe is closed.
+            return _Lost(in_words(error))
+        except RuntimeError as error:
+            kind = RuntimeError if self._works else ValueError
+            raise kind(
+                f"executor must be running; got {self._pool!r}: {error}."
+            ) from error
+
+    def _has_processes(self) -> bool:
+        return self._workers is not None or isinstance(
+            self._pool, futures.ProcessPoolExecutor
+        )
+
+    def _result(self, future: Any) -> Any:
+        """The result of a call, or why there is none."""
+        if isinstance(future, Failed):
+            return future
+        try:
+            error = future.exception()
+        except futures.CancelledError as cancelled:
+            error = cancelled
+        if isinstance(error, futures.BrokenExecutor):
+            return _Lost(in_words(error))
+        if error is not None:
+            return Failed(in_words(error))
+        result = future.result()
+        if not self._has_processes():
+            return result
+        result, problem = result
+        return result if problem is None else Failed(_on_a_line(problem))
+
+    def _hung(self, submitted: list[Any], running: set[Any]) -> list[Any]:
+        """The results if some points hang; the executor is replaced if it can be."""
+        failed = Failed(f"no result within {self._timeout} s")
+        waited = {future for future in running if future.cancel()}
+        replaced = self._make is not None and waited != running
+        unasked = _Unasked("waited") if replaced else failed
+
+        def result(future: Any) -> Any:
+            if future is None or future in waited:
+                return unasked
+            return failed if future in running else self._result(future)
+
+        results = [result(future) for future in submitted]
+        if self._make is not None:
+            self._end(hangs=True)
+            return results
+        still = any(not future.done() for future in self._hanging)
+        if still and all(result is failed for result in results):
+            raise RuntimeError(
+                f"executor hangs: no point ended within {self._timeout} s, and an "
+                "earlier one still runs. Pass workers=, or a function that makes an "
+                "executor, and it is replaced."
+            )
+        self._hanging |= running - waited
+        return results
+
+
+def check_executor(executor: Any) -> None:
+    """Raises unless this is an executor, a function that makes one, or `None`."""
+    if executor is None or callable(executor):
+        return
+    is_client = hasattr(executor, "get_executor")
+    if is_client or not hasattr(executor, "submit"):
+        got = (
+            "a Dask client. Pass client.get_executor()" if is_client else repr(executor)
+        )
+        raise TypeError(
+            "executor must be a concurrent.futures.Executor, or a function that makes "
+            f"one; got {got}."
+        )
+    if not isinstance(executor, futures.ProcessPoolExecutor):
+        return
+    context = getattr(executor, "_mp_context", None) or multiprocessing
+    if context.get_start_method() == "fork":
+        raise ValueError(
+            "executor must not fork, for JAX has threads and a forked process may "
+            "hang; got a ProcessPoolExecutor that forks. Pass workers=, or make it "
+            'with mp_context=multiprocessing.get_context("spawn").'
+        )
+
+
+def _check_fun(executor: Any, fun: Callable[[Any], Any]) -> None:
+    """Raises if a function cannot be sent to the processes of an executor."""
+    if isinstance(executor, futures.ProcessPoolExecutor):
+        _check_stored(
+            fun, pickle.dumps, "Pass workers=, which stores more, or threads:"
+        )
+
+
+def _check_stored(
+    fun: Callable[[Any], Any], store: Callable[[Any], bytes], advice: str
+) -> None:
+    try:
+        store(fun)
+    except Exception as error:
+        raise TypeError(
+            f"fun must be picklable to run in processes; got {fun!r} "
+            f"({in_words(error)}). {advice} executor=ThreadPoolExecutor(8)."
+        ) from error
+
+
+def _loky(fun: Callable[[Any], Any], workers: int) -> Callable[[], Any]:
+    """Returns a function that makes a pool of processes."""
+    try:
+        loky, cloudpickle = map(importlib.import_module, ("loky", "cloudpickle"))
+    except ImportError as error:
+        raise ImportError(
+            f"workers must be None unless loky is installed; got {workers}. Run pip "
+            "install loky, or pass an executor."
+        ) from error
+    _check_stored(fun, cloudpickle.dumps, "Use threads:")
+    return functools.partial(loky.ProcessPoolExecutor, workers)
+
+
+def _in_daemon(call: Callable[[], None]) -> None:
+    """Calls in a daemon thread: the threads that it starts are daemons, too.
+
+    The interpreter exits without waiting for them.
+    """
+    done: futures.Future[None] = futures.Future()
+
+    def run() -> None:
+        try:
+            call()
+            done.set_result(None)
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    done.result()
+
+
+def _end(pool: Any, hangs: bool) -> None:
+    """Ends an executor that a function of the caller made, without waiting for it."""
+    if not hangs:
+        pool.shutdown(wait=False)
+        return
+    if "kill_workers" in inspect.signature(pool.shutdown).parameters:
+        pool.shutdown(kill_workers=True)
+        return
+    processes = list((getattr(pool, "_processes", None) or {}).values())
+    pool.shutdown(wait=False)
+    for process in processes:
+        process.kill()
+    # At its exit, the interpreter waits for threads that are listed here.
+    listed = vars(importlib.import_module("concurrent.futures.thread"))
+    listed = listed.get("_threads_queues", {})
+    for thread in getattr(pool, "_threads", ()):
+        listed.pop(thread, None)
+
+
+def copy(point: Any) -> Any:
+    """A copy of a point, since the function may write to its argument."""
+    return jax.tree.map(np.copy, point)
+
+
+def in_words(error: BaseException) -> str:
+    """The type and the message of an error, on a line."""
+    try:
+        return _on_a_line(f"{type(error).__name__}: {error}")
+    except Exception:  # The message is a method of the user's.
+        return type(error).__name__
+
+
+def _on_a_line(text: str) -> str:
+    return " ".join(text[:_LONGEST].split())
