@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 
-from radazo_jax._src import checks, shown, trees
+from radazo_jax._src import checks, program, shown, trees
 from radazo_jax._src.base import GradientEstimator
 from radazo_jax._src.evaluators.external import Outcome, distinct, in_two_parts, outside
 from radazo_jax._src.runs import ask_tell, loop, states, step
@@ -234,9 +234,8 @@ def minimize_black_box(
         watch = budget.watch(run, state, trees.widest(state.params), varies)
         # Steps work in place on their state, so the caller keeps a copy of the first.
         state = resumed(jax.tree.map(jax.numpy.copy, state))
-        arrays, static = trees.partition(run)
-        ask = functools.partial(ask_tell.candidates_of, arrays=arrays, static=static)
-        tell = ask_tell.teller(state, arrays, static)
+        ask = program.of(ask_tell.candidates_of, run, state)
+        tell = ask_tell.teller(run, state)
         seen = _Seen(state, ask)
 
         interrupted = stack.enter_context(interruptible())
