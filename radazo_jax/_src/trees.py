@@ -39,7 +39,7 @@ class Static:
         return jax.tree.unflatten(self.treedef, leaves)
 
     def _compared(self) -> tuple[Any, ...]:
-        others = tuple(x if _has_hash(x) else id(x) for x in self.others)
+        others = tuple(x if has_hash(x) else id(x) for x in self.others)
         return self.treedef, others, self.is_array
 
     def __eq__(self, other: object) -> bool:
@@ -54,7 +54,7 @@ def partition(
 ) -> tuple[list[Any], Static]:
     """The arrays of a tree, JAX's and NumPy's if not only some, and all else in it."""
     leaves, treedef = jax.tree.flatten(tree)
-    if not _has_hash(treedef):
+    if not has_hash(treedef):
         leaves, treedef = [tree], jax.tree.structure(0)
     arrays = [leaf for leaf in leaves if isinstance(leaf, kinds)]
     others = tuple(None if isinstance(leaf, kinds) else leaf for leaf in leaves)
@@ -92,7 +92,7 @@ def with_float64(tree: Any) -> Any:
     return jax.tree.map(lambda x: np.float64(x) if type(x) is float else x, tree)
 
 
-def _has_hash(x: Any) -> bool:
+def has_hash(x: Any) -> bool:
     try:
         hash(x)
     except TypeError:

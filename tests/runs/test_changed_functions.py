@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from tests.helpers.short_runs import METHOD, START, fails, traced
+from tests.helpers.short_runs import METHOD, START, traced
 from tests.helpers.tables import slow
 
 FACTOR = 1.0
-STALE = fails(AssertionError, "programs are cached by the identity of the function")
 
 
 def first_value(loss, **options):
@@ -92,7 +91,6 @@ of_each_kind = pytest.mark.parametrize(
 )
 
 
-@STALE
 @of_each_kind
 def test_the_same_function_is_used_as_it_is_now(kind, monkeypatch):
     loss, change = kind(monkeypatch)
@@ -112,7 +110,6 @@ def test_another_function_is_used_as_it_is_now(kind, monkeypatch):
 
 
 @pytest.mark.slow
-@STALE
 def test_a_journaled_run_uses_its_function_as_it_is_now(tmp_path):
     """Its steps are other programs."""
     problem = Problem()
@@ -122,7 +119,6 @@ def test_a_journaled_run_uses_its_function_as_it_is_now(tmp_path):
 
 
 @pytest.mark.slow
-@STALE
 def test_sample_is_used_as_it_is_now():
     def loss(p, factor):
         return factor * jnp.sum(p**2)

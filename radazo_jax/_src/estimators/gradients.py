@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.tree_util import Partial
 
-from radazo_jax._src import checks, compiler, shown
+from radazo_jax._src import checks, compiler, program, shown, trees
 from radazo_jax._src.base import (
     Draw,
     Estimate,
@@ -23,6 +23,13 @@ from radazo_jax._src.base import (
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
+
+# Of functions that need known arrays. Without `jax.jit` they get them.
+_UNTRACEABLE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 
 
 def value_and_grad(
@@ -90,12 +97,84 @@ def value_and_grad(
                 "one with state. Use solver(fun, optimizer, estimator) instead."
             )
         loss = Partial(of_params, fun, args, kwargs)
-        (value, gradient), _ = estimate(
-            estimator, loss, key, params, state, evaluator=evaluator, has_aux=has_aux
-        )
-        return value, gradient
+        found = _compiled_estimate(estimator, evaluator, loss, key, params, has_aux)
+        if found is None:
+            found, _ = estimate(
+                estimator,
+                loss,
+                key,
+                params,
+                state,
+                evaluator=evaluator,
+                has_aux=has_aux,
+            )
+        return found
 
     return estimated
+
+
+class _Estimator(NamedTuple):
+    """What a compiled estimate is made by."""
+
+    loss: program.Traced
+    estimator: GradientEstimator
+    evaluator: Evaluator
+    has_aux: bool
+
+
+def _compiled_estimate(
+    estimator: GradientEstimator,
+    evaluator: Evaluator,
+    loss: Partial,
+    key: jax.Array,
+    params: optax.Params,
+    has_aux: bool,
+) -> tuple[Any, Any] | None:
+    """Value and gradient by a program, as if `value_and_grad` was under `jax.jit`.
+
+    Returns:
+      The estimate; `None` if the arguments are traced, or the loss cannot be.
+    """
+    params = checks.as_params(params)
+    # The arguments of the loss are inputs of the program, NumPy's as well.
+    found, static = trees.partition(loss)
+    if program.are_disabled() or program.is_traced((key, params, found)):
+        return None
+
+    def at(arrays: list[Any], params: optax.Params) -> Any:
+        return static.merge(arrays)(params)
+
+    try:
+        arrays = [jnp.asarray(x) for x in found]
+        traced = program.traced(at, arrays, params)
+    except _UNTRACEABLE:
+        return None
+    if program.is_traced(traced):
+        return None
+    made = _Estimator(traced, estimator, evaluator, has_aux)
+    compiled = program.of(_estimate, made, key, params, arrays)
+    value, aux, gradient = compiled(key, params, arrays)
+    if not has_aux:
+        return value, gradient
+    _, others = trees.partition(traced.output[1], jax.core.ShapedArray)
+    return (value, others.merge(aux)), gradient
+
+
+def _estimate(
+    made: _Estimator, key: jax.Array, params: optax.Params, arrays: list[Any]
+) -> tuple[Any, list[Any], Any]:
+    """Value, the arrays of aux, and gradient."""
+    estimator, evaluator, has_aux = made.estimator, made.evaluator, made.has_aux
+    loss, state = Partial(_at, made.loss, arrays), made.estimator.init(params)
+    (value, gradient), _ = estimate(
+        estimator, loss, key, params, state, evaluator=evaluator, has_aux=has_aux
+    )
+    value, aux = value if has_aux else (value, None)
+    return value, trees.partition(aux, jax.Array)[0], gradient
+
+
+def _at(loss: program.Traced, arrays: list[Any], params: optax.Params) -> Any:
+    return loss(arrays, params)
 
 
 def estimate(

@@ -1,6 +1,5 @@
 """Steps of a run whose function is evaluated elsewhere."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src import shown, trees
+from radazo_jax._src import program, shown, trees
 from radazo_jax._src.base import GradientEstimator, Search, candidates
 from radazo_jax._src.runs import box, history, states, step
 from radazo_jax._src.runs.box import BoundsLike
@@ -102,12 +101,9 @@ def ask_tell(
       ((11, 3), True)
     """
     states.check_run(optimizer, estimator, search)
-    arrays, static = trees.partition(
-        Run(None, None, optimizer, estimator, search, bounds=box.as_bounds(bounds))
-    )
+    run = Run(None, None, optimizer, estimator, search, bounds=box.as_bounds(bounds))
 
     def init(params: optax.Params, key: jax.typing.ArrayLike) -> AskTellState:
-        run = static.merge(arrays)
         with trees.precision_of(params):
             # Copies are made later than calls return; the caller may write to `params`.
             begun = jax.block_until_ready(step.start(run, params, key))
@@ -116,7 +112,7 @@ def ask_tell(
     def ask(state: AskTellState) -> tuple[Any, AskTellState]:
         _check_state(state)
         with trees.precision_of(state.run.params):
-            asked = candidates_of(state.run, arrays, static=static)
+            asked = program.of(candidates_of, run, state.run)(state.run)
         return as_numpy(asked), state._replace(asked=np.ones((), bool))
 
     def tell(state: AskTellState, values: Any) -> AskTellState:
@@ -129,42 +125,35 @@ def ask_tell(
         states.check_room(state.run.step)
         values = as_values(values, state.run.params)
         with trees.precision_of(state.run.params):
-            run = static.merge(arrays)
             if np.shape(values) == (1,) and step.is_rejected(run, state.run, values[0]):
                 values = padded(values, step.num_points(run, state.run))
-            run, *_ = _kept_tell(state.run, values, arrays, static=static)
-        return AskTellState(run, np.zeros((), bool))
+            told, *_ = program.of(take, run, state.run, values)(state.run, values)
+        return AskTellState(told, np.zeros((), bool))
 
     return AskTell(init, ask, tell)
 
 
-@functools.partial(jax.jit, static_argnames="static")
-def candidates_of(
-    state: SolverState, arrays: list[Any], *, static: trees.Static
-) -> Any:
+def candidates_of(run: Run, state: SolverState) -> Any:
     """The candidates of a step, a tree like the parameters: [n, …]."""
-    run = static.merge(arrays)
     states.check_state(run, state)
     points, _ = step.points_at(run, state, _traced_loss(run, state))
     asked = candidates(points, state.params)
     return jax.vmap(lambda params: box.project(run.bounds, params))(asked)
 
 
-def _tell(
-    state: SolverState, values: jax.Array, arrays: list[Any], *, static: trees.Static
+def take(
+    run: Run, state: SolverState, values: jax.Array
 ) -> tuple[SolverState, jax.Array, jax.Array]:
     """Takes a step, given its values.
 
     Args:
+      run: The run.
       state: The state before.
       values: The values, [n] or [n, G].
-      arrays: The arrays of the run.
-      static: The run without them.
 
     Returns:
       The state after, the numbers of the step, and the checksum of the parameters.
     """
-    run = static.merge(arrays)
     states.check_state(run, state)
     asked = step.points_at(run, state, _traced_loss(run, state))
     state, info = step.advance(run, state, asked, asked[0].split(values))
@@ -176,26 +165,27 @@ def _traced_loss(run: Run, state: SolverState) -> Callable[[Any], Any] | None:
     return None if run.fun is None else step.loss_at(run, state)
 
 
-_kept_tell = jax.jit(_tell, static_argnames="static")
-tell_in_place = jax.jit(_tell, static_argnames="static", donate_argnames="state")
-
-
 def teller(
-    state: SolverState, arrays: list[Any], static: trees.Static
+    run: Run, state: SolverState
 ) -> Callable[[SolverState, Any], tuple[SolverState, jax.Array, jax.Array]]:
-    """`tell_in_place` of a run, which also takes the first values alone.
+    """The program that takes a step in place, also given the first values alone.
 
     Args:
+      run: The run.
       state: A state of the run.
-      arrays: The arrays of the run.
-      static: The run without them.
     """
-    size = step.num_points(static.merge(arrays), state)
+    size = step.num_points(run, state)
+    programs: list[Callable[..., Any]] = []
 
     def tell(
         state: SolverState, values: Any
     ) -> tuple[SolverState, jax.Array, jax.Array]:
-        return tell_in_place(state, padded(values, size), arrays, static=static)
+        values = padded(values, size)
+        if not programs:
+            programs.append(program.of(take, run, state, values, donate=[0]))
+        found: tuple[SolverState, jax.Array, jax.Array]
+        found = programs[0](state, values)
+        return found
 
     return tell
 

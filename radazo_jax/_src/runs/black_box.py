@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 
-from radazo_jax._src import checks, shown, trees
+from radazo_jax._src import checks, program, shown, trees
 from radazo_jax._src.base import GradientEstimator, Search
 from radazo_jax._src.evaluators.external import Calls, External, Outcome
 from radazo_jax._src.runs import ask_tell, loop, states, step
@@ -293,11 +293,8 @@ class _Steps:
         budget: Budget,
     ):
         self._run, self._evaluator, self._calls = run, evaluator, calls
-        arrays, static = trees.partition(run)
-        self._ask = functools.partial(
-            ask_tell.candidates_of, arrays=arrays, static=static
-        )
-        self.tell = ask_tell.teller(state, arrays, static)
+        self._ask = program.of(ask_tell.candidates_of, run, state)
+        self.tell = ask_tell.teller(run, state)
         # A batch stays as large: `fun` may be compiled for it.
         self._varies = not evaluator.batched and run.search.stops_early
         dtype = trees.widest(state.params)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src import checks
+from radazo_jax._src import checks, program
 from radazo_jax._src.base import (
     Draw,
     GradientEstimator,
@@ -148,6 +148,8 @@ def diagnose(
     params = arrays
     state = estimator.init(params)
     traced = _traceable(fun, params)
+    if traced and not program.are_disabled():
+        fun = program.traced(fun, params)
     draw = Draw.once(key)._replace(fun=fun if traced else None)
     points, _ = points_of(estimator, vectorized(1), draw, params, state)
     used = _Used.of(points, params)
@@ -305,12 +307,8 @@ def _measured(evaluate: _Evaluate) -> Values:
 def _by_jax(
     fun: Callable[[optax.Params], Any], params: optax.Params, points: Points
 ) -> Iterator[_Evaluate]:
-    @jax.jit
-    def at_points(params: optax.Params, points: Points) -> jax.Array:
-        values, _ = vectorized(1).evaluate(fun, params, points, False)
-        return values.along.reshape(-1)
-
-    again = jax.jit(lambda params: checks.checked_loss(fun, False)(params)[0])
+    at_points = program.of(_along, fun, params, points)
+    again = program.of(_at_params, fun, params)
 
     def evaluate(at_start: int, at_points_each: int) -> Values:
         moved = [at_points(params, points) for _ in range(at_points_each)]
@@ -319,6 +317,19 @@ def _by_jax(
         return Values(np.array(base, np.float64), others, moved[0].dtype, ())
 
     yield evaluate
+
+
+def _along(
+    fun: Callable[[optax.Params], Any], params: optax.Params, points: Points
+) -> jax.Array:
+    """The values at the points along directions, in one row."""
+    values, _ = vectorized(1).evaluate(fun, params, points, False)
+    return values.along.reshape(-1)
+
+
+def _at_params(fun: Callable[[optax.Params], Any], params: optax.Params) -> jax.Array:
+    value: jax.Array = checks.checked_loss(fun, False)(params)[0]
+    return value
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from radazo_jax._src import compiler
+from radazo_jax._src import compiler, program
 from radazo_jax._src.base import Estimate, Points
 from radazo_jax._src.estimators import gradients
 from radazo_jax._src.trees import wide
@@ -47,7 +47,8 @@ def lost_updates(
         jnp.asarray(x, jnp.float32)
         for x in (value, coefficients @ slopes, coefficients)
     )
-    shares = _shares(optimizer, fun)(points, params, *numbers)
+    args = points, params, *numbers
+    shares = program.of(_shares, (optimizer, fun), *args)(*args)
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     return {
         jax.tree_util.keystr(path): float(share)
@@ -56,35 +57,31 @@ def lost_updates(
 
 
 def _shares(
-    optimizer: optax.GradientTransformation, fun: Callable[[Any], Any] | None
-) -> Callable[..., list[jax.Array]]:
-    @jax.jit
-    def shares(
-        points: Points,
-        params: Any,
-        value: jax.Array,
-        slope: jax.Array,
-        coefficients: jax.Array,
-    ) -> list[jax.Array]:
-        number = jnp.int32(points.num_points)
-        estimate = Estimate(value, slope, number, points.combine(coefficients))
-        gradient = estimate.gradient.materialize(params)
-        update = partial(
-            optax.with_extra_args_support(optimizer).update,
-            gradient,
-            params=params,
-            **gradients.extra_args(estimate, gradient, value, fun),
-        )
+    made: tuple[optax.GradientTransformation, Callable[[Any], Any] | None],
+    points: Points,
+    params: Any,
+    value: jax.Array,
+    slope: jax.Array,
+    coefficients: jax.Array,
+) -> list[jax.Array]:
+    optimizer, fun = made
+    number = jnp.int32(points.num_points)
+    estimate = Estimate(value, slope, number, points.combine(coefficients))
+    gradient = estimate.gradient.materialize(params)
+    update = partial(
+        optax.with_extra_args_support(optimizer).update,
+        gradient,
+        params=params,
+        **gradients.extra_args(estimate, gradient, value, fun),
+    )
 
-        def again(_: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
-            return update(state=carry[1])
+    def again(_: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        return update(state=carry[1])
 
-        start = (jax.tree.map(jnp.zeros_like, params), optimizer.init(params))
-        updates, _ = lax.fori_loop(0, _UPDATES, again, start)
-        after = optax.apply_updates(params, updates)
-        return jax.tree.leaves(jax.tree.map(_share, params, updates, after))
-
-    return shares
+    start = (jax.tree.map(jnp.zeros_like, params), optimizer.init(params))
+    updates, _ = lax.fori_loop(0, _UPDATES, again, start)
+    after = optax.apply_updates(params, updates)
+    return jax.tree.leaves(jax.tree.map(_share, params, updates, after))
 
 
 def _share(p: jax.Array, u: jax.Array, after: jax.Array) -> jax.Array:

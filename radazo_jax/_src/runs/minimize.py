@@ -1,6 +1,5 @@
 """A whole run, compiled in chunks of steps."""
 
-import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -12,7 +11,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from radazo_jax._src import checks, shown, trees
+from radazo_jax._src import checks, program, shown
 from radazo_jax._src.base import (
     Evaluator,
     GradientEstimator,
@@ -231,15 +230,14 @@ def minimize(
     # The chunks work in place on their state, so the caller keeps a copy of the first.
     state = jax.tree.map(jnp.copy, state)
 
-    arrays, static = trees.partition(run)
+    run = step.traced(run, state)
     if journal is not None:
-        return _one_by_one(
-            state, fun, watch, policy, journal, progress, callback, arrays, static
-        )
-    run_chunk = functools.partial(_run_chunk, static=static)
+        return _one_by_one(run, state, fun, watch, policy, journal, progress, callback)
     named = names(state)
     recorded: list[dict[str, Any]] = []
     limits = policy.limits(state)
+    given = state, watch.progress, np.int32(0), limits, watch.limits
+    run_chunk = program.of(_run_chunk, run, *given, donate=[0])
     size = chunk_size or 1
     standstill = Standstill(state.step, stacklevel=2)
     with ExitStack() as stack:
@@ -261,7 +259,6 @@ def minimize(
                     np.int32(wanted),
                     limits,
                     watch.limits,
-                    arrays,
                 )
                 # This waits: on CPUs, too many queued collectives end the process.
                 found = np.asarray(buffer)[: int(state.step) - before].T
@@ -285,55 +282,46 @@ def minimize(
                 stopped = watch.reason() or "callback"
                 break
     policy.check_used(state, watch.steps)
-    return _result(state, recorded, stopped, arrays, static)
+    return _result(run, state, recorded, stopped)
 
 
 def _result(
+    run: Run,
     state: SolverState,
     recorded: Sequence[Mapping[str, Any]],
     stopped: str,
-    arrays: list[Any],
-    static: trees.Static,
 ) -> MinimizeResult:
     params = state.params
-    if static.merge(arrays).search.judges:
-        params = _final_params(state, arrays, static=static)
+    if run.search.judges:
+        params = program.of(final_params, run, state)(state)
     history = History.of(recorded)
     values = losses(history)
     return MinimizeResult(params, values, state, history, stopped)
 
 
-@functools.partial(jax.jit, static_argnames="static")
-def _final_params(
-    state: SolverState, arrays: list[Any], *, static: trees.Static
-) -> Any:
-    run = static.merge(arrays)
+def final_params(run: Run, state: SolverState) -> Any:
+    """The parameters after the latest step, or before it if it would be reverted."""
     return step.final_params(run, state, step.loss_at(run, state))
 
 
-@functools.partial(jax.jit, static_argnames="static", donate_argnames="state")
 def _run_chunk(
+    run: Run,
     state: SolverState,
     progress: Progress,
     length: jax.Array,
     limits: jax.Array,
     ends: Limits,
-    arrays: list[Any],
-    *,
-    static: trees.Static,
 ) -> tuple[SolverState, Progress, jax.Array]:
     """Does `length` steps in place; returns their numbers in a buffer.
 
     Args:
+      run: The run.
       state: The state to start from.
       progress: The progress of the run before.
       length: The number of steps, at most `_MAX_CHUNK`.
       limits: The limits of the policy: fewer steps are done if the failures reach one.
       ends: Fewer steps are done if the progress reaches one of these limits.
-      arrays: The arrays of the run.
-      static: The run without them.
     """
-    run = static.merge(arrays)
     first = state.step
 
     def continues(carry: tuple[SolverState, Progress, jax.Array]) -> jax.Array:
@@ -362,6 +350,7 @@ def _next_size(length: int, seconds: float, left: float) -> int:
 
 
 def _one_by_one(
+    run: Run,
     state: SolverState,
     fun: Callable[..., Any],
     watch: Watch,
@@ -369,16 +358,14 @@ def _one_by_one(
     path: Path,
     progress: bool,
     callback: Callable[[SolverState, np.ndarray], Any] | None,
-    arrays: list[Any],
-    static: trees.Static,
 ) -> MinimizeResult:
     """Steps whose values are written to a journal.
 
     The program that takes a step of them is the one that `replay` runs.
     """
-    tell = ask_tell.teller(state, arrays, static)
-    estimator = static.merge(arrays).estimator
-    journaled = loop.journaled(path, fun, state, estimator, tell, watch)
+    tell = ask_tell.teller(run, state)
+    values_of = program.of(_values, run, state)
+    journaled = loop.journaled(path, fun, state, run.estimator, tell, watch)
     with ExitStack() as stack:
         interrupted = stack.enter_context(interruptible())
         state, steps, write = stack.enter_context(journaled)
@@ -389,8 +376,7 @@ def _one_by_one(
         def evaluate(state: SolverState) -> Values | None:
             if interrupted():
                 return None
-            values = _values(state, arrays, static=static)
-            found = np.asarray(values)
+            found = np.asarray(values_of(state))
             bad = found[~np.isfinite(found)]
             return Values(found, [f"returned {value}" for value in bad])
 
@@ -413,15 +399,11 @@ def _one_by_one(
             last=loop.last_failure(steps),
             stacklevel=3,
         )
-    return _result(state, [done.numbers for done in steps], stopped, arrays, static)
+    return _result(run, state, [done.numbers for done in steps], stopped)
 
 
-@functools.partial(jax.jit, static_argnames="static")
-def _values(
-    state: SolverState, arrays: list[Any], *, static: trees.Static
-) -> jax.Array:
+def _values(run: Run, state: SolverState) -> jax.Array:
     """The values at the points of a step, [n]."""
-    run = static.merge(arrays)
     loss = step.loss_at(run, state)
     points, _ = step.points_at(run, state, loss)
     values, _ = values_at(run.evaluator, loss, state.params, points)

@@ -95,8 +95,7 @@ def _replay(
         if run.fun is None:
             line["fun"] = found.run["fun"]
         check_same_run(journal, found.run, line)
-    arrays, static = trees.partition(run)
     state = jax.tree.map(jnp.copy, state)
-    tell = ask_tell.teller(state, arrays, static)
+    tell = ask_tell.teller(step.traced(run, state), state)
     state, _ = loop.rebuild(state, found.records, tell, exact=exact)
     return state

@@ -15,7 +15,7 @@ import optax
 from jax import lax
 from jax.tree_util import Partial
 
-from radazo_jax._src import checks, trees
+from radazo_jax._src import checks, program, trees
 from radazo_jax._src.base import (
     Descent,
     Draw,
@@ -61,6 +61,24 @@ def start(run: Run, params: optax.Params, key: jax.typing.ArrayLike) -> SolverSt
         count,
         Failures(count, count, count),
     )
+
+
+def traced(run: Run, state: SolverState) -> Run:
+    """The run with its functions as they are now, for states like this one."""
+    fun = run.fun
+    # Without programs, functions get arrays and not tracers.
+    if fun is None or program.are_disabled():
+        return run
+    batch: tuple[Any, ...] = ()
+    sample = run.sample
+    if sample is not None:
+        sample = program.traced(sample, state.key)
+        batch = (sample.output,)
+
+    def loss(params: optax.Params, *batch: Any) -> Any:
+        return _of_traced_params(fun, None, batch, {}, params)
+
+    return run._replace(fun=program.traced(loss, state.params, *batch), sample=sample)
 
 
 def loss_at(run: Run, state: SolverState) -> Callable[[Any], Any]:

@@ -1,6 +1,5 @@
 """A run on a worker, which evaluates points and takes the steps of received values."""
 
-import functools
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src import checks, compiler, trees
+from radazo_jax._src import checks, compiler, program, trees
 from radazo_jax._src.base import GradientEstimator, Points, Search
 from radazo_jax._src.evaluators.vectorized import values_by_number, vectorized
 from radazo_jax._src.runs import ask_tell, history, loop, states, step
 from radazo_jax._src.runs.box import Bounds
 from radazo_jax._src.runs.journal import Record
+from radazo_jax._src.runs.minimize import final_params
 from radazo_jax._src.runs.states import Run, SolverState
 from radazo_jax._src.workers.messages import Reply, Request
 
@@ -84,14 +84,14 @@ class Replica:
         )
         states.check_run(run.optimizer, run.estimator, run.search)
         self._fun = fun
-        self._arrays, static = trees.partition(run)
-        programs = (_points, values_of, ask_tell.tell_in_place, _final_params)
-        self._points, self._values, self._tell, self._final = (
-            functools.partial(program, arrays=self._arrays, static=static)
-            for program in programs
-        )
         self._seconds = self._seconds_per_step = 0.0
-        self._state: SolverState | None = self._start(params)
+        begun = self._start(params)
+        self._run = step.traced(run, begun)
+        self._tell = ask_tell.teller(self._run, begun)
+        self._points = program.of(_points, self._run, begun)
+        # Not by its arguments: each batch of points is as large.
+        self._values = program.of(values_of, self._run)
+        self._state: SolverState | None = begun
 
     def describe(self) -> Description:
         """Compiles all programs, and describes the run."""
@@ -139,8 +139,8 @@ class Replica:
         """Returns the parameters of the last step, or before it if it is rejected."""
         state = self._started()
         params = state.params
-        if self._recipe.search.judges:
-            params = self._final(state)
+        if self._run.search.judges:
+            params = program.of(final_params, self._run, state)(state)
         return ask_tell.as_numpy(params)
 
     def evaluate(self, members: np.ndarray) -> np.ndarray:
@@ -232,41 +232,24 @@ class Replica:
         return made
 
 
-@functools.partial(jax.jit, static_argnames="static")
-def _points(state: SolverState, arrays: list[Any], *, static: trees.Static) -> Points:
+def _points(run: Run, state: SolverState) -> Points:
     """The points of a step, of which no elements are stored."""
-    run = static.merge(arrays)
     run = run._replace(evaluator=vectorized(1))
     return step.points_at(run, state, step.loss_at(run, state))[0]
 
 
-@functools.partial(jax.jit, static_argnames="static")
 def values_of(
-    state: SolverState,
-    points: Points,
-    numbers: jax.Array,
-    arrays: list[Any],
-    *,
-    static: trees.Static,
+    run: Run, state: SolverState, points: Points, numbers: jax.Array
 ) -> jax.Array:
     """The values at some points of a step, all under one `vmap`.
 
     This program defines the values of a distributed run: a value depends on the size
     of the batch, and not on the worker or on the other points of the batch.
     """
-    run = static.merge(arrays)
     loss = checks.checked_loss(step.loss_at(run, state), False)
     found = values_by_number(loss, state.params, points, numbers, None)
     dtype = trees.widest(state.params)
     return compiler.rounded(found).astype(dtype)
-
-
-@functools.partial(jax.jit, static_argnames="static")
-def _final_params(
-    state: SolverState, arrays: list[Any], *, static: trees.Static
-) -> Any:
-    run = static.merge(arrays)
-    return step.final_params(run, state, step.loss_at(run, state))
 
 
 def _without_key(x: jax.Array) -> jax.Array:

@@ -1,0 +1,382 @@
+"""The programs of runs, and what decides whether a call compiles one.
+
+Each call traces its functions anew, so that it uses them as they are now. Functions
+whose traces are equal share a program, however they were made; the arrays that they
+close over are inputs of the program, and no part of it. A program is found by the
+structure of these traces, the configuration, and the kinds of its arguments.
+
+Traces are equal if their equations are, with all parameters: numbers and constants are
+compared by their bits, and Python functions, such as those of callbacks, by identity.
+The custom derivatives of a loss count once something differentiates it.
+
+Unsafe keys. JAX remembers traces of its own, by the identity of functions, and so do
+the programs here. A global, an attribute or a captured number that changes is not seen
+
+- by a `jax.jit` that outlives a call, and by the body of a loop, a branch or a
+  checkpoint that does, such as a function of a module;
+- by a schedule, an optimizer or a custom estimator, unless it is a new object;
+- by a derivative of a custom derivative.
+
+Safe, but compiled at each call: a loss with a callback that is made during the call,
+as all of `jax.debug.callback` are.
+"""
+
+import collections
+import copy
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from radazo_jax._src import trees
+
+# On CPUs a program holds 150 to 350 of the 65,530 mappings of a process.
+_MOST = 12
+
+_programs: collections.OrderedDict[Any, Callable[..., Any]] = collections.OrderedDict()
+_lock = threading.Lock()
+
+# Parameters of equations by which they are differentiated. JAX makes them anew at each
+# trace, and tracing them takes longer than the loss itself.
+_RULES = ("jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees")
+
+
+def of(
+    function: Callable[..., Any], run: Any, *args: Any, donate: Sequence[int] = ()
+) -> Callable[..., Any]:
+    """The program of a function of a run: compiled if it is none of the latest.
+
+    Args:
+      function: `function(run, *args)`, of a module: it is compared by identity.
+      run: A tree of arrays, `Traced` functions, and anything else that is compared as
+        Python does, or by identity if it has no hash.
+      *args: Arguments like those of the program.
+      donate: The numbers of the arguments whose memory the program reuses.
+
+    Returns:
+      A function `(*args)`.
+    """
+    arrays, static = trees.partition(run)
+    kinds = tuple(map(jax.typeof, jax.tree.leaves(args)))
+    key = function, static, jax.tree.structure(args), kinds, tuple(donate)
+    with _lock:
+        if key not in _programs:
+            _programs[key] = _compiled(function, static, donate)
+        # The key stays the one of the first call, which knows what the program uses.
+        _programs.move_to_end(key)
+        found = _programs[key]
+        while len(_programs) > _MOST:
+            _programs.popitem(last=False)
+    return functools.partial(found, arrays)
+
+
+def _compiled(
+    function: Callable[..., Any], static: trees.Static, donate: Sequence[int]
+) -> Callable[..., Any]:
+    def program(arrays: list[Any], *args: Any) -> Any:
+        return function(static.merge(arrays), *args)
+
+    program.__name__ = function.__name__
+    return jax.jit(program, donate_argnums=[1 + i for i in donate])
+
+
+def is_traced(tree: Any) -> bool:
+    """Whether a tree holds arrays that are not known yet."""
+    return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
+
+
+def are_disabled() -> bool:
+    """Whether JAX compiles nothing, so that a debugger finds arrays in functions."""
+    return bool(jax.config.jax_disable_jit)  # type: ignore[attr-defined]
+
+
+@jax.tree_util.register_pytree_node_class
+class Traced:
+    """A function as it was traced, a tree of the arrays that it closes over.
+
+    Trees of functions with equal traces have equal structures.
+    """
+
+    def __init__(self, consts: Sequence[Any], trace: "_Trace"):
+        self._consts, self._trace = consts, trace
+
+    def tree_flatten(self) -> tuple[Any, "_Trace"]:
+        return tuple(self._consts), self._trace
+
+    @classmethod
+    def tree_unflatten(cls, trace: "_Trace", consts: Any) -> "Traced":
+        return cls(consts, trace)
+
+    def __call__(self, *args: Any) -> Any:
+        arrays, _ = trees.partition(args, jax.Array)
+        # A custom optimizer may evaluate the loss in another precision.
+        arrays = [
+            x if x.dtype == dtype else x.astype(dtype)
+            for x, dtype in zip(arrays, self._trace.dtypes, strict=True)
+        ]
+        program = core.ClosedJaxpr(self._trace.watched, list(self._consts))
+        return self._trace.output.merge(core.jaxpr_as_fun(program)(*arrays))
+
+    @property
+    def output(self) -> Any:
+        """What the function returns, with shapes and dtypes for arrays."""
+        shapes = [atom.aval for atom in self._trace.jaxpr.outvars]
+        return self._trace.output.merge(shapes)
+
+
+def traced(fun: Callable[..., Any], *args: Any) -> Traced:
+    """A function as it is now, for such arguments.
+
+    Args:
+      fun: A function that JAX can trace. What it returns may hold other things than
+        arrays, which are compared by their bits or by identity.
+      *args: Trees of arrays or of their shapes; all else is taken as it is.
+    """
+    arrays, static = trees.partition(args, (jax.Array, jax.core.ShapedArray))
+    output: list[trees.Static] = []
+
+    # JAX remembers the trace of a function that it has seen.
+    def of_arrays(*arrays: Any) -> list[Any]:
+        found, rest = trees.partition(fun(*static.merge(list(arrays))), jax.Array)
+        output[:] = [rest]
+        return found
+
+    closed = jax.make_jaxpr(of_arrays)(*arrays)
+    kinds = [var.aval for var in closed.jaxpr.constvars]
+    consts = list(map(_owned, closed.consts, kinds))
+    return Traced(consts, _Trace(closed.jaxpr, output[0]))
+
+
+def _owned(const: Any, kind: Any) -> Any:
+    """A constant that nobody else writes to."""
+    if isinstance(const, jax.Array):
+        return const
+    with trees.precision_of(kind):
+        return jnp.array(const, kind.dtype)
+
+
+class _Trace:
+    """A traced function without its arrays."""
+
+    def __init__(self, jaxpr: core.Jaxpr, output: trees.Static):
+        self.jaxpr, self.output = jaxpr, output
+        avals: list[Any] = [var.aval for var in jaxpr.invars]
+        self.dtypes = [aval.dtype for aval in avals]
+        reader = _Reader()
+        others = reader.value(output.others)
+        self._key = reader.jaxpr(jaxpr), output.treedef, output.is_array, others
+        self._hash = hash(self._key)
+        self._rules = reader.rules
+        self._differentiated = False
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Trace):
+            return False
+        if self is other:
+            return True
+        same = self._hash == other._hash and self._key == other._key
+        if same and (self._differentiated or other._differentiated):
+            return self._derivatives == other._derivatives
+        return same
+
+    @functools.cached_property
+    def watched(self) -> core.Jaxpr:
+        """The program, which notes if one of its custom derivatives is used."""
+        return _watched(self.jaxpr, self._note, {}) if self._rules else self.jaxpr
+
+    def _note(self) -> None:
+        self._differentiated = True
+
+    @functools.cached_property
+    def _derivatives(self) -> tuple[Any, ...]:
+        return tuple(map(_derivative, self._rules))
+
+
+def _derivative(eqn: core.JaxprEqn) -> Any:
+    """The structure of the derivative of an equation with a custom one."""
+    inputs = [atom for atom in eqn.invars if not isinstance(atom, core.Literal)]
+    inputs = list(dict.fromkeys(inputs))
+    info = core.DebugInfo("derivative", "derivative", None, None)
+    jaxpr = core.Jaxpr((), inputs, eqn.outvars, [eqn], eqn.effects, info)
+    fun = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))
+
+    def pulled(*inputs: Any) -> Any:
+        outputs, pull = jax.vjp(fun, *inputs)
+        return pull([_cotangent(x) for x in outputs])
+
+    try:
+        closed = jax.make_jaxpr(pulled)(*(var.aval for var in inputs))
+    except Exception:
+        # A rule that cannot be traced is equal to itself alone.
+        return _Same(eqn)
+    return _Reader().value(closed)
+
+
+def _cotangent(x: jax.Array) -> Any:
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return jnp.ones_like(x)
+    return np.zeros(x.shape, jax.dtypes.float0)
+
+
+def _watched(
+    jaxpr: core.Jaxpr, note: Callable[[], None], known: dict[int, core.Jaxpr]
+) -> core.Jaxpr:
+    """A copy of a program whose rules call `note` when they are used."""
+
+    def of_value(name: str, x: Any) -> Any:
+        if name in _RULES and hasattr(x, "call_wrapped"):
+            return _noted(x, note)
+        if isinstance(x, core.ClosedJaxpr):
+            return x.replace(jaxpr=_watched(x.jaxpr, note, known))
+        if isinstance(x, core.Jaxpr):
+            return _watched(x, note, known)
+        if type(x) in (tuple, list):
+            return type(x)(of_value(name, y) for y in x)
+        return x
+
+    if id(jaxpr) not in known:
+        eqns = [
+            eqn.replace(params={k: of_value(k, x) for k, x in eqn.params.items()})
+            for eqn in jaxpr.eqns
+        ]
+        known[id(jaxpr)] = jaxpr.replace(eqns=eqns)
+    return known[id(jaxpr)]
+
+
+def _noted(rule: Any, note: Callable[[], None]) -> Any:
+    """A wrapped function of JAX that calls `note` first."""
+    noted = copy.copy(rule)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        note()
+        return rule.f_transformed(*args, **kwargs)
+
+    noted.f_transformed = call
+    return noted
+
+
+class _Reader:
+    """Reads from programs what equal ones have in common.
+
+    Attributes:
+      rules: The equations with custom derivatives, in order.
+    """
+
+    def __init__(self) -> None:
+        self.rules: list[core.JaxprEqn] = []
+        self._known: dict[int, _Hashed] = {}
+
+    def jaxpr(self, jaxpr: core.Jaxpr) -> Any:
+        if id(jaxpr) in self._known:
+            return self._known[id(jaxpr)]
+        numbers: dict[Any, int] = {}
+
+        def new(var: Any) -> Any:
+            numbers[var] = len(numbers)
+            return var.aval
+
+        def atom(x: Any) -> Any:
+            if isinstance(x, core.Literal):
+                return x.aval, self.value(x.val)
+            return numbers[x]
+
+        parts: list[Any] = [tuple(map(new, (*jaxpr.constvars, *jaxpr.invars)))]
+        for eqn in jaxpr.eqns:
+            if any(name in eqn.params for name in _RULES):
+                self.rules.append(eqn)
+            inputs = tuple(map(atom, eqn.invars))
+            params = tuple(
+                (name, self.value(x))
+                for name, x in eqn.params.items()
+                if name not in _RULES
+            )
+            outputs = tuple(map(new, eqn.outvars))
+            parts.append((eqn.primitive, params, inputs, outputs, eqn.ctx))
+        parts.append(tuple(map(atom, jaxpr.outvars)))
+        found = self._known[id(jaxpr)] = _Hashed(tuple(parts))
+        return found
+
+    def value(self, x: Any) -> Any:
+        """A parameter of an equation; what means the same is equal."""
+        if isinstance(x, core.Jaxpr):
+            return self.jaxpr(x)
+        if isinstance(x, core.ClosedJaxpr):
+            return self.jaxpr(x.jaxpr), self.value(x.consts)
+        if isinstance(x, (tuple, list)):
+            return type(x), tuple(map(self.value, x))
+        if isinstance(x, dict):
+            return tuple((k, self.value(y)) for k, y in x.items())
+        if isinstance(x, (float, complex, np.ndarray, np.generic)):
+            # 0.0 and -0.0 differ, and NaN is equal to itself.
+            array = np.asarray(x)
+            return type(x), array.dtype, array.shape, array.tobytes()
+        if isinstance(x, jax.Array):
+            return _Array(x)
+        if dataclasses.is_dataclass(x) and not isinstance(x, type):
+            names = (field.name for field in dataclasses.fields(x))
+            return type(x), tuple(self.value(getattr(x, name)) for name in names)
+        if type(x).__name__ == "ClosedRule":  # Of `jax.custom_batching.custom_vmap`.
+            return _Same(x.rule)
+        if (callable(x) and not isinstance(x, type)) or not trees.has_hash(x):
+            return _Same(x)
+        return type(x), x
+
+
+class _Hashed:
+    """A structure whose hash is computed once."""
+
+    def __init__(self, parts: Any):
+        self.parts, self._hash = parts, hash(parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return (
+            isinstance(other, _Hashed)
+            and self._hash == other._hash
+            and self.parts == other.parts
+        )
+
+
+class _Array:
+    """A constant array, which may be large: compared only if all else is equal."""
+
+    def __init__(self, x: jax.Array):
+        self._x, self._kind = x, jax.typeof(x)
+
+    def __hash__(self) -> int:
+        return hash(self._kind)
+
+    def __eq__(self, other: object) -> bool:
+        if not (isinstance(other, _Array) and self._kind == other._kind):
+            return False
+        return self._x is other._x or self._bytes() == other._bytes()
+
+    def _bytes(self) -> bytes:
+        is_key = jnp.issubdtype(self._x.dtype, jax.dtypes.prng_key)
+        return np.asarray(jax.random.key_data(self._x) if is_key else self._x).tobytes()
+
+
+class _Same:
+    """An object that is equal to itself alone, and kept alive."""
+
+    def __init__(self, x: Any):
+        self._x = x
+
+    def __hash__(self) -> int:
+        return id(self._x)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._x is other._x
