@@ -13,11 +13,13 @@ from radazo_jax._src import checks, shown, trees
 from radazo_jax._src.base import GradientEstimator
 from radazo_jax._src.evaluators.external import Calls, External, Outcome
 from radazo_jax._src.runs import ask_tell, loop, states, step
+from radazo_jax._src.runs import journal as journals
 from radazo_jax._src.runs.box import BoundsLike, as_bounds
 from radazo_jax._src.runs.defaults import method
 from radazo_jax._src.runs.history import History, losses
-from radazo_jax._src.runs.journal import Record, of_points
-from radazo_jax._src.runs.loop import Done, Path, Values, interruptible, progress_bar
+from radazo_jax._src.runs.journal import Done
+from radazo_jax._src.runs.loop import Values, interruptible, progress_bar
+from radazo_jax._src.runs.records import Path, Record, of_points
 from radazo_jax._src.runs.states import (
     Policy,
     Run,
@@ -167,7 +169,8 @@ def minimize_black_box(
         ends.
       max_consecutive_failures: The number of steps skipped in a row that ends the run.
       journal: The path of a file to which the values of each step are added. The same
-        call resumes the run from the end of the file; `replay` rebuilds it. At most
+        call resumes the run from the end of the file; `replay` rebuilds it. One of its
+        points is then evaluated again, and another value is a warning. At most
         `num_steps` and `max_evaluations` are read; the other budgets end the run
         at the end of the file, at the earliest.
       state: A state to continue from. Its parameters and key replace `params` and
@@ -219,7 +222,7 @@ def minimize_black_box(
             )
     initial = params if state is None else state.params
     optimizer, estimator = method(optimizer, estimator, initial, minibatches=False)
-    budget = Budget.of(num_steps, max_evaluations, max_seconds, target, patience)
+    budget = Budget(num_steps, max_evaluations, max_seconds, target, patience)
     policy = Policy.of(on_failure, max_consecutive_failures)
     run = Run(None, None, optimizer, estimator, bounds=as_bounds(bounds))
     # Functions of the caller run under the caller's setting.
@@ -241,13 +244,12 @@ def minimize_black_box(
         )
         steps = _Steps(run, state, evaluator, stack.enter_context(calls), budget)
         state, done, write = stack.enter_context(
-            loop.journaled(
-                *(journal, fun, state, estimator, steps.tell, steps.watch),
-                steps.rebuild,
+            journals.resumed(
+                *(journal, fun, state, estimator, steps.tell, budget), steps.rebuild
             )
         )
         steps.resume(done)
-        bar = progress_bar(progress, len(done), steps.watch.total)
+        bar = progress_bar(progress, len(done), budget.total)
         report = stack.enter_context(bar)
 
         def after(state: SolverState, done: Done) -> bool:
@@ -259,7 +261,7 @@ def minimize_black_box(
             with of_caller():
                 return loop.ends(callback, seen, done.record.values)
 
-        return steps.run(state, policy, write, after)
+        return steps.run(state, policy, journal, write, after)
 
 
 def _check_precision(params: optax.Params, state: SolverState) -> None:
@@ -274,11 +276,7 @@ def _check_precision(params: optax.Params, state: SolverState) -> None:
 
 
 class _Steps:
-    """The steps of a run whose points a Python function evaluates.
-
-    Attributes:
-      watch: Ends the run by its budgets.
-    """
+    """The steps of a run whose points a Python function evaluates."""
 
     def __init__(
         self,
@@ -298,15 +296,49 @@ class _Steps:
         limit = revert.limit(state.optimizer_state)
         self._varies = not evaluator.batched and limit is not None
         dtype = trees.widest(state.params)
-        self.watch = budget.watch(run, state, dtype, self._varies)
+        budget.start(run, state, dtype, self._varies)
+        self._budget = budget
         self._seen = _Seen(state, self._ask)
         self._done: list[Done] = []
+        # A step of the journal, and its point to evaluate again, with its candidates.
+        self._again: tuple[Record, int, optax.Params] | None = None
         # Asked for as soon as a step is told, so that they are computed meanwhile.
         self._following: Any = None
 
     def rebuild(self, records: Sequence[Record]) -> Callable[[SolverState], None]:
         """Returns a function to call before each step that a journal holds."""
-        return self._seen.rebuild(records)
+        seen, chosen = self._seen.rebuild(records), journals.to_evaluate_again(records)
+
+        def before(state: SolverState) -> None:
+            seen(state)
+            if chosen is not None and int(state.step) == records[chosen[0]].step:
+                candidates = ask_tell.as_numpy(self._ask(state))
+                self._again = records[chosen[0]], chosen[1], candidates
+
+        return before
+
+    def _warn_of_another_function(
+        self, state: SolverState, path: Path, stacklevel: int
+    ) -> None:
+        """Evaluates a point of the journal again, and warns if its value is another."""
+        if self._again is None:
+            return
+        record, i, candidates = self._again
+        if not self._evaluator.batched:
+            candidates, i = jax.tree.map(lambda x: x[i : i + 1], candidates), 0
+        try:
+            outcome = self._calls.evaluate(candidates)
+        except (RuntimeError, OSError) as error:
+            raise RunError(
+                f"journal {path} has a point that could not be evaluated again: "
+                f"{error} The error's result is the run in the journal.",
+                state,
+            ) from error
+        if outcome is not None:
+            value = outcome.values[i].astype(record.values.dtype)
+            journals.warn_of_another_value(
+                path, record, self._again[1], value, stacklevel + 1
+            )
 
     def resume(self, done: list[Done]) -> None:
         """Counts the steps that a journal held."""
@@ -317,7 +349,7 @@ class _Steps:
         """Counts a step; returns figures of it."""
         self._done.append(done)
         record = done.record
-        self.watch.saw(record.lowest, len(record.values))
+        self._budget.saw(record.lowest, len(record.values))
         rate = len(record.values) / max(record.seconds, 1e-9)
         return {"best": f"{self._seen.best.value:.6g}", "evaluations/s": f"{rate:.3g}"}
 
@@ -325,15 +357,18 @@ class _Steps:
         self,
         state: SolverState,
         policy: Policy,
+        journal: Path | None,
         write: Callable[[Record], None],
         after: Callable[[SolverState, Done], bool],
     ) -> BlackBoxResult:
-        """Takes the steps that follow."""
+        """Takes the steps that follow, after one of those in the journal is checked."""
         self._following = self._ask(state)
         last = loop.last_failure(self._done)
         try:
+            if journal is not None:
+                self._warn_of_another_function(state, journal, stacklevel=3)
             state, stopped = loop.run(
-                *(state, self._evaluate, self._tell_and_ask, self.watch, policy),
+                *(state, self._evaluate, self._tell_and_ask, self._budget, policy),
                 write=write,
                 after=after,
                 last=last,

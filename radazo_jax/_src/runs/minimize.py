@@ -16,12 +16,14 @@ from radazo_jax._src import checks, shown, trees
 from radazo_jax._src.base import Evaluator, GradientEstimator, check_evaluator
 from radazo_jax._src.estimators.gradients import values_at
 from radazo_jax._src.evaluators.vectorized import vectorized
-from radazo_jax._src.runs import ask_tell, loop, states, step
+from radazo_jax._src.runs import ask_tell, journal, loop, states, step
 from radazo_jax._src.runs.box import BoundsLike, as_bounds
 from radazo_jax._src.runs.defaults import method
 from radazo_jax._src.runs.diagnose import warn_of_rounding
 from radazo_jax._src.runs.history import History, losses, names, numbers
-from radazo_jax._src.runs.loop import Done, Path, Values, interruptible, progress_bar
+from radazo_jax._src.runs.journal import Done
+from radazo_jax._src.runs.loop import Values, interruptible, progress_bar
+from radazo_jax._src.runs.records import Path, Record
 from radazo_jax._src.runs.standstill import Standstill
 from radazo_jax._src.runs.states import (
     Policy,
@@ -31,7 +33,7 @@ from radazo_jax._src.runs.states import (
     failure_counts,
     resumed,
 )
-from radazo_jax._src.runs.stop import Budget, Limits, Progress, Watch
+from radazo_jax._src.runs.stop import Budget, Progress
 from radazo_jax._src.search import revert
 
 # Without a given chunk size, chunks aim at this many seconds: long enough that what
@@ -196,7 +198,7 @@ def minimize(
         checks.check_not_deleted("state", state)
     initial = params if state is None else state.params
     optimizer, estimator = method(optimizer, estimator, initial, sample is not None)
-    budget = Budget.of(num_steps, max_evaluations, max_seconds, target, patience)
+    budget = Budget(num_steps, max_evaluations, max_seconds, target, patience)
     if chunk_size is not None:
         checks.check_int_at_least("chunk_size", chunk_size, 1)
     policy = Policy.of(on_failure, max_consecutive_failures)
@@ -213,7 +215,7 @@ def minimize(
         states.check_state(run, state, leaves=True)
     state = resumed(state)
     states.check_known(state)
-    watch = budget.watch(run, state, np.float32)
+    budget.start(run, state, np.float32)
     if any(leaf.dtype.itemsize < 4 for leaf in jax.tree.leaves(state.params)):
         points, _ = step.points_at(run, state, step.loss_at(run, state))
         warn_of_rounding(points, state.params)
@@ -223,7 +225,7 @@ def minimize(
     arrays, static = trees.partition(run)
     if journal is not None:
         return _one_by_one(
-            state, fun, watch, policy, journal, progress, callback, arrays, static
+            state, fun, budget, policy, journal, progress, callback, arrays, static
         )
     run_chunk = functools.partial(_run_chunk, static=static)
     named = names(state)
@@ -233,12 +235,12 @@ def minimize(
     standstill = Standstill(state.step, stacklevel=2)
     with ExitStack() as stack:
         interrupted = stack.enter_context(interruptible())
-        report = stack.enter_context(progress_bar(progress, 0, watch.total))
-        while not (stopped := watch.reason()):
+        report = stack.enter_context(progress_bar(progress, 0, budget.total))
+        while not (stopped := budget.reason()):
             if interrupted():
                 stopped = "interrupted"
                 break
-            length = min(size, watch.num_steps - watch.steps)
+            length = min(size, budget.num_steps - budget.steps)
             start = time.perf_counter()
             values = []
             for first in range(0, length, _MAX_CHUNK):
@@ -246,10 +248,9 @@ def minimize(
                 before, begun = int(state.step), time.perf_counter()
                 state, reached, buffer = run_chunk(
                     state,
-                    watch.progress,
+                    budget.progress,
                     np.int32(wanted),
                     limits,
-                    watch.limits,
                     arrays,
                 )
                 # This waits: on CPUs, too many queued collectives end the process.
@@ -261,19 +262,19 @@ def minimize(
                     taken, (time.perf_counter() - begun) / taken
                 )
                 values.append(found[0])
-                watch.took(taken, jax.device_get(reached))
+                budget.took(taken, jax.device_get(reached))
                 report(taken, {"loss": f"{found[0, -1]:.6g}", **failure_counts(state)})
                 policy.check(state, limits)
                 standstill.saw_numbers(recorded[-1])
-                if watch.reason():
+                if budget.reason():
                     break
             if chunk_size is None:
                 seconds = time.perf_counter() - start
-                size = _next_size(length, seconds, watch.seconds_left())
+                size = _next_size(length, seconds, budget.seconds_left())
             if loop.ends(callback, state, np.concatenate(values)):
-                stopped = watch.reason() or "callback"
+                stopped = budget.reason() or "callback"
                 break
-    policy.check_used(state, watch.steps)
+    policy.check_used(state, budget.steps)
     return _result(state, recorded, stopped, arrays, static)
 
 
@@ -306,7 +307,6 @@ def _run_chunk(
     progress: Progress,
     length: jax.Array,
     limits: jax.Array,
-    ends: Limits,
     arrays: list[Any],
     *,
     static: trees.Static,
@@ -315,10 +315,9 @@ def _run_chunk(
 
     Args:
       state: The state to start from.
-      progress: The progress of the run before.
+      progress: The progress of the run before: fewer steps are done if it ends.
       length: The number of steps, at most `_MAX_CHUNK`.
       limits: The limits of the policy: fewer steps are done if the failures reach one.
-      ends: Fewer steps are done if the progress reaches one of these limits.
       arrays: The arrays of the run.
       static: The run without them.
     """
@@ -327,7 +326,7 @@ def _run_chunk(
 
     def continues(carry: tuple[SolverState, Progress, jax.Array]) -> jax.Array:
         state, progress, _ = carry
-        stops = exceeds(state, limits) | progress.ends(ends)
+        stops = exceeds(state, limits) | progress.ends()
         return (state.step - first < length) & ~stops
 
     def body(
@@ -353,7 +352,7 @@ def _next_size(length: int, seconds: float, left: float) -> int:
 def _one_by_one(
     state: SolverState,
     fun: Callable[..., Any],
-    watch: Watch,
+    budget: Budget,
     policy: Policy,
     path: Path,
     progress: bool,
@@ -367,13 +366,25 @@ def _one_by_one(
     """
     tell = ask_tell.teller(state, arrays, static)
     estimator = static.merge(arrays).estimator
-    journaled = loop.journaled(path, fun, state, estimator, tell, watch)
+
+    def before_each(records: Sequence[Record]) -> Callable[[SolverState], None]:
+        chosen = journal.to_evaluate_again(records)
+
+        def before(state: SolverState) -> None:
+            if chosen is not None and int(state.step) == records[chosen[0]].step:
+                record, i = records[chosen[0]], chosen[1]
+                again = np.asarray(_values(state, arrays, static=static))[i]
+                journal.warn_of_another_value(path, record, i, again, stacklevel=8)
+
+        return before
+
+    journaled = journal.resumed(path, fun, state, estimator, tell, budget, before_each)
     with ExitStack() as stack:
         interrupted = stack.enter_context(interruptible())
         state, steps, write = stack.enter_context(journaled)
-        report = stack.enter_context(progress_bar(progress, len(steps), watch.total))
+        report = stack.enter_context(progress_bar(progress, len(steps), budget.total))
         for done in steps:
-            watch.saw(done.numbers["value"], len(done.record.values))
+            budget.saw(done.numbers["value"], len(done.record.values))
 
         def evaluate(state: SolverState) -> Values | None:
             if interrupted():
@@ -386,7 +397,7 @@ def _one_by_one(
         def after(state: SolverState, done: Done) -> Any:
             steps.append(done)
             value = done.numbers["value"]
-            watch.saw(value, len(done.record.values))
+            budget.saw(value, len(done.record.values))
             report(1, {"loss": f"{value:.6g}", **failure_counts(state)})
             last = np.array([value], np.float32)
             return loop.ends(callback, state, last)
@@ -395,7 +406,7 @@ def _one_by_one(
             state,
             evaluate,
             tell,
-            watch,
+            budget,
             policy,
             write=write,
             after=after,

@@ -2,8 +2,8 @@
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import jax
@@ -14,11 +14,12 @@ import optax
 from radazo_jax._src import checks, shown
 from radazo_jax._src.base import GradientEstimator
 from radazo_jax._src.numbers import keys
-from radazo_jax._src.runs import history, journal, states
+from radazo_jax._src.runs import history, records, states
 from radazo_jax._src.runs.box import BoundsLike, as_bounds
 from radazo_jax._src.runs.history import History
-from radazo_jax._src.runs.journal import Record
-from radazo_jax._src.runs.loop import Path, interruptible, progress_bar
+from radazo_jax._src.runs.journal import check_same_run
+from radazo_jax._src.runs.loop import interruptible, progress_bar
+from radazo_jax._src.runs.records import Path, Record
 from radazo_jax._src.runs.standstill import Standstill
 from radazo_jax._src.runs.states import (
     Failures,
@@ -27,7 +28,7 @@ from radazo_jax._src.runs.states import (
     SolverState,
     failure_counts,
 )
-from radazo_jax._src.runs.stop import Budget, Watch
+from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.workers.cluster import Cluster
 from radazo_jax._src.workers.fleet import Fleet
 from radazo_jax._src.workers.replica import Recipe
@@ -185,7 +186,7 @@ def distribute(
             f"make_fun must be a function without arguments; got {make_fun!r}."
         )
     states.check_run(optimizer, estimator)
-    budget = Budget.of(num_steps, max_evaluations, max_seconds, target, patience)
+    budget = Budget(num_steps, max_evaluations, max_seconds, target, patience)
     checks.check_int_at_least("batch_size", batch_size, 1)
     checks.check_positive("timeout", timeout)
     policy = Policy.of(on_failure, max_consecutive_failures)
@@ -247,7 +248,7 @@ class _Driver:
         params = None
         with ExitStack() as stack:
             interrupted = stack.enter_context(interruptible())
-            found = None if path is None else journal.read(path)
+            file = None if path is None else stack.enter_context(records.opened(path))
             stack.callback(sync, fleet.close)
             description = sync(fleet.start, interrupted)
             if description is None:
@@ -256,13 +257,13 @@ class _Driver:
             if self._signs:
                 _check_pairs(line)
                 line = line | {"values": "signs"}
-            watch = budget.watch_points(line["points"], 0, np.dtype(line["dtype"]))
-            write = stack.enter_context(_appending(path, line, found, watch, fleet))
-            bar = progress_bar(progress, watch.steps, watch.total)
+            budget.start_points(line["points"], 0, np.dtype(line["dtype"]))
+            write = _resumed(path, file, line, budget, fleet)
+            bar = progress_bar(progress, budget.steps, budget.total)
             report = stack.enter_context(bar)
-            stopped = self._steps(watch, write, report, interrupted, callback)
+            stopped = self._steps(budget, write, report, interrupted, callback)
             if stopped != "interrupted" and fleet.records:
-                params = self._finish(watch, interrupted, fetch_params)
+                params = self._finish(budget, interrupted, fetch_params)
         numbers, names = fleet.numbers, description.names
         rows = [_row(record, numbers, names) for record in fleet.records]
         recorded = History.of(rows)
@@ -278,7 +279,7 @@ class _Driver:
 
     def _steps(
         self,
-        watch: Watch,
+        budget: Budget,
         write: Callable[[Record], None],
         report: Callable[[int, dict[str, str]], None],
         interrupted: Callable[[], bool],
@@ -288,7 +289,7 @@ class _Driver:
         limits = self._policy.limits(self._state())
         standstill = Standstill(len(fleet.records), stacklevel=4)
         last = next((r.failures[-1] for r in fleet.records[::-1] if r.failures), "")
-        while not (stopped := watch.reason()):
+        while not (stopped := budget.reason()):
             number, start = len(fleet.records), time.perf_counter()
             try:
                 found = self._wait_for(fleet.evaluate, interrupted)
@@ -322,17 +323,17 @@ class _Driver:
                 ) from error
             fleet.records.append(record)
             lowest = finite.min(initial=np.inf)
-            watch.saw(lowest, len(values))
+            budget.saw(lowest, len(values))
             standstill.saw_values(values)
             rate = len(values) / max(seconds, 1e-9)
             figures = {"lowest": f"{lowest:.6g}", "evaluations/s": f"{rate:.3g}"}
             report(1, figures | failure_counts(self._state()))
             if callback is not None and callback(number, values):
-                return watch.reason() or "callback"
+                return budget.reason() or "callback"
         return stopped
 
     def _finish(
-        self, watch: Watch, interrupted: Callable[[], bool], fetch_params: bool
+        self, budget: Budget, interrupted: Callable[[], bool], fetch_params: bool
     ) -> Any:
         """The parameters; the numbers of the last step come with them."""
         try:
@@ -346,7 +347,7 @@ class _Driver:
         last = self._fleet.records[-1].failures
         state = self._state()
         self._policy.check(state, self._policy.limits(state), last[-1] if last else "")
-        self._policy.check_used(state, watch.steps, last[-1] if last else "")
+        self._policy.check_used(state, budget.steps, last[-1] if last else "")
         return params
 
     def _state(self) -> SolverState:
@@ -363,28 +364,26 @@ class _Driver:
                 warnings.warn(note, stacklevel=5)
 
 
-@contextmanager
-def _appending(
+def _resumed(
     path: Path | None,
+    file: records.File | None,
     line: dict[str, Any],
-    found: journal.Journal | None,
-    watch: Watch,
+    budget: Budget,
     fleet: Fleet,
-) -> Iterator[Callable[[Record], None]]:
-    """Gives the steps of a journal to the fleet, and opens it for those that follow."""
-    if path is None:
-        yield lambda record: None
-        return
-    if found is not None:
+) -> Callable[[Record], None]:
+    """Gives the steps of a journal to the fleet; returns a function that adds one."""
+    if path is None or file is None:
+        return lambda record: None
+    if file.found is not None:
         # Other runs have no entry of what their values are.
         exact = {"values": None}
-        journal.check_same_run(path, exact | found.run, exact | line)
-        allowed = watch.allowed([len(record.values) for record in found.records])
-        fleet.resume(found.records[:allowed])
+        check_same_run(path, exact | file.found.run, exact | line)
+        found = file.found.records
+        fleet.resume(found[: budget.allowed([len(x.values) for x in found])])
         for record in fleet.records:
-            watch.saw(record.lowest, len(record.values))
-    with journal.appending(path, line, found) as write:
-        yield write
+            budget.saw(record.lowest, len(record.values))
+    file.begin(line)
+    return file.append
 
 
 def _row(

@@ -13,9 +13,9 @@ import optax
 from radazo_jax._src import checks, compiler, trees
 from radazo_jax._src.base import GradientEstimator, Points
 from radazo_jax._src.evaluators.vectorized import values_by_number, vectorized
-from radazo_jax._src.runs import ask_tell, history, loop, states, step
+from radazo_jax._src.runs import ask_tell, history, journal, states, step
 from radazo_jax._src.runs.box import Bounds
-from radazo_jax._src.runs.journal import Record
+from radazo_jax._src.runs.records import Record
 from radazo_jax._src.runs.states import Run, SolverState
 from radazo_jax._src.search import revert
 from radazo_jax._src.workers.messages import Reply, Request
@@ -98,7 +98,7 @@ class Replica:
             values = self.evaluate(np.zeros(1, np.uint16))
         begun = self._started()
         names = history.names(begun)
-        line = loop.line_of_run(self._fun, begun, self._recipe.estimator)
+        line = journal.line_of_run(self._fun, begun, self._recipe.estimator)
         size = sum(x.nbytes for x in jax.tree.leaves(begun))
         for _ in range(2):
             copy = jax.tree.map(jnp.copy, begun)
@@ -175,7 +175,7 @@ class Replica:
         if not records:
             return np.zeros((0, len(names)), np.float32)
         start = time.perf_counter()
-        self._state, done = loop.rebuild(state, records, self._tell)
+        self._state, done = journal.rebuild(state, records, self._tell)
         self._seconds_per_step = (time.perf_counter() - start) / len(records)
         rows = [[of_step.numbers[name] for name in names] for of_step in done]
         return np.array(rows, np.float32)
