@@ -4,10 +4,9 @@ The functions that run are in `radazo_jax`.
 """
 
 from radazo_jax._src.runs.ask_tell import AskTell, AskTellState
-from radazo_jax._src.runs.black_box import Best, BlackBoxResult
 from radazo_jax._src.runs.diagnose import Diagnosis
 from radazo_jax._src.runs.history import History, scalars
-from radazo_jax._src.runs.minimize import MinimizeResult
+from radazo_jax._src.runs.results import Best, Report, Result
 from radazo_jax._src.runs.states import (
     Failures,
     Outcome,
@@ -16,20 +15,18 @@ from radazo_jax._src.runs.states import (
     StepInfo,
 )
 from radazo_jax._src.runs.step import Solver
-from radazo_jax._src.workers.distribute import DistributedResult
 from radazo_jax._src.workers.roster import WorkerReport
 
 __all__ = [
     "AskTell",
     "AskTellState",
     "Best",
-    "BlackBoxResult",
     "Diagnosis",
-    "DistributedResult",
     "Failures",
     "History",
-    "MinimizeResult",
     "Outcome",
+    "Report",
+    "Result",
     "RunError",
     "Solver",
     "SolverState",

@@ -351,18 +351,23 @@ class Evaluator(Configuration, abc.ABC):
         """
 
 
-def check_evaluator(evaluator: Any) -> None:
-    """Raises unless `evaluator` is one, with hashable fields."""
+def check_evaluator(evaluator: Any, traces: bool = True) -> None:
+    """Raises unless `evaluator` is one, with hashable fields.
+
+    Args:
+      evaluator: What a caller passed.
+      traces: Whether it must be one of functions that JAX traces.
+    """
     if not isinstance(evaluator, Evaluator):
         raise TypeError(
             "evaluator must be an Evaluator such as vectorized(batch_size=1); got "
             f"{evaluator!r}."
         )
-    if not evaluator.compiled:
+    if traces and not evaluator.compiled:
         raise TypeError(
             "evaluator must be one for functions that JAX traces, such as "
             f"vectorized(batch_size=1); got {evaluator!r}, which calls Python "
-            "functions. Pass fun and the arguments of external to minimize_black_box."
+            "functions. Pass fun and the evaluator to minimize."
         )
     check_fields(evaluator)
 

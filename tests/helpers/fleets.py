@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import radazo_jax as zo
-from radazo_jax._src.runs import journal
+from radazo_jax._src.runs import records
 from radazo_jax._src.runs.states import Policy
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.workers.distribute import _Driver
@@ -131,7 +131,7 @@ def run(
     key = jax.random.key(0)
     policy = Policy.of("drop", 10)
     driver = _Driver(here, recipe(**changes), timeout, policy, key, signs)
-    budget = Budget.of(num_steps, None, None, None, None)
+    budget = Budget(num_steps)
     here.start()
     try:
         return driver.run(journal, budget, True, False, callback)
@@ -183,7 +183,7 @@ def assert_same(result, expected):
 
 def assert_same_lines(path, expected):
     """The values and checksums of a journal."""
-    found = journal.read(path).records
+    found = records.read(path).records
     assert [x.params for x in found] == [line[2] for line in expected.lines]
     np.testing.assert_array_equal(
         [x.values for x in found], [line[1] for line in expected.lines]

@@ -217,8 +217,14 @@ def lost_by_rounding(points: Points, params: optax.Params) -> dict[str, float]:
     }
 
 
-def warn_of_rounding(points: Points, params: optax.Params) -> None:
-    """Warns if parameters round most of their perturbation away."""
+def warn_of_rounding(points: Points, params: optax.Params, stacklevel: int) -> None:
+    """Warns if parameters round most of their perturbation away.
+
+    Args:
+      points: The points of a step.
+      params: θ.
+      stacklevel: The user's frame, counted from the caller.
+    """
     lost = lost_by_rounding(points, params)
     bad = {name: share for name, share in lost.items() if share > _LOST}
     if bad:
@@ -228,7 +234,7 @@ def warn_of_rounding(points: Points, params: optax.Params) -> None:
             f"perturbation away: params{name} loses {share:.0%} of it, so that its "
             "gradient is one of rounding errors. Make smoothing larger, keep these "
             "arrays in float32, or take low_rank()." + checks.refer_to("diagnose"),
-            stacklevel=3,
+            stacklevel=stacklevel + 1,
         )
 
 

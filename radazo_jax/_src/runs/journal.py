@@ -1,276 +1,316 @@
-"""The values of a run in a file, from which the run can be rebuilt.
+"""The journal of a run: what it belongs to, and how the run is rebuilt from it."""
 
-A line of JSON for the run, then one for each step. Each ends with a checksum of itself
-and of all lines before it, so that a line that was changed, lost or moved is found. A
-last line without its end was being written when the run was stopped: it is cut.
-
-A checksum finds accidents, but not forgeries. So a line that no run could have written
-is refused.
-"""
-
-import hashlib
-import json
+import functools
 import os
-import types
 import warnings
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import metadata
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
-from radazo_jax._src import checks
+from radazo_jax._src import checks, trees
+from radazo_jax._src.base import Evaluator, GradientEstimator, Points, Search
+from radazo_jax._src.evaluators.vectorized import vectorized
+from radazo_jax._src.runs import ask_tell, history, identity, records, states, step
+from radazo_jax._src.runs.box import BoundsLike, as_bounds
+from radazo_jax._src.runs.records import Path, Record
+from radazo_jax._src.runs.states import Run, SolverState
+from radazo_jax._src.runs.stop import Budget
+from radazo_jax._src.search.whole import whole
 
-_LONGEST = 1 << 26  # Bytes of a line that are read.
-_BEGIN = b'{"fun":'  # Of the line of a run.
+_PART = 1000  # Steps of a journal.
+_PACKAGES = ("radazo_jax", "jax", "jaxlib", "optax")
 
+# `tell_in_place` of one run: it takes a state and values, and returns the state after,
+# its numbers, and the checksum of the parameters.
+Tell = Callable[
+    [SolverState, jax.typing.ArrayLike], tuple[SolverState, jax.Array, jax.Array]
+]
 
-class Record(NamedTuple):
-    """A step of a journal.
-
-    Attributes:
-      step: The number of the step.
-      values: The values at the points, [n], or [n, G] if the function returns several;
-        non-finite if an evaluation failed. The first one alone, if the other points
-        were not evaluated.
-      params: The checksum of the parameters before the step; 0 if it is not known.
-      seconds: Duration of the evaluations.
-      failures: Texts about evaluations that failed.
-      mean: The mean of the values at the points, if `values` are their signs.
-    """
-
-    step: int
-    values: np.ndarray
-    params: int
-    seconds: float
-    failures: tuple[str, ...] = ()
-    mean: float | None = None
-
-    @property
-    def lowest(self) -> Any:
-        """The lowest finite value of a point, infinite if there is none."""
-        values = of_points(self.values)
-        return np.min(values, initial=np.inf, where=np.isfinite(values))
+# Given the steps of a journal, returns a function to call before each of them.
+BeforeEach = Callable[[Sequence[Record]], Callable[[SolverState], None]]
 
 
-def of_points(values: np.ndarray) -> np.ndarray:
-    """A value for each point, [n]: the mean if the function returns several."""
-    with np.errstate(all="ignore"):  # The mean of infinities of both signs is NaN.
-        return values if values.ndim == 1 else values.mean(1, dtype=values.dtype)
-
-
-class Journal(NamedTuple):
-    """The contents of a file.
+class Done(NamedTuple):
+    """A step that was taken.
 
     Attributes:
-      run: The line of the run.
-      records: The steps, complete and in order.
-      size: The bytes of all complete lines.
-      checksum: The checksum of the last line.
+      record: Its values.
+      numbers: The numbers of the step for a `History`, by name.
     """
 
-    run: dict[str, Any]
-    records: list[Record]
-    size: int
-    checksum: int
+    record: Record
+    numbers: dict[str, Any]
 
-
-def read(path: str | os.PathLike[str]) -> Journal | None:
-    """Reads a journal; `None` if there is none yet.
-
-    Raises:
-      ValueError: If a line is not what was written.
-    """
-    try:
-        file = open(path, "rb")  # noqa: SIM115  (It is closed below.)
-    except FileNotFoundError:
-        return None
-    run: dict[str, Any] | None = None
-    records: list[Record] = []
-    size = checksum = 0
-    with file:
-        lines = iter(lambda: file.readline(_LONGEST), b"")
-        for number, line in enumerate(lines):
-            if number == 0 and line[: len(_BEGIN)] != _BEGIN[: len(line)]:
-                raise ValueError(
-                    "journal must be a file that a run wrote, or a new one; got "
-                    f"{os.fspath(path)!r}, which begins with {line[:20]!r}. Give "
-                    "another path." + checks.refer_to("minimize_black_box")
-                )
-            if not line.endswith(b"\n"):
-                _check_torn(path, number, line)
-                break
-            body, _, end = line[:-1].rpartition(b',"crc":"')
-            checksum = zlib.crc32(body, checksum)
-            if end != b'%08x"}' % checksum:
-                raise _damaged(path, number, "its checksum is wrong")
-            try:
-                fields = json.loads(body + b"}")
-                if run is None:
-                    run = _run(fields)
-                else:
-                    records.append(_record(fields, number - 1, run))
-            except _OTHER as error:
-                reason = f"it is not what a run writes ({error!r:.100})"
-                raise _damaged(path, number, reason) from None
-            size += len(line)
-    return None if run is None else Journal(run, records, size, checksum)
-
-
-# The errors of reading a line that is something else: nested too deep, say.
-_OTHER = (ValueError, TypeError, LookupError, OverflowError, RecursionError)
-
-
-def _run(fields: dict[str, Any]) -> dict[str, Any]:
-    """The line of a run, of which the entries are as replaying needs them."""
-    first, second = fields["key"]
-    if not all(type(x) is int and 0 <= x < 1 << 32 for x in (first, second)):
-        raise ValueError(f"its key is {fields['key']!r}")
-    if fields["dtype"] not in ("float32", "float64"):
-        raise ValueError(f"its dtype is {fields['dtype']!r}")
-    return fields | {name: fields[name] for name in ("fun", "params", "points")}
-
-
-def _record(fields: dict[str, Any], step: int, run: dict[str, Any]) -> Record:
-    """The line of a step."""
-    values = np.array(_read_numbers(fields["values"]), run["dtype"])
-    record = Record(
-        **fields
-        | {
-            "values": values,
-            "params": int(fields["params"], 16),
-            "failures": tuple(map(str, fields.get("failures", ()))),
-        }
-    )
-    if not isinstance(record.mean, float | None):
-        raise ValueError(f"its mean is {record.mean!r}")
-    if type(record.step) is not int or record.step != step:
-        raise ValueError(f"it is of step {record.step!r}")
-    if values.ndim not in (1, 2) or not values.size:
-        raise ValueError(f"its values have the shape {values.shape}")
-    if len(values) not in (1, run["points"]):
-        raise ValueError(f"it has {len(values)} values, and not {run['points']}")
-    return record
-
-
-def _check_torn(path: str | os.PathLike[str], number: int, line: bytes) -> None:
-    """Warns of a line without its end if a run began to write it."""
-    begin = b'{"step":%d,' % (number - 1) if number else _BEGIN
-    if len(line) == _LONGEST or not (line.startswith(begin) or begin.startswith(line)):
-        raise _damaged(path, number, "it is not what a run writes")
-    warnings.warn(
-        f"journal {os.fspath(path)}: its last line was not complete, and is cut. The "
-        "step is evaluated again.",
-        stacklevel=3,
-    )
+    @classmethod
+    def of(cls, record: Record, names: Sequence[str], numbers: np.ndarray) -> "Done":
+        """A step, by the names of what was recorded of it."""
+        named = dict(zip(names, numbers, strict=True))
+        named["evaluations"] = len(record.values)
+        return cls(record, {"step": record.step, "seconds": record.seconds} | named)
 
 
 @contextmanager
-def appending(
-    path: str | os.PathLike[str], run: dict[str, Any], found: Journal | None
-) -> Iterator[Callable[[Record], None]]:
-    """Opens a journal to append records, each of which is on disk at once.
+def resumed(
+    path: Path | None,
+    fun: Any,
+    state: SolverState,
+    estimator: GradientEstimator,
+    tell: Tell,
+    budget: Budget,
+    before_each: BeforeEach | None = None,
+) -> Iterator[tuple[SolverState, list[Done], Callable[[Record], None]]]:
+    """Takes the steps that a journal holds, and opens it for further steps.
 
     Args:
-      path: The file.
-      run: The line of the run, for a new file.
-      found: The contents of the file, if it exists.
+      path: The journal; without one, nothing is read or written.
+      fun: The function, of which the journal keeps an identity.
+      state: The state before the first step.
+      estimator: The estimator.
+      tell: Takes a step.
+      budget: Limits the number of steps to read.
+      before_each: Given the steps, returns a function to call before each of them.
+
+    Yields:
+      The state, the steps, and a function that writes a record.
     """
-    checksum, size = (found.checksum, found.size) if found else (0, 0)
-    with open(path, "ab", buffering=0) as file:
-
-        def write(fields: dict[str, Any]) -> None:
-            nonlocal checksum, size
-            body = json.dumps(fields, separators=(",", ":")).encode()[:-1]
-            checksum = zlib.crc32(body, checksum)
-            line = body + b',"crc":"%08x"}\n' % checksum
-            written = 0
-            try:
-                while written < len(line):
-                    written += file.write(line[written:]) or 0
-            except OSError:
-                file.truncate(size)
-                raise
-            size += len(line)
-
-        file.truncate(size)
-        if found is None:
-            write(run)
-
-        def append(record: Record) -> None:
-            values = _written_numbers(record.values)
-            fields = record._asdict() | {
-                "values": values,
-                "params": f"{record.params:08x}",
-                "seconds": float(f"{record.seconds:.3g}"),
-            }
-            for name in ("failures", "mean"):
-                if fields[name] in (None, ()):
-                    del fields[name]
-            write(fields)
-
-        yield append
+    if path is None:
+        yield state, [], lambda record: None
+        return
+    run = line_of_run(fun, state, estimator)
+    with records.opened(path) as file:
+        done: list[Done] = []
+        if file.found is not None:
+            check_same_run(path, file.found.run, run)
+            found = file.found.records
+            found = found[: budget.allowed([len(record.values) for record in found])]
+            before = before_each(found) if before_each and found else None
+            state, done = rebuild(state, found, tell, before)
+        file.begin(run)
+        yield state, done, file.append
 
 
-def check_same_run(
-    path: str | os.PathLike[str], found: dict[str, Any], run: dict[str, Any]
-) -> None:
+def rebuild(
+    state: SolverState,
+    found: Sequence[Record],
+    tell: Tell,
+    before: Callable[[SolverState], None] | None = None,
+    exact: bool = True,
+) -> tuple[SolverState, list[Done]]:
+    """Takes the steps of records, without an evaluation.
+
+    Args:
+      state: The state before the first step.
+      found: The values of the steps.
+      tell: Takes a step.
+      before: Called with the state before each step.
+      exact: Whether to compare the parameters with the checksums of the run.
+
+    Returns:
+      The state after the last, and the steps.
+
+    Raises:
+      ValueError: If the parameters differ from the run's.
+    """
+    total, names = ask_tell.checksum_of(state.params), history.names(state)
+    done: list[Done] = []
+    on_cpu = jax.default_backend() == "cpu"
+    # Part by part: what lies on the device takes a hundred times the memory.
+    for first in range(0, len(found), _PART):
+        part = found[first : first + _PART]
+        sums, numbers = [], []
+        for record in part:
+            if before is not None:
+                before(state)
+            sums.append(total)
+            state, of_step, total = tell(state, record.values)
+            numbers.append(of_step)
+            if on_cpu:
+                # Several hundred queued steps with collectives end the process there.
+                jax.block_until_ready(total)
+        for checksum, record in zip(jax.device_get(sums), part, strict=True):
+            if exact and record.params not in (0, int(checksum)):
+                raise ValueError(
+                    "journal must be rebuilt by the params, optimizer, estimator, "
+                    "versions and kind of machine that it was written with; got other "
+                    f"parameters before step {record.step}. With exact=False, replay "
+                    "rebuilds it up to rounding." + checks.refer_to("replay")
+                )
+        steps = zip(part, jax.device_get(numbers), strict=True)
+        done += [Done.of(record, names, of_step) for record, of_step in steps]
+    return state, done
+
+
+def line_of_run(
+    fun: Any, state: SolverState, estimator: GradientEstimator
+) -> dict[str, Any]:
+    """The first line of a journal, which identifies the run."""
+    points = _points(state, estimator)
+    leaves = jax.tree_util.tree_leaves_with_path(state.params)
+    shapes = {
+        jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
+        for path, leaf in leaves
+    }
+    device = jax.devices()[0]
+    return {
+        "fun": identity.name(fun) if callable(fun) else None,
+        "format": records.FORMAT,
+        "captured": identity.captured(fun) if callable(fun) else {},
+        "key": np.asarray(jax.random.key_data(state.key)).tolist(),
+        "params": shapes,
+        "start": f"{int(ask_tell.checksum_of(state.params)):08x}",
+        "distribution": repr(points.directions.distribution),
+        "scales": np.asarray(points.scales[0]).tolist(),
+        "points": points.num_points,
+        "dtype": str(trees.widest(state.params)),
+        "versions": {name: _version(name) for name in _PACKAGES},
+        "device": f"{device.platform} {device.device_kind}",
+    }
+
+
+@functools.partial(jax.jit, static_argnames="estimator")
+def _points(state: SolverState, estimator: GradientEstimator) -> Points:
+    return step.points_without_loss(state, estimator)
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def check_same_run(path: Path, found: dict[str, Any], run: dict[str, Any]) -> None:
     """Raises if a journal belongs to another run."""
-    for name, value in run.items():
-        # Devices may differ: the checksums of the parameters compare what they compute.
-        if name != "device" and found.get(name) != value:
+    # Devices may differ: the checksums of the parameters compare what they compute.
+    skipped = ("device", "captured")
+    pairs = [(name, run[name], found.get(name)) for name in run if name not in skipped]
+    captured, others = run["captured"], found["captured"]
+    pairs += [
+        (f"captured {name}", captured.get(name), others.get(name))
+        for name in sorted({*captured, *others})
+    ]
+    for name, value, other in pairs:
+        if other != value:
             raise ValueError(
                 f"journal {os.fspath(path)} must be of this run; its {name} is "
-                f"{found.get(name)!r}, that of the call is {value!r}. Give another "
-                "path, or the arguments that it was written with."
+                f"{other!r}, that of the call is {value!r}. Give another path, or the "
+                "arguments that it was written with."
             )
 
 
-def identity(fun: Any) -> str:
-    """A name for a function that changes when its code does."""
-    while hasattr(fun, "__wrapped__"):
-        fun = fun.__wrapped__
-    owner = fun if hasattr(fun, "__qualname__") else type(fun)
-    name = f"{owner.__module__}.{owner.__qualname__}"
-    code = getattr(fun, "__code__", None)
-    if code is None:
-        code = getattr(fun.__call__, "__code__", None)
-    if code is None:
-        return name
-    digest = hashlib.sha256()
-    for part in _parts(code):
-        digest.update(repr(part).encode())
-    return f"{name} {digest.hexdigest()[:8]}"
+def to_evaluate_again(found: Sequence[Record]) -> tuple[int, int] | None:
+    """The last step with a finite value, counted from the first, and its point."""
+    for number in range(len(found) - 1, -1, -1):
+        finite = np.isfinite(records.of_points(found[number].values))
+        if finite.any():
+            return number, int(np.argmax(finite))
+    return None
 
 
-def _parts(code: types.CodeType) -> Iterator[Any]:
-    """The parts of a function: its instructions, names and constants."""
-    yield from (code.co_code, code.co_names, code.co_varnames)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _parts(constant)
-        elif isinstance(constant, frozenset):
-            yield sorted(map(repr, constant))
-        else:
-            yield constant
-
-
-def _written_numbers(values: np.ndarray) -> list[Any]:
-    """The shortest numbers that are read as the values."""
-    if values.ndim > 1:
-        return [_written_numbers(row) for row in values]
-    return [float(str(x)) if np.isfinite(x) else str(x) for x in values]
-
-
-def _read_numbers(values: Any) -> Any:
-    """Numbers, and lists of them."""
-    return [_read_numbers(x) if isinstance(x, list) else float(x) for x in values]
-
-
-def _damaged(path: str | os.PathLike[str], number: int, problem: str) -> ValueError:
-    return ValueError(
-        f"journal {os.fspath(path)} is damaged in line {number + 1}: {problem}. Cut "
-        "this line and those after it to continue from the step before."
-        + checks.refer_to("minimize_black_box")
+def warn_of_another_value(
+    path: Path, record: Record, point: int, value: Any, stacklevel: int
+) -> None:
+    """Warns if a point of a journal has another value now than it had then."""
+    scale = np.max(np.abs(record.values), initial=0, where=np.isfinite(record.values))
+    before = record.values[point]
+    rounding = trees.rounding(before) * scale
+    if np.shape(value) == np.shape(before) and np.all(abs(value - before) <= rounding):
+        return
+    old, new = (records.of_points(np.array([x]))[0] for x in (before, value))
+    warnings.warn(
+        f"journal {os.fspath(path)} has the value {old:.9g} at a point of step "
+        f"{record.step}, at which fun now returns {new:.9g}. Unless fun is noisy, it "
+        "is another function: give another path, or the function that wrote it.",
+        stacklevel=stacklevel + 1,
     )
+
+
+def replay(
+    journal: Path,
+    params: optax.Params,
+    optimizer: optax.GradientTransformation,
+    estimator: GradientEstimator,
+    search: Search = whole(),
+    *,
+    evaluator: Evaluator = vectorized(),
+    fun: Callable[..., Any] | None = None,
+    sample: Callable[[jax.Array], Any] | None = None,
+    bounds: BoundsLike | None = None,
+    exact: bool = True,
+) -> SolverState:
+    """Rebuilds a run from the values in its journal, without an evaluation.
+
+    Args:
+      journal: The file that `minimize` or `minimize_black_box` wrote.
+      params: The starting point of the run.
+      optimizer: The optimizer of the run.
+      estimator: The estimator of the run.
+      search: The search of the run.
+      evaluator: The evaluator of the run. It evaluates nothing here, but determines how
+        directions are stored, and so how their sums are rounded.
+      fun: The function, if `minimize` wrote the journal. It is traced and not
+        evaluated: `low_rank` perturbs the matrices that it multiplies.
+      sample: As in `minimize`, with `fun`.
+      bounds: As in `minimize_black_box`.
+      exact: Whether parameters must be bitwise equal to the run's before each step.
+        They are equal with the same versions on the same kind of machine. Otherwise
+        sums may be rounded in other ways, and an adaptive run amplifies it.
+
+    Returns:
+      The state after the last complete step of the journal.
+
+    Raises:
+      ValueError: If there is no journal, it is damaged, or it belongs to a run with
+        other arguments.
+
+    Examples:
+      >>> import os, tempfile
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> run = dict(optimizer=zo.radazo(1e-2), estimator=zo.forward_difference())
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     path = os.path.join(folder, "run.jsonl")
+      ...     result = zo.minimize(
+      ...         lambda x: jnp.sum(x**2),
+      ...         jnp.ones(3),
+      ...         **run,
+      ...         num_steps=20,
+      ...         key=0,
+      ...         progress=False,
+      ...         journal=path,
+      ...     )
+      ...     state = zo.replay(path, jnp.ones(3), **run)
+      >>> bool(jnp.all(state.params == result.params))
+      True
+    """
+    found = records.read(journal)
+    if found is None:
+        raise ValueError(f"journal must be a file with a run; got {journal!r}.")
+    states.check_run(optimizer, estimator, search, evaluator)
+    run = Run(fun, sample, optimizer, estimator, search, evaluator, as_bounds(bounds))
+    with jax.enable_x64(trees.has_x64() or found.run["dtype"] == "float64"):
+        state = _replay(journal, found, params, run, exact)
+        # Without a function that JAX can trace, the run is one of NumPy arrays.
+        return state if fun is not None else trees.as_numpy(state)
+
+
+def _replay(
+    journal: Path, found: records.Journal, params: Any, run: Run, exact: bool
+) -> SolverState:
+    key = jax.random.wrap_key_data(jnp.array(found.run["key"], jnp.uint32))
+    state = step.start(run, params, key)
+    if exact:
+        line = line_of_run(run.fun, state, run.estimator)
+        if run.fun is None:
+            line |= {name: found.run[name] for name in ("fun", "captured")}
+        check_same_run(journal, found.run, line)
+    state = jax.tree.map(jnp.copy, state)
+    tell = ask_tell.teller(step.traced(run, state), state)
+    state, _ = rebuild(state, found.records, tell, exact=exact)
+    return state

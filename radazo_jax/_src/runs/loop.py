@@ -1,282 +1,155 @@
-"""Runs of steps on the host, and how they are rebuilt from their journals."""
+"""The loop of every run: budgets, failures, progress and the callback."""
 
-import functools
-import os
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from importlib import metadata
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple, Protocol
 
-import jax
 import numpy as np
 
-from radazo_jax._src import checks, trees
-from radazo_jax._src.base import GradientEstimator, Points
-from radazo_jax._src.runs import ask_tell, history, journal, step
-from radazo_jax._src.runs.journal import Record
+from radazo_jax._src.runs.history import History, losses
+from radazo_jax._src.runs.results import Best, Report, Result
 from radazo_jax._src.runs.standstill import Standstill
-from radazo_jax._src.runs.states import Policy, RunError, SolverState
-from radazo_jax._src.runs.stop import Watch
-
-Path = str | os.PathLike[str]
-
-_PART = 1000  # Steps of a journal.
-_PACKAGES = ("radazo_jax", "jax", "jaxlib", "optax")
+from radazo_jax._src.runs.states import Policy, RunError, SolverState, failure_counts
+from radazo_jax._src.runs.stop import Budget
 
 
-# `tell_in_place` of one run: it takes a state and values, and returns the state after,
-# its numbers, and the checksum of the parameters.
-Tell = Callable[
-    [SolverState, jax.typing.ArrayLike], tuple[SolverState, jax.Array, jax.Array]
-]
-
-
-# Given the records of a journal, what is called before each of their steps.
-_BeforeEach = Callable[[Sequence[Record]], Callable[[SolverState], None]]
-
-
-class Values(NamedTuple):
-    """The values at the points of a step.
+class Taken(NamedTuple):
+    """Steps that were taken.
 
     Attributes:
-      values: The values, [n], of the dtype in which they are used.
-      failures: Texts about the points that failed.
+      state: The state after them.
+      numbers: The numbers of the steps by name, [steps] each, as a `History` has them.
+      values: The values that a callback gets.
+      points: The points that a callback gets, or `None`.
+      figures: Texts for the progress bar, by name.
+      failure: A text about the last point that failed, or an empty string.
     """
 
+    state: SolverState
+    numbers: Mapping[str, np.ndarray]
     values: np.ndarray
-    failures: Sequence[str]
+    points: Any
+    figures: Mapping[str, str]
+    failure: str = ""
 
 
-class Done(NamedTuple):
-    """A step that was taken.
+class Steps(Protocol):
+    """What takes the steps of a run, and keeps what is known of them."""
+
+    @property
+    def best(self) -> Best:
+        """The best so far."""
+        ...
+
+    def take(self, state: SolverState) -> Taken | None:
+        """Takes the next steps, one or a chunk; `None` if it was interrupted."""
+        ...
+
+    def history(self) -> History:
+        """The records of all steps so far."""
+        ...
+
+    def params(self, state: SolverState, stopped: str) -> Any:
+        """The parameters of the result."""
+        ...
+
+    def outside(self, state: SolverState) -> SolverState:
+        """A state as the caller gets it."""
+        ...
+
+
+class Options(NamedTuple):
+    """The choices of a caller about the loop of a run.
 
     Attributes:
-      record: Its values.
-      numbers: The numbers of the step for a `History`, by name.
+      budget: The budgets, which `Steps.take` counts.
+      policy: The rule by which failures end the run.
+      callback: Gets a `Report` after each step or chunk; `None` for none.
+      report: Shows a number of steps and figures of them.
+      context: Makes the context in which the callback is called.
     """
 
-    record: Record
-    numbers: dict[str, Any]
-
-    @classmethod
-    def of(cls, record: Record, names: Sequence[str], numbers: np.ndarray) -> "Done":
-        """A step, by the names of what was recorded of it."""
-        named = dict(zip(names, numbers, strict=True))
-        named["evaluations"] = len(record.values)
-        return cls(record, {"step": record.step, "seconds": record.seconds} | named)
+    budget: Budget
+    policy: Policy
+    callback: Callable[[Report], Any] | None
+    report: Callable[[int, Mapping[str, str]], None]
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 def run(
+    steps: Steps,
     state: SolverState,
-    evaluate: Callable[[SolverState], Values | None],
-    tell: Tell,
-    watch: Watch,
-    policy: Policy,
-    *,
-    write: Callable[[Record], None],
-    after: Callable[[SolverState, Done], Any],
+    options: Options,
     last: str = "",
     stacklevel: int = 2,
-) -> tuple[SolverState, str]:
-    """Takes steps, one by one.
+) -> Result:
+    """Takes steps until a budget, a failure, a callback or Ctrl-C ends the run.
 
     Args:
+      steps: What takes the steps.
       state: The state before the first step.
-      evaluate: Gives the values of a step, or `None` to stop before it.
-      tell: Takes the step.
-      watch: Ends the run by its budgets; `after` counts the steps.
-      policy: Ends the run by its failures.
-      write: Gets the values of each step before it is taken.
-      after: Called after each step; a true value ends the run.
+      options: The choices of the caller.
       last: The last failure so far.
       stacklevel: The user's frame for warnings, counted from the caller.
 
-    Returns:
-      The state after the last step, and the reason for which the run ended.
-
     Raises:
-      RunError: If too many evaluations failed.
+      RunError: If too many evaluations failed. It has the result so far.
     """
-    total = ask_tell.checksum_of(state.params)
+    try:
+        state, stopped = _take_all(steps, state, options, last, stacklevel + 1)
+        params = steps.params(state, stopped)
+    except RunError as error:
+        error.state = steps.outside(error.state)
+        error.result = _result(steps, error.state.params, error.state, "failure")
+        raise
+    return _result(steps, params, steps.outside(state), stopped)
+
+
+def _take_all(
+    steps: Steps, state: SolverState, options: Options, last: str, stacklevel: int
+) -> tuple[SolverState, str]:
+    """The state after the last step, and the reason for which the run ended."""
+    budget, policy = options.budget, options.policy
     limits = policy.limits(state)
-    names = history.names(state)
     standstill = Standstill(state.step, stacklevel + 1)
-    while not (stopped := watch.reason()):
-        number = int(state.step)
-        start = time.perf_counter()
-        try:
-            found = evaluate(state)
-            if found is None:
-                stopped = "interrupted"
-                break
-            seconds = time.perf_counter() - start
-            last = found.failures[-1] if found.failures else last
-            record = Record(
-                number, found.values, int(total), seconds, tuple(found.failures)
-            )
-            write(record)
-        except (RuntimeError, OSError) as error:
-            raise RunError(
-                f"step {number} could not be taken: {error} The error's state is the "
-                "run up to this step.",
-                state,
-            ) from error
-        state, numbers, total = tell(state, found.values)
-        policy.check(state, limits, last)
-        standstill.saw_values(record.values)
-        if after(state, Done.of(record, names, np.asarray(numbers))):
-            stopped = watch.reason() or "callback"
+    while not (stopped := budget.reason()):
+        taken = steps.take(state)
+        if taken is None:
+            stopped = "interrupted"
             break
-    policy.check_used(state, watch.steps, last)
+        state, last = taken.state, taken.failure or last
+        counts = failure_counts(state)
+        options.report(len(taken.numbers["value"]), {**taken.figures, **counts})
+        policy.check(state, limits, last)
+        standstill.saw(taken.numbers)
+        if _ends(steps, taken, options):
+            stopped = budget.reason() or "callback"
+            break
+    policy.check_used(state, budget.steps, last)
     return state, stopped
 
 
-def ends(callback: Callable[..., Any] | None, *info: Any) -> bool:
-    """Whether a callback ends the run, by a true value or by StopIteration."""
-    if callback is None:
+def _ends(steps: Steps, taken: Taken, options: Options) -> bool:
+    """Whether the callback ends the run, by a true value or by StopIteration."""
+    if options.callback is None:
         return False
-    try:
-        return bool(callback(*info))
-    except StopIteration:
-        return True
+    state = steps.outside(taken.state)
+    number = int(state.step)
+    told = Report(number, taken.values, taken.points, steps.best, state)
+    with options.context():
+        try:
+            return bool(options.callback(told))
+        except StopIteration:
+            return True
 
 
-def last_failure(steps: Sequence[Done]) -> str:
-    """Returns the last failure of some steps, or an empty string."""
-    failures = [failure for done in steps for failure in done.record.failures]
-    return failures[-1] if failures else ""
-
-
-@contextmanager
-def journaled(
-    path: Path | None,
-    fun: Any,
-    state: SolverState,
-    estimator: GradientEstimator,
-    tell: Tell,
-    watch: Watch,
-    before_each: _BeforeEach | None = None,
-) -> Iterator[tuple[SolverState, list[Done], Callable[[Record], None]]]:
-    """Takes the steps that a journal holds, and opens it for those to come.
-
-    Args:
-      path: The journal; without one, nothing is read or written.
-      fun: The function, of which the journal keeps an identity.
-      state: The state before the first step.
-      estimator: The estimator.
-      tell: Takes a step.
-      watch: Limits the number of steps to read.
-      before_each: Given the records, returns what is called before each of their steps.
-
-    Yields:
-      The state, the steps, and what writes a record.
-    """
-    if path is None:
-        yield state, [], lambda record: None
-        return
-    run = line_of_run(fun, state, estimator)
-    found = journal.read(path)
-    done: list[Done] = []
-    if found is not None:
-        journal.check_same_run(path, found.run, run)
-        allowed = watch.allowed([len(record.values) for record in found.records])
-        records = found.records[:allowed]
-        before = before_each(records) if before_each and records else None
-        state, done = rebuild(state, records, tell, before)
-    with journal.appending(path, run, found) as write:
-        yield state, done, write
-
-
-def rebuild(
-    state: SolverState,
-    records: Sequence[Record],
-    tell: Tell,
-    before: Callable[[SolverState], None] | None = None,
-    exact: bool = True,
-) -> tuple[SolverState, list[Done]]:
-    """Takes the steps of records, without an evaluation.
-
-    Args:
-      state: The state before the first step.
-      records: The values of the steps.
-      tell: Takes a step.
-      before: Called with the state before each step.
-      exact: Whether to compare the parameters with the checksums of the run.
-
-    Returns:
-      The state after the last, and the steps.
-
-    Raises:
-      ValueError: If the parameters differ from the run's.
-    """
-    total, names = ask_tell.checksum_of(state.params), history.names(state)
-    done: list[Done] = []
-    on_cpu = jax.default_backend() == "cpu"
-    # Part by part: what lies on the device takes a hundred times the memory.
-    for first in range(0, len(records), _PART):
-        part = records[first : first + _PART]
-        sums, numbers = [], []
-        for record in part:
-            if before is not None:
-                before(state)
-            sums.append(total)
-            state, of_step, total = tell(state, record.values)
-            numbers.append(of_step)
-            if on_cpu:
-                # Several hundred queued steps with collectives end the process there.
-                jax.block_until_ready(total)
-        for checksum, record in zip(jax.device_get(sums), part, strict=True):
-            if exact and record.params not in (0, int(checksum)):
-                raise ValueError(
-                    "journal must be rebuilt by the params, optimizer, estimator, "
-                    "versions and kind of machine that it was written with; got other "
-                    f"parameters before step {record.step}. With exact=False, replay "
-                    "rebuilds it up to rounding." + checks.refer_to("replay")
-                )
-        steps = zip(part, jax.device_get(numbers), strict=True)
-        done += [Done.of(record, names, of_step) for record, of_step in steps]
-    return state, done
-
-
-def line_of_run(
-    fun: Any, state: SolverState, estimator: GradientEstimator
-) -> dict[str, Any]:
-    """The first line of a journal, which identifies the run."""
-    points = _points(state, estimator)
-    leaves = jax.tree_util.tree_leaves_with_path(state.params)
-    shapes = {
-        jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
-        for path, leaf in leaves
-    }
-    device = jax.devices()[0]
-    return {
-        "fun": journal.identity(fun) if callable(fun) else None,
-        "key": np.asarray(jax.random.key_data(state.key)).tolist(),
-        "params": shapes,
-        "start": f"{int(ask_tell.checksum_of(state.params)):08x}",
-        "distribution": repr(points.directions.distribution),
-        "scales": np.asarray(points.scales[0]).tolist(),
-        "points": points.num_points,
-        "dtype": str(trees.widest(state.params)),
-        "versions": {name: _version(name) for name in _PACKAGES},
-        "device": f"{device.platform} {device.device_kind}",
-    }
-
-
-@functools.partial(jax.jit, static_argnames="estimator")
-def _points(state: SolverState, estimator: GradientEstimator) -> Points:
-    return step.points_without_loss(state, estimator)
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
+def _result(steps: Steps, params: Any, state: SolverState, stopped: str) -> Result:
+    history = steps.history()
+    count = int(np.sum(history.evaluations))
+    return Result(params, steps.best, losses(history), count, state, history, stopped)
 
 
 @contextmanager
@@ -303,9 +176,10 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def progress_bar(
-    progress: bool, done: int, total: int | None
-) -> Iterator[Callable[[int, dict[str, str]], None]]:
-    """Yields `report(steps, figures)`; `total` is `None` if it is not known."""
+    progress: bool, budget: Budget
+) -> Iterator[Callable[[int, Mapping[str, str]], None]]:
+    """Yields `report(steps, figures)`, after the steps that the budget has counted."""
+    done, total = budget.steps, budget.total
     if not progress:
         yield lambda steps, figures: None
         return
@@ -313,7 +187,7 @@ def progress_bar(
         from tqdm.auto import tqdm
     except ImportError:
 
-        def line(steps: int, figures: dict[str, str]) -> None:
+        def line(steps: int, figures: Mapping[str, str]) -> None:
             nonlocal done
             done += steps
             listed = ", ".join(f"{name} {text}" for name, text in figures.items())
@@ -325,7 +199,7 @@ def progress_bar(
     with tqdm(initial=done, total=total, unit="step") as bar:
         compiled = bar.disable  # A disabled bar has no clock.
 
-        def show(steps: int, figures: dict[str, str]) -> None:
+        def show(steps: int, figures: Mapping[str, str]) -> None:
             nonlocal compiled
             bar.set_postfix(figures, refresh=False)
             if compiled:

@@ -1,7 +1,7 @@
-"""A whole run, compiled in chunks of steps."""
+"""Whole runs: of functions that JAX traces, and of any Python function."""
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -9,75 +9,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import lax
 
-from radazo_jax._src import checks, program, shown
+from radazo_jax._src import checks, trees
 from radazo_jax._src.base import (
     Evaluator,
     GradientEstimator,
     Search,
     check_evaluator,
 )
-from radazo_jax._src.estimators.gradients import values_at
+from radazo_jax._src.evaluators.external import External
 from radazo_jax._src.evaluators.vectorized import vectorized
-from radazo_jax._src.runs import ask_tell, loop, states, step
+from radazo_jax._src.runs import journal as journals
+from radazo_jax._src.runs import loop, states, step
 from radazo_jax._src.runs.box import BoundsLike, as_bounds
+from radazo_jax._src.runs.called import CalledValues
+from radazo_jax._src.runs.chunks import Chunks
 from radazo_jax._src.runs.defaults import method
 from radazo_jax._src.runs.diagnose import warn_of_rounding
-from radazo_jax._src.runs.history import History, losses, names, numbers
-from radazo_jax._src.runs.loop import Done, Path, Values, interruptible, progress_bar
-from radazo_jax._src.runs.standstill import Standstill
-from radazo_jax._src.runs.states import (
-    Policy,
-    Run,
-    SolverState,
-    exceeds,
-    failure_counts,
-    resumed,
-)
-from radazo_jax._src.runs.stop import Budget, Limits, Progress, Watch
-
-# Without a given chunk size, chunks aim at this many seconds: long enough that what
-# is done between them does not count, short enough for a progress bar and Ctrl-C.
-_CHUNK_SECONDS = 0.5
-_MAX_CHUNK = 8192
-
-
-class MinimizeResult(NamedTuple):
-    """The result of `minimize`.
-
-    Attributes:
-      params: The parameters after the last step, or before it if the search would
-        reject it, as the default ones reject steps that go up. With such a search the
-        loss is evaluated once more to find out.
-      values: The loss at each step done in this call: float32, [steps].
-      state: The state of the run; pass it as `state` to continue.
-      history: The records of each step; `history.plot()` draws them.
-      stopped: The reason for which the run ended: "target", "patience", "num_steps",
-        "max_evaluations", "max_seconds", "callback" or "interrupted"; the first one in
-        this order, if there are several. It is "max_evaluations" if that allows fewer
-        steps than `num_steps`.
-    """
-
-    params: optax.Params
-    values: np.ndarray
-    state: SolverState
-    history: History
-    stopped: str
-
-    def __repr__(self) -> str:
-        return shown.on_lines(
-            self,
-            params=shown.params(self.params),
-            values=shown.series(self.values),
-            state=repr(self.state),
-            history=repr(self.history),
-            stopped=self.stopped,
-        )
+from radazo_jax._src.runs.one_by_one import OneByOne, TracedValues
+from radazo_jax._src.runs.records import Path
+from radazo_jax._src.runs.results import Report, Result
+from radazo_jax._src.runs.states import Policy, Run, SolverState, resumed
+from radazo_jax._src.runs.stop import Budget
 
 
 def minimize(
-    fun: Callable[..., jax.Array],
+    fun: Callable[..., Any],
     params: optax.Params,
     optimizer: optax.GradientTransformation | None = None,
     estimator: GradientEstimator | None = None,
@@ -95,11 +52,12 @@ def minimize(
     state: SolverState | None = None,
     chunk_size: int | None = None,
     progress: bool = True,
-    callback: Callable[[SolverState, np.ndarray], Any] | None = None,
+    callback: Callable[[Report], Any] | None = None,
     on_failure: str = "drop",
     max_consecutive_failures: int = 10,
+    has_aux: bool = False,
     journal: Path | None = None,
-) -> MinimizeResult:
+) -> Result:
     """Minimizes a function from its values alone.
 
     The steps run on the device in chunks. A chunk is one compiled loop whose length is
@@ -109,7 +67,8 @@ def minimize(
 
     Args:
       fun: The loss, `fun(params)`, or `fun(params, xi)` if `sample` is given;
-        a real scalar.
+        a real scalar. With `has_aux`, a pair of it and anything else. With the
+        evaluator `external`, any Python function, as in `minimize_black_box`.
       params: The starting point, a tree of floating-point arrays. Not modified.
       optimizer: An Optax transformation, such as `radazo(1e-3)`. It gets `value`,
         `grad`, `slope` (along `grad`), `value_fn` and `measured` (whether the loss at
@@ -130,8 +89,9 @@ def minimize(
         default 1000, also with a `target`, which may never be reached; with another
         budget, at most 2³¹ − 2 for the whole run.
       key: The key of the whole run; it is consumed.
-      evaluator: The evaluator of the points: `vectorized(batch_size)`, or
-        `sharded(axis_name)`.
+      evaluator: The evaluator of the points: `vectorized(batch_size)` or
+        `sharded(axis_name)` for functions that JAX traces, or `external(...)` for
+        Python functions, as in `minimize_black_box`.
       max_evaluations: The most evaluations of `fun` in this call; with a journal, in
         the whole run. The run ends before the step that would exceed it. Counted are
         the points of the estimator, as in `history.evaluations`, and not what an
@@ -156,14 +116,15 @@ def minimize(
         about half a second.
       progress: Whether to show progress: a `tqdm` bar if that is installed, else one
         line per chunk on stderr.
-      callback: `callback(state, values)`, called after every chunk with the chunk's
-        values, float32 [chunk]. A true return value, or StopIteration, ends the run.
-        The next chunk reuses the arrays of `state`: copy what you keep.
+      callback: `callback(report)`, called after every chunk with a `Report` of its
+        steps. A true return value, or StopIteration, ends the run. The next chunk
+        reuses the arrays of `report.state`: copy what you keep.
       on_failure: The treatment of values that are not finite. "drop": their directions
         are left out of the estimate, and a step without any is skipped: neither
         parameters nor optimizer state move. If the loss at the parameters is not
         finite, the mean of the other values replaces it. "raise": the run ends.
       max_consecutive_failures: The number of steps skipped in a row that ends the run.
+      has_aux: Whether `fun` returns a pair, of which the second part is dropped.
       journal: The path of a journal, as in `minimize_black_box`. Steps are then taken
         one by one, and `optimizer` gets no `value_fn`, which the default one for
         minibatches needs.
@@ -176,8 +137,8 @@ def minimize(
       TypeError, ValueError: If an argument is not valid, or processes hold
         different keys.
       RunError: If `max_consecutive_failures` steps in a row were skipped, or all steps
-        of the run, or a value failed and `on_failure` is "raise". The error has the
-        state.
+        of the run, or a value failed and `on_failure` is "raise". `error.result` is
+        the result so far.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -198,213 +159,308 @@ def minimize(
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       algorithms 1 and 2.
     """
-    if not callable(fun):
-        raise TypeError(f"fun must be a function of params; got {fun!r}.")
-    if state is not None:
-        checks.check_not_deleted("state", state)
-    initial = params if state is None else state.params
-    optimizer, estimator, search = method(
-        optimizer, estimator, search, initial, sample is not None
+    return _run(
+        _Call(
+            *(fun, params, optimizer, estimator, search, evaluator),
+            Budget(num_steps, max_evaluations, max_seconds, target, patience),
+            Policy.of(on_failure, max_consecutive_failures),
+            *(key, sample, bounds, state, chunk_size),
+            *(progress, callback, has_aux, journal),
+        )
     )
-    budget = Budget.of(num_steps, max_evaluations, max_seconds, target, patience)
-    if chunk_size is not None:
-        checks.check_int_at_least("chunk_size", chunk_size, 1)
-    policy = Policy.of(on_failure, max_consecutive_failures)
-    if journal is not None and not (state is None and chunk_size is None):
+
+
+def minimize_black_box(
+    fun: Callable[[optax.Params], Any],
+    params: optax.Params,
+    optimizer: optax.GradientTransformation | None = None,
+    estimator: GradientEstimator | None = None,
+    search: Search | None = None,
+    *,
+    num_steps: int | None = None,
+    key: jax.typing.ArrayLike = 0,
+    max_evaluations: int | None = None,
+    max_seconds: float | None = None,
+    target: float | None = None,
+    patience: int | None = None,
+    workers: int | None = None,
+    executor: Any = None,
+    batched: bool = False,
+    timeout: float | None = None,
+    retries: int = 0,
+    bounds: BoundsLike | None = None,
+    on_failure: str = "drop",
+    max_consecutive_failures: int = 10,
+    journal: Path | None = None,
+    state: SolverState | None = None,
+    progress: bool = True,
+    callback: Callable[[Report], Any] | None = None,
+) -> Result:
+    """Minimizes any Python function from its values alone.
+
+    It is `minimize` with the evaluator `external(workers, executor, batched, timeout,
+    retries)`.
+
+    Args:
+      fun: `fun(params)` gets a tree of NumPy arrays and returns a number, or a pair of
+        a number and anything else. An array of one element is a number. Each call gets
+        a copy of the point, so `fun` may write to it. A point that a step has twice is
+        evaluated once. An estimator such as `evolution_strategy` also takes several
+        numbers for a point, such as one for each prompt: an array of shape [G].
+      params: The starting point, a tree of floating-point arrays. NumPy's float64 is
+        kept, also if JAX has 64 bits disabled, and Python's floats are float64. `fun`
+        and `callback` are called under the caller's setting.
+      optimizer: As in `minimize`; it gets no `value_fn`. Calls with the same
+        `optimizer` and `estimator` objects compile once.
+      estimator: As in `minimize`; it chooses the points.
+      search: As in `minimize`.
+      num_steps: The number of steps in this call; with a journal, of the whole run. By
+        default 1000, also with a `target`, which may never be reached; with another
+        budget, at most 2³¹ − 2 for the whole run.
+      key: The key of the whole run; it is consumed. It takes the steps of `minimize`.
+      max_evaluations: The most evaluations in this call; with a journal, in the whole
+        run. The run ends before the step that could exceed it. Counted are the points,
+        as in `num_evaluations`; a retry is not counted, and neither is a point that
+        was not evaluated.
+      max_seconds: The most seconds from the start of this call. The run ends after the
+        first step that ends later. Not for runs of several processes.
+      target: A finite number. The run ends after the first step after which
+        `best.value` is not above it, in the dtype of the values at the points.
+      patience: The run ends after so many steps in a row that do not lower
+        `best.value`, in this call; with a journal, in the whole run.
+      workers: Number of processes that evaluate the points of a step, as in `external`;
+        needs the package `loky`. `None` evaluates them in turn, unless an executor is
+        given. If the value at θ rejects the latest step, as with
+        `search.backtracking`, the other points of the step are then not evaluated; the
+        steps are the same.
+      executor: A `concurrent.futures.Executor` on which the points of a step are
+        evaluated, or a function without arguments that makes one, which is called
+        again if workers died or hang.
+      batched: Whether `fun` takes all n points of a step at once, a tree of arrays
+        with an additional first axis, and returns n values, or a pair of these and n
+        other objects; n is the same in all steps.
+      timeout: Seconds; needs workers or an executor. If no point ends for this long,
+        those that run have failed, and the workers are replaced, unless the executor
+        is the caller's.
+      retries: Number of further evaluations of a point that failed.
+      bounds: As in `ask_tell`.
+      on_failure: The treatment of a point at which `fun` raises, or returns anything
+        but a finite number. "drop": its direction is left out of the estimate, and a
+        step without any is skipped: neither parameters nor optimizer state move. If θ
+        has failed, the mean of the other values replaces its value. "raise": the run
+        ends.
+      max_consecutive_failures: The number of steps skipped in a row that ends the run.
+      journal: The path of a file to which the values of each step are added. The same
+        call resumes the run from the end of the file; `replay` rebuilds it. One of its
+        points is then evaluated again, and another value is a warning. At most
+        `num_steps` and `max_evaluations` are read; the other budgets end the run
+        at the end of the file, at the earliest.
+      state: A state to continue from. Its parameters and key replace `params` and
+        `key`; it must have the dtypes of `params`.
+      progress: Whether to show progress, as in `minimize`.
+      callback: `callback(report)`, called after every step with a `Report` of it. A
+        true return value, or StopIteration, ends the run. The state is a copy, in NumPy
+        arrays.
+
+    Returns:
+      The result. Ctrl-C ends the run before the step that is being evaluated; the
+      result then holds the earlier steps. A second Ctrl-C raises `KeyboardInterrupt`.
+
+    Raises:
+      TypeError, ValueError: If an argument is not valid, `fun` cannot be
+        evaluated on the executor, the journal is of another run, or it is damaged.
+      RunError: If `max_consecutive_failures` steps in a row were skipped, or all steps
+        of the run, or a point failed and `on_failure` is "raise", or a step could not
+        be evaluated or written. `error.result` is the result so far.
+
+    Examples:
+      >>> import numpy as np
+      >>> import radazo_jax as zo
+      >>> def fun(x):
+      ...     return float(np.sum(np.abs(x - 1.0)))
+      >>> result = zo.minimize_black_box(
+      ...     fun,
+      ...     np.zeros(4, np.float32),
+      ...     zo.radazo(3e-2),
+      ...     zo.central_difference(),
+      ...     num_steps=100,
+      ...     key=0,
+      ...     progress=False,
+      ... )
+      >>> result.values.shape, bool(result.best.value < 0.3)
+      ((100,), True)
+    """
+    evaluator = External(workers, executor, batched, timeout, retries)
+    return _run(
+        _Call(
+            *(fun, params, optimizer, estimator, search, evaluator),
+            Budget(num_steps, max_evaluations, max_seconds, target, patience),
+            Policy.of(on_failure, max_consecutive_failures),
+            *(key, None, bounds, state, None),
+            *(progress, callback, False, journal),
+        )
+    )
+
+
+class _Call(NamedTuple):
+    """The arguments of `minimize`."""
+
+    fun: Any
+    params: Any
+    optimizer: Any
+    estimator: Any
+    search: Any
+    evaluator: Any
+    budget: Budget
+    policy: Policy
+    key: Any
+    sample: Any
+    bounds: Any
+    state: Any
+    chunk_size: Any
+    progress: bool
+    callback: Any
+    has_aux: bool
+    journal: Any
+
+
+# The frame of the user, counted from `_traced` and `_called`.
+_USER = 4
+
+
+def _run(call: _Call) -> Result:
+    """Runs a call whose budgets and policy are checked."""
+    if not callable(call.fun):
+        raise TypeError(f"fun must be a function of params; got {call.fun!r}.")
+    check_evaluator(call.evaluator, traces=False)
+    if call.state is not None:
+        checks.check_not_deleted("state", call.state)
+    if call.evaluator.compiled:
+        return _traced(call)
+    return _called(call)
+
+
+def _traced(call: _Call) -> Result:
+    """A run of a function that JAX traces."""
+    fun, path, budget = call.fun, call.journal, call.budget
+    if call.chunk_size is not None:
+        checks.check_int_at_least("chunk_size", call.chunk_size, 1)
+    if path is not None and not (call.state is None and call.chunk_size is None):
         raise ValueError(
             "state and chunk_size must be None with a journal, which says where to go "
-            f"on, and takes steps one by one; got chunk_size={chunk_size!r}."
+            f"on, and takes steps one by one; got chunk_size={call.chunk_size!r}."
         )
-    check_evaluator(evaluator)
-    run = Run(fun, sample, optimizer, estimator, search, evaluator, as_bounds(bounds))
-    if state is None:
-        state = step.start(run, params, key)
+    initial = call.params if call.state is None else call.state.params
+    minibatches = call.sample is not None
+    chosen = method(*call[2:5], initial, minibatches)
+    bounds = as_bounds(call.bounds)
+    loss = functools.partial(step.without_aux, fun) if call.has_aux else fun
+    run = Run(loss, call.sample, *chosen, call.evaluator, bounds)
+    if call.state is None:
+        state = step.start(run, call.params, call.key, stacklevel=_USER)
     else:
+        state = call.state
         states.check_state(run, state, leaves=True)
     state = resumed(state)
     states.check_known(state)
-    watch = budget.watch(run, state, np.float32)
+    budget.start(run, state, np.float32)
     if any(leaf.dtype.itemsize < 4 for leaf in jax.tree.leaves(state.params)):
         points, _ = step.points_at(run, state, step.loss_at(run, state))
-        warn_of_rounding(points, state.params)
-    # The chunks work in place on their state, so the caller keeps a copy of the first.
+        warn_of_rounding(points, state.params, stacklevel=_USER)
+    # Steps work in place on their state, so the caller keeps a copy of the first.
     state = jax.tree.map(jnp.copy, state)
-
     run = step.traced(run, state)
-    if journal is not None:
-        return _one_by_one(run, state, fun, watch, policy, journal, progress, callback)
-    named = names(state)
-    recorded: list[dict[str, Any]] = []
-    limits = policy.limits(state)
-    given = state, watch.progress, np.int32(0), limits, watch.limits
-    run_chunk = program.of(_run_chunk, run, *given, donate=[0])
-    size = chunk_size or 1
-    standstill = Standstill(state.step, stacklevel=2)
     with ExitStack() as stack:
-        interrupted = stack.enter_context(interruptible())
-        report = stack.enter_context(progress_bar(progress, 0, watch.total))
-        while not (stopped := watch.reason()):
-            if interrupted():
-                stopped = "interrupted"
-                break
-            length = min(size, watch.num_steps - watch.steps)
-            start = time.perf_counter()
-            values = []
-            for first in range(0, length, _MAX_CHUNK):
-                wanted = min(_MAX_CHUNK, length - first)
-                before, begun = int(state.step), time.perf_counter()
-                state, reached, buffer = run_chunk(
-                    state,
-                    watch.progress,
-                    np.int32(wanted),
-                    limits,
-                    watch.limits,
+        interrupted = stack.enter_context(loop.interruptible())
+        steps: Chunks | OneByOne
+        if path is None:
+            of_chunk = call.policy, call.chunk_size, interrupted
+            steps = Chunks(run, state, budget, *of_chunk)
+        else:
+            source = TracedValues(run, state, path, interrupted)
+            state, done, write = stack.enter_context(
+                journals.resumed(
+                    *(path, fun, state, run.estimator),
+                    *(source.tell, budget, source.before_each),
                 )
-                # This waits: on CPUs, too many queued collectives end the process.
-                found = np.asarray(buffer)[: int(state.step) - before].T
-                taken = found.shape[1]
-                recorded.append(dict(zip(named, found, strict=True)))
-                recorded[-1]["step"] = before + np.arange(taken)
-                recorded[-1]["seconds"] = np.full(
-                    taken, (time.perf_counter() - begun) / taken
-                )
-                values.append(found[0])
-                watch.took(taken, jax.device_get(reached))
-                report(taken, {"loss": f"{found[0, -1]:.6g}", **failure_counts(state)})
-                policy.check(state, limits)
-                standstill.saw_numbers(recorded[-1])
-                if watch.reason():
-                    break
-            if chunk_size is None:
-                seconds = time.perf_counter() - start
-                size = _next_size(length, seconds, watch.seconds_left())
-            if loop.ends(callback, state, np.concatenate(values)):
-                stopped = watch.reason() or "callback"
-                break
-    policy.check_used(state, watch.steps)
-    return _result(run, state, recorded, stopped)
+            )
+            steps = OneByOne(source, state, budget, done, write)
+        report = stack.enter_context(loop.progress_bar(call.progress, budget))
+        options = loop.Options(budget, call.policy, call.callback, report)
+        return loop.run(steps, state, options, steps.last_failure, _USER)
 
 
-def _result(
-    run: Run,
-    state: SolverState,
-    recorded: Sequence[Mapping[str, Any]],
-    stopped: str,
-) -> MinimizeResult:
-    params = state.params
-    if run.search.judges:
-        params = program.of(final_params, run, state)(state)
-    history = History.of(recorded)
-    values = losses(history)
-    return MinimizeResult(params, values, state, history, stopped)
-
-
-def final_params(run: Run, state: SolverState) -> Any:
-    """The parameters after the latest step, or before it if it would be reverted."""
-    return step.final_params(run, state, step.loss_at(run, state))
-
-
-def _run_chunk(
-    run: Run,
-    state: SolverState,
-    progress: Progress,
-    length: jax.Array,
-    limits: jax.Array,
-    ends: Limits,
-) -> tuple[SolverState, Progress, jax.Array]:
-    """Does `length` steps in place; returns their numbers in a buffer.
-
-    Args:
-      run: The run.
-      state: The state to start from.
-      progress: The progress of the run before.
-      length: The number of steps, at most `_MAX_CHUNK`.
-      limits: The limits of the policy: fewer steps are done if the failures reach one.
-      ends: Fewer steps are done if the progress reaches one of these limits.
-    """
-    first = state.step
-
-    def continues(carry: tuple[SolverState, Progress, jax.Array]) -> jax.Array:
-        state, progress, _ = carry
-        stops = exceeds(state, limits) | progress.ends(ends)
-        return (state.step - first < length) & ~stops
-
-    def body(
-        carry: tuple[SolverState, Progress, jax.Array],
-    ) -> tuple[SolverState, Progress, jax.Array]:
-        state, progress, buffer = carry
-        i = state.step - first
-        state, info = step.take(run, state, step.loss_at(run, state))
-        found = numbers(info, state)
-        return state, progress.after(found[0]), buffer.at[i].set(found)
-
-    buffer = jnp.zeros((_MAX_CHUNK, len(names(state))), jnp.float32)
-    return lax.while_loop(continues, body, (state, progress, buffer))
-
-
-def _next_size(length: int, seconds: float, left: float) -> int:
-    """The length of the next chunk, at most four times the last one's."""
-    aim = min(_CHUNK_SECONDS, max(left, 0.0))
-    wanted = int(length * min(aim / max(seconds, 1e-9), 4.0))
-    return max(1, min(wanted, _MAX_CHUNK))
-
-
-def _one_by_one(
-    run: Run,
-    state: SolverState,
-    fun: Callable[..., Any],
-    watch: Watch,
-    policy: Policy,
-    path: Path,
-    progress: bool,
-    callback: Callable[[SolverState, np.ndarray], Any] | None,
-) -> MinimizeResult:
-    """Steps whose values are written to a journal.
-
-    The program that takes a step of them is the one that `replay` runs.
-    """
-    tell = ask_tell.teller(run, state)
-    values_of = program.of(_values, run, state)
-    journaled = loop.journaled(path, fun, state, run.estimator, tell, watch)
+def _called(call: _Call) -> Result:
+    """A run of a Python function."""
+    _check_called(call)
+    fun, path, budget, evaluator = call.fun, call.journal, call.budget, call.evaluator
+    params = trees.with_float64(call.params)
+    if call.state is not None:
+        _check_precision(params, call.state)
+    initial = params if call.state is None else call.state.params
+    chosen = method(*call[2:5], initial, minibatches=False)
+    run = Run(None, None, *chosen, bounds=as_bounds(call.bounds))
+    # Functions of the caller run under the caller's setting.
+    of_caller = functools.partial(jax.enable_x64, trees.has_x64())
     with ExitStack() as stack:
-        interrupted = stack.enter_context(interruptible())
-        state, steps, write = stack.enter_context(journaled)
-        report = stack.enter_context(progress_bar(progress, len(steps), watch.total))
-        for done in steps:
-            watch.saw(done.numbers["value"], len(done.record.values))
-
-        def evaluate(state: SolverState) -> Values | None:
-            if interrupted():
-                return None
-            found = np.asarray(values_of(state))
-            bad = found[~np.isfinite(found)]
-            return Values(found, [f"returned {value}" for value in bad])
-
-        def after(state: SolverState, done: Done) -> Any:
-            steps.append(done)
-            value = done.numbers["value"]
-            watch.saw(value, len(done.record.values))
-            report(1, {"loss": f"{value:.6g}", **failure_counts(state)})
-            last = np.array([value], np.float32)
-            return loop.ends(callback, state, last)
-
-        state, stopped = loop.run(
-            state,
-            evaluate,
-            tell,
-            watch,
-            policy,
-            write=write,
-            after=after,
-            last=loop.last_failure(steps),
-            stacklevel=3,
+        stack.enter_context(trees.precision_of(initial))
+        state = call.state
+        if state is None:
+            state = step.start(run, params, call.key, stacklevel=_USER)
+        else:
+            states.check_state(run, state, leaves=True)
+        states.check_known(state)
+        # Steps work in place on their state, so the caller keeps a copy of the first.
+        state = resumed(jax.tree.map(jnp.copy, state))
+        varies = run.search.stops_early and not evaluator.batched
+        budget.start(run, state, trees.widest(state.params), varies)
+        calls = evaluator.open(
+            fun,
+            vector_valued=step.abstract_points(run, state).vector_valued,
+            context=of_caller,
+            interrupted=stack.enter_context(loop.interruptible()),
         )
-    return _result(run, state, [done.numbers for done in steps], stopped)
+        source = CalledValues(run, state, evaluator, stack.enter_context(calls))
+        state, done, write = stack.enter_context(
+            journals.resumed(
+                *(path, fun, state, run.estimator),
+                *(source.tell, budget, source.before_each),
+            )
+        )
+        if path is not None:
+            source.warn_of_another_function(path, stacklevel=_USER)
+        steps = OneByOne(source, state, budget, done, write)
+        report = stack.enter_context(loop.progress_bar(call.progress, budget))
+        options = loop.Options(budget, call.policy, call.callback, report, of_caller)
+        return loop.run(steps, state, options, steps.last_failure, _USER)
 
 
-def _values(run: Run, state: SolverState) -> jax.Array:
-    """The values at the points of a step, [n]."""
-    loss = step.loss_at(run, state)
-    points, _ = step.points_at(run, state, loss)
-    values, _ = values_at(run.evaluator, loss, state.params, points)
-    return points.join(values)
+def _check_called(call: _Call) -> None:
+    """Raises if an argument is only for functions that JAX traces."""
+    for name, value in (("sample", call.sample), ("chunk_size", call.chunk_size)):
+        if value is not None:
+            raise ValueError(
+                f"{name} must be None with an evaluator of Python functions; got "
+                f"{value!r}."
+            )
+    if call.has_aux:
+        raise ValueError(
+            "has_aux must be False with an evaluator of Python functions, whose pairs "
+            "are recognized; got True."
+        )
+    if call.state is not None and call.journal is not None:
+        raise ValueError(
+            "state must be None with a journal, which says where to continue; got a "
+            "state. Give one of them."
+        )
+
+
+def _check_precision(params: optax.Params, state: SolverState) -> None:
+    """Raises if a state has other dtypes than the parameters that it replaces."""
+    pairs = zip(jax.tree.leaves(params), jax.tree.leaves(state.params), strict=False)
+    for p, q in pairs:
+        if hasattr(p, "dtype") and p.dtype != q.dtype:
+            raise ValueError(
+                f"state must have the dtypes of params, {p.dtype}; got {q.dtype}. "
+                "Begin another run from state.params in the dtype that you need."
+            )

@@ -27,19 +27,18 @@ class Standstill:
         self._values: list[float] | None = None if int(step) else []
         self._stacklevel = stacklevel
 
-    def saw_values(self, values: np.ndarray) -> None:
-        """Looks at the values at the points of a step."""
-        value = values.flat[0]
-        self._saw([float(value)], bool(np.all(values == value)))
+    def saw(self, numbers: Mapping[str, np.ndarray]) -> None:
+        """Looks at the numbers of steps, as a `History` has them.
 
-    def saw_numbers(self, numbers: Mapping[str, np.ndarray]) -> None:
-        """Looks at steps of which only the numbers of a `History` are known."""
+        Runs of workers do not know slopes when they see the values.
+        """
         if self._values is None:
             return
-        value, std, slope, points = (
-            numbers[name][: _STEPS - len(self._values)]
-            for name in ("value", "value_std", "slope", "evaluations")
+        few = slice(_STEPS - len(self._values))
+        value, std, points = (
+            numbers[name][few] for name in ("value", "value_std", "evaluations")
         )
+        slope = numbers.get("slope", np.zeros_like(value))[few]
         # The mean of n equal values may differ from them by n roundings.
         rounding = points * np.finfo(np.float32).eps * np.abs(value)
         self._saw(value.tolist(), bool(np.all((std <= rounding) & (slope == 0))))

@@ -99,6 +99,7 @@ class StepInfo(NamedTuple):
       failed: Number of values that were not finite, without those that were not
         needed: int32, shape ().
       outcome: What became of the step, an `Outcome`: int32, shape ().
+      aux: The auxiliary output at the first point; `None` without `has_aux`.
     """
 
     value: jax.Array
@@ -106,6 +107,7 @@ class StepInfo(NamedTuple):
     values: jax.Array
     failed: jax.Array
     outcome: jax.Array
+    aux: Any = None
 
 
 class SolverState(NamedTuple):

@@ -45,10 +45,19 @@ from radazo_jax._src.search.whole import whole
 from radazo_jax._src.transforms.in_place import InPlaceUpdate, unchanged
 
 
-def start(run: Run, params: optax.Params, key: jax.typing.ArrayLike) -> SolverState:
-    """The state before the first step; called by what a user calls."""
+def start(
+    run: Run, params: optax.Params, key: jax.typing.ArrayLike, stacklevel: int = 2
+) -> SolverState:
+    """The state before the first step.
+
+    Args:
+      run: The run.
+      params: The parameters.
+      key: The key of the run.
+      stacklevel: The user's frame for warnings, counted from the caller.
+    """
     arrays = checks.as_params(params)
-    checks.warn_of_float32(params, stacklevel=3)
+    checks.warn_of_float32(params, stacklevel=stacklevel + 1)
     params = arrays
     box.check_bounds(run.bounds, params)
     count = jnp.zeros((), jnp.int32)
@@ -144,12 +153,34 @@ def draw_of(key: jax.Array, step: jax.Array) -> Draw:
 
 
 def take(
-    run: Run, state: SolverState, loss: Callable[[optax.Params], Any]
+    run: Run,
+    state: SolverState,
+    loss: Callable[[optax.Params], Any],
+    has_aux: bool = False,
 ) -> tuple[SolverState, StepInfo]:
     """Evaluates the points of a step, and takes it."""
-    asked = points_at(run, state, loss)
-    values, _ = gradients.values_at(run.evaluator, loss, state.params, asked[0])
-    return advance(run, state, asked, values, loss)
+    scalar = Partial(without_aux, loss) if has_aux else loss
+    asked = points_at(run, state, scalar)
+    values, aux = gradients.values_at(
+        run.evaluator, loss, state.params, asked[0], has_aux
+    )
+    after, info = advance(run, state, asked, values, scalar)
+    return after, info._replace(aux=aux)
+
+
+def without_aux(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The first of the pair that a function returns.
+
+    Raises:
+      TypeError: If it returns something else.
+    """
+    found = fun(*args, **kwargs)
+    if not (isinstance(found, tuple) and len(found) == 2):
+        raise TypeError(
+            "fun must return a pair (loss, aux) when has_aux is True; got "
+            f"{jax.tree.map(jnp.shape, found)}."
+        )
+    return found[0]
 
 
 def points_without_loss(state: SolverState, estimator: GradientEstimator) -> Points:
@@ -404,9 +435,7 @@ def _num_failed(
     return jnp.sum(~jnp.isfinite(points.join(counted)), dtype=jnp.int32)
 
 
-def final_params(
-    run: Run, state: SolverState, loss: Callable[[optax.Params], Any]
-) -> optax.Params:
+def last_params(run: Run, state: SolverState) -> optax.Params:
     """The parameters after the latest step, or before it if it would be rejected.
 
     The next step would reject it. At the end of a run there is no next step, so that
@@ -414,7 +443,12 @@ def final_params(
     """
     if not run.search.judges:
         return state.params
-    accepted, _ = judge(run, state, _finite(_mean_loss(loss, state.params)))
+    return program.of(_last_params, run, state)(state)
+
+
+def _last_params(run: Run, state: SolverState) -> optax.Params:
+    value = _finite(_mean_loss(loss_at(run, state), state.params))
+    accepted, _ = judge(run, state, value)
     return optax.tree.where(accepted, state.params, state.search_state.before)
 
 
@@ -456,6 +490,7 @@ def solver(
     evaluator: Evaluator = vectorized(),
     sample: Callable[[jax.Array], Any] | None = None,
     bounds: BoundsLike | None = None,
+    has_aux: bool = False,
 ) -> Solver:
     """Combines a function, an optimizer and an estimator into one pure step.
 
@@ -482,6 +517,9 @@ def solver(
         parameters. `step` then takes no batch.
       bounds: A tuple `(lower, upper)` of numbers, or of trees like the parameters, or a
         `scipy.optimize.Bounds`: the box in which the parameters and all points stay.
+
+      has_aux: Whether `fun` returns a pair of a scalar and anything else, which is the
+        `aux` of the `StepInfo`, as at the first point.
 
     Returns:
       The `Solver`. `default_method(params)` gives an optimizer, an estimator and a
@@ -533,12 +571,12 @@ def solver(
     ) -> tuple[SolverState, StepInfo]:
         states.check_state(run, state)
         if sample is None:
-            return take(run, state, loss_of(run, batch, kwargs))
+            return take(run, state, loss_of(run, batch, kwargs), has_aux)
         if batch or kwargs:
             raise TypeError(
                 "step must get no batch if sample draws it; got "
                 f"{len(batch) + len(kwargs)} further arguments."
             )
-        return take(run, state, loss_at(run, state))
+        return take(run, state, loss_at(run, state), has_aux)
 
     return Solver(init, step)

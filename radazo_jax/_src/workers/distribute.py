@@ -2,72 +2,31 @@
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src import checks, shown
+from radazo_jax._src import checks
 from radazo_jax._src.base import GradientEstimator, Search
 from radazo_jax._src.numbers import keys
-from radazo_jax._src.runs import history, journal, states
+from radazo_jax._src.runs import history, loop, records, states
 from radazo_jax._src.runs.box import BoundsLike, as_bounds
 from radazo_jax._src.runs.history import History
-from radazo_jax._src.runs.journal import Record
-from radazo_jax._src.runs.loop import Path, interruptible, progress_bar
-from radazo_jax._src.runs.standstill import Standstill
-from radazo_jax._src.runs.states import (
-    Failures,
-    Policy,
-    RunError,
-    SolverState,
-    failure_counts,
-)
-from radazo_jax._src.runs.stop import Budget, Watch
+from radazo_jax._src.runs.journal import check_same_run
+from radazo_jax._src.runs.records import Path, Record
+from radazo_jax._src.runs.results import Best, Report, Result
+from radazo_jax._src.runs.states import Failures, Policy, RunError, SolverState
+from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.search.whole import whole
 from radazo_jax._src.workers.cluster import Cluster
 from radazo_jax._src.workers.fleet import Fleet
 from radazo_jax._src.workers.replica import Recipe
-from radazo_jax._src.workers.roster import WorkerReport
-
-
-class DistributedResult(NamedTuple):
-    """The result of `distribute`.
-
-    Attributes:
-      params: The parameters after the last step, a tree of NumPy arrays, as in
-        `MinimizeResult`; `None` if they were not fetched.
-      values: The value of each step's estimate: float32, [steps].
-      num_evaluations: The number of points of all steps, with those that failed.
-      failures: The counts of failed evaluations and steps.
-      history: Records of each step; `history.plot()` draws it.
-      stopped: The reason for which the run ended, as in `MinimizeResult`.
-      workers: The part of each worker in this call, by address.
-    """
-
-    params: Any
-    values: np.ndarray
-    num_evaluations: int
-    failures: Failures
-    history: History
-    stopped: str
-    workers: dict[str, WorkerReport]
-
-    def __repr__(self) -> str:
-        return shown.on_lines(
-            self,
-            params=shown.tree(self.params),
-            values=shown.series(self.values),
-            num_evaluations=str(self.num_evaluations),
-            failures=repr(self.failures),
-            history=repr(self.history),
-            stopped=self.stopped,
-            workers=shown.names(list(self.workers)),
-        )
+from radazo_jax._src.workers.shares import Members
 
 
 def distribute(
@@ -94,8 +53,8 @@ def distribute(
     journal: Path | None = None,
     fetch_params: bool = True,
     progress: bool = True,
-    callback: Callable[[int, np.ndarray], Any] | None = None,
-) -> DistributedResult:
+    callback: Callable[[Report], Any] | None = None,
+) -> Result:
     """Minimizes a function on workers that hold the model, to which scalars are sent.
 
     Each worker builds the function and the parameters once, and takes every step of
@@ -151,8 +110,8 @@ def distribute(
         `replay` rebuilds the state from it.
       fetch_params: Whether a worker sends the parameters at the end.
       progress: Whether to show progress, as in `minimize`.
-      callback: `callback(step, values)`, called after every step with its number and
-        the values at its points, [n]. A true return value ends the run.
+      callback: `callback(report)`, called after every step with a `Report` of it. A
+        true return value, or StopIteration, ends the run.
 
     Returns:
       The result. Ctrl-C ends the run before the step that is being evaluated.
@@ -187,7 +146,7 @@ def distribute(
             f"make_fun must be a function without arguments; got {make_fun!r}."
         )
     states.check_run(optimizer, estimator, search)
-    budget = Budget.of(num_steps, max_evaluations, max_seconds, target, patience)
+    budget = Budget(num_steps, max_evaluations, max_seconds, target, patience)
     checks.check_int_at_least("batch_size", batch_size, 1)
     checks.check_positive("timeout", timeout)
     policy = Policy.of(on_failure, max_consecutive_failures)
@@ -220,7 +179,7 @@ def distribute(
 
 
 class _Driver:
-    """The loop of a run: it holds the journal, and no parameters."""
+    """`Steps` on workers: it holds the journal, and no parameters."""
 
     def __init__(
         self,
@@ -236,6 +195,9 @@ class _Driver:
         # Workers tell runs apart by this number.
         number = int(np.random.SeedSequence().generate_state(1)[0])
         self._fleet = Fleet(cluster, recipe, number, timeout)
+        self._names: tuple[str, ...] = ()
+        self._evaluations = 0
+        self.best = Best(None)
 
     def run(
         self,
@@ -243,121 +205,113 @@ class _Driver:
         budget: Budget,
         fetch_params: bool,
         progress: bool,
-        callback: Callable[[int, np.ndarray], Any] | None,
-    ) -> DistributedResult:
-        """Takes the steps."""
+        callback: Callable[[Report], Any] | None,
+    ) -> Result:
+        """Takes the steps; the user calls what calls this."""
         fleet, sync = self._fleet, self._cluster.sync
-        params = None
+        self._budget, self._fetches = budget, fetch_params
         with ExitStack() as stack:
-            interrupted = stack.enter_context(interruptible())
-            found = None if path is None else journal.read(path)
+            self._interrupted = stack.enter_context(loop.interruptible())
+            file = None if path is None else stack.enter_context(records.opened(path))
             stack.callback(sync, fleet.close)
-            description = sync(fleet.start, interrupted)
+            description = sync(fleet.start, self._interrupted)
             if description is None:
                 raise KeyboardInterrupt
-            line = description.line
+            line, self._names = description.line, description.names
             if self._signs:
                 _check_pairs(line)
                 line = line | {"values": "signs"}
-            watch = budget.watch_points(line["points"], 0, np.dtype(line["dtype"]))
-            write = stack.enter_context(_appending(path, line, found, watch, fleet))
-            bar = progress_bar(progress, watch.steps, watch.total)
-            report = stack.enter_context(bar)
-            stopped = self._steps(watch, write, report, interrupted, callback)
-            if stopped != "interrupted" and fleet.records:
-                params = self._finish(watch, interrupted, fetch_params)
-        numbers, names = fleet.numbers, description.names
-        rows = [_row(record, numbers, names) for record in fleet.records]
-        recorded = History.of(rows)
-        return DistributedResult(
-            params,
-            history.losses(recorded),
-            sum(len(record.values) for record in fleet.records),
-            _failures(fleet),
-            recorded,
-            stopped,
-            dict(fleet.reports),
-        )
+            budget.start_points(line["points"], 0, np.dtype(line["dtype"]))
+            self._write = self._resumed(path, file, line)
+            state = self.outside(None)
+            self._limits = self._policy.limits(state)
+            report = stack.enter_context(loop.progress_bar(progress, budget))
+            options = loop.Options(budget, self._policy, callback, report)
+            result = loop.run(self, state, options, self._last(), stacklevel=3)
+        return result._replace(workers=dict(fleet.reports))
 
-    def _steps(
-        self,
-        watch: Watch,
-        write: Callable[[Record], None],
-        report: Callable[[int, dict[str, str]], None],
-        interrupted: Callable[[], bool],
-        callback: Callable[[int, np.ndarray], Any] | None,
-    ) -> str:
-        fleet = self._fleet
-        limits = self._policy.limits(self._state())
-        standstill = Standstill(len(fleet.records), stacklevel=4)
-        last = next((r.failures[-1] for r in fleet.records[::-1] if r.failures), "")
-        while not (stopped := watch.reason()):
-            number, start = len(fleet.records), time.perf_counter()
-            try:
-                found = self._wait_for(fleet.evaluate, interrupted)
-                # The failures of the steps before are known now.
-                self._policy.check(self._state(), limits, last)
-                if found is None:
-                    return "interrupted"
-                values = found.values
-                failures = [found.failures[i] for i in sorted(found.failures)]
-                failures += [
-                    f"returned {value}"
-                    for i, value in enumerate(values)
-                    if not np.isfinite(value) and i not in found.failures
-                ]
-                last = failures[-1] if failures else last
-                seconds = time.perf_counter() - start
-                checksum = found.agreed() or 0
-                record = Record(number, values, checksum, seconds, tuple(failures))
-                finite = values[np.isfinite(values)]
-                if self._signs:
-                    mean = float(finite.mean()) if finite.size else None
-                    record = record._replace(values=signs_of(values), mean=mean)
-                write(record)
-            except RunError:
-                raise
-            except (RuntimeError, OSError) as error:
-                raise RunError(
-                    f"step {number} could not be taken: {error} Its journal, if there "
-                    "is one, is complete: the same call resumes the run.",
-                    self._state(),
-                ) from error
-            fleet.records.append(record)
-            lowest = finite.min(initial=np.inf)
-            watch.saw(lowest, len(values))
-            standstill.saw_values(values)
-            rate = len(values) / max(seconds, 1e-9)
-            figures = {"lowest": f"{lowest:.6g}", "evaluations/s": f"{rate:.3g}"}
-            report(1, figures | failure_counts(self._state()))
-            if callback is not None and callback(number, values):
-                return watch.reason() or "callback"
-        return stopped
-
-    def _finish(
-        self, watch: Watch, interrupted: Callable[[], bool], fetch_params: bool
-    ) -> Any:
-        """The parameters; the numbers of the last step come with them."""
+    def take(self, state: SolverState) -> loop.Taken | None:
+        """See `Steps`."""
+        fleet, number, start = self._fleet, int(state.step), time.perf_counter()
         try:
-            params = self._wait_for(self._fleet.finish, interrupted, fetch_params)
+            found = self._wait_for(fleet.evaluate, self._interrupted)
+            # The failures of the steps before are known now.
+            self._policy.check(self.outside(state), self._limits, self._last())
+            if found is None:
+                return None
+            seconds = time.perf_counter() - start
+            record = _record(number, found, seconds, self._signs)
+            self._write(record)
+        except RunError:
+            raise
         except (RuntimeError, OSError) as error:
             raise RunError(
-                f"params could not be fetched: {error} replay rebuilds them from the "
-                "journal.",
-                self._state(),
+                f"step {number} could not be taken: {error} Its journal, if there is "
+                "one, is complete: the same call resumes the run.",
+                self.outside(state),
             ) from error
-        last = self._fleet.records[-1].failures
-        state = self._state()
-        self._policy.check(state, self._policy.limits(state), last[-1] if last else "")
-        self._policy.check_used(state, watch.steps, last[-1] if last else "")
-        return params
+        fleet.records.append(record)
+        self._count(found.values)
+        rate = len(found.values) / max(seconds, 1e-9)
+        figures = {
+            "lowest": f"{self.best.value:.6g}",
+            "evaluations/s": f"{rate:.3g}",
+        }
+        rows = history.of_values(found.values)
+        numbers = {name: np.array([x]) for name, x in rows.items()}
+        last, after = self._last(), self.outside(state)
+        return loop.Taken(after, numbers, found.values, None, figures, last)
 
-    def _state(self) -> SolverState:
-        """The state of the run, without its trees."""
+    def _count(self, values: np.ndarray) -> None:
+        """Counts a step with these values."""
+        finite = np.where(np.isfinite(values), values, np.inf)
+        i = int(np.argmin(finite))
+        if finite[i] < self.best.value:
+            self.best = Best(None, float(finite[i]), self._evaluations + i)
+        self._evaluations += len(values)
+        self._budget.saw(finite[i], len(values))
+
+    def history(self) -> History:
+        """See `Steps`."""
+        known = self._fleet.numbers
+        return History.of([_row(x, known, self._names) for x in self._fleet.records])
+
+    def params(self, state: SolverState, stopped: str) -> Any:
+        """See `Steps`; the numbers of the last step come with the parameters."""
+        del state
+        if stopped == "interrupted" or not self._fleet.records:
+            return None
+        return self._finish()
+
+    def outside(self, state: Any) -> SolverState:
+        """See `Steps`; the state of the run, without its trees."""
+        del state
         done = jnp.array(len(self._fleet.records), jnp.int32)
         trees = {f"{name}_state": None for name in ("optimizer", "estimator", "search")}
         failures = _failures(self._fleet)
         return SolverState(None, **trees, key=self._key, step=done, failures=failures)
+
+    def _last(self) -> str:
+        """The last failure so far, or an empty string."""
+        found = (x.failures[-1] for x in self._fleet.records[::-1] if x.failures)
+        return next(found, "")
+
+    def _finish(self) -> Any:
+        """The parameters after the last step."""
+        try:
+            params = self._wait_for(
+                self._fleet.finish, self._interrupted, self._fetches
+            )
+        except (RuntimeError, OSError) as error:
+            raise RunError(
+                f"params could not be fetched: {error} replay rebuilds them from the "
+                "journal.",
+                self.outside(None),
+            ) from error
+        state, last = self.outside(None), self._last()
+        self._policy.check(state, self._policy.limits(state), last)
+        self._policy.check_used(state, self._budget.steps, last)
+        return params
 
     def _wait_for(self, function: Callable[..., Any], *args: Any) -> Any:
         """Runs a coroutine of the fleet, and warns of what it reports."""
@@ -367,29 +321,42 @@ class _Driver:
             for note in self._fleet.notes():
                 warnings.warn(note, stacklevel=5)
 
+    def _resumed(
+        self, path: Path | None, file: records.File | None, line: dict[str, Any]
+    ) -> Callable[[Record], None]:
+        """Takes up the steps of a journal; returns a function that adds one."""
+        if path is None or file is None:
+            return lambda record: None
+        if file.found is not None:
+            # Other runs have no entry of what their values are.
+            exact = {"values": None}
+            check_same_run(path, exact | file.found.run, exact | line)
+            found = file.found.records
+            allowed = self._budget.allowed([len(x.values) for x in found])
+            self._fleet.resume(found[:allowed])
+            for record in self._fleet.records:
+                # Of signs, none is a value of the loss.
+                values = record.values
+                self._count(np.full_like(values, np.inf) if self._signs else values)
+        file.begin(line)
+        return file.append
 
-@contextmanager
-def _appending(
-    path: Path | None,
-    line: dict[str, Any],
-    found: journal.Journal | None,
-    watch: Watch,
-    fleet: Fleet,
-) -> Iterator[Callable[[Record], None]]:
-    """Gives the steps of a journal to the fleet, and opens it for those that follow."""
-    if path is None:
-        yield lambda record: None
-        return
-    if found is not None:
-        # Other runs have no entry of what their values are.
-        exact = {"values": None}
-        journal.check_same_run(path, exact | found.run, exact | line)
-        allowed = watch.allowed([len(record.values) for record in found.records])
-        fleet.resume(found.records[:allowed])
-        for record in fleet.records:
-            watch.saw(record.lowest, len(record.values))
-    with journal.appending(path, line, found) as write:
-        yield write
+
+def _record(number: int, found: Members, seconds: float, signs: bool) -> Record:
+    """The record of a step, for the journal."""
+    values = found.values
+    failures = [found.failures[i] for i in sorted(found.failures)]
+    failures += [
+        f"returned {value}"
+        for i, value in enumerate(values)
+        if not np.isfinite(value) and i not in found.failures
+    ]
+    record = Record(number, values, found.agreed() or 0, seconds, tuple(failures))
+    if not signs:
+        return record
+    finite = values[np.isfinite(values)]
+    mean = float(finite.mean()) if finite.size else None
+    return record._replace(values=signs_of(values), mean=mean)
 
 
 def _row(

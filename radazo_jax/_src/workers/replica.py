@@ -12,10 +12,9 @@ import optax
 from radazo_jax._src import checks, compiler, program, trees
 from radazo_jax._src.base import GradientEstimator, Points, Search
 from radazo_jax._src.evaluators.vectorized import values_by_number, vectorized
-from radazo_jax._src.runs import ask_tell, history, loop, states, step
+from radazo_jax._src.runs import ask_tell, history, journal, states, step
 from radazo_jax._src.runs.box import Bounds
-from radazo_jax._src.runs.journal import Record
-from radazo_jax._src.runs.minimize import final_params
+from radazo_jax._src.runs.records import Record
 from radazo_jax._src.runs.states import Run, SolverState
 from radazo_jax._src.workers.messages import Reply, Request
 
@@ -100,7 +99,7 @@ class Replica:
             values = self.evaluate(np.zeros(1, np.int32))
         begun = self._started()
         names = history.names(begun)
-        line = loop.line_of_run(self._fun, begun, self._recipe.estimator)
+        line = journal.line_of_run(self._fun, begun, self._recipe.estimator)
         size = sum(x.nbytes for x in jax.tree.leaves(begun))
         for _ in range(2):
             copy = jax.tree.map(jnp.copy, begun)
@@ -137,11 +136,7 @@ class Replica:
 
     def params(self) -> Any:
         """Returns the parameters of the last step, or before it if it is rejected."""
-        state = self._started()
-        params = state.params
-        if self._run.search.judges:
-            params = program.of(final_params, self._run, state)(state)
-        return ask_tell.as_numpy(params)
+        return trees.as_numpy(step.last_params(self._run, self._started()))
 
     def evaluate(self, members: np.ndarray) -> np.ndarray:
         """Returns the values at some points of the step, [m]."""
@@ -177,7 +172,7 @@ class Replica:
         if not records:
             return np.zeros((0, len(names)), np.float32)
         start = time.perf_counter()
-        self._state, done = loop.rebuild(state, records, self._tell)
+        self._state, done = journal.rebuild(state, records, self._tell)
         self._seconds_per_step = (time.perf_counter() - start) / len(records)
         rows = [[of_step.numbers[name] for name in names] for of_step in done]
         return np.array(rows, np.float32)

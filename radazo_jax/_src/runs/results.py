@@ -1,0 +1,108 @@
+"""Results of runs, and what a callback is told of them."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import optax
+
+from radazo_jax._src import shown
+from radazo_jax._src.runs.history import History
+from radazo_jax._src.runs.states import SolverState
+
+
+class Best(NamedTuple):
+    """The best of all evaluated points.
+
+    Attributes:
+      params: The point, a tree of NumPy arrays; the start if none has a value. `None`
+        in a compiled run, which keeps no points.
+      value: Its value, infinite if none has one. In a compiled run, it is the lowest
+        loss before a step.
+      number: The number of its evaluation in the run, from 0; -1 if none has a value.
+      info: The second result of a Python function; `None` if it was evaluated in a part
+        of the run that was read from a journal.
+    """
+
+    params: optax.Params
+    value: float = np.inf
+    number: int = -1
+    info: Any = None
+
+    def __repr__(self) -> str:
+        return shown.on_a_line(
+            self,
+            params=shown.params(self.params),
+            value=shown.number(self.value),
+            number=str(self.number),
+            info=shown.tree(self.info),
+        )
+
+
+class Result(NamedTuple):
+    """The result of a run.
+
+    The runs of Python functions and of workers have NumPy arrays, of the dtypes that
+    the caller gave.
+
+    Attributes:
+      params: The parameters after the last step, or before it if the search of a
+        compiled run would reject it, as the default ones reject steps that go up. With
+        such a search the loss is evaluated once more to find out.
+      best: The best of all evaluated points.
+      values: The value of each step's estimate, the loss before the step: float32,
+        [steps]. In `minimize` without a journal, only the steps of this call count.
+      num_evaluations: Number of evaluated points, including failed ones.
+      state: The state of the run, which counts what failed; pass it as `state` to
+        continue.
+      history: The records of each step; `history.plot()` draws them.
+      stopped: The reason for which the run ended: "target", "patience", "num_steps",
+        "max_evaluations", "max_seconds", "callback" or "interrupted"; the first one in
+        this order, if there are several. It is "max_evaluations" if that allows fewer
+        steps than `num_steps`, and "failure" in the result of an error.
+      workers: The part of each worker of `distribute`, by address.
+    """
+
+    params: optax.Params
+    best: Best
+    values: np.ndarray
+    num_evaluations: int
+    state: SolverState
+    history: History
+    stopped: str
+    # Never modified.
+    workers: dict[str, Any] = {}  # noqa: RUF012
+
+    def __repr__(self) -> str:
+        fields = {
+            "params": shown.params(self.params),
+            "best": repr(self.best),
+            "values": shown.series(self.values),
+            "num_evaluations": str(self.num_evaluations),
+            "state": repr(self.state),
+            "history": repr(self.history),
+            "stopped": self.stopped,
+        }
+        if self.workers:
+            fields["workers"] = shown.names(list(self.workers))
+        return shown.on_lines(self, **fields)
+
+
+class Report(NamedTuple):
+    """What a callback is told after each step, or after each chunk of a compiled run.
+
+    Attributes:
+      step: The number of steps that the run has taken.
+      values: The loss before each step of the chunk, float32 [chunk]; in runs of Python
+        functions and of workers, the values at the points of the step, [n].
+      points: The points of the step, a tree of NumPy arrays, [n, …]; `None` in compiled
+        runs and in runs of workers.
+      best: The best so far.
+      state: The state of the run. The next chunk of a compiled run reuses its arrays:
+        copy what you keep. The state of `distribute` has no parameters.
+    """
+
+    step: int
+    values: np.ndarray
+    points: Any
+    best: Best
+    state: SolverState
