@@ -10,6 +10,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import radazo_jax as zo
@@ -127,8 +128,9 @@ def test_a_point_that_a_step_has_twice_is_evaluated_once():
     result = zo.minimize_black_box(
         fun,
         np.zeros(12, np.float32),
-        zo.parabolic_sgd(),
+        optax.sgd(1.0),
         estimator,
+        zo.search.parabolic(),
         num_steps=8,
         progress=False,
         callback=see,

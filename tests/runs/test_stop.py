@@ -229,10 +229,15 @@ def test_optimizers_that_take_steps_back_end_at_their_target():
 
     estimator = zo.forward_difference(num_directions=3, smoothing=0.5)
     run = functools.partial(
-        zo.minimize, loss, jnp.zeros(20), optax.chain(zo.parabolic_sgd()), estimator
+        zo.minimize,
+        loss,
+        jnp.zeros(20),
+        optax.sgd(1.0),
+        estimator,
+        zo.search.parabolic(),
     )
     result = run(key=0, target=1.0, max_evaluations=4000, progress=False)
     assert result.values[-1] <= 1.0 < result.values[-2]
     chex.assert_trees_all_equal(
-        result.params, run(len(result.values), 0, progress=False).params
+        result.params, run(num_steps=len(result.values), key=0, progress=False).params
     )

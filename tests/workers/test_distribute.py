@@ -37,13 +37,14 @@ RUNS = {
 
 @pytest.mark.parametrize("name", ["sgd", *map(slow, list(RUNS)[1:])])
 def test_run_equals_that_of_one_process_bit_for_bit(name, tmp_path):
-    optimizer, estimator = RUNS[name]
+    method = RUNS[name]
+    run_of = dict(zip(("optimizer", "estimator", "search"), method, strict=False))
     path = tmp_path / "run"
-    expected = reference(optimizer=optimizer, estimator=estimator)
-    result = run(Here(), optimizer=optimizer, estimator=estimator, journal=path)
+    expected = reference(**run_of)
+    result = run(Here(), journal=path, **run_of)
     assert_same(result, expected)
     assert_same_lines(path, expected)
-    state = zo.replay(path, fleets.PARAMS, optimizer, estimator)
+    state = zo.replay(path, fleets.PARAMS, *method)
     assert int(state.step) == STEPS
 
 
@@ -51,7 +52,9 @@ def test_run_is_that_of_minimize(tmp_path):
     """Its programs round in other ways."""
     result = run(Here(), 3)
     expected = zo.minimize(
-        *(fleets.loss, fleets.PARAMS, fleets.OPTIMIZER, fleets.ESTIMATOR, 3, 0),
+        *(fleets.loss, fleets.PARAMS, fleets.OPTIMIZER, fleets.ESTIMATOR),
+        num_steps=3,
+        key=0,
         progress=False,
     )
     assert result.history.evaluations.tolist() == [5, 5, 5]
@@ -107,7 +110,8 @@ def test_journal_of_another_program_continues_from_its_values(tmp_path):
         "estimator": zo.forward_difference(zo.sphere(), 4),
     }
     begun = zo.minimize(
-        *(fleets.loss, fleets.PARAMS, *run_of.values(), 6),
+        *(fleets.loss, fleets.PARAMS, *run_of.values()),
+        num_steps=6,
         evaluator=zo.vectorized(1),
         journal=path,
         progress=False,
@@ -249,7 +253,9 @@ def test_values_that_fail_are_dropped_as_by_minimize():
     here = Here(("a",))
     result = run(here, 3, make_fun=lambda: fails)
     expected = zo.minimize(
-        *(fails, fleets.PARAMS, fleets.OPTIMIZER, fleets.ESTIMATOR, 3, 0),
+        *(fails, fleets.PARAMS, fleets.OPTIMIZER, fleets.ESTIMATOR),
+        num_steps=3,
+        key=0,
         progress=False,
     )
     assert expected.state.failures.evaluations > 0
