@@ -85,8 +85,8 @@ def _minimized(problem: Problem, *args: Any, **options: Any) -> Run:
     """A run of `minimize_black_box`, given what follows the parameters."""
     values: list[float] = []
 
-    def keep(state: zo.runs.SolverState, found: np.ndarray) -> None:
-        del state
+    def keep(report: zo.runs.Report) -> None:
+        found = report.values
         values.extend(found[~np.isnan(found)])  # Those that were evaluated.
 
     result = zo.minimize_black_box(

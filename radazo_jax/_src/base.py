@@ -401,7 +401,7 @@ class Descent(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Search(Configuration, abc.ABC):
-    """How long a step is, and whether it stands.
+    """The length of steps, and the decision whether they stand.
 
     An optimizer gives directions. A search gives their length, and learns from the next
     value whether the step was good. In each step, `judge` is called first, and then
@@ -462,8 +462,8 @@ class Search(Configuration, abc.ABC):
     ) -> tuple[optax.Params, Any]:
         """Returns the parameters after a rejected step, and the state.
 
-        These parameters are those before the step. A search may try another step from
-        there instead.
+        By default, these are the parameters before the step. A search may try another
+        step from there instead.
 
         Args:
           state: The state, as `judge` returned it.

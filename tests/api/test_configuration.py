@@ -404,7 +404,6 @@ OPTIMIZERS = {
     "zo_signsgd": (0.1,),
     "zo_rmsprop": (0.1,),
     "bfgs": (),
-    "parabolic_sgd": (0.8,),
 }
 each_optimizer = pytest.mark.parametrize(("name", "arguments"), OPTIMIZERS.items())
 

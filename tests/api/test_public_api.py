@@ -38,6 +38,7 @@ PUBLIC_MODULES = {
     "nnx.": radazo_jax.nnx,
     "random.": radazo_jax.random,
     "runs.": radazo_jax.runs,
+    "search.": radazo_jax.search,
     "shaping.": radazo_jax.shaping,
     "transforms.": radazo_jax.transforms,
 }

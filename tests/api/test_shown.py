@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import radazo_jax as zo
@@ -19,7 +20,8 @@ def traced(params):
 @pytest.fixture(scope="module")
 def results():
     """A compiled run, a black box, and the state of ask and tell."""
-    method = zo.parabolic_sgd(), zo.forward_difference(Hashed(), 2)
+    estimator = zo.forward_difference(Hashed(), 2)
+    method = optax.sgd(1.0), estimator, zo.search.parabolic()
     options = {"num_steps": 40, "progress": False}
 
     def outside(params):

@@ -20,21 +20,11 @@ def loss(x):
     return jnp.sum(jnp.asarray(CURVATURES, x.dtype) * x**2) / 2
 
 
-class Given:
-    """A step of a given size from the lookahead point, like one of `parabolic_sgd`."""
-
-    def __init__(self, size):
-        self.size = size
-
-    def init(self, params):
-        return ()
-
-    def update(self, updates, state, params=None, *, lookahead, **extra_args):
-        return jax.tree.map(lambda g, w: w - self.size * g, updates, lookahead), state
-
-
 def run(steps, size, dtype="float64"):
-    """Parameters before each step, points, values, estimates, and their gradients."""
+    """Parameters before each step, points, values, estimates, and their gradients.
+
+    The steps have a given size, and start at the lookahead point.
+    """
     estimator = zo.accelerated(zo.forward_difference(Hashed(), DIRECTIONS, 1e-4))
     params = jnp.linspace(-1.0, 2.0, DIMENSION, dtype=dtype)
     state, found = estimator.init(params), []
@@ -53,8 +43,7 @@ def run(steps, size, dtype="float64"):
         *made, state = step(jax.random.key(t), params, state)
         found.append((params, *made))
         _, _, estimate, gradient = made
-        updates, _ = Given(size).update(gradient, (), params, **estimate.extra_args)
-        params = params + updates
+        params = params + (estimate.lookahead.displacement - size * gradient)
     return found
 
 
@@ -68,8 +57,7 @@ def test_is_the_recursion_of_fercoq_and_richtarik(size, smooth):
     with jax.enable_x64(True):
         found = run(25, size)
         for t, (params, at, values, estimate, gradient) in enumerate(found[:-1]):
-            lookahead = estimate.extra_args["lookahead"]
-            lookahead_value = estimate.extra_args["lookahead_value"]
+            lookahead, lookahead_value = estimate.lookahead
             params, at, values = (np.asarray(x) for x in (params, at, values))
             if t == 0:
                 momentum = base = params
@@ -120,9 +108,9 @@ def test_the_gradient_is_the_one_at_the_lookahead_point():
     plain = zo.forward_difference(Hashed(), DIRECTIONS, 1e-4)
     estimate_there = jit(functools.partial(zo.estimators.estimate, plain, loss))
     for t, (params, _, _, estimate, gradient) in enumerate(found):
-        there = params + estimate.extra_args["lookahead"]
+        lookahead, lookahead_value = estimate.lookahead
+        there = params + lookahead
         (value, expected), _ = estimate_there(jax.random.key(t), there, ())
-        lookahead_value = estimate.extra_args["lookahead_value"]
         np.testing.assert_allclose(lookahead_value, value, rtol=1e-6)
         np.testing.assert_allclose(gradient, expected, rtol=2e-2, atol=1e-3)
 
@@ -137,72 +125,15 @@ def test_the_momentum_is_reset_if_the_loss_at_the_lookahead_point_is_not_finite(
     result = zo.minimize(
         fun,
         jnp.ones(30),
-        zo.parabolic_sgd(),
+        optax.sgd(1.0),
         estimator,
+        zo.search.parabolic(),
         num_steps=400,
         key=2,
         progress=False,
     )
     assert result.state.failures.evaluations > 0
     assert result.values[-1] < 1e-6 * result.values[0]
-
-
-def test_a_step_from_the_lookahead_point_is_measured_from_there():
-    """If it is reverted, the run returns to the parameters before it."""
-    tx = zo.parabolic_sgd(initial_step_size=0.5)
-    params, gradient = jnp.zeros(2), jnp.array([2.0, 0.0])
-    lookahead = jnp.array([0.0, 3.0])
-    state = tx.init(params)
-    given = {"slope": 4.0, "lookahead": lookahead}
-    updates, state = tx.update(
-        gradient, state, params, value=1.0, lookahead_value=5.0, **given
-    )
-    size = float(optax.tree.get(state, "step_size"))
-    np.testing.assert_allclose(updates, lookahead - size * gradient)
-    moved, given["latest_step"] = params + updates, -size * gradient
-    # The loss falls from 5 to 5 − 4η/2, half of the fall by the slope, so η is right.
-    value = 5.0 - 2.0 * size
-    _, after = tx.update(
-        gradient, state, moved, value=value, lookahead_value=value, **given
-    )
-    np.testing.assert_allclose(optax.tree.get(after, "step_size"), size, rtol=1e-5)
-    updates, after = tx.update(
-        gradient, state, moved, value=np.nan, lookahead_value=5.0, **given
-    )
-    np.testing.assert_allclose(moved + updates, params, atol=1e-6)
-    assert optax.tree.get(after, "reverted")
-    np.testing.assert_array_equal(after[-1].revert.params, params)
-
-
-def test_no_step_starts_at_a_lookahead_point_above_the_first_loss():
-    tx = zo.parabolic_sgd(initial_step_size=0.5)
-    params, gradient = jnp.zeros(2), jnp.array([2.0, 0.0])
-    state = tx.init(params)
-    given = {"slope": 4.0, "lookahead": jnp.array([0.0, 3.0])}
-    updates, state = tx.update(
-        gradient, state, params, value=10.0, lookahead_value=10.0, **given
-    )
-    params = params + updates
-    # Down by 1, half of the fall by the slope: a good step, but the lookahead point
-    # is above the first loss.
-    latest = updates - given["lookahead"]
-    updates, state = tx.update(
-        gradient,
-        state,
-        params,
-        value=9.0,
-        lookahead_value=11.0,
-        latest_step=latest,
-        **given,
-    )
-    np.testing.assert_array_equal(updates, 0)
-    updates, state = tx.update(
-        gradient, state, params, value=9.0, lookahead_value=9.5, **given
-    )
-    # The two values belong to the same parameters, and are equal.
-    assert optax.tree.get(state, "noise") == 0
-    size = optax.tree.get(state, "step_size")
-    np.testing.assert_allclose(updates, given["lookahead"] - size * gradient)
 
 
 def test_other_points_are_refused():

@@ -4,6 +4,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import radazo_jax as zo
@@ -99,8 +100,9 @@ def test_a_run_goes_on_under_noise(noise):
         result = zo.minimize(
             noisy,
             np.zeros(50, np.float32),
-            zo.parabolic_sgd(),
+            optax.sgd(1.0),
             estimator(zo.orthonormal()),
+            zo.search.parabolic(),
             num_steps=1500,
             key=0,
             sample=lambda key: key,
@@ -139,8 +141,9 @@ def test_the_floor_of_the_distance_goes(dimension):
         result = zo.minimize(
             lambda x: jnp.sum(scales * x**2) / 2,
             np.ones(dimension, np.float32),
-            zo.parabolic_sgd(),
+            optax.sgd(1.0),
             estimator(zo.orthonormal(), smoothing=SMOOTHING),
+            zo.search.parabolic(),
             num_steps=400,
             key=0,
             progress=False,

@@ -235,27 +235,13 @@ def lossy(params):
     return jnp.where(value > 6.5, jnp.nan, value)
 
 
-INNER = {
-    "parabola": optax.chain(
-        optax.scale(-1.0), zo.scale_by_parabolic_step(initial_step_size=1.0)
-    ),
-    "radazo": zo.radazo(0.3),
-    "moments": optax.chain(
-        zo.scale_by_radazo(),
-        optax.scale(-1.0),
-        zo.scale_by_parabolic_step(extra_evaluations=1, initial_step_size=1.0),
-    ),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", every(INNER, "parabola"))
-def test_takes_the_steps_of_solver_with_an_inner_transformation(name):
-    """Bit for bit, among them steps that are skipped or reverted.
+def test_takes_the_steps_of_solver_with_an_inner_transformation():
+    """Bit for bit, among them steps that are skipped.
 
     Without `jit`, since two programs may round a product and a sum together.
     """
-    inner, key = INNER[name], jax.random.key(9)
+    inner, key = zo.radazo(0.3), jax.random.key(9)
     tx = zo.estimate_gradient(ESTIMATOR, key, inner)
     init, step = zo.solver(lossy, inner, ESTIMATOR)
 
@@ -266,7 +252,7 @@ def test_takes_the_steps_of_solver_with_an_inner_transformation(name):
             state, info = step(state)
             updates, tx_state = tx.update(None, tx_state, params, value_fn=lossy)
             params = optax.apply_updates(params, updates)
-            apart.append(bool(info.skipped | info.reverted))
+            apart.append(int(info.outcome) == zo.runs.Outcome.SKIPPED)
             chex.assert_trees_all_equal(params, state.params)
             chex.assert_trees_all_equal(tx_state.inner_state, state.optimizer_state)
             np.testing.assert_array_equal(tx_state.value, info.value)

@@ -42,8 +42,8 @@ def test_dask_gives_the_same_run_when_a_worker_is_killed():
     ):
         pids = list(client.run(os.getpid).values())
 
-        def kill(state, values):
-            if int(state.step) == 4:
+        def kill(report):
+            if report.step == 4:
                 os.kill(pids[0], signal.SIGKILL)
 
         chex.assert_trees_all_equal(

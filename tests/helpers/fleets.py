@@ -178,7 +178,7 @@ def assert_same(result, expected):
     """The parameters and all values, bit for bit."""
     chex.assert_trees_all_equal(result.params, expected.params)
     assert len(result.values) == len(expected.lines)
-    chex.assert_trees_all_equal(tuple(result.failures), expected.failures)
+    chex.assert_trees_all_equal(tuple(result.state.failures), expected.failures)
 
 
 def assert_same_lines(path, expected):

@@ -146,3 +146,13 @@ def test_a_run_goes_on_from_saved_weights(tmp_path):
 def test_what_is_no_estimator():
     with pytest.raises(TypeError, match="estimator must be a GradientEstimator"):
         zo_keras.ZerothOrder(network(), "forward")
+
+
+def test_a_search_is_no_optimizer_of_a_model():
+    trainer = zo_keras.ZerothOrder(network(), zo.forward_difference())
+    with pytest.raises(TypeError) as caught:
+        trainer.compile(optimizer=zo.search.parabolic(), loss="mse")
+    assert str(caught.value) == (
+        "optimizer must have a learning rate, as radazo(1e-2) has; got the search "
+        "parabolic(). Pass it to solver or minimize."
+    )

@@ -10,6 +10,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import radazo_jax as zo
@@ -120,15 +121,16 @@ def test_a_point_that_a_step_has_twice_is_evaluated_once():
         calls.append(None)
         return float(np.sum((x - 1) ** 2))
 
-    def see(state, found):
-        values.append(found)
+    def see(report):
+        values.append(report.values)
 
     estimator = zo.accelerated(zo.forward_difference(zo.orthonormal(), 4))
     result = zo.minimize_black_box(
         fun,
         np.zeros(12, np.float32),
-        zo.parabolic_sgd(),
+        optax.sgd(1.0),
         estimator,
+        zo.search.parabolic(),
         num_steps=8,
         progress=False,
         callback=see,

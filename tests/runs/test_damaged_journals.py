@@ -28,7 +28,9 @@ PICKLE = pickle.dumps(Planted())
 def write_journal(folder):
     zo.minimize_black_box(
         lambda x: float(np.sum((x - 1) ** 2)),
-        *(START, OPTIMIZER, ESTIMATOR, 6, 0),
+        *(START, OPTIMIZER, ESTIMATOR),
+        num_steps=6,
+        key=0,
         journal=folder / "run.jsonl",
         progress=False,
     )

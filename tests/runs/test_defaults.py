@@ -36,8 +36,9 @@ def test_tunes_nothing_where_nothing_is_named(scale):
     again = zo.minimize(
         scaled,
         start,
-        zo.parabolic_sgd(),
+        optax.sgd(1.0),
         zo.accelerated(zo.adaptive_difference(zo.orthonormal(), 14)),  # K = √200.
+        zo.search.parabolic(),
         num_steps=60,
         key=0,
         progress=False,
@@ -73,33 +74,29 @@ def cliff(x, xi=None):
     return jnp.where(value < 18.0, jnp.nan, value)
 
 
-MEASURED = optax.chain(
-    zo.scale_by_radazo(),
-    optax.scale(-1.0),
-    zo.scale_by_parabolic_step(extra_evaluations=1),
-)
+# R-AdaZO without a learning rate.
+MEASURED = zo.radazo(1.0), ESTIMATOR, zo.search.parabolic(extra_evaluations=1)
+NAMED_NONE = (None, None, None)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("optimizer", "kwargs"),
+    ("method", "kwargs"),
     [
-        (None, {}),
+        (NAMED_NONE, {}),
         (MEASURED, {}),
-        (None, {"sample": lambda key: None}),
-        (None, {"journal": "run.jsonl"}),
+        (NAMED_NONE, {"sample": lambda key: None}),
+        (NAMED_NONE, {"journal": "run.jsonl"}),
     ],
 )
-def test_a_last_step_to_nothing_is_taken_back(optimizer, kwargs, tmp_path, monkeypatch):
+def test_a_last_step_to_nothing_is_taken_back(method, kwargs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    estimator = None if optimizer is None else ESTIMATOR
     at_most, nothing = loss(START - 2.0), 0
     for num_steps in range(1, 30, 4 if kwargs else 1):
         result = zo.minimize(
             cliff,
             START,
-            optimizer,
-            estimator,
+            *method,
             num_steps=num_steps,
             progress=False,
             **kwargs,
@@ -112,22 +109,22 @@ def test_a_last_step_to_nothing_is_taken_back(optimizer, kwargs, tmp_path, monke
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "minibatches"), [(None, False), (None, True), slow(MEASURED, False)]
+    ("method", "minibatches"),
+    [(NAMED_NONE, False), (NAMED_NONE, True), slow(MEASURED, False)],
 )
-def test_a_run_leaves_a_start_without_a_value(optimizer, minibatches):
+def test_a_run_leaves_a_start_without_a_value(method, minibatches):
     def fun(x, xi=None):
         return jnp.where(jnp.all(x == 0), jnp.nan, loss(x))
 
     kwargs = {"sample": lambda key: None} if minibatches else {}
-    estimator = None if optimizer is None else ESTIMATOR
-    result = zo.minimize(
-        fun, START, optimizer, estimator, num_steps=60, progress=False, **kwargs
-    )
+    result = zo.minimize(fun, START, *method, num_steps=60, progress=False, **kwargs)
     assert result.state.failures.skipped == 0
     assert result.values[-1] < 0.2 * loss(START)
 
 
-@pytest.mark.parametrize("method", [(None, None), (zo.parabolic_sgd(), ESTIMATOR)])
+@pytest.mark.parametrize(
+    "method", [NAMED_NONE, (optax.sgd(1.0), ESTIMATOR, zo.search.parabolic())]
+)
 def test_a_run_continues_where_the_parameters_never_have_a_value(method):
     """Steps are then as long as the first one, by the slope alone."""
 
@@ -144,27 +141,16 @@ def test_a_run_continues_where_the_parameters_never_have_a_value(method):
 
 
 def test_a_gradient_from_where_a_step_is_taken_back_is_forgotten():
-    optimizer = optax.chain(
-        zo.scale_by_radazo(),
-        optax.scale(-1.0),
-        zo.scale_by_parabolic_step(extra_evaluations=1, initial_step_size=1e3),
-    )
-
-    def state(num_steps):
-        return zo.minimize(
-            loss,
-            START,
-            optimizer,
-            ESTIMATOR,
-            num_steps=num_steps,
-            key=0,
-            progress=False,
-        ).state.optimizer_state
-
-    moments, _, step = state(2)
-    assert step.revert.reverted
-    chex.assert_trees_all_equal(moments, state(1)[0])
-    assert not state(3)[-1].revert.reverted
+    search = zo.search.parabolic(extra_evaluations=1, initial_step_size=1e3)
+    init, step = zo.solver(loss, zo.radazo(1.0), ESTIMATOR, search)
+    step, states, outcomes = jax.jit(step), [init(START, 0)], []
+    for _ in range(3):
+        state, info = step(states[-1])
+        states.append(state)
+        outcomes.append(int(info.outcome))
+    taken, rejected = zo.runs.Outcome.TAKEN, zo.runs.Outcome.REJECTED
+    assert outcomes == [taken, rejected, taken]
+    chex.assert_trees_all_equal(states[2].optimizer_state, states[1].optimizer_state)
 
 
 def test_minibatches_with_a_journal_need_an_optimizer(tmp_path):

@@ -62,13 +62,13 @@ def test_an_exit_of_the_main_thread_passes_on_after_the_journal_is_written(tmp_p
     np.testing.assert_array_equal(run(exits, journal=path).params, run().params)
 
 
-def stop(*info):
+def stop(report):
     raise StopIteration
 
 
 @pytest.mark.parametrize(
     "callback",
-    [stop, slow(lambda *info: True)],
+    [stop, slow(lambda report: True)],
     ids=["StopIteration", "true value"],
 )
 @pytest.mark.parametrize("call", [run, traced])

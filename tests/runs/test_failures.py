@@ -74,8 +74,8 @@ def states_of_steps(failing):
             raise OSError("no answer")
         return fun(x)
 
-    def keep(state, values):
-        states.append(jax.device_get(state))
+    def keep(report):
+        states.append(report.state)
 
     run(sometimes, steps=3, callback=keep)
     return states

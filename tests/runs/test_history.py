@@ -1,6 +1,7 @@
 """The history of a run, compared with NumPy on the same values."""
 
 import csv
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +37,7 @@ def compiled():
         num_steps=7,
         chunk_size=1,
         progress=False,
-        callback=lambda state, values: seen.append(np.array(state.params, np.float64)),
+        callback=lambda x: seen.append(np.array(x.state.params, np.float64)),
     )
     return result, np.array(seen), optimizer
 
@@ -117,8 +118,17 @@ def test_a_journal_has_the_same_numbers(black_box):
         zo.runs.History.from_journal("no")
 
 
+class Noted(NamedTuple):
+    value: jax.Array
+    own: jax.Array
+
+
 def test_states_of_ones_own_loop():
-    inner = optax.chain(optax.scale(-1.0), zo.scale_by_parabolic_step())
+    noted = optax.GradientTransformation(
+        lambda _: Noted(jnp.float32(3), jnp.float32(4)),
+        lambda updates, state, _: (updates, state),
+    )
+    inner = optax.chain(zo.radazo(0.0), noted)
     tx = zo.estimate_gradient(zo.forward_difference(), 0, inner)
     params = jnp.ones(3)
     state, recorded = tx.init(params), []
@@ -131,8 +141,18 @@ def test_states_of_ones_own_loop():
     np.testing.assert_array_equal(history.step, np.arange(4))
     np.testing.assert_array_equal(history.seconds, [1, 1, 1, np.nan])
     own = state.inner_state[1]
-    assert zo.runs.scalars(state)["step_size"] is own.step_size
+    assert zo.runs.scalars(state)["own"] is own.own
     assert zo.runs.scalars(state)["inner_state.1.value"] is own.value
+
+
+def test_the_scalars_of_a_state_hold_those_of_its_search():
+    init, _ = zo.solver(
+        linear, optax.sgd(1.0), zo.forward_difference(), zo.search.parabolic()
+    )
+    state = init(jnp.ones(3), 0)
+    found = zo.runs.scalars(state)
+    assert found["step_size"] is state.search_state.step_size
+    assert found["value"] is state.search_state.value
 
 
 def test_trees_like_the_parameters_are_left_out():

@@ -78,7 +78,9 @@ def replayed(tmp_path, optimizer, estimator, fun=nested, **options):
     }
     path = tmp_path / "run.jsonl"
     result = zo.minimize(
-        *(fun, params, optimizer, estimator, 6, 1),
+        *(fun, params, optimizer, estimator),
+        num_steps=6,
+        key=1,
         progress=False,
         journal=path,
         **options,
@@ -137,7 +139,9 @@ def test_runs_without_a_journal_take_the_same_steps(distribution, batch_size, tm
         *(tmp_path, optimizer, estimator, rounded), evaluator=evaluator
     )
     without = zo.minimize(
-        *(rounded, params, optimizer, estimator, 6, 1),
+        *(rounded, params, optimizer, estimator),
+        num_steps=6,
+        key=1,
         evaluator=evaluator,
         progress=False,
     )
@@ -195,8 +199,8 @@ def states(tmp_path_factory):
     init, _, _ = zo.ask_tell(OPTIMIZER, ESTIMATOR)
     found = [init(START, 0).run]
 
-    def keep(state, values):
-        found.append(jax.tree.map(jnp.copy, state))
+    def keep(report):
+        found.append(report.state)
 
     run(path, 12, callback=keep)
     return path.read_bytes(), found

@@ -19,7 +19,7 @@ from tests.helpers.short_runs import run
 
 code, path, which = sys.argv[1:]
 
-def start_second(*info):
+def start_second(report):
     if not started:
         started.append(True)
         command = [sys.executable, "-c", code, code, path, "second"]
@@ -48,10 +48,10 @@ def test_a_journal_that_another_process_writes_is_refused(tmp_path):
 def test_a_journal_that_another_run_writes_is_refused(tmp_path):
     """Also in the same process, until the run has ended."""
 
-    def second(*info):
+    def second(report):
         with pytest.raises(ValueError, match="must be written by one run at a time"):
             run(num_steps=4, journal=path)
-        called.append(info)
+        called.append(report)
 
     path, called = tmp_path / "run.jsonl", []
     result = run(num_steps=2, journal=path, callback=second)

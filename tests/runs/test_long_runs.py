@@ -28,7 +28,10 @@ def at(step, **failures):
 
 def minimize(num_steps, state, fun=loss, optimizer=OPTIMIZER):
     return zo.minimize(
-        *(fun, START, optimizer, ESTIMATOR, num_steps), state=state, progress=False
+        *(fun, START, optimizer, ESTIMATOR),
+        num_steps=num_steps,
+        state=state,
+        progress=False,
     )
 
 
@@ -45,7 +48,8 @@ def test_a_run_that_would_be_too_long_is_refused(num_steps):
         minimize(num_steps, at(MOST - 3))
     with pytest.raises(ValueError, match=f"got {num_steps} after {MOST - 3}"):
         zo.minimize_black_box(
-            *(lambda x: 0.0, START, OPTIMIZER, ESTIMATOR, num_steps),
+            *(lambda x: 0.0, START, OPTIMIZER, ESTIMATOR),
+            num_steps=num_steps,
             state=at(MOST - 3),
             progress=False,
         )

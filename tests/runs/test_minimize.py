@@ -101,9 +101,9 @@ def test_any_number_of_steps_compiles_once(caplog):
 def test_callback_between_chunks_can_end_the_run():
     seen = []
 
-    def callback(state, values):
-        seen.append((int(state.step), len(values)))
-        return int(state.step) >= 30
+    def callback(report):
+        seen.append((report.step, len(report.values)))
+        return report.step >= 30
 
     result = run(100, chunk_size=10, callback=callback)
     assert seen == [(10, 10), (20, 10), (30, 10)]
@@ -114,9 +114,8 @@ def test_callback_between_chunks_can_end_the_run():
 def test_ctrl_c_ends_the_run_with_what_it_has():
     handler = signal.getsignal(signal.SIGINT)
 
-    def interrupt(state, values):
-        del values
-        if int(state.step) == 20:
+    def interrupt(report):
+        if report.step == 20:
             os.kill(os.getpid(), signal.SIGINT)
 
     result = run(1000, chunk_size=10, callback=interrupt)
@@ -132,8 +131,8 @@ def test_ctrl_c_from_outside_in_the_middle_of_a_chunk():
         import jax.numpy as jnp, radazo_jax as zo
         result = zo.minimize(
             lambda x: jnp.sum(x**2), jnp.ones(1000), zo.radazo(1e-3),
-            zo.forward_difference(), 10**9, 0, progress=False,
-            callback=lambda state, values: print("chunk", flush=True),
+            zo.forward_difference(), num_steps=10**9, progress=False,
+            callback=lambda report: print("chunk", flush=True),
         )
         print("kept", len(result.values) == int(result.state.step) > 0, flush=True)
         """
@@ -150,8 +149,8 @@ def test_ctrl_c_from_outside_in_the_middle_of_a_chunk():
 
 
 def test_a_second_ctrl_c_raises():
-    def interrupt(state, values):
-        del state, values
+    def interrupt(report):
+        del report
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -330,6 +329,6 @@ def test_arrays_that_were_donated_are_named():
         with pytest.raises(ValueError, match=r"donated.*params\['w'\].*jnp.copy"):
             drive(lambda p: loss(p["w"]), params, OPTIMIZER, ESTIMATOR, **call)
     kept = []
-    run(4, chunk_size=2, callback=lambda state, values: kept.append(state))
+    run(4, chunk_size=2, callback=lambda report: kept.append(report.state))
     with pytest.raises(ValueError, match=r"state must hold.*donated.*jnp\.copy, state"):
         run(2, state=kept[0])

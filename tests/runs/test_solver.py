@@ -97,7 +97,7 @@ def test_what_happened_in_a_step():
     assert info.values.shape == (4,)
     np.testing.assert_array_equal(info.value, info.values[0])
     np.testing.assert_allclose(info.value, loss(PARAMS), rtol=1e-6)
-    assert not info.skipped and not info.reverted
+    assert info.outcome == zo.runs.Outcome.TAKEN
     assert int(state.step) == 1
 
 

@@ -40,7 +40,7 @@ def lowest_values(run):
     if run is compiled:
         return whole(run).values
     lowest = []
-    outside(num_steps=60, callback=lambda _, values: lowest.append(values.min()))
+    outside(num_steps=60, callback=lambda x: lowest.append(x.values.min()))
     return np.array(lowest)
 
 
@@ -107,9 +107,7 @@ def test_chunks_do_not_change_where_a_run_ends():
 def test_another_budget_lifts_the_default_number_of_steps(run):
     result = run(max_evaluations=1100 * SIZE) if run is compiled else None
     assert result is None or len(result.values) == 1100
-    result = run(
-        max_seconds=3600.0, callback=lambda state, values: int(state.step) >= 1010
-    )
+    result = run(max_seconds=3600.0, callback=lambda report: report.step >= 1010)
     assert result.stopped == "callback"
     assert int(result.state.step) >= 1010
 
@@ -129,7 +127,7 @@ def test_seconds_end_a_run_between_its_steps(run, monkeypatch):
 
 @each_run
 def test_an_interrupted_run_says_so(run):
-    def interrupt(state, values):
+    def interrupt(report):
         os.kill(os.getpid(), signal.SIGINT)
 
     result = run(num_steps=10, callback=interrupt)
@@ -229,10 +227,15 @@ def test_optimizers_that_take_steps_back_end_at_their_target():
 
     estimator = zo.forward_difference(num_directions=3, smoothing=0.5)
     run = functools.partial(
-        zo.minimize, loss, jnp.zeros(20), optax.chain(zo.parabolic_sgd()), estimator
+        zo.minimize,
+        loss,
+        jnp.zeros(20),
+        optax.sgd(1.0),
+        estimator,
+        zo.search.parabolic(),
     )
     result = run(key=0, target=1.0, max_evaluations=4000, progress=False)
     assert result.values[-1] <= 1.0 < result.values[-2]
     chex.assert_trees_all_equal(
-        result.params, run(len(result.values), 0, progress=False).params
+        result.params, run(num_steps=len(result.values), key=0, progress=False).params
     )

@@ -7,7 +7,10 @@ import optax
 import pytest
 
 import radazo_jax as zo
+from radazo_jax.estimators import Lookahead
+from radazo_jax.search import Descent
 from tests.helpers.compare import Hashed
+from tests.helpers.searches import REJECTED, descend, descent, step
 from tests.helpers.tables import jit, slow
 
 CURVATURES = np.array([1.0, 2.0, 5.0, 3.0])
@@ -18,57 +21,37 @@ def loss(x):
     return jnp.sum(CURVATURES.astype(x.dtype) * x**2) / 2
 
 
-def descend(fun, x, tx, num_steps, direction=None):
-    """Steps along the exact gradient, or another direction of descent."""
-    direction = direction or (lambda x, t: -jax.grad(fun)(x))
-
-    def step(carry, t):
-        x, state = carry
-        value, gradient = jax.value_and_grad(fun)(x)
-        updates, state = tx.update(
-            direction(x, t),
-            state,
-            x,
-            value=value,
-            slope=jnp.sum(gradient**2),
-            value_fn=fun,
-        )
-        return (optax.apply_updates(x, updates), state), (value, updates)
-
-    times = jnp.arange(num_steps)
-    run = jit(lambda x: jax.lax.scan(step, (x, tx.init(x)), times))
-    (x, state), (values, updates) = run(jnp.asarray(x))
-    return x, state, np.asarray(values), np.asarray(updates)
-
-
 @pytest.mark.parametrize("extra_evaluations", [0, 1])
 def test_on_a_sphere_the_second_step_is_newtons(extra_evaluations):
-    tx = zo.scale_by_parabolic_step(0.0, extra_evaluations, initial_step_size=0.1)
-    x, state, _, updates = descend(
-        lambda x: 1.5 * jnp.sum(x**2), START.astype(np.float32), tx, 2
+    search = zo.search.parabolic(0.0, extra_evaluations, initial_step_size=0.1)
+    xs, state, _ = descend(
+        lambda x: 1.5 * jnp.sum(x**2), START.astype(np.float32), search, 2
     )
-    np.testing.assert_allclose(updates[0], -0.3 * START, rtol=1e-5)
+    np.testing.assert_allclose(xs[1], 0.7 * START, rtol=1e-5)
     np.testing.assert_allclose(state.step_size, 1 / 3, rtol=1e-3)
-    np.testing.assert_allclose(x, 0, atol=2e-3)
+    np.testing.assert_allclose(xs[2], 0, atol=2e-3)
 
 
 def test_measures_the_parabola_along_any_direction():
     along = np.array([-1.0, 1.0, 0.25, 0.0])
-    tx = zo.scale_by_parabolic_step(0.0, 1, initial_step_size=0.125)
-    _, state, _, updates = descend(
-        loss, START.astype(np.float32), tx, 2, lambda x, t: jnp.float32(along)
+    search = zo.search.parabolic(0.0, 1, initial_step_size=0.125)
+    xs, state, _ = descend(
+        loss, START.astype(np.float32), search, 2, lambda x, t: jnp.float32(along)
     )
     slope = -(CURVATURES * START) @ along / (along @ along)
     curvature = along @ (CURVATURES * along) / (along @ along)
     np.testing.assert_allclose(state.slope, slope, rtol=1e-4)
     np.testing.assert_allclose(state.curvature, curvature, rtol=1e-4)
-    np.testing.assert_allclose(updates[0], 0.125 * along)
+    np.testing.assert_allclose(xs[1], START + 0.125 * along)
 
 
-def test_averages_are_those_of_the_formula():
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_averages_are_those_of_the_formula(dtype):
     decay, num = 0.7, 8
-    tx = zo.scale_by_parabolic_step(decay, initial_step_size=0.15)
-    _, state, values, updates = descend(loss, START.astype(np.float32), tx, num)
+    search = zo.search.parabolic(decay, initial_step_size=0.15)
+    with jax.enable_x64(dtype == "float64"):
+        xs, state, values = descend(loss, START.astype(dtype), search, num)
+    rtol, atol = (1e-2, 1e-5) if dtype == "float32" else (1e-9, 1e-12)
     x, size, average, step = START, 0.15, 0, START
     for t in range(num):
         if t > 0:
@@ -78,25 +61,25 @@ def test_averages_are_those_of_the_formula():
             average = weight * average + (1 - weight) * measured
             size = 1 / average
         step = -size * CURVATURES * x
-        np.testing.assert_allclose(updates[t], step, rtol=1e-2, atol=1e-5)
-        np.testing.assert_allclose(values[t], CURVATURES @ x**2 / 2, rtol=1e-2)
+        np.testing.assert_allclose(xs[t + 1] - xs[t], step, rtol=rtol, atol=atol)
+        np.testing.assert_allclose(values[t], CURVATURES @ x**2 / 2, rtol=rtol)
         x = x + step
-    np.testing.assert_allclose(state.step_size, size, rtol=1e-2)
+    np.testing.assert_allclose(state.step_size, size, rtol=rtol)
 
 
 @pytest.mark.parametrize("extra_evaluations", [0, 1])
 @pytest.mark.parametrize("size", [1e-6, 1e6, 1e12])
 def test_the_first_step_size_may_be_wrong(size, extra_evaluations):
-    tx = zo.scale_by_parabolic_step(0.8, extra_evaluations, initial_step_size=size)
-    _, state, values, _ = descend(loss, START.astype(np.float32), tx, 60)
+    search = zo.search.parabolic(0.8, extra_evaluations, initial_step_size=size)
+    _, state, values = descend(loss, START.astype(np.float32), search, 60)
     assert np.isfinite(values[-1]) and values[-1] < 1e-3 * values[0]
     assert 1e-3 < float(state.step_size) < 1
 
 
 def test_without_a_first_size_the_scale_of_the_loss_does_not_matter():
     def values(scale):
-        tx, start = zo.scale_by_parabolic_step(), START.astype(np.float32)
-        return descend(lambda x: scale * loss(x), start, tx, 40)[2]
+        search, start = zo.search.parabolic(), START.astype(np.float32)
+        return descend(lambda x: scale * loss(x), start, search, 40)[2]
 
     expected = values(1.0)
     for scale in (1e-12, 1e12):
@@ -107,7 +90,7 @@ def test_without_a_first_size_the_scale_of_the_loss_does_not_matter():
 
 def test_in_float64_it_goes_to_the_rounding_of_float64():
     with jax.enable_x64(True):
-        _, state, values, _ = descend(loss, START, zo.scale_by_parabolic_step(), 200)
+        _, state, values = descend(loss, START, zo.search.parabolic(), 200)
     assert state.step_size.dtype == state.value.dtype == jnp.float64
     assert values[-1] < 1e-20 * values[0]
 
@@ -118,56 +101,57 @@ def test_a_step_to_nothing_is_taken_back():
     def fun(x):
         return jnp.where(jnp.max(abs(x)) > 3, jnp.nan, loss(x) + 1000)
 
-    tx = zo.scale_by_parabolic_step(initial_step_size=10.0)
-    x, _, values, updates = descend(fun, START.astype(np.float32), tx, 40)
-    assert np.isnan(values[1]) and (updates[1] == -updates[0]).all()
-    np.testing.assert_allclose(values[2], values[0], rtol=1e-3)
-    assert np.isfinite(values[2:]).all() and loss(x) < 0.1
+    search = zo.search.parabolic(initial_step_size=10.0)
+    xs, _, values = descend(fun, START.astype(np.float32), search, 40)
+    assert np.isnan(values[1]) and (xs[2] == xs[0]).all()
+    assert values[2] == values[0]
+    assert np.isfinite(values[2:]).all() and loss(xs[-1]) < 0.1
 
 
 def test_a_step_that_grew_unseen_is_taken_back():
     """The curvature is the known one, 1, and the size ten times its inverse."""
-    tx = zo.scale_by_parabolic_step(initial_step_size=1.0)
+    search = zo.search.parabolic(initial_step_size=1.0)
     x, down = jnp.zeros(1), -jnp.ones(1)
-    updates, state = tx.update(30 * down, tx.init(x), x, value=1000.0, slope=900.0)
-    x = x + updates
+
+    @jit
+    def one_step(state, x, direction, value, slope):
+        return step(search, state, x, descent(direction, value, slope))
+
+    x, state, _ = one_step(search.init(x), x, 30 * down, 1000.0, 900.0)
     for _ in range(11):
         before = x
-        updates, state = tx.update(down, state, x, value=550.0, slope=1.0)
-        x = x + updates
+        x, state, _ = one_step(state, x, down, 550.0, 1.0)
     size = float(state.step_size)
     assert 5 < size < 20
     value = 550 - size + size**2 / 2
-    back, after = tx.update(down, state, x, value=value, slope=1.0)
-    assert after.revert.reverted
-    np.testing.assert_array_equal(after.revert.params, before)
-    np.testing.assert_array_equal(x + back, before)
-    np.testing.assert_allclose(after.step_size, 1.0, rtol=1e-3)
+    after, state, accepted = one_step(state, x, down, value, 1.0)
+    assert not accepted
+    np.testing.assert_array_equal(after, before)
+    np.testing.assert_allclose(state.step_size, 1.0, rtol=1e-3)
 
 
 @pytest.mark.parametrize(
     ("value", "slope"), [(np.nan, 1.0), (np.inf, 1.0), (1.0, np.nan), (1.0, 0.0)]
 )
 def test_no_step_where_value_or_slope_say_nothing(value, slope):
-    tx = zo.scale_by_parabolic_step(initial_step_size=0.1)
+    search = zo.search.parabolic(initial_step_size=0.1)
     x = jnp.ones(3)
-    state = tx.init(x)
-    updates, after = tx.update(-x, state, x, value=value, slope=slope)
-    np.testing.assert_array_equal(updates, 0)
-    assert not after.pending and after.step_size == state.step_size
-    # A value may be an integer.
-    updates, _ = tx.update(-x, after, x, value=1, slope=3.0)
-    np.testing.assert_allclose(updates, -0.1, rtol=1e-6)
+    state = search.init(x)
+    after, moved, _ = step(search, state, x, descent(-x, value, slope))
+    np.testing.assert_array_equal(after, x)
+    assert not moved.pending and moved.step_size == state.step_size
+    after, _, _ = step(search, moved, x, descent(-x, 1.0, 3.0))
+    np.testing.assert_allclose(after, 0.9, rtol=1e-6)
 
 
 def test_negative_curvature_lengthens_the_step_and_ends():
     def well(x):
         return jnp.sum(x**4 - x**2)
 
-    x, _, values, _ = descend(
-        well, np.full(3, 1e-3, np.float32), zo.scale_by_parabolic_step(), 80
+    xs, _, values = descend(
+        well, np.full(3, 1e-3, np.float32), zo.search.parabolic(), 80
     )
-    np.testing.assert_allclose(abs(x), 0.5**0.5, rtol=1e-2)
+    np.testing.assert_allclose(abs(xs[-1]), 0.5**0.5, rtol=1e-2)
     assert np.isfinite(values).all() and values[-1] <= -0.749
 
 
@@ -189,10 +173,9 @@ def test_noise_does_not_make_it_diverge(extra_evaluations, smoothing):
     result = zo.minimize(
         noisy,
         jax.random.uniform(jax.random.key(0), (100,), minval=-1.0),
-        optax.chain(
-            optax.scale(-1.0), zo.scale_by_parabolic_step(0.8, extra_evaluations)
-        ),
+        optax.sgd(1.0),
         zo.central_difference(zo.orthonormal(), smoothing=smoothing),
+        zo.search.parabolic(0.8, extra_evaluations),
         num_steps=400,
         key=0,
         sample=lambda key: key,
@@ -215,8 +198,9 @@ def test_no_step_above_the_start_is_kept(seed):
     result = zo.minimize(
         steep,
         np.zeros(80, np.float32),
-        zo.parabolic_sgd(),
+        optax.sgd(1.0),
         zo.forward_difference(zo.orthonormal()),
+        zo.search.parabolic(),
         num_steps=220,
         key=seed,
         progress=False,
@@ -227,41 +211,140 @@ def test_no_step_above_the_start_is_kept(seed):
 
 
 def test_a_first_step_along_any_direction_is_as_long_as_one_along_the_estimate():
-    grad, direction = jnp.array([3.0, 4.0]), jnp.array([-1e5, 0.0])
-    tx = zo.scale_by_parabolic_step(extra_evaluations=1)
-    update, _ = tx.update(
-        direction,
-        tx.init(grad),
-        jnp.zeros(2),
-        value=7.0,
-        slope=50.0,
-        grad=grad,
-        value_fn=lambda params: 0.0,
-    )
+    gradient, direction = jnp.array([3.0, 4.0]), jnp.array([-1e5, 0.0])
+    search = zo.search.parabolic(extra_evaluations=1)
+    found = descent(direction, 7.0, 50.0, gradient=gradient, loss=lambda params: 0.0)
+    after, _ = search.move(search.init(jnp.zeros(2)), jnp.zeros(2), found)
     # A fiftieth of 7 by the slope of 50 / |ĝ|.
-    np.testing.assert_allclose(update, [-7 / 50 / 10, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(after, [-7 / 50 / 10, 0.0], rtol=1e-6)
 
 
-def test_what_is_missing_is_named():
-    x = jnp.ones(3)
-    for num, given, name in (
-        (0, {}, "value"),
-        (0, {"value": 1.0}, "slope"),
-        (1, {"value": 1.0}, "value_fn"),
-    ):
-        tx = zo.scale_by_parabolic_step(extra_evaluations=num)
-        with pytest.raises(ValueError, match=f"^{name} must be passed to update"):
-            tx.update(x, tx.init(x), x, **given)
-    with pytest.raises(ValueError, match=r"extra_evaluations must be 0 or 1; got 3\."):
-        zo.scale_by_parabolic_step(extra_evaluations=3)
-    with pytest.raises(ValueError, match="initial_step_size must be"):
-        zo.scale_by_parabolic_step(initial_step_size=-1.0)
-    with pytest.raises(
-        TypeError, match=r"extra_evaluations must be an int.*static_args"
-    ):
-        optax.inject_hyperparams(zo.scale_by_parabolic_step)(extra_evaluations=1).init(
-            x
+def test_a_step_from_the_lookahead_point_is_measured_from_there():
+    """If it is rejected, the run returns to the parameters before it."""
+    search = zo.search.parabolic(initial_step_size=0.5)
+    params, direction = jnp.zeros(2), jnp.array([-2.0, 0.0])
+    ahead = jnp.array([0.0, 3.0])
+
+    def found(value, value_ahead):
+        lookahead = Lookahead(ahead, jnp.float32(value_ahead))
+        return descent(direction, value, 4.0, lookahead=lookahead)
+
+    moved, state, _ = step(search, search.init(params), params, found(1.0, 5.0))
+    size = float(state.step_size)
+    np.testing.assert_allclose(moved, ahead + size * direction)
+    np.testing.assert_allclose(state.square, size**2 * 4, rtol=1e-6)
+    # The loss falls from 5 to 5 − 4η/2, half of the fall by the slope, so η is right.
+    value = 5.0 - 2.0 * size
+    _, after, accepted = step(search, state, moved, found(value, value))
+    assert accepted
+    np.testing.assert_allclose(after.step_size, size, rtol=1e-5)
+    back, _, accepted = step(search, state, moved, found(np.nan, 5.0))
+    assert not accepted
+    np.testing.assert_array_equal(back, params)
+
+
+def test_no_step_starts_at_a_lookahead_point_above_the_first_loss():
+    search = zo.search.parabolic(initial_step_size=0.5)
+    params, direction = jnp.zeros(2), jnp.array([-2.0, 0.0])
+    ahead = jnp.array([0.0, 3.0])
+
+    def found(value, value_ahead):
+        lookahead = Lookahead(ahead, jnp.float32(value_ahead))
+        return descent(direction, value, 4.0, lookahead=lookahead)
+
+    params, state, _ = step(search, search.init(params), params, found(10.0, 10.0))
+    # Down by 1, half of the fall by the slope: a good step, but the lookahead point
+    # is above the first loss.
+    stays, state, accepted = step(search, state, params, found(9.0, 11.0))
+    assert accepted
+    np.testing.assert_array_equal(stays, params)
+    after, state, _ = step(search, state, params, found(9.0, 9.5))
+    # The two values belong to the same parameters, and are equal.
+    assert state.noise == 0
+    size = float(state.step_size)
+    np.testing.assert_allclose(after, params + ahead + size * direction, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bounds", [None, (-0.2, 3.0)])
+def test_the_measured_step_is_the_one_from_the_lookahead_point(bounds):
+    """After a reset of the momentum and along a bound, too."""
+    scales = jnp.logspace(0, 2, 12)
+    plain = zo.forward_difference(Hashed(), 3, 1e-3)
+    estimator, search = zo.accelerated(plain), zo.search.parabolic()
+
+    def fun(x):
+        return jnp.sum(scales * x**2)
+
+    def project(x):
+        return x if bounds is None else jnp.clip(x, *bounds)
+
+    trees = bounds and tuple(jnp.full(12, b, jnp.float32) for b in bounds)
+
+    @jit
+    def once(key, x, state, search_state):
+        draw = zo.estimators.Draw.once(key)._replace(bounds=trees)
+        points, state = estimator.points(draw, x, state)
+        at = jax.vmap(project)(zo.estimators.candidates(points, x))
+        values = points.split(jax.vmap(fun)(at))
+        estimate, state = estimator.reduce(points, values, x, state)
+        gradient = estimate.gradient.materialize(x)
+        found = Descent(-gradient, gradient, estimate, values.base, project, None)
+        after, search_state, accepted = step(search, search_state, x, found)
+        start = x + estimate.lookahead.displacement
+        moved = accepted & search_state.pending
+        return after, state, search_state, (start, moved, estimate.slope)
+
+    x = jnp.linspace(0.5, 2.5, 12)
+    state, search_state = estimator.init(x), search.init(x)
+    resets = clipped = 0
+    for t in range(60):
+        x, state, search_state, (start, moved, slope) = once(
+            jax.random.key(t), x, state, search_state
         )
+        if not moved:
+            continue
+        square = float(jnp.sum((x - start) ** 2))
+        np.testing.assert_allclose(search_state.square, square, rtol=1e-2)
+        fall = search_state.step_size * slope
+        np.testing.assert_allclose(search_state.fall, fall, rtol=1e-5)
+        resets += int(state.share == 0) and t * 3 >= 12
+        clipped += float(search_state.share) < 1
+    assert resets and bool(clipped) == (bounds is not None)
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match=r"extra_evaluations must be 0 or 1; got 3\."):
+        zo.search.parabolic(extra_evaluations=3)
+    with pytest.raises(ValueError, match="initial_step_size must be"):
+        zo.search.parabolic(initial_step_size=-1.0)
+    with pytest.raises(ValueError, match="decay must be"):
+        zo.search.parabolic(1.0)
+
+
+def test_numbers_are_compared_as_floats():
+    search = zo.search.parabolic(np.float32(0.5), initial_step_size=jnp.ones(()))
+    assert search == zo.search.parabolic(0.5, initial_step_size=1)
+    assert hash(search) == hash(zo.search.parabolic(0.5, initial_step_size=1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bounds", [None, (0.0, 1.0)])
+def test_a_step_that_raises_the_loss_too_much_is_rejected(bounds):
+    """A first step a thousand times too long, with momentum in the direction."""
+    search = zo.search.parabolic(extra_evaluations=1, initial_step_size=1e3)
+    init, step = zo.solver(
+        lambda x: jnp.sum((x - 1.0) ** 2),
+        zo.radazo(1.0),
+        zo.forward_difference(Hashed(), num_directions=4),
+        search,
+        bounds=bounds,
+    )
+    first = init(jnp.full(20, 0.3), 0)
+    step = jit(step)
+    second, _ = step(first)
+    third, info = step(second)
+    assert (info.outcome == REJECTED) == (bounds is None)
+    assert (third.params == first.params).all() == (bounds is None)
 
 
 def test_updates_have_the_dtypes_of_the_directions():
@@ -269,8 +352,9 @@ def test_updates_have_the_dtypes_of_the_directions():
     result = zo.minimize(
         lambda p: jnp.sum(p["h"].astype(jnp.float32) ** 2) + jnp.sum(p["f"] ** 2),
         params,
-        zo.parabolic_sgd(),
+        optax.sgd(1.0),
         zo.forward_difference(Hashed(), smoothing=0.5),
+        zo.search.parabolic(),
         num_steps=30,
         key=0,
         progress=False,

@@ -26,7 +26,6 @@ OPTIMIZERS = {
     "zo_sgd": zo.zo_sgd(1e-2, momentum=0.9),
     "zo_signsgd": zo.zo_signsgd(1e-2),
     "bfgs": zo.bfgs(),
-    "parabolic_sgd": zo.parabolic_sgd(),
     "minibatch step": zo.transforms.scale_by_minibatch_step(),
     "anchored_decay": zo.transforms.anchored_decay(None, 0.1),
     "anchored_decay, given": zo.transforms.anchored_decay(PARAMS, 0.1),
@@ -39,8 +38,7 @@ COPIES = {
     "zo_adamm": 3,
     "zo_rmsprop": 1,
     "zo_sgd": 1,
-    "bfgs": 3,  # The direction, the parameters before, and the next try.
-    "parabolic_sgd": 2,
+    "bfgs": 2,
     "minibatch step": 1,
     "anchored_decay": 1,
     "anchored_decay, given": 1,
@@ -102,7 +100,7 @@ def test_tree_map_params_keeps_what_it_does_not_map(name):
         assert a is b
 
 
-@pytest.mark.parametrize("name", ["radazo, replayed", "bfgs", "parabolic_sgd"])
+@pytest.mark.parametrize("name", ["radazo, replayed", "bfgs"])
 def test_a_run_continues_from_a_state_in_the_place_of_an_abstract_one(name):
     estimator = zo.forward_difference(zo.rademacher(), num_directions=2)
     optimizer = OPTIMIZERS[name]

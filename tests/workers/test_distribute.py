@@ -37,13 +37,14 @@ RUNS = {
 
 @pytest.mark.parametrize("name", ["sgd", *map(slow, list(RUNS)[1:])])
 def test_run_equals_that_of_one_process_bit_for_bit(name, tmp_path):
-    optimizer, estimator = RUNS[name]
+    method = RUNS[name]
+    run_of = dict(zip(("optimizer", "estimator", "search"), method, strict=False))
     path = tmp_path / "run"
-    expected = reference(optimizer=optimizer, estimator=estimator)
-    result = run(Here(), optimizer=optimizer, estimator=estimator, journal=path)
+    expected = reference(**run_of)
+    result = run(Here(), journal=path, **run_of)
     assert_same(result, expected)
     assert_same_lines(path, expected)
-    state = zo.replay(path, fleets.PARAMS, optimizer, estimator)
+    state = zo.replay(path, fleets.PARAMS, *method)
     assert int(state.step) == STEPS
 
 
@@ -53,6 +54,7 @@ def test_run_is_that_of_minimize(tmp_path):
     expected = zo.minimize(
         *(fleets.loss, fleets.PARAMS, fleets.OPTIMIZER, fleets.ESTIMATOR),
         num_steps=3,
+        key=0,
         progress=False,
     )
     assert result.history.evaluations.tolist() == [5, 5, 5]
@@ -198,7 +200,7 @@ def test_members_of_a_late_worker_go_to_others():
         return asyncio.sleep(0.05)
 
     here.before = before
-    result = run(here, 40, callback=lambda step, values: bool(hung))
+    result = run(here, 40, callback=lambda report: bool(hung))
     assert hung and result.history.seconds.max() < 20
     assert_same(result, reference(len(result.values)))
 
@@ -222,8 +224,8 @@ def test_late_worker_copies_a_state_if_that_is_faster():
     here.before = lambda address, request: asyncio.sleep(0.02)
     here.change = lambda address, x: x._replace(seconds_per_step=1.0)
 
-    def callback(step, values):
-        here.alive.add("b") if step == 12 else None
+    def callback(report):
+        here.alive.add("b") if report.step == 13 else None
 
     result = run(here, 200, callback=callback)
     assert ("b", "a") in here.copied and result.workers["b"].evaluations
@@ -253,10 +255,11 @@ def test_values_that_fail_are_dropped_as_by_minimize():
     expected = zo.minimize(
         *(fails, fleets.PARAMS, fleets.OPTIMIZER, fleets.ESTIMATOR),
         num_steps=3,
+        key=0,
         progress=False,
     )
     assert expected.state.failures.evaluations > 0
-    chex.assert_trees_all_equal(result.failures, expected.state.failures)
+    chex.assert_trees_all_equal(result.state.failures, expected.state.failures)
     chex.assert_trees_all_close(result.params, expected.params, atol=1e-4)
 
 
@@ -276,7 +279,7 @@ def test_run_on_signs_is_one_that_is_told_signs(estimator, tmp_path):
     path, here, seen = tmp_path / "run", Here(), []
     expected = reference(told=pair_signs, estimator=estimator)
     options = {"estimator": estimator, "signs": True, "journal": path}
-    options["callback"] = lambda _, values: seen.append(values)
+    options["callback"] = lambda report: seen.append(report.values)
     run(here, 5, **options)
     result = run(here, **options)
     assert_same(result, expected)
@@ -299,7 +302,7 @@ def test_run_on_signs_whose_values_fail(tmp_path):
     changes = {"estimator": members, "make_fun": lambda: fails}
     result = run(Here(("a",)), 3, signs=True, **changes)
     assert_same(result, reference(3, told=signs_of, **changes))
-    assert int(result.failures.evaluations) == result.history.failed.sum() > 0
+    assert int(result.state.failures.evaluations) == result.history.failed.sum() > 0
 
 
 def test_signs_need_pairs_and_their_journal_is_of_another_run(tmp_path):
@@ -357,7 +360,7 @@ def test_late_worker_with_another_run_is_left_out():
 
     here.change = change
     with pytest.warns(UserWarning, match="worker b is left out: params must have"):
-        result = run(here, 30, callback=lambda *_: here.alive.add("b"))
+        result = run(here, 30, callback=lambda report: here.alive.add("b"))
     assert "b" not in result.workers and len(result.values) == 30
 
 
@@ -398,8 +401,8 @@ def test_no_workers(tmp_path):
 def test_journal_is_complete_if_all_workers_are_lost(tmp_path):
     path, here = tmp_path / "run", Here(("a",))
 
-    def callback(step, values):
-        here.alive.discard("a") if step == 3 else None
+    def callback(report):
+        here.alive.discard("a") if report.step == 4 else None
 
     with pytest.raises(zo.RunError, match="client had no workers for") as error:
         run(here, journal=path, callback=callback, timeout=0.5)

@@ -63,8 +63,8 @@ def test_a_worker_that_joins_with_another_model_is_named(scale):
     """Its values are twice as large as by the first one, or rounded in another way."""
     FACTORS[:], steps = [1.0, scale], []
 
-    def callback(*info):
-        steps.append(info)
+    def callback(report):
+        steps.append(report)
         if len(steps) == 2:
             local.scale(2)
         time.sleep(0.05)  # The worker has time to join.

@@ -23,8 +23,8 @@ def make_fun():
         time.sleep(60)
     return lambda p: jnp.sum(p**2)
 
-def callback(*info):
-    steps.append(info)
+def callback(report):
+    steps.append(report)
     if kind == "params" and len(steps) == 3:
         os.kill(pid, signal.SIGSTOP)
 
@@ -36,7 +36,7 @@ client = distributed.Client(cluster)
 try:
     result = zo.distribute(
         make_fun, np.ones(3, np.float32), zo.zo_sgd(1e-2),
-        zo.forward_difference(zo.rademacher(), 1), client, num_steps=3, key=0,
+        zo.forward_difference(zo.rademacher(), 1), client=client, num_steps=3, key=0,
         timeout=20, callback=callback, progress=False,
     )
     print(len(steps), "steps, params", result.params is not None, flush=True)

@@ -80,7 +80,7 @@ def with_steps(executor: Executor, points: int, repeats: int) -> float:
         num_steps=repeats,
         executor=executor,
         progress=False,
-        callback=lambda state, values: ends.append(time.perf_counter()),
+        callback=lambda report: ends.append(time.perf_counter()),
     )
     return statistics.median(np.diff(ends))
 

@@ -89,7 +89,8 @@ class Disturbance:
             for _ in range(2)
         )
 
-    def __call__(self, step: int, values: Any) -> None:
+    def __call__(self, report: zo.runs.Report) -> None:
+        step = report.step
         while self.joined < len(self._join_at) and self._join_at[self.joined] <= step:
             self._processes.start()
             self.joined += 1
@@ -133,7 +134,7 @@ def kills(num_workers: int, num_steps: int, num_kills: int) -> dict[str, Any]:
         "joins": disturb.joined,
         "died_during_the_run": died,
         "took_part": sum(x.evaluations > 0 for x in result.workers.values()),
-        "failed": int(result.failures.evaluations),
+        "failed": int(result.state.failures.evaluations),
         "lines": lines,
         "bitwise_equal": "yes" if all(jax.tree.leaves(same)) else "no",
     }
@@ -180,7 +181,7 @@ def wire(dimension: int, num_members: int) -> dict[str, Any]:
             client=client,
             num_steps=6,
             progress=False,
-            callback=lambda *_: counted.append(traffic(client)),
+            callback=lambda report: counted.append(traffic(client)),
         )
         (address,) = result.workers
     steps = np.diff([x[address] for x in counted[2:]], axis=0).mean(axis=0)
@@ -216,10 +217,10 @@ class Turns:
         self._block: list[float] = []
         self._last, self._together = time.perf_counter(), 0
 
-    def __call__(self, step: int, values: Any) -> bool:
+    def __call__(self, report: zo.runs.Report) -> bool:
         # The second worker is ready later than the first, and then catches up.
         if self._together or (
-            step % 10 == 0 and all(self._client.run(serves).values())
+            report.step % 10 == 1 and all(self._client.run(serves).values())
         ):
             self._together += 1
         if self._together > 100:

@@ -168,7 +168,7 @@ def default(problem: Problem, oracle: Oracle, batched: bool = False) -> None:
             bounds=problem.bounds,
             batched=batched,
             progress=False,
-            callback=lambda state, values: oracle.finished,
+            callback=lambda report: oracle.finished,
         )
 
 

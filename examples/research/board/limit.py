@@ -2,10 +2,11 @@
 
     python -m board.limit --output records/board/limit.json
 
-Up to a number of parameters, the default method is `bfgs` with `full_difference`, and
-above it `parabolic_sgd` with an accelerated estimator. Both run on problems of 20 to
-200 parameters: the paper's functions, as they are and rotated, and CUTEst's. The record
-is written after each row, and `--resume` continues it.
+Up to a number of parameters, the default method is `bfgs` with `full_difference` and
+the search `backtracking`. Above it, the method is SGD with an accelerated estimator and
+the search `parabolic`. Both run on problems of 20 to 200 parameters: the paper's
+functions, as they are and rotated, and CUTEst's. The record is written after each row,
+and `--resume` continues it.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import optax
 
 import radazo_jax as zo
 from board import problems, report
@@ -36,13 +38,16 @@ def estimator(dimension: int) -> zo.GradientEstimator:
     return zo.accelerated(zo.adaptive_difference(zo.orthonormal(), count))
 
 
-METHODS: dict[str, Callable[[int], tuple[Any, Any]]] = {
-    "bfgs": lambda dimension: (_bfgs(), _full()),
-    "parabolic_sgd": lambda dimension: (_parabolic(), _accelerated(dimension)),
+# One transformation for all runs, so that they share programs.
+_SGD = optax.sgd(1.0)
+METHODS: dict[str, Callable[[int], tuple[Any, Any, Any]]] = {
+    "bfgs": lambda _: (zo.bfgs(), zo.full_difference(), zo.search.backtracking()),
+    "parabolic_sgd": lambda dimension: (
+        _SGD,
+        estimator(dimension),
+        zo.search.parabolic(),
+    ),
 }
-# The same objects at each call, so that runs compile once.
-_bfgs, _full = functools.cache(zo.bfgs), functools.cache(zo.full_difference)
-_parabolic, _accelerated = functools.cache(zo.parabolic_sgd), functools.cache(estimator)
 
 
 def cases() -> list[Case]:
@@ -76,7 +81,7 @@ def measures() -> Iterator[Row]:
 
 
 def _measured(
-    make: Callable[[], Problem], method: Callable[[int], tuple[Any, Any]]
+    make: Callable[[], Problem], method: Callable[[int], tuple[Any, Any, Any]]
 ) -> dict[str, Any]:
     problem = make()
     oracle = Oracle(problem, BUDGET * (problem.dimension + 1))
@@ -87,7 +92,7 @@ def _measured(
             *method(problem.dimension),
             max_evaluations=oracle.budget,
             progress=False,
-            callback=lambda state, values: oracle.finished,
+            callback=lambda report: oracle.finished,
         )
     return numbers({"evaluations": oracle.reached, "gap": oracle.gap})
 

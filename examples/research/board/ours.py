@@ -44,17 +44,19 @@ class Untuned(NamedTuple):
       each: The number of evaluations per step, a function of d.
       optimizer: An Optax transformation; by default, the default method's.
       estimator: An estimator, likewise.
+      search: A search, likewise.
     """
 
     each: Callable[[int], int]
     optimizer: optax.GradientTransformation | None = None
     estimator: zo.GradientEstimator | None = None
+    search: zo.search.Search | None = None
 
     def __call__(self, problem: Problem, oracle: Oracle, seed: int) -> None:
         each = self.each(problem.dimension)
 
-        def after(state: zo.runs.SolverState, values: np.ndarray) -> bool:
-            oracle.see(values, each)
+        def after(report: zo.runs.Report) -> bool:
+            oracle.see(report.values, each)
             return oracle.finished
 
         # What stopped it is of no interest, and what it reached is known. Outside of
@@ -66,6 +68,7 @@ class Untuned(NamedTuple):
                     jnp.asarray(problem.start),
                     self.optimizer,
                     self.estimator,
+                    self.search,
                     num_steps=-(-oracle.budget // each),
                     key=seed,
                     chunk_size=_CHUNK,
@@ -78,10 +81,11 @@ class Untuned(NamedTuple):
                     problem.start,
                     self.optimizer,
                     self.estimator,
+                    self.search,
                     num_steps=oracle.budget,
                     key=seed,
                     progress=False,
-                    callback=lambda state, values: oracle.finished,
+                    callback=lambda report: oracle.finished,
                 )
 
 
@@ -89,15 +93,16 @@ class Untuned(NamedTuple):
 DEFAULT = Untuned(evaluations_of_default)
 # With an optimizer that is named, the default estimator is not accelerated, and a step
 # has no lookahead point.
-PLAIN = Untuned(lambda d: evaluations_of_default(d) - 1, zo.parabolic_sgd())
+PLAIN = Untuned(
+    lambda d: evaluations_of_default(d) - 1,
+    optax.sgd(1.0),
+    search=zo.search.parabolic(),
+)
 RADAZO = Untuned(
     lambda d: DIRECTIONS + 2,
-    optax.chain(
-        zo.scale_by_radazo(),
-        optax.scale(-1.0),
-        zo.scale_by_parabolic_step(extra_evaluations=1),
-    ),
+    zo.radazo(1.0),
     zo.forward_difference(zo.orthonormal(), DIRECTIONS),
+    zo.search.parabolic(extra_evaluations=1),
 )
 
 

@@ -25,8 +25,9 @@ _CHANGE = 1e4
 _WHERE, _WIDTH = 0.1, 0.005
 # The share of the gap above which a run has gone up.
 _UP = 1.5
-# The optimizer of the default method, with a first step that the state can hold.
-OPTIMIZER = zo.parabolic_sgd(initial_step_size=1.0)
+# Those of the default method, with a first step that the state can hold.
+OPTIMIZER = optax.sgd(1.0)
+SEARCH = zo.search.parabolic(initial_step_size=1.0)
 
 
 class Harm(NamedTuple):
@@ -96,22 +97,19 @@ def run(problem: Problem, harm: Harm, dtype: str, seed: int) -> dict[str, Any]:
     rate = np.diff(harm.change(np.array([1 - 1e-6, 1])))[0] / 1e-6
     slope = rate**2 * problem.slope / unit**2
     size = harm.step * 0.02 * (first / slope if slope else 1.0)
-    _, estimator = zo.default_method(start)
-    state = zo.ask_tell(OPTIMIZER, estimator).init(start, jax.random.key(seed)).run
-    optimizer_state = optax.tree_utils.tree_set(
-        state.optimizer_state, step_size=np.asarray(size, dtype)
-    )
-    state = state._replace(optimizer_state=optimizer_state)
+    method = OPTIMIZER, zo.default_method(start)[1], SEARCH
+    state = zo.ask_tell(*method).init(start, jax.random.key(seed)).run
+    search_state = state.search_state._replace(step_size=np.asarray(size, dtype))
+    state = state._replace(search_state=search_state)
     num_steps = BUDGET * (problem.dimension + 1) // DEFAULT.each(problem.dimension)
     ends, best, error = [], np.inf, None
-    # No step has evaluated the end of the last one: another step reverts a rise.
+    # No step has evaluated the end of the last one: another step rejects a rise.
     for steps in (max(1, num_steps), 1):
         try:
             result = zo.minimize_black_box(
                 fun,
                 start,
-                OPTIMIZER,
-                estimator,
+                *method,
                 num_steps=steps,
                 state=state,
                 batched=True,

@@ -81,7 +81,10 @@ def computed() -> dict[str, np.ndarray]:
         keep(f"estimate {name}", estimate(key, params))
         for run, fun in (("run", network), ("run on rounded values", rounded)):
             ended = zo.minimize(
-                *(fun, params, zo.radazo(1e-3), estimator, STEPS, 0), progress=False
+                *(fun, params, zo.radazo(1e-3), estimator),
+                num_steps=STEPS,
+                key=0,
+                progress=False,
             )
             keep(f"{run} {name}", (ended.params, ended.values))
     return result

@@ -64,7 +64,8 @@ def long_run(num_steps: int) -> list[dict[str, Any]]:
     for part in range(PARTS):
         start = time.perf_counter()
         state = zo.minimize(
-            *(fun, START, OPTIMIZER, ESTIMATOR, steps_of_part),
+            *(fun, START, OPTIMIZER, ESTIMATOR),
+            num_steps=steps_of_part,
             sample=sample,
             state=state,
             progress=False,

@@ -34,10 +34,11 @@ TUNED = "ZO-AdaMM, β₁=0.9"
 
 
 class Method(NamedTuple):
-    """An estimator and an optimizer without a learning rate."""
+    """An estimator, an optimizer and a search that need no learning rate."""
 
     estimator: zo.GradientEstimator
     optimizer: optax.GradientTransformation
+    search: zo.search.Search
     more: float = 0.0  # Evaluations a step, besides the K + 1 of the estimate.
     at_first: int = 0  # Evaluations besides these.
 
@@ -46,27 +47,28 @@ class Method(NamedTuple):
         return steps * (NUM_DIRECTIONS + 1 + self.more) + self.at_first
 
 
-def chain(*members: optax.GradientTransformation) -> Any:
-    """A chain whose last member takes directions of descent."""
-    return optax.chain(*members[:-1], optax.scale(-1.0), members[-1])
-
-
 INDEPENDENT = zo.forward_difference(zo.sphere(), NUM_DIRECTIONS, SMOOTHING)
 ORTHONORMAL = zo.forward_difference(zo.orthonormal(), NUM_DIRECTIONS, SMOOTHING)
+SGD, PARABOLIC = optax.sgd(1.0), zo.search.parabolic()
 DETERMINISTIC = {
-    "SGD, independent": Method(INDEPENDENT, zo.parabolic_sgd()),
-    "SGD, orthonormal": Method(ORTHONORMAL, zo.parabolic_sgd()),
-    "SGD, accelerated": Method(zo.accelerated(ORTHONORMAL), zo.parabolic_sgd(), more=1),
+    "SGD, independent": Method(INDEPENDENT, SGD, PARABOLIC),
+    "SGD, orthonormal": Method(ORTHONORMAL, SGD, PARABOLIC),
+    "SGD, accelerated": Method(zo.accelerated(ORTHONORMAL), SGD, PARABOLIC, more=1),
     "R-AdaZO, orthonormal": Method(
         ORTHONORMAL,
-        chain(zo.scale_by_radazo(), zo.scale_by_parabolic_step(extra_evaluations=1)),
+        zo.radazo(1.0),
+        zo.search.parabolic(extra_evaluations=1),
         more=1,
     ),
 }
 # More evaluations: two in each of the first 40 steps, and in one of eight later.
 MINIBATCHES = {
     label: Method(
-        estimator, chain(*rule, zo.scale_by_minibatch_step()), more=0.25, at_first=70
+        estimator,
+        optax.chain(*rule, optax.scale(-1.0), zo.scale_by_minibatch_step()),
+        zo.search.whole(),
+        more=0.25,
+        at_first=70,
     )
     for label, estimator, *rule in (
         ("SGD, independent", INDEPENDENT),
@@ -92,7 +94,7 @@ def first_steps(
       targets: Losses, [seeds, targets].
       steps: Largest number of steps.
     """
-    solver = zo.solver(problem.loss, method.optimizer, method.estimator)
+    solver = zo.solver(problem.loss, method.optimizer, method.estimator, method.search)
 
     def start(key: jax.Array, targets: jax.Array) -> Any:
         start_key, run_key = jax.random.split(key)

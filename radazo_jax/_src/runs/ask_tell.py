@@ -83,10 +83,10 @@ def ask_tell(
       `on_failure="drop"`; `state.run.failures` counts them.
 
     Raises:
-      TypeError: If `optimizer` or `estimator` is something else.
-      ValueError: From `init`, if
-        `params` do not lie within the bounds; from `tell`, if there are not n values,
-        or the candidates were not asked for, or have been told already.
+      TypeError: If `optimizer`, `estimator` or `search` is something else.
+      ValueError: From `init`, if `params` do not lie within the bounds; from `tell`, if
+        there are not n values, the candidates were not asked for or have been told
+        already, or the search has further evaluations.
 
     Examples:
       >>> import jax, numpy as np

@@ -67,7 +67,7 @@ def method(
     params: optax.Params,
     minibatches: bool,
 ) -> Method:
-    """What the caller named of a method, and the default for the rest.
+    """The method that a caller names in part, completed by the default.
 
     Raises:
       TypeError: If one is something else.

@@ -26,7 +26,7 @@ MOST_STEPS = np.iinfo(np.int32).max
 
 
 class Outcome(enum.IntEnum):
-    """What becomes of a step.
+    """The outcome of a step.
 
     Attributes:
       TAKEN: The run moved along a new direction, or stays for want of one.
@@ -98,7 +98,7 @@ class StepInfo(NamedTuple):
         several.
       failed: Number of values that were not finite, without those that were not
         needed: int32, shape ().
-      outcome: What became of the step, an `Outcome`: int32, shape ().
+      outcome: The outcome of the step, an `Outcome`: int32, shape ().
       aux: The auxiliary output at the first point; `None` without `has_aux`.
     """
 

@@ -213,7 +213,7 @@ def advance(
     Args:
       run: The run.
       state: The state before the step.
-      asked: What `points_at` returned.
+      asked: The points of the step, and the state after them, from `points_at`.
       values: The values at the points; those that are not finite have failed.
       loss: The loss, for searches and optimizers that evaluate it.
 
@@ -246,7 +246,7 @@ def advance(
         optax.safe_increment(state.step),
         _counted(state.failures, failed, outcome),
     )
-    # The value of a rejected step is that at its parameters, whatever it is.
+    # A rejected step reports the value at its parameters, whatever it is.
     value = estimate.value
     if run.search.judges:
         value = jnp.where(accepted, value, _mean_here(points, values))
@@ -254,7 +254,7 @@ def advance(
 
 
 def judge(run: Run, state: SolverState, value: jax.Array) -> tuple[jax.Array, Any]:
-    """Whether the run may stay where it is, and the state of its search.
+    """Whether the run may stay at its parameters, and the state of its search.
 
     Args:
       run: The run.
@@ -277,7 +277,7 @@ def is_rejected(run: Run, state: SolverState, value: Any) -> bool:
 
 
 def outcome_of(estimate: Estimate, values: Values) -> jax.Array:
-    """What becomes of a step that no search rejects: int32, shape ()."""
+    """The outcome of a step that no search rejects: int32, shape ()."""
     # Squares of large differences overflow in a slope although no value failed.
     failed = jnp.any(~jnp.isfinite(values.along)) & ~jnp.isfinite(estimate.slope)
     skipped = (estimate.num_values == 0) | failed
@@ -381,7 +381,7 @@ def _mean_loss(loss: Callable[[optax.Params], Any], params: optax.Params) -> Any
 
 
 def _if(condition: jax.Array, update: Callable[..., Any], held: Any) -> Any:
-    """What is held after an update, or before it.
+    """The held trees, updated if the condition holds.
 
     Conditionals of two branches, one after the other, work in place. A choice between
     before and after, or a switch, holds another copy of the parameters.
@@ -390,7 +390,7 @@ def _if(condition: jax.Array, update: Callable[..., Any], held: Any) -> Any:
 
 
 def _like(update: Callable[..., Any], before: Any, *held: Any) -> Any:
-    """What an update returns, in the dtypes before it, which a loop keeps."""
+    """The result of an update, in the dtypes before it, which a loop keeps."""
     after = update(*held)
     structures: list[Any] = [jax.tree.structure(x) for x in (before, after)]
     if structures[0] != structures[1]:

@@ -40,7 +40,7 @@ class ParabolicState(NamedTuple):
       alignment: The average cosine of a step with the one before: shape ().
       searching: Whether the scale of the step is still being searched for: bool,
         shape ().
-      pending: Whether the latest step is to be measured: bool, shape ().
+      pending: Whether the latest step will be measured: bool, shape ().
       value: The loss at its start, infinite before the first and if it was not finite:
         shape ().
       params_value: The loss at the parameters before it, which differs if the step
@@ -243,7 +243,7 @@ def parabolic(
     Args:
       decay: The decay rate of both averages, in [0, 1).
       extra_evaluations: Number of further evaluations per step. 0 is for the direction
-        −ĝ alone, as of `optax.sgd(1.0)`. 1 is for any direction, such as that of
+        −ĝ alone, as of `optax.sgd(1.0)`. 1 is for any direction, as of
         `radazo(1.0)`: the loss at the opposite point is evaluated, too.
       initial_step_size: η of the first step, a positive number; it may be wrong by any
         factor. The default lowers the loss by a fiftieth, according to the slope; along
@@ -256,7 +256,7 @@ def parabolic(
     Raises:
       TypeError, ValueError: If `decay` is not in [0, 1), `extra_evaluations` is neither
         0 nor 1, or `initial_step_size` is not a positive number; from the first step,
-        if `extra_evaluations` is 1 where JAX does not evaluate the loss, as in
+        if `extra_evaluations` is 1 and JAX does not evaluate the loss, as in
         `ask_tell` and with a journal.
 
     Examples:
@@ -312,7 +312,7 @@ def _loss(descent: Descent) -> Any:
     """The loss that a search evaluates; raises without one."""
     if descent.loss is None:
         raise ValueError(
-            "extra_evaluations must be 0 where JAX does not evaluate the loss, as in "
+            "extra_evaluations must be 0 if JAX does not evaluate the loss, as in "
             "ask_tell and with a journal; got 1."
         )
     return descent.loss

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 import radazo_jax as zo
@@ -86,10 +85,10 @@ def run(settings: Settings, task: Task, folder: Path) -> Any:
     """The tuned parameters of a task. A journal in the folder is resumed."""
     fun, sample = program(settings, task)
 
-    def after(state: zo.runs.SolverState, values: np.ndarray) -> None:
-        step = int(state.step)
+    def after(report: zo.runs.Report) -> None:
+        step = report.step
         if step % settings.eval_every == 0 and step < settings.num_steps:
-            task.measure(state.params, step)
+            task.measure(report.state.params, step)
 
     result = zo.minimize(
         fun,

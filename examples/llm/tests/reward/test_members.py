@@ -207,7 +207,9 @@ def tune(loss, params, num_steps, **options):
     )
     with ThreadPoolExecutor(4) as executor:
         return zo.minimize_black_box(
-            *(loss, params, zo.zo_sgd(1.5e-2), estimator, num_steps, 0),
+            *(loss, params, zo.zo_sgd(1.5e-2), estimator),
+            num_steps=num_steps,
+            key=0,
             executor=executor,
             progress=False,
             **options,
