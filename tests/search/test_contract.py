@@ -1,4 +1,4 @@
-"""What runs ask of a search: custom searches, outcomes, and what is refused."""
+"""The contract of a search: custom ones, outcomes, and errors."""
 
 import dataclasses
 import functools
