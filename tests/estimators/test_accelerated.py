@@ -16,11 +16,11 @@ DIMENSION, DIRECTIONS = 12, 3
 CURVATURES = np.logspace(0, 2, DIMENSION)
 
 
-def loss(x):
-    return jnp.sum(jnp.asarray(CURVATURES, x.dtype) * x**2) / 2
+def loss(x, center=0.0):
+    return jnp.sum(jnp.asarray(CURVATURES, x.dtype) * (x - center) ** 2) / 2
 
 
-def run(steps, size, dtype="float64"):
+def run(steps, size, dtype="float64", bounds=(-np.inf, np.inf), center=0.0):
     """Parameters before each step, points, values, estimates, and their gradients.
 
     The steps have a given size, and start at the lookahead point.
@@ -28,13 +28,16 @@ def run(steps, size, dtype="float64"):
     estimator = zo.accelerated(zo.forward_difference(Hashed(), DIRECTIONS, 1e-4))
     params = jnp.linspace(-1.0, 2.0, DIMENSION, dtype=dtype)
     state, found = estimator.init(params), []
+    box = None
+    if np.isfinite(bounds).any():
+        box = tuple(jnp.full_like(params, bound) for bound in bounds)
 
     @jit
     def step(key, params, state):
-        draw = zo.estimators.Draw.once(key)
+        draw = zo.estimators.Draw.once(key)._replace(bounds=box)
         points, state = estimator.points(draw, params, state)
-        at = zo.estimators.candidates(points, params)
-        values = jax.vmap(loss)(at)
+        at = jnp.clip(zo.estimators.candidates(points, params), *bounds)
+        values = jax.vmap(lambda x: loss(x, center))(at)
         given = points.split(values)
         estimate, state = estimator.reduce(points, given, params, state)
         return at, values, estimate, estimate.gradient.materialize(params), state
@@ -43,30 +46,42 @@ def run(steps, size, dtype="float64"):
         *made, state = step(jax.random.key(t), params, state)
         found.append((params, *made))
         _, _, estimate, gradient = made
-        params = params + (estimate.lookahead.displacement - size * gradient)
+        moved = estimate.lookahead.displacement - size * gradient
+        params = jnp.clip(params + moved, *bounds)
     return found
 
 
-@pytest.mark.parametrize(("size", "smooth"), [(1e-4, True), (3e-2, False)])
-def test_is_the_recursion_of_fercoq_and_richtarik(size, smooth):
-    """Algorithm 1 with τ = K of n = d, both restarts and pattern moves, in NumPy."""
+@pytest.mark.parametrize(
+    ("size", "bounds"),
+    [(1e-4, (-np.inf, np.inf)), (3e-2, (-np.inf, np.inf)), (1e-4, (-1.0, 2.05))],
+)
+def test_is_the_recursion_of_fercoq_and_richtarik(size, bounds):
+    """Algorithm 1 with τ = K of n = d, both restarts and pattern moves, in NumPy.
+
+    Under bounds, the point at which a step starts is moved into the box. What is cut
+    off is no momentum, and a step from the end of a move that was cut is no way back.
+    """
+    center = 3.0 if np.isfinite(bounds).all() else 0.0
+    smooth = size < 1e-2
     first = share = DIRECTIONS / DIMENSION
     momentum = base = None
     before, since, lower = np.inf, 0, False
-    dropped = moved = refused = 0
+    dropped = moved = refused = cut = 0
     with jax.enable_x64(True):
-        found = run(25, size)
+        found = run(25, size, bounds=bounds, center=center)
         for t, (params, at, values, estimate, gradient) in enumerate(found[:-1]):
             lookahead, lookahead_value = estimate.lookahead
             params, at, values = (np.asarray(x) for x in (params, at, values))
             if t == 0:
                 momentum = base = params
             tries = not lower and since * DIRECTIONS >= DIMENSION
-            beyond = 2 * params - base
+            beyond = np.clip(2 * params - base, *bounds)
             if lower:
-                start = beyond
+                start = free = beyond
+                cut += (beyond != 2 * params - base).any()
             else:
-                start = params if tries else params + share * (momentum - params)
+                free = params if tries else params + share * (momentum - params)
+                start = np.clip(free, *bounds)
             np.testing.assert_allclose(at[0], params, rtol=1e-15)
             away = beyond if tries else start
             np.testing.assert_allclose(at[1], away, rtol=1e-12, atol=1e-14)
@@ -90,7 +105,7 @@ def test_is_the_recursion_of_fercoq_and_richtarik(size, smooth):
             elif drop or against:
                 momentum, share, dropped = following, first, dropped + 1
             else:
-                momentum = momentum + first / share * step
+                momentum = momentum + first / share * step + (start - free)
                 momentum += (beyond - params) * lower
                 share = (np.sqrt(share**4 + 4 * share**2) - share**2) / 2
             moved += lower and not undone
@@ -101,6 +116,7 @@ def test_is_the_recursion_of_fercoq_and_richtarik(size, smooth):
                 base, since = params, 0
     # Short steps go the same way for long, long ones neither on nor along a line.
     assert [n > 0 for n in (moved, dropped, refused)] == [smooth, *2 * [not smooth]]
+    assert bool(cut) == (center != 0)
 
 
 def test_the_gradient_is_the_one_at_the_lookahead_point():

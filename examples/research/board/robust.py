@@ -25,7 +25,7 @@ _CHANGE = 1e4
 _WHERE, _WIDTH = 0.1, 0.005
 # The share of the gap above which a run has gone up.
 _UP = 1.5
-# Those of the default method, with a first step that the state can hold.
+# The default optimizer and search, whose state can hold a first step.
 OPTIMIZER = optax.sgd(1.0)
 SEARCH = zo.search.parabolic(initial_step_size=1.0)
 
