@@ -146,7 +146,9 @@ def _estimated(
     step: jax.Array,
 ) -> Any:
     """`loss`, with an estimate as its derivative."""
-    estimate = gradients.value_and_grad(loss, estimator, evaluator, has_aux=True)
+    estimate = gradients.value_and_grad(
+        loss, estimator, evaluator=evaluator, has_aux=True
+    )
     key = jax.random.fold_in(key, step.astype("uint32"))
 
     def forward(params: Any) -> tuple[Any, Any]:

@@ -42,10 +42,11 @@ __all__ = ["value_and_grad", "value_fn"]
 def value_and_grad(
     loss_fn: Callable[..., Any],
     estimator: GradientEstimator,
-    evaluator: Evaluator = vectorized(),
+    argnums: int = 0,
+    has_aux: bool = False,
     *,
     wrt: nnx.filterlib.Filter = nnx.Param,
-    has_aux: bool = False,
+    evaluator: Evaluator = vectorized(),
 ) -> Callable[..., tuple[Any, nnx.State]]:
     """Estimates value and gradient of a module; replaces `nnx.value_and_grad`.
 
@@ -58,20 +59,22 @@ def value_and_grad(
       loss_fn: `loss_fn(model, *args, **kwargs)` returns a real scalar, or
         `(scalar, aux)` with `has_aux`.
       estimator: An estimator without state, such as `forward_difference()`.
-      evaluator: The evaluator of the points, as in `radazo_jax.value_and_grad`.
+      argnums: The position of the model among the arguments of `loss_fn`.
+      has_aux: Whether `loss_fn` returns a pair whose second element is auxiliary.
       wrt: A Flax filter for the variables to perturb; all others are fixed.
         `nnx.LoRAParam` selects the adapters of a frozen model.
-      has_aux: Whether `loss_fn` returns a pair whose second element is auxiliary.
+      evaluator: The evaluator of the points, as in `radazo_jax.value_and_grad`.
 
     Returns:
-      A function `(key, model, *args, **kwargs) -> (value, gradient)`, with
+      A function `(key, *args, **kwargs) -> (value, gradient)`, with
       `(value, aux)` for the value if `has_aux`. It consumes its key and updates the
       model's state outside `wrt`, and the other graph objects. `gradient` is an
       `nnx.State`, as `nnx.Optimizer.update` takes it.
 
     Raises:
-      TypeError: If `estimator` is not a `GradientEstimator`, or, when called, if
-        the loss is not real or a variable of `wrt` is not floating-point.
+      TypeError: If `estimator` is not a `GradientEstimator`, `argnums` is no integer,
+        or, when called, if the loss is not real or a variable of `wrt` is not
+        floating-point.
       ValueError: If, when called, the loss is not a scalar, no variable of the model
         is in `wrt`, or the estimator has state.
 
@@ -97,13 +100,13 @@ def value_and_grad(
       eq. (2).
     """
     _check_loss_fn(loss_fn)
+    if not isinstance(argnums, int):
+        raise TypeError(f"argnums must be the position of the model; got {argnums!r}.")
 
     def estimated(
-        key: jax.typing.ArrayLike | None = None,
-        model: Any = None,
-        *args: Any,
-        **kwargs: Any,
+        key: jax.typing.ArrayLike | None = None, *args: Any, **kwargs: Any
     ) -> tuple[Any, nnx.State]:
+        model, args = gradients.split(args, argnums)
         key = gradients.key_first(key, model, "model")
         objects, others, treedef = _objects((args, kwargs))
         graphdef, params, rest = _split((model, objects), wrt)
@@ -113,7 +116,7 @@ def value_and_grad(
         ) -> tuple[jax.Array, tuple[Any, nnx.State]]:
             evaluated = _merge(graphdef, params, rest)
             args, kwargs = _with_objects(treedef, others, evaluated[1])
-            output = loss_fn(evaluated[0], *args, **kwargs)
+            output = gradients.placed(loss_fn, argnums, evaluated[0], *args, **kwargs)
             value, aux = output if has_aux else (output, None)
             return value, (aux, _written(evaluated, wrt, rest))
 
@@ -121,10 +124,12 @@ def value_and_grad(
         if not has_aux and not _writes(loss, arguments):
             # Nothing but values to keep track of, which estimators make use of.
             estimate = gradients.value_and_grad(
-                lambda *a: loss(*a)[0], estimator, evaluator
+                lambda *a: loss(*a)[0], estimator, evaluator=evaluator
             )
             return estimate(key, *arguments)
-        estimate = gradients.value_and_grad(loss, estimator, evaluator, has_aux=True)
+        estimate = gradients.value_and_grad(
+            loss, estimator, evaluator=evaluator, has_aux=True
+        )
         (value, (aux, written)), gradient = estimate(key, *arguments)
         nnx.update((model, objects), written)
         return ((value, aux) if has_aux else value), gradient

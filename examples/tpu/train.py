@@ -182,7 +182,7 @@ def program(
     )
     loss = functools.partial(decoder.loss_fn, heads=args.heads)
     evaluator = zo.sharded("perturbation", args.at_once)
-    value_and_grad = zo.value_and_grad(loss, estimator, evaluator)
+    value_and_grad = zo.value_and_grad(loss, estimator, evaluator=evaluator)
 
     def keys(seed: jax.Array) -> jax.Array:
         return jax.random.split(jax.random.key(seed))

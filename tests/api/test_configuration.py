@@ -189,7 +189,7 @@ def value_and_grad(made):
     if isinstance(made, zo.Distribution):
         return zo.value_and_grad(loss, zo.forward_difference(made))
     if isinstance(made, zo.Evaluator):
-        return zo.value_and_grad(loss, FORWARD, made)
+        return zo.value_and_grad(loss, FORWARD, evaluator=made)
     return zo.value_and_grad(loss, made)
 
 

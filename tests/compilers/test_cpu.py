@@ -47,8 +47,10 @@ def step(loss, distribution, num_directions, batch_size=1, axis_name="k"):
         tables.DISTRIBUTIONS[distribution], num_directions, 1e-3
     )
     if axis_name is None:
-        return zo.value_and_grad(loss, estimator, zo.vectorized(batch_size))
-    return zo.value_and_grad(loss, estimator, zo.sharded(axis_name, batch_size))
+        return zo.value_and_grad(loss, estimator, evaluator=zo.vectorized(batch_size))
+    return zo.value_and_grad(
+        loss, estimator, evaluator=zo.sharded(axis_name, batch_size)
+    )
 
 
 KEY = jax.eval_shape(lambda: jax.random.key(0))

@@ -131,7 +131,9 @@ def test_all_coordinates_without_replacement_make_the_gradient():
     estimator = zo.central_difference(WithoutReplacement(), 6, smoothing=0.1)
     for batch_size in (None, 1):
         evaluator = zo.vectorized(batch_size)
-        value_and_grad = jit(zo.value_and_grad(quadratic, estimator, evaluator))
+        value_and_grad = jit(
+            zo.value_and_grad(quadratic, estimator, evaluator=evaluator)
+        )
         _, gradient = value_and_grad(0, jnp.ones(6))
         expected = CURVATURES * (1 - CENTER)
         np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-3)

@@ -23,7 +23,9 @@ def summary(name, estimator, batch_size, params, h):
         return h * jnp.mean(y**2)
 
     evaluator = zo.vectorized(batch_size)
-    value, gradient = zo.value_and_grad(loss, estimator, evaluator)(0, params, h)
+    value, gradient = zo.value_and_grad(loss, estimator, evaluator=evaluator)(
+        0, params, h
+    )
     return value + sum(jnp.sum(jnp.sin(g)) for g in jax.tree.leaves(gradient))
 
 

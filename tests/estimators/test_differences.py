@@ -420,7 +420,9 @@ def test_bad_arguments(call, error, message):
 def test_evaluations_in_turn_begin_with_the_one_at_the_parameters(batch_size, waits):
     # Otherwise a compiler would run two evaluations at once, in the memory of both.
     estimator = zo.forward_difference(num_directions=3)
-    value_and_grad = zo.value_and_grad(quadratic, estimator, zo.vectorized(batch_size))
+    value_and_grad = zo.value_and_grad(
+        quadratic, estimator, evaluator=zo.vectorized(batch_size)
+    )
     jaxpr = jax.make_jaxpr(value_and_grad)(jax.random.key(0), PARAMS)
     shapes = {leaf.shape for leaf in jax.tree.leaves(PARAMS)}
     assert any(shapes <= among for among in ties(jaxpr.jaxpr)) == waits
@@ -443,7 +445,7 @@ def test_aux_holds_what_is_no_array(make, batch_size):
         return jnp.sum(params**2), {"name": "loss", "none": None, "twice": 2 * params}
 
     value_and_grad = zo.value_and_grad(
-        loss, make(Hashed(), 3), zo.vectorized(batch_size), has_aux=True
+        loss, make(Hashed(), 3), evaluator=zo.vectorized(batch_size), has_aux=True
     )
     (_, aux), _ = value_and_grad(0, jnp.ones(4))
     assert aux["name"] == "loss" and aux["none"] is None

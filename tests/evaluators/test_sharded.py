@@ -61,7 +61,7 @@ def estimate_on(
         specs = {"w": params_spec or P(), "b": P()}
         params = jax.tree.map(jax.device_put, params, specs)
         x = jax.device_put(x, batch_spec or P())
-        program = jit(zo.value_and_grad(loss, estimator, evaluator))
+        program = jit(zo.value_and_grad(loss, estimator, evaluator=evaluator))
         compiled = program.lower(jax.random.key(3), params, x).compile()
         value, gradient = compiled(jax.random.key(3), params, x)
     return jax.device_get((value, gradient)), sent(compiled)
@@ -72,7 +72,7 @@ def on_one_device(name, distribution, batch_size=None):
     """The estimate along five directions."""
     estimator = ESTIMATORS[name](DISTRIBUTIONS[distribution], 5, 0.1)
     evaluator = zo.vectorized(batch_size)
-    value_and_grad = jit(zo.value_and_grad(loss, estimator, evaluator))
+    value_and_grad = jit(zo.value_and_grad(loss, estimator, evaluator=evaluator))
     return value_and_grad(jax.random.key(3), *problem())
 
 
@@ -130,7 +130,9 @@ def test_equal_losses_make_bit_equal_gradients_whatever_is_together(distribution
     for size in (1, 8):
         estimator = zo.forward_difference(DISTRIBUTIONS[distribution], 11, 1.0)
         with jax.set_mesh(mesh_of(size)):
-            step = jax.jit(zo.value_and_grad(exact, estimator, zo.sharded("k")))
+            step = jax.jit(
+                zo.value_and_grad(exact, estimator, evaluator=zo.sharded("k"))
+            )
             results.append(jax.device_get(step(jax.random.key(0), params, x)))
     chex.assert_trees_all_equal(*results)
 
@@ -228,7 +230,7 @@ def test_gradients_and_steps_have_the_sharding_of_explicit_parameters():
     params, x = problem()
     tx = zo.radazo(1e-2)
     value_and_grad = zo.value_and_grad(
-        loss, zo.forward_difference(Hashed()), zo.sharded("k")
+        loss, zo.forward_difference(Hashed()), evaluator=zo.sharded("k")
     )
     with jax.set_mesh(mesh_of(2, 2, 2, types=AxisType.Explicit)):
         specs = {"w": P(None, "model"), "b": P("model")}
@@ -302,7 +304,7 @@ def test_inside_a_shard_map_of_the_user():
     params, x = problem()
     estimator = zo.forward_difference(Hashed(), num_directions=7, smoothing=0.1)
     evaluator = zo.sharded("k", batch_size=1)
-    value_and_grad = zo.value_and_grad(loss, estimator, evaluator)
+    value_and_grad = zo.value_and_grad(loss, estimator, evaluator=evaluator)
     with jax.set_mesh(mesh_of(8)):
         manual = jax.shard_map(
             lambda params, x: value_and_grad(jax.random.key(3), params, x),
@@ -325,7 +327,7 @@ def test_aux_is_that_of_one_device(name):
 
     estimator = ESTIMATORS[name](Hashed(), num_directions=3)
     alone, sharded = (
-        zo.value_and_grad(with_aux, estimator, evaluator, has_aux=True)
+        zo.value_and_grad(with_aux, estimator, evaluator=evaluator, has_aux=True)
         for evaluator in (zo.vectorized(1), zo.sharded("k", 1))
     )
     (value, aux), gradient = alone(jax.random.key(0), params, x)
@@ -345,7 +347,9 @@ def test_each_device_does_its_share_of_the_products():
         """Counts products of [32, 64] with [64, 64] in sequence."""
         estimator = zo.forward_difference(Hashed(), num_directions=7)
         with jax.set_mesh(mesh_of(size)):
-            step = jax.jit(zo.value_and_grad(loss, estimator, zo.sharded("k")))
+            step = jax.jit(
+                zo.value_and_grad(loss, estimator, evaluator=zo.sharded("k"))
+            )
             hlo = step.lower(jax.random.key(0), params, x).compile().as_text()
         products = re.findall(r"f32\[([\d,]+)\]\S* dot\(", hlo)
         elements = sum(math.prod(map(int, shape.split(","))) for shape in products)
@@ -363,7 +367,7 @@ def test_bad_axes_are_named():
     with pytest.raises(ValueError, match=r"must name each axis once; got \('k', 'k'\)"):
         zo.sharded(("k", "k"))
     value_and_grad = zo.value_and_grad(
-        loss, zo.forward_difference(Hashed()), zo.sharded("k")
+        loss, zo.forward_difference(Hashed()), evaluator=zo.sharded("k")
     )
     with pytest.raises(ValueError, match=r"there is no mesh.*jax.set_mesh"):
         value_and_grad(0, params, x)
@@ -379,7 +383,7 @@ def test_bad_axes_are_named():
 def test_an_axis_that_is_in_use_is_named(types):
     params, x = problem()
     value_and_grad = zo.value_and_grad(
-        loss, zo.forward_difference(Hashed()), zo.sharded("k")
+        loss, zo.forward_difference(Hashed()), evaluator=zo.sharded("k")
     )
     with jax.set_mesh(mesh_of(2, types=types)):
         sharded = params | {"w": jax.device_put(params["w"], P("k"))}
@@ -399,7 +403,7 @@ def test_estimates_of_their_own_inside_a_shard_map(distribution, batch_size):
     value_and_grad = zo.value_and_grad(
         loss,
         zo.forward_difference(DISTRIBUTIONS[distribution], 3),
-        zo.vectorized(batch_size),
+        evaluator=zo.vectorized(batch_size),
     )
     keys = jax.random.split(jax.random.key(0), 4)
     params = {

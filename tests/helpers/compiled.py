@@ -149,7 +149,7 @@ def program(platform, run, distribution="", num_directions=1, mesh=(1, 1, 1), **
         optimizer = getattr(zo, run)(1e-6)
         estimator = zo.forward_difference(getattr(zo, distribution)(), num_directions)
         evaluator = zo.sharded("k", 1) if mesh.size > 1 else zo.vectorized(1)
-        value_and_grad = zo.value_and_grad(loss, estimator, evaluator)
+        value_and_grad = zo.value_and_grad(loss, estimator, evaluator=evaluator)
 
         def fun(params, state, key, tokens):
             value, gradient = value_and_grad(key, params, tokens)

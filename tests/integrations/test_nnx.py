@@ -20,8 +20,8 @@ ESTIMATORS = {
     "central": zo.central_difference(Hashed(), num_directions=3),
 }
 # An estimator and its evaluator.
-WAYS = {name: (estimator, zo.vectorized()) for name, estimator in ESTIMATORS.items()}
-WAYS["forward in turn"] = (ESTIMATORS["forward"], zo.vectorized(1))
+WAYS = {name: {"estimator": estimator} for name, estimator in ESTIMATORS.items()}
+WAYS["forward in turn"] = WAYS["forward"] | {"evaluator": zo.vectorized(1)}
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def functional(way, model, key, wrt=nnx.Param):
         rest_again = jax.tree.map(lambda x: x, rest)
         return loss_fn(nnx.merge(graphdef, params, rest_again), X, Y)
 
-    return jit(zo.value_and_grad(loss, *way))(key, params)
+    return jit(zo.value_and_grad(loss, **way))(key, params)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_estimates_what_the_functional_interface_does(name):
     model, key = Net(nnx.Rngs(0)), jax.random.key(2)
     expected_value, expected = functional(WAYS[name], model, key)
     before = pure(model, nnx.Param)
-    value_and_grad = nnx.jit(zo_nnx.value_and_grad(loss_fn, *WAYS[name]))
+    value_and_grad = nnx.jit(zo_nnx.value_and_grad(loss_fn, **WAYS[name]))
     value, gradient = value_and_grad(key, model, X, Y)
     np.testing.assert_allclose(value, expected_value, rtol=1e-6)
     trees = map(nnx.to_pure_dict, (gradient, expected))
@@ -224,7 +224,7 @@ def test_bad_input_is_named():
     with pytest.raises(TypeError, match="estimator must be a GradientEstimator"):
         zo_nnx.value_and_grad(loss_fn, zo.radazo(1e-2))
     with pytest.raises(TypeError, match="evaluator must be an Evaluator such as"):
-        zo_nnx.value_and_grad(loss_fn, estimator, nnx.LoRAParam)
+        zo_nnx.value_and_grad(loss_fn, estimator, evaluator=nnx.LoRAParam)
     with pytest.raises(ValueError, match=r"wrt must match.*LoRAParam.*none of Linear"):
         zo_nnx.value_and_grad(loss_fn, estimator, wrt=nnx.LoRAParam)(0, model, X, Y)
     with pytest.raises(ValueError, match="wrt must match variables"):

@@ -94,7 +94,9 @@ def test_a_stack_without_layers(batch_size):
         return jnp.sum(x)
 
     estimator = zo.forward_difference(zo.low_rank(), 3)
-    value_and_grad = zo.value_and_grad(loss, estimator, zo.vectorized(batch_size))
+    value_and_grad = zo.value_and_grad(
+        loss, estimator, evaluator=zo.vectorized(batch_size)
+    )
     value, gradient = jit(value_and_grad)(KEY, params)
     assert value == 40 and gradient["stack"].shape == (0, 4, 4)
 
@@ -126,6 +128,6 @@ def test_a_loss_that_cannot_be_batched_is_told_the_way_out(loss, name):
     with pytest.raises((ValueError, NotImplementedError), match=message) as error:
         jit(zo.value_and_grad(loss, estimator))(KEY, jnp.ones((4, 3)))
     assert error.value.__cause__ is not None
-    in_turn = jit(zo.value_and_grad(loss, estimator, zo.vectorized(1)))
+    in_turn = jit(zo.value_and_grad(loss, estimator, evaluator=zo.vectorized(1)))
     value, _ = in_turn(KEY, jnp.ones((4, 3)))
     assert np.isfinite(value)

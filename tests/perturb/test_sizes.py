@@ -206,7 +206,9 @@ def test_an_estimate_of_low_rank_draws_as_much_however_often_leaves_are_read(
     def draws(steps):
         calls.clear()
         fun = zo.value_and_grad(
-            lambda p, x: unrolled(p, x, steps).sum(), estimator, zo.vectorized(1)
+            lambda p, x: unrolled(p, x, steps).sum(),
+            estimator,
+            evaluator=zo.vectorized(1),
         )
         jax.make_jaxpr(fun)(jax.random.key(0), unrolled_params(), normal(6))
         return len(calls)

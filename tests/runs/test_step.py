@@ -78,7 +78,9 @@ def test_one_program(distribution, batch_size):
         traces.append(None)
         return jnp.sum((x - target) ** 2)
 
-    value_and_grad = zo.value_and_grad(loss, estimator, zo.vectorized(batch_size))
+    value_and_grad = zo.value_and_grad(
+        loss, estimator, evaluator=zo.vectorized(batch_size)
+    )
 
     @jax.jit
     def step(key, x, state, target):

@@ -90,7 +90,7 @@ def step_of(
     optimizer: optax.GradientTransformationExtraArgs,
     evaluator: zo.Evaluator = ALL_AT_ONCE,
 ) -> Callable[..., Any]:
-    value_and_grad = zo.value_and_grad(loss, estimator, evaluator)
+    value_and_grad = zo.value_and_grad(loss, estimator, evaluator=evaluator)
 
     def step(params: Any, state: Any, key: jax.Array, batch: Any) -> Any:
         value, gradient = value_and_grad(key, params, batch)

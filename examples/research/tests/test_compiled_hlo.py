@@ -243,7 +243,7 @@ def test_products_a_device(distribution, size, num_directions, evaluations):
     params = abstract(mesh, P(), DEPTH, WIDTH, WIDTH)
     x = abstract(mesh, P(), ROWS, WIDTH)
     estimator = zo.forward_difference(getattr(zo, distribution)(), num_directions)
-    fun = zo.value_and_grad(layers, estimator, zo.sharded("k", 1))
+    fun = zo.value_and_grad(layers, estimator, evaluator=zo.sharded("k", 1))
     key = jax.eval_shape(lambda: jax.random.key(0))
     program = hlo.Program(compiled(mesh, fun, key, params, x).as_text())
     # Products with the two factors are of a width of one.

@@ -1,7 +1,8 @@
 """Estimates of gradients: points, their values, and what is made of them."""
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -35,9 +36,10 @@ _UNTRACEABLE = (
 def value_and_grad(
     fun: Callable[..., Any],
     estimator: GradientEstimator,
-    evaluator: Evaluator = vectorized(),
-    *,
+    argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
+    *,
+    evaluator: Evaluator = vectorized(),
 ) -> Callable[..., tuple[Any, Any]]:
     """Estimates value and gradient of a function; replaces `jax.value_and_grad`.
 
@@ -48,22 +50,25 @@ def value_and_grad(
       estimator: An estimator without state, such as `forward_difference()`. Under a
         distribution that is `sequential`, the directions of each call are numbered from
         0.
+      argnums: The position of the parameters among the arguments of `fun`, or several
+        positions. With several, the gradient is a tuple.
+      has_aux: Whether `fun` returns a pair whose second element is auxiliary.
       evaluator: The evaluator of the points: `vectorized(batch_size)`, or
         `sharded(axis_name)` to evaluate them on the devices along a mesh axis.
-      has_aux: Whether `fun` returns a pair whose second element is auxiliary.
 
     Returns:
-      A function `(key, params, *args, **kwargs) -> (value, gradient)`, with
-      `(value, aux)` for the value if `has_aux`. It consumes its key. All
-      evaluations get the same `args` and `kwargs`: the same minibatch, the same
+      A function `(key, *args, **kwargs) -> (value, gradient)`, with `(value, aux)` for
+      the value if `has_aux`. `args` and `kwargs` are those of `fun`. It consumes its
+      key. All evaluations get the same other arguments: the same minibatch, the same
       dropout key.
 
     Raises:
-      TypeError: If `estimator` is not a `GradientEstimator`, or, when called, if
-        the first argument is no key, the loss is not real or the parameters are not
-        floating-point.
-      ValueError: If, when called, the loss is not a scalar, the tree of parameters is
-        empty, or the estimator has state (use `solver`).
+      TypeError: If `estimator` is not a `GradientEstimator`, `argnums` are no integers,
+        or, when called, if the first argument is no key, the loss is not real or the
+        parameters are not floating-point.
+      ValueError: If, when called, there is no argument at `argnums`, the loss is not a
+        scalar, the tree of parameters is empty, or the estimator has state (use
+        `solver`).
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -82,13 +87,12 @@ def value_and_grad(
     """
     check_estimator(estimator)
     check_evaluator(evaluator)
+    check_argnums(argnums)
 
     def estimated(
-        key: jax.typing.ArrayLike | None = None,
-        params: optax.Params = None,
-        *args: Any,
-        **kwargs: Any,
+        key: jax.typing.ArrayLike | None = None, *args: Any, **kwargs: Any
     ) -> tuple[Any, Any]:
+        params, others = split(args, argnums)
         key = key_first(key, params, "params")
         state = estimator.init(params)
         if jax.tree.leaves(state):
@@ -96,7 +100,8 @@ def value_and_grad(
                 "estimator must have no state, which value_and_grad would lose; got "
                 "one with state. Use solver(fun, optimizer, estimator) instead."
             )
-        loss = Partial(of_params, fun, args, kwargs)
+        at = fun if argnums == 0 else partial(placed, fun, argnums)
+        loss = Partial(of_params, at, others, kwargs)
         found = _compiled_estimate(estimator, evaluator, loss, key, params, has_aux)
         if found is None:
             found, _ = estimate(
@@ -111,6 +116,56 @@ def value_and_grad(
         return found
 
     return estimated
+
+
+def check_argnums(argnums: Any) -> None:
+    """Raises unless these are a position, or several."""
+    several = isinstance(argnums, Sequence) and not isinstance(argnums, str)
+    each = argnums if several and len(argnums) else [argnums]
+    if not all(isinstance(i, int) and not isinstance(i, bool) for i in each):
+        raise TypeError(
+            "argnums must be the position of the parameters among the arguments of "
+            f"fun, or a tuple of positions; got {argnums!r}."
+        )
+
+
+def split(
+    args: tuple[Any, ...], argnums: int | Sequence[int]
+) -> tuple[Any, tuple[Any, ...]]:
+    """The parameters, a tuple if there are several, and the other arguments."""
+    if not args:
+        return None, ()
+    places = _places(argnums, len(args))
+    others = tuple(x for i, x in enumerate(args) if i not in places)
+    chosen = tuple(args[i] for i in places)
+    return (chosen[0] if isinstance(argnums, int) else chosen), others
+
+
+def _places(argnums: int | Sequence[int], size: int) -> list[int]:
+    """The positions of the parameters among so many arguments, from 0."""
+    each = [argnums] if isinstance(argnums, int) else list(argnums)
+    if any(not -size <= i < size for i in each):
+        raise ValueError(
+            f"argnums must be positions of the {size} arguments of fun; got "
+            f"{argnums!r}."
+        )
+    return [i % size for i in each]
+
+
+def placed(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int],
+    params: Any,
+    *others: Any,
+    **kwargs: Any,
+) -> Any:
+    """`fun` with the parameters at their positions."""
+    chosen = [params] if isinstance(argnums, int) else list(params)
+    places = _places(argnums, len(chosen) + len(others))
+    found, rest = dict(zip(places, chosen, strict=True)), iter(others)
+    size = len(chosen) + len(others)
+    args = [found[i] if i in found else next(rest) for i in range(size)]
+    return fun(*args, **kwargs)
 
 
 class _Estimator(NamedTuple):

@@ -90,7 +90,9 @@ def sharded(axis_name: AxisName, batch_size: int | None = None) -> Evaluator:
       >>> import radazo_jax as zo
       >>> value_and_grad = jax.jit(
       ...     zo.value_and_grad(
-      ...         lambda x: jnp.sum(x**2), zo.forward_difference(), zo.sharded("k")
+      ...         lambda x: jnp.sum(x**2),
+      ...         zo.forward_difference(),
+      ...         evaluator=zo.sharded("k"),
       ...     )
       ... )
       >>> with jax.set_mesh(jax.make_mesh((jax.device_count(),), ("k",))):

@@ -67,7 +67,9 @@ def vectorized(batch_size: int | None = None) -> Evaluator:
       >>> import jax, jax.numpy as jnp
       >>> import radazo_jax as zo
       >>> value_and_grad = zo.value_and_grad(
-      ...     lambda x: jnp.sum(x**2), zo.forward_difference(), zo.vectorized(1)
+      ...     lambda x: jnp.sum(x**2),
+      ...     zo.forward_difference(),
+      ...     evaluator=zo.vectorized(1),
       ... )
       >>> value, gradient = value_and_grad(jax.random.key(0), jnp.ones(3))
       >>> float(value)

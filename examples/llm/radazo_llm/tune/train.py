@@ -87,7 +87,7 @@ def train_step(job: Job, state: State, batch: Batch) -> tuple[State, jax.Array]:
     value_and_grad = zo_nnx.value_and_grad(
         loss_function,
         settings.estimator(),
-        zo.vectorized(batch_size=1),
+        evaluator=zo.vectorized(batch_size=1),
         wrt=lora.FILTERS[settings.tune],
     )
     model = nnx.merge(job.graphdef, state.params, job.rest)
