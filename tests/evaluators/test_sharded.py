@@ -57,13 +57,14 @@ def estimate_on(
     evaluator=ALONG_K,
 ):
     """Value and gradient on a mesh, and the program's collectives."""
+    key = jax.random.key(3)
     with jax.set_mesh(mesh):
         specs = {"w": params_spec or P(), "b": P()}
         params = jax.tree.map(jax.device_put, params, specs)
         x = jax.device_put(x, batch_spec or P())
         program = jit(zo.value_and_grad(loss, estimator, evaluator))
-        compiled = program.lower(jax.random.key(3), params, x).compile()
-        value, gradient = compiled(jax.random.key(3), params, x)
+        compiled = program.lower(key, params, x).compile()
+        value, gradient = compiled(key, params, x)
     return jax.device_get((value, gradient)), sent(compiled)
 
 
@@ -125,13 +126,13 @@ def test_equal_losses_make_bit_equal_gradients_whatever_is_together(distribution
         del x
         return jnp.sum(jnp.round(64 * params["w"])) + jnp.sum(jnp.round(params["b"]))
 
-    params, x = problem()
+    (params, x), key = problem(), jax.random.key(0)
     results = []
     for size in (1, 8):
         estimator = zo.forward_difference(DISTRIBUTIONS[distribution], 11, 1.0)
         with jax.set_mesh(mesh_of(size)):
             step = jax.jit(zo.value_and_grad(exact, estimator, zo.sharded("k")))
-            results.append(jax.device_get(step(jax.random.key(0), params, x)))
+            results.append(jax.device_get(step(key, params, x)))
     chex.assert_trees_all_equal(*results)
 
 
@@ -225,7 +226,7 @@ def test_factors_are_the_same_where_the_parameters_are_sharded(types):
 
 
 def test_gradients_and_steps_have_the_sharding_of_explicit_parameters():
-    params, x = problem()
+    (params, x), key = problem(), jax.random.key(0)
     tx = zo.radazo(1e-2)
     value_and_grad = zo.value_and_grad(
         loss, zo.forward_difference(Hashed()), zo.sharded("k")
@@ -242,7 +243,7 @@ def test_gradients_and_steps_have_the_sharding_of_explicit_parameters():
             updates, state = tx.update(gradient, state, params)
             return optax.apply_updates(params, updates), state
 
-        after, _ = step(jax.random.key(0), params, jax.jit(tx.init)(params), x)
+        after, _ = step(key, params, jax.jit(tx.init)(params), x)
         for name, spec in specs.items():
             assert after[name].sharding.spec == spec
 
@@ -290,7 +291,7 @@ def test_explicit_parameters_without_a_mesh_around(distribution):
 
 @pytest.mark.slow
 def test_evaluations_sharded_over_two_axes():
-    given = (zo.forward_difference(Hashed(), num_directions=7), *problem())
+    given = (zo.forward_difference(zo.rademacher(), num_directions=7), *problem())
     over_two, over_one = zo.sharded(("k", "data"), 1), zo.sharded("k", 1)
     two, found = estimate_on(mesh_of(2, 4), *given, jit=jax.jit, evaluator=over_two)
     one, _ = estimate_on(mesh_of(8), *given, jit=jax.jit, evaluator=over_one)
@@ -299,20 +300,40 @@ def test_evaluations_sharded_over_two_axes():
 
 
 def test_inside_a_shard_map_of_the_user():
-    params, x = problem()
-    estimator = zo.forward_difference(Hashed(), num_directions=7, smoothing=0.1)
+    (params, x), key = problem(), jax.random.key(3)
+    estimator = zo.forward_difference(zo.rademacher(), num_directions=7, smoothing=0.1)
     evaluator = zo.sharded("k", batch_size=1)
     value_and_grad = zo.value_and_grad(loss, estimator, evaluator)
     with jax.set_mesh(mesh_of(8)):
         manual = jax.shard_map(
-            lambda params, x: value_and_grad(jax.random.key(3), params, x),
-            in_specs=P(),
-            out_specs=P(),
-            check_vma=False,
+            value_and_grad, in_specs=P(), out_specs=P(), check_vma=False
         )
-        inside = jax.device_get(jit(manual)(params, x))
+        inside = jax.device_get(jit(manual)(key, params, x))
     outside, _ = estimate_on(mesh_of(8), estimator, params, x, evaluator=evaluator)
     chex.assert_trees_all_close(inside, outside, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(
+    raises=AssertionError, reason="the draw is checked on the user's mesh", strict=True
+)
+def test_a_custom_distribution_whose_first_draw_is_inside_a_shard_map():
+    """On axes that no other test has: JAX keeps the eager program that fails."""
+
+    class New(Hashed):
+        """A distribution that has drawn nothing."""
+
+    params, key = jnp.ones(5), jax.random.key(3)
+    value_and_grad = zo.value_and_grad(
+        lambda params: jnp.sum(params**2), zo.forward_difference(New(), 3)
+    )
+    mesh = jax.make_mesh((2,), ("new",), axis_types=(AxisType.Auto,))
+    with jax.set_mesh(mesh):
+        inside = jax.shard_map(
+            value_and_grad, in_specs=P(), out_specs=P(), check_vma=False
+        )
+        value, _ = jit(inside)(key, params)
+    assert value == 5
 
 
 @pytest.mark.slow
@@ -328,25 +349,24 @@ def test_aux_is_that_of_one_device(name):
         zo.value_and_grad(with_aux, estimator, evaluator, has_aux=True)
         for evaluator in (zo.vectorized(1), zo.sharded("k", 1))
     )
-    (value, aux), gradient = alone(jax.random.key(0), params, x)
+    key = jax.random.key(0)
+    (value, aux), gradient = alone(key, params, x)
     with jax.set_mesh(mesh_of(4)):
-        (sharded_value, sharded_aux), sharded_gradient = sharded(
-            jax.random.key(0), params, x
-        )
+        (sharded_value, sharded_aux), sharded_gradient = sharded(key, params, x)
     np.testing.assert_allclose(sharded_aux["mean"], aux["mean"], rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(sharded_value, value, rtol=1e-6)
     np.testing.assert_allclose(sharded_gradient["w"], gradient["w"], atol=1e-3)
 
 
 def test_each_device_does_its_share_of_the_products():
-    params, x = problem(features=64, hidden=64)
+    (params, x), key = problem(features=64, hidden=64), jax.random.key(0)
 
     def num_products(size):
         """Counts products of [32, 64] with [64, 64] in sequence."""
         estimator = zo.forward_difference(Hashed(), num_directions=7)
         with jax.set_mesh(mesh_of(size)):
             step = jax.jit(zo.value_and_grad(loss, estimator, zo.sharded("k")))
-            hlo = step.lower(jax.random.key(0), params, x).compile().as_text()
+            hlo = step.lower(key, params, x).compile().as_text()
         products = re.findall(r"f32\[([\d,]+)\]\S* dot\(", hlo)
         elements = sum(math.prod(map(int, shape.split(","))) for shape in products)
         return elements / (32 * 64)
