@@ -22,6 +22,7 @@ from tests.helpers.tables import (
     DISTRIBUTIONS,
     ESTIMATORS,
     FAST,
+    KINDS,
     assert_same_draws,
     each_distribution,
     every,
@@ -106,7 +107,8 @@ def test_estimates_what_one_device_does(distribution, name, batch_size):
 
 
 @pytest.mark.parametrize(
-    ("distribution", "name"), each_distribution(ESTIMATORS, fast=["sphere"])
+    ("distribution", "name"),
+    each_distribution(ESTIMATORS, fast=["sphere"], among=KINDS),
 )
 def test_one_by_one_is_bit_equal_on_any_number_of_devices(distribution, name):
     estimator = ESTIMATORS[name](DISTRIBUTIONS[distribution], num_directions=5)
@@ -118,7 +120,7 @@ def test_one_by_one_is_bit_equal_on_any_number_of_devices(distribution, name):
     chex.assert_trees_all_equal(*results)
 
 
-@pytest.mark.parametrize("distribution", every(DISTRIBUTIONS, "sphere"))
+@pytest.mark.parametrize("distribution", every(KINDS, "sphere"))
 def test_equal_losses_make_bit_equal_gradients_whatever_is_together(distribution):
     """Sums of small integers have no rounding, in whatever order."""
 
@@ -138,7 +140,7 @@ def test_equal_losses_make_bit_equal_gradients_whatever_is_together(distribution
 
 @pytest.mark.parametrize(
     ("distribution", "name", "types"),
-    each_distribution(ESTIMATORS, (AxisType.Auto, AxisType.Explicit)),
+    each_distribution(ESTIMATORS, (AxisType.Auto, AxisType.Explicit), among=KINDS),
 )
 def test_replicated_parameters_send_scalars_alone(distribution, name, types):
     params, x = problem(features=64, hidden=32)
@@ -149,7 +151,7 @@ def test_replicated_parameters_send_scalars_alone(distribution, name, types):
     assert found and sum(found) <= 4 * (num_values + 1) + 64
 
 
-@pytest.mark.parametrize("distribution", every(DISTRIBUTIONS, *FAST))
+@pytest.mark.parametrize("distribution", every(KINDS, *FAST))
 def test_data_parallelism_alone_sends_scalars_alone(distribution):
     params, x = problem(features=64, hidden=32)
     estimator = zo.forward_difference(DISTRIBUTIONS[distribution], num_directions=7)
@@ -160,7 +162,8 @@ def test_data_parallelism_alone_sends_scalars_alone(distribution):
 
 
 @pytest.mark.parametrize(
-    ("distribution", "types"), each_distribution((AxisType.Auto, AxisType.Explicit))
+    ("distribution", "types"),
+    each_distribution((AxisType.Auto, AxisType.Explicit), among=KINDS),
 )
 def test_all_three_in_one_mesh(distribution, types):
     params, x = problem()
@@ -275,7 +278,7 @@ def test_replayed_moments_of_sharded_parameters(types):
     )
 
 
-@pytest.mark.parametrize("distribution", every(DISTRIBUTIONS, *FAST))
+@pytest.mark.parametrize("distribution", every(KINDS, *FAST))
 def test_explicit_parameters_without_a_mesh_around(distribution):
     """The mesh comes from the types of arrays, as in operations of JAX."""
     params, x = problem()
@@ -412,7 +415,8 @@ def test_an_axis_that_is_in_use_is_named(types):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("distribution", "batch_size"), each_distribution((None, 1), fast=["sphere"])
+    ("distribution", "batch_size"),
+    each_distribution((None, 1), fast=["sphere"], among=KINDS),
 )
 def test_estimates_of_their_own_inside_a_shard_map(distribution, batch_size):
     """Parameters and keys of each device, with the checks of `shard_map` on."""
