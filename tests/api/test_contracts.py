@@ -178,23 +178,16 @@ def sharded(estimator, path):
 
 
 DRIVERS = (journaled, replayed, told, black_box, stepped, one_by_one, sharded)
-IN_FAST_RUN = {
-    ("accelerated", "told"),
-    *itertools.product(("annealed",), (driver.__name__ for driver in DRIVERS)),
-}
+IN_FAST_RUN = {("accelerated", told), *itertools.product(("annealed",), DRIVERS)}
+
+
+# Each estimator in two kinds of run, and each kind of run with several estimators.
+KINDS = itertools.cycle(DRIVERS)
+CASES = [(name, next(KINDS)) for name in BY_NAME for _ in range(2)]
 
 
 @pytest.mark.parametrize(
-    ("name", "driver"),
-    [
-        pytest.param(
-            name,
-            driver,
-            id=f"{name}-{driver.__name__}",
-            marks=[] if (name, driver.__name__) in IN_FAST_RUN else pytest.mark.slow,
-        )
-        for name, driver in itertools.product(BY_NAME, DRIVERS)
-    ],
+    ("name", "driver"), every(dict.fromkeys([*IN_FAST_RUN, *CASES]), *IN_FAST_RUN)
 )
 def test_takes_the_same_steps_in_every_kind_of_run(name, driver, tmp_path):
     expected, got = compiled(name), driver(BY_NAME[name], tmp_path / "run.jsonl")

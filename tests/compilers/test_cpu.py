@@ -120,15 +120,12 @@ def test_cross_entropy_over_a_sharded_vocabulary():
         found = jax.nn.log_softmax(logits)
         return -jnp.mean(jnp.take_along_axis(found, tokens[..., None], axis=-1))
 
-    expected, _ = step(loss, "gaussian", 3, None, None)(
-        jax.random.key(2), params, tokens
-    )
+    key = jax.random.key(2)
+    expected, _ = step(loss, "gaussian", 3, None, None)(key, params, tokens)
     with jax.set_mesh(mesh):
         params = jax.device_put(params, P(None, "model"))
         tokens = jax.device_put(tokens, P("data"))
-        value, gradient = jax.jit(step(loss, "gaussian", 3))(
-            jax.random.key(2), params, tokens
-        )
+        value, gradient = jax.jit(step(loss, "gaussian", 3))(key, params, tokens)
     np.testing.assert_allclose(value, expected, rtol=1e-5)
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradient))
 

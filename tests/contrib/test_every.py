@@ -1,6 +1,7 @@
 """Each of the paper's relatives in every run, and what all refuse."""
 
 import contextlib
+import itertools
 
 import chex
 import jax
@@ -51,9 +52,12 @@ def on_explicit_mesh():
     return jax.make_mesh((4, 2), ("k", "model"), axis_types=types)
 
 
-@pytest.mark.parametrize("name", every(MAKERS, "linear_interpolation"))
+KINDS = itertools.cycle(("float64", "sharded", "orthonormal", "bfloat16"))
+
+
 @pytest.mark.parametrize(
-    "kind", ["bfloat16", *map(slow, ("float64", "sharded", "orthonormal"))]
+    ("name", "kind"),
+    [("linear_interpolation", "bfloat16"), *map(slow, MAKERS, KINDS)],
 )
 def test_dtypes_meshes_and_distributions(name, kind):
     """Two steps: a state stays of its types, and a gradient has the parameters'."""

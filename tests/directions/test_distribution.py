@@ -18,6 +18,7 @@ from tests.helpers.tables import (
     BY_POSITION,
     DISTRIBUTIONS,
     FAST,
+    KINDS,
     assert_same_draws,
     covariance,
     every,
@@ -140,7 +141,7 @@ def test_a_direction_is_small_whatever_the_parameters(distribution):
         assert leaf.shape == ()
 
 
-@pytest.mark.parametrize("distribution", every(DISTRIBUTIONS, *FAST))
+@pytest.mark.parametrize("distribution", every(KINDS, *FAST))
 def test_directions_are_pytrees_that_vmap_and_scan(distribution):
     distribution = DISTRIBUTIONS[distribution]
     keys = jax.random.split(jax.random.key(1), 3)

@@ -13,6 +13,7 @@ from tests.helpers.compare import Hashed
 from tests.helpers.tables import (
     DISTRIBUTIONS,
     ESTIMATORS,
+    KINDS,
     covariance,
     each_distribution,
     jit,
@@ -96,7 +97,7 @@ def numpy_eq2(f, theta, us, mu, factor, *, central):
 @pytest.mark.parametrize(
     ("distribution", "name", "batch_size"),
     [
-        *each_distribution(ESTIMATORS, (None, 1), twice=True),
+        *each_distribution(ESTIMATORS, (None, 1)),
         ("sphere", "forward", 3),
         slow("low_rank", "central", 3),
     ],
@@ -139,7 +140,7 @@ def mean_gradient(fun, estimator, num=4000):
 
 # The fast run has the cubic below, and low rank among the tests of that distribution.
 @pytest.mark.parametrize(
-    ("distribution", "name"), each_distribution(ESTIMATORS, fast=())
+    ("distribution", "name"), each_distribution(ESTIMATORS, fast=(), among=KINDS)
 )
 def test_mean_on_a_quadratic_is_the_gradient(distribution, name):
     # The smoothed quadratic has the same gradient, for any μ.

@@ -1,5 +1,7 @@
 """`perturb(fun)` against its definition, on the programs of the zoo."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -23,6 +25,12 @@ SELECTED = [name for name, program in PROGRAMS.items() if program.selected]
 # Their many lookups take long to compile with factors.
 LONG = ("starts_out_of_range", "look_up_modes")
 QUICK = ("custom_derivatives", "remat", "branches", "while_loops")
+# Beside the selected ones, a program of each kind of rule that has a derivative.
+DERIVED = (
+    *(name for name in SELECTED if PROGRAMS[name].differentiable),
+    *("scans", "associative_operations", "bfloat16_leaves", "rounded_on_the_way"),
+    *("look_ups", "convolutions", "decoder", "linear_algebra", "sorting", "structure"),
+)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +74,6 @@ def test_is_the_program_at_the_perturbed_point(distribution, name, num):
     ("distribution", "name"),
     [
         *every([("hashed", n) for n in SELECTED], *[("hashed", n) for n in QUICK]),
-        *(slow("low_rank(2)", name) for name in SELECTED),
         *each_distribution(["mlp", "decoder"], fast=["sphere"]),
     ],
 )
@@ -83,8 +90,10 @@ def test_every_distribution_under_scan_over_directions(distribution, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SELECTED)
-@pytest.mark.parametrize("distribution", ["gaussian", "low_rank"])
+@pytest.mark.parametrize(
+    ("distribution", "name"),
+    list(zip(itertools.cycle(["gaussian", "low_rank"]), SELECTED, strict=False)),
+)
 def test_eagerly(distribution, name):
     distribution, program = DISTRIBUTIONS[distribution], PROGRAMS[name]
     with program.context():
@@ -96,7 +105,7 @@ def test_eagerly(distribution, name):
 
 @pytest.mark.parametrize(
     "name",
-    every([n for n in PROGRAMS if PROGRAMS[n].differentiable], *QUICK),
+    every(DERIVED, *QUICK),
 )
 def test_gradient_with_respect_to_the_parameters(name):
     distribution, program = DISTRIBUTIONS["hashed"], PROGRAMS[name]

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import radazo_jax as zo
-from tests.helpers.tables import DISTRIBUTIONS, each_distribution
+from tests.helpers.tables import DISTRIBUTIONS, KINDS, each_distribution
 
 DIMENSION = 12
 CURVATURES = np.linspace(0.5, 3.0, DIMENSION)
@@ -67,7 +67,9 @@ def test_the_papers_algorithms_end_to_end(refined):
     assert quadratic64(theta) < 0.6 * quadratic64(np.ones(DIMENSION))
 
 
-@pytest.mark.parametrize(("distribution", "batch_size"), each_distribution((None, 1)))
+@pytest.mark.parametrize(
+    ("distribution", "batch_size"), each_distribution((None, 1), among=KINDS)
+)
 def test_one_program(distribution, batch_size):
     """The step compiles once, and its program never calls the host."""
     optimizer = zo.radazo(lambda t: 1e-2 / (1 + t.astype(jnp.float32)))

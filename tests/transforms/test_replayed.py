@@ -14,7 +14,7 @@ from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.layout import layout_of
 from radazo_jax.estimators import Draw, candidates, sample_points
 from tests.helpers.compare import Hashed
-from tests.helpers.tables import DISTRIBUTIONS, each_distribution, every, jit
+from tests.helpers.tables import DISTRIBUTIONS, KINDS, each_distribution, every, jit
 
 # A matrix, a stack of matrices, a vector, a number.
 PARAMS = {
@@ -116,7 +116,7 @@ def assert_is_the_formula(distribution, name, bias_correction):
     ("distribution", "name", "bias_correction"),
     [
         ("hashed", "radazo", False),
-        *each_distribution(TRANSFORMS, (False, True), fast=()),
+        *each_distribution(TRANSFORMS, (False, True), fast=(), among=KINDS),
     ],
 )
 def test_is_the_windowed_sum_and_the_factored_moment(
@@ -127,7 +127,7 @@ def test_is_the_windowed_sum_and_the_factored_moment(
 
 @pytest.mark.parametrize(
     ("distribution", "name", "bias_correction"),
-    each_distribution(TRANSFORMS, (False, True), fast=()),
+    each_distribution(TRANSFORMS, (False, True), fast=(), among=KINDS),
 )
 def test_is_the_same_block_by_block(distribution, name, bias_correction, small_blocks):
     assert_is_the_formula(distribution, name, bias_correction)
