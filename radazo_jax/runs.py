@@ -4,10 +4,10 @@ The functions that run are in `radazo_jax`.
 """
 
 from radazo_jax._src.runs.ask_tell import AskTell, AskTellState
-from radazo_jax._src.runs.black_box import Best, BlackBoxResult
 from radazo_jax._src.runs.diagnose import Diagnosis
 from radazo_jax._src.runs.history import History, scalars
 from radazo_jax._src.runs.minimize import MinimizeResult
+from radazo_jax._src.runs.results import Best, BlackBoxResult
 from radazo_jax._src.runs.states import Failures, RunError, SolverState, StepInfo
 from radazo_jax._src.runs.step import Solver
 from radazo_jax._src.workers.distribute import DistributedResult

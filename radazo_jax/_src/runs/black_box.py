@@ -3,13 +3,13 @@
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 import optax
 
-from radazo_jax._src import checks, shown, trees
+from radazo_jax._src import checks, trees
 from radazo_jax._src.base import GradientEstimator
 from radazo_jax._src.evaluators.external import Calls, External, Outcome
 from radazo_jax._src.runs import ask_tell, loop, states, step
@@ -20,6 +20,7 @@ from radazo_jax._src.runs.history import History, losses
 from radazo_jax._src.runs.journal import Done
 from radazo_jax._src.runs.loop import Values, interruptible, progress_bar
 from radazo_jax._src.runs.records import Path, Record, of_points
+from radazo_jax._src.runs.results import Best, BlackBoxResult
 from radazo_jax._src.runs.states import (
     Policy,
     Run,
@@ -30,68 +31,6 @@ from radazo_jax._src.runs.states import (
 )
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.search import revert
-
-
-class Best(NamedTuple):
-    """The best of all evaluated points.
-
-    Attributes:
-      params: The point, a tree of NumPy arrays; the start if none has a value.
-      value: Its value.
-      number: The number of its evaluation in the run, from 0; -1 if none has a value.
-      info: The second result of the function; `None` if it was evaluated in a part of
-        the run that was read from a journal.
-    """
-
-    params: optax.Params
-    value: float
-    number: int
-    info: Any
-
-    def __repr__(self) -> str:
-        return shown.on_a_line(
-            self,
-            params=shown.params(self.params),
-            value=shown.number(self.value),
-            number=str(self.number),
-            info=shown.tree(self.info),
-        )
-
-
-class BlackBoxResult(NamedTuple):
-    """The result of `minimize_black_box`.
-
-    Attributes:
-      params: The parameters after the last step, at which `fun` was not evaluated: a
-        tree of NumPy arrays, in the dtypes of the start.
-      values: The value of each step's estimate: float32, [steps].
-      best: The best of all evaluated points.
-      num_evaluations: Number of evaluated points, including failed ones.
-      state: The state of the run, in NumPy arrays, which counts what failed.
-      history: The records of each step; `history.plot()` draws it.
-      stopped: The reason for which the run ended, as in `MinimizeResult`, or "failure"
-        in the result of a `RunError`.
-    """
-
-    params: optax.Params
-    values: np.ndarray
-    best: Best
-    num_evaluations: int
-    state: SolverState
-    history: History
-    stopped: str
-
-    def __repr__(self) -> str:
-        return shown.on_lines(
-            self,
-            params=shown.params(self.params),
-            values=shown.series(self.values),
-            best=repr(self.best),
-            num_evaluations=str(self.num_evaluations),
-            state=repr(self.state),
-            history=repr(self.history),
-            stopped=self.stopped,
-        )
 
 
 def minimize_black_box(
@@ -208,22 +147,59 @@ def minimize_black_box(
       >>> result.values.shape, bool(result.best.value < 0.3)
       ((100,), True)
     """
+    return run_outside(
+        *(fun, params, optimizer, estimator, key),
+        External(workers, executor, batched, timeout, retries),
+        Budget(num_steps, max_evaluations, max_seconds, target, patience),
+        Policy.of(on_failure, max_consecutive_failures),
+        bounds=bounds,
+        journal=journal,
+        state=state,
+        progress=progress,
+        callback=callback,
+    )
+
+
+def run_outside(
+    fun: Callable[[optax.Params], Any],
+    params: optax.Params,
+    optimizer: optax.GradientTransformation | None,
+    estimator: GradientEstimator | None,
+    key: jax.typing.ArrayLike,
+    evaluator: External,
+    budget: Budget,
+    policy: Policy,
+    *,
+    bounds: BoundsLike | None,
+    journal: Path | None,
+    state: SolverState | None,
+    progress: bool,
+    callback: Callable[[SolverState, np.ndarray], Any] | None,
+) -> BlackBoxResult:
+    """Takes steps whose points an external evaluator evaluates.
+
+    Args:
+      fun: The function, as all arguments of these names in `minimize_black_box`.
+      params: The starting point.
+      optimizer: The optimizer.
+      estimator: The estimator.
+      key: The key.
+      evaluator: The evaluator.
+      budget: The budgets, which begin to be counted.
+      policy: What to do about failures.
+      bounds: The bounds.
+      journal: The path of the journal.
+      state: The state to continue from.
+      progress: Whether to show progress.
+      callback: Called after each step.
+    """
     if not callable(fun):
         raise TypeError(f"fun must be a function of params; got {fun!r}.")
-    evaluator = External(workers, executor, batched, timeout, retries)
     params = trees.with_float64(params)
     if state is not None:
-        checks.check_not_deleted("state", state)
-        _check_precision(params, state)
-        if journal is not None:
-            raise ValueError(
-                "state must be None with a journal, which says where to continue; got "
-                "a state. Give one of them."
-            )
+        _check_state(state, params, journal)
     initial = params if state is None else state.params
     optimizer, estimator = method(optimizer, estimator, initial, minibatches=False)
-    budget = Budget(num_steps, max_evaluations, max_seconds, target, patience)
-    policy = Policy.of(on_failure, max_consecutive_failures)
     run = Run(None, None, optimizer, estimator, bounds=as_bounds(bounds))
     # Functions of the caller run under the caller's setting.
     of_caller = functools.partial(jax.enable_x64, trees.has_x64())
@@ -234,20 +210,17 @@ def minimize_black_box(
         states.check_known(state)
         # Steps work in place on their state, so the caller keeps a copy of the first.
         state = resumed(jax.tree.map(jax.numpy.copy, state))
-        interrupted = stack.enter_context(interruptible())
-        vector_valued = step.abstract_points(run, state).vector_valued
         calls = evaluator.open(
             fun,
-            vector_valued=vector_valued,
+            vector_valued=step.abstract_points(run, state).vector_valued,
             context=of_caller,
-            interrupted=interrupted,
+            interrupted=stack.enter_context(interruptible()),
         )
         steps = _Steps(run, state, evaluator, stack.enter_context(calls), budget)
-        state, done, write = stack.enter_context(
-            journals.resumed(
-                *(journal, fun, state, estimator, steps.tell, budget), steps.rebuild
-            )
+        resuming = journals.resumed(
+            *(journal, fun, state, estimator, steps.tell, budget), steps.rebuild
         )
+        state, done, write = stack.enter_context(resuming)
         steps.resume(done)
         bar = progress_bar(progress, len(done), budget.total)
         report = stack.enter_context(bar)
@@ -264,8 +237,16 @@ def minimize_black_box(
         return steps.run(state, policy, journal, write, after)
 
 
-def _check_precision(params: optax.Params, state: SolverState) -> None:
-    """Raises if a state has other dtypes than the parameters that it replaces."""
+def _check_state(
+    state: SolverState, params: optax.Params, journal: Path | None
+) -> None:
+    """Raises if a run cannot continue from a state in the place of its parameters."""
+    checks.check_not_deleted("state", state)
+    if journal is not None:
+        raise ValueError(
+            "state must be None with a journal, which says where to continue; got a "
+            "state. Give one of them."
+        )
     pairs = zip(jax.tree.leaves(params), jax.tree.leaves(state.params), strict=False)
     for p, q in pairs:
         if hasattr(p, "dtype") and p.dtype != q.dtype:
@@ -366,13 +347,13 @@ class _Steps:
         last = loop.last_failure(self._done)
         try:
             if journal is not None:
-                self._warn_of_another_function(state, journal, stacklevel=3)
+                self._warn_of_another_function(state, journal, stacklevel=4)
             state, stopped = loop.run(
                 *(state, self._evaluate, self._tell_and_ask, self._budget, policy),
                 write=write,
                 after=after,
                 last=last,
-                stacklevel=3,
+                stacklevel=4,
             )
         except RunError as error:
             error.result = self._result(error.state, "failure")
