@@ -43,14 +43,14 @@ from radazo_jax._src.evaluators.external import external
 from radazo_jax._src.evaluators.sharded import sharded
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.perturb.transform import perturb
-from radazo_jax._src.runs.ask_tell import ask_tell
-from radazo_jax._src.runs.defaults import default_method
 from radazo_jax._src.runs.diagnose import diagnose
 from radazo_jax._src.runs.journal import replay
 from radazo_jax._src.runs.minimize import minimize, minimize_black_box
-from radazo_jax._src.runs.optax_wrapper import estimate_gradient
-from radazo_jax._src.runs.states import RunError
-from radazo_jax._src.runs.step import solver
+from radazo_jax._src.steps.ask_tell import ask_tell
+from radazo_jax._src.steps.defaults import default_method
+from radazo_jax._src.steps.optax_wrapper import estimate_gradient
+from radazo_jax._src.steps.states import RunError
+from radazo_jax._src.steps.step import solver
 from radazo_jax._src.transforms.aliases import (
     bfgs,
     radazo,

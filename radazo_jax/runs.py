@@ -3,18 +3,18 @@
 The functions that run are in `radazo_jax`.
 """
 
-from radazo_jax._src.runs.ask_tell import AskTell, AskTellState
 from radazo_jax._src.runs.diagnose import Diagnosis
-from radazo_jax._src.runs.history import History, scalars
 from radazo_jax._src.runs.results import Best, Report, Result
-from radazo_jax._src.runs.states import (
+from radazo_jax._src.steps.ask_tell import AskTell, AskTellState
+from radazo_jax._src.steps.history import History, scalars
+from radazo_jax._src.steps.states import (
     Failures,
     Outcome,
     RunError,
     SolverState,
     StepInfo,
 )
-from radazo_jax._src.runs.step import Solver
+from radazo_jax._src.steps.step import Solver
 from radazo_jax._src.workers.roster import WorkerReport
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Optax transformations, from which optimizers are chained, and their states."""
 
-from radazo_jax._src.runs.optax_wrapper import EstimateGradientState, estimate_gradient
+from radazo_jax._src.steps.optax_wrapper import EstimateGradientState, estimate_gradient
 from radazo_jax._src.transforms.constraints import (
     AnchoredDecayState,
     anchored_decay,

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import radazo_jax as zo
-from radazo_jax._src.runs import records
-from radazo_jax._src.runs.states import Policy
 from radazo_jax._src.runs.stop import Budget
+from radazo_jax._src.steps import records
+from radazo_jax._src.steps.states import Policy
 from radazo_jax._src.workers.distribute import _Driver
 from radazo_jax._src.workers.messages import Request, decode, encode
 from radazo_jax._src.workers.replica import Recipe, Replica

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src.runs import records
+from radazo_jax._src.steps import records
 from tests.helpers.short_runs import run
 from tests.helpers.subprocesses import output_of
 from tests.helpers.tables import slow

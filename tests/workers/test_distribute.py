@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src.runs import ask_tell
+from radazo_jax._src.steps import ask_tell
 from radazo_jax._src.workers.distribute import signs_of
 from radazo_jax._src.workers.messages import failed
 from radazo_jax._src.workers.shares import shares

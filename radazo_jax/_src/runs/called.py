@@ -9,12 +9,13 @@ import optax
 
 from radazo_jax._src import program, trees
 from radazo_jax._src.evaluators.external import Calls, External, Outcome
-from radazo_jax._src.runs import ask_tell, journal, step
+from radazo_jax._src.runs import journal
 from radazo_jax._src.runs.journal import Done
 from radazo_jax._src.runs.one_by_one import Values
-from radazo_jax._src.runs.records import Path, Record, of_points
 from radazo_jax._src.runs.results import Best
-from radazo_jax._src.runs.states import Run, SolverState
+from radazo_jax._src.steps import ask_tell, step
+from radazo_jax._src.steps.records import Path, Record, of_points
+from radazo_jax._src.steps.states import Run, SolverState
 
 
 class CalledValues:

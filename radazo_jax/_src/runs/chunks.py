@@ -10,12 +10,12 @@ import numpy as np
 from jax import lax
 
 from radazo_jax._src import program
-from radazo_jax._src.runs import step
-from radazo_jax._src.runs.history import History, names, numbers
 from radazo_jax._src.runs.loop import Taken
 from radazo_jax._src.runs.results import Best
-from radazo_jax._src.runs.states import Policy, Run, SolverState, exceeds
 from radazo_jax._src.runs.stop import Budget, Progress
+from radazo_jax._src.steps import step
+from radazo_jax._src.steps.history import History, names, numbers
+from radazo_jax._src.steps.states import Policy, Run, SolverState, exceeds
 
 # Without a given chunk size, chunks aim at this many seconds: long enough that what
 # is done between them does not count, short enough for a progress bar and Ctrl-C.

@@ -16,12 +16,13 @@ import optax
 from radazo_jax._src import checks, trees
 from radazo_jax._src.base import Evaluator, GradientEstimator, Points, Search
 from radazo_jax._src.evaluators.vectorized import vectorized
-from radazo_jax._src.runs import ask_tell, history, identity, records, states, step
-from radazo_jax._src.runs.box import BoundsLike, as_bounds
-from radazo_jax._src.runs.records import Path, Record
-from radazo_jax._src.runs.states import Run, SolverState
+from radazo_jax._src.runs import identity
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.search.whole import whole
+from radazo_jax._src.steps import ask_tell, history, records, states, step
+from radazo_jax._src.steps.box import BoundsLike, as_bounds
+from radazo_jax._src.steps.records import Path, Record
+from radazo_jax._src.steps.states import Run, SolverState
 
 _PART = 1000  # Steps of a journal.
 _PACKAGES = ("radazo_jax", "jax", "jaxlib", "optax")

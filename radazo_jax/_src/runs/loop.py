@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from radazo_jax._src.runs.history import History, losses
 from radazo_jax._src.runs.results import Best, Report, Result
 from radazo_jax._src.runs.standstill import Standstill
-from radazo_jax._src.runs.states import Policy, RunError, SolverState, failure_counts
 from radazo_jax._src.runs.stop import Budget
+from radazo_jax._src.steps.history import History, losses
+from radazo_jax._src.steps.states import Policy, RunError, SolverState, failure_counts
 
 
 class Taken(NamedTuple):

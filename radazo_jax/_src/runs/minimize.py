@@ -20,17 +20,18 @@ from radazo_jax._src.base import (
 from radazo_jax._src.evaluators.external import External
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.runs import journal as journals
-from radazo_jax._src.runs import loop, states, step
-from radazo_jax._src.runs.box import BoundsLike, as_bounds
+from radazo_jax._src.runs import loop
 from radazo_jax._src.runs.called import CalledValues
 from radazo_jax._src.runs.chunks import Chunks
-from radazo_jax._src.runs.defaults import method
 from radazo_jax._src.runs.diagnose import warn_of_rounding
 from radazo_jax._src.runs.one_by_one import OneByOne, TracedValues
-from radazo_jax._src.runs.records import Path
 from radazo_jax._src.runs.results import Report, Result
-from radazo_jax._src.runs.states import Policy, Run, SolverState, resumed
 from radazo_jax._src.runs.stop import Budget
+from radazo_jax._src.steps import states, step
+from radazo_jax._src.steps.box import BoundsLike, as_bounds
+from radazo_jax._src.steps.defaults import method
+from radazo_jax._src.steps.records import Path
+from radazo_jax._src.steps.states import Policy, Run, SolverState, resumed
 
 
 def minimize(

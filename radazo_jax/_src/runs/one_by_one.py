@@ -8,14 +8,15 @@ import numpy as np
 
 from radazo_jax._src import program
 from radazo_jax._src.estimators.gradients import values_at
-from radazo_jax._src.runs import ask_tell, history, journal, step
-from radazo_jax._src.runs.history import History
+from radazo_jax._src.runs import journal
 from radazo_jax._src.runs.journal import Done
 from radazo_jax._src.runs.loop import Taken
-from radazo_jax._src.runs.records import Path, Record
 from radazo_jax._src.runs.results import Best
-from radazo_jax._src.runs.states import Run, RunError, SolverState
 from radazo_jax._src.runs.stop import Budget
+from radazo_jax._src.steps import ask_tell, history, step
+from radazo_jax._src.steps.history import History
+from radazo_jax._src.steps.records import Path, Record
+from radazo_jax._src.steps.states import Run, RunError, SolverState
 
 
 class Values(NamedTuple):

@@ -6,8 +6,8 @@ import numpy as np
 import optax
 
 from radazo_jax._src import shown
-from radazo_jax._src.runs.history import History
-from radazo_jax._src.runs.states import SolverState
+from radazo_jax._src.steps.history import History
+from radazo_jax._src.steps.states import SolverState
 
 
 class Best(NamedTuple):

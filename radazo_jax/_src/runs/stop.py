@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from radazo_jax._src import checks
-from radazo_jax._src.runs import states, step
-from radazo_jax._src.runs.states import Run, SolverState
+from radazo_jax._src.steps import states, step
+from radazo_jax._src.steps.states import Run, SolverState
 
 _DEFAULT_STEPS = 1000
 

@@ -14,15 +14,16 @@ import optax
 from radazo_jax._src import checks
 from radazo_jax._src.base import GradientEstimator, Search
 from radazo_jax._src.numbers import keys
-from radazo_jax._src.runs import history, loop, records, states
-from radazo_jax._src.runs.box import BoundsLike, as_bounds
-from radazo_jax._src.runs.history import History
+from radazo_jax._src.runs import loop
 from radazo_jax._src.runs.journal import check_same_run
-from radazo_jax._src.runs.records import Path, Record
 from radazo_jax._src.runs.results import Best, Report, Result
-from radazo_jax._src.runs.states import Failures, Policy, RunError, SolverState
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.search.whole import whole
+from radazo_jax._src.steps import history, records, states
+from radazo_jax._src.steps.box import BoundsLike, as_bounds
+from radazo_jax._src.steps.history import History
+from radazo_jax._src.steps.records import Path, Record
+from radazo_jax._src.steps.states import Failures, Policy, RunError, SolverState
 from radazo_jax._src.workers.cluster import Cluster
 from radazo_jax._src.workers.fleet import Fleet
 from radazo_jax._src.workers.replica import Recipe

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from radazo_jax._src.runs import ask_tell
-from radazo_jax._src.runs.records import Record
+from radazo_jax._src.steps import ask_tell
+from radazo_jax._src.steps.records import Record
 from radazo_jax._src.workers.messages import Reply, Request
 from radazo_jax._src.workers.replica import Description, Recipe
 from radazo_jax._src.workers.roster import (

@@ -12,10 +12,11 @@ import optax
 from radazo_jax._src import checks, compiler, program, trees
 from radazo_jax._src.base import GradientEstimator, Points, Search
 from radazo_jax._src.evaluators.vectorized import values_by_number, vectorized
-from radazo_jax._src.runs import ask_tell, history, journal, states, step
-from radazo_jax._src.runs.box import Bounds
-from radazo_jax._src.runs.records import Record
-from radazo_jax._src.runs.states import Run, SolverState
+from radazo_jax._src.runs import journal
+from radazo_jax._src.steps import ask_tell, history, states, step
+from radazo_jax._src.steps.box import Bounds
+from radazo_jax._src.steps.records import Record
+from radazo_jax._src.steps.states import Run, SolverState
 from radazo_jax._src.workers.messages import Reply, Request
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src.estimators import differences
-from radazo_jax._src.runs import optax_wrapper
+from radazo_jax._src.steps import optax_wrapper
 from radazo_jax._src.transforms import aliases, moments
 
 CHAIN = "estimate_gradient_radazo"

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from radazo_jax._src import shown
-from radazo_jax._src.runs import records
-from radazo_jax._src.runs.states import StepInfo
+from radazo_jax._src.steps import records
+from radazo_jax._src.steps.states import StepInfo
 
 # The numbers of each step, apart from the numbers in the states.
 _OF_A_STEP = ("value", "value_std", "slope", "evaluations", "failed")

@@ -31,9 +31,10 @@ from radazo_jax._src.estimators.differences import mean_of_finite
 from radazo_jax._src.estimators.gradients import of_params
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
-from radazo_jax._src.runs import box, states
-from radazo_jax._src.runs.box import Bounds, BoundsLike, as_bounds
-from radazo_jax._src.runs.states import (
+from radazo_jax._src.search.whole import whole
+from radazo_jax._src.steps import box, states
+from radazo_jax._src.steps.box import Bounds, BoundsLike, as_bounds
+from radazo_jax._src.steps.states import (
     MOST_STEPS,
     Failures,
     Outcome,
@@ -41,7 +42,6 @@ from radazo_jax._src.runs.states import (
     SolverState,
     StepInfo,
 )
-from radazo_jax._src.search.whole import whole
 from radazo_jax._src.transforms.in_place import InPlaceUpdate, unchanged
 
 

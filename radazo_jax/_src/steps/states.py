@@ -19,8 +19,8 @@ from radazo_jax._src.base import (
     check_search,
 )
 from radazo_jax._src.evaluators.vectorized import vectorized
-from radazo_jax._src.runs.box import Bounds
 from radazo_jax._src.search.whole import whole
+from radazo_jax._src.steps.box import Bounds
 
 MOST_STEPS = np.iinfo(np.int32).max
 

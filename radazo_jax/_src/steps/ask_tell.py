@@ -10,10 +10,10 @@ import optax
 
 from radazo_jax._src import program, shown, trees
 from radazo_jax._src.base import GradientEstimator, Search, candidates
-from radazo_jax._src.runs import box, history, states, step
-from radazo_jax._src.runs.box import BoundsLike
-from radazo_jax._src.runs.states import Run, SolverState
 from radazo_jax._src.search.whole import whole
+from radazo_jax._src.steps import box, history, states, step
+from radazo_jax._src.steps.box import BoundsLike
+from radazo_jax._src.steps.states import Run, SolverState
 
 
 class AskTellState(NamedTuple):

@@ -13,10 +13,10 @@ from radazo_jax._src.estimators.accelerated import accelerated
 from radazo_jax._src.estimators.adaptive import adaptive_difference
 from radazo_jax._src.estimators.differences import forward_difference
 from radazo_jax._src.estimators.full import full_difference
-from radazo_jax._src.runs.states import check_run
 from radazo_jax._src.search.backtracking import backtracking
 from radazo_jax._src.search.parabolic import parabolic
 from radazo_jax._src.search.whole import whole
+from radazo_jax._src.steps.states import check_run
 from radazo_jax._src.transforms.aliases import bfgs
 from radazo_jax._src.transforms.minibatch import scale_by_minibatch_step
 

@@ -1,0 +1,1 @@
+"""One step of a run, and what a run is made of."""
