@@ -49,8 +49,8 @@ from radazo_jax._src.runs.minimize import minimize, minimize_black_box
 from radazo_jax._src.steps.ask_tell import ask_tell
 from radazo_jax._src.steps.defaults import default_method
 from radazo_jax._src.steps.optax_wrapper import estimate_gradient
+from radazo_jax._src.steps.solver import solver
 from radazo_jax._src.steps.states import RunError
-from radazo_jax._src.steps.step import solver
 from radazo_jax._src.transforms.aliases import (
     bfgs,
     radazo,

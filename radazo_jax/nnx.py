@@ -33,7 +33,7 @@ from radazo_jax._src.base import (
     check_estimator,
     check_evaluator,
 )
-from radazo_jax._src.estimators import gradients
+from radazo_jax._src.estimators import arguments, gradients
 from radazo_jax._src.evaluators.vectorized import vectorized
 
 __all__ = ["value_and_grad", "value_fn"]
@@ -106,7 +106,7 @@ def value_and_grad(
     def estimated(
         key: jax.typing.ArrayLike | None = None, *args: Any, **kwargs: Any
     ) -> tuple[Any, nnx.State]:
-        model, args = gradients.split(args, argnums)
+        model, args = arguments.split(args, argnums)
         key = gradients.key_first(key, model, "model")
         objects, others, treedef = _objects((args, kwargs))
         graphdef, params, rest = _split((model, objects), wrt)
@@ -116,21 +116,21 @@ def value_and_grad(
         ) -> tuple[jax.Array, tuple[Any, nnx.State]]:
             evaluated = _merge(graphdef, params, rest)
             args, kwargs = _with_objects(treedef, others, evaluated[1])
-            output = gradients.placed(loss_fn, argnums, evaluated[0], *args, **kwargs)
+            output = arguments.placed(loss_fn, argnums, evaluated[0], *args, **kwargs)
             value, aux = output if has_aux else (output, None)
             return value, (aux, _written(evaluated, wrt, rest))
 
-        arguments = [params, rest, others]
-        if not has_aux and not _writes(loss, arguments):
+        passed = [params, rest, others]
+        if not has_aux and not _writes(loss, passed):
             # Nothing but values to keep track of, which estimators make use of.
             estimate = gradients.value_and_grad(
                 lambda *a: loss(*a)[0], estimator, evaluator=evaluator
             )
-            return estimate(key, *arguments)
+            return estimate(key, *passed)
         estimate = gradients.value_and_grad(
             loss, estimator, evaluator=evaluator, has_aux=True
         )
-        (value, (aux, written)), gradient = estimate(key, *arguments)
+        (value, (aux, written)), gradient = estimate(key, *passed)
         nnx.update((model, objects), written)
         return ((value, aux) if has_aux else value), gradient
 

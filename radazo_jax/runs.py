@@ -7,6 +7,7 @@ from radazo_jax._src.runs.diagnose import Diagnosis
 from radazo_jax._src.runs.results import Best, Report, Result
 from radazo_jax._src.steps.ask_tell import AskTell, AskTellState
 from radazo_jax._src.steps.history import History, scalars
+from radazo_jax._src.steps.solver import Solver
 from radazo_jax._src.steps.states import (
     Failures,
     Outcome,
@@ -14,7 +15,6 @@ from radazo_jax._src.steps.states import (
     SolverState,
     StepInfo,
 )
-from radazo_jax._src.steps.step import Solver
 from radazo_jax._src.workers.roster import WorkerReport
 
 __all__ = [
