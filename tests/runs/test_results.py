@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from tests.helpers.short_runs import fails, run, square, traced
+from tests.helpers.short_runs import run, square, traced
 from tests.helpers.tables import slow
 
 START = np.array([11.5, -7.25, 0.375], np.float32)
@@ -36,7 +36,6 @@ def test_an_error_of_a_run_has_its_best_point(options):
 
 
 @pytest.mark.slow
-@fails(AttributeError, "a RunError of a compiled run has a state alone")
 def test_an_error_of_a_compiled_run_has_its_best_value():
     """The loss is not finite below a value that a step reaches."""
 
@@ -80,3 +79,47 @@ def test_a_result_does_not_print_more_than_ten_parameters():
     result = run(square, 3.7 * 1.9 ** np.arange(11, dtype=np.float32), 1)
     assert not shown(result.best.params, str(result.best))
     assert len(str(result)) < 1000
+
+
+def seen(call, **options):
+    reports = []
+    result = call(start=START, num_steps=3, callback=reports.append, **options)
+    return result, reports
+
+
+def test_a_report_of_a_python_function_has_its_points():
+    result, reports = seen(run)
+    assert [report.step for report in reports] == [1, 2, 3]
+    for report in reports:
+        values = [square(x) for x in report.points]
+        np.testing.assert_array_equal(report.values, np.float32(values))
+        assert isinstance(report.state.params, np.ndarray)
+    assert reports[-1].best == result.best
+    np.testing.assert_array_equal(reports[-1].state.params, result.params)
+
+
+def test_a_report_of_a_compiled_run_has_the_values_of_its_chunk():
+    result, reports = seen(traced, chunk_size=2)
+    assert [report.step for report in reports] == [2, 3]
+    values = np.concatenate([report.values for report in reports])
+    np.testing.assert_array_equal(values, result.values)
+    assert result.best.value == result.values.min() and reports[-1].points is None
+    # Each step evaluates five points, the parameters first.
+    assert result.best.number == 5 * np.argmin(result.values)
+    assert result.num_evaluations == 15
+
+
+def test_an_evaluator_of_python_functions_makes_a_run_of_them():
+    expected, _ = seen(run)
+    found, _ = seen(traced, fun=square, evaluator=zo.external())
+    assert str(found) == str(expected)
+    np.testing.assert_array_equal(found.history.value, expected.history.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [({"sample": lambda key: key}, "sample"), ({"chunk_size": 2}, "chunk_size")],
+)
+def test_options_of_compiled_runs_are_refused_with_python_functions(options, name):
+    with pytest.raises(ValueError, match=f"{name} must be None with an evaluator"):
+        traced(square, evaluator=zo.external(), **options)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from tests.helpers.short_runs import METHOD, fails, run, traced, traced_square
+from tests.helpers.short_runs import METHOD, run, traced, traced_square
 from tests.helpers.tables import slow
 
 
@@ -19,7 +19,6 @@ def solved(start, bounds):
     return zo.solver(traced_square, *METHOD, bounds=bounds).init(start, 0)
 
 
-@fails(zo.RunError, "no coordinate has a difference")
 @pytest.mark.parametrize(("call", "size"), [(run, 1), slow(traced, 3)])
 def test_equal_bounds_give_their_point_by_the_default_method(call, size):
     start = np.full(size, 4, np.float32)
@@ -35,25 +34,22 @@ def test_equal_bounds_give_their_point(call):
     np.testing.assert_array_equal(result.params, start)
 
 
-REFUSED = fails(ValueError, "a start off a bound is refused")
 UP = np.nextafter(np.float32(0.5), np.float32(1))
 
 
 @pytest.mark.parametrize("call", [run, slow(traced), asked, solved])
-@pytest.mark.parametrize("value", [0.5, pytest.param(UP, marks=REFUSED)])
+@pytest.mark.parametrize("value", [0.5, UP])
 def test_a_start_off_a_bound_by_rounding_is_clipped(call, value):
     start = np.array([value, 0.25, 0.25], np.float32)
     found = np.asarray(call(start=start, bounds=(0.0, 0.5)).params)
     assert np.all(found <= 0.5) and abs(found[0] - 0.5) < 0.1
 
 
-@REFUSED
 def test_a_start_in_float64_off_a_bound_by_rounding_is_clipped():
     start = np.array([0.1 + 0.2, 0.2, 0.2])  # The sum is above 0.3.
     assert np.all(np.asarray(run(start=start, bounds=(0.0, 0.3)).params) <= 0.3)
 
 
-@fails(AssertionError, "the message names the array alone")
 @pytest.mark.parametrize(("value", "bound"), [(1.75, 1.25), (-3.5, -2.25)])
 def test_a_start_far_off_a_bound_is_named(value, bound):
     """The array, the element, its value and the bound."""

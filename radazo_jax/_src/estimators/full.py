@@ -127,11 +127,14 @@ class FullDifference(GradientEstimator):
         slopes = gain * found.each / jnp.where(finite, state.steps, 1)
         slopes = jnp.where(finite, slopes, 0)
         count = jnp.sum(jnp.isfinite(found.each), dtype=jnp.int32)
+        # Between equal bounds the gradient is 0.
+        still = jnp.all(state.steps == 0) & jnp.isfinite(state.base)
+        known = (count > 0) | still
         estimate = Estimate(
             found.value,
             slope=jnp.sum(slopes**2),
-            num_values=jnp.where(count > 0, count + found.num_base, 0),
-            gradient=points.combine(jnp.where(count > 0, slopes[order], jnp.nan)),
+            num_values=jnp.where(known, count + found.num_base, 0),
+            gradient=points.combine(jnp.where(known, slopes[order], jnp.nan)),
             known=finite | (state.steps == 0),
             complete=state.complete & (changed == 0),
             noisy=(state.noise > 0) | (changed > 0),

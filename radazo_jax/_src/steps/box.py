@@ -10,6 +10,9 @@ import optax
 # A lower and an upper bound: trees like the parameters, or scalars.
 Bounds = tuple[Any, Any]
 
+# A start may lie outside of a bound by so many roundings of it.
+_ROUNDINGS = 4
+
 
 class ScipyBounds(Protocol):
     """`scipy.optimize.Bounds`, without an import of SciPy.
@@ -105,9 +108,19 @@ def check_bounds(bounds: Any, params: optax.Params) -> None:
             )
         if isinstance(p, jax.core.Tracer):
             continue
-        if not bool(jnp.all((low <= p) & (p <= high))):
+        _check_within(np.asarray(p), np.asarray(low), np.asarray(high), where)
+
+
+def _check_within(p: np.ndarray, low: np.ndarray, high: np.ndarray, where: str) -> None:
+    """Raises if elements lie farther outside of bounds than by rounding."""
+    for bound, outside, side in ((low, p < low, "below"), (high, p > high, "above")):
+        apart = _ROUNDINGS * jnp.finfo(p.dtype).eps * np.abs(bound)
+        wrong = np.argwhere(outside & ~(np.abs(p - bound) <= apart) | np.isnan(p))
+        if len(wrong):
+            place = tuple(wrong[0])
             raise ValueError(
-                f"params must lie within bounds; got values outside of them at {where}."
+                f"params must lie within bounds; got {p[place]} at {where}"
+                f"{list(map(int, place)) or ''}, {side} the bound {bound[place]}."
             )
 
 

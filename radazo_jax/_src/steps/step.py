@@ -56,6 +56,8 @@ def start(
     checks.warn_of_float32(params, stacklevel=stacklevel + 1)
     params = arrays
     box.check_bounds(run.bounds, params)
+    # A start on a bound may be off it by rounding.
+    params = box.project(run.bounds, params)
     count = jnp.zeros((), jnp.int32)
     return SolverState(
         params,

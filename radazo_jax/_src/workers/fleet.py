@@ -104,11 +104,15 @@ class Fleet:
         """Returns the parameters after the last step, or `None` if interrupted."""
         while (found := await self._round(0, interrupted)) is not None:
             for address in found.checksums if fetches else ():
+                fetching = self._messenger.params(address, self._run)
                 try:
-                    return await self._messenger.params(address, self._run)
+                    return await asyncio.wait_for(fetching, self._timeout)
+                except TimeoutError:
+                    reason = f"gave no parameters for {self._timeout:.3g} s"
                 except OSError as error:
-                    if worker := self._roster.workers.get(address):
-                        self._lose(worker, f"died: {error!r}")
+                    reason = f"died: {error!r}"
+                if worker := self._roster.workers.get(address):
+                    self._lose(worker, reason)
             if not fetches:
                 break
         return None

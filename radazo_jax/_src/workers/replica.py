@@ -55,6 +55,7 @@ class Description(NamedTuple):
       size: The bytes of a state.
       seconds: Duration of the evaluations of a batch.
       seconds_per_step: Duration of a step without its evaluations.
+      value: The value at the first point of the run.
     """
 
     line: dict[str, Any]
@@ -62,6 +63,7 @@ class Description(NamedTuple):
     size: int
     seconds: float
     seconds_per_step: float
+    value: np.floating[Any]
 
 
 class Replica:
@@ -108,7 +110,8 @@ class Replica:
             told = self._tell(copy, np.full(line["points"], values[0], values.dtype))
             jax.block_until_ready(told)
             self._seconds_per_step = time.perf_counter() - start
-        return Description(line, names, size, self._seconds, self._seconds_per_step)
+        seconds = self._seconds, self._seconds_per_step
+        return Description(line, names, size, *seconds, values[0])
 
     def answer(self, request: Request) -> Reply:
         """Takes steps, then evaluates."""

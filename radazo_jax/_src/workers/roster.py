@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from radazo_jax._src import trees
 from radazo_jax._src.workers.messages import Reply, Request
 from radazo_jax._src.workers.replica import Description, Recipe
 
@@ -231,7 +232,10 @@ class Roster:
     async def _join(self, address: str) -> None:
         built: Description | str | None
         try:
-            built = await self._messenger.install(address, self._run, self._recipe)
+            installing = self._messenger.install(address, self._run, self._recipe)
+            built = await asyncio.wait_for(installing, self._timeout)
+        except TimeoutError:
+            built = f"it has not built the run in {self._timeout:.3g} s (timeout)."
         except Exception as error:
             built = f"{error!r}"
         self._inbox.put(lambda: self._joined(address, built))
@@ -266,7 +270,8 @@ class Roster:
             return ""
         for name, expected in self.description.line.items():
             got = built.line[name]
-            if name == "device" or got == expected:
+            # Other numbers of a function make other values, which are compared below.
+            if name in ("device", "captured") or got == expected:
                 continue
             what = {
                 "start": "params must have the same checksum",
@@ -276,7 +281,14 @@ class Roster:
                 f"{what} on all workers; got {expected} on {self._first} and {got} on "
                 f"{address}."
             )
-        return ""
+        value, other = self.description.value, built.value
+        most = trees.rounding(value) * max(abs(value), abs(other))
+        if abs(value - other) <= most or not np.isfinite([value, other]).any():
+            return ""
+        return (
+            "make_fun must build the same function on all workers; got the value "
+            f"{value:.9g} at the start on {self._first} and {other:.9g} on {address}."
+        )
 
 
 def now() -> float:
