@@ -40,7 +40,7 @@ from radazo_jax._src import trees
 _MOST = 12
 
 _programs: collections.OrderedDict[Any, Callable[..., Any]] = collections.OrderedDict()
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 # Parameters of equations by which they are differentiated. JAX makes them anew at each
 # trace, and tracing them takes longer than the loss itself.
@@ -114,6 +114,8 @@ class Traced:
         return cls(consts, trace)
 
     def __call__(self, *args: Any) -> Any:
+        if self._trace.fun is not None:
+            return self._trace.fun(*args)
         arrays, _ = trees.partition(args, jax.Array)
         # A custom optimizer may evaluate the loss in another precision.
         arrays = [
@@ -150,7 +152,11 @@ def traced(fun: Callable[..., Any], *args: Any) -> Traced:
     closed = jax.make_jaxpr(of_arrays)(*arrays)
     kinds = [var.aval for var in closed.jaxpr.constvars]
     consts = list(map(_owned, closed.consts, kinds))
-    return Traced(consts, _Trace(closed.jaxpr, output[0]))
+    if jax.sharding.get_abstract_mesh().empty:
+        return Traced(consts, _Trace(closed.jaxpr, output[0]))
+    # Equations hold only under the mesh of their trace, and evaluators divide it. So
+    # the program traces the function once more, and its arrays are a part of it.
+    return Traced((), _Trace(closed.jaxpr, output[0], fun, consts))
 
 
 def _owned(const: Any, kind: Any) -> Any:
@@ -164,16 +170,23 @@ def _owned(const: Any, kind: Any) -> Any:
 class _Trace:
     """A traced function without its arrays."""
 
-    def __init__(self, jaxpr: core.Jaxpr, output: trees.Static):
-        self.jaxpr, self.output = jaxpr, output
+    def __init__(
+        self,
+        jaxpr: core.Jaxpr,
+        output: trees.Static,
+        fun: Callable[..., Any] | None = None,
+        consts: Sequence[Any] = (),
+    ):
+        self.jaxpr, self.output, self.fun = jaxpr, output, fun
         avals: list[Any] = [var.aval for var in jaxpr.invars]
         self.dtypes = [aval.dtype for aval in avals]
         reader = _Reader()
-        others = reader.value(output.others)
+        others = reader.value((*output.others, *consts))
         self._key = reader.jaxpr(jaxpr), output.treedef, output.is_array, others
         self._hash = hash(self._key)
         self._rules = reader.rules
-        self._differentiated = False
+        # Who uses the rules of a function that is traced once more is not known.
+        self._differentiated = fun is not None
 
     def __hash__(self) -> int:
         return self._hash
@@ -362,7 +375,9 @@ class _Array:
     def __eq__(self, other: object) -> bool:
         if not (isinstance(other, _Array) and self._kind == other._kind):
             return False
-        return self._x is other._x or self._bytes() == other._bytes()
+        if self._x is other._x or not self._x.is_fully_addressable:
+            return self._x is other._x
+        return self._bytes() == other._bytes()
 
     def _bytes(self) -> bytes:
         is_key = jnp.issubdtype(self._x.dtype, jax.dtypes.prng_key)

@@ -14,6 +14,7 @@ import pytest
 import radazo_jax as zo
 from tests.helpers.compare import Hashed
 from tests.helpers.tables import jit
+from tests.runs.test_compilations import compilations
 
 NAMES = vars(zo) | vars(zo.contrib) | vars(zo.shaping)
 
@@ -369,16 +370,10 @@ class Given(zo.GradientEstimator):
 # --- Programs, and the objects of optimizers --------------------------------------
 
 
-def test_a_run_with_equal_new_settings_compiles_nothing():
-    traces = []
-
-    def counted(params):
-        traces.append(None)
-        return jnp.sum(params**2)
-
+def test_a_run_with_equal_new_settings_compiles_nothing(caplog):
     def run(rate=0.1):
         result = zo.minimize(
-            counted,
+            lambda params: jnp.sum(params**2),
             jnp.ones(3),
             zo.zo_sgd(rate),
             zo.forward_difference(Hashed(), 3),
@@ -390,11 +385,13 @@ def test_a_run_with_equal_new_settings_compiles_nothing():
         return result.params
 
     first = run()
-    after_first = len(traces)
-    np.testing.assert_array_equal(run(), first)
-    assert len(traces) == after_first > 0
-    run(rate=0.2)
-    assert len(traces) > after_first
+    with compilations(caplog) as found:
+        again = run()
+    assert not found
+    np.testing.assert_array_equal(again, first)
+    with compilations(caplog) as found:
+        run(rate=0.2)
+    assert found
 
 
 OPTIMIZERS = {

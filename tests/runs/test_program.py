@@ -12,6 +12,9 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from radazo_jax._src import program
+from tests.helpers.short_runs import METHOD
+from tests.helpers.short_runs import traced as traced_run
+from tests.helpers.tables import mesh_of
 
 X = jnp.array([0.5, -1.0, 2.0], jnp.float32)
 NAN = np.array([0x7FC00001, 0x7FC00002], np.uint32).view(np.float32)
@@ -219,6 +222,37 @@ def test_a_loop_of_custom_derivatives_is_differentiated():
         traced = program.traced(of_factor(factor), X)
         found = program.of(derivative, traced, X)(X)
         np.testing.assert_array_equal(found, np.full(3, factor**2))
+
+
+def test_an_optimizer_differentiates_the_loss_as_it_is_now():
+    def update(updates, state, params=None, *, value_fn, **others):
+        return jax.tree.map(lambda g: -0.5 * g, jax.grad(value_fn)(params)), state
+
+    optimizer = optax.GradientTransformationExtraArgs(lambda params: (), update)
+    for factor in (1.0, 3.0):
+        fun = with_jvp(lambda t: factor * t)  # noqa: B023
+        result = traced_run(
+            lambda x: jnp.sum(fun(x)),  # noqa: B023
+            num_steps=1,
+            method=(optimizer, METHOD[1]),
+        )
+        np.testing.assert_array_equal(result.params, np.full(3, 1 - factor / 2))
+
+
+def test_under_a_mesh_arrays_are_a_part_of_the_program():
+    """An evaluator may divide the mesh, and traces the function again."""
+    if jax.device_count() < 2:
+        pytest.skip("needs two devices")
+
+    def times(number):
+        factors = np.full(3, number, np.float32)
+        return lambda x: factors * x
+
+    with jax.set_mesh(mesh_of(2)):
+        for number in (1.0, 2.0, 1.0):
+            np.testing.assert_array_equal(outcome(times(number), X), number * X)
+        assert trace(times(3.0)) == trace(times(3.0))
+        assert trace(times(3.0)) != trace(times(4.0))
 
 
 def test_another_precision_is_rounded_to_that_of_the_trace():
