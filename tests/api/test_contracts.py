@@ -152,8 +152,16 @@ def black_box(estimator, path):
     def fun(params):
         return float(quadratic(flat(params)))
 
-    args = (fun, PARAMS, OPTIMIZER, estimator, STEPS, KEY)
-    return zo.minimize_black_box(*args, journal=path, progress=False).state
+    return zo.minimize_black_box(
+        fun,
+        PARAMS,
+        OPTIMIZER,
+        estimator,
+        num_steps=STEPS,
+        key=KEY,
+        journal=path,
+        progress=False,
+    ).state
 
 
 def stepped(estimator, path):

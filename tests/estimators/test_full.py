@@ -137,7 +137,7 @@ def test_ask_and_tell_take_one_value_if_it_is_enough():
         whole = tell(whole, [rosenbrock(x) for x in candidates])
         candidates, one = ask(one)
         first = rosenbrock(candidates[0])
-        if first < one.run.search_state.limit:
+        if first < float(one.run.search_state.limit):
             one = tell(one, [rosenbrock(x) for x in candidates])
         else:
             told += 1

@@ -38,7 +38,6 @@ COPIES = {
     "zo_adamm": 3,
     "zo_rmsprop": 1,
     "zo_sgd": 1,
-    "bfgs": 2,
     "minibatch step": 1,
     "anchored_decay": 1,
     "anchored_decay, given": 1,

@@ -48,8 +48,8 @@ class AskTell(NamedTuple):
       tell: `tell(state, values) -> state`; the values at the candidates, [n], NaN for
         candidates that failed. The first alone, [1], is enough if the search rejects
         the latest step by it, as `search.backtracking` does unless it is below
-        `state.run.search_state.limit`. An estimator such as `evolution_strategy` also
-        takes several values for each candidate, [n, G].
+        `float(state.run.search_state.limit)`. An estimator such as `evolution_strategy`
+        also takes several values for each candidate, [n, G].
     """
 
     init: Callable[..., AskTellState]
