@@ -8,6 +8,7 @@ import sys
 os.environ["MPLBACKEND"] = "Agg"
 
 import jax
+import pytest
 
 # Modules live to the end, so that searching them for garbage is lost time.
 gc.disable()
@@ -47,6 +48,19 @@ def pytest_runtest_teardown(item, nextitem):
     if maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
         jax.clear_caches()
         gc.collect()
+
+
+@pytest.fixture(scope="session")
+def compiled_once(tmp_path_factory):
+    """Processes that are started compile equal programs once.
+
+    This process has read its settings before.
+    """
+    folder = tmp_path_factory.mktemp("compiled")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder))
+        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        yield
 
 
 def pytest_configure(config):

@@ -43,16 +43,6 @@ def test_residual_feedback():
     np.testing.assert_allclose(steps.state.value, before, rtol=1e-6)
 
 
-@pytest.mark.slow
-def test_spsa():
-    mu = 0.1
-    steps = Steps(zo.spsa(3, mu))
-    estimate, _, values, us = steps(0)
-    above, below = values.reshape(3, 2).T
-    expected = np.mean((above - below)[:, None] / (2 * mu * us), 0)
-    np.testing.assert_allclose(flat(estimate.gradient), expected, rtol=1e-3)
-
-
 # --- Variance reduction ------------------------------------------------------------
 
 

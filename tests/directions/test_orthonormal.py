@@ -17,10 +17,6 @@ DISTRIBUTION = zo.orthonormal()
 DIMENSIONS = every([1, 16, 21, 64], 1, 21)
 
 
-def parity(number):
-    return bin(number).count("1") % 2
-
-
 @functools.cache
 def rows(dimension, cycles=2, seed=0):
     """The directions of the first cycles under a key, float64 [cycles, n, d]."""
@@ -36,23 +32,6 @@ def rows(dimension, cycles=2, seed=0):
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dimension", DIMENSIONS)
-def test_a_cycle_is_a_walsh_hadamard_basis(dimension):
-    """Signs of its first row apart, each cycle has all rows of the matrix once."""
-    for basis in rows(dimension):
-        size = len(basis)
-        np.testing.assert_allclose(abs(basis), dimension**-0.5, rtol=1e-6)
-        # Relative to one of them, the rows do not depend on the signs, and the product
-        # of two rows of the matrix is a row.
-        relative = np.sign(basis * basis[0])
-        expected = [
-            [(-1) ** parity(row & position) for position in range(dimension)]
-            for row in range(size)
-        ]
-        assert sorted(relative.tolist()) == sorted(expected)
-
-
 @pytest.mark.parametrize("dimension", DIMENSIONS)
 def test_the_mean_over_a_cycle_is_exactly_that_of_the_distribution(dimension):
     for basis in rows(dimension):
@@ -61,34 +40,6 @@ def test_the_mean_over_a_cycle_is_exactly_that_of_the_distribution(dimension):
         np.testing.assert_allclose(np.linalg.norm(basis, axis=1), 1, rtol=1e-6)
     if dimension == len(basis):
         np.testing.assert_allclose(basis @ basis.T, np.eye(dimension), atol=1e-6)
-
-
-@pytest.mark.slow
-def test_cycles_and_keys_have_bases_of_their_own():
-    first, second = rows(64)
-    (other,) = rows(64, 1, seed=1)
-    for basis in (second, other):
-        # Cosines of random signs: 1/8 on average, and 1 if a row is repeated.
-        cosines = abs(first @ basis.T)
-        assert cosines.max() < 0.9 and cosines.mean() < 0.2
-
-
-@pytest.mark.slow
-def test_rows_come_in_a_random_order():
-    """The first two are neighbors in the matrix no more often than others."""
-    size, num = 8, 2000
-
-    @jit
-    @jax.vmap
-    def two(key):
-        return sequence(DISTRIBUTION, key, 2, jnp.zeros(size))
-
-    u = np.asarray(two(jax.random.split(jax.random.key(0), num)))
-    relative = np.sign(u[:, 0] * u[:, 1])
-    rows, counts = np.unique(relative, axis=0, return_counts=True)
-    assert len(rows) == size - 1
-    # Binomial(2000, 1/7) has standard deviation 15.6.
-    assert abs(counts - num / (size - 1)).max() < 4.5 * 15.6
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from tests.helpers.tables import DISTRIBUTIONS, ESTIMATORS, each_distribution, jit
+from tests.helpers.tables import (
+    DISTRIBUTIONS,
+    ESTIMATORS,
+    KINDS,
+    each_distribution,
+    jit,
+)
 
 PARAMS = {"w": jnp.ones((4, 3)) / 3, "b": jnp.arange(3.0) / 5}
 X = jnp.linspace(-1, 1, 8).reshape(2, 4)
@@ -31,7 +37,9 @@ def summary(name, estimator, batch_size, params, h):
 
 @pytest.mark.parametrize(
     ("name", "estimator", "batch_size"),
-    each_distribution(("forward", "central"), (None, 1, 2), fast=("rademacher",)),
+    each_distribution(
+        ("forward", "central"), (None, 1, 2), fast=("rademacher",), among=KINDS
+    ),
 )
 def test_are_those_of_differences(name, estimator, batch_size):
     """They were zero: values were rounded by way of their bits."""

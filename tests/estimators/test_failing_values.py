@@ -18,11 +18,7 @@ CASES = [
     slow("query_reuse", "sparse"),
     slow("variance_reduced", "coordinate in turn"),
     ("residual_feedback", "smooth"),
-    slow("accelerated", "orthonormal"),
-    slow("prior_guided", "sparse"),
-    slow("linear_interpolation", "coordinate in turn"),
     slow("gaussian_process", "smooth"),
-    slow("momentum_perturbation", "sparse"),
     slow("adaptive_difference", "orthonormal"),
 ]
 each_case = pytest.mark.parametrize(("name", "distribution"), CASES)

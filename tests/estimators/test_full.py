@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 
 import radazo_jax as zo
 from radazo_jax.estimators import Draw
-from tests.helpers.tables import every, slow
+from tests.helpers.tables import slow
 
 START = np.array([-1.2, 1.0])
 
@@ -95,19 +95,6 @@ def test_one_point_at_a_time_takes_the_same_steps():
     assert int(serial.state.failures.evaluations) == 0
 
 
-def test_float64_is_kept_and_the_caller_decides_about_jax():
-    seen = []
-
-    def fun(x):
-        seen.append((x.dtype, jnp.zeros(1).dtype))
-        return rosenbrock(x)
-
-    result = run(fun)
-    assert set(seen) == {(np.dtype("float64"), np.dtype("float32"))}
-    assert result.params.dtype == np.float64
-    assert result.best.value < 1e-10
-
-
 @pytest.mark.parametrize("most", [3, 4, 57])
 def test_evaluations_never_exceed_the_budget(most):
     calls = Counted(rosenbrock)
@@ -180,11 +167,6 @@ def test_minimize_stays_within_bounds():
     assert bool(result.params[0] <= 1)
 
 
-def test_reversed_bounds_are_refused():
-    with pytest.raises(ValueError, match="no lower bound that exceeds"):
-        run(bounds=(1.0, -1.0))
-
-
 def test_one_parameter():
     assert run(lambda x: (x[0] - 3) ** 2, np.zeros(1), 40).best.value < 1e-10
 
@@ -249,7 +231,7 @@ def quartic(x):
 
 
 @pytest.mark.parametrize("share", [0.05, 0.2])
-@pytest.mark.parametrize("d", every([2, 5, 20], 2))
+@pytest.mark.parametrize("d", [2, slow(5)])
 @pytest.mark.parametrize("fun", [stiff, chained, quartic])
 def test_failing_points_at_most_double_the_evaluations(fun, d, share):
     start = np.random.default_rng(d).uniform(-2, 2, d)

@@ -1,7 +1,6 @@
 """`estimate_gradient`: the zeroth-order step as an Optax chain."""
 
 import inspect
-import pickle
 import re
 
 import chex
@@ -119,15 +118,6 @@ def test_bad_construction():
         zo.estimate_gradient(ESTIMATOR, jax.random.key(0, impl="rbg"))
 
 
-@pytest.mark.slow
-def test_parameters_that_changed_since_init():
-    tx = optax.chain(zo.estimate_gradient(ESTIMATOR, 0), zo.radazo(1e-2))
-    state = tx.init(PARAMS)
-    other = {**PARAMS, "c": jnp.ones(1)}
-    with pytest.raises(ValueError, match=r"tree structure.*'c'"):
-        tx.update(other, state, other, value_fn=loss)
-
-
 MASK = {"w": True, "b": False}
 WRAPPERS = {
     "apply_if_finite": lambda tx: optax.apply_if_finite(tx, 3),
@@ -209,20 +199,6 @@ def test_flatten_around_it_flattens_what_value_fn_gets():
 
     updater(optax.flatten(zo.estimate_gradient(ONE_DIRECTION, 0)), value_fn)
     assert set(shapes) == {(8,)}
-
-
-@pytest.fixture(scope="module")
-def stopped():
-    """A run that was stopped, and its parameters three steps later."""
-    tx = optax.chain(zo.estimate_gradient(ESTIMATOR, 0), zo.radazo(2e-2))
-    params, state = run(tx, PARAMS, tx.init(PARAMS), 2)
-    return tx, params, state, run(tx, params, state, 3)[0]
-
-
-def test_pickle_keeps_a_run(stopped):
-    tx, params, state, expected = stopped
-    params, state = pickle.loads(pickle.dumps((params, state)))
-    chex.assert_trees_all_equal(run(tx, params, state, 3)[0], expected)
 
 
 # Operation by operation, each shape is compiled anew.

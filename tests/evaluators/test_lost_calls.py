@@ -79,7 +79,7 @@ options = {
     "workers": {"workers": 1},
 }[kind]
 try:
-    result = run(functools.partial(calls.hangs, folder=folder), timeout=5, **options)
+    result = run(functools.partial(calls.hangs, folder=folder), timeout=3, **options)
     print("failed", result.history.failed.astype(int).tolist(), flush=True)
 except zo.RunError as error:
     print("RunError", error, flush=True)
@@ -89,7 +89,7 @@ except zo.RunError as error:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["threads", "processes", "workers"])
 def test_a_program_ends_although_a_call_hangs(kind, tmp_path):
-    output = output_of(PROGRAM, kind, tmp_path, timeout=60)
+    output = output_of(PROGRAM, kind, tmp_path, timeout=30)
     assert output.splitlines()[-1].endswith(", 0, 0]")
 
 

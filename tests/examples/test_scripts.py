@@ -11,6 +11,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 _EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 _WITHOUT_BAR = ("many_devices.py", "many_seeds.py")
 _COPIED = sorted(_EXAMPLES.glob("*.py"))

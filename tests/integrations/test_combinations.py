@@ -1,5 +1,6 @@
 """Which estimators work with what, as the page of methods says."""
 
+import itertools
 import pathlib
 
 import jax
@@ -49,11 +50,12 @@ def test_replayed_moments_refuse_the_estimators_of_the_page(name):
         traced(replayed, ESTIMATORS[name])
 
 
-@EACH
+OPTIMIZERS = zo.radazo(1e-2), zo.zo_adamm(1e-2), zo.zo_sgd(1e-2)
+
+
 @pytest.mark.parametrize(
-    "optimizer",
-    [zo.radazo(1e-2), zo.zo_adamm(1e-2), zo.zo_sgd(1e-2)],
-    ids=["radazo", "zo_adamm", "zo_sgd"],
+    ("name", "optimizer"),
+    list(zip(ESTIMATORS, itertools.cycle(OPTIMIZERS), strict=False)),
 )
 def test_all_estimators_make_steps_of_optimizers(name, optimizer):
     traced(optimizer, ESTIMATORS[name])

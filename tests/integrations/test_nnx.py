@@ -113,23 +113,6 @@ def test_central_difference_keeps_the_state_of_its_first_evaluation():
     assert int(model.dropout.rngs.count[...]) == 1
 
 
-@pytest.mark.slow
-def test_all_evaluations_share_the_dropout_mask():
-    """A loss that is the mask alone does not change with the parameters."""
-
-    def mask(model, x):
-        return jnp.mean(model.dropout(jnp.ones_like(x))) + 0 * jnp.sum(
-            model.out.bias[...]
-        )
-
-    model = Net(nnx.Rngs(0))
-    value_and_grad = zo_nnx.value_and_grad(mask, ESTIMATORS["forward"])
-    first, gradient = value_and_grad(jax.random.key(0), model, X)
-    assert all(not np.any(g) for g in jax.tree.leaves(gradient))
-    second, _ = value_and_grad(jax.random.key(0), model, X)
-    assert first != second, "the next step has another mask"
-
-
 def test_only_what_the_filter_names_is_perturbed():
     model = nnx.LoRA(5, 2, 1, base_module=nnx.Linear(5, 1, rngs=nnx.Rngs(0)),
                      rngs=nnx.Rngs(1))  # fmt: skip

@@ -5,8 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import radazo_jax as zo
-from radazo_jax._src.directions import norm
 from radazo_jax._src.numbers import counter, exact, generator
 from tests.helpers.tables import jit
 
@@ -91,18 +89,3 @@ def test_any_order_and_any_parts_make_the_same_bits():
     assert sum_of_squares(jnp.sort(x), fraction)[1] == whole
     parts = [sum_of_squares(p, fraction)[1] for p in np.split(x, [1, 700])]
     assert sum(parts) == whole
-
-
-def test_a_direction_drawn_in_pieces_is_the_one_drawn_at_once(monkeypatch):
-    params = {"a": jnp.zeros((30, 50)), "b": jnp.zeros(77)}
-    distribution = zo.sphere()
-
-    def scale():
-        return jax.jit(lambda key: distribution.sample(key, params).scale)(
-            jax.random.key(1)
-        )
-
-    at_once = scale()
-    for name in ("_PIECE", "_PIECE_ON_CPU"):
-        monkeypatch.setattr(norm, name, 100)
-    np.testing.assert_array_equal(scale(), at_once)

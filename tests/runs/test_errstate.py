@@ -10,7 +10,7 @@ import radazo_jax as zo
 METHOD = (zo.zo_sgd(1e-2), zo.forward_difference(num_directions=3))
 START = np.ones(3, np.float32)
 # Below and above what float32 can hold, and its subnormal numbers.
-FACTORS = pytest.mark.parametrize("factor", [1e-300, 1e-50, 1e-44, 1e-39, 1e39, 1e300])
+FACTORS = pytest.mark.parametrize("factor", [1e-300, 1e-44, 1e39])
 
 
 @pytest.fixture(autouse=True)

@@ -118,18 +118,3 @@ def test_arguments_reach_rmsprop():
 def test_bad_hyperparameters(make, argument, value, error):
     with pytest.raises(error, match=f"{argument} must be .*got"):
         make(0.1, **{argument: value})
-
-
-@pytest.mark.parametrize(
-    "name", ["radazo", "zo_adamm", "zo_rmsprop", "zo_sgd_momentum"]
-)
-def test_parameters_that_changed_since_init(name):
-    optimizer = OPTIMIZERS[name][0](1e-2)
-    params = {"w": jnp.ones((2, 3))}
-    state = optimizer.init(params)
-    with pytest.raises(ValueError, match=r"tree structure of the parameters.*'c'"):
-        optimizer.update({**params, "c": jnp.ones(1)}, state, params)
-    with pytest.raises(
-        ValueError, match=r"must have the shape.*\(2, 3\); got \(4, 3\)"
-    ):
-        optimizer.update({"w": jnp.ones((4, 3))}, state, params)

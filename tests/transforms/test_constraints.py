@@ -57,11 +57,6 @@ def test_amsgrad_with_bias_correction_is_optax_amsgrad():
         np.testing.assert_allclose(a, e, rtol=1e-6)
 
 
-def test_without_amsgrad_there_is_no_third_moment():
-    state = zo.zo_adamm(0.1).init(PARAMS)
-    assert state[0].nu_max == ()
-
-
 # --- Projections -------------------------------------------------------------------
 
 

@@ -36,7 +36,7 @@ try:
     result = zo.distribute(
         make_fun, np.ones(3, np.float32), zo.zo_sgd(1e-2),
         zo.forward_difference(zo.rademacher(), 1), client=client, num_steps=3, key=0,
-        timeout=20, callback=callback, progress=False,
+        timeout=10, callback=callback, progress=False,
     )
     print(len(steps), "steps, params", result.params is not None, flush=True)
 except (RuntimeError, ValueError) as error:
@@ -48,7 +48,7 @@ os._exit(0)
 
 @pytest.mark.parametrize(("kind", "steps"), [("params", 3), ("make_fun", 0)])
 def test_the_wait_for_a_worker_ends(kind, steps):
-    output = output_of(PROGRAM, kind, timeout=90)
+    output = output_of(PROGRAM, kind, timeout=50)
     assert output.splitlines()[-1].startswith(f"{steps} steps, ")
 
 
