@@ -186,7 +186,7 @@ def run_outside(
       key: The key.
       evaluator: The evaluator.
       budget: The budgets, which begin to be counted.
-      policy: What to do about failures.
+      policy: The rule by which failures end the run.
       bounds: The bounds.
       journal: The path of the journal.
       state: The state to continue from.
