@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 from concurrent.futures import (
     BrokenExecutor,
@@ -120,6 +121,50 @@ def test_a_broken_executor_ends_the_run_with_its_state():
     ):
         run(workers.kill_some, executor=processes, steps=2)
     assert caught.value.state.step in (0, 1)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda method, evaluator: zo.solver(np.sum, *method, evaluator=evaluator),
+        lambda method, evaluator: zo.value_and_grad(
+            np.sum, method[1], evaluator=evaluator
+        ),
+        lambda method, evaluator: zo.minimize(
+            np.sum, np.ones(3, np.float32), *method, evaluator=evaluator
+        ),
+    ],
+    ids=["solver", "value_and_grad", "minimize"],
+)
+def test_functions_that_trace_refuse_it_in_one_line(call):
+    method = zo.zo_sgd(1e-2), zo.forward_difference()
+    with pytest.raises(TypeError, match="minimize_black_box") as caught:
+        call(method, zo.external(workers=2))
+    assert "external(workers=2)" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_workers_need_loky(monkeypatch):
+    monkeypatch.setitem(sys.modules, "loky", None)
+    with pytest.raises(ImportError, match="workers must be None unless loky is"):
+        run(workers=1)
+
+
+def test_workers_give_the_same_run_of_a_lambda():
+    pytest.importorskip("loky")
+    center = workers.CENTER
+    result = run(
+        lambda x: float(np.sum(np.abs(np.round((x - center) * 64))) / 64), workers=2
+    )
+    chex.assert_trees_all_equal(result.state, reference().state)
+
+
+def test_a_worker_that_dies_is_replaced():
+    pytest.importorskip("loky")
+    result = run(workers.kill_some, workers=2, steps=2)
+    expected = run(lambda x: np.nan if workers.kills(x) else fun(x), steps=2)
+    assert expected.state.failures.evaluations > 0
+    chex.assert_trees_all_equal(result.state, expected.state)
 
 
 def test_ctrl_c_keeps_the_steps_before():

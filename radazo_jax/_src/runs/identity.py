@@ -67,7 +67,7 @@ def _function(fun: Any) -> Any:
 
 
 def _captured_by(fun: Any) -> Iterator[tuple[str, Any]]:
-    """What a function captures itself, by name."""
+    """Names and values that a function captures itself."""
     if isinstance(fun, functools.partial):
         yield from zip(_parameters(fun.func), fun.args, strict=False)
         yield from fun.keywords.items()
