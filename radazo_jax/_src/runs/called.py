@@ -1,4 +1,4 @@
-"""Values of a run's steps by calls of a Python function."""
+"""Found of a run's steps by calls of a Python function."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from radazo_jax._src import program, trees
 from radazo_jax._src.evaluators.external import Calls, External, Outcome
 from radazo_jax._src.runs import journal
 from radazo_jax._src.runs.journal import Done
-from radazo_jax._src.runs.one_by_one import Values
+from radazo_jax._src.runs.one_by_one import Found
 from radazo_jax._src.runs.results import Best
 from radazo_jax._src.steps import ask_tell, step
 from radazo_jax._src.steps.records import Path, Record, of_points
@@ -46,7 +46,7 @@ class CalledValues:
         self._following = self._ask(told[0])
         return told
 
-    def values(self, state: SolverState) -> Values | None:
+    def values(self, state: SolverState) -> Found | None:
         """See `Source`."""
         asked = self._ask(state) if self._following is None else self._following
         candidates = ask_tell.as_numpy(asked)
@@ -60,7 +60,7 @@ class CalledValues:
         values = ask_tell.as_values(outcome.values, state.params)
         beyond = outcome.values[np.isinf(values) & np.isfinite(outcome.values)]
         failures += [f"returned {v}, beyond {values.dtype}" for v in beyond]
-        return Values(values, failures, points)
+        return Found(values, failures, points)
 
     def _outcome(self, state: SolverState, candidates: optax.Params) -> Outcome | None:
         """The outcome at the points of a step, or at the first one if it is enough."""

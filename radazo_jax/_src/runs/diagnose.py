@@ -23,8 +23,8 @@ from radazo_jax._src.directions.low_rank import LowRank
 from radazo_jax._src.estimators.gradients import points_of
 from radazo_jax._src.evaluators.external import External
 from radazo_jax._src.evaluators.vectorized import vectorized
-from radazo_jax._src.runs.lost_updates import lost_updates
-from radazo_jax._src.runs.repeats import Values, measures, ratio
+from radazo_jax._src.runs import lost
+from radazo_jax._src.runs.repeats import Measures, Repeats, measures, ratio
 from radazo_jax._src.trees import wide, widest
 
 _DIRECTIONS = 4
@@ -35,7 +35,9 @@ _MORE_AT_START, _MORE_AT_POINTS = 12, 3
 
 # Shares and ratios beyond which there is advice.
 _MUCH_LOST = 0.3
-_LOST = 0.7
+_INSTEAD_OF_LOSING = (
+    "chain stochastic_rounding(key) after the optimizer, or keep it in float32"
+)
 _FEW_ULPS = 16.0
 _NOISY = 0.3
 _CURVED = 1.0
@@ -87,13 +89,13 @@ class Diagnosis(NamedTuple):
             f"  in ulps of the value  {ratio(self.difference, self.ulp):.3g}",
             f"curvature / slope       {self.curvature:.3g}",
             f"lost by rounding        {self.lost[worst]:.1%} (params{worst})",
-            *self._lost_updates(),
+            *self._lost.of_updates(),
             *(f"failed                  {text}" for text in self.failures),
             *(f"→ {text}" for text in self.advice or ("nothing to mend",)),
         ]
         return "\n".join(lines)
 
-    def _lost_updates(self) -> list[str]:
+    def _lost.of_updates(self) -> list[str]:
         if not self.lost_updates:
             return []
         worst = max(self.lost_updates, key=lambda name: self.lost_updates[name])
@@ -156,11 +158,11 @@ def diagnose(
     points = _both_ways(points)
     with (_by_jax if traced else _by_hand)(fun, params, points) as evaluate:
         values = _measured(evaluate)
-    lost = lost_by_rounding(points, params)
+    lost = lost.by_rounding(points, params)
     of_updates = {}
     if optimizer is not None:
         moved, value = values.moved.mean(0), float(values.base.mean())
-        of_updates = lost_updates(
+        of_updates = lost.of_updates(
             optimizer, points, moved, value, params, fun if traced else None
         )
     return _judged(values, lost, of_updates, used)
@@ -207,72 +209,12 @@ def _either(ways: list[str]) -> str:
     return f"{', '.join(first)}, or {last}" if first else last
 
 
-def lost_by_rounding(points: Points, params: optax.Params) -> dict[str, float]:
-    """The share of each leaf's perturbation that its dtype rounds away."""
-    shares = jax.device_get(_lost(_moved(points), params))
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    return {
-        jax.tree_util.keystr(path): float(share)
-        for path, share in zip(paths, shares, strict=True)
-    }
-
-
-def warn_of_rounding(points: Points, params: optax.Params, stacklevel: int) -> None:
-    """Warns if parameters round most of their perturbation away.
-
-    Args:
-      points: The points of a step.
-      params: θ.
-      stacklevel: The user's frame, counted from the caller.
-    """
-    lost = lost_by_rounding(points, params)
-    bad = {name: share for name, share in lost.items() if share > _LOST}
-    if bad:
-        name, share = max(bad.items(), key=lambda item: item[1])
-        warnings.warn(
-            f"{len(bad)} of the {len(lost)} arrays of params round most of their "
-            f"perturbation away: params{name} loses {share:.0%} of it, so that its "
-            "gradient is one of rounding errors. Make smoothing larger, keep these "
-            "arrays in float32, or take low_rank()." + checks.refer_to("diagnose"),
-            stacklevel=stacklevel + 1,
-        )
-
-
-@jax.jit
-def _lost(points: Points, params: optax.Params) -> list[jax.Array]:
-    first = jax.tree.map(lambda x: x[0], points.directions)
-    scale = points.scales[0, 0]
-
-    def share(p: jax.Array, u: jax.Array, kept: bool) -> jax.Array:
-        if kept:
-            return jnp.zeros(())
-        before = wide(p)
-        wanted = scale.astype(before.dtype) * u.astype(before.dtype)
-        moved = wide((before + wanted).astype(p.dtype)) - before
-        norm = jnp.sqrt(jnp.sum(wanted**2))
-        lost = jnp.sqrt(jnp.sum((moved - wanted) ** 2))
-        return jnp.where(norm > 0, lost / norm, 0).astype(jnp.float32)
-
-    # A matrix that is perturbed by factors is multiplied as it is.
-    leaves = points.layout.leaves
-    distribution = first.distribution
-    kept = [distribution._size(leaf) < leaf.size for leaf in leaves]
-    us = elements(first, points.layout)
-    return list(map(share, jax.tree.leaves(params), us, kept))
-
-
 def _both_ways(points: Points) -> Points:
     """θ, and both ways along the first directions."""
-    few = _moved(points).select(slice(_DIRECTIONS))
+    few = lost.moved(points).select(slice(_DIRECTIONS))
     forth = few.scales[:, :1]
     scales = jnp.concatenate([forth, -forth], axis=1)
     return Points(few.directions, scales, True, points.layout)
-
-
-def _moved(points: Points) -> Points:
-    """The points away from θ along their direction; the rest has a scale of 0."""
-    moved = np.flatnonzero(points.scales[:, 0])
-    return points.select(moved) if moved.size else points
 
 
 def _traceable(fun: Callable[[optax.Params], Any], params: optax.Params) -> bool:
@@ -292,16 +234,16 @@ def _traceable(fun: Callable[[optax.Params], Any], params: optax.Params) -> bool
 
 
 # `evaluate(n, m)` evaluates θ n times and the other points m times each.
-_Evaluate = Callable[[int, int], Values]
+_Evaluate = Callable[[int, int], Repeats]
 
 
-def _measured(evaluate: _Evaluate) -> Values:
+def _measured(evaluate: _Evaluate) -> Repeats:
     """The values, with more repetitions if the values at θ differ."""
     few = evaluate(_REPEATS, 1)
     if np.unique(few.base[np.isfinite(few.base)]).size < 2:
         return few
     more = evaluate(_MORE_AT_START, _MORE_AT_POINTS)
-    return Values(
+    return Repeats(
         np.concatenate([few.base, more.base]),
         np.concatenate([few.moved, more.moved]),
         few.dtype,
@@ -316,11 +258,11 @@ def _by_jax(
     at_points = program.of(_along, fun, params, points)
     again = program.of(_at_params, fun, params)
 
-    def evaluate(at_start: int, at_points_each: int) -> Values:
+    def evaluate(at_start: int, at_points_each: int) -> Repeats:
         moved = [at_points(params, points) for _ in range(at_points_each)]
         base = [again(params) for _ in range(at_start)]
         others = np.array(moved, np.float64).reshape(at_points_each, -1, 2)
-        return Values(np.array(base, np.float64), others, moved[0].dtype, ())
+        return Repeats(np.array(base, np.float64), others, moved[0].dtype, ())
 
     yield evaluate
 
@@ -346,11 +288,11 @@ def _by_hand(
     others = list(range(1, points.num_points))
     with External().open(fun) as calls:
 
-        def evaluate(at_start: int, at_points_each: int) -> Values:
+        def evaluate(at_start: int, at_points_each: int) -> Repeats:
             order = np.array([0] * at_start + others * at_points_each)
             outcome = calls.repeat(jax.tree.map(lambda x: x[order], asked))
             assert outcome is not None
-            return Values(
+            return Repeats(
                 outcome.values[:at_start],
                 outcome.values[at_start:].reshape(at_points_each, -1, 2),
                 widest(params),
@@ -361,76 +303,89 @@ def _by_hand(
 
 
 def _judged(
-    values: Values, lost: dict[str, float], of_updates: dict[str, float], used: _Used
+    values: Repeats, lost: dict[str, float], of_updates: dict[str, float], used: _Used
 ) -> Diagnosis:
     found = measures(values)
-    noise, difference, curvature = found.noise, found.difference, found.curvature
     ulp = float(np.spacing(np.abs(np.asarray(found.value, values.dtype))))
-    all_values = np.concatenate([values.base, values.moved.ravel()])
-    advice = []
-    failed = int(np.sum(~np.isfinite(all_values)))
-    if failed:
-        advice.append(
-            f"fun failed at {failed} of {len(all_values)} points: find out why first"
-        )
-    least, most = found.difference_range
-    if found.unchanged:
-        advice.append(
-            "fun did not change: does it use its argument? If it does, make smoothing "
-            "10 times as large, and check again"
-        )
-    elif noise > _NOISY * difference:
-        # If the change cannot be told from zero, its upper limit bounds the factor.
-        hidden = least == 0
-        wanted = ratio(noise, _NOISY * (most if hidden else difference))
-        larger = f"{'at least ' if hidden else ''}{min(max(wanted, 1.5), 10.0):.2g}"
-        advice.append(
-            f"the noise of fun hides its change along u: make smoothing {larger} "
-            "times as large, and check again, or average more directions"
-        )
-    elif difference < _FEW_ULPS * ulp:
-        larger = f"{min(ratio(_FEW_ULPS * ulp, difference), 10.0):.2g}"
-        single = values.dtype != np.float64
-        advice.append(
-            f"fun changes by {difference / ulp:.2g} ulps: make smoothing "
-            f"{larger} times as large, and check again, or subtract a constant "
-            f"from fun{', or compute it in float64' * single}"
-        )
-    elif curvature > _CURVED:
-        advice.append(
-            f"curvature makes {curvature:.2g} times as much of a difference as the "
-            f"slope: take {'' if used.central else 'central_difference, or '}a smaller "
-            "smoothing, unless params are at a minimum"
-        )
-    many = [name for name, share in lost.items() if share > _MUCH_LOST]
-    if many:
-        worst = max(many, key=lambda name: lost[name])
-        advice.append(
-            f"params{worst} loses {lost[worst]:.0%} of its perturbation by rounding"
-            f"{f', and {len(many) - 1} more arrays lose much' if many[1:] else ''}: "
-            + used.instead_of_rounding(worst)
-        )
-    many = [name for name, share in of_updates.items() if share > _MUCH_LOST]
-    if many:
-        worst = max(many, key=lambda name: of_updates[name])
-        advice.append(
-            f"params{worst} loses {of_updates[worst]:.0%} of its update by rounding"
-            f"{f', and {len(many) - 1} more arrays lose much' if many[1:] else ''}: "
-            "chain stochastic_rounding(key) after the optimizer, or keep it in float32"
-        )
+    advice = [
+        *_advice_on_failures(values),
+        *_advice_on_values(found, ulp, values.dtype, used),
+        *_advice_on_lost("perturbation", lost, used.instead_of_rounding),
+        *_advice_on_lost("update", of_updates, lambda name: _INSTEAD_OF_LOSING),
+    ]
     return Diagnosis(
         found.value,
-        noise,
+        found.noise,
         found.noise_range,
-        difference,
+        found.difference,
         found.difference_range,
         ulp,
-        curvature,
+        found.curvature,
         lost,
         of_updates,
         values.failures,
         tuple(advice),
     )
+
+
+def _advice_on_failures(values: Repeats) -> list[str]:
+    all_values = np.concatenate([values.base, values.moved.ravel()])
+    failed = int(np.sum(~np.isfinite(all_values)))
+    if not failed:
+        return []
+    return [f"fun failed at {failed} of {len(all_values)} points: find out why first"]
+
+
+def _advice_on_values(
+    found: Measures, ulp: float, dtype: Any, used: _Used
+) -> list[str]:
+    """What hides the change of the function, or makes too much of it."""
+    noise, difference, curvature = found.noise, found.difference, found.curvature
+    least, most = found.difference_range
+    if found.unchanged:
+        return [
+            "fun did not change: does it use its argument? If it does, make smoothing "
+            "10 times as large, and check again"
+        ]
+    if noise > _NOISY * difference:
+        # If the change cannot be told from zero, its upper limit bounds the factor.
+        hidden = least == 0
+        wanted = ratio(noise, _NOISY * (most if hidden else difference))
+        larger = f"{'at least ' if hidden else ''}{min(max(wanted, 1.5), 10.0):.2g}"
+        return [
+            f"the noise of fun hides its change along u: make smoothing {larger} "
+            "times as large, and check again, or average more directions"
+        ]
+    if difference < _FEW_ULPS * ulp:
+        larger = f"{min(ratio(_FEW_ULPS * ulp, difference), 10.0):.2g}"
+        single = dtype != np.float64
+        return [
+            f"fun changes by {difference / ulp:.2g} ulps: make smoothing "
+            f"{larger} times as large, and check again, or subtract a constant "
+            f"from fun{', or compute it in float64' * single}"
+        ]
+    if curvature > _CURVED:
+        return [
+            f"curvature makes {curvature:.2g} times as much of a difference as the "
+            f"slope: take {'' if used.central else 'central_difference, or '}a smaller "
+            "smoothing, unless params are at a minimum"
+        ]
+    return []
+
+
+def _advice_on_lost(
+    what: str, lost: dict[str, float], instead: Callable[[str], str]
+) -> list[str]:
+    """Names the array that loses most by rounding, and what to do instead."""
+    many = [name for name, share in lost.items() if share > _MUCH_LOST]
+    if not many:
+        return []
+    worst = max(many, key=lambda name: lost[name])
+    more = f", and {len(many) - 1} more arrays lose much" if many[1:] else ""
+    return [
+        f"params{worst} loses {lost[worst]:.0%} of its {what} by rounding{more}: "
+        + instead(worst)
+    ]
 
 
 def _shown(interval: tuple[float, float]) -> str:

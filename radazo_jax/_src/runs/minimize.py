@@ -23,7 +23,7 @@ from radazo_jax._src.runs import journal as journals
 from radazo_jax._src.runs import loop
 from radazo_jax._src.runs.called import CalledValues
 from radazo_jax._src.runs.chunks import Chunks
-from radazo_jax._src.runs.diagnose import warn_of_rounding
+from radazo_jax._src.runs.lost import warn_of_rounding
 from radazo_jax._src.runs.one_by_one import OneByOne, TracedValues
 from radazo_jax._src.runs.results import Report, Result
 from radazo_jax._src.runs.stop import Budget

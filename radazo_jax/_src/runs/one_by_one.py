@@ -19,7 +19,7 @@ from radazo_jax._src.steps.records import Path, Record
 from radazo_jax._src.steps.states import Run, RunError, SolverState
 
 
-class Values(NamedTuple):
+class Found(NamedTuple):
     """The values at the points of a step.
 
     Attributes:
@@ -43,7 +43,7 @@ class Source(Protocol):
 
     best: Best
 
-    def values(self, state: SolverState) -> Values | None:
+    def values(self, state: SolverState) -> Found | None:
         """The values of a step; `None` if it was interrupted."""
         ...
 
@@ -176,13 +176,13 @@ class TracedValues:
         self.best = Best(None)
         self._evaluations = 0
 
-    def values(self, state: SolverState) -> Values | None:
+    def values(self, state: SolverState) -> Found | None:
         """See `Source`."""
         if self._interrupted():
             return None
         found = np.asarray(self._values(state))
         failed = found[~np.isfinite(found)]
-        return Values(found, [f"returned {value}" for value in failed])
+        return Found(found, [f"returned {value}" for value in failed])
 
     def before_each(self, records: Sequence[Record]) -> Callable[[SolverState], None]:
         """See `Source`; evaluates a point of the journal again."""

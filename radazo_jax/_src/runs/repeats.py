@@ -11,8 +11,8 @@ import numpy as np
 _NORMAL = 1.96  # The quantile of the normal distribution.
 
 
-class Values(NamedTuple):
-    """Values at θ and around it.
+class Repeats(NamedTuple):
+    """Repeats at θ and around it.
 
     Attributes:
       base: The values at θ, [repeats].
@@ -40,7 +40,7 @@ class Measures(NamedTuple):
     unchanged: bool
 
 
-def measures(values: Values) -> Measures:
+def measures(values: Repeats) -> Measures:
     """Separates the noise of values from their change."""
     base, moved = values.base, values.moved
     value = _mean(base)

@@ -151,13 +151,7 @@ def distribute(
     checks.check_int_at_least("batch_size", batch_size, 1)
     checks.check_positive("timeout", timeout)
     policy = Policy.of(on_failure, max_consecutive_failures)
-    if values not in ("exact", "signs"):
-        raise ValueError(f"values must be 'exact' or 'signs'; got {values!r}.")
-    if values == "signs" and (target is not None or patience is not None):
-        raise ValueError(
-            "target and patience must be None if values is 'signs', of which none is "
-            f"lowest; got {target!r} and {patience!r}."
-        )
+    _check_values(values, target, patience)
     _check_client(client)
     if params is not None:
         checks.warn_of_float32(params, stacklevel=2)
@@ -396,6 +390,16 @@ def signs_of(values: np.ndarray) -> np.ndarray:
     # Without the sign of a zero.
     found = np.stack([signs, -signs], 1) + 0.0
     return np.where(finite, found, np.nan).astype(values.dtype).reshape(values.shape)
+
+
+def _check_values(values: str, target: float | None, patience: int | None) -> None:
+    if values not in ("exact", "signs"):
+        raise ValueError(f"values must be 'exact' or 'signs'; got {values!r}.")
+    if values == "signs" and (target is not None or patience is not None):
+        raise ValueError(
+            "target and patience must be None if values is 'signs', of which none is "
+            f"lowest; got {target!r} and {patience!r}."
+        )
 
 
 def _check_client(client: Any) -> None:

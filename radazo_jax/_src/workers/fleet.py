@@ -55,10 +55,9 @@ class Fleet:
         self._roster = Roster(messenger, recipe, run, timeout, self._inbox)
         self._members = Members(0, np.dtype(np.float32))  # Of the current step.
         self._bandwidth = _BANDWIDTH
-        self._checked = 0.0
+        self._checked, self._ties = 0.0, 0
         self._known = 0  # Number of workers when members were last given.
         self._gives = False  # Whether an idle worker may lack something.
-        self._ties = 0
 
     @property
     def reports(self) -> dict[str, WorkerReport]:
@@ -170,8 +169,8 @@ class Fleet:
         # With many workers, a look at all of them after each reply takes long.
         if not self._gives and self._known == len(self._roster.workers):
             return
-        self._known = len(self._roster.workers)
         step, found = self._roster.step, self._members
+        self._known = len(self._roster.workers)
         idle = [w for w in self._roster.workers.values() if w.task is None]
         for worker in idle:
             if step - worker.step > _LAG:
@@ -300,8 +299,7 @@ class Fleet:
         self._gives = True
 
     def _copied(self, worker: Worker, reply: Reply) -> None:
-        elapsed = now() - worker.since
-        self._bandwidth = self._described.size / max(elapsed, 1e-9)
+        self._bandwidth = self._described.size / max(now() - worker.since, 1e-9)
         self._answered(worker, reply)
 
     def _answered(self, worker: Worker, reply: Reply) -> None:

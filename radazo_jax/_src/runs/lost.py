@@ -1,5 +1,6 @@
-"""The part of an optimizer's updates that parameters round away."""
+"""The part of perturbations and of updates that parameters round away."""
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,16 +11,20 @@ import numpy as np
 import optax
 from jax import lax
 
-from radazo_jax._src import compiler, program
+from radazo_jax._src import checks, compiler, program
 from radazo_jax._src.base import Estimate, Points
+from radazo_jax._src.directions.distribution import elements
 from radazo_jax._src.estimators import gradients
 from radazo_jax._src.trees import wide
 
 # By then, an update of R-AdaZO is no longer large because v is small.
 _UPDATES = 30
 
+# A share of a perturbation beyond which a run warns.
+_LOST = 0.7
 
-def lost_updates(
+
+def of_updates(
     optimizer: optax.GradientTransformation,
     points: Points,
     moved: np.ndarray,
@@ -92,3 +97,63 @@ def _share(p: jax.Array, u: jax.Array, after: jax.Array) -> jax.Array:
     norm = jnp.sqrt(jnp.sum(wanted**2))
     share = jnp.sqrt(jnp.sum(lost**2)) / jnp.where(norm > 0, norm, 1)
     return share.astype(jnp.float32)
+
+
+def by_rounding(points: Points, params: optax.Params) -> dict[str, float]:
+    """The share of each leaf's perturbation that its dtype rounds away."""
+    shares = jax.device_get(_lost(moved(points), params))
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    return {
+        jax.tree_util.keystr(path): float(share)
+        for path, share in zip(paths, shares, strict=True)
+    }
+
+
+def warn_of_rounding(points: Points, params: optax.Params, stacklevel: int) -> None:
+    """Warns if parameters round most of their perturbation away.
+
+    Args:
+      points: The points of a step.
+      params: θ.
+      stacklevel: The user's frame, counted from the caller.
+    """
+    lost = by_rounding(points, params)
+    bad = {name: share for name, share in lost.items() if share > _LOST}
+    if bad:
+        name, share = max(bad.items(), key=lambda item: item[1])
+        warnings.warn(
+            f"{len(bad)} of the {len(lost)} arrays of params round most of their "
+            f"perturbation away: params{name} loses {share:.0%} of it, so that its "
+            "gradient is one of rounding errors. Make smoothing larger, keep these "
+            "arrays in float32, or take low_rank()." + checks.refer_to("diagnose"),
+            stacklevel=stacklevel + 1,
+        )
+
+
+@jax.jit
+def _lost(points: Points, params: optax.Params) -> list[jax.Array]:
+    first = jax.tree.map(lambda x: x[0], points.directions)
+    scale = points.scales[0, 0]
+
+    def share(p: jax.Array, u: jax.Array, kept: bool) -> jax.Array:
+        if kept:
+            return jnp.zeros(())
+        before = wide(p)
+        wanted = scale.astype(before.dtype) * u.astype(before.dtype)
+        moved = wide((before + wanted).astype(p.dtype)) - before
+        norm = jnp.sqrt(jnp.sum(wanted**2))
+        lost = jnp.sqrt(jnp.sum((moved - wanted) ** 2))
+        return jnp.where(norm > 0, lost / norm, 0).astype(jnp.float32)
+
+    # A matrix that is perturbed by factors is multiplied as it is.
+    leaves = points.layout.leaves
+    distribution = first.distribution
+    kept = [distribution._size(leaf) < leaf.size for leaf in leaves]
+    us = elements(first, points.layout)
+    return list(map(share, jax.tree.leaves(params), us, kept))
+
+
+def moved(points: Points) -> Points:
+    """The points away from θ along their direction; the rest has a scale of 0."""
+    away = np.flatnonzero(points.scales[:, 0])
+    return points.select(away) if away.size else points
