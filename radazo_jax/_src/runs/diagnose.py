@@ -1,6 +1,5 @@
 """Measurements of a function by a few evaluations, before a run."""
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -18,14 +17,13 @@ from radazo_jax._src.base import (
     candidates,
     check_estimator,
 )
-from radazo_jax._src.directions.distribution import elements
 from radazo_jax._src.directions.low_rank import LowRank
 from radazo_jax._src.estimators.gradients import points_of
 from radazo_jax._src.evaluators.external import External
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.runs import lost
 from radazo_jax._src.runs.repeats import Measures, Repeats, measures, ratio
-from radazo_jax._src.trees import wide, widest
+from radazo_jax._src.trees import widest
 
 _DIRECTIONS = 4
 _REPEATS = 4
@@ -89,13 +87,13 @@ class Diagnosis(NamedTuple):
             f"  in ulps of the value  {ratio(self.difference, self.ulp):.3g}",
             f"curvature / slope       {self.curvature:.3g}",
             f"lost by rounding        {self.lost[worst]:.1%} (params{worst})",
-            *self._lost.of_updates(),
+            *self._lost_updates(),
             *(f"failed                  {text}" for text in self.failures),
             *(f"→ {text}" for text in self.advice or ("nothing to mend",)),
         ]
         return "\n".join(lines)
 
-    def _lost.of_updates(self) -> list[str]:
+    def _lost_updates(self) -> list[str]:
         if not self.lost_updates:
             return []
         worst = max(self.lost_updates, key=lambda name: self.lost_updates[name])
@@ -158,14 +156,14 @@ def diagnose(
     points = _both_ways(points)
     with (_by_jax if traced else _by_hand)(fun, params, points) as evaluate:
         values = _measured(evaluate)
-    lost = lost.by_rounding(points, params)
+    shares = lost.by_rounding(points, params)
     of_updates = {}
     if optimizer is not None:
         moved, value = values.moved.mean(0), float(values.base.mean())
         of_updates = lost.of_updates(
             optimizer, points, moved, value, params, fun if traced else None
         )
-    return _judged(values, lost, of_updates, used)
+    return _judged(values, shares, of_updates, used)
 
 
 class _Used(NamedTuple):
@@ -303,14 +301,14 @@ def _by_hand(
 
 
 def _judged(
-    values: Repeats, lost: dict[str, float], of_updates: dict[str, float], used: _Used
+    values: Repeats, shares: dict[str, float], of_updates: dict[str, float], used: _Used
 ) -> Diagnosis:
     found = measures(values)
     ulp = float(np.spacing(np.abs(np.asarray(found.value, values.dtype))))
     advice = [
         *_advice_on_failures(values),
         *_advice_on_values(found, ulp, values.dtype, used),
-        *_advice_on_lost("perturbation", lost, used.instead_of_rounding),
+        *_advice_on_lost("perturbation", shares, used.instead_of_rounding),
         *_advice_on_lost("update", of_updates, lambda name: _INSTEAD_OF_LOSING),
     ]
     return Diagnosis(
@@ -321,7 +319,7 @@ def _judged(
         found.difference_range,
         ulp,
         found.curvature,
-        lost,
+        shares,
         of_updates,
         values.failures,
         tuple(advice),
@@ -374,16 +372,16 @@ def _advice_on_values(
 
 
 def _advice_on_lost(
-    what: str, lost: dict[str, float], instead: Callable[[str], str]
+    what: str, shares: dict[str, float], instead: Callable[[str], str]
 ) -> list[str]:
     """Names the array that loses most by rounding, and what to do instead."""
-    many = [name for name, share in lost.items() if share > _MUCH_LOST]
+    many = [name for name, share in shares.items() if share > _MUCH_LOST]
     if not many:
         return []
-    worst = max(many, key=lambda name: lost[name])
+    worst = max(many, key=lambda name: shares[name])
     more = f", and {len(many) - 1} more arrays lose much" if many[1:] else ""
     return [
-        f"params{worst} loses {lost[worst]:.0%} of its {what} by rounding{more}: "
+        f"params{worst} loses {shares[worst]:.0%} of its {what} by rounding{more}: "
         + instead(worst)
     ]
 
