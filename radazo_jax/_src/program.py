@@ -70,10 +70,9 @@ def of(
             _programs[key] = _compiled(function, static, donate)
         # The key stays the one of the first call, which knows what the program uses.
         _programs.move_to_end(key)
-        found = _programs[key]
         while len(_programs) > _MOST:
             _programs.popitem(last=False)
-    return functools.partial(found, arrays)
+        return functools.partial(_programs[key], arrays)
 
 
 def _compiled(
@@ -84,11 +83,6 @@ def _compiled(
 
     program.__name__ = function.__name__
     return jax.jit(program, donate_argnums=[1 + i for i in donate])
-
-
-def is_traced(tree: Any) -> bool:
-    """Whether a tree holds arrays that are not known yet."""
-    return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
 
 
 def are_disabled() -> bool:
@@ -116,13 +110,14 @@ class Traced:
     def __call__(self, *args: Any) -> Any:
         if self._trace.fun is not None:
             return self._trace.fun(*args)
+        program = core.ClosedJaxpr(self._trace.watched, list(self._consts))
         arrays, _ = trees.partition(args, jax.Array)
         # A custom optimizer may evaluate the loss in another precision.
+        avals: list[Any] = program.in_avals
         arrays = [
-            x if x.dtype == dtype else x.astype(dtype)
-            for x, dtype in zip(arrays, self._trace.dtypes, strict=True)
+            x if x.dtype == aval.dtype else x.astype(aval.dtype)
+            for x, aval in zip(arrays, avals, strict=True)
         ]
-        program = core.ClosedJaxpr(self._trace.watched, list(self._consts))
         return self._trace.output.merge(core.jaxpr_as_fun(program)(*arrays))
 
     @property
@@ -150,36 +145,29 @@ def traced(fun: Callable[..., Any], *args: Any) -> Traced:
         return found
 
     closed = jax.make_jaxpr(of_arrays)(*arrays)
-    kinds = [var.aval for var in closed.jaxpr.constvars]
-    consts = list(map(_owned, closed.consts, kinds))
-    if jax.sharding.get_abstract_mesh().empty:
+    consts = list(map(_owned, closed.consts, closed.jaxpr.constvars))
+    if jax.sharding.get_abstract_mesh().empty or trees.is_traced(consts):
         return Traced(consts, _Trace(closed.jaxpr, output[0]))
     # Equations hold only under the mesh of their trace, and evaluators divide it. So
     # the program traces the function once more, and its arrays are a part of it.
     return Traced((), _Trace(closed.jaxpr, output[0], fun, consts))
 
 
-def _owned(const: Any, kind: Any) -> Any:
+def _owned(const: Any, var: Any) -> Any:
     """A constant that nobody else writes to."""
     if isinstance(const, jax.Array):
         return const
-    with trees.precision_of(kind):
-        return jnp.array(const, kind.dtype)
+    with trees.precision_of(var.aval):
+        return jnp.array(const, var.aval.dtype)
 
 
 class _Trace:
     """A traced function without its arrays."""
 
     def __init__(
-        self,
-        jaxpr: core.Jaxpr,
-        output: trees.Static,
-        fun: Callable[..., Any] | None = None,
-        consts: Sequence[Any] = (),
+        self, jaxpr: core.Jaxpr, output: trees.Static, fun: Any = None, consts: Any = ()
     ):
         self.jaxpr, self.output, self.fun = jaxpr, output, fun
-        avals: list[Any] = [var.aval for var in jaxpr.invars]
-        self.dtypes = [aval.dtype for aval in avals]
         reader = _Reader()
         others = reader.value((*output.others, *consts))
         self._key = reader.jaxpr(jaxpr), output.treedef, output.is_array, others
@@ -192,22 +180,17 @@ class _Trace:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Trace):
+        if not isinstance(other, _Trace) or self._key != other._key:
             return False
-        if self is other:
+        if self is other or not (self._differentiated or other._differentiated):
             return True
-        same = self._hash == other._hash and self._key == other._key
-        if same and (self._differentiated or other._differentiated):
-            return self._derivatives == other._derivatives
-        return same
+        return self._derivatives == other._derivatives
 
     @functools.cached_property
     def watched(self) -> core.Jaxpr:
         """The program, which notes if one of its custom derivatives is used."""
-        return _watched(self.jaxpr, self._note, {}) if self._rules else self.jaxpr
-
-    def _note(self) -> None:
-        self._differentiated = True
+        note = functools.partial(setattr, self, "_differentiated", True)
+        return _watched(self.jaxpr, note) if self._rules else self.jaxpr
 
     @functools.cached_property
     def _derivatives(self) -> tuple[Any, ...]:
@@ -216,53 +199,40 @@ class _Trace:
 
 def _derivative(eqn: core.JaxprEqn) -> Any:
     """The structure of the derivative of an equation with a custom one."""
-    inputs = [atom for atom in eqn.invars if not isinstance(atom, core.Literal)]
-    inputs = list(dict.fromkeys(inputs))
+    inputs = list(dict.fromkeys(x for x in eqn.invars if isinstance(x, core.Var)))
     info = core.DebugInfo("derivative", "derivative", None, None)
     jaxpr = core.Jaxpr((), inputs, eqn.outvars, [eqn], eqn.effects, info)
     fun = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))
 
-    def pulled(*inputs: Any) -> Any:
-        outputs, pull = jax.vjp(fun, *inputs)
-        return pull([_cotangent(x) for x in outputs])
+    def total(*inputs: Any) -> Any:
+        floats = (x for x in fun(*inputs) if jnp.issubdtype(x.dtype, jnp.inexact))
+        return sum(jnp.sum(x).real for x in floats)
 
+    derivative = jax.grad(total, range(len(inputs)), allow_int=True)
     try:
-        closed = jax.make_jaxpr(pulled)(*(var.aval for var in inputs))
+        avals = (var.aval for var in inputs)
+        return _Reader().value(jax.make_jaxpr(derivative)(*avals))
     except Exception:
         # A rule that cannot be traced is equal to itself alone.
         return _Same(eqn)
-    return _Reader().value(closed)
 
 
-def _cotangent(x: jax.Array) -> Any:
-    if jnp.issubdtype(x.dtype, jnp.inexact):
-        return jnp.ones_like(x)
-    return np.zeros(x.shape, jax.dtypes.float0)
-
-
-def _watched(
-    jaxpr: core.Jaxpr, note: Callable[[], None], known: dict[int, core.Jaxpr]
-) -> core.Jaxpr:
+def _watched(jaxpr: core.Jaxpr, note: Callable[[], None]) -> core.Jaxpr:
     """A copy of a program whose rules call `note` when they are used."""
 
-    def of_value(name: str, x: Any) -> Any:
-        if name in _RULES and hasattr(x, "call_wrapped"):
-            return _noted(x, note)
-        if isinstance(x, core.ClosedJaxpr):
-            return x.replace(jaxpr=_watched(x.jaxpr, note, known))
-        if isinstance(x, core.Jaxpr):
-            return _watched(x, note, known)
-        if type(x) in (tuple, list):
-            return type(x)(of_value(name, y) for y in x)
-        return x
+    @functools.cache
+    def watched(jaxpr: core.Jaxpr) -> core.Jaxpr:
+        eqns = [e.replace(params=jax.tree.map(new, e.params)) for e in jaxpr.eqns]
+        return jaxpr.replace(eqns=eqns)
 
-    if id(jaxpr) not in known:
-        eqns = [
-            eqn.replace(params={k: of_value(k, x) for k, x in eqn.params.items()})
-            for eqn in jaxpr.eqns
-        ]
-        known[id(jaxpr)] = jaxpr.replace(eqns=eqns)
-    return known[id(jaxpr)]
+    def new(x: Any) -> Any:
+        if isinstance(x, core.ClosedJaxpr):
+            return x.replace(jaxpr=watched(x.jaxpr))
+        if isinstance(x, core.Jaxpr):
+            return watched(x)
+        return _noted(x, note) if hasattr(x, "call_wrapped") else x
+
+    return watched(jaxpr)
 
 
 def _noted(rule: Any, note: Callable[[], None]) -> Any:
@@ -286,11 +256,13 @@ class _Reader:
 
     def __init__(self) -> None:
         self.rules: list[core.JaxprEqn] = []
-        self._known: dict[int, _Hashed] = {}
+        self._known: dict[int, int] = {}
 
     def jaxpr(self, jaxpr: core.Jaxpr) -> Any:
+        # One that was read before is named by its number.
         if id(jaxpr) in self._known:
             return self._known[id(jaxpr)]
+        self._known[id(jaxpr)] = len(self._known)
         numbers: dict[Any, int] = {}
 
         def new(var: Any) -> Any:
@@ -315,8 +287,7 @@ class _Reader:
             outputs = tuple(map(new, eqn.outvars))
             parts.append((eqn.primitive, params, inputs, outputs, eqn.ctx))
         parts.append(tuple(map(atom, jaxpr.outvars)))
-        found = self._known[id(jaxpr)] = _Hashed(tuple(parts))
-        return found
+        return tuple(parts)
 
     def value(self, x: Any) -> Any:
         """A parameter of an equation; what means the same is equal."""
@@ -332,8 +303,10 @@ class _Reader:
             # 0.0 and -0.0 differ, and NaN is equal to itself.
             array = np.asarray(x)
             return type(x), array.dtype, array.shape, array.tobytes()
-        if isinstance(x, jax.Array):
-            return _Array(x)
+        if isinstance(x, jax.Array) and x.is_fully_addressable:
+            is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+            bits = np.asarray(jax.random.key_data(x) if is_key else x).tobytes()
+            return jax.typeof(x), bits
         if dataclasses.is_dataclass(x) and not isinstance(x, type):
             names = (field.name for field in dataclasses.fields(x))
             return type(x), tuple(self.value(getattr(x, name)) for name in names)
@@ -342,46 +315,6 @@ class _Reader:
         if (callable(x) and not isinstance(x, type)) or not trees.has_hash(x):
             return _Same(x)
         return type(x), x
-
-
-class _Hashed:
-    """A structure whose hash is computed once."""
-
-    def __init__(self, parts: Any):
-        self.parts, self._hash = parts, hash(parts)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return (
-            isinstance(other, _Hashed)
-            and self._hash == other._hash
-            and self.parts == other.parts
-        )
-
-
-class _Array:
-    """A constant array, which may be large: compared only if all else is equal."""
-
-    def __init__(self, x: jax.Array):
-        self._x, self._kind = x, jax.typeof(x)
-
-    def __hash__(self) -> int:
-        return hash(self._kind)
-
-    def __eq__(self, other: object) -> bool:
-        if not (isinstance(other, _Array) and self._kind == other._kind):
-            return False
-        if self._x is other._x or not self._x.is_fully_addressable:
-            return self._x is other._x
-        return self._bytes() == other._bytes()
-
-    def _bytes(self) -> bytes:
-        is_key = jnp.issubdtype(self._x.dtype, jax.dtypes.prng_key)
-        return np.asarray(jax.random.key_data(self._x) if is_key else self._x).tobytes()
 
 
 class _Same:

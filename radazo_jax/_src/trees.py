@@ -172,6 +172,11 @@ def like_tree(flat: jax.Array, tree: Any) -> Any:
     return jax.tree.unflatten(treedef, parts)
 
 
+def is_traced(tree: Any) -> bool:
+    """Whether a tree holds arrays that are not known yet."""
+    return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
+
+
 def has_x64() -> bool:
     """Whether 64 bits are enabled in JAX."""
     return bool(jnp.zeros(0).dtype == np.float64)

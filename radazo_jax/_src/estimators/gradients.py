@@ -144,7 +144,7 @@ def _compiled_estimate(
     params = checks.as_params(params)
     # The arguments of the loss are inputs of the program, NumPy's as well.
     found, static = trees.partition(loss)
-    if program.are_disabled() or program.is_traced((key, params, found)):
+    if program.are_disabled() or trees.is_traced((key, params, found)):
         return None
 
     def at(arrays: list[Any], params: optax.Params) -> Any:
@@ -155,7 +155,7 @@ def _compiled_estimate(
         traced = program.traced(at, arrays, params)
     except _UNTRACEABLE:
         return None
-    if program.is_traced(traced):
+    if trees.is_traced(traced):
         return None
     made = _Estimator(traced, estimator, evaluator, has_aux)
     compiled = program.of(_estimate, made, key, params, arrays)

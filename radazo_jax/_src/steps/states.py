@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src import checks, shown
+from radazo_jax._src import checks, shown, trees
 from radazo_jax._src.base import (
     Evaluator,
     GradientEstimator,
@@ -65,8 +65,7 @@ class Failures(NamedTuple):
 class Run(NamedTuple):
     """The definition of a run.
 
-    `trees.partition` splits it into its arrays and a hashable remainder, which is
-    static under `jit`.
+    A program is made of its functions as `step.traced` traces them.
 
     Attributes:
       fun: The loss, a function of the parameters and of a batch; `None` if JAX does
@@ -145,7 +144,7 @@ class SolverState(NamedTuple):
 
 def check_known(state: SolverState) -> None:
     """Raises if the arrays of a run are traced."""
-    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(state)):
+    if trees.is_traced(state):
         raise TypeError(
             "params, key and state must be known arrays; got traced ones. A run "
             "compiles its own loop, so call it outside of jax.jit, jax.vmap and "
