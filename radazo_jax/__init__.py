@@ -49,8 +49,8 @@ from radazo_jax._src.runs.diagnose import diagnose
 from radazo_jax._src.runs.minimize import minimize
 from radazo_jax._src.runs.optax_wrapper import estimate_gradient
 from radazo_jax._src.runs.replay import replay
+from radazo_jax._src.runs.solver import solver
 from radazo_jax._src.runs.states import RunError
-from radazo_jax._src.runs.step import solver
 from radazo_jax._src.transforms.aliases import (
     bfgs,
     radazo,

@@ -8,6 +8,7 @@ from radazo_jax._src.runs.black_box import Best, BlackBoxResult
 from radazo_jax._src.runs.diagnose import Diagnosis
 from radazo_jax._src.runs.history import History, scalars
 from radazo_jax._src.runs.minimize import MinimizeResult
+from radazo_jax._src.runs.solver import Solver
 from radazo_jax._src.runs.states import (
     Failures,
     Outcome,
@@ -15,7 +16,6 @@ from radazo_jax._src.runs.states import (
     SolverState,
     StepInfo,
 )
-from radazo_jax._src.runs.step import Solver
 from radazo_jax._src.workers.distribute import DistributedResult
 from radazo_jax._src.workers.roster import WorkerReport
 

@@ -7,7 +7,7 @@ rebuilt from its journal.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,19 +20,16 @@ from radazo_jax._src.base import (
     Descent,
     Draw,
     Estimate,
-    Evaluator,
     GradientEstimator,
     Points,
-    Search,
     Values,
 )
 from radazo_jax._src.estimators import gradients
 from radazo_jax._src.estimators.differences import mean_of_finite
 from radazo_jax._src.estimators.gradients import of_params
-from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.runs import box, states
-from radazo_jax._src.runs.box import Bounds, BoundsLike, as_bounds
+from radazo_jax._src.runs.box import Bounds
 from radazo_jax._src.runs.states import (
     MOST_STEPS,
     Failures,
@@ -41,7 +38,6 @@ from radazo_jax._src.runs.states import (
     SolverState,
     StepInfo,
 )
-from radazo_jax._src.search.whole import whole
 from radazo_jax._src.transforms.in_place import InPlaceUpdate, unchanged
 
 
@@ -404,123 +400,3 @@ def _keys(key: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The keys of a step: for its directions, and for its batch."""
     estimate_key, sample_key = jax.random.split(jax.random.fold_in(key, step))
     return estimate_key, sample_key
-
-
-class StepFn(Protocol):
-    """The `step` of a `Solver`."""
-
-    def __call__(
-        self, state: SolverState, *batch: Any, **kwargs: Any
-    ) -> tuple[SolverState, StepInfo]:
-        """Returns the state after a step, and what happened in it."""
-        ...
-
-
-class Solver(NamedTuple):
-    """Pure functions that begin a run and take its steps.
-
-    Attributes:
-      init: `init(params, key) -> state`, a `SolverState`. The key is consumed.
-      step: `step(state, *batch, **kwargs) -> (state, info)`, with a `StepInfo`. The
-        batch is passed to the function after the parameters.
-    """
-
-    init: Callable[[Any, jax.typing.ArrayLike], SolverState]
-    step: StepFn
-
-
-def solver(
-    fun: Callable[..., Any],
-    optimizer: optax.GradientTransformation,
-    estimator: GradientEstimator,
-    search: Search = whole(),
-    *,
-    evaluator: Evaluator = vectorized(),
-    sample: Callable[[jax.Array], Any] | None = None,
-    bounds: BoundsLike | None = None,
-) -> Solver:
-    """Combines a function, an optimizer and an estimator into one pure step.
-
-    A step samples points, evaluates the function at them, estimates the gradient, and
-    updates the parameters. `jit` compiles it to one program. It works under `lax.scan`,
-    under `vmap` over keys, learning rates and starting points, on sharded parameters,
-    and with a donated state. Use it for custom training loops; `minimize` is a loop
-    around the same step, and takes the same steps bit for bit.
-
-    A step in which no value can be used is skipped: neither the parameters nor the
-    state of the optimizer change. `state.failures` counts what failed.
-
-    Args:
-      fun: `fun(params, *batch, **kwargs)` returns a real scalar. It need not be
-        differentiable.
-      optimizer: An Optax transformation, such as `radazo(1e-3)`. It gets `value`,
-        `grad`, `slope`, `value_fn` and `combination` as extra arguments.
-      estimator: An estimator, such as `forward_difference()`.
-      search: A search, such as `search.parabolic()`, which finds the step size and may
-        reject steps; by default `search.whole()`, for optimizers with a learning rate.
-      evaluator: The evaluator of the points: `vectorized(batch_size)`, or
-        `sharded(axis_name)`.
-      sample: `sample(key)` draws the batch of a step, one argument of `fun` after the
-        parameters. `step` then takes no batch.
-      bounds: A tuple `(lower, upper)` of numbers, or of trees like the parameters, or a
-        `scipy.optimize.Bounds`: the box in which the parameters and all points stay.
-
-    Returns:
-      The `Solver`. `default_method(params)` gives an optimizer, an estimator and a
-      search without a learning rate.
-
-    Raises:
-      TypeError, ValueError: If an argument has the wrong type; from `init`, if the
-        parameters are not floating-point or lie outside of the bounds; from `step`, if
-        the structure of the state differs from `init`'s, or the function does not
-        return a real scalar.
-
-    Examples:
-      >>> import jax, jax.numpy as jnp
-      >>> import radazo_jax as zo
-      >>> def loss(params, target):
-      ...     return jnp.sum((params - target) ** 2)
-      >>> init, step = zo.solver(loss, zo.radazo(1e-2), zo.forward_difference())
-      >>> state, step = init(jnp.zeros(4), jax.random.key(0)), jax.jit(step)
-      >>> for _ in range(300):
-      ...     state, info = step(state, jnp.ones(4))
-      >>> bool(info.value < 0.05)
-      True
-
-      Eight runs with different keys, in one program:
-
-      >>> target = jnp.ones(4)
-      >>> def run(key):
-      ...     state = init(jnp.zeros(4), key)
-      ...     state, infos = jax.lax.scan(
-      ...         lambda state, _: step(state, target), state, length=300
-      ...     )
-      ...     return infos.value[-1]
-      >>> values = jax.jit(jax.vmap(run))(jax.random.split(jax.random.key(0), 8))
-      >>> values.shape
-      (8,)
-    """
-    if not callable(fun):
-        raise TypeError(f"fun must be a function of params; got {fun!r}.")
-    states.check_run(optimizer, estimator, search, evaluator)
-    run = Run(fun, sample, optimizer, estimator, search, evaluator, as_bounds(bounds))
-
-    def init(params: optax.Params, key: jax.typing.ArrayLike) -> SolverState:
-        # No two leaves share a buffer, and none is the caller's, so that the state can
-        # be donated.
-        return jax.tree.map(jnp.copy, start(run, params, key))
-
-    def step(
-        state: SolverState, *batch: Any, **kwargs: Any
-    ) -> tuple[SolverState, StepInfo]:
-        states.check_state(run, state)
-        if sample is None:
-            return take(run, state, loss_of(run, batch, kwargs))
-        if batch or kwargs:
-            raise TypeError(
-                "step must get no batch if sample draws it; got "
-                f"{len(batch) + len(kwargs)} further arguments."
-            )
-        return take(run, state, loss_at(run, state))
-
-    return Solver(init, step)

@@ -1,0 +1,136 @@
+"""`solver`: a step of a run as a pure function."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from radazo_jax._src.base import Evaluator, GradientEstimator, Search
+from radazo_jax._src.evaluators.vectorized import vectorized
+from radazo_jax._src.runs import states
+from radazo_jax._src.runs import step as step_of
+from radazo_jax._src.runs.box import BoundsLike, as_bounds
+from radazo_jax._src.runs.states import Run, SolverState, StepInfo
+from radazo_jax._src.search.whole import whole
+
+
+class StepFn(Protocol):
+    """The `step` of a `Solver`."""
+
+    def __call__(
+        self, state: SolverState, *batch: Any, **kwargs: Any
+    ) -> tuple[SolverState, StepInfo]:
+        """Returns the state after a step, and what happened in it."""
+        ...
+
+
+class Solver(NamedTuple):
+    """Pure functions that begin a run and take its steps.
+
+    Attributes:
+      init: `init(params, key) -> state`, a `SolverState`. The key is consumed.
+      step: `step(state, *batch, **kwargs) -> (state, info)`, with a `StepInfo`. The
+        batch is passed to the function after the parameters.
+    """
+
+    init: Callable[[Any, jax.typing.ArrayLike], SolverState]
+    step: StepFn
+
+
+def solver(
+    fun: Callable[..., Any],
+    optimizer: optax.GradientTransformation,
+    estimator: GradientEstimator,
+    search: Search = whole(),
+    *,
+    evaluator: Evaluator = vectorized(),
+    sample: Callable[[jax.Array], Any] | None = None,
+    bounds: BoundsLike | None = None,
+) -> Solver:
+    """Combines a function, an optimizer and an estimator into one pure step.
+
+    A step samples points, evaluates the function at them, estimates the gradient, and
+    updates the parameters. `jit` compiles it to one program. It works under `lax.scan`,
+    under `vmap` over keys, learning rates and starting points, on sharded parameters,
+    and with a donated state. Use it for custom training loops; `minimize` is a loop
+    around the same step, and takes the same steps bit for bit.
+
+    A step in which no value can be used is skipped: neither the parameters nor the
+    state of the optimizer change. `state.failures` counts what failed.
+
+    Args:
+      fun: `fun(params, *batch, **kwargs)` returns a real scalar. It need not be
+        differentiable.
+      optimizer: An Optax transformation, such as `radazo(1e-3)`. It gets `value`,
+        `grad`, `slope`, `value_fn` and `combination` as extra arguments.
+      estimator: An estimator, such as `forward_difference()`.
+      search: A search, such as `search.parabolic()`, which finds the step size and may
+        reject steps; by default `search.whole()`, for optimizers with a learning rate.
+      evaluator: The evaluator of the points: `vectorized(batch_size)`, or
+        `sharded(axis_name)`.
+      sample: `sample(key)` draws the batch of a step, one argument of `fun` after the
+        parameters. `step` then takes no batch.
+      bounds: A tuple `(lower, upper)` of numbers, or of trees like the parameters, or a
+        `scipy.optimize.Bounds`: the box in which the parameters and all points stay.
+
+    Returns:
+      The `Solver`. `default_method(params)` gives an optimizer, an estimator and a
+      search without a learning rate.
+
+    Raises:
+      TypeError, ValueError: If an argument has the wrong type; from `init`, if the
+        parameters are not floating-point or lie outside of the bounds; from `step`, if
+        the structure of the state differs from `init`'s, or the function does not
+        return a real scalar.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> def loss(params, target):
+      ...     return jnp.sum((params - target) ** 2)
+      >>> init, step = zo.solver(loss, zo.radazo(1e-2), zo.forward_difference())
+      >>> state, step = init(jnp.zeros(4), jax.random.key(0)), jax.jit(step)
+      >>> for _ in range(300):
+      ...     state, info = step(state, jnp.ones(4))
+      >>> bool(info.value < 0.05)
+      True
+
+      Eight runs with different keys, in one program:
+
+      >>> target = jnp.ones(4)
+      >>> def run(key):
+      ...     state = init(jnp.zeros(4), key)
+      ...     state, infos = jax.lax.scan(
+      ...         lambda state, _: step(state, target), state, length=300
+      ...     )
+      ...     return infos.value[-1]
+      >>> values = jax.jit(jax.vmap(run))(jax.random.split(jax.random.key(0), 8))
+      >>> values.shape
+      (8,)
+    """
+    if not callable(fun):
+        raise TypeError(f"fun must be a function of params; got {fun!r}.")
+    states.check_run(optimizer, estimator, search, evaluator)
+    run = Run(fun, sample, optimizer, estimator, search, evaluator, as_bounds(bounds))
+
+    def init(params: optax.Params, key: jax.typing.ArrayLike) -> SolverState:
+        # No two leaves share a buffer, and none is the caller's, so that the state can
+        # be donated.
+        return jax.tree.map(jnp.copy, step_of.start(run, params, key))
+
+    def step(
+        state: SolverState, *batch: Any, **kwargs: Any
+    ) -> tuple[SolverState, StepInfo]:
+        states.check_state(run, state)
+        if sample is None:
+            return step_of.take(run, state, step_of.loss_of(run, batch, kwargs))
+        if batch or kwargs:
+            raise TypeError(
+                "step must get no batch if sample draws it; got "
+                f"{len(batch) + len(kwargs)} further arguments."
+            )
+        return step_of.take(run, state, step_of.loss_at(run, state))
+
+    return Solver(init, step)
