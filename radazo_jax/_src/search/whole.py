@@ -11,7 +11,11 @@ from radazo_jax._src.base import Descent, Search
 
 
 class WholeState(NamedTuple):
-    """State of `whole`, which has nothing to return to: `before` is `()`."""
+    """State of `whole`.
+
+    Attributes:
+      before: `()`, because no step is rejected.
+    """
 
     before: tuple[()] = ()
 
