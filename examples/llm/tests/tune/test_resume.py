@@ -140,7 +140,6 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
     [
         "flipped",
         pytest.param("truncated", marks=pytest.mark.slow),
-        pytest.param("emptied", marks=pytest.mark.slow),
         pytest.param("removed", marks=pytest.mark.slow),
     ],
 )
