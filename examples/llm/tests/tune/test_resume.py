@@ -156,7 +156,6 @@ def test_damage_is_found_and_the_checkpoint_before_is_left(uncut, tmp_path, dama
         path.write_bytes(
             {
                 "truncated": content[:middle],
-                "emptied": b"",
                 "flipped": content[:middle] + flipped + content[middle + 1 :],
                 "removed": b"",
             }[damage]
