@@ -60,6 +60,7 @@ def noisy_linear(slope, noise, seed):
 TEN = np.zeros(10, np.float32)
 
 
+@pytest.mark.slow
 def test_ranges_cover_the_true_noise_and_the_true_change():
     """Each of 60 ranges misses with probability 0.05: more than 9 have p < 0.002."""
     noise, missed = 0.1, np.zeros(2)

@@ -259,7 +259,9 @@ def numerical_gradient(f, x, h=1e-5):
 
 
 @pytest.mark.parametrize("kernel", [matern, slow(squared_exponential)])
-@pytest.mark.parametrize(("size", "lengthscale"), [(2, 0.9), slow(1, 0.9), (2, None)])
+@pytest.mark.parametrize(
+    ("size", "lengthscale"), [slow(2, 0.9), slow(1, 0.9), (2, None)]
+)
 def test_gaussian_process(kernel, size, lengthscale):
     """The derivative of the posterior mean of the latest queries, by differences."""
     memory, jitter, mu = 7, 1e-2, 0.4

@@ -142,7 +142,9 @@ def test_equal_losses_make_bit_equal_gradients_whatever_is_together(distribution
 
 @pytest.mark.parametrize(
     ("distribution", "name", "types"),
-    each_distribution(ESTIMATORS, (AxisType.Auto, AxisType.Explicit), among=KINDS),
+    each_distribution(
+        ESTIMATORS, (AxisType.Auto, AxisType.Explicit), fast=["sphere"], among=KINDS
+    ),
 )
 def test_replicated_parameters_send_scalars_alone(distribution, name, types):
     params, x = problem(features=64, hidden=32)
@@ -165,7 +167,7 @@ def test_data_parallelism_alone_sends_scalars_alone(distribution):
 
 @pytest.mark.parametrize(
     ("distribution", "types"),
-    each_distribution((AxisType.Auto, AxisType.Explicit), among=KINDS),
+    each_distribution((AxisType.Auto, AxisType.Explicit), fast=["sphere"], among=KINDS),
 )
 def test_all_three_in_one_mesh(distribution, types):
     params, x = problem()

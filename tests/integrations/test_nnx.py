@@ -143,6 +143,7 @@ def train(step, num_steps=150):
     assert float(loss_fn(model, X, Y)) < first / 3
 
 
+@pytest.mark.slow
 def test_trains_under_nnx_jit_with_nnx_optimizer_compiled_once():
     value_and_grad = zo_nnx.value_and_grad(loss_fn, TRAINING)
 

@@ -36,11 +36,7 @@ DERIVED = (
 @pytest.mark.parametrize(
     ("distribution", "name", "num"),
     [
-        *(
-            slow("low_rank(2)", name, 1) if name in LONG else ("low_rank(2)", name, 1)
-            for name in SELECTED
-        ),
-        *(("hashed", name, 1) for name in LONG),
+        *(("low_rank(2)", name, 1) for name in SELECTED if name not in LONG),
         *(
             slow(distribution, name, 3)
             for distribution in ("low_rank(2)", "hashed")

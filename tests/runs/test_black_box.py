@@ -36,17 +36,6 @@ def test_is_the_run_of_minimize():
     np.testing.assert_array_equal(reference().values, compiled.values)
 
 
-def test_tunes_nothing_where_nothing_is_named():
-    target = np.linspace(-1, 1, 50, dtype=np.float32)
-
-    def far(x):
-        return float(1e3 * np.sum((x - target) ** 2))
-
-    start = np.zeros(50, np.float32)
-    result = zo.minimize_black_box(far, start, num_steps=30, progress=False)
-    assert far(result.params) < 0.01 * far(start)
-
-
 def test_parameters_without_elements_stay():
     """A leaf of size 0, such as a bias that a model does not have."""
     start = {"bias": np.zeros((0, 2), np.float32), "weight": START}

@@ -99,6 +99,7 @@ def test_call_resumes_from_the_journal(tmp_path):
     np.testing.assert_array_equal(result.values[:5], begun.values)
 
 
+@pytest.mark.slow
 def test_journal_of_another_program_continues_from_its_values(tmp_path):
     """Points one by one leave sums of directions to be rounded in another way.
 
@@ -217,6 +218,7 @@ def test_worker_that_gives_no_answer_is_dropped():
     assert result.history.failed.sum() == 0
 
 
+@pytest.mark.slow
 def test_late_worker_copies_a_state_if_that_is_faster():
     expected = reference(200)
     here = Here(("a",))

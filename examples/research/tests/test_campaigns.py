@@ -31,28 +31,28 @@ def test_a_long_run_ends_at_its_last_step():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", ["100000", "101000"])
-def test_random_programs_are_perturbed_right(first):
-    _, progress = campaign("fuzz", "--programs", "1000", "--seed", first)
-    assert "1000 programs" in progress
+def test_random_programs_are_perturbed_right():
+    _, progress = campaign("fuzz", "--programs", "100", "--seed", "100000")
+    assert "100 programs" in progress
 
 
 @pytest.mark.slow
 def test_a_killed_run_ends_as_another():
-    told, _ = campaign("killed_runs", "--kills", "5")
-    assert told == "after 5 of 5 kills, all 200 steps equal: True\n"
+    told, _ = campaign("killed_runs", "--kills", "2")
+    assert told == "after 2 of 2 kills, all 80 steps equal: True\n"
 
 
 @needs_cc
 @pytest.mark.slow
 def test_disturbed_runs_continue_or_say_why_not():
-    options = ["--kills", "3", "--moments", "1", "--full", "3", "--seed", "1"]
+    """A run of each kind of fault."""
+    options = ["--kills", "1", "--moments", "1", "--full", "1", "--seed", "1"]
     told, _ = campaign("faults", *options)
-    assert told.count("'then': ") == 7
+    assert told.count("'then': ") == 3
 
 
 @needs_cc
 @pytest.mark.slow
 def test_runs_continue_from_copies_of_checkpoints():
-    told, _ = campaign("faults.snapshots", "--copies", "4")
-    assert "'tried': 4," in told and "'failed': 0" in told
+    told, _ = campaign("faults.snapshots", "--copies", "2")
+    assert "'tried': 2," in told and "'failed': 0" in told

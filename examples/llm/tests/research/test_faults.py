@@ -31,13 +31,14 @@ def test_threads_that_write_late_tell_nothing(monkeypatch, tmp_path):
 @needs_cc
 @pytest.mark.slow
 def test_disturbed_runs_go_on_or_say_why_not():
+    """A run of each kind of fault."""
     command = [sys.executable, "-m", "research.faults"]
-    numbers = ["--kills", "3", "--moments", "1", "--full", "3", "--seed", "1"]
+    numbers = ["--kills", "1", "--moments", "1", "--full", "1", "--seed", "1"]
     done = subprocess.run(
         [*command, *numbers], cwd=ROOT, capture_output=True, text=True, timeout=1200
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("'then': ") == 7
+    assert done.stdout.count("'then': ") == 3
 
 
 COUNTED = """

@@ -93,9 +93,6 @@ def test_evaluation_in_batches_is_the_loss_on_all(objective, batch_size):
     ("method", "tune"),
     [
         ("radazo", "lora"),
-        pytest.param("zo_rmsprop", "lora", marks=pytest.mark.slow),
-        pytest.param("zo_adamm", "lora", marks=pytest.mark.slow),
-        pytest.param("zo_sgd", "lora", marks=pytest.mark.slow),
         pytest.param("radazo", "prompt", marks=pytest.mark.slow),
         pytest.param("zo_adamm", "full", marks=pytest.mark.slow),
     ],

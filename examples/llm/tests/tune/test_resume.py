@@ -140,7 +140,6 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
     [
         "flipped",
         pytest.param("truncated", marks=pytest.mark.slow),
-        pytest.param("emptied", marks=pytest.mark.slow),
         pytest.param("removed", marks=pytest.mark.slow),
     ],
 )
@@ -157,7 +156,6 @@ def test_damage_is_found_and_the_checkpoint_before_is_left(uncut, tmp_path, dama
         path.write_bytes(
             {
                 "truncated": content[:middle],
-                "emptied": b"",
                 "flipped": content[:middle] + flipped + content[middle + 1 :],
                 "removed": b"",
             }[damage]
