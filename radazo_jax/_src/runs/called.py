@@ -15,7 +15,7 @@ from radazo_jax._src.runs.one_by_one import Found
 from radazo_jax._src.runs.results import Best
 from radazo_jax._src.steps import ask_tell, step
 from radazo_jax._src.steps.records import Path, Record, of_points
-from radazo_jax._src.steps.states import Run, SolverState
+from radazo_jax._src.steps.states import Run, RunError, SolverState
 
 
 class CalledValues:
@@ -109,14 +109,32 @@ class CalledValues:
 
         return before
 
-    def warn_of_another_function(self, path: Path, stacklevel: int) -> None:
-        """Evaluates a point of the journal again, and warns if its value is another."""
+    def warn_of_another_function(
+        self, state: SolverState, path: Path, stacklevel: int
+    ) -> None:
+        """Evaluates a point of the journal again, and warns if its value is another.
+
+        Args:
+          state: The state after the journal.
+          path: The journal.
+          stacklevel: The user's frame, counted from the caller.
+
+        Raises:
+          RunError: If the point could not be evaluated.
+        """
         if self._again is None:
             return
         record, i, candidates = self._again
         if not self._evaluator.batched:
             candidates, i = jax.tree.map(lambda x: x[i : i + 1], candidates), 0
-        outcome = self._calls.evaluate(candidates)
+        try:
+            outcome = self._calls.evaluate(candidates)
+        except (RuntimeError, OSError) as error:
+            raise RunError(
+                f"journal {path} has a point that could not be evaluated again: "
+                f"{error} The error's result is the run in the journal.",
+                state,
+            ) from error
         if outcome is not None:
             value = outcome.values[i].astype(record.values.dtype)
             journal.warn_of_another_value(

@@ -98,14 +98,21 @@ def run(
     Raises:
       RunError: If too many evaluations failed. It has the result so far.
     """
-    try:
+    with failing_with_result(steps):
         state, stopped = _take_all(steps, state, options, last, stacklevel + 1)
         params = steps.params(state, stopped)
+    return _result(steps, params, steps.outside(state), stopped)
+
+
+@contextmanager
+def failing_with_result(steps: Steps) -> Iterator[None]:
+    """Gives a `RunError` the result so far."""
+    try:
+        yield
     except RunError as error:
         error.state = steps.outside(error.state)
         error.result = _result(steps, error.state.params, error.state, "failure")
         raise
-    return _result(steps, params, steps.outside(state), stopped)
 
 
 def _take_all(

@@ -428,9 +428,10 @@ def _called(call: _Call) -> Result:
                 *(source.tell, budget, source.before_each),
             )
         )
-        if path is not None:
-            source.warn_of_another_function(path, stacklevel=_USER)
         steps = OneByOne(source, state, budget, done, write)
+        if path is not None:
+            with loop.failing_with_result(steps):
+                source.warn_of_another_function(state, path, stacklevel=_USER)
         report = stack.enter_context(loop.progress_bar(call.progress, budget))
         options = loop.Options(budget, call.policy, call.callback, report, of_caller)
         return loop.run(steps, state, options, steps.last_failure, _USER)
