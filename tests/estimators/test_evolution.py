@@ -67,7 +67,8 @@ def test_without_shaping_it_is_the_central_difference():
 
 def run(call, fun, steps=4, **options):
     optimizer = zo.radazo(3e-2)
-    return call(fun, START, optimizer, ESTIMATOR, steps, 0, progress=False, **options)
+    options |= {"num_steps": steps, "key": 0, "progress": False}
+    return call(fun, START, optimizer, ESTIMATOR, **options)
 
 
 ESTIMATOR = strategy(shaping=zo.shaping.by_group())
