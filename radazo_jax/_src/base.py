@@ -355,7 +355,7 @@ def check_evaluator(evaluator: Any, traces: bool = True) -> None:
     """Raises unless `evaluator` is one, with hashable fields.
 
     Args:
-      evaluator: What a caller passed.
+      evaluator: The argument of a caller.
       traces: Whether it must be one of functions that JAX traces.
     """
     if not isinstance(evaluator, Evaluator):

@@ -6,7 +6,7 @@ close over are inputs of the program, and no part of it. A program is found by t
 structure of these traces, the configuration, and the kinds of its arguments.
 
 Traces are equal if their equations are, with all parameters: numbers and constants are
-compared by their bits, and Python functions, such as those of callbacks, by identity.
+compared by their bits, and Python functions, such as callbacks, by identity.
 The custom derivatives of a loss count once something differentiates it.
 
 Unsafe keys. JAX remembers traces of its own, by the identity of functions, and so do
@@ -56,7 +56,7 @@ def of(
       function: `function(run, *args)`, of a module: it is compared by identity.
       run: A tree of arrays, `Traced` functions, and anything else that is compared as
         Python does, or by identity if it has no hash.
-      *args: Arguments like those of the program.
+      *args: Arguments of the shapes and dtypes of the program's.
       donate: The numbers of the arguments whose memory the program reuses.
 
     Returns:
@@ -122,7 +122,7 @@ class Traced:
 
     @property
     def output(self) -> Any:
-        """What the function returns, with shapes and dtypes for arrays."""
+        """The result of the function, with shapes and dtypes in place of arrays."""
         shapes = [atom.aval for atom in self._trace.jaxpr.outvars]
         return self._trace.output.merge(shapes)
 

@@ -59,7 +59,7 @@ def value_and_grad(
 
     Returns:
       A function `(key, *args, **kwargs) -> (value, gradient)`, with `(value, aux)` for
-      the value if `has_aux`. `args` and `kwargs` are those of `fun`. It consumes its
+      the value if `has_aux`. `args` and `kwargs` go to `fun`. It consumes its
       key. All evaluations get the same other arguments: the same minibatch, the same
       dropout key.
 
@@ -120,7 +120,7 @@ def value_and_grad(
 
 
 class _Estimator(NamedTuple):
-    """What a compiled estimate is made by."""
+    """The parts by which a compiled estimate is made."""
 
     loss: program.Traced
     estimator: GradientEstimator

@@ -337,7 +337,7 @@ def _advice_on_failures(values: Repeats) -> list[str]:
 def _advice_on_values(
     found: Measures, ulp: float, dtype: Any, used: _Used
 ) -> list[str]:
-    """What hides the change of the function, or makes too much of it."""
+    """Advice if something hides the change of the function, or magnifies it."""
     noise, difference, curvature = found.noise, found.difference, found.curvature
     least, most = found.difference_range
     if found.unchanged:

@@ -37,7 +37,7 @@ class Taken(NamedTuple):
 
 
 class Steps(Protocol):
-    """What takes the steps of a run, and keeps what is known of them."""
+    """Takes the steps of a run, and keeps their records."""
 
     @property
     def best(self) -> Best:
@@ -89,7 +89,7 @@ def run(
     """Takes steps until a budget, a failure, a callback or Ctrl-C ends the run.
 
     Args:
-      steps: What takes the steps.
+      steps: Takes the steps.
       state: The state before the first step.
       options: The choices of the caller.
       last: The last failure so far.

@@ -35,7 +35,7 @@ class Found(NamedTuple):
 
 
 class Source(Protocol):
-    """What gives the values of a run's steps, and takes the steps.
+    """Gives the values of a run's steps, and takes the steps.
 
     Attributes:
       best: The best so far.
@@ -82,7 +82,7 @@ class OneByOne:
         """Counts the steps that a journal held.
 
         Args:
-          source: What gives the values.
+          source: The source of the values.
           state: The state after the steps done.
           budget: The budgets, which have started.
           done: The steps of the journal.

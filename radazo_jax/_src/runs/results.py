@@ -88,7 +88,7 @@ class Result(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a callback is told after each step, or after each chunk of a compiled run.
+    """News for a callback, after each step or after each chunk of a compiled run.
 
     Attributes:
       step: The number of steps that the run has taken.

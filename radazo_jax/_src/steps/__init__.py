@@ -1,1 +1,1 @@
-"""One step of a run, and what a run is made of."""
+"""One step of a run, and the parts of a run."""

@@ -338,7 +338,7 @@ class _Driver:
 
 
 def _record(number: int, found: Members, seconds: float, signs: bool) -> Record:
-    """The record of a step, for the journal."""
+    """The record of a step in a journal."""
     values = found.values
     failures = [found.failures[i] for i in sorted(found.failures)]
     failures += [
