@@ -122,7 +122,7 @@ class Traced:
 
     @property
     def output(self) -> Any:
-        """The result of the function, with shapes and dtypes in place of arrays."""
+        """The result of the function, with a shape and a dtype for each array."""
         shapes = [atom.aval for atom in self._trace.jaxpr.outvars]
         return self._trace.output.merge(shapes)
 

@@ -1,1 +1,1 @@
-"""One step of a run, and the parts of a run."""
+"""A step of a run, and its state."""
