@@ -25,7 +25,7 @@ def test_the_gradient_is_with_respect_to_the_argument_at_a_position(argnums):
 
 @pytest.mark.parametrize("argnums", [(0, 1), (1, 0), [1]])
 def test_several_arguments_have_a_tuple_of_gradients(argnums):
-    """As a tree of parameters has; the argument keeps its place."""
+    """Like a tree of parameters; each argument keeps its place."""
 
     def of_tuple(params):
         x, y = X, Y

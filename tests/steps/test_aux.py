@@ -28,7 +28,7 @@ def test_an_auxiliary_value_changes_no_step(call):
 
 
 def test_the_auxiliary_value_of_a_step_is_in_its_info():
-    """As at the first point, θ."""
+    """It is the one at the first point, θ."""
     init, step = zo.solver(
         lambda p: (traced_square(p), {"largest": jnp.max(p)}), *METHOD, has_aux=True
     )
