@@ -114,7 +114,7 @@ def value_and_grad(
 
 
 class _Estimator(NamedTuple):
-    """What a compiled estimate is made by."""
+    """The parts of a compiled estimate."""
 
     loss: program.Traced
     estimator: GradientEstimator
