@@ -6,7 +6,7 @@ close over are inputs of the program, and no part of it. A program is found by t
 structure of these traces, the configuration, and the kinds of its arguments.
 
 Traces are equal if their equations are, with all parameters: numbers and constants are
-compared by their bits, and Python functions, such as callbacks, by identity.
+compared by their bits; Python functions, which callbacks call, by identity.
 The custom derivatives of a loss count once something differentiates it.
 
 Unsafe keys. JAX remembers traces of its own, by the identity of functions, and so do
@@ -56,7 +56,7 @@ def of(
       function: `function(run, *args)`, of a module: it is compared by identity.
       run: A tree of arrays, `Traced` functions, and anything else that is compared as
         Python does, or by identity if it has no hash.
-      *args: Arguments of the shapes and dtypes of the program's.
+      *args: Example arguments of the program.
       donate: The numbers of the arguments whose memory the program reuses.
 
     Returns:
@@ -68,7 +68,7 @@ def of(
     with _lock:
         if key not in _programs:
             _programs[key] = _compiled(function, static, donate)
-        # The key stays the one of the first call, which knows what the program uses.
+        # The first key stays, because its trace notes whether it is differentiated.
         _programs.move_to_end(key)
         while len(_programs) > _MOST:
             _programs.popitem(last=False)
@@ -122,7 +122,7 @@ class Traced:
 
     @property
     def output(self) -> Any:
-        """The result of the function, with a shape and a dtype for each array."""
+        """The output of the function, with shapes and dtypes instead of arrays."""
         shapes = [atom.aval for atom in self._trace.jaxpr.outvars]
         return self._trace.output.merge(shapes)
 
@@ -173,7 +173,7 @@ class _Trace:
         self._key = reader.jaxpr(jaxpr), output.treedef, output.is_array, others
         self._hash = hash(self._key)
         self._rules = reader.rules
-        # Who uses the rules of a function that is traced once more is not known.
+        # Without a copy of the equations, nothing notes that it is differentiated.
         self._differentiated = fun is not None
 
     def __hash__(self) -> int:
@@ -248,7 +248,7 @@ def _noted(rule: Any, note: Callable[[], None]) -> Any:
 
 
 class _Reader:
-    """Reads from programs what equal ones have in common.
+    """Reads the structure of programs, which equal programs share.
 
     Attributes:
       rules: The equations with custom derivatives, in order.
@@ -290,7 +290,7 @@ class _Reader:
         return tuple(parts)
 
     def value(self, x: Any) -> Any:
-        """A parameter of an equation; what means the same is equal."""
+        """The structure of a parameter of an equation."""
         if isinstance(x, core.Jaxpr):
             return self.jaxpr(x)
         if isinstance(x, core.ClosedJaxpr):

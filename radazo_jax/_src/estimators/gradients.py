@@ -120,7 +120,7 @@ def value_and_grad(
 
 
 class _Estimator(NamedTuple):
-    """The parts by which a compiled estimate is made."""
+    """The parts of a compiled estimate."""
 
     loss: program.Traced
     estimator: GradientEstimator

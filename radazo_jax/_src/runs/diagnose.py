@@ -273,9 +273,8 @@ def _along(
     return values.along.reshape(-1)
 
 
-def _at_params(fun: Callable[[optax.Params], Any], params: optax.Params) -> jax.Array:
-    value: jax.Array = checks.checked_loss(fun, False)(params)[0]
-    return value
+def _at_params(fun: Callable[[optax.Params], Any], params: optax.Params) -> Any:
+    return checks.checked_loss(fun, False)(params)[0]
 
 
 @contextmanager
