@@ -230,8 +230,7 @@ def quartic(x):
     return float(np.sum((x - 1) ** 4 + 0.1 * (x - 1) ** 2))
 
 
-@pytest.mark.parametrize("share", [slow(0.05), 0.2])
-@pytest.mark.parametrize("d", [2, slow(5)])
+@pytest.mark.parametrize(("d", "share"), [(2, 0.2), slow(5, 0.05)])
 @pytest.mark.parametrize("fun", [stiff, chained, quartic])
 def test_failing_points_at_most_double_the_evaluations(fun, d, share):
     start = np.random.default_rng(d).uniform(-2, 2, d)

@@ -43,9 +43,8 @@ def run(*arguments):
     ("module", "at_least", "optimizers"),
     [
         ("alias", 30, ["radazo"]),
-        ("common", 19, ["radazo"]),
-        slow("alias", 100, []),
-        slow("common", 80, []),
+        slow("alias", 39, ["zo_adamm", "zo_signsgd", "estimate_gradient_radazo"]),
+        slow("common", 61, ["radazo", "zo_rmsprop", "zo_sgd"]),
         slow("sharding", 24, []),
         slow("float64", 11, []),
     ],
