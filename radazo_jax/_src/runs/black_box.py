@@ -316,7 +316,7 @@ class _Steps:
                 state,
             ) from error
         if outcome is not None:
-            value = outcome.values[i].astype(record.values.dtype)
+            value = ask_tell.as_values(outcome.values, state.params)[i]
             journals.warn_of_another_value(
                 path, record, self._again[1], value, stacklevel + 1
             )
