@@ -136,7 +136,7 @@ class CalledValues:
                 state,
             ) from error
         if outcome is not None:
-            value = outcome.values[i].astype(record.values.dtype)
+            value = ask_tell.as_values(outcome.values, state.params)[i]
             journal.warn_of_another_value(
                 path, record, self._again[1], value, stacklevel + 1
             )

@@ -218,11 +218,14 @@ def warn_of_another_value(
     path: Path, record: Record, point: int, value: Any, stacklevel: int
 ) -> None:
     """Warns if a point of a journal has another value now than it had then."""
-    scale = np.max(np.abs(record.values), initial=0, where=np.isfinite(record.values))
     before = record.values[point]
-    rounding = trees.rounding(before) * scale
-    if np.shape(value) == np.shape(before) and np.all(abs(value - before) <= rounding):
-        return
+    finite = np.isfinite(record.values)
+    with np.errstate(all="ignore"):
+        scale = np.max(np.abs(record.values), initial=0, where=finite)
+        rounding = trees.rounding(before) * scale
+        same = np.shape(value) == np.shape(before)
+        if same and np.all(np.abs(value - before) <= rounding):
+            return
     old, new = (records.of_points(np.array([x]))[0] for x in (before, value))
     warnings.warn(
         f"journal {os.fspath(path)} has the value {old:.9g} at a point of step "
