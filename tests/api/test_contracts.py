@@ -13,7 +13,6 @@ import pytest
 
 import radazo_jax as zo
 from radazo_jax.estimators import Draw, Estimate, LinearCombination, Values
-from tests.helpers.compare import Hashed
 from tests.helpers.relatives import MAKERS, PARAMS, flat, make, quadratic, rows, traced
 from tests.helpers.tables import DISTRIBUTIONS, FAST, every, jit, mesh_of, slow
 
@@ -310,20 +309,6 @@ def test_a_normalized_direction_has_norm_one(scale):
     np.testing.assert_allclose(flat(u), flat(z) / np.linalg.norm(flat(z)), rtol=1e-5)
 
 
-@pytest.mark.parametrize("spec", [jax.P("k", "data"), slow(jax.P(None, "model"))])
-def test_a_normalized_direction_has_the_same_bits_sharded_or_not(spec):
-    params = {"w": jnp.zeros((16, 8)), "b": jnp.zeros(8)}
-    draw = functools.partial(materialized, Uniform())
-    key = jax.random.key(5)
-    expected = jax.device_get(jax.jit(draw)(key, params))
-    with jax.set_mesh(mesh_of(2, 2, 2)):
-        specs = {"w": spec, "b": jax.P("model")}
-        placed = jax.tree.map(jax.device_put, params, specs)
-        shardings = jax.tree.map(lambda p: p.sharding, placed)
-        got = jax.jit(draw, out_shardings=shardings)(key, placed)
-    chex.assert_trees_all_equal(jax.device_get(got), expected)
-
-
 @pytest.mark.parametrize("evaluator", [zo.vectorized(), slow(zo.vectorized(1))])
 def test_elements_too_large_for_the_exact_norm_skip_the_step(evaluator):
     """From 8 on, an element does not fit: the direction is NaN, and so are values."""
@@ -335,38 +320,3 @@ def test_elements_too_large_for_the_exact_norm_skip_the_step(evaluator):
     chex.assert_trees_all_equal(state.params, PARAMS)
     assert int(state.failures.skipped) == STEPS
     assert int(state.failures.evaluations) == 3 * STEPS
-
-
-# --- Interfaces of earlier versions are refused -----------------------------------
-
-
-FORWARD = zo.forward_difference(Hashed())
-
-
-class Wrapped(zo.GradientEstimator):
-    """Forward differences."""
-
-    def points(self, *args):
-        return FORWARD.points(*args)
-
-    def reduce(self, *args):
-        return FORWARD.reduce(*args)
-
-
-class WithATree(Wrapped):
-    def reduce(self, points, values, params, state):
-        estimate, state = FORWARD.reduce(points, values, params, state)
-        tree = estimate.gradient.materialize(params)
-        return estimate._replace(gradient=tree), state
-
-
-def test_a_gradient_that_is_a_tree_is_refused():
-    old = WithATree()
-    message = (
-        r"gradient of an Estimate must be a LinearCombination; got dict. Make it by "
-        r"points.combine\(coefficients\), or by LinearCombination.of_tree"
-    )
-    with pytest.raises(TypeError, match=message):
-        jit(zo.value_and_grad(traced, old))(0, PARAMS)
-    with pytest.raises(TypeError, match=message):
-        told(old, None)

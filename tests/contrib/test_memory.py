@@ -16,7 +16,6 @@ from tests.helpers.compare import Hashed
 from tests.helpers.relatives import (
     DIMENSION,
     PARAMS,
-    SLOPES,
     Steps,
     derivative,
     flat,
@@ -109,31 +108,6 @@ def test_history_prior_guided():
     chex.assert_trees_all_equal(steps.state, before)
 
 
-def test_the_expected_cosine_of_the_projection():
-    """It is the closed form of Cheng, Wu and Zhu 2021."""
-    size, slopes = 2, jnp.asarray(SLOPES, jnp.float32)
-    prior = jnp.array([1.0, 0, 0, 0.5, 0, 0], jnp.float32)
-    estimator = zo.contrib.prior_guided(
-        zo.gaussian(), size, 1e-2, prior=lambda x: prior
-    )
-
-    @jit
-    @jax.vmap
-    def one(key):
-        x = jnp.zeros(DIMENSION)
-        return zo.estimators.estimate(
-            estimator, lambda x: slopes @ x, key, x, estimator.init(x)
-        )[0][1]
-
-    got = np.asarray(one(jax.random.split(jax.random.key(0), 4000)), np.float64)
-    squares = (got @ SLOPES) ** 2 / np.sum(got**2, 1) / np.sum(SLOPES**2)
-    p = np.asarray(prior, np.float64) / np.linalg.norm(prior)
-    alpha = (p @ SLOPES) ** 2 / np.sum(SLOPES**2)
-    expected = alpha + size / (DIMENSION - 1) * (1 - alpha)
-    error = squares.std() / np.sqrt(len(squares))
-    assert abs(squares.mean() - expected) < 4 * error
-
-
 # --- Past queries ------------------------------------------------------------------
 
 
@@ -223,16 +197,6 @@ def test_queries_that_lie_at_the_parameters_are_left_out(step):
         return jax.lax.scan(next_step, (x, estimator.init(x)), keys)[1]
 
     np.testing.assert_allclose(run(jnp.ones(1)), 3, rtol=1e-2)
-
-
-@pytest.mark.slow
-def test_past_queries_complete_the_gradient_of_a_linear_function():
-    estimator = zo.contrib.linear_interpolation(zo.rademacher(), 2, 0.1, 6, 1.0)
-    steps = Steps(estimator, lambda at: at @ SLOPES)
-    found = [flat(steps(i)[0].gradient) for i in range(6)]
-    errors = [np.linalg.norm(g - SLOPES) for g in found]
-    assert errors[0] > 0.5 * np.linalg.norm(SLOPES)
-    assert errors[-1] < 1e-2
 
 
 # --- Surrogates --------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Relatives that choose their points: against their equations, in float64 NumPy."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +14,6 @@ from tests.helpers.relatives import (
     derivative,
     flat,
     gradients,
-    make,
     moved,
     quadratic,
     traced,
@@ -74,53 +71,6 @@ def test_variance_reduced():
         np.testing.assert_allclose(
             flat(estimate.gradient), expected, rtol=1e-3, atol=1e-4
         )
-
-
-@pytest.mark.slow
-def test_points_beside_the_parameters_in_turn():
-    """Evaluations in turn and at once agree, with parameters of 16 bits too."""
-
-    def narrow(params):
-        return jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
-
-    def loss(params):
-        return traced(jax.tree.map(lambda p: p.astype(jnp.float32), params))
-
-    estimator = make("variance_reduced", smoothing=0.5)
-
-    @jit
-    def estimates(params, further):
-        found = []
-        for size in (None, 1):
-            estimate = functools.partial(
-                zo.estimators.estimate, estimator, loss, evaluator=zo.vectorized(size)
-            )
-            _, state = estimate(0, params, estimator.init(params))
-            found.append(estimate(1, further, state)[0][1])
-        return found
-
-    for dtype in (lambda params: params, narrow):
-        found = estimates(dtype(PARAMS), dtype(moved(PARAMS, 1.0)))
-        at_once, in_turn = (
-            flat(jax.tree.map(lambda g: g.astype(jnp.float32), tree)) for tree in found
-        )
-        np.testing.assert_allclose(in_turn, at_once, rtol=0.02)
-        assert (abs(at_once) > 0).all()
-
-
-def test_at_the_anchor_nothing_is_noise():
-    """There all estimates of a period are the anchor's, whatever the minibatch."""
-    steps = Steps(
-        zo.contrib.variance_reduced(num_directions=2, period=4, anchor_steps=1)
-    )
-
-    def minibatch(at, seed):
-        return at @ np.random.default_rng(seed).normal(size=DIMENSION)
-
-    steps.fun = minibatch
-    first, second, third = (flat(steps(i, seed=i)[0].gradient) for i in range(3))
-    np.testing.assert_allclose(second, first, atol=2e-2)
-    np.testing.assert_allclose(third, first, atol=2e-2)
 
 
 # --- Coordinates -------------------------------------------------------------------

@@ -15,7 +15,6 @@ from radazo_jax._src.directions.distribution import elements
 from radazo_jax._src.directions.layout import layout_of
 from radazo_jax._src.numbers import counter
 from tests.helpers.tables import (
-    BY_POSITION,
     DISTRIBUTIONS,
     FAST,
     KINDS,
@@ -62,20 +61,6 @@ def test_covariance_is_the_identity_over_the_factor(name):
     standard_error = products.std(0) / np.sqrt(num)
     assert (abs(error) <= 4.5 * standard_error + 1e-7).all()
     assert (abs(u.mean(0)) <= 4.5 * u.std(0) / np.sqrt(num) + 1e-7).all()
-
-
-@pytest.mark.parametrize(
-    ("name", "factor"),
-    [
-        ("sphere", 9.0),
-        ("coordinate", 9.0),
-        ("orthonormal", 9.0),
-        ("gaussian", 1.0),
-        ("rademacher", 1.0),
-    ],
-)
-def test_factor(name, factor):
-    assert DISTRIBUTIONS[name].factor(NUM_COORDINATES) == factor
 
 
 def test_sphere_of_a_million_has_norm_one():
@@ -191,42 +176,10 @@ def test_materialize_has_the_dtypes_of_the_parameters(distribution):
     chex.assert_trees_all_equal_shapes_and_dtypes(u, params)
 
 
-def test_distributions_are_values(distribution):
-    again = dataclasses.replace(distribution)
-    assert distribution == again and distribution is not again
-    assert hash(distribution) == hash(again)
-
-
 def test_positions_of_leaves():
     layout = layout_of(PARAMS)
     assert [leaf.offset for leaf in layout.leaves] == [0, 2, 3]
     assert layout.dimension == NUM_COORDINATES
-
-
-@pytest.mark.slow
-def test_coordinates_past_two_to_the_32():
-    # Two leaves of 2^33 elements each, only their descriptions: the draw at a few
-    # positions on both sides of every boundary of the 32-bit words.
-    total = 2**34
-    key, number = jax.random.key(2), jnp.uint32(0)
-
-    def at(size, offset):
-        return counter.positions((size,), offset=offset, dimension=total)
-
-    for offset in (2**32 - 2, 2**33 - 2, total - 4):
-        for distribution in BY_POSITION.values():
-            if distribution == zo.coordinate(replace=False):
-                continue  # Refuses so many: see its own test.
-            block = distribution.draw(key, number, at(4, offset))
-            again = [
-                distribution.draw(key, number, at(1, offset + i))[0] for i in range(4)
-            ]
-            # The compiler may fuse a multiplication and an addition in one of the two.
-            np.testing.assert_array_max_ulp(
-                np.asarray(block), np.asarray(jnp.stack(again)), 1
-            )
-    signs = zo.rademacher().draw(key, number, at(4096, 2**32 - 64))
-    assert abs(float(signs.mean())) < 0.1
 
 
 @pytest.mark.parametrize("name", ["gaussian", slow("rademacher"), slow("low_rank(2)")])

@@ -353,10 +353,7 @@ def test_bad_parameters(difference, params, error, message):
     ("options", "error", "message"),
     [
         ({"num_directions": 0}, ValueError, "num_directions.*0"),
-        ({"num_directions": 2.0}, TypeError, "num_directions.*2.0"),
-        ({"num_directions": True}, TypeError, "num_directions.*True"),
         ({"smoothing": 0.0}, ValueError, "smoothing"),
-        ({"smoothing": float("nan")}, ValueError, "smoothing"),
         ({"smoothing": None}, TypeError, "smoothing"),
         (
             {"distribution": "sphere"},

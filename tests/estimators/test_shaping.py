@@ -116,24 +116,6 @@ def test_without_a_spread_all_weights_are_zero():
     np.testing.assert_array_equal(found, [0, -1, 0, 0])
 
 
-@pytest.mark.parametrize("name", ["centered_ranks", "pair_signs", "best_of"])
-def test_an_increasing_map_changes_no_bit(name):
-    shaping, _ = FORMULAS[name]
-    values = FAILED.astype(np.float32).astype(np.float64)
-    finite = np.isfinite(values)
-    maps = [lambda x: 2 * x - 7, lambda x: x**3, np.arctan, np.exp]
-    images = [np.where(finite, mapped(values), values) for mapped in maps]
-    # Rounded to float32, these are increasing on the values too.
-    images = np.array([values, *images], np.float32)
-    assert {len(np.unique(image[finite])) for image in images} == {
-        len(np.unique(values[finite]))
-    }
-    first, *others = np.asarray(jit(jax.vmap(shaping))(images))
-    assert len(others) == len(maps)
-    for other in others:
-        np.testing.assert_array_equal(other, first)
-
-
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

@@ -14,8 +14,6 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import radazo_jax as zo
-from radazo_jax._src.directions.distribution import lazy
-from radazo_jax._src.directions.layout import layout_of
 from tests.helpers.compare import Hashed
 from tests.helpers.compiled import sent
 from tests.helpers.tables import (
@@ -203,33 +201,6 @@ def test_directions_are_the_same_where_the_parameters_are_sharded(name, types):
             shardings = jax.tree.map(lambda p: p.sharding, placed)
             drawn = jax.jit(draw, out_shardings=shardings)(key, placed)
             assert_same_draws(name, jax.device_get(drawn), expected)
-
-
-@pytest.mark.parametrize("types", [slow(AxisType.Auto), AxisType.Explicit], ids=str)
-def test_factors_are_the_same_where_the_parameters_are_sharded(types):
-    """A Bᵀ / √2 and its factors: B as it is drawn, and A divided by √2."""
-    w, distribution, key = problem()[0]["w"], zo.low_rank(2), jax.random.key(5)
-
-    def draw(key, w):
-        direction, (leaf,) = distribution.sample(key, w), layout_of(w).leaves
-        a, b = lazy(direction, leaf, w.size).marks
-        return a, b, distribution.materialize(direction, w)
-
-    a, b, _ = jax.device_get(jax.jit(draw)(key, w))
-    products = a.astype(np.float64) * b
-    # Two units in the last place for a, half of one for a product, half for the sum.
-    tolerance = 3 * 2.0**-23 * np.sum(abs(products), -1)
-    with jax.set_mesh(mesh_of(2, 2, 2, types=types)):
-        for spec in SPECS:
-            placed = jax.device_put(w, spec)
-            rows, columns = *spec, *[None] * (2 - len(spec))
-            shardings = P(rows), P(None, columns), placed.sharding
-            drawn = jax.jit(draw, out_shardings=shardings)(key, placed)
-            of_rows, of_columns, u = jax.device_get(drawn)
-            np.testing.assert_array_equal(of_columns, b)
-            # The compiler may join the √2 of the normals with the √2 of the factor.
-            np.testing.assert_array_max_ulp(of_rows, a, 2)
-            assert (abs(u - np.sum(products, -1)) <= tolerance).all()
 
 
 def test_gradients_and_steps_have_the_sharding_of_explicit_parameters():

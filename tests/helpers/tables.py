@@ -24,13 +24,6 @@ DISTRIBUTIONS = {
     "sparse": Sparse(),
     "smooth": Smooth(),
 }
-# Distributions whose numbers depend on positions alone, and not on the shapes of
-# leaves.
-BY_POSITION = {
-    name: distribution
-    for name, distribution in DISTRIBUTIONS.items()
-    if not isinstance(distribution, type(DISTRIBUTIONS["low_rank"]))
-}
 # A distribution that is normalized, drawn by element, packed in words, and made of
 # factors.
 KINDS = ("sphere", "gaussian", "rademacher", "low_rank")

@@ -90,29 +90,6 @@ def test_estimates_what_the_functional_interface_does(name):
         chex.assert_trees_all_close(*trees, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_central_difference_keeps_the_state_of_its_first_evaluation():
-    estimator, key = ESTIMATORS["central"], jax.random.key(2)
-    model, expected = Net(nnx.Rngs(0)), Net(nnx.Rngs(0))
-    seen = []
-
-    def remembering(model, x, y):
-        loss = loss_fn(model, x, y)
-        return loss, model.norm.mean[...]
-
-    (_, mean), _ = zo_nnx.value_and_grad(remembering, estimator, has_aux=True)(
-        key, expected, X, Y
-    )
-    seen.append(mean)
-    zo_nnx.value_and_grad(loss_fn, estimator)(key, model, X, Y)
-    np.testing.assert_allclose(model.norm.mean[...], seen[0], rtol=1e-6)
-    # Near the statistics at the parameters, because the smoothing is small.
-    at_params = Net(nnx.Rngs(0))
-    loss_fn(at_params, X, Y)
-    np.testing.assert_allclose(seen[0], at_params.norm.mean[...], atol=5e-3)
-    assert int(model.dropout.rngs.count[...]) == 1
-
-
 def test_only_what_the_filter_names_is_perturbed():
     model = nnx.LoRA(5, 2, 1, base_module=nnx.Linear(5, 1, rngs=nnx.Rngs(0)),
                      rngs=nnx.Rngs(1))  # fmt: skip

@@ -10,7 +10,6 @@ import numpy as np
 import radazo_jax as zo
 from radazo_jax._src.directions import norm
 from radazo_jax._src.directions.layout import layout_of
-from tests.helpers.compare import sample
 from tests.helpers.tables import jit
 
 PARAMS = {"w": jnp.zeros((30, 20)), "b": jnp.zeros(101)}
@@ -45,18 +44,3 @@ def test_only_tpus_draw_all_at_once(monkeypatch):
         return max(math.prod(map(int, shape.split("x"))) for shape in shapes)
 
     assert [largest(p) for p in ("cpu", "cuda", "rocm", "tpu")] == [64, 256, 256, 600]
-
-
-def test_elements_beyond_the_range_are_not_used():
-    """The squares of larger numbers do not fit into the exact sum."""
-
-    class Wide(zo.Distribution):
-        normalized = True
-
-        def factor(self, dimension):
-            return float(dimension)
-
-        def draw(self, key, number, at):
-            return 9 * zo.random.normal(key, at)
-
-    assert np.isnan(sample(Wide(), PARAMS).scale)

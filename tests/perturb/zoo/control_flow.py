@@ -78,18 +78,6 @@ def while_loops_of_a_batch():
 
 
 @program()
-def fori_loops():
-    def fun(params, x):
-        w = params["w"]
-        in_closure = lax.fori_loop(0, 3, lambda i, x: jnp.tanh(x @ w[i]), x)
-        as_state = lax.fori_loop(0, 2, lambda i, w: jnp.sin(w) * params["b"], w)
-        backward = lax.fori_loop(0, 3, lambda i, x: x + w[2 - i, :2], x)
-        return in_closure, as_state, backward
-
-    return fun, {"w": normal(3, 4, 4), "b": normal(1, 1, 4)}, normal(2, 4)
-
-
-@program()
 def scans():
     def fun(params, x):
         stack, other, bias = params["stack"], params["other"], params["bias"]

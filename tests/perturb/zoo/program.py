@@ -43,7 +43,6 @@ PROGRAMS: dict[str, Program] = {}
 # A leaf of 16 bits holds p + s·u rounded once; the definition rounds u, s·u and the
 # sum. Three roundings of half a unit in the last place, and the layers amplify them.
 BFLOAT16 = 8 * 2**-8
-FLOAT16 = 8 * 2**-11
 
 
 def program(**known: Any) -> Callable[[Callable[[], tuple[Any, ...]]], Any]:
