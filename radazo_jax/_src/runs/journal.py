@@ -1,6 +1,5 @@
 """The journal of a run: what it belongs to, and how the run is rebuilt from it."""
 
-import functools
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src import checks, trees
+from radazo_jax._src import checks, program, trees
 from radazo_jax._src.base import Evaluator, GradientEstimator, Points, Search
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.runs import identity
@@ -151,7 +150,7 @@ def line_of_run(
     fun: Any, state: SolverState, estimator: GradientEstimator
 ) -> dict[str, Any]:
     """The first line of a journal, which identifies the run."""
-    points = _points(state, estimator)
+    points = program.of(_points, estimator, state)(state)
     leaves = jax.tree_util.tree_leaves_with_path(state.params)
     shapes = {
         jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
@@ -174,8 +173,7 @@ def line_of_run(
     }
 
 
-@functools.partial(jax.jit, static_argnames="estimator")
-def _points(state: SolverState, estimator: GradientEstimator) -> Points:
+def _points(estimator: GradientEstimator, state: SolverState) -> Points:
     return step.points_without_loss(state, estimator)
 
 
