@@ -462,5 +462,5 @@ def test_the_key_comes_first():
             call()
     with pytest.raises(TypeError, match="params must be the second argument"):
         value_and_grad(jax.random.key(0))
-    value, _ = value_and_grad(key=0, params=jnp.ones(3))
+    value, _ = value_and_grad(0, jnp.ones(3))
     assert value == 3
