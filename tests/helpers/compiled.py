@@ -1,4 +1,4 @@
-"""What a compiled program sends between devices."""
+"""Bytes that a compiled program sends between devices."""
 
 import math
 import re

@@ -124,7 +124,7 @@ LARGE = {
 }
 
 
-# In a process of its own, whose children are those of the template alone.
+# In a process of its own, all of whose children belong to the template.
 RENDERED = """
 import pathlib, resource, sys
 from radazo_llm.formats import chat_template
