@@ -1,4 +1,4 @@
-"""The tests of the examples run as those of the library do."""
+"""Settings of the tests of the examples, equal to the library's."""
 
 from tests.conftest import (  # noqa: F401
     compiled_once,

@@ -13,7 +13,7 @@ import pytest
 
 import radazo_jax as zo
 from tests.helpers.compare import Hashed
-from tests.helpers.tables import jit
+from tests.helpers.tables import jit, slow
 from tests.runs.test_compilations import compilations
 
 NAMES = vars(zo) | vars(zo.contrib) | vars(zo.shaping)
@@ -330,9 +330,7 @@ def test_methods_that_return_something_else_are_refused():
     "make",
     [
         zo.forward_difference,
-        zo.adaptive_difference,
-        lambda *args: zo.accelerated(zo.forward_difference(*args)),
-        lambda *args: Given(*args),
+        slow(lambda *args: zo.accelerated(zo.forward_difference(*args))),
     ],
 )
 def test_a_distance_may_be_traced(make):
@@ -350,21 +348,6 @@ def test_a_distance_may_be_traced(make):
         expected = jit(functools.partial(last, distance))()
         for one, all_ in zip(expected, found, strict=True):
             np.testing.assert_allclose(all_[i], one, rtol=1e-5)
-
-
-@dataclasses.dataclass(frozen=True)
-class Given(zo.GradientEstimator):
-    """Forward differences at a distance that may be traced."""
-
-    law: zo.Distribution
-    num: int
-    mu: object
-
-    def points(self, *args):
-        return zo.forward_difference(self.law, self.num, self.mu).points(*args)
-
-    def reduce(self, *args):
-        return zo.forward_difference(self.law, self.num, self.mu).reduce(*args)
 
 
 # --- Programs, and the objects of optimizers --------------------------------------

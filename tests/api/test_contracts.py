@@ -14,7 +14,7 @@ import pytest
 import radazo_jax as zo
 from radazo_jax.estimators import Draw, Estimate, LinearCombination, Values
 from tests.helpers.relatives import MAKERS, PARAMS, flat, make, quadratic, rows, traced
-from tests.helpers.tables import DISTRIBUTIONS, FAST, every, jit, mesh_of, slow
+from tests.helpers.tables import DISTRIBUTIONS, FAST, every, jit, mesh_of
 
 # --- A distribution, an estimator and a wrapper, by public names alone ------------
 
@@ -309,7 +309,8 @@ def test_a_normalized_direction_has_norm_one(scale):
     np.testing.assert_allclose(flat(u), flat(z) / np.linalg.norm(flat(z)), rtol=1e-5)
 
 
-@pytest.mark.parametrize("evaluator", [zo.vectorized(), slow(zo.vectorized(1))])
+@pytest.mark.slow
+@pytest.mark.parametrize("evaluator", [zo.vectorized(), zo.vectorized(1)])
 def test_elements_too_large_for_the_exact_norm_skip_the_step(evaluator):
     """From 8 on, an element does not fit: the direction is NaN, and so are values."""
     u = materialized(Uniform(100.0), jax.random.key(0), PARAMS)

@@ -9,7 +9,6 @@ import pytest
 
 import radazo_jax as zo
 from tests.helpers.compare import Hashed
-from tests.helpers.tables import slow
 
 ESTIMATOR = zo.forward_difference(smoothing=0.1)
 START = np.linspace(0.5, 1.5, 9, dtype=np.float32)
@@ -185,7 +184,8 @@ def test_bad_input_is_named():
         zo.diagnose(lambda x: 0.0, np.arange(3), ESTIMATOR, 0)
 
 
-@pytest.mark.parametrize("traced", [True, slow(False)])
+@pytest.mark.slow
+@pytest.mark.parametrize("traced", [True, False])
 def test_tells_when_updates_are_rounded_away(traced):
     """An update of 2⁻¹² of a weight is lost in bfloat16, and kept in float32."""
 

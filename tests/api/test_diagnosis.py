@@ -46,6 +46,7 @@ def test_float64_is_not_advised_to_float64(advised):
     assert ("compute it in float64" in text) == advised
 
 
+@pytest.mark.slow
 def test_low_rank_is_not_advised_to_low_rank():
     params = {"v": jnp.full(64, 100, jnp.bfloat16), "w": jnp.ones((8, 8))}
 
@@ -74,6 +75,7 @@ def test_float32_is_not_advised_to_float32():
     assert "keep it in float32" not in text and "make smoothing larger" in text
 
 
+@pytest.mark.slow
 def test_rounded_updates_are_not_advised_to_be_rounded():
     optimizer = zo.zo_sgd(1e-4)
     params = jnp.ones(64, jnp.bfloat16)

@@ -152,6 +152,7 @@ def test_the_floor_of_the_distance_goes():
     assert last_loss(zo.adaptive_difference) < 1e-3 * last_loss(zo.forward_difference)
 
 
+@pytest.mark.slow
 def test_the_distance_is_halved_if_nothing_has_a_value():
     estimator = zo.adaptive_difference(zo.orthonormal(), 4, 1e-2)
     params = jnp.ones(8)

@@ -98,7 +98,7 @@ def numpy_eq2(f, theta, us, mu, factor, *, central):
     ("distribution", "name", "batch_size"),
     [
         *each_distribution(ESTIMATORS, (None, 1)),
-        ("sphere", "forward", 3),
+        slow("sphere", "forward", 3),
         slow("low_rank", "central", 3),
     ],
 )
