@@ -130,15 +130,14 @@ def test_a_broken_executor_ends_the_run_with_its_state():
         lambda method, evaluator: zo.value_and_grad(
             np.sum, method[1], evaluator=evaluator
         ),
-        lambda method, evaluator: zo.minimize(
-            np.sum, np.ones(3, np.float32), *method, evaluator=evaluator
-        ),
     ],
-    ids=["solver", "value_and_grad", "minimize"],
+    ids=["solver", "value_and_grad"],
 )
 def test_functions_that_trace_refuse_it_in_one_line(call):
     method = zo.zo_sgd(1e-2), zo.forward_difference()
-    with pytest.raises(TypeError, match="minimize_black_box") as caught:
+    with pytest.raises(
+        TypeError, match="Pass fun and the evaluator to minimize"
+    ) as caught:
         call(method, zo.external(workers=2))
     assert "external(workers=2)" in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -52,27 +52,27 @@ def test_a_run_that_stands_still_is_warned_about_once(run, fun, method, start):
 
 def test_a_journaled_compiled_run_is_warned_about(tmp_path):
     path = tmp_path / "run.jsonl"
-    _, texts = warned(zo.minimize, traced, START, *METHOD, 12, journal=path)
+    _, texts = warned(zo.minimize, traced, START, *METHOD, num_steps=12, journal=path)
     assert len(texts) == 1
 
 
 @RUNS
 def test_what_is_advised_moves_the_run(run, fun):
     method = (zo.radazo(1e-2), zo.central_difference(smoothing=0.2))
-    result, texts = warned(run, fun, START, *method, 200)
+    result, texts = warned(run, fun, START, *method, num_steps=200)
     assert not texts
     assert result.values.min() < 3
 
 
 @RUNS
 def test_fewer_steps_are_not_warned_about(run, fun):
-    _, texts = warned(run, fun, START, *METHOD, 9)
+    _, texts = warned(run, fun, START, *METHOD, num_steps=9)
     assert not texts
 
 
 @RUNS
 def test_a_run_that_begins_at_its_target_is_not_warned_about(run, fun):
-    result, texts = warned(run, fun, START, *METHOD, 40, target=14.0)
+    result, texts = warned(run, fun, START, *METHOD, num_steps=40, target=14.0)
     assert result.stopped == "target" and not texts
 
 
@@ -84,9 +84,11 @@ def test_a_constant_that_a_run_has_reached_is_not_warned_about(run, fun):
         return (x + 0.5).clip(0, None).sum()
 
     every = zo.central_difference(zo.coordinate(replace=False), num_directions=5)
-    result, texts = warned(run, hinge, START, zo.zo_sgd(0.2), every, 30)
+    result, texts = warned(run, hinge, START, zo.zo_sgd(0.2), every, num_steps=30)
     assert np.all(result.values[-20:] == 0) and not texts
-    _, texts = warned(run, hinge, START, zo.zo_sgd(0.2), every, 20, state=result.state)
+    _, texts = warned(
+        run, hinge, START, zo.zo_sgd(0.2), every, num_steps=20, state=result.state
+    )
     assert not texts
 
 
@@ -96,7 +98,13 @@ def test_values_without_a_pattern_are_not_warned_about(run, fun):
     del fun
     with pytest.raises(zo.RunError), warnings.catch_warnings():
         warnings.simplefilter("error")
-        run(lambda x: x.sum() * np.float32(np.nan), START, *METHOD, 30, progress=False)
+        run(
+            lambda x: x.sum() * np.float32(np.nan),
+            START,
+            *METHOD,
+            num_steps=30,
+            progress=False,
+        )
 
 
 def test_workers_that_stand_still_are_warned_about():
@@ -110,5 +118,7 @@ def test_workers_that_stand_still_are_warned_about():
         ) as cluster,
         distributed.Client(cluster) as client,
     ):
-        _, texts = warned(zo.distribute, lambda: traced, START, *METHOD, client, 12)
+        _, texts = warned(
+            zo.distribute, lambda: traced, START, *METHOD, client=client, num_steps=12
+        )
     assert len(texts) == 1
