@@ -322,9 +322,9 @@ def test_damaged_checkpoint_is_refused_in_one_line(short, tmp_path):
     assert stderr.count("\n") == 1
 
 
-# Bit for bit: 40 steps of R-AdaZO, 11 evaluations on 8 devices.
+# Bit for bit: 100 steps of R-AdaZO, 11 evaluations on 8 devices.
 
-_RUN = ("--steps", "40", "--num-directions", "10", "--checkpoint-every", "10")
+_RUN = ("--steps", "100", "--num-directions", "10", "--checkpoint-every", "25")
 
 
 class _Whole(NamedTuple):
@@ -338,28 +338,28 @@ class _Whole(NamedTuple):
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     losses = _run([*_RUN, "--checkpoint", folder], devices=8)
-    assert list(losses) == list(range(1, 41))
+    assert list(losses) == list(range(1, 101))
     return _Whole(folder, losses)
 
 
 def _assert_same_end(whole, losses, folder):
     assert losses == {step: whole.losses[step] for step in losses}
     compared = checkpoint.compare(str(whole.folder), str(folder))
-    assert compared == "step 40: equal, bit for bit"
+    assert compared == "step 100: equal, bit for bit"
 
 
 @pytest.mark.slow
 def test_two_processes_are_as_one(whole, tmp_path):
     losses = _run([*_RUN, "--checkpoint", tmp_path], devices=4, processes=2)
-    assert len(losses) == 40
+    assert len(losses) == 100
     _assert_same_end(whole, losses, tmp_path)
 
 
 def _without_end(folder, copy):
-    """Copies the folder as a run stopped after step 30 leaves it."""
+    """Copies the folder as a run stopped after step 75 leaves it."""
     shutil.copytree(folder, copy)
-    shutil.rmtree(copy / "40")
-    assert {path.name for path in copy.iterdir()} <= {"30", ".lock"}
+    shutil.rmtree(copy / "100")
+    assert {path.name for path in copy.iterdir()} <= {"75", ".lock"}
     return copy
 
 
@@ -367,7 +367,7 @@ def _without_end(folder, copy):
 def test_a_run_resumes_elsewhere(whole, tmp_path):
     folder = _without_end(whole.folder, tmp_path / "copy")
     losses = _run([*_RUN, "--checkpoint", folder], devices=3)
-    assert list(losses) == list(range(31, 41))
+    assert list(losses) == list(range(76, 101))
     _assert_same_end(whole, losses, folder)
 
 
@@ -376,10 +376,10 @@ def test_a_run_resumes_elsewhere(whole, tmp_path):
 def test_a_killed_process_is_named_by_the_others_and_the_run_resumes(
     whole, tmp_path, victim
 ):
-    arguments = [*_RUN, "--checkpoint-every", "5", "--checkpoint", tmp_path]
-    started = _start([*arguments, "--steps", "100000"], devices=4, processes=2)
+    arguments = [*_RUN, "--checkpoint-every", "10", "--checkpoint", tmp_path]
+    started = _start([*arguments, "--steps", "100000"], devices=4, processes=3)
     for line in started[0].stdout:
-        if line.startswith("step     15 "):
+        if line.startswith("step     40 "):
             break
     started[victim].send_signal(signal.SIGKILL)
     for i, (code, _, stderr) in enumerate(_finish(started, _MINUTES)):
@@ -391,7 +391,7 @@ def test_a_killed_process_is_named_by_the_others_and_the_run_resumes(
                 f"checkpoint in {tmp_path}\n"
             )
     losses = _run(arguments, devices=8)
-    assert min(losses) > 1 and max(losses) == 40
+    assert min(losses) > 1 and max(losses) == 100
     _assert_same_end(whole, losses, tmp_path)
 
 
@@ -452,8 +452,8 @@ def test_a_cut_model_resumes_whole(whole, tmp_path):
     cut, copy = tmp_path / "cut", tmp_path / "copy"
     arguments = [*_RUN, *_CUT, "tensor", "--checkpoint", cut]
     losses = _run(arguments, devices=4, processes=2)
-    assert len(losses) == 40
+    assert len(losses) == 100
     _assert_close(whole, losses)
     losses = _run([*_RUN, "--checkpoint", _without_end(cut, copy)], devices=2)
-    assert list(losses) == list(range(31, 41))
+    assert list(losses) == list(range(76, 101))
     _assert_close(whole, losses)

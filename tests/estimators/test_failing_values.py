@@ -17,7 +17,7 @@ STEPS = 6
 CASES = [
     slow("query_reuse", "sparse"),
     slow("variance_reduced", "coordinate in turn"),
-    ("residual_feedback", "smooth"),
+    slow("residual_feedback", "smooth"),
     slow("gaussian_process", "smooth"),
     slow("adaptive_difference", "orthonormal"),
 ]

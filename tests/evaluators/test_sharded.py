@@ -277,6 +277,7 @@ def test_evaluations_sharded_over_two_axes():
     assert found == [4 * 8]
 
 
+@pytest.mark.slow
 def test_inside_a_shard_map_of_the_user():
     (params, x), key = problem(), jax.random.key(3)
     estimator = zo.forward_difference(zo.rademacher(), num_directions=7, smoothing=0.1)

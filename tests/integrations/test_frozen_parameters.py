@@ -10,7 +10,6 @@ import optax
 import pytest
 
 import radazo_jax as zo
-from tests.helpers.tables import slow
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 PARAMS = {"adapter": jnp.zeros(8), "base": jnp.full(8, 0.5)}
@@ -37,13 +36,9 @@ def test_the_recipe_of_the_page_freezes_and_trains():
     assert found["loss"](result.params) < 0.05 * found["loss"](params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "trained",
-    [
-        zo.zo_sgd(1e-2, 0.9),
-        slow(zo.radazo(1e-2)),
-    ],
-    ids=["zo_sgd", "radazo"],
+    "trained", [zo.zo_sgd(1e-2, 0.9), zo.radazo(1e-2)], ids=["zo_sgd", "radazo"]
 )
 def test_every_loop_keeps_frozen_parameters(trained):
     optimizer = frozen(trained)

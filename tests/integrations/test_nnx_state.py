@@ -41,7 +41,7 @@ def of_mask(model, rngs):
     return jnp.mean(mask) + 0 * jnp.sum(model.linear.bias[...])
 
 
-@pytest.mark.parametrize("wrapped", [lambda f: f, nnx.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("wrapped", [slow(lambda f: f), nnx.jit], ids=["eager", "jit"])
 @pytest.mark.parametrize(
     "estimator", [FORWARD, slow(zo.central_difference(num_directions=2))]
 )
