@@ -472,7 +472,8 @@ def test_messages_do_not_grow_with_the_parameters():
         run(here, 3, params=params)
         return here.sent["a"]
 
-    assert sent(4) == sent(400)
+    # The number of a run, which is drawn, and times take more or fewer bytes.
+    np.testing.assert_allclose(sent(4), sent(400), rtol=0, atol=8)
 
 
 def test_signs_of_pairs():
