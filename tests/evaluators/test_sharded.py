@@ -293,9 +293,6 @@ def test_inside_a_shard_map_of_the_user():
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    raises=AssertionError, reason="the draw is checked on the user's mesh", strict=True
-)
 def test_a_custom_distribution_whose_first_draw_is_inside_a_shard_map():
     """On axes that no other test has: JAX keeps the eager program that fails."""
 

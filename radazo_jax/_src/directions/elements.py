@@ -129,7 +129,9 @@ def _check_positions_alone(distribution: Any, dimension: int) -> None:
     """
     if dimension < 3 or type(distribution).__module__.startswith("radazo_jax."):
         return
-    with jax.ensure_compile_time_eval():
+    # Outside of any mesh: under a `shard_map`, an eager program would be manual too.
+    no_mesh = jax.sharding.AbstractMesh((), ())
+    with jax.sharding.use_abstract_mesh(no_mesh), jax.ensure_compile_time_eval():
         key, number = jax.random.key(0), jnp.uint32(0)
         first, second = (
             _drawn(
