@@ -104,7 +104,7 @@ def test_every_value_is_counted(name):
         # K = 17, and the most.
         pytest.param("radazo_jax, untuned", 300, 1, marks=pytest.mark.slow),
         pytest.param("radazo_jax, untuned", 2000, 1, marks=pytest.mark.slow),
-        pytest.param("R-AdaZO, parabolic step", 20, 2, marks=pytest.mark.slow),
+        pytest.param("R-AdaZO, parabolic step", 20, 1, marks=pytest.mark.slow),
     ],
 )
 def test_values_of_a_compiled_run_are_counted(name, dimension, at_the_end):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from radazo_jax._src import compiler
 from radazo_jax._src.base import Descent, Search
 
 
@@ -40,7 +41,9 @@ class Whole(Search):
     def move(
         self, state: WholeState, params: optax.Params, descent: Descent
     ) -> tuple[optax.Params, WholeState]:
-        after = optax.apply_updates(params, descent.direction)
+        # Rounded, for not all processors round a product and a sum together.
+        direction = jax.tree.map(compiler.rounded, descent.direction)
+        after = optax.apply_updates(params, direction)
         return descent.project(after), state
 
 
