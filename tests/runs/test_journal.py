@@ -276,7 +276,7 @@ def fun(x):
 
 zo.minimize_black_box(
     fun, np.zeros(50, np.float32), zo.radazo(1e-2), zo.forward_difference(),
-    100, 0, journal=sys.argv[1], progress=False,
+    num_steps=100, key=0, journal=sys.argv[1], progress=False,
 )
 """
 

@@ -21,7 +21,7 @@ zo.estimate_gradient(zo.forward_difference(), key=3)
 try:
     zo.minimize(
         lambda p: p @ p, np.ones(3, np.float32), zo.radazo(1e-2),
-        zo.forward_difference(), 1, process, progress=False,
+        zo.forward_difference(), num_steps=1, key=process, progress=False,
     )
 except ValueError as error:
     print(error)

@@ -28,7 +28,7 @@ def fun(x):
 
 zo.minimize_black_box(
     fun, np.zeros(50, np.float32), zo.radazo(1e-2), zo.forward_difference(),
-    int(sys.argv[2]), 0, journal=sys.argv[1], progress=False,
+    num_steps=int(sys.argv[2]), key=0, journal=sys.argv[1], progress=False,
 )
 """
 
