@@ -343,8 +343,9 @@ def test_a_step_that_raises_the_loss_too_much_is_rejected(bounds):
     step = jit(step)
     second, _ = step(first)
     third, info = step(second)
-    assert (info.outcome == REJECTED) == (bounds is None)
-    assert (third.params == first.params).all() == (bounds is None)
+    # Within bounds the step ends at corners, where the loss is 11 in place of 9.8.
+    assert info.value > 9.8 and info.outcome == REJECTED
+    assert (third.params == first.params).all()
 
 
 def test_updates_have_the_dtypes_of_the_directions():

@@ -85,7 +85,6 @@ NAMED_NONE = (None, None, None)
     [
         (NAMED_NONE, {}),
         (MEASURED, {}),
-        (NAMED_NONE, {"sample": lambda key: None}),
         (NAMED_NONE, {"journal": "run.jsonl"}),
     ],
 )
