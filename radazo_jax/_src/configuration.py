@@ -8,6 +8,8 @@ from typing import Any, ClassVar, ParamSpec, Self, TypeVar
 
 import jax
 
+from radazo_jax._src import trees
+
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -84,7 +86,7 @@ def check_fields(configuration: Configuration) -> None:
         value = getattr(configuration, field)
         if isinstance(value, Configuration):
             check_fields(value)
-        elif not (_has_hash(value) or _is_traced(value)):
+        elif not (trees.has_hash(value) or trees.is_traced(value)):
             raise TypeError(
                 f"{name} must have hashable fields; got {field} of type "
                 f"{type(value).__name__}. Use numbers, strings or tuples of them, and "
@@ -97,18 +99,6 @@ def check_fields(configuration: Configuration) -> None:
                 f"{name} must hold its fields alone, by which it is compared; got "
                 f"another attribute, {other}. Declare it as a field."
             )
-
-
-def _has_hash(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
-
-
-def _is_traced(value: Any) -> bool:
-    return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(value))
 
 
 def one_for_equal(constructor: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -134,7 +124,7 @@ def one_for_equal(constructor: Callable[_P, _T]) -> Callable[_P, _T]:
             given = None  # Python's own error is raised below.
         if given is not None:
             given.apply_defaults()
-            if _has_hash(tuple(given.arguments.values())):
+            if trees.has_hash(tuple(given.arguments.values())):
                 # Dtypes depend on whether 64 bits are enabled.
                 floats = jax.dtypes.canonicalize_dtype(float)
                 return kept(floats, *given.args, **given.kwargs)

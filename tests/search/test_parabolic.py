@@ -219,50 +219,47 @@ def test_a_first_step_along_any_direction_is_as_long_as_one_along_the_estimate()
     np.testing.assert_allclose(after, [-7 / 50 / 10, 0.0], rtol=1e-6)
 
 
+AHEAD = jnp.array([0.0, 3.0])
+
+
+def from_ahead(value, value_ahead):
+    """A direction of length 2 from a lookahead point, with the losses at both."""
+    lookahead = Lookahead(AHEAD, jnp.float32(value_ahead))
+    return descent(jnp.array([-2.0, 0.0]), value, 4.0, lookahead=lookahead)
+
+
 def test_a_step_from_the_lookahead_point_is_measured_from_there():
     """If it is rejected, the run returns to the parameters before it."""
-    search = zo.search.parabolic(initial_step_size=0.5)
-    params, direction = jnp.zeros(2), jnp.array([-2.0, 0.0])
-    ahead = jnp.array([0.0, 3.0])
-
-    def found(value, value_ahead):
-        lookahead = Lookahead(ahead, jnp.float32(value_ahead))
-        return descent(direction, value, 4.0, lookahead=lookahead)
-
-    moved, state, _ = step(search, search.init(params), params, found(1.0, 5.0))
+    search, params = zo.search.parabolic(initial_step_size=0.5), jnp.zeros(2)
+    moved, state, _ = step(search, search.init(params), params, from_ahead(1.0, 5.0))
     size = float(state.step_size)
-    np.testing.assert_allclose(moved, ahead + size * direction)
+    np.testing.assert_allclose(moved, AHEAD + size * jnp.array([-2.0, 0.0]))
     np.testing.assert_allclose(state.square, size**2 * 4, rtol=1e-6)
     # The loss falls from 5 to 5 − 4η/2, half of the fall by the slope, so η is right.
     value = 5.0 - 2.0 * size
-    _, after, accepted = step(search, state, moved, found(value, value))
+    _, after, accepted = step(search, state, moved, from_ahead(value, value))
     assert accepted
     np.testing.assert_allclose(after.step_size, size, rtol=1e-5)
-    back, _, accepted = step(search, state, moved, found(np.nan, 5.0))
+    back, _, accepted = step(search, state, moved, from_ahead(np.nan, 5.0))
     assert not accepted
     np.testing.assert_array_equal(back, params)
 
 
 def test_no_step_starts_at_a_lookahead_point_above_the_first_loss():
-    search = zo.search.parabolic(initial_step_size=0.5)
-    params, direction = jnp.zeros(2), jnp.array([-2.0, 0.0])
-    ahead = jnp.array([0.0, 3.0])
-
-    def found(value, value_ahead):
-        lookahead = Lookahead(ahead, jnp.float32(value_ahead))
-        return descent(direction, value, 4.0, lookahead=lookahead)
-
-    params, state, _ = step(search, search.init(params), params, found(10.0, 10.0))
+    search, params = zo.search.parabolic(initial_step_size=0.5), jnp.zeros(2)
+    params, state, _ = step(search, search.init(params), params, from_ahead(10.0, 10.0))
     # Down by 1, half of the fall by the slope: a good step, but the lookahead point
     # is above the first loss.
-    stays, state, accepted = step(search, state, params, found(9.0, 11.0))
+    stays, state, accepted = step(search, state, params, from_ahead(9.0, 11.0))
     assert accepted
     np.testing.assert_array_equal(stays, params)
-    after, state, _ = step(search, state, params, found(9.0, 9.5))
+    after, state, _ = step(search, state, params, from_ahead(9.0, 9.5))
     # The two values belong to the same parameters, and are equal.
     assert state.noise == 0
     size = float(state.step_size)
-    np.testing.assert_allclose(after, params + ahead + size * direction, rtol=1e-6)
+    np.testing.assert_allclose(
+        after, params + AHEAD + size * jnp.array([-2.0, 0.0]), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("bounds", [None, (-0.2, 3.0)])
@@ -343,7 +340,7 @@ def test_a_step_that_raises_the_loss_too_much_is_rejected(bounds):
     step = jit(step)
     second, _ = step(first)
     third, info = step(second)
-    # Within bounds the step ends at corners, where the loss is 11 in place of 9.8.
+    # Within bounds the step ends at a corner, and the loss rises from 9.8 to 11.
     assert info.value > 9.8 and info.outcome == REJECTED
     assert (third.params == first.params).all()
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src.steps import ask_tell
+from radazo_jax._src import trees
 from radazo_jax._src.workers.distribute import signs_of
 from radazo_jax._src.workers.messages import failed
 from radazo_jax._src.workers.shares import shares
@@ -127,7 +127,7 @@ def test_journal_of_another_program_continues_from_its_values(tmp_path):
     assert "worker b had other parameters than the run before step 9" in texts[1]
     np.testing.assert_array_equal(result.values[:6], begun.values)
     state = zo.replay(path, fleets.PARAMS, **run_of, exact=False)
-    chex.assert_trees_all_equal(ask_tell.as_numpy(state.params), result.params)
+    chex.assert_trees_all_equal(trees.as_numpy(state.params), result.params)
 
 
 def corrupt(here, address, step, before_steps=False):
@@ -290,7 +290,7 @@ def test_run_on_signs_is_one_that_is_told_signs(estimator, tmp_path):
     read = zo.runs.History.from_journal(path)
     np.testing.assert_array_equal(np.float32(read.value), result.values)
     state = zo.replay(path, fleets.PARAMS, fleets.OPTIMIZER, estimator)
-    chex.assert_trees_all_equal(ask_tell.as_numpy(state.params), result.params)
+    chex.assert_trees_all_equal(trees.as_numpy(state.params), result.params)
 
 
 def test_run_on_signs_whose_values_fail(tmp_path):

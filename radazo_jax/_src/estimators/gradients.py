@@ -26,8 +26,8 @@ from radazo_jax._src.estimators import arguments
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
 
-# Of functions that need known arrays. Without `jax.jit` they get them.
-_UNTRACEABLE = (
+# The errors of functions that need known arrays. Without `jax.jit` they get them.
+UNTRACEABLE = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
@@ -153,7 +153,7 @@ def _compiled_estimate(
     try:
         arrays = [jnp.asarray(x) for x in found]
         traced = program.traced(at, arrays, params)
-    except _UNTRACEABLE:
+    except UNTRACEABLE:
         return None
     if trees.is_traced(traced):
         return None

@@ -149,11 +149,11 @@ class Pool:
             )
         # Together, one point can break it before another returns.
         if broken == 2 * _TOGETHER and not self._works:
-            ours = self._workers is not None
+            made_here = self._workers is not None
             raise RuntimeError(
-                f"{'workers' if ours else 'executor'} broke {broken} times before fun "
+                f"{'workers' if made_here else 'executor'} broke {broken} times before fun "
                 f"returned once ({problem}). "
-                + ("Call fun in this process to see why." if ours else _GUARD)
+                + ("Call fun in this process to see why." if made_here else _GUARD)
             )
 
     def _submitted(self, points: list[Any]) -> list[Any] | None:

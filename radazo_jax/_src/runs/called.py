@@ -1,4 +1,4 @@
-"""Found of a run's steps by calls of a Python function."""
+"""Values of a run's steps by calls of a Python function."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from radazo_jax._src.runs.journal import Done
 from radazo_jax._src.runs.one_by_one import Found
 from radazo_jax._src.runs.results import Best
 from radazo_jax._src.steps import ask_tell, step
-from radazo_jax._src.steps.records import Path, Record, of_points
+from radazo_jax._src.steps.records import Path, Record, lowest, of_points
 from radazo_jax._src.steps.states import Run, RunError, SolverState
 
 
@@ -35,21 +35,21 @@ class CalledValues:
         self._tell = ask_tell.teller(run, state)
         # A step of the journal, and its point to evaluate again, with its candidates.
         self._again: tuple[Record, int, optax.Params] | None = None
-        # Asked for as soon as a step is told, so that they are computed meanwhile.
+        # The candidates of the next step, which the device computes meanwhile.
         self._following: Any = None
         self._count = 0
         self.best = Best(trees.as_numpy(state.params))
 
     def tell(self, state: SolverState, values: Any) -> tuple[SolverState, Any, Any]:
         """See `Source`."""
-        told = self._tell(state, values)
-        self._following = self._ask(told[0])
-        return told
+        taken = self._tell(state, values)
+        self._following = self._ask(taken[0])
+        return taken
 
     def values(self, state: SolverState) -> Found | None:
         """See `Source`."""
         asked = self._ask(state) if self._following is None else self._following
-        candidates = ask_tell.as_numpy(asked)
+        candidates = trees.as_numpy(asked)
         outcome = self._outcome(state, candidates)
         if outcome is None:
             return None
@@ -82,12 +82,10 @@ class CalledValues:
     def _see(self, points: optax.Params, outcome: Outcome) -> None:
         """Looks for the best of the points of a step."""
         before, self._count = self._count, self._count + len(outcome.values)
-        values = of_points(outcome.values)
-        values = np.where(np.isfinite(values), values, np.inf)
-        i = int(np.argmin(values))
-        if values[i] < self.best.value:
+        i, value = lowest(of_points(outcome.values))
+        if value < self.best.value:
             point = jax.tree.map(lambda x: x[i].copy(), points)
-            self.best = Best(point, float(values[i]), before + i, outcome.infos[i])
+            self.best = Best(point, float(value), before + i, outcome.infos[i])
 
     def before_each(self, records: Sequence[Record]) -> Callable[[SolverState], None]:
         """See `Source`; asks for the best point of the journal at its step."""
@@ -100,7 +98,7 @@ class CalledValues:
             if record.step not in (best, again):
                 self._count += len(record.values)
                 return
-            candidates = ask_tell.as_numpy(self._ask(state))
+            candidates = trees.as_numpy(self._ask(state))
             if chosen is not None and record.step == again:
                 self._again = record, chosen[1], candidates
             infos = [None] * len(record.values)

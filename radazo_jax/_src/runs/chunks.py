@@ -15,6 +15,7 @@ from radazo_jax._src.runs.results import Best
 from radazo_jax._src.runs.stop import Budget, Progress
 from radazo_jax._src.steps import step
 from radazo_jax._src.steps.history import History, names, numbers
+from radazo_jax._src.steps.records import lowest
 from radazo_jax._src.steps.states import Policy, Run, SolverState, exceeds
 
 # Without a given chunk size, chunks aim at this many seconds: long enough that what
@@ -98,11 +99,10 @@ class Chunks:
 
     def _see(self, found: dict[str, np.ndarray]) -> None:
         """Looks for the best of some steps."""
-        values = np.where(np.isfinite(found["value"]), found["value"], np.inf)
-        i = int(np.argmin(values))
-        before = self._evaluations + int(np.sum(found["evaluations"][:i]))
-        if values[i] < self.best.value:
-            self.best = Best(None, float(values[i]), before)
+        i, value = lowest(found["value"])
+        if value < self.best.value:
+            before = self._evaluations + int(np.sum(found["evaluations"][:i]))
+            self.best = Best(None, float(value), before)
         self._evaluations += int(np.sum(found["evaluations"]))
 
     def history(self) -> History:

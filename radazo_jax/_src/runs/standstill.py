@@ -41,23 +41,18 @@ class Standstill:
         slope = numbers.get("slope", np.zeros_like(value))[few]
         # The mean of n equal values may differ from them by n roundings.
         rounding = points * np.finfo(np.float32).eps * np.abs(value)
-        self._saw(value.tolist(), bool(np.all((std <= rounding) & (slope == 0))))
-
-    def _saw(self, values: list[float], equal: bool) -> None:
-        """Looks at one value per step, and whether all points have it."""
-        if self._values is None:
-            return
-        self._values += values
-        value = self._values[0]
-        if not equal or any(other != value for other in values):
+        equal = bool(np.all((std <= rounding) & (slope == 0)))
+        self._values += value.tolist()
+        first = self._values[0]
+        if not equal or np.any(value != first):
             self._values = None
         elif len(self._values) >= _STEPS:
             self._values = None
             warnings.warn(
-                f"fun returned {value:.6g} at all points of the first {_STEPS} steps, "
+                f"fun returned {first:.6g} at all points of the first {_STEPS} steps, "
                 "so the run stays at its start. If fun is made of steps, name an "
                 "estimator whose smoothing is about as wide as a step, such as "
                 "central_difference(smoothing=0.2), and an optimizer such as "
                 "radazo(1e-2). help(zo.diagnose) says how to measure fun.",
-                stacklevel=self._stacklevel + 2,
+                stacklevel=self._stacklevel + 1,
             )

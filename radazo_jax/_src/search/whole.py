@@ -41,7 +41,7 @@ class Whole(Search):
     def move(
         self, state: WholeState, params: optax.Params, descent: Descent
     ) -> tuple[optax.Params, WholeState]:
-        # Rounded, for not all processors round a product and a sum together.
+        # Only some processors round a product and a sum together.
         direction = jax.tree.map(compiler.rounded, descent.direction)
         after = optax.apply_updates(params, direction)
         return descent.project(after), state

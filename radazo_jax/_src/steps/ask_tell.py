@@ -113,7 +113,7 @@ def ask_tell(
         _check_state(state)
         with trees.precision_of(state.run.params):
             asked = program.of(candidates_of, run, state.run)(state.run)
-        return as_numpy(asked), state._replace(asked=np.ones((), bool))
+        return trees.as_numpy(asked), state._replace(asked=np.ones((), bool))
 
     def tell(state: AskTellState, values: Any) -> AskTellState:
         _check_state(state)
@@ -240,11 +240,6 @@ def as_values(values: Any, params: optax.Params) -> np.ndarray:
     # Values beyond float32 are infinite: they failed.
     with np.errstate(all="ignore"):
         return array.astype(trees.widest(params))
-
-
-def as_numpy(tree: Any) -> Any:
-    """The tree as NumPy arrays that may be written to."""
-    return jax.tree.map(np.array, tree)
 
 
 def _check_state(state: Any) -> None:

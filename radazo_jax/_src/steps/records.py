@@ -57,14 +57,24 @@ class Record(NamedTuple):
     @property
     def lowest(self) -> Any:
         """The lowest finite value of a point, infinite if there is none."""
-        values = of_points(self.values)
-        return np.min(values, initial=np.inf, where=np.isfinite(values))
+        return lowest(of_points(self.values))[1]
 
 
 def of_points(values: np.ndarray) -> np.ndarray:
     """A value for each point, [n]: the mean if the function returns several."""
     with np.errstate(all="ignore"):  # The mean of infinities of both signs is NaN.
         return values if values.ndim == 1 else values.mean(1, dtype=values.dtype)
+
+
+def lowest(values: np.ndarray) -> tuple[int, Any]:
+    """The place of the lowest finite value, and the value; infinite if there is none.
+
+    Args:
+      values: The values, [n], with n of at least 1.
+    """
+    finite = np.where(np.isfinite(values), values, np.inf)
+    i = int(np.argmin(finite))
+    return i, finite[i]
 
 
 class Journal(NamedTuple):

@@ -112,11 +112,7 @@ def _of_traced_params(
     """`of_params` within bounds; names what fits a function that JAX cannot trace."""
     try:
         return of_params(fun, batch, kwargs, box.project(bounds, params))
-    except (
-        jax.errors.ConcretizationTypeError,
-        jax.errors.TracerArrayConversionError,
-        jax.errors.TracerIntegerConversionError,
-    ) as error:
+    except gradients.UNTRACEABLE as error:
         raise TypeError(
             "fun must be a function that JAX can trace; got one that turns params into "
             "a Python number or a NumPy array. Use jax.numpy in it, or pass it to "
@@ -231,7 +227,7 @@ def advance(
     )
     if run.search.stops_early:
         estimator_state = optax.tree.where(accepted, estimator_state, asked_state)
-    outcome = _outcome(accepted, estimate, known)
+    outcome = jnp.where(accepted, outcome_of(estimate, known), Outcome.REJECTED)
     moved = _moved(run, state, search_state, (estimate, here, outcome), loss)
     failed = _num_failed(points, known, accepted | (not run.search.stops_early))
     params, optimizer_state, search_state = moved
@@ -281,11 +277,6 @@ def outcome_of(estimate: Estimate, values: Values) -> jax.Array:
     skipped = (estimate.num_values == 0) | failed
     outcome = jnp.where(estimate.complete, Outcome.TAKEN, Outcome.INCOMPLETE)
     return jnp.where(skipped, Outcome.SKIPPED, outcome).astype(jnp.int32)
-
-
-def _outcome(accepted: jax.Array, estimate: Estimate, values: Values) -> jax.Array:
-    outcome = outcome_of(estimate, values)
-    return jnp.where(accepted, outcome, Outcome.REJECTED).astype(jnp.int32)
 
 
 def _mean_here(points: Points, values: Values) -> jax.Array:

@@ -22,7 +22,7 @@ from radazo_jax._src.search.whole import whole
 from radazo_jax._src.steps import history, records, states
 from radazo_jax._src.steps.box import BoundsLike, as_bounds
 from radazo_jax._src.steps.history import History
-from radazo_jax._src.steps.records import Path, Record
+from radazo_jax._src.steps.records import Path, Record, lowest
 from radazo_jax._src.steps.states import Failures, Policy, RunError, SolverState
 from radazo_jax._src.workers.cluster import Cluster
 from radazo_jax._src.workers.fleet import Fleet
@@ -259,12 +259,11 @@ class _Driver:
 
     def _count(self, values: np.ndarray) -> None:
         """Counts a step with these values."""
-        finite = np.where(np.isfinite(values), values, np.inf)
-        i = int(np.argmin(finite))
-        if finite[i] < self.best.value:
-            self.best = Best(None, float(finite[i]), self._evaluations + i)
+        i, value = lowest(values)
+        if value < self.best.value:
+            self.best = Best(None, float(value), self._evaluations + i)
         self._evaluations += len(values)
-        self._budget.saw(finite[i], len(values))
+        self._budget.saw(value, len(values))
 
     def history(self) -> History:
         """See `Steps`."""
