@@ -149,11 +149,12 @@ class Pool:
             )
         # Together, one point can break it before another returns.
         if broken == 2 * _TOGETHER and not self._works:
-            made_here = self._workers is not None
+            name, advice = "executor", _GUARD
+            if self._workers is not None:
+                name, advice = "workers", "Call fun in this process to see why."
             raise RuntimeError(
-                f"{'workers' if made_here else 'executor'} broke {broken} times before fun "
-                f"returned once ({problem}). "
-                + ("Call fun in this process to see why." if made_here else _GUARD)
+                f"{name} broke {broken} times before fun returned once ({problem}). "
+                + advice
             )
 
     def _submitted(self, points: list[Any]) -> list[Any] | None:
