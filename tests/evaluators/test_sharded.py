@@ -373,16 +373,7 @@ def test_bad_axes_are_named():
         value_and_grad(0, params, x)
 
 
-# The programs of value_and_grad do not see how known arrays are sharded.
-UNSEEN = [
-    pytest.mark.slow,
-    pytest.mark.xfail(strict=True, reason="arrays are traced without their shardings"),
-]
-
-
-@pytest.mark.parametrize(
-    "types", [pytest.param(AxisType.Auto, marks=UNSEEN), AxisType.Explicit], ids=str
-)
+@pytest.mark.parametrize("types", [slow(AxisType.Auto), AxisType.Explicit], ids=str)
 def test_an_axis_that_is_in_use_is_named(types):
     params, x = problem()
     value_and_grad = zo.value_and_grad(

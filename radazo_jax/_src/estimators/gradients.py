@@ -139,12 +139,16 @@ def _compiled_estimate(
     """Value and gradient by a program, as if `value_and_grad` was under `jax.jit`.
 
     Returns:
-      The estimate; `None` if the arguments are traced, or the loss cannot be.
+      The estimate; `None` if the arguments are traced or sharded, or the loss cannot be
+      traced.
     """
     params = checks.as_params(params)
     # The arguments of the loss are inputs of the program, NumPy's as well.
     found, static = trees.partition(loss)
     if program.are_disabled() or trees.is_traced((key, params, found)):
+        return None
+    # A program does not know how its arguments are sharded, and an evaluator reads it.
+    if _are_sharded((params, found)):
         return None
 
     def at(arrays: list[Any], params: optax.Params) -> Any:
@@ -164,6 +168,12 @@ def _compiled_estimate(
         return value, gradient
     _, others = trees.partition(traced.output[1], jax.core.ShapedArray)
     return (value, others.merge(aux)), gradient
+
+
+def _are_sharded(tree: Any) -> bool:
+    """Whether an array of a tree lies on several devices in parts."""
+    arrays = (x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array))
+    return not all(x.sharding.is_fully_replicated for x in arrays)
 
 
 def _estimate(
