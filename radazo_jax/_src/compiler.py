@@ -76,13 +76,14 @@ def rounded(values: jax.Array) -> jax.Array:
     Returns:
       The values.
     """
-    stored = f"uint{jnp.finfo(values.dtype).bits}"
-    words = lax.bitcast_convert_type(values, stored)
-    # Four bits are computed with as a byte.
-    words = words.astype(f"uint{8 * values.dtype.itemsize}")
+    bits = jnp.finfo(values.dtype).bits
+    if bits < 8:
+        # XLA's CPU backend cannot read some arrays of four bits as words.
+        return rounded(values.astype(jnp.float32)).astype(values.dtype)
+    words = lax.bitcast_convert_type(values, f"uint{bits}")
     # w² + w is even. Compilers do not know it.
     zeros = (words * words + words) & words.dtype.type(1)
-    return lax.bitcast_convert_type((words ^ zeros).astype(stored), values.dtype)
+    return lax.bitcast_convert_type(words ^ zeros, values.dtype)
 
 
 @rounded.defjvp
