@@ -30,6 +30,8 @@ from flax import nnx
 from radazo_jax._src.base import (
     Evaluator,
     GradientEstimator,
+    Loss,
+    Objective,
     check_estimator,
     check_evaluator,
 )
@@ -40,7 +42,7 @@ __all__ = ["value_and_grad", "value_fn"]
 
 
 def value_and_grad(
-    loss_fn: Callable[..., Any],
+    loss_fn: Objective,
     estimator: GradientEstimator,
     argnums: int = 0,
     has_aux: bool = False,
@@ -140,12 +142,12 @@ def value_and_grad(
 
 
 def value_fn(
-    loss_fn: Callable[..., Any],
-    model: Any,
+    loss_fn: Callable[..., jax.Array],
+    model: nnx.Module,
     wrt: nnx.filterlib.Filter = nnx.Param,
     *,
-    args: tuple[Any, ...] = (),
-) -> Callable[[Any], jax.Array]:
+    args: tuple[object, ...] = (),
+) -> Loss:
     """The loss as a function of the parameters, as `estimate_gradient` takes it.
 
     The function always evaluates from the model state at the time of this call. The

@@ -11,7 +11,7 @@ import abc
 import dataclasses
 import numbers
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, SupportsFloat
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +48,14 @@ if TYPE_CHECKING:
 
 else:
     GradientTransformationExtraArgs = optax.GradientTransformationExtraArgs
+
+
+# A number or an array of any library, or several numbers.
+_Value = SupportsFloat | Sequence[SupportsFloat]
+
+# A function of parameters, and of a batch if there is one: it returns a value, or a
+# pair of a value and anything else.
+Objective = Callable[..., _Value | tuple[_Value, object]]
 
 
 class Draw(NamedTuple):

@@ -48,7 +48,7 @@ class PriorGuided(AlongDirections):
 
     _constructor = "prior_guided"
 
-    prior: Callable[[Any], Any] | None
+    prior: Callable[[optax.Params], optax.Updates] | None
     decay: float
     mix: str
 
@@ -130,7 +130,7 @@ def prior_guided(
     distribution: Distribution = sphere(),
     num_directions: int = 10,
     smoothing: float = 5e-3,
-    prior: Callable[[Any], Any] | None = None,
+    prior: Callable[[optax.Params], optax.Updates] | None = None,
     decay: float = 0.0,
     mix: str = "projection",
 ) -> GradientEstimator:

@@ -16,6 +16,7 @@ from radazo_jax._src.base import (
     Estimate,
     Evaluator,
     GradientEstimator,
+    Objective,
     Points,
     Values,
     check_estimator,
@@ -35,7 +36,7 @@ UNTRACEABLE = (
 
 
 def value_and_grad(
-    fun: Callable[..., Any],
+    fun: Objective,
     estimator: GradientEstimator,
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,

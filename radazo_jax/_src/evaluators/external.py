@@ -5,6 +5,7 @@ import functools
 import math
 import reprlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ class External(Evaluator):
     compiled = False
 
     workers: int | None = None
-    executor: Any = None
+    executor: futures.Executor | Callable[[], futures.Executor] | None = None
     batched: bool = False
     timeout: float | None = None
     retries: int = 0
@@ -118,7 +119,7 @@ class External(Evaluator):
 
 def external(
     workers: int | None = None,
-    executor: Any = None,
+    executor: futures.Executor | Callable[[], futures.Executor] | None = None,
     batched: bool = False,
     timeout: float | None = None,
     retries: int = 0,

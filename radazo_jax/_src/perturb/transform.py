@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,10 @@ from radazo_jax._src.directions.layout import Layout, MatrixAxes, layout_of, mat
 from radazo_jax._src.directions.low_rank import LowRank
 from radazo_jax._src.perturb import rules, views
 
+_T = TypeVar("_T")
 
-def perturb(fun: Callable[..., Any]) -> Callable[..., Any]:
+
+def perturb(fun: Callable[..., _T]) -> Callable[..., _T]:
     """Transforms `fun` into its evaluation at a perturbed point.
 
     A perturbed leaf is built only by the equation of `fun` that uses it: layer by layer
@@ -59,7 +61,7 @@ def perturb(fun: Callable[..., Any]) -> Callable[..., Any]:
         scale: jax.typing.ArrayLike,
         *args: Any,
         **kwargs: Any,
-    ) -> Any:
+    ) -> _T:
         params = trees.as_arrays(params)
         layout = direction.distribution._annotate(layout_of(params), params)
         return evaluate(fun, params, layout, direction, scale, args, kwargs)
@@ -70,14 +72,14 @@ def perturb(fun: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def evaluate(
-    fun: Callable[..., Any],
+    fun: Callable[..., _T],
     params: optax.Params,
     layout: Layout,
     direction: Direction,
     scale: jax.typing.ArrayLike,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] = MappingProxyType({}),
-) -> Any:
+) -> _T:
     """`perturb(fun)` for arrays with a known layout."""
     jaxpr, outputs_of = _trace(fun, params, args, kwargs)
     given = views.views_of(params, layout, direction, jnp.asarray(scale))
@@ -85,11 +87,11 @@ def evaluate(
 
 
 def _trace(
-    fun: Callable[..., Any],
+    fun: Callable[..., _T],
     params: optax.Params,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-) -> tuple[Any, Callable[[list[jax.Array]], Any]]:
+) -> tuple[Any, Callable[[list[jax.Array]], _T]]:
     """`fun` as a program of its parameters, and what makes its output."""
     # Not the output itself, which holds tracers.
     static: list[trees.Static] = []

@@ -13,6 +13,7 @@ from radazo_jax._src import checks, program
 from radazo_jax._src.base import (
     Draw,
     GradientEstimator,
+    Objective,
     Points,
     candidates,
     check_estimator,
@@ -102,7 +103,7 @@ class Diagnosis(NamedTuple):
 
 
 def diagnose(
-    fun: Callable[[optax.Params], Any],
+    fun: Objective,
     params: optax.Params,
     estimator: GradientEstimator,
     key: jax.typing.ArrayLike = 0,

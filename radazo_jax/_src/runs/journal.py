@@ -13,7 +13,13 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks, program, trees
-from radazo_jax._src.base import Evaluator, GradientEstimator, Points, Search
+from radazo_jax._src.base import (
+    Evaluator,
+    GradientEstimator,
+    Objective,
+    Points,
+    Search,
+)
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.runs import identity
 from radazo_jax._src.runs.stop import Budget
@@ -241,8 +247,8 @@ def replay(
     search: Search = whole(),
     *,
     evaluator: Evaluator = vectorized(),
-    fun: Callable[..., Any] | None = None,
-    sample: Callable[[jax.Array], Any] | None = None,
+    fun: Objective | None = None,
+    sample: Callable[[jax.Array], object] | None = None,
     bounds: BoundsLike | None = None,
     exact: bool = True,
 ) -> SolverState:

@@ -74,7 +74,7 @@ class Options(NamedTuple):
 
     budget: Budget
     policy: Policy
-    callback: Callable[[Report], Any] | None
+    callback: Callable[[Report], object] | None
     report: Callable[[int, Mapping[str, str]], None]
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
 

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from concurrent import futures
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from radazo_jax._src import checks, trees
 from radazo_jax._src.base import (
     Evaluator,
     GradientEstimator,
+    Objective,
     Search,
     check_evaluator,
 )
@@ -35,7 +37,7 @@ from radazo_jax._src.steps.states import Policy, Run, SolverState, resumed
 
 
 def minimize(
-    fun: Callable[..., Any],
+    fun: Objective,
     params: optax.Params,
     optimizer: optax.GradientTransformation | None = None,
     estimator: GradientEstimator | None = None,
@@ -48,12 +50,12 @@ def minimize(
     max_seconds: float | None = None,
     target: float | None = None,
     patience: int | None = None,
-    sample: Callable[[jax.Array], Any] | None = None,
+    sample: Callable[[jax.Array], object] | None = None,
     bounds: BoundsLike | None = None,
     state: SolverState | None = None,
     chunk_size: int | None = None,
     progress: bool = True,
-    callback: Callable[[Report], Any] | None = None,
+    callback: Callable[[Report], object] | None = None,
     on_failure: str = "drop",
     max_consecutive_failures: int = 10,
     has_aux: bool = False,
@@ -172,7 +174,7 @@ def minimize(
 
 
 def minimize_black_box(
-    fun: Callable[[optax.Params], Any],
+    fun: Objective,
     params: optax.Params,
     optimizer: optax.GradientTransformation | None = None,
     estimator: GradientEstimator | None = None,
@@ -185,7 +187,7 @@ def minimize_black_box(
     target: float | None = None,
     patience: int | None = None,
     workers: int | None = None,
-    executor: Any = None,
+    executor: futures.Executor | Callable[[], futures.Executor] | None = None,
     batched: bool = False,
     timeout: float | None = None,
     retries: int = 0,
@@ -195,7 +197,7 @@ def minimize_black_box(
     journal: Path | None = None,
     state: SolverState | None = None,
     progress: bool = True,
-    callback: Callable[[Report], Any] | None = None,
+    callback: Callable[[Report], object] | None = None,
 ) -> Result:
     """Minimizes any Python function from its values alone.
 

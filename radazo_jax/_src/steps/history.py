@@ -187,7 +187,7 @@ def losses(history: History) -> np.ndarray:
         return history.value.astype(np.float32)
 
 
-def scalars(state: Any) -> dict[str, Any]:
+def scalars(state: object) -> dict[str, jax.Array | np.ndarray]:
     """The floating-point numbers in a state, by name, to be logged.
 
     Args:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src.base import Evaluator, GradientEstimator, Search
+from radazo_jax._src.base import Evaluator, GradientEstimator, Objective, Search
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.search.whole import whole
 from radazo_jax._src.steps import states
@@ -35,18 +35,18 @@ class Solver(NamedTuple):
         batch is passed to the function after the parameters.
     """
 
-    init: Callable[[Any, jax.typing.ArrayLike], SolverState]
+    init: Callable[[optax.Params, jax.typing.ArrayLike], SolverState]
     step: StepFn
 
 
 def solver(
-    fun: Callable[..., Any],
+    fun: Objective,
     optimizer: optax.GradientTransformation,
     estimator: GradientEstimator,
     search: Search = whole(),
     *,
     evaluator: Evaluator = vectorized(),
-    sample: Callable[[jax.Array], Any] | None = None,
+    sample: Callable[[jax.Array], object] | None = None,
     bounds: BoundsLike | None = None,
     has_aux: bool = False,
 ) -> Solver:
