@@ -12,6 +12,7 @@ from radazo_jax._src.base import (
     Evaluator,
     GradientEstimator,
     GradientTransformationExtraArgs,
+    Loss,
     Search,
     check_estimator,
     check_evaluator,
@@ -143,35 +144,24 @@ def estimate_gradient(
         state: EstimateGradientState,
         params: optax.Params = None,
         *,
-        value_fn: Callable[[optax.Params], jax.Array] | None = None,
-        obj_fn: Callable[[Any], jax.Array] | None = None,
+        value_fn: Loss | None = None,
+        obj_fn: Loss | None = None,
         **others: Any,
     ) -> tuple[Any, EstimateGradientState]:
         del updates
         checks.check_passed(params=params)
         _check_not_masked(params)
-        if value_fn is None:
-            value_fn = obj_fn
-        if not callable(value_fn):
-            raise TypeError(
-                "value_fn must be passed to update, as the function of params whose "
-                f"gradient is estimated; got {value_fn!r}."
-            )
+        loss = _checked(obj_fn if value_fn is None else value_fn)
         params = checks.as_params(params)
         draw = draw_of(state.key, state.step)
         found = evaluated(
-            estimator,
-            evaluator,
-            value_fn,
-            draw,
-            params,
-            state.estimator_state,
+            estimator, evaluator, loss, draw, params, state.estimator_state
         )
         if inner is None:
             new, inner_state = found.estimate.gradient.materialize(params), ()
         else:
             new, inner_state = _inner_update(
-                tx, found, state.inner_state, params, value_fn, others
+                tx, found, state.inner_state, params, loss, others
             )
         after = EstimateGradientState(
             state.key,
@@ -185,18 +175,28 @@ def estimate_gradient(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+def _checked(value_fn: Any) -> Loss:
+    """The loss; raises unless it was passed."""
+    if not callable(value_fn):
+        raise TypeError(
+            "value_fn must be passed to update, as the function of params whose "
+            f"gradient is estimated; got {value_fn!r}."
+        )
+    return value_fn
+
+
 def _inner_update(
     tx: optax.GradientTransformationExtraArgs,
     found: Evaluated,
     state: Any,
     params: optax.Params,
-    value_fn: Callable[[optax.Params], Any],
+    loss: Callable[[optax.Params], Any],
     others: dict[str, Any],
 ) -> tuple[Any, Any]:
     """The updates of the inner transformation, zero unless the step is taken."""
     here = value_here(found.points, found.values)
     updates, _, after = direction_of(
-        tx, state, params, found.estimate, here, value_fn, **others
+        tx, state, params, found.estimate, here, loss, **others
     )
     takes = outcome_of(found.estimate, found.values) == Outcome.TAKEN
     updates = jax.tree.map(lambda u: jnp.where(takes, u, 0), updates)

@@ -245,33 +245,16 @@ def _scale_by_moments(
         _check_layout(updates, state.mu)
         count = optax.safe_increment(state.count)
         g = jax.tree.map(_widen, updates, state.mu, state.nu)
-        mu = jax.tree.map(
-            lambda g, m: optax.tree.update_moment(
-                g, m.astype(g.dtype), scalar(b1, g.dtype), 1
-            ),
-            g,
-            state.mu,
-        )
+        mu = jax.tree.map(functools.partial(_first_moment, b1), g, state.mu)
         mu_hat = _debias(mu, b1, count) if bias_correction else mu
-        nu = jax.tree.map(
-            lambda x, v: optax.tree.update_moment_per_elem_norm(
-                x, v, scalar(b2, v.dtype), 2
-            ),
-            measured(g, mu_hat),
-            state.nu,
-        )
+        second_moment = functools.partial(_second_moment, b2)
+        nu = jax.tree.map(second_moment, measured(g, mu_hat), state.nu)
         nu_hat = _debias(nu, b2, count) if bias_correction else nu
         largest = {}
         if amsgrad:
             nu_hat = jax.tree.map(jnp.maximum, state.nu_max, nu_hat)
             largest = {"nu_max": jax.tree.map(_cast_like, nu_hat, state.nu)}
-        scaled = jax.tree.map(
-            lambda m, v: (
-                jax.lax.rsqrt(v + scalar(eps_root, v.dtype)).astype(m.dtype) * m
-            ),
-            mu_hat,
-            nu_hat,
-        )
+        scaled = jax.tree.map(functools.partial(_scaled, eps_root), mu_hat, nu_hat)
         new_state = state_type(
             count=count,
             mu=jax.tree.map(_cast_like, mu, state.mu),
@@ -281,6 +264,22 @@ def _scale_by_moments(
         return jax.tree.map(_cast_like, scaled, updates), new_state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _first_moment(b1: jax.typing.ArrayLike, g: jax.Array, mu: jax.Array) -> jax.Array:
+    """The first moment after a gradient, in the gradient's dtype."""
+    mu = mu.astype(g.dtype)
+    return optax.tree.update_moment(g, mu, scalar(b1, g.dtype), 1)
+
+
+def _second_moment(b2: jax.typing.ArrayLike, x: jax.Array, nu: jax.Array) -> jax.Array:
+    """The second moment after another x."""
+    return optax.tree.update_moment_per_elem_norm(x, nu, scalar(b2, nu.dtype), 2)
+
+
+def _scaled(eps_root: jax.typing.ArrayLike, mu: jax.Array, nu: jax.Array) -> jax.Array:
+    """M / √(v + ζ)."""
+    return jax.lax.rsqrt(nu + scalar(eps_root, nu.dtype)).astype(mu.dtype) * mu
 
 
 def with_float32_moments(

@@ -2,11 +2,13 @@
 
 import math
 import warnings
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from radazo_jax._src import checks, compiler
@@ -22,6 +24,12 @@ from radazo_jax._src.transforms.in_place import Finish, InPlaceUpdate
 from radazo_jax._src.transforms.moments import scalar
 from radazo_jax._src.transforms.step_history import StepHistory, check_combination
 from radazo_jax._src.trees import at_least_float32, widest
+
+# The axes of all leaves, in the manner of Optax's Muon: a tree like the parameters, of
+# `MatrixAxes` and `None`, or a function of the parameters that returns one.
+_AxesOrFn: TypeAlias = (
+    MatrixAxes | optax.Params | Callable[[optax.Params], optax.Params]
+)
 
 # Dropped weight beyond which a window is called short.
 _MUCH_DROPPED = 0.05
@@ -51,7 +59,7 @@ def scale_by_replayed_radazo(
     initial_accumulator_value: jax.typing.ArrayLike = 0.0,
     bias_correction: bool = False,
     max_directions: int = 64,
-    dimension_numbers: Any = None,
+    dimension_numbers: _AxesOrFn | None = None,
 ) -> GradientTransformationExtraArgs:
     """Rescales updates by R-AdaZO without storing the first moment.
 
@@ -137,15 +145,11 @@ def scale_by_replayed_radazo(
       ICML 2018, algorithm 2.
     """
     return _scale_by_replayed_moments(
-        window,
-        b1,
-        b2,
-        eps_root,
-        initial_accumulator_value,
-        bias_correction,
-        max_directions,
-        dimension_numbers,
-        of_gradient=False,
+        _Hyperparameters(
+            *(window, b1, b2, eps_root, initial_accumulator_value, bias_correction),
+            *(max_directions, dimension_numbers),
+            of_gradient=False,
+        )
     )
 
 
@@ -157,7 +161,7 @@ def scale_by_replayed_zo_adamm(
     initial_accumulator_value: jax.typing.ArrayLike = 0.0,
     bias_correction: bool = False,
     max_directions: int = 64,
-    dimension_numbers: Any = None,
+    dimension_numbers: _AxesOrFn | None = None,
 ) -> GradientTransformationExtraArgs:
     """Rescales updates by ZO-AdaMM without storing the first moment.
 
@@ -206,91 +210,53 @@ def scale_by_replayed_zo_adamm(
       algorithm 1.
     """
     return _scale_by_replayed_moments(
-        window,
-        b1,
-        b2,
-        eps_root,
-        initial_accumulator_value,
-        bias_correction,
-        max_directions,
-        dimension_numbers,
-        of_gradient=True,
+        _Hyperparameters(
+            *(window, b1, b2, eps_root, initial_accumulator_value, bias_correction),
+            *(max_directions, dimension_numbers),
+            of_gradient=True,
+        )
     )
 
 
+class _Hyperparameters(NamedTuple):
+    """The arguments of `scale_by_replayed_radazo`.
+
+    `of_gradient` tells whether v is the second moment of the gradients instead of m.
+    """
+
+    window: int
+    b1: jax.typing.ArrayLike
+    b2: jax.typing.ArrayLike
+    eps_root: jax.typing.ArrayLike
+    initial_accumulator_value: jax.typing.ArrayLike
+    bias_correction: bool
+    max_directions: int
+    dimension_numbers: _AxesOrFn | None
+    of_gradient: bool
+
+
 def _scale_by_replayed_moments(
-    window: int,
-    b1: jax.typing.ArrayLike,
-    b2: jax.typing.ArrayLike,
-    eps_root: jax.typing.ArrayLike,
-    initial_accumulator_value: jax.typing.ArrayLike,
-    bias_correction: bool,
-    max_directions: int,
-    dimension_numbers: Any,
-    of_gradient: bool,
+    given: _Hyperparameters,
 ) -> GradientTransformationExtraArgs:
-    checks.check_int_at_least("window", window, 2)
-    checks.check_int_at_least("max_directions", max_directions, 1)
-    checks.check_unit_interval("b1", b1)
-    checks.check_unit_interval("b2", b2)
-    checks.check_non_negative("eps_root", eps_root)
-    checks.check_non_negative("initial_accumulator_value", initial_accumulator_value)
-    _warn_of_short_window(window, b1)
+    checks.check_int_at_least("window", given.window, 2)
+    checks.check_int_at_least("max_directions", given.max_directions, 1)
+    checks.check_unit_interval("b1", given.b1)
+    checks.check_unit_interval("b2", given.b2)
+    checks.check_non_negative("eps_root", given.eps_root)
+    start = given.initial_accumulator_value
+    checks.check_non_negative("initial_accumulator_value", start)
+    _warn_of_short_window(given.window, given.b1)
 
     def init(params: optax.Params) -> ScaleByReplayedMomentsState:
         leaves, treedef = jax.tree.flatten(params)
-        start = partial(initial_moment, initial_accumulator_value)
-        nu = map(start, leaves, axes_of(dimension_numbers, params))
+        nu = map(partial(initial_moment, start), leaves, _axes_of(given, params))
         return ScaleByReplayedMomentsState(
             jnp.zeros((), jnp.int32),
-            StepHistory.init(window, max_directions, widest(params)),
+            StepHistory.init(given.window, given.max_directions, widest(params)),
             # Means over rows are no arrays like the parameters, so that a tree without
             # leaves, in whose place Optax looks for such arrays, is not one of them.
             jax.tree.unflatten(treedef, nu) if leaves else jnp.zeros(()),
         )
-
-    def walk(
-        finish: Finish | None,
-        params: Any,
-        state: ScaleByReplayedMomentsState,
-        combination: Any,
-    ) -> tuple[Any, ScaleByReplayedMomentsState]:
-        """Adds the updates to the parameters; without `finish`, returns the updates."""
-        coefficients, latest = check_combination(combination, max_directions)
-        checks.check_passed(params=params)
-        count = optax.safe_increment(state.count)
-        index = state.count % window
-        history = state.history.with_step(index, coefficients, latest)
-        dtype = history.coefficient.dtype
-        decay_1, decay_2 = (jnp.asarray(scalar(b, dtype), dtype) for b in (b1, b2))
-        ages = (index - jnp.arange(window, dtype=jnp.int32)) % window
-        weights = (1 - decay_1) * decay_1 ** ages.astype(dtype)
-        nu_weight = jnp.ones((), dtype)
-        if bias_correction:
-            steps = jnp.minimum(count, window).astype(dtype)
-            weights = weights / (1 - decay_1**steps)
-            nu_weight = 1 - decay_2 ** count.astype(dtype)
-        first = history.weighted(weights, latest)
-        measured = (coefficients.astype(dtype), latest) if of_gradient else None
-
-        def program(params: Any, nu: Any, *numbers: Any) -> tuple[Any, Any]:
-            update = partial(_of_leaf, b2, eps_root, combination.layout, finish)
-            treedef: Any = jax.tree.structure(params)
-            found = jax.tree_util.tree_leaves_with_path(params)
-            axes = axes_of(dimension_numbers, params)
-            moments = treedef.flatten_up_to(nu)
-            done = [
-                update(path, p, matrix, moment, *numbers)
-                for (path, p), matrix, moment in zip(found, axes, moments, strict=True)
-            ]
-            params = jax.tree.unflatten(treedef, [p for p, _ in done])
-            return params, jax.tree.unflatten(treedef, [moment for _, moment in done])
-
-        specs = specs_of((params, state.nu))
-        params, nu = on_any_mesh(program, specs)(
-            params, state.nu, first, measured, nu_weight
-        )
-        return params, ScaleByReplayedMomentsState(count, history, nu)
 
     def update(
         updates: optax.Updates,
@@ -302,7 +268,7 @@ def _scale_by_replayed_moments(
     ) -> tuple[optax.Updates, ScaleByReplayedMomentsState]:
         # The gradient is the combination, whatever has become of the updates.
         del updates, extra_args
-        return walk(None, params, state, combination)
+        return _walk(given, None, params, state, combination)
 
     def apply(
         finish: Finish,
@@ -313,9 +279,63 @@ def _scale_by_replayed_moments(
         **extra_args: Any,
     ) -> tuple[optax.Params, ScaleByReplayedMomentsState]:
         del extra_args
-        return walk(finish, params, state, combination)
+        return _walk(given, finish, params, state, combination)
 
     return optax.GradientTransformationExtraArgs(init, InPlaceUpdate(update, apply))
+
+
+def _walk(
+    given: _Hyperparameters,
+    finish: Finish | None,
+    params: Any,
+    state: ScaleByReplayedMomentsState,
+    combination: Any,
+) -> tuple[Any, ScaleByReplayedMomentsState]:
+    """Adds the updates to the parameters; without `finish`, returns the updates."""
+    coefficients, latest = check_combination(combination, given.max_directions)
+    checks.check_passed(params=params)
+    index = state.count % given.window
+    history = state.history.with_step(index, coefficients, latest)
+    dtype = history.coefficient.dtype
+    count = optax.safe_increment(state.count)
+    weights, nu_weight = _weights(given, index, count, dtype)
+    first = history.weighted(weights, latest)
+    measured = (coefficients.astype(dtype), latest) if given.of_gradient else None
+
+    def program(params: Any, nu: Any, *numbers: Any) -> tuple[Any, Any]:
+        update = partial(_of_leaf, given, combination.layout, finish)
+        treedef: Any = jax.tree.structure(params)
+        found = jax.tree_util.tree_leaves_with_path(params)
+        moments = treedef.flatten_up_to(nu)
+        done = [
+            update(path, p, matrix, moment, *numbers)
+            for (path, p), matrix, moment in zip(
+                found, _axes_of(given, params), moments, strict=True
+            )
+        ]
+        params = jax.tree.unflatten(treedef, [p for p, _ in done])
+        return params, jax.tree.unflatten(treedef, [moment for _, moment in done])
+
+    specs = specs_of((params, state.nu))
+    params, nu = on_any_mesh(program, specs)(
+        params, state.nu, first, measured, nu_weight
+    )
+    return params, ScaleByReplayedMomentsState(count, history, nu)
+
+
+def _weights(
+    given: _Hyperparameters, index: jax.Array, count: jax.Array, dtype: np.dtype
+) -> tuple[jax.Array, jax.Array]:
+    """The weights in m of the steps in the window, [H], and the divisor of v."""
+    decay_1, decay_2 = (
+        jnp.asarray(scalar(b, dtype), dtype) for b in (given.b1, given.b2)
+    )
+    ages = (index - jnp.arange(given.window, dtype=jnp.int32)) % given.window
+    weights = (1 - decay_1) * decay_1 ** ages.astype(dtype)
+    if not given.bias_correction:
+        return weights, jnp.ones((), dtype)
+    steps = jnp.minimum(count, given.window).astype(dtype)
+    return weights / (1 - decay_1**steps), 1 - decay_2 ** count.astype(dtype)
 
 
 # Coefficients and directions, stacked.
@@ -323,8 +343,7 @@ _Terms = tuple[jax.Array, Direction]
 
 
 def _of_leaf(
-    b2: jax.typing.ArrayLike,
-    eps_root: jax.typing.ArrayLike,
+    given: _Hyperparameters,
     layout: Layout,
     finish: Finish | None,
     path: Any,
@@ -338,8 +357,7 @@ def _of_leaf(
     """A leaf after the update, and its second moment.
 
     Args:
-      b2: β₂.
-      eps_root: ζ.
+      given: The hyperparameters.
       layout: The layout of all parameters.
       finish: Applied to the updates before they are added to the parameters; if it
         is `None`, the updates replace the parameters.
@@ -367,7 +385,7 @@ def _of_leaf(
 
     def decayed(nu: Any, new: Any) -> Any:
         def average(v: jax.Array, x: jax.Array) -> jax.Array:
-            return optax.tree.update_moment(x, v, scalar(b2, v.dtype), 1)
+            return optax.tree.update_moment(x, v, scalar(given.b2, v.dtype), 1)
 
         return jax.tree.map(average, nu, new)
 
@@ -394,7 +412,7 @@ def _of_leaf(
             nu = jax.tree.map(block.write, nu, v)
         if axes is not None:
             v = product(v, axes, None if mean is None else block.read(mean))
-        v = v / nu_weight.astype(dtype) + scalar(eps_root, dtype)
+        v = v / nu_weight.astype(dtype) + scalar(given.eps_root, dtype)
         u = (m * jax.lax.rsqrt(v)).astype(p.dtype)
         if finish is not None:
             before = block.read(p)
@@ -490,12 +508,13 @@ def mean_of(nu: FactoredMoment, axes: MatrixAxes) -> jax.Array:
     return jnp.mean(nu.rows, axis=axes.rows, keepdims=True)
 
 
-def axes_of(dimension_numbers: Any, params: Any) -> list[MatrixAxes | None]:
+def _axes_of(given: _Hyperparameters, params: optax.Params) -> list[MatrixAxes | None]:
     """The axes of each leaf that form matrices, in the order of the leaves."""
-    if dimension_numbers is None:
+    tree = given.dimension_numbers
+    if tree is None:
         return [leaf.axes for leaf in layout_of(params).leaves]
-    given = dimension_numbers
-    tree = given(params) if callable(given) else given
+    if callable(tree):
+        tree = tree(params)
     treedef: Any = jax.tree.structure(params)
     found: list[MatrixAxes | None] = treedef.flatten_up_to(tree)
     return found
