@@ -280,12 +280,7 @@ def checked_loss(
 
     def loss(params: optax.Params) -> tuple[jax.Array, Any]:
         output = fun(params)
-        if has_aux and not (isinstance(output, tuple) and len(output) == 2):
-            raise TypeError(
-                "fun must return a pair (loss, aux) when has_aux is True; got "
-                f"{jax.tree.map(jnp.shape, output)}."
-            )
-        value, aux = output if has_aux else (output, None)
+        value, aux = as_pair(output) if has_aux else (output, None)
         dtype, shape = _dtype_and_shape(value)
         if len(shape) > vector_valued or 0 in shape:
             raise ValueError(
@@ -301,6 +296,16 @@ def checked_loss(
         return jnp.asarray(value).astype(dtype), aux
 
     return loss
+
+
+def as_pair(output: Any) -> tuple[Any, Any]:
+    """The output of a function with `has_aux`; raises unless it is a pair."""
+    if isinstance(output, tuple) and len(output) == 2:
+        return output
+    raise TypeError(
+        "fun must return a pair (loss, aux) when has_aux is True; got "
+        f"{jax.tree.map(jnp.shape, output)}."
+    )
 
 
 def _dtype_and_shape(value: Any) -> tuple[Any, tuple[int, ...]]:

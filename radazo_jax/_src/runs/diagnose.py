@@ -1,7 +1,6 @@
 """Measurements of a function by a few evaluations, before a run."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -78,7 +77,9 @@ class Diagnosis(NamedTuple):
 
     def __repr__(self) -> str:
         """A report in plain text."""
-        worst = max(self.lost, key=lambda name: self.lost[name])
+        updates = []
+        if self.lost_updates:
+            updates = [f"  of an update          {_worst(self.lost_updates)}"]
         lines = [
             f"value at θ              {self.value:.6g}",
             f"noise at one point      {self.noise:.3g}{_shown(self.noise_range)}",
@@ -87,19 +88,12 @@ class Diagnosis(NamedTuple):
             f"  in units of the noise {ratio(self.difference, self.noise):.3g}",
             f"  in ulps of the value  {ratio(self.difference, self.ulp):.3g}",
             f"curvature / slope       {self.curvature:.3g}",
-            f"lost by rounding        {self.lost[worst]:.1%} (params{worst})",
-            *self._lost_updates(),
+            f"lost by rounding        {_worst(self.lost)}",
+            *updates,
             *(f"failed                  {text}" for text in self.failures),
             *(f"→ {text}" for text in self.advice or ("nothing to mend",)),
         ]
         return "\n".join(lines)
-
-    def _lost_updates(self) -> list[str]:
-        if not self.lost_updates:
-            return []
-        worst = max(self.lost_updates, key=lambda name: self.lost_updates[name])
-        share = self.lost_updates[worst]
-        return [f"  of an update          {share:.1%} (params{worst})"]
 
 
 def diagnose(
@@ -155,8 +149,7 @@ def diagnose(
     points, _ = points_of(estimator, vectorized(1), draw, params, state)
     used = _Used.of(points, params)
     points = _both_ways(points)
-    with (_by_jax if traced else _by_hand)(fun, params, points) as evaluate:
-        values = _measured(evaluate)
+    values = _measured((_by_jax if traced else _by_hand)(fun, params, points))
     shares = lost.by_rounding(points, params)
     of_updates = {}
     if optimizer is not None:
@@ -250,10 +243,9 @@ def _measured(evaluate: _Evaluate) -> Repeats:
     )
 
 
-@contextmanager
 def _by_jax(
     fun: Callable[[optax.Params], Any], params: optax.Params, points: Points
-) -> Iterator[_Evaluate]:
+) -> _Evaluate:
     at_points = program.of(_along, fun, params, points)
     again = program.of(_at_params, fun, params)
 
@@ -263,7 +255,7 @@ def _by_jax(
         others = np.array(moved, np.float64).reshape(at_points_each, -1, 2)
         return Repeats(np.array(base, np.float64), others, moved[0].dtype, ())
 
-    yield evaluate
+    return evaluate
 
 
 def _along(
@@ -278,26 +270,25 @@ def _at_params(fun: Callable[[optax.Params], Any], params: optax.Params) -> Any:
     return checks.checked_loss(fun, False)(params)[0]
 
 
-@contextmanager
 def _by_hand(
     fun: Callable[[optax.Params], Any], params: optax.Params, points: Points
-) -> Iterator[_Evaluate]:
+) -> _Evaluate:
     asked = jax.device_get(jax.jit(candidates)(points, params))
     others = list(range(1, points.num_points))
-    with External().open(fun) as calls:
 
-        def evaluate(at_start: int, at_points_each: int) -> Repeats:
-            order = np.array([0] * at_start + others * at_points_each)
+    def evaluate(at_start: int, at_points_each: int) -> Repeats:
+        order = np.array([0] * at_start + others * at_points_each)
+        with External().open(fun) as calls:
             outcome = calls.repeat(jax.tree.map(lambda x: x[order], asked))
-            assert outcome is not None
-            return Repeats(
-                outcome.values[:at_start],
-                outcome.values[at_start:].reshape(at_points_each, -1, 2),
-                widest(params),
-                tuple(sorted(set(outcome.failures.values()))),
-            )
+        assert outcome is not None
+        return Repeats(
+            outcome.values[:at_start],
+            outcome.values[at_start:].reshape(at_points_each, -1, 2),
+            widest(params),
+            tuple(sorted(set(outcome.failures.values()))),
+        )
 
-        yield evaluate
+    return evaluate
 
 
 def _judged(
@@ -384,6 +375,12 @@ def _advice_on_lost(
         f"params{worst} loses {shares[worst]:.0%} of its {what} by rounding{more}: "
         + instead(worst)
     ]
+
+
+def _worst(shares: dict[str, float]) -> str:
+    """The largest share, and its array, as reports print them."""
+    name = max(shares, key=lambda name: shares[name])
+    return f"{shares[name]:.1%} (params{name})"
 
 
 def _shown(interval: tuple[float, float]) -> str:

@@ -17,7 +17,6 @@ from radazo_jax._src.base import (
     Evaluator,
     GradientEstimator,
     Objective,
-    Points,
     Search,
 )
 from radazo_jax._src.evaluators.vectorized import vectorized
@@ -37,9 +36,6 @@ _PACKAGES = ("radazo_jax", "jax", "jaxlib", "optax")
 Tell = Callable[
     [SolverState, jax.typing.ArrayLike], tuple[SolverState, jax.Array, jax.Array]
 ]
-
-# Given the steps of a journal, returns a function to call before each of them.
-BeforeEach = Callable[[Sequence[Record]], Callable[[SolverState], None]]
 
 
 class Done(NamedTuple):
@@ -69,7 +65,7 @@ def resumed(
     estimator: GradientEstimator,
     tell: Tell,
     budget: Budget,
-    before_each: BeforeEach | None = None,
+    before_each: Callable[[Sequence[Record]], Callable[[SolverState], None]],
 ) -> Iterator[tuple[SolverState, list[Done], Callable[[Record], None]]]:
     """Takes the steps that a journal holds, and opens it for further steps.
 
@@ -95,8 +91,7 @@ def resumed(
             check_same_run(path, file.found.run, run)
             found = file.found.records
             found = found[: budget.allowed([len(record.values) for record in found])]
-            before = before_each(found) if before_each and found else None
-            state, done = rebuild(state, found, tell, before)
+            state, done = rebuild(state, found, tell, before_each(found))
         file.begin(run)
         yield state, done, file.append
 
@@ -156,7 +151,7 @@ def line_of_run(
     fun: Any, state: SolverState, estimator: GradientEstimator
 ) -> dict[str, Any]:
     """The first line of a journal, which identifies the run."""
-    points = program.of(_points, estimator, state)(state)
+    points = program.of(step.points_without_loss, estimator, state)(state)
     leaves = jax.tree_util.tree_leaves_with_path(state.params)
     shapes = {
         jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
@@ -177,10 +172,6 @@ def line_of_run(
         "versions": {name: _version(name) for name in _PACKAGES},
         "device": f"{device.platform} {device.device_kind}",
     }
-
-
-def _points(estimator: GradientEstimator, state: SolverState) -> Points:
-    return step.points_without_loss(state, estimator)
 
 
 def _version(package: str) -> str:
@@ -209,12 +200,12 @@ def check_same_run(path: Path, found: dict[str, Any], run: dict[str, Any]) -> No
             )
 
 
-def to_evaluate_again(found: Sequence[Record]) -> tuple[int, int] | None:
-    """The last step with a finite value, counted from the first, and its point."""
-    for number in range(len(found) - 1, -1, -1):
-        finite = np.isfinite(records.of_points(found[number].values))
+def to_evaluate_again(found: Sequence[Record]) -> tuple[Record, int] | None:
+    """The last step with a finite value, and the first point that has one."""
+    for record in reversed(found):
+        finite = np.isfinite(records.of_points(record.values))
         if finite.any():
-            return number, int(np.argmax(finite))
+            return record, int(np.argmax(finite))
     return None
 
 

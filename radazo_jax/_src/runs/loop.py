@@ -3,6 +3,7 @@
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, Protocol
@@ -10,10 +11,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from radazo_jax._src.runs.results import Best, Report, Result
-from radazo_jax._src.runs.standstill import Standstill
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.steps.history import History, losses
 from radazo_jax._src.steps.states import Policy, RunError, SolverState, failure_counts
+
+# So many equal steps at the start of a run are warned about.
+_STILL = 10
 
 
 class Taken(NamedTuple):
@@ -121,7 +124,7 @@ def _take_all(
     """The state after the last step, and the reason for which the run ended."""
     budget, policy = options.budget, options.policy
     limits = policy.limits(state)
-    standstill = Standstill(state.step, stacklevel + 1)
+    standstill = _Standstill(state, stacklevel + 1)
     while not (stopped := budget.reason()):
         taken = steps.take(state)
         if taken is None:
@@ -131,12 +134,61 @@ def _take_all(
         counts = failure_counts(state)
         options.report(len(taken.numbers["value"]), {**taken.figures, **counts})
         policy.check(state, limits, last)
-        standstill.saw(taken.numbers)
+        standstill.see(taken.numbers)
         if _ends(steps, taken, options):
             stopped = budget.reason() or "callback"
             break
     policy.check_used(state, budget.steps, last)
     return state, stopped
+
+
+class _Standstill:
+    """Warns once if all values of the first steps of a run are equal.
+
+    Equal values give no direction and no step size, so that the run stays at its start.
+    A function that has changed before may be at its minimum: a run that continues is
+    not looked at.
+    """
+
+    def __init__(self, state: SolverState, stacklevel: int):
+        """Begins to look at a run.
+
+        Args:
+          state: The state before the first step.
+          stacklevel: The user's frame, counted from the caller of `see`.
+        """
+        self._values: list[float] | None = None if int(state.step) else []
+        self._stacklevel = stacklevel
+
+    def see(self, numbers: Mapping[str, np.ndarray]) -> None:
+        """Looks at the numbers of steps, as a `History` has them.
+
+        Runs of workers do not know slopes when they see the values.
+        """
+        if self._values is None:
+            return
+        few = slice(_STILL - len(self._values))
+        value, std, points = (
+            numbers[name][few] for name in ("value", "value_std", "evaluations")
+        )
+        slope = numbers.get("slope", np.zeros_like(value))[few]
+        # The mean of n equal values may differ from them by n roundings.
+        rounding = points * np.finfo(np.float32).eps * np.abs(value)
+        equal = bool(np.all((std <= rounding) & (slope == 0)))
+        self._values += value.tolist()
+        first = self._values[0]
+        if not equal or np.any(value != first):
+            self._values = None
+        elif len(self._values) >= _STILL:
+            self._values = None
+            warnings.warn(
+                f"fun returned {first:.6g} at all points of the first {_STILL} steps, "
+                "so the run stays at its start. If fun is made of steps, name an "
+                "estimator whose smoothing is about as wide as a step, such as "
+                "central_difference(smoothing=0.2), and an optimizer such as "
+                "radazo(1e-2). help(zo.diagnose) says how to measure fun.",
+                stacklevel=self._stacklevel + 1,
+            )
 
 
 def _ends(steps: Steps, taken: Taken, options: Options) -> bool:

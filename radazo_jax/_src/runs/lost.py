@@ -54,11 +54,7 @@ def of_updates(
     )
     args = points, params, *numbers
     shares = program.of(_shares, (optimizer, fun), *args)(*args)
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    return {
-        jax.tree_util.keystr(path): float(share)
-        for path, share in zip(paths, jax.device_get(shares), strict=True)
-    }
+    return _by_path(shares, params)
 
 
 def _shares(
@@ -86,14 +82,16 @@ def _shares(
     start = (jax.tree.map(jnp.zeros_like, params), optimizer.init(params))
     updates, _ = lax.fori_loop(0, _UPDATES, again, start)
     after = optax.apply_updates(params, updates)
-    return jax.tree.leaves(jax.tree.map(_share, params, updates, after))
+
+    def share(p: jax.Array, u: jax.Array, after: jax.Array) -> jax.Array:
+        # A fused program would compute with the sum before it is rounded.
+        return _share(wide(compiler.rounded(after)) - wide(p) - wide(u), wide(u))
+
+    return jax.tree.leaves(jax.tree.map(share, params, updates, after))
 
 
-def _share(p: jax.Array, u: jax.Array, after: jax.Array) -> jax.Array:
-    """The norm of what was lost over the norm of the update."""
-    wanted = wide(u)
-    # A fused program would compute with the sum before it is rounded.
-    lost = wide(compiler.rounded(after)) - wide(p) - wanted
+def _share(lost: jax.Array, wanted: jax.Array) -> jax.Array:
+    """The norm of what was lost over the norm of what was wanted: float32."""
     norm = jnp.sqrt(jnp.sum(wanted**2))
     share = jnp.sqrt(jnp.sum(lost**2)) / jnp.where(norm > 0, norm, 1)
     return share.astype(jnp.float32)
@@ -101,11 +99,15 @@ def _share(p: jax.Array, u: jax.Array, after: jax.Array) -> jax.Array:
 
 def by_rounding(points: Points, params: optax.Params) -> dict[str, float]:
     """The share of each leaf's perturbation that its dtype rounds away."""
-    shares = jax.device_get(_lost(moved(points), params))
+    return _by_path(_lost(moved(points), params), params)
+
+
+def _by_path(shares: list[jax.Array], params: optax.Params) -> dict[str, float]:
+    """The shares of the leaves, by their paths."""
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     return {
         jax.tree_util.keystr(path): float(share)
-        for path, share in zip(paths, shares, strict=True)
+        for path, share in zip(paths, jax.device_get(shares), strict=True)
     }
 
 
@@ -141,9 +143,7 @@ def _lost(points: Points, params: optax.Params) -> list[jax.Array]:
         before = wide(p)
         wanted = scale.astype(before.dtype) * u.astype(before.dtype)
         moved = wide((before + wanted).astype(p.dtype)) - before
-        norm = jnp.sqrt(jnp.sum(wanted**2))
-        lost = jnp.sqrt(jnp.sum((moved - wanted) ** 2))
-        return jnp.where(norm > 0, lost / norm, 0).astype(jnp.float32)
+        return _share(moved - wanted, wanted)
 
     # A matrix that is perturbed by factors is multiplied as it is.
     leaves = points.layout.leaves

@@ -21,12 +21,11 @@ from radazo_jax._src.base import (
 )
 from radazo_jax._src.evaluators.external import External
 from radazo_jax._src.evaluators.vectorized import vectorized
-from radazo_jax._src.runs import journal as journals
 from radazo_jax._src.runs import loop
-from radazo_jax._src.runs.called import CalledValues
+from radazo_jax._src.runs.called import CalledSteps
 from radazo_jax._src.runs.chunks import Chunks
 from radazo_jax._src.runs.lost import warn_of_rounding
-from radazo_jax._src.runs.one_by_one import OneByOne, TracedValues
+from radazo_jax._src.runs.one_by_one import OneByOne, TracedSteps
 from radazo_jax._src.runs.results import Report, Result
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.steps import states, step
@@ -359,19 +358,11 @@ def _traced(call: _Call) -> Result:
     bounds = as_bounds(call.bounds)
     loss = functools.partial(step.without_aux, fun) if call.has_aux else fun
     run = Run(loss, call.sample, *chosen, call.evaluator, bounds)
-    if call.state is None:
-        state = step.start(run, call.params, call.key, stacklevel=_USER)
-    else:
-        state = call.state
-        states.check_state(run, state, leaves=True)
-    state = resumed(state)
-    states.check_known(state)
+    state = _begun(call, run, call.params)
     budget.start(run, state, np.float32)
     if any(leaf.dtype.itemsize < 4 for leaf in jax.tree.leaves(state.params)):
         points, _ = step.points_at(run, state, step.loss_at(run, state))
         warn_of_rounding(points, state.params, stacklevel=_USER)
-    # Steps work in place on their state, so the caller keeps a copy of the first.
-    state = jax.tree.map(jnp.copy, state)
     run = step.traced(run, state)
     with ExitStack() as stack:
         interrupted = stack.enter_context(loop.interruptible())
@@ -380,14 +371,9 @@ def _traced(call: _Call) -> Result:
             of_chunk = call.policy, call.chunk_size, interrupted
             steps = Chunks(run, state, budget, *of_chunk)
         else:
-            source = TracedValues(run, state, path, interrupted)
-            state, done, write = stack.enter_context(
-                journals.resumed(
-                    *(path, fun, state, run.estimator),
-                    *(source.tell, budget, source.before_each),
-                )
-            )
-            steps = OneByOne(source, state, budget, done, write)
+            steps = TracedSteps(run, state, budget, interrupted)
+            state = stack.enter_context(steps.resumed(path, fun, state))
+            steps.warn_of_another_function(state, path, stacklevel=_USER)
         report = stack.enter_context(loop.progress_bar(call.progress, budget))
         options = loop.Options(budget, call.policy, call.callback, report)
         return loop.run(steps, state, options, steps.last_failure, _USER)
@@ -407,14 +393,7 @@ def _called(call: _Call) -> Result:
     of_caller = functools.partial(jax.enable_x64, trees.has_x64())
     with ExitStack() as stack:
         stack.enter_context(trees.precision_of(initial))
-        state = call.state
-        if state is None:
-            state = step.start(run, params, call.key, stacklevel=_USER)
-        else:
-            states.check_state(run, state, leaves=True)
-        states.check_known(state)
-        # Steps work in place on their state, so the caller keeps a copy of the first.
-        state = resumed(jax.tree.map(jnp.copy, state))
+        state = _begun(call, run, params)
         varies = run.search.stops_early and not evaluator.batched
         budget.start(run, state, trees.widest(state.params), varies)
         calls = evaluator.open(
@@ -423,20 +402,25 @@ def _called(call: _Call) -> Result:
             context=of_caller,
             interrupted=stack.enter_context(loop.interruptible()),
         )
-        source = CalledValues(run, state, evaluator, stack.enter_context(calls))
-        state, done, write = stack.enter_context(
-            journals.resumed(
-                *(path, fun, state, run.estimator),
-                *(source.tell, budget, source.before_each),
-            )
-        )
-        steps = OneByOne(source, state, budget, done, write)
+        steps = CalledSteps(run, state, budget, evaluator, stack.enter_context(calls))
+        state = stack.enter_context(steps.resumed(path, fun, state))
         if path is not None:
             with loop.failing_with_result(steps):
-                source.warn_of_another_function(state, path, stacklevel=_USER)
+                steps.warn_of_another_function(state, path, stacklevel=_USER)
         report = stack.enter_context(loop.progress_bar(call.progress, budget))
         options = loop.Options(budget, call.policy, call.callback, report, of_caller)
         return loop.run(steps, state, options, steps.last_failure, _USER)
+
+
+def _begun(call: _Call, run: Run, params: optax.Params) -> SolverState:
+    """The state to begin with, of which the caller keeps a copy: steps are in place."""
+    state = call.state
+    if state is None:
+        state = step.start(run, params, call.key, stacklevel=_USER + 1)
+    else:
+        states.check_state(run, state, leaves=True)
+    states.check_known(state)
+    return jax.tree.map(jnp.copy, resumed(state))
 
 
 def _check_called(call: _Call) -> None:

@@ -1,10 +1,13 @@
 """Steps that are taken one by one, on values that a journal can keep."""
 
+import abc
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
+import optax
 
 from radazo_jax._src import program
 from radazo_jax._src.estimators.gradients import values_at
@@ -34,71 +37,99 @@ class Found(NamedTuple):
     points: Any = None
 
 
-class Source(Protocol):
-    """Gives the values of a run's steps, and takes the steps.
+class OneByOne(abc.ABC):
+    """`Steps` that are taken one by one: each is written before it is taken.
 
     Attributes:
       best: The best so far.
     """
 
-    best: Best
-
-    def values(self, state: SolverState) -> Found | None:
-        """The values of a step; `None` if it was interrupted."""
-        ...
-
-    def tell(self, state: SolverState, values: Any) -> tuple[SolverState, Any, Any]:
-        """Takes a step in place; returns the state, its numbers, and its checksum."""
-        ...
-
-    def before_each(self, records: Sequence[Record]) -> Callable[[SolverState], None]:
-        """A function to call before each of the steps that a journal holds."""
-        ...
-
-    def saw(self, done: Done) -> tuple[float, dict[str, str]]:
-        """The value that a step is compared by, and figures of the step."""
-        ...
-
-    def params(self, state: SolverState) -> Any:
-        """The parameters of the result."""
-        ...
-
-    def outside(self, state: SolverState) -> SolverState:
-        """A state as the caller gets it."""
-        ...
-
-
-class OneByOne:
-    """`Steps` that are taken one by one: each is written before it is taken."""
-
-    def __init__(
-        self,
-        source: Source,
-        state: SolverState,
-        budget: Budget,
-        done: list[Done],
-        write: Callable[[Record], None],
-    ):
-        """Counts the steps that a journal held.
+    def __init__(self, run: Run, state: SolverState, budget: Budget):
+        """Compiles nothing yet.
 
         Args:
-          source: The source of the values.
-          state: The state after the steps done.
+          run: The run, with traced functions.
+          state: The state before the first step.
           budget: The budgets, which have started.
-          done: The steps of the journal.
-          write: Gets the record of each further step.
         """
-        self._source, self._budget = source, budget
-        self._done, self._write = done, write
-        self._names = history.names(state)
-        self._total = ask_tell.checksum_of(state.params)
-        for one in done:
-            self._count(one)
+        self._run, self._budget = run, budget
+        self._names, self._take = history.names(state), ask_tell.teller(run, state)
+        self._done: list[Done] = []
+        # A step of the journal, one of its points, and what is kept of it.
+        self._again: tuple[Record, int, Any] | None = None
+        self.best = Best(None)
 
-    @property
-    def best(self) -> Best:
-        """See `Steps`."""
-        return self._source.best
+    @abc.abstractmethod
+    def _values(self, state: SolverState) -> Found | None:
+        """The values of a step; `None` if it was interrupted."""
+
+    @abc.abstractmethod
+    def _before_each(self, records: Sequence[Record]) -> Callable[[SolverState], None]:
+        """A function to call before each of the steps that a journal holds."""
+
+    @abc.abstractmethod
+    def _see(self, done: Done) -> tuple[float, dict[str, str]]:
+        """The value that a step is compared by, and figures of the step."""
+
+    def _value_again(self, state: SolverState, path: Path, found: Any) -> Any:
+        """The value now at a point of the journal, `None` if it was interrupted.
+
+        Args:
+          state: The state after the journal.
+          path: The journal.
+          found: The value now, which was kept when the step of the point was taken.
+        """
+        del state, path
+        return found
+
+    def _tell(self, state: SolverState, values: Any) -> tuple[SolverState, Any, Any]:
+        """Takes a step in place; returns the state, its numbers, and its checksum."""
+        return self._take(state, values)
+
+    @contextmanager
+    def resumed(
+        self, path: Path | None, fun: Any, state: SolverState
+    ) -> Iterator[SolverState]:
+        """Takes the steps that a journal holds, and writes further steps to it.
+
+        Args:
+          path: The journal, if there is one.
+          fun: The function, as the caller gave it.
+          state: The state before the first step.
+
+        Yields:
+          The state after the steps.
+        """
+        given = path, fun, state, self._run.estimator
+        with journal.resumed(*given, self._tell, self._budget, self._before_each) as (
+            state,
+            self._done,
+            self._write,
+        ):
+            self._total = ask_tell.checksum_of(state.params)
+            for done in self._done:
+                self._count(done)
+            yield state
+
+    def warn_of_another_function(
+        self, state: SolverState, path: Path, stacklevel: int
+    ) -> None:
+        """Warns if a point of the journal has another value now.
+
+        Args:
+          state: The state after the journal.
+          path: The journal.
+          stacklevel: The user's frame, counted from the caller.
+
+        Raises:
+          RunError: If the point could not be evaluated.
+        """
+        if self._again is None:
+            return
+        record, point, found = self._again
+        value = self._value_again(state, path, found)
+        if value is not None:
+            journal.warn_of_another_value(path, record, point, value, stacklevel + 1)
 
     @property
     def last_failure(self) -> str:
@@ -110,7 +141,7 @@ class OneByOne:
         """See `Steps`."""
         number, start = int(state.step), time.perf_counter()
         try:
-            found = self._source.values(state)
+            found = self._values(state)
             if found is None:
                 return None
             seconds, texts = time.perf_counter() - start, tuple(found.failures)
@@ -122,7 +153,7 @@ class OneByOne:
                 "run up to this step.",
                 state,
             ) from error
-        state, numbers, self._total = self._source.tell(state, found.values)
+        state, numbers, self._total = self._tell(state, found.values)
         done = Done.of(record, self._names, np.asarray(numbers))
         self._done.append(done)
         figures = self._count(done)
@@ -131,7 +162,7 @@ class OneByOne:
         return Taken(state, rows, found.values, found.points, figures, last)
 
     def _count(self, done: Done) -> dict[str, str]:
-        value, figures = self._source.saw(done)
+        value, figures = self._see(done)
         self._budget.saw(value, len(done.record.values))
         return figures
 
@@ -139,18 +170,18 @@ class OneByOne:
         """See `Steps`."""
         return History.of([done.numbers for done in self._done])
 
-    def params(self, state: SolverState, stopped: str) -> Any:
+    def params(self, state: SolverState, stopped: str) -> optax.Params:
         """See `Steps`."""
         del stopped
-        return self._source.params(state)
+        return step.last_params(self._run, state)
 
     def outside(self, state: SolverState) -> SolverState:
         """See `Steps`."""
-        return self._source.outside(state)
+        return state
 
 
-class TracedValues:
-    """`Source` of a function that JAX traces.
+class TracedSteps(OneByOne):
+    """Steps of a function that JAX traces.
 
     The program that takes a step is the one that `replay` runs.
     """
@@ -159,7 +190,7 @@ class TracedValues:
         self,
         run: Run,
         state: SolverState,
-        path: Path,
+        budget: Budget,
         interrupted: Callable[[], bool],
     ):
         """Compiles nothing yet.
@@ -167,54 +198,40 @@ class TracedValues:
         Args:
           run: The run, with traced functions.
           state: The state before the first step.
-          path: The journal.
+          budget: The budgets, which have started.
           interrupted: Asked before each step whether to stop.
         """
-        self._run, self._path, self._interrupted = run, path, interrupted
-        self._values = program.of(_values, run, state)
-        self.tell = ask_tell.teller(run, state)
-        self.best = Best(None)
+        super().__init__(run, state, budget)
+        self._interrupted = interrupted
+        self._evaluate = program.of(_values_at, run, state)
         self._evaluations = 0
 
-    def values(self, state: SolverState) -> Found | None:
-        """See `Source`."""
+    def _values(self, state: SolverState) -> Found | None:
         if self._interrupted():
             return None
-        found = np.asarray(self._values(state))
+        found = np.asarray(self._evaluate(state))
         failed = found[~np.isfinite(found)]
         return Found(found, [f"returned {value}" for value in failed])
 
-    def before_each(self, records: Sequence[Record]) -> Callable[[SolverState], None]:
-        """See `Source`; evaluates a point of the journal again."""
+    def _before_each(self, records: Sequence[Record]) -> Callable[[SolverState], None]:
         chosen = journal.to_evaluate_again(records)
 
         def before(state: SolverState) -> None:
-            if chosen is None or int(state.step) != records[chosen[0]].step:
-                return
-            record, i = records[chosen[0]], chosen[1]
-            again = np.asarray(self._values(state))[i]
-            journal.warn_of_another_value(self._path, record, i, again, stacklevel=9)
+            if chosen is not None and int(state.step) == chosen[0].step:
+                record, i = chosen
+                self._again = record, i, np.asarray(self._evaluate(state))[i]
 
         return before
 
-    def saw(self, done: Done) -> tuple[float, dict[str, str]]:
-        """See `Source`."""
+    def _see(self, done: Done) -> tuple[float, dict[str, str]]:
         value = done.numbers["value"]
         if np.isfinite(value) and value < self.best.value:
             self.best = Best(None, float(value), self._evaluations)
         self._evaluations += len(done.record.values)
         return value, {"loss": f"{value:.6g}"}
 
-    def params(self, state: SolverState) -> Any:
-        """See `Source`."""
-        return step.last_params(self._run, state)
 
-    def outside(self, state: SolverState) -> SolverState:
-        """See `Source`."""
-        return state
-
-
-def _values(run: Run, state: SolverState) -> Any:
+def _values_at(run: Run, state: SolverState) -> Any:
     """The values at the points of a step, [n]."""
     loss = step.loss_at(run, state)
     points, _ = step.points_at(run, state, loss)

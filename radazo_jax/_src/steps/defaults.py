@@ -74,41 +74,40 @@ def method(
     """
     checks.check_params(params)
     size = optax.tree.size(params)
-    few = size <= _FEW and not minibatches
-    names_none = optimizer is None and estimator is None
-    if search is None and optimizer is None:
-        search = _search(few and names_none, minibatches)
-    elif search is None:
-        search = whole()
-    if names_none and few:
-        optimizer, estimator = bfgs(), full_difference()
-    if estimator is None:
+    if minibatches:
+        default = _of_minibatches()
+    elif size <= _FEW and optimizer is None and estimator is None:
+        default = bfgs(), full_difference(), backtracking()
+    else:
         # Only the default search is known to start its steps at the lookahead point of
         # an accelerated estimator.
-        count = min(max(math.isqrt(size), _FEWEST), _MOST)
-        estimator = _estimator(count, minibatches, optimizer is None)
-    if optimizer is None:
-        optimizer = _optimizer(minibatches)
-    check_run(optimizer, estimator, search)
-    return optimizer, estimator, search
+        default = _of_many(size, accelerates=optimizer is None)
+    if search is None:
+        search = default[2] if optimizer is None else whole()
+    chosen = (
+        default[0] if optimizer is None else optimizer,
+        default[1] if estimator is None else estimator,
+        search,
+    )
+    check_run(*chosen)
+    return chosen
 
 
-# The same object at each call, so that runs compile once.
+# The same optimizer at each call, so that runs compile once.
 @functools.cache
-def _optimizer(minibatches: bool) -> optax.GradientTransformation:
-    if minibatches:
-        return optax.chain(optax.scale(-1.0), scale_by_minibatch_step())
+def _of_minibatches() -> Method:
+    descent = optax.chain(optax.scale(-1.0), scale_by_minibatch_step())
+    return descent, forward_difference(orthonormal()), whole()
+
+
+@functools.cache
+def _whole_steps() -> optax.GradientTransformation:
     return optax.with_extra_args_support(optax.sgd(1.0))
 
 
-def _search(few: bool, minibatches: bool) -> Search:
-    if minibatches:
-        return whole()
-    return backtracking() if few else parabolic()
-
-
-def _estimator(count: int, minibatches: bool, accelerates: bool) -> GradientEstimator:
-    if minibatches:
-        return forward_difference(orthonormal())
+def _of_many(size: int, accelerates: bool) -> Method:
+    count = min(max(math.isqrt(size), _FEWEST), _MOST)
     estimator = adaptive_difference(orthonormal(), count)
-    return accelerated(estimator) if accelerates else estimator
+    if accelerates:
+        estimator = accelerated(estimator)
+    return _whole_steps(), estimator, parabolic()

@@ -284,34 +284,30 @@ class Policy(NamedTuple):
         """Raises a RunError if none of the steps of a run had a value to use."""
         if not steps or int(state.failures.in_a_row) < steps:
             return
-        cause = f" The last failure: {last}." if last else ""
-        raise RunError(
-            f"fun had no finite value to use in any of the run's {steps} steps.{cause} "
-            "The error's state continues the run."
-            + checks.refer_to("minimize_black_box"),
-            state,
-        )
+        what = f"fun had no finite value to use in any of the run's {steps} steps."
+        raise _failed(what, last, "continues the run", state)
 
     def check(self, state: SolverState, limits: np.ndarray, last: str = "") -> None:
         """Raises a RunError if the failures have reached the limits."""
         failures = jax.device_get(state.failures)
         if failures.evaluations < limits[0] and failures.in_a_row < limits[1]:
             return
-        cause = f" The last failure: {last}." if last else ""
+        step = int(state.step) - 1
         if self.on_failure == "raise":
-            raise RunError(
-                f"fun failed at step {int(state.step) - 1}, and on_failure is 'raise'."
-                f"{cause} The error's state is the run without what failed."
-                + checks.refer_to("minimize_black_box"),
-                state,
-            )
-        raise RunError(
-            f"fun had no finite value to use in {failures.in_a_row} steps "
-            f"in a row (max_consecutive_failures), up to step {int(state.step) - 1}."
-            f"{cause} The error's state continues the run."
-            + checks.refer_to("minimize_black_box"),
-            state,
+            what = f"fun failed at step {step}, and on_failure is 'raise'."
+            raise _failed(what, last, "is the run without what failed", state)
+        what = (
+            f"fun had no finite value to use in {failures.in_a_row} steps in a row "
+            f"(max_consecutive_failures), up to step {step}."
         )
+        raise _failed(what, last, "continues the run", state)
+
+
+def _failed(what: str, last: str, meaning: str, state: SolverState) -> RunError:
+    """The error of a run that failures end, with the last one and its state."""
+    cause = f" The last failure: {last}." if last else ""
+    end = checks.refer_to("minimize_black_box")
+    return RunError(f"{what}{cause} The error's state {meaning}.{end}", state)
 
 
 def exceeds(state: SolverState, limits: jax.Array) -> jax.Array:

@@ -163,21 +163,11 @@ def take(
 
 
 def without_aux(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The first of the pair that a function returns.
-
-    Raises:
-      TypeError: If it returns something else.
-    """
-    found = fun(*args, **kwargs)
-    if not (isinstance(found, tuple) and len(found) == 2):
-        raise TypeError(
-            "fun must return a pair (loss, aux) when has_aux is True; got "
-            f"{jax.tree.map(jnp.shape, found)}."
-        )
-    return found[0]
+    """The first of the pair that a function returns."""
+    return checks.as_pair(fun(*args, **kwargs))[0]
 
 
-def points_without_loss(state: SolverState, estimator: GradientEstimator) -> Points:
+def points_without_loss(estimator: GradientEstimator, state: SolverState) -> Points:
     """The points of a step as far as they do not depend on the loss."""
     draw = draw_of(state.key, state.step)
     return estimator.points(draw, state.params, state.estimator_state)[0]
@@ -190,7 +180,7 @@ def num_points(run: Run, state: SolverState) -> int:
 
 def abstract_points(run: Run, state: SolverState) -> Points:
     """The points of a step without their arrays, of which only shapes are known."""
-    points = partial(points_without_loss, estimator=run.estimator)
+    points = partial(points_without_loss, run.estimator)
     shapes: Points = jax.eval_shape(points, state)
     return shapes
 
