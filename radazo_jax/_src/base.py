@@ -11,7 +11,15 @@ import abc
 import dataclasses
 import numbers
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, SupportsFloat
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    NamedTuple,
+    NoReturn,
+    Protocol,
+    SupportsFloat,
+)
 
 import jax
 import jax.numpy as jnp
@@ -480,6 +488,20 @@ class Search(Configuration, abc.ABC):
         """
         del params, project
         return state.before, state
+
+    if not TYPE_CHECKING:  # To a type checker, every attribute would exist.
+
+        def __getattr__(self, name: str) -> NoReturn:
+            # Optax, and Flax's `nnx.Optimizer`, call it of what they take for an
+            # optimizer.
+            if name == "update":
+                raise AttributeError(
+                    "optimizer must have a learning rate, as radazo(1e-2) has; got the "
+                    f"search {self!r}. Pass it to solver or minimize."
+                )
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}"
+            )
 
 
 def check_search(search: Any) -> None:

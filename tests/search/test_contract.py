@@ -467,6 +467,24 @@ def test_a_search_in_an_optax_loop():
     )
 
 
+def test_a_search_in_an_optax_chain():
+    chain = optax.chain(zo.radazo(1e-2), zo.search.parabolic())
+    state = chain.init(START)
+    message = message_of(AttributeError, chain.update, START, state, START)
+    assert message == (
+        "optimizer must have a learning rate, as radazo(1e-2) has; got the search "
+        "parabolic(). Pass it to solver or minimize."
+    )
+
+
+def test_a_missing_attribute_of_a_search():
+    search = zo.search.parabolic()
+    assert not hasattr(search, "update")
+    assert message_of(AttributeError, getattr, search, "other") == (
+        "'Parabolic' object has no attribute 'other'"
+    )
+
+
 def test_further_evaluations_need_a_loss_that_jax_evaluates(tmp_path):
     expected = (
         "extra_evaluations must be 0 if JAX does not evaluate the loss, as in "
