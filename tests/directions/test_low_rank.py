@@ -36,7 +36,7 @@ def test_rank_and_stacks():
 
 def test_factors_of_many_directions_are_normals_by_position():
     """Each large factor is drawn alone, so that no array of all of them is split."""
-    rows, columns, many = 1100, 5, 512
+    rows, columns, many = 1100, 5, 8192
     params = {"b": jnp.zeros(columns), "w": jnp.zeros((rows, columns))}
     layout = layout_of(params)
     numbers = jnp.arange(many, dtype=jnp.uint32)

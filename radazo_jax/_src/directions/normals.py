@@ -24,8 +24,9 @@ from radazo_jax._src.numbers.generator import PAIR
 # Both numbers of a pair lie in the same group of neighbors.
 _GROUP = 2 * PAIR
 
-# Numbers that are drawn in one turn: 512 KiB, which stay in a CPU's cache.
-_TURN = 2**17
+# Numbers that are drawn in one turn, because pairs are stored before they are split:
+# 16 MiB. Turns are a loop, which XLA's CPU backend runs in one thread.
+_TURN = 2**22
 
 
 class Normals(Distribution):
@@ -93,9 +94,11 @@ def drawn_normals(
 ) -> list[jax.Array]:
     """Draws and stores normal numbers, as `drawn_once` draws the numbers of `draw_at`.
 
-    On a single CPU, both numbers of a pair are drawn together. Elsewhere what is drawn
-    together would be copied into the shape of the leaf, or sent to other devices.
+    On a single CPU, both numbers of a pair are drawn together, unless a direction has
+    too many. Elsewhere what is drawn together would be copied into the shape of the
+    leaf, or sent to other devices.
     """
+    num, size = len(keys), sum(part.size for part in parts)
 
     def one_by_one() -> list[jax.Array]:
         def draw(key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
@@ -117,23 +120,21 @@ def drawn_normals(
             return compiler.compute_once(split, pairs)
 
         pair_parts = list(map(_pairs, parts))
-        num = len(keys)
-        turns = _turns(num, sum(part.size for part in parts))
+        turns = _turns(num, size)
         if turns == 1:
             return some((keys, numbers))
         found = lax.map(some, (keys.reshape(turns, -1), numbers.reshape(turns, -1)))
         return [x.reshape(num, *x.shape[2:]) for x in found]
 
+    if size > _TURN:
+        return one_by_one()
     return compiler.on_one_cpu(in_pairs, one_by_one)
 
 
 def _turns(num: int, size: int) -> int:
-    """In how many equal parts `num` directions are drawn: as few as are small enough.
-
-    Pairs are stored before they are split into parts.
-    """
-    small = (n for n in range(1, num + 1) if num % n == 0 and num // n * size <= _TURN)
-    return next(small, num)
+    """The number of equal parts in which `num` directions are drawn: the fewest."""
+    counts = (n for n in range(1, num + 1) if num % n == 0)
+    return next((n for n in counts if num // n * size <= _TURN), 1)
 
 
 def _from(key: jax.Array, first: Counter, size: int) -> jax.Array:
