@@ -255,25 +255,25 @@ class LowRankFactors:
         return jnp.sum(self.a * self.b, axis=-1)
 
     def weighted_sum(self, coefficients: jax.Array) -> jax.Array:
-        # One product over k and ρ together: [rows, K r] with [K r, columns].
-        weighted = coefficients.reshape((-1,) + (1,) * (self.a.ndim - 1)) * self.a
-        a, b = (jnp.moveaxis(x, 0, -1) for x in (weighted, self.b))
-        # Not by -1, which has no value if the leaf is empty.
-        terms = math.prod(a.shape[-2:])
-        a, b = (x.reshape(*x.shape[:-2], terms) for x in (a, b))
-        return _outer(a, b)
+        weights = coefficients.reshape((-1,) + (1,) * (self.a.ndim - 1))
+        return _sum_of_products(weights * self.a, self.b)
 
 
-def _outer(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Σ_ρ a[…, ρ] b[…, ρ] for factors that share no axis along which both vary."""
-    shape = jnp.broadcast_shapes(a.shape, b.shape)[:-1]
-    if a.shape[-1] <= _MAX_TERMS:
-        terms = [a[..., j] * b[..., j] for j in range(a.shape[-1])]
+def _sum_of_products(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Σ a[k, …, ρ] b[k, …, ρ] over k and ρ; no axis varies in both factors."""
+    num, *shape, rank = jnp.broadcast_shapes(a.shape, b.shape)
+    if num * rank <= _MAX_TERMS:
+        terms = [a[k, ..., j] * b[k, ..., j] for j in range(rank) for k in range(num)]
         return functools.reduce(jnp.add, terms)
+    # One product over k and ρ, which stay in their place: to move them would take as
+    # long as the product of many small matrices.
     names = string.ascii_lowercase
     (names_a, a), (names_b, b) = (drop_constant_axes(x, names) for x in (a, b))
-    out = "".join(names[i] for i, size in enumerate(shape) if size != 1)
-    spec = f"{names_a}Z,{names_b}Z->{out}"
+    out = "".join(names[i + 1] for i, size in enumerate(shape) if size != 1)
+    last = "Z" if rank != 1 else ""
+    if not last:
+        a, b = a[..., 0], b[..., 0]
+    spec = f"{names_a}{last},{names_b}{last}->{out}"
     return jnp.einsum(spec, a, b, precision=_EXACT).reshape(shape)
 
 
