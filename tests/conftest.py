@@ -18,10 +18,12 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# For programs that run once. XLA ends the process at a flag that it does not know, and
-# two of these are not documented: one halves the time of a compilation, and the other
-# saves a quarter of the rest, since a small program is not split among threads.
-QUICK = "--xla_backend_optimization_level=0"
+# For programs that run once. Without optimization, LLVM makes one instruction of a
+# product and a sum in some places only, so equal expressions have other bits. AVX has
+# no such instruction. XLA ends the process at a flag that it does not know, and the
+# last two are not documented: one halves the time of a compilation, and the other saves
+# a quarter of the rest, since a small program is not split among threads.
+QUICK = "--xla_backend_optimization_level=0 --xla_cpu_max_isa=AVX"
 if jax.__version_info__ < (0, 11):
     QUICK += (
         " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"

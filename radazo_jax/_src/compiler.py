@@ -135,12 +135,20 @@ def on_one_gpu(fun: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
     Returns:
       The result of one of them.
     """
+    alone = _on_one_device(fun, otherwise)
+    return lax.platform_dependent(cpu=otherwise, tpu=otherwise, default=alone)
 
-    def on_gpu() -> Any:
-        # The compiler removes the branch that is never taken.
-        return lax.cond(_one_device_p.bind(), fun, otherwise)
 
-    return lax.platform_dependent(cpu=otherwise, tpu=otherwise, default=on_gpu)
+def on_one_cpu(fun: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+    """`fun()` in the program of a single CPU, else `otherwise()`: see `on_one_gpu`."""
+    return lax.platform_dependent(cpu=_on_one_device(fun, otherwise), default=otherwise)
+
+
+def _on_one_device(
+    fun: Callable[[], Any], otherwise: Callable[[], Any]
+) -> Callable[[], Any]:
+    # The compiler removes the branch that is never taken.
+    return lambda: lax.cond(_one_device_p.bind(), fun, otherwise)
 
 
 # A primitive, because only its lowering sees what the program is for.

@@ -29,17 +29,19 @@ DIMENSION = sum(SIZES)
 NUM = 70
 
 
-def threefry(key, high, low):
-    """Threefry-2x32 with 20 rounds (Salmon et al. 2011): two words for each pair."""
+def threefry(key, high, low, rounds=20):
+    """Threefry-2x32 (Salmon et al. 2011): two words for each pair."""
     schedule = [*key, key[0] ^ key[1] ^ 0x1BD11BDA]
     x, y = (np.asarray(word, np.uint64) for word in np.broadcast_arrays(high, low))
     x, y = (x + schedule[0]) % WORD, (y + schedule[1]) % WORD
-    for group in range(5):
-        for bits in ((13, 15, 26, 6), (17, 29, 16, 24))[group % 2]:
-            x = (x + y) % WORD
-            y = x ^ ((y << np.uint64(bits)) % WORD | y >> np.uint64(32 - bits))
-        x = (x + schedule[(group + 1) % 3]) % WORD
-        y = (y + schedule[(group + 2) % 3] + group + 1) % WORD
+    for i in range(rounds):
+        distance = (13, 15, 26, 6, 17, 29, 16, 24)[i % 8]
+        x = (x + y) % WORD
+        y = x ^ ((y << np.uint64(distance)) % WORD | y >> np.uint64(32 - distance))
+        if i % 4 == 3:
+            group = i // 4 + 1
+            x = (x + schedule[group % 3]) % WORD
+            y = (y + schedule[(group + 1) % 3] + group) % WORD
     return x, y
 
 
@@ -59,12 +61,19 @@ def gaussian(key, number, at):
     return np.sqrt(2) * special.erfinv(uniform * (1 - least) + least)
 
 
-def sphere(key, number, at):
-    """The transform of Box and Muller, with a sine alone."""
-    del number
-    x, y = threefry(key, 0, at)
+def normal(key, at):
+    """The transform of Box and Muller: neighbors at a distance of 16 share an angle."""
+    in_pair = at // 16 % 2
+    x, y = threefry(key, 0, at - 16 * in_pair, rounds=13)
     radius = np.sqrt(-2 * np.log((x >> np.uint64(1)) * 2.0**-31 + 2.0**-32))
-    u = radius * np.sin(np.pi / 2 * (y.astype(np.uint32).view(np.int32) * 2.0**-31))
+    angle = np.pi / 2 * (y.astype(np.uint32).view(np.int32) * 2.0**-31)
+    half = np.where(x % 2 == 0, 1, -1)
+    return radius * np.where(in_pair, half * np.cos(angle), np.sin(angle))
+
+
+def sphere(key, number, at):
+    del number
+    u = normal(key, at)
     return u / np.linalg.norm(u)
 
 
@@ -117,10 +126,10 @@ def low_rank(rank):
     def of_leaf(key, shape, offset):
         first = 2 * rank * offset
         if len(shape) < 2 or min(shape[-2:]) <= rank:
-            return gaussian(key, 0, first + np.arange(np.prod(shape, dtype=int)))
+            return normal(key, first + np.arange(np.prod(shape, dtype=int)))
         *stack, rows, columns = shape
         sizes = [np.prod([*stack, side, rank]) for side in (rows, columns)]
-        drawn = gaussian(key, 0, first + np.arange(sum(sizes)))
+        drawn = normal(key, first + np.arange(sum(sizes)))
         a = drawn[: sizes[0]].reshape(*stack, rows, rank) / np.sqrt(rank)
         b = drawn[sizes[0] :].reshape(*stack, columns, rank)
         return (a @ np.swapaxes(b, -1, -2)).reshape(-1)

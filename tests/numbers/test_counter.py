@@ -10,6 +10,9 @@ from jax.extend import random
 from radazo_jax._src.numbers import counter, generator, keys
 from tests.helpers.tables import slow
 
+ONES = 2**32 - 1
+PI = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)  # The digits of pi.
+
 SHAPES = [(), (0,), slow((5,)), (3, 4), slow((257, 1003))]
 
 
@@ -50,18 +53,50 @@ def test_fold_in_is_that_of_jax_random():
     )
 
 
-def test_fast_normals_are_the_box_muller_transform_of_both_words():
+# Key, counter, and words, by the authors: known answers of Random123.
+@pytest.mark.parametrize(
+    ("rounds", "key", "at", "expected"),
+    [
+        (13, (0, 0), (0, 0), (0x9D1C5EC6, 0x8BD50731)),
+        (13, (ONES, ONES), (ONES, ONES), (0xFD36D048, 0x2D17272C)),
+        (13, PI[2:], PI[:2], (0xBA3E4725, 0xF27D669E)),
+        (20, (0, 0), (0, 0), (0x6B200159, 0x99BA4EFE)),
+        (20, (ONES, ONES), (ONES, ONES), (0x1CB996FC, 0xBB002BE7)),
+        (20, PI[2:], PI[:2], (0xC4923A9C, 0x483DF7A0)),
+    ],
+)
+def test_words_are_those_of_random123(rounds, key, at, expected):
+    key = jax.random.wrap_key_data(jnp.array(key, jnp.uint32))
+    found = generator.words(key, counter.Counter(*map(jnp.uint32, at)), rounds)
+    assert tuple(map(int, found)) == expected
+
+
+def of_pairs(words):
+    """Both normals of each pair in float64: the sine and the cosine of one angle."""
+    first = np.asarray(words[0]).astype(np.int64)
+    v = (first >> 1) * 2.0**-31 + 2.0**-32
+    angle = np.pi / 2 * np.asarray(words[1]).astype(np.int32) * 2.0**-31
+    half = 1 - 2 * (first & 1)
+    radius = np.sqrt(-2 * np.log(v))
+    return v, radius * np.sin(angle), radius * half * np.cos(angle)
+
+
+def test_fast_normals_are_the_box_muller_transform_of_words_that_two_share():
     key, at = jax.random.key(2), counter.positions((100_000,))
-    words = [np.asarray(word) for word in generator.words(key, at)]
-    v = (words[0] >> 1) * 2.0**-31 + 2.0**-32
-    x = words[1].astype(np.int32) * 2.0**-31
-    expected = np.sqrt(-2 * np.log(v)) * np.sin(np.pi / 2 * x)
-    found = generator.fast_normal(key, at)
+    found = jax.jit(generator.fast_normal)(key, at)
     assert found.dtype == jnp.float32
+    pair = (at.lo >> 4) % 2 == 0  # The first 16 of every 32.
+    first, second = (np.asarray(found)[p] for p in (pair, ~pair))
+    firsts = counter.Counter(at.hi[pair], at.lo[pair])
+    v, *expected = of_pairs(generator.words(key, firsts, 13))
     # If v is near 1, its rounding to float32 decides.
     near = v > 1 - 1e-3
-    np.testing.assert_allclose(found[~near], expected[~near], rtol=5e-5, atol=1e-7)
-    np.testing.assert_allclose(found[near], expected[near], atol=4e-4)
+    for x, y in zip((first, second), expected, strict=True):
+        np.testing.assert_allclose(x[~near], y[~near], rtol=5e-5, atol=3e-7)
+        np.testing.assert_allclose(x[near], y[near], atol=4e-4)
+    both = jax.jit(generator.normal_pairs)(key, firsts)
+    np.testing.assert_array_equal(both.real, first)
+    np.testing.assert_array_equal(both.imag, second)
 
 
 def test_fast_normals_are_standard_normal():
@@ -71,17 +106,26 @@ def test_fast_normals_are_standard_normal():
     # Four standard errors of each moment.
     for power, moment, variance in [(1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)]:
         assert abs((z**power).mean() - moment) < 4e-3 * variance**0.5
-    assert abs(np.corrcoef(z[:-1], z[1:])[0, 1]) < 4e-3
+    pairs = z.reshape(-1, 2, 16)
+    first, second = pairs[:, 0].ravel(), pairs[:, 1].ravel()
+    for x, y in [(z[:-1], z[1:]), (first, second), (first**2, second**2)]:
+        assert abs(np.corrcoef(x, y)[0, 1]) < 4 / x.size**0.5
+    # All angles are as likely.
+    angle = np.arctan2(second, first) / (2 * np.pi) + 0.5
+    assert scipy.stats.kstest(angle, "uniform").pvalue > 1e-3
 
 
 def test_fast_normals_at_the_ends_of_the_words(monkeypatch):
     ends = np.array([0, 1, 2**31 - 1, 2**31, 2**32 - 1], np.uint32)
-    first, second = map(jnp.asarray, np.meshgrid(ends, ends))
-    monkeypatch.setattr(generator, "words", lambda key, at: (first, second))
-    z = np.asarray(generator.fast_normal(None, None))
-    assert np.isfinite(z).all()
+    words = list(map(jnp.asarray, np.meshgrid(ends, ends)))
+    monkeypatch.setattr(generator, "words", lambda key, at, rounds: words)
+    found = generator.normal_pairs(None, None)
+    _, *expected = of_pairs(words)
+    for x, y in zip((found.real, found.imag), expected, strict=True):
+        assert np.isfinite(x).all()
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=4e-4)
     # √(-2 log 2⁻³²)
-    np.testing.assert_allclose(abs(z).max(), 6.6604, rtol=1e-4)
+    np.testing.assert_allclose(abs(np.asarray(found.real)).max(), 6.6604, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

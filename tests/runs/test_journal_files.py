@@ -66,7 +66,7 @@ def test_a_call_that_writes_nothing_leaves_no_file(tmp_path):
     assert not path.exists()
 
 
-@pytest.mark.parametrize("other", [b"", b'"format":1,'], ids=["none", "1"])
+@pytest.mark.parametrize("other", [b"", b'"format":2,'], ids=["none", "2"])
 @pytest.mark.parametrize(
     "read", [lambda path: run(journal=path), zo.runs.History.from_journal]
 )
@@ -74,10 +74,10 @@ def test_a_journal_of_another_format_is_refused(read, other, tmp_path):
     path = tmp_path / "run.jsonl"
     run(num_steps=1, journal=path)
     head = path.read_bytes().splitlines()[0].rpartition(b',"crc":"')[0]
-    head = head.replace(b'"format":2,', other)
+    head = head.replace(b'"format":3,', other)
     content = head + b',"crc":"%08x"}\n' % zlib.crc32(head)
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="must have the format 2; got") as caught:
+    with pytest.raises(ValueError, match="must have the format 3; got") as caught:
         read(path)
     assert "\n" not in str(caught.value) and path.read_bytes() == content
 

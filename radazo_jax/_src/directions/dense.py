@@ -7,6 +7,7 @@ from jax import lax
 
 from radazo_jax._src.directions.distribution import Distribution, UnitNorm
 from radazo_jax._src.directions.elements import sign
+from radazo_jax._src.directions.normals import Normals
 from radazo_jax._src.numbers import counter, generator
 from radazo_jax._src.numbers.counter import Counter, Positions
 
@@ -25,16 +26,12 @@ class Gaussian(Distribution):
         return generator.normal(key, at)
 
 
-class Sphere(UnitNorm):
+class Sphere(UnitNorm, Normals):
     """See `sphere`."""
 
     _constructor = "sphere"
     normalized = True
     _bounded = True  # By 6.8, because a radius has 33 bits.
-
-    def draw(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
-        del number
-        return generator.fast_normal(key, at)
 
 
 def sphere() -> Distribution:

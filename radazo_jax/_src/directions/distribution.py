@@ -29,13 +29,13 @@ from radazo_jax._src.directions.elements import (
 )
 from radazo_jax._src.directions.layout import Layout, Leaf, layout_of
 from radazo_jax._src.numbers import counter, keys
-from radazo_jax._src.numbers.counter import Positions
+from radazo_jax._src.numbers.counter import Counter, Positions
 from radazo_jax._src.trees import STATIC
 
 # The smallest arrays, with at most this many numbers together, are drawn as one: each
 # draw is code of its own, which a CPU compiles in 50 ms. Larger arrays keep their
 # shape, because accelerators copy what is cut out of a flat array.
-_MAX_TOGETHER = 2**16
+MAX_TOGETHER = 2**16
 
 
 @jax.tree_util.register_dataclass
@@ -107,9 +107,9 @@ class Distribution(Configuration, abc.ABC):
     sequential: ClassVar[bool] = False
     normalized: ClassVar[bool] = False
 
-    # Whether neighboring elements share words of random bits, so that elements computed
-    # together are cheaper than elements computed one by one.
-    _packs: ClassVar[bool] = False
+    # Where elements that are read in a program are cheaper together than one by one, if
+    # anywhere: on a "gpu", or on a "cpu". Neighbors share words of random bits.
+    _together: ClassVar[str | None] = None
 
     # Whether all elements are known to fit into the exact norm.
     _bounded: ClassVar[bool] = False
@@ -220,6 +220,16 @@ class Distribution(Configuration, abc.ABC):
         drawn = drawn_once(draw_at, keys, numbers, parts, dimension)
         return tuple(map(DenseElements, drawn))
 
+    def _neighbors(
+        self, key: jax.Array, number: jax.Array, first: Counter, size: int
+    ) -> jax.Array:
+        """The elements of `size` neighbors from a position on, [size].
+
+        The first position is a multiple of 32.
+        """
+        after = counter.low(jnp.arange(size, dtype=jnp.uint32))
+        return self.draw(key, number, Positions(*counter.add(first, after), size))
+
     def _size(self, leaf: Leaf) -> int:
         """The number of random numbers from which the elements of a leaf are made."""
         return leaf.size
@@ -258,17 +268,17 @@ def whole(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
     def element_by_element(direction: Direction) -> jax.Array:
         return lazy(direction, leaf, dimension).values()
 
-    if not distribution._packs:
+    if distribution._together is None:
         return element_by_element(direction)
 
-    def from_words(direction: Direction) -> jax.Array:
+    def together(direction: Direction) -> jax.Array:
         key, number = direction.key[None], direction.number[None]
         [stored] = distribution._store(key, number, (leaf,), dimension)
         values: jax.Array = jax.tree.map(lambda x: x[0], stored).values()
         return values
 
-    # XLA's CPU backend would compute each word 32 times.
-    return lax.platform_dependent(direction, cpu=from_words, default=element_by_element)
+    # XLA's CPU backend would compute each word for each of its elements.
+    return lax.platform_dependent(direction, cpu=together, default=element_by_element)
 
 
 # Compiled as a whole outside of `jit`, and a part of the program under `jit`.
@@ -311,7 +321,7 @@ def drawn_once(
     numbers: jax.Array,
     parts: Sequence[Part],
     dimension: int,
-    max_together: int = _MAX_TOGETHER,
+    max_together: int = MAX_TOGETHER,
 ) -> list[jax.Array]:
     """Draws and stores the numbers of K directions at the positions of some arrays.
 

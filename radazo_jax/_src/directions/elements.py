@@ -28,6 +28,10 @@ from radazo_jax._src.trees import STATIC
 # into whatever consumes it; beyond, it is a product that is stored.
 _MAX_TERMS = 16
 
+# On a CPU, elements are drawn together from so many on, because another conditional
+# takes 20 ms to compile, and up to so many, because they are stored once more (16 MiB).
+_FEWEST_TOGETHER, _MOST_TOGETHER = 2**13, 2**22
+
 _EXACT = lax.Precision.HIGHEST
 
 Marks = tuple[jax.Array, ...]
@@ -91,20 +95,23 @@ class LazyElements(_Elementwise):
         return dataclasses.replace(self, indices=marks, order=order)
 
     def values(self) -> jax.Array:
-        packs = self.distribution._packs and self.leaf.size > 0
-        if self.order is None or not packs:
+        where = self.distribution._together
+        if self.order is None or where is None or self.leaf.size == 0:
             return self._one_by_one()
-
-        # A CPU would compute a word for each of its elements, and a TPU would copy what
-        # is made of words into another order.
-        return compiler.on_one_gpu(self._from_words, self._one_by_one)
+        if where == "gpu":
+            # A TPU would copy what is made of words into another order.
+            return compiler.on_one_gpu(self._neighbors, self._one_by_one)
+        size = math.prod(np.broadcast_shapes(*(index.shape for index in self.indices)))
+        if not _FEWEST_TOGETHER <= size <= _MOST_TOGETHER:
+            return self._one_by_one()
+        return compiler.on_one_cpu(self._neighbors, self._one_by_one)
 
     def _one_by_one(self) -> jax.Array:
         leaf = self.leaf
         at = counter.positions(leaf.shape, self.indices, leaf.offset, self.dimension)
         return draw(self.distribution, self.key, self.number, at)
 
-    def _from_words(self) -> jax.Array:
+    def _neighbors(self) -> jax.Array:
         assert self.order is not None
         distribution, leaf, d = self.distribution, self.leaf, self.dimension
         indices = [index.transpose(self.order) for index in self.indices]
@@ -248,25 +255,25 @@ class LowRankFactors:
         return jnp.sum(self.a * self.b, axis=-1)
 
     def weighted_sum(self, coefficients: jax.Array) -> jax.Array:
-        # One product over k and ρ together: [rows, K r] with [K r, columns].
-        weighted = coefficients.reshape((-1,) + (1,) * (self.a.ndim - 1)) * self.a
-        a, b = (jnp.moveaxis(x, 0, -1) for x in (weighted, self.b))
-        # Not by -1, which has no value if the leaf is empty.
-        terms = math.prod(a.shape[-2:])
-        a, b = (x.reshape(*x.shape[:-2], terms) for x in (a, b))
-        return _outer(a, b)
+        weights = coefficients.reshape((-1,) + (1,) * (self.a.ndim - 1))
+        return _sum_of_products(weights * self.a, self.b)
 
 
-def _outer(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Σ_ρ a[…, ρ] b[…, ρ] for factors that share no axis along which both vary."""
-    shape = jnp.broadcast_shapes(a.shape, b.shape)[:-1]
-    if a.shape[-1] <= _MAX_TERMS:
-        terms = [a[..., j] * b[..., j] for j in range(a.shape[-1])]
+def _sum_of_products(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Σ a[k, …, ρ] b[k, …, ρ] over k and ρ; no axis varies in both factors."""
+    num, *shape, rank = jnp.broadcast_shapes(a.shape, b.shape)
+    if num * rank <= _MAX_TERMS:
+        terms = [a[k, ..., j] * b[k, ..., j] for j in range(rank) for k in range(num)]
         return functools.reduce(jnp.add, terms)
+    # One product over k and ρ, which stay in their place: to move them would take as
+    # long as the product of many small matrices.
     names = string.ascii_lowercase
     (names_a, a), (names_b, b) = (drop_constant_axes(x, names) for x in (a, b))
-    out = "".join(names[i] for i, size in enumerate(shape) if size != 1)
-    spec = f"{names_a}Z,{names_b}Z->{out}"
+    out = "".join(names[i + 1] for i, size in enumerate(shape) if size != 1)
+    last = "Z" if rank != 1 else ""
+    if not last:
+        a, b = a[..., 0], b[..., 0]
+    spec = f"{names_a}{last},{names_b}{last}->{out}"
     return jnp.einsum(spec, a, b, precision=_EXACT).reshape(shape)
 
 

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.directions.dense import Gaussian
-from radazo_jax._src.directions.distribution import Distribution, Part, drawn_once
+from radazo_jax._src.directions.distribution import Distribution, Part
 from radazo_jax._src.directions.elements import DenseElements, Elements, LowRankFactors
 from radazo_jax._src.directions.layout import Layout, Leaf, MatrixAxes
+from radazo_jax._src.directions.normals import drawn_normals
 from radazo_jax._src.numbers import counter, generator
+from radazo_jax._src.numbers.counter import Positions
 
 # Factors are drawn as one array of at most so many numbers of all directions (32 MiB):
 # each draw takes 50 ms to compile on a CPU, but the array is held while it is split.
@@ -23,7 +24,7 @@ _MAX_TOGETHER, _MANY, _MAX_SPLIT = 2**23, 2**8, 2**18
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class LowRank(Gaussian):
+class LowRank(Distribution):
     """See `low_rank`."""
 
     _constructor = "low_rank"
@@ -34,6 +35,14 @@ class LowRank(Gaussian):
     dimension_numbers: (
         tuple[tuple[str, MatrixAxes | None], ...] | Callable[[Any], Any] | None
     ) = None
+
+    def factor(self, dimension: int) -> float:
+        del dimension
+        return 1.0
+
+    def draw(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
+        del number
+        return generator.fast_normal(key, at)
 
     def _annotate(self, layout: Layout, params: optax.Params) -> Layout:
         leaves = [(leaf.path, leaf.shape) for leaf in layout.leaves]
@@ -81,7 +90,9 @@ class LowRank(Gaussian):
             moved = leaf._replace(offset=_room(self, leaf))
             return super()._block(key, number, moved, dimension, indices)
         a, b = (
-            generator.normal(key, part.positions(dimension, _of_factor(part, indices)))
+            generator.fast_normal(
+                key, part.positions(dimension, _of_factor(part, indices))
+            )
             for part in _parts(self, leaf)
         )
         return _factors(self, a, b)
@@ -95,8 +106,7 @@ class LowRank(Gaussian):
     ) -> tuple[Elements, ...]:
         parts = [part for leaf in leaves for part in _parts(self, leaf)]
         together = (_MAX_TOGETHER if len(keys) < _MANY else _MAX_SPLIT) // len(keys)
-        found = drawn_once(self.draw, keys, numbers, parts, dimension, together)
-        drawn = iter(found)
+        drawn = iter(drawn_normals(keys, numbers, parts, dimension, together))
         return tuple(
             DenseElements(next(drawn))
             if self.axes(leaf) is None
@@ -154,8 +164,8 @@ def low_rank(
 
     E[u uᵀ] = I, the factor is c = 1. A perturbed product needs no perturbed matrix:
     x (W + s A Bᵀ) = x W + s (x A) Bᵀ, and nothing is rounded into W. Leaves that are
-    not matrices, or have a side no longer than the rank, are drawn dense from the
-    Gaussian distribution.
+    not matrices, or have a side no longer than the rank, are drawn dense, with standard
+    normal elements.
 
     An estimator finds out from the function which axes of a leaf form the matrix and
     which stack independent matrices (layers, experts): axes that a product contracts

@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from radazo_jax._src.directions.elements import Elements
 from radazo_jax._src.directions.layout import Layout
 from radazo_jax._src.numbers import counter, exact
-from radazo_jax._src.numbers.counter import Counter, Positions
+from radazo_jax._src.numbers.counter import Counter
 
 # Number of coordinates that are drawn together if only their norm is needed. XLA stores
 # what it sums, except on TPUs. On a CPU, a small piece stays in the cache.
@@ -36,20 +37,22 @@ def inverse_norm(
         ]
         return inverse_norm_of(distribution, lazy)
 
-    if layout.dimension <= _PIECE_ON_CPU:
-        return at_once(key, number)
-
-    def in_pieces(size: int) -> Any:
-        if layout.dimension <= size:
+    def in_pieces(size: int, from_size: int) -> Any:
+        if layout.dimension <= from_size:
             return at_once
         return functools.partial(_in_pieces, distribution, layout.dimension, size)
+
+    # On a CPU, one piece of all leaves is cheaper if neighbors share random words.
+    from_size = 0 if distribution._together == "cpu" else _PIECE_ON_CPU
+    if layout.dimension <= from_size:
+        return at_once(key, number)
 
     return lax.platform_dependent(
         key,
         number,
-        cpu=in_pieces(_PIECE_ON_CPU),
+        cpu=in_pieces(_PIECE_ON_CPU, from_size),
         tpu=at_once,
-        default=in_pieces(_PIECE),
+        default=in_pieces(_PIECE, _PIECE),
     )
 
 
@@ -93,13 +96,14 @@ def _in_pieces(
     fraction = exact.fraction_bits(dimension)
     pieces, rest = divmod(dimension, size)
 
-    def squares(at: Positions) -> _Sum:
-        drawn = distribution.draw(key, number, at)
+    def squares(first: Counter, size: int) -> _Sum:
+        drawn = distribution._neighbors(key, number, first, size)
         return _sum_of_squares(distribution, drawn, fraction)
 
     def add(i: jax.Array, total: _Sum) -> _Sum:
-        piece = counter.block((1, size), (i, 0))
-        return total.plus(squares(counter.positions((pieces, size), piece)))
+        first = counter.wide_product(i.astype(jnp.uint32), np.uint32(size))
+        return total.plus(squares(first, size))
 
-    last = squares(counter.positions((rest,), offset=pieces * size))
+    after = divmod(pieces * size, 2**32)
+    last = squares(Counter(*map(jnp.uint32, after)), rest)
     return lax.fori_loop(0, pieces, add, last).inverse_root(fraction)

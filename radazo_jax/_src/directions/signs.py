@@ -32,7 +32,7 @@ _ROUNDS = 4
 class _Signed(Distribution):
     """Distributions that draw the signs of 32 neighbors together, and store a word."""
 
-    _packs = True
+    _together = "gpu"  # A CPU would compute a word for each of its elements.
 
     @abc.abstractmethod
     def _word(

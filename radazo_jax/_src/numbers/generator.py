@@ -28,6 +28,12 @@ At = Positions | Counter
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 
+# The rounds for numbers that are not the numbers of `jax.random`.
+_FEWER_ROUNDS = 13
+
+# Distance between the positions of two normal numbers that share a block.
+PAIR = 16
+
 # sin(π x / 2) / x for x in [-1, 1] as a polynomial in x², interpolated at Chebyshev's
 # points: its relative error is 7e-9.
 _SINE = tuple(
@@ -37,18 +43,19 @@ _SINE = tuple(
 
 
 # Inlined into the program, but traced once for all draws of a shape.
-@functools.partial(jax.jit, inline=True)
-def words(key: jax.Array, at: At) -> tuple[jax.Array, jax.Array]:
-    """The two 32-bit words of Threefry-2x32 (20 rounds) at these positions."""
+@functools.partial(jax.jit, static_argnames="rounds", inline=True)
+def words(key: jax.Array, at: At, rounds: int = 20) -> tuple[jax.Array, jax.Array]:
+    """The two 32-bit words of Threefry-2x32 at these positions."""
     k0, k1 = jnp.moveaxis(jax.random.key_data(key), -1, 0)
     ks = (k0, k1, k0 ^ k1 ^ _PARITY)
     x0, x1 = at.hi + ks[0], at.lo + ks[1]
-    for group in range(5):
-        for rotation in _ROTATIONS[group % 2]:
-            x0 = x0 + x1
-            x1 = x0 ^ _rotate_left(x1, rotation)
-        x0 = x0 + ks[(group + 1) % 3]
-        x1 = x1 + ks[(group + 2) % 3] + np.uint32(group + 1)
+    for done in range(1, rounds + 1):
+        group, i = divmod(done - 1, 4)
+        x0 = x0 + x1
+        x1 = x0 ^ _rotate_left(x1, _ROTATIONS[group % 2][i])
+        if done % 4 == 0:
+            x0 = x0 + ks[(group + 1) % 3]
+            x1 = x1 + ks[(group + 2) % 3] + np.uint32(group + 1)
     return x0, x1
 
 
@@ -135,11 +142,13 @@ def normal(key: jax.Array, at: At) -> jax.Array:
 
 
 def fast_normal(key: jax.Array, at: At) -> jax.Array:
-    """Draws a standard normal number per position in little more than half the time.
+    """Draws a standard normal number per position, of which two share a block.
 
-    √(−2 log v) sin(π x / 2) with v uniform in (0, 1) and x in (-1, 1), one from each of
-    the two words of the generator, 31 and 32 bits: cheaper than the inverse error
-    function, and with longer tails (6.7 standard deviations; `normal` has 5.4).
+    √(−2 log v) sin(φ) and √(−2 log v) cos(φ) with v uniform in (0, 1) and φ in
+    (−π, π). The position of the second number is 16 after the first, in each 32. The
+    tails are longer than the tails of `normal`: 6.7 standard deviations instead of 5.4.
+
+    Threefry-2x32 passes the tests of its authors from 13 rounds on.
 
     Args:
       key: A typed key; it is consumed by the positions drawn, not as a whole.
@@ -150,20 +159,58 @@ def fast_normal(key: jax.Array, at: At) -> jax.Array:
 
     References:
       Box & Muller, A Note on the Generation of Random Normal Deviates, 1958,
-      <https://doi.org/10.1214/aoms/1177706645>.
+      <https://doi.org/10.1214/aoms/1177706645>; Salmon et al., 2011, table 2.
     """
-    first, second = words(key, at)
-    # Signed words, for their conversion to floats is one instruction.
+    first_of_pair = Counter(at.hi, at.lo & np.uint32(2**32 - 1 - PAIR))
+    radius, sine, cosine = _polar(*words(key, first_of_pair, _FEWER_ROUNDS))
+    is_second = (at.lo & np.uint32(PAIR)) != 0
+    return radius * _sine(jnp.where(is_second, cosine, sine))
+
+
+def normal_pairs(key: jax.Array, at: At) -> jax.Array:
+    """The numbers of `fast_normal` at these positions, and at 16 positions after them.
+
+    One complex number holds both, because XLA would compute the words for each of two
+    arrays.
+
+    Args:
+      key: A typed key.
+      at: Positions of first numbers.
+
+    Returns:
+      complex64, of the shape of the positions.
+    """
+    radius, sine, cosine = _polar(*words(key, at, _FEWER_ROUNDS))
+    return lax.complex(radius * _sine(sine), radius * _sine(cosine))
+
+
+def _polar(
+    first: jax.Array, second: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The radius of a pair, and the angles whose sines are its sine and its cosine.
+
+    An angle is a word: a quarter of a turn, times 2⁻³¹. 31 bits of the first word make
+    the radius, the others the angle.
+    """
     v = _as_float(first >> np.uint32(1)) * np.float32(2**-31) + np.float32(2**-32)
-    x = _as_float(second) * np.float32(2**-31)
+    # The sine of the second word is that of an angle in the right half of the plane,
+    # and the last bit of the first word chooses the half.
+    magnitude = second ^ -(second >> np.uint32(31))
+    cosine = magnitude ^ np.uint32(2**31 - 1) ^ -(first & np.uint32(1))
+    return jnp.sqrt(np.float32(-2) * jnp.log(v)), second, cosine
+
+
+def _sine(angle: jax.Array) -> jax.Array:
+    x = _as_float(angle) * np.float32(2**-31)
     square = x * x
     sine = jnp.full_like(square, _SINE[-1])
     for coefficient in _SINE[-2::-1]:
         sine = sine * square + coefficient
-    return jnp.sqrt(np.float32(-2) * jnp.log(v)) * (x * sine)
+    return x * sine
 
 
 def _as_float(word: jax.Array) -> jax.Array:
+    # Signed, because their conversion is one instruction.
     return lax.bitcast_convert_type(word, jnp.int32).astype(jnp.float32)
 
 

@@ -26,7 +26,7 @@ from radazo_jax._src import checks
 Path = str | os.PathLike[str]
 
 # The version of what lines mean. Files of another one are refused.
-FORMAT = 2
+FORMAT = 3
 
 _LONGEST = 1 << 26  # Bytes of a line that are read.
 _LOCKED = (1 << 31) - 2  # The byte that is locked on Windows, after all lines.
