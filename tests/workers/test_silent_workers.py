@@ -73,3 +73,32 @@ def test_the_wait_for_a_worker_ends(kind, expected):
 def test_a_worker_that_answers_sends_the_parameters():
     output = output_of(PROGRAM, "none", timeout=180)
     assert output.splitlines()[-1] == "3 steps, params True"
+
+
+HANGING_THREAD = """
+import time
+import distributed
+import numpy as np
+import radazo_jax as zo
+
+def make_fun():
+    while True:
+        time.sleep(60)
+
+cluster = distributed.LocalCluster(
+    n_workers=1, processes=False, dashboard_address=None, silence_logs=100
+)
+client = distributed.Client(cluster)
+try:
+    zo.distribute(
+        make_fun, np.ones(3, np.float32), zo.zo_sgd(1e-2), zo.forward_difference(),
+        client=client, timeout=1, progress=False,
+    )
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_the_interpreter_exits_though_a_worker_thread_hangs():
+    output = output_of(HANGING_THREAD, timeout=180)
+    assert "it has not built the run in 1 s" in output

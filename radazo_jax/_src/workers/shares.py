@@ -154,7 +154,7 @@ class Repeats:
             return np.zeros(0, np.int32)
         values = np.where(np.isfinite(found.values), found.values, np.inf)
         highest, lowest = int(values.argmax()), int(values.argmin())
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             spread = values[highest] - values[lowest]
         before, self._spread = self._spread, spread
         # One worker may have computed the highest values, and another one the lowest.
@@ -190,6 +190,6 @@ def differs(values: np.ndarray, others: np.ndarray, scale: float = 0.0) -> np.nd
         np.maximum(abs(values), abs(others)), size
     )
     finite, other_finite = np.isfinite(values), np.isfinite(others)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         far = abs(values - others) > most
     return np.where(finite & other_finite, far, finite != other_finite)
