@@ -136,7 +136,8 @@ def corrupt(here, address, step, before_steps=False):
 
     def before(to, request):
         replica = here.replicas[to]
-        if to != address or flipped or request.first != step:
+        repeats = not len(request.values)  # Members of a step, without steps before.
+        if to != address or flipped or repeats or request.first != step:
             return
 
         def flip(*args):
