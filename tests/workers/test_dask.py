@@ -77,7 +77,7 @@ def test_killed_workers_change_nothing_and_messages_are_small(tmp_path):
             journal=path,
             callback=callback,
             progress=False,
-            timeout=60.0,
+            timeout=300.0,
         )
     assert_same(result, expected)
     fleets.assert_same_lines(path, expected)

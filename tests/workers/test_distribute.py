@@ -136,7 +136,8 @@ def corrupt(here, address, step, before_steps=False):
 
     def before(to, request):
         replica = here.replicas[to]
-        if to != address or flipped or request.first != step:
+        repeats = not len(request.values)  # Members of a step, without steps before.
+        if to != address or flipped or repeats or request.first != step:
             return
 
         def flip(*args):
@@ -189,6 +190,48 @@ def test_worker_that_always_drifts_is_left_out():
     assert_same(result, expected)
     assert result.workers["b"].left == "drifted"
     assert "is left out: its parameters differed" in str(found[-1].message)
+
+
+def scale_values(here, address, factor):
+    """From step 3 on, a worker evaluates a multiple of the function."""
+
+    def before(to, request):
+        if to == address and request.first + len(request.values) == 3:
+            evaluate = here.replicas[to].evaluate
+            here.replicas[to].evaluate = lambda members: factor * evaluate(members)
+            here.before = lambda to, request: None
+
+    here.before = before
+
+
+@pytest.mark.parametrize("factor", [np.float32(2), np.float32(1.001)])
+def test_worker_that_comes_to_evaluate_another_function_is_left_out(factor):
+    """In the same step if its values stand out, and otherwise at step 4."""
+    here = Here()
+    scale_values(here, "b", factor)
+    with pytest.warns(UserWarning, match="worker b is left out: make_fun must build"):
+        result = run(here)
+    assert result.workers["b"].left == "evaluates another function"
+    if factor == 2:
+        assert_same(result, reference())
+
+
+def test_of_two_workers_that_evaluate_different_functions_both_are_named():
+    here = Here("ab")
+    scale_values(here, "b", np.float32(2))
+    with pytest.raises(zo.RunError, match=r"at point . of step 3 on . and") as error:
+        run(here)
+    assert all(f" on {address}" in str(error.value) for address in "ab")
+    assert len(error.value.result.values) == 3
+
+
+@pytest.mark.slow
+def test_members_are_repeated_in_few_steps():
+    here = Here("ab")
+    result = run(here, 128)
+    evaluations = sum(x.evaluations for x in result.workers.values())
+    # By both workers at the steps 0, 1, 2, 4, …, 64, and at most 8 times in doubt.
+    assert 128 * 5 < evaluations <= 128 * 5 + 2 * (8 + 8)
 
 
 def test_members_of_a_late_worker_go_to_others():
@@ -412,6 +455,56 @@ def test_journal_is_complete_if_all_workers_are_lost(tmp_path):
     result = run(Here(), journal=path)
     expected = reference()
     assert_same(result, expected)
+
+
+def test_wait_for_the_parameters_of_a_silent_worker_ends():
+    here = Here(("a",))
+    here.params = lambda address, run: asyncio.sleep(3600)
+    with pytest.raises(zo.RunError, match="gave no parameters for") as error:
+        run(here, timeout=0.5)
+    assert len(error.value.result.values) == STEPS
+
+
+def test_worker_that_cannot_build_the_run_again_keeps_the_result():
+    here = Here(("a",))
+
+    def callback(report):
+        here.change = lambda address, description: "no checkpoint"
+        here.replicas["a"].answer = None  # Its process has started again.
+
+    def before(address, request):
+        if here.replicas[address].answer is None:
+            raise OSError("connection reset")
+
+    here.before = before
+    with (
+        pytest.warns(UserWarning, match="a is left out"),
+        pytest.raises(zo.RunError, match="no checkpoint") as error,
+    ):
+        run(here, callback=callback)
+    assert len(error.value.result.values) == 1
+
+
+def test_worker_that_hangs_while_others_work_is_left_out():
+    """It was there from the beginning."""
+    here, hung = Here(), []
+    reference(1)  # Compiles, so that the other workers are there in time.
+    install = here.install
+
+    async def hangs(address, *args):
+        if address == "b":
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                hung.append(address)
+        return await install(address, *args)
+
+    here.install = hangs
+    here.before = lambda address, request: asyncio.sleep(0.02)
+    with pytest.warns(UserWarning, match="worker b is left out: make_fun, params"):
+        result = run(here, 1000, timeout=2.0, callback=lambda report: len(hung) > 0)
+    assert "b" not in result.workers
+    assert_same(result, reference(len(result.values)))
 
 
 def test_function_that_fails_on_all_workers_ends_the_run():

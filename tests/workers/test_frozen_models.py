@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from tests.helpers.short_runs import fails
 
 distributed = pytest.importorskip("distributed")
 pytestmark = pytest.mark.slow
 
 START = np.linspace(0.5, 1, 6, dtype=np.float32)
 METHOD = zo.zo_sgd(1e-2), zo.forward_difference(zo.rademacher(), num_directions=7)
-UNNOTICED = fails(AssertionError, "only the values at the start are compared")
 
 
 @contextlib.contextmanager
@@ -40,7 +38,7 @@ def said_in(make_fun, client, **options):
     """Runs; returns the texts of its warnings and of the error that ends it."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        options = {"key": 0, "progress": False, "timeout": 60.0, **options}
+        options = {"key": 0, "progress": False, "timeout": 300.0, **options}
         try:
             zo.distribute(make_fun, START, *METHOD, client=client, **options)
         except (ValueError, zo.RunError) as error:
@@ -78,14 +76,7 @@ def test_a_worker_that_joins_with_another_model_is_named(scale):
     assert (address in said) == (scale == 2)
 
 
-@pytest.mark.parametrize(
-    "below",
-    [
-        np.inf,
-        pytest.param(0.5, marks=UNNOTICED),
-        0.0,
-    ],
-)
+@pytest.mark.parametrize("below", [np.inf, 0.5, 0.0])
 def test_a_worker_with_another_model_is_named(below):
     """Its values are twice as large as by the others if they are below some value.
 
@@ -107,5 +98,7 @@ def test_a_worker_with_another_model_is_named(below):
     with cluster(3, processes=True) as (_, client):
         address = min(client.scheduler_info()["workers"])
         client.run(set_below, workers=[address])
-        said = said_in(make_fun, client, num_steps=400)
+        # All workers have time to join.
+        options = {"num_steps": 400, "callback": lambda report: time.sleep(0.05)}
+        said = said_in(make_fun, client, **options)
     assert (address in said) == (below > 0)

@@ -1,6 +1,5 @@
 """Each campaign runs; the commands on the records do more."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -10,12 +9,6 @@ import pytest
 from common import RESEARCH
 
 needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-
-# Their processes fork after JAX is imported. Sometimes a child hangs in its first
-# compilation, and the campaign counts it as failed after minutes.
-forks = pytest.mark.skipif(
-    "RADAZO_FORKS" not in os.environ, reason="may hang; set RADAZO_FORKS=1"
-)
 
 
 def campaign(name, *options):
@@ -50,7 +43,6 @@ def test_a_killed_run_ends_as_another():
 
 
 @needs_cc
-@forks
 @pytest.mark.slow
 def test_disturbed_runs_continue_or_say_why_not():
     """A run of each kind of fault."""
@@ -60,7 +52,6 @@ def test_disturbed_runs_continue_or_say_why_not():
 
 
 @needs_cc
-@forks
 @pytest.mark.slow
 def test_runs_continue_from_copies_of_checkpoints():
     told, _ = campaign("faults.snapshots", "--copies", "2")

@@ -7,7 +7,6 @@ The functions here are handlers of a worker's server, next to Dask's, and get by
 import asyncio
 import traceback
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from radazo_jax._src.workers.messages import Reply, Request, decode, encode, failed
@@ -84,9 +83,11 @@ class Cluster:
 async def _install(run: int, recipe: Recipe, dask_worker: Any) -> Description | str:
     """Builds a run on this worker, which ends the one that it had."""
     from distributed.protocol.serialize import to_serialize
+    from distributed.threadpoolexecutor import ThreadPoolExecutor
 
     # One thread, so that messages are answered in turn; the event loop stays free.
-    pool = ThreadPoolExecutor(1, "radazo_jax")
+    # Dask's threads are daemons: the interpreter exits even if one of them hangs.
+    pool = ThreadPoolExecutor(1, thread_name_prefix="radazo_jax")
     loop = asyncio.get_running_loop()
 
     def build() -> tuple[Replica, Description] | str:
@@ -135,7 +136,7 @@ async def _install(run: int, recipe: Recipe, dask_worker: Any) -> Description | 
         if dask_worker.handlers.get(_STEP) is step:
             for name in (*handlers, _CLOSE):
                 del dask_worker.handlers[name]
-        pool.shutdown(wait=False, cancel_futures=True)
+        pool.shutdown(wait=False)
 
     dask_worker.handlers.update(handlers, **{_CLOSE: close})
     return description

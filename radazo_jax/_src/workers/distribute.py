@@ -102,8 +102,8 @@ def distribute(
         values at the points. The journal holds the signs and the mean of these values,
         which is the loss in the history.
       timeout: Seconds after which a worker that has not answered is dropped, in
-        addition to the time that it is expected to take. If there are no workers for
-        as long, the run ends. The points of a late worker go to other workers earlier.
+        addition to the time that it is expected to take. If no worker answers for as
+        long, the run ends. The points of a late worker go to other workers earlier.
       on_failure: "drop" or "raise", as in `minimize`.
       max_consecutive_failures: Number of steps skipped in a row that ends the run.
       journal: The path of a file on the driver's machine to which the values of each
@@ -120,10 +120,13 @@ def distribute(
     Raises:
       TypeError, ValueError: If an argument is not valid, there are no workers, a worker
         that was there from the beginning cannot build the run, or builds one that
-        differs from the run of another worker, or the journal is of another run.
+        differs from the run of another worker, or the journal is of another run. A
+        worker that takes longer than `timeout` to build the run ends it only if no
+        other worker has built it.
       RunError: If too many evaluations failed, all workers are lost for `timeout`
-        seconds, or they compute different parameters. The journal is complete: the same
-        call resumes the run. The state of the error has no parameters.
+        seconds, or they compute different parameters or values. The journal is
+        complete: the same call resumes the run. The state of the error has no
+        parameters.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -208,7 +211,7 @@ class _Driver:
         with ExitStack() as stack:
             self._interrupted = stack.enter_context(loop.interruptible())
             file = None if path is None else stack.enter_context(records.opened(path))
-            stack.callback(sync, fleet.close)
+            stack.callback(sync, fleet.roster.close)
             description = sync(fleet.start, self._interrupted)
             if description is None:
                 raise KeyboardInterrupt
@@ -223,7 +226,7 @@ class _Driver:
             report = stack.enter_context(loop.progress_bar(progress, budget))
             options = loop.Options(budget, self._policy, callback, report)
             result = loop.run(self, state, options, self._last(), stacklevel=3)
-        return result._replace(workers=dict(fleet.reports))
+        return result._replace(workers=dict(fleet.roster.reports))
 
     def take(self, state: SolverState) -> loop.Taken | None:
         """See `Steps`."""
@@ -312,7 +315,7 @@ class _Driver:
         try:
             return self._cluster.sync(function, *args)
         finally:
-            for note in self._fleet.notes():
+            for note in self._fleet.roster.notes():
                 warnings.warn(note, stacklevel=5)
 
     def _resumed(

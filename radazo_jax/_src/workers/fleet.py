@@ -16,10 +16,9 @@ from radazo_jax._src.workers.roster import (
     Messenger,
     Roster,
     Worker,
-    WorkerReport,
     now,
 )
-from radazo_jax._src.workers.shares import Members, shares
+from radazo_jax._src.workers.shares import Members, Repeats, shared_out
 
 _POLL = 0.1  # Seconds between looks at clocks and at Ctrl-C.
 _LAG = 8  # Steps that a worker may lack when it is asked for members.
@@ -36,9 +35,10 @@ _BANDWIDTH = 1e8  # Bytes per second of a copied state, until one is measured.
 class Fleet:
     """The steps of a run, and the workers that they are sent to.
 
-    All methods but `notes` run on one event loop.
+    All coroutines run on one event loop.
 
     Attributes:
+      roster: The workers.
       records: The steps so far, to which the driver adds.
       numbers: The numbers of steps, by step.
       failures: The counts of `Failures` before the current step.
@@ -52,21 +52,13 @@ class Fleet:
         self._batch_size = recipe.batch_size
         self._resumed = 0  # Number of steps from a journal.
         self._inbox = Inbox()
-        self._roster = Roster(messenger, recipe, run, timeout, self._inbox)
+        self.roster = Roster(messenger, recipe, run, timeout, self._inbox)
         self._members = Members(0, np.dtype(np.float32))  # Of the current step.
+        self._repeats = Repeats(recipe.batch_size)
         self._bandwidth = _BANDWIDTH
         self._checked, self._ties = 0.0, 0
         self._known = 0  # Number of workers when members were last given.
         self._gives = False  # Whether an idle worker may lack something.
-
-    @property
-    def reports(self) -> dict[str, WorkerReport]:
-        """The part of each worker, by address."""
-        return self._roster.reports
-
-    def notes(self) -> list[str]:
-        """Returns, once, what should be reported."""
-        return self._roster.notes()
 
     def resume(self, records: list[Record]) -> None:
         """Begins after the steps of a journal."""
@@ -80,16 +72,12 @@ class Fleet:
         Raises:
           ValueError: If there is none, or one cannot build the run.
         """
-        self._roster.start()
-        while self._roster.description is None:
+        self.roster.start()
+        while self.roster.description is None:
             if interrupted():
                 return None
             await self._wait()
-        return self._roster.description
-
-    async def close(self) -> None:
-        """Frees what the workers hold."""
-        await self._roster.close()
+        return self.roster.description
 
     async def evaluate(self, interrupted: Callable[[], bool]) -> Members | None:
         """Returns the values of the next step, or `None` if it was interrupted.
@@ -110,8 +98,9 @@ class Fleet:
                     reason = f"gave no parameters for {self._timeout:.3g} s"
                 except OSError as error:
                     reason = f"died: {error!r}"
-                if worker := self._roster.workers.get(address):
+                if worker := self.roster.workers.get(address):
                     self._lose(worker, reason)
+                    self.roster.check_not_alone()
             if not fetches:
                 break
         return None
@@ -120,7 +109,8 @@ class Fleet:
         self, num_members: int, interrupted: Callable[[], bool]
     ) -> Members | None:
         """The values of the current step; without members, only checksums."""
-        self._roster.step = len(self.records)
+        self.roster.step = len(self.records)
+        self.roster.check_not_alone()
         found = self._members = Members(num_members, np.dtype(self._line["dtype"]))
         self._gives = True
         self._give()
@@ -133,13 +123,8 @@ class Fleet:
 
     def _answers(self, num_members: int) -> bool:
         """Whether all checksums are there, which are waited for without members."""
-        asked = (self._is_asked(w) for w in self._roster.workers.values())
-        return num_members > 0 or (bool(self._members.checksums) and not any(asked))
-
-    def _is_asked(self, worker: Worker) -> bool:
-        """Whether an answer of a worker is waited for in this step."""
-        of_step = worker.of_step == self._roster.step
-        return worker.task is not None and of_step and not worker.late
+        known = bool(self._members.checksums)
+        return num_members > 0 or (known and not self.roster.waits())
 
     async def _wait(self) -> None:
         """Waits for news or a moment, then looks at the clocks."""
@@ -147,52 +132,45 @@ class Fleet:
         if now() - self._checked < _POLL:
             return
         self._checked = now()
-        for worker in list(self._roster.workers.values()):
+        for worker in list(self.roster.workers.values()):
             elapsed = now() - worker.since
             if worker.task is None:
                 continue
             if elapsed > self._timeout + worker.expected:
                 self._lose(worker, f"gave no answer for {elapsed:.3g} s")
-            elif self._is_asked(worker) and (
+            elif worker.is_asked(self.roster.step) and (
                 elapsed > _LATE * worker.expected + _GRACE
             ):
                 worker.late = self._gives = True
                 done = max(self._batches(worker.members), 0.1)
                 worker.rate = min(worker.rate, done / elapsed)
                 self._members.give_up(worker.members)
-        self._roster.check_not_alone()
+        self.roster.check_not_alone()
 
     # --- Requests -----------------------------------------------------------------
 
     def _give(self) -> None:
         """Sends each idle worker the members or the steps that it lacks."""
         # With many workers, a look at all of them after each reply takes long.
-        if not self._gives and self._known == len(self._roster.workers):
+        if not self._gives and self._known == len(self.roster.workers):
             return
-        step, found = self._roster.step, self._members
-        self._known = len(self._roster.workers)
-        idle = [w for w in self._roster.workers.values() if w.task is None]
+        step, found = self.roster.step, self._members
+        self._known = len(self.roster.workers)
+        idle = [w for w in self.roster.workers.values() if w.task is None]
         for worker in idle:
             if step - worker.step > _LAG:
                 self._catch_up(worker)
         ready = [w for w in idle if w.task is None and w.excluded != step]
-        missing = found.missing()
-        # What was lost is shared by all workers as they become idle.
-        begins = len(missing) == len(found.values)
-        batches = self._batches(missing)
-        most = batches if begins else -(-batches // (2 * self._known or 1))
-        counts = shares(min(batches, most * len(ready)), [w.rate for w in ready])
-        best = max((w.rate for w in ready), default=0.0)
-        for worker, count in zip(ready, counts, strict=True):
-            size = count * self._batch_size
-            members, missing = missing[:size], missing[size:]
+        rates = [worker.rate for worker in ready]
+        shared = shared_out(found, rates, self._known, self._batch_size)
+        for worker, members in zip(ready, shared, strict=True):
             found.send(members)
-            if not count:
+            if not len(members):
                 # A worker that was slow once is asked again in the end.
-                worker.rate = min(1.1 * worker.rate, best)
-            if count or worker.address not in found.checksums:
+                worker.rate = min(1.1 * worker.rate, max(rates))
+            if len(members) or worker.address not in found.checksums:
                 self._send(worker, members)
-        self._gives = len(missing) > 0
+        self._gives = len(found.missing()) > 0
 
     def _batches(self, members: np.ndarray) -> int:
         """The number of batches in which a worker evaluates members."""
@@ -200,7 +178,7 @@ class Fleet:
 
     def _send(self, worker: Worker, members: np.ndarray) -> None:
         """Sends the steps up to this one, or as many as a message has."""
-        step, first = self._roster.step, 0 if worker.restarts else worker.step
+        step, first = self.roster.step, 0 if worker.restarts else worker.step
         part = self.records[first : first + _CHUNK]
         n = self._line["points"]
         # A step whose first value made the others unnecessary has that one alone.
@@ -222,11 +200,11 @@ class Fleet:
 
     def _catch_up(self, worker: Worker) -> None:
         """Sends the values of many steps, or the state of a peer if that is faster."""
-        step = self._roster.step
-        seconds = self._described.size / self._bandwidth
+        step = self.roster.step
+        seconds = self.roster.described.size / self._bandwidth
         peers = [
             peer.address
-            for peer in self._roster.workers.values()
+            for peer in self.roster.workers.values()
             if peer is not worker and step - peer.step <= _LAG and peer.excluded != step
         ]
         taking = (step - worker.step) * worker.seconds_per_step
@@ -262,21 +240,21 @@ class Fleet:
         outcome: Reply | Exception | None,
         then: Callable[[Worker, Reply], None],
     ) -> None:
-        if self._roster.workers.get(worker.address) is not worker:
+        if self.roster.workers.get(worker.address) is not worker:
             return  # It was lost before.
         if not isinstance(outcome, Reply):
             reason = f"died: {outcome!r}" if outcome else "has lost the run"
             self._lose(worker, reason)
             return
         self._release(worker)
-        self._gives |= outcome.problem != "" or outcome.step != self._roster.step
+        self._gives |= outcome.problem != "" or outcome.step != self.roster.step
         worker.problems = worker.problems + 1 if outcome.problem else 0
         if outcome.problem:
-            if worker.of_step == self._roster.step:
+            if worker.of_step == self.roster.step:
                 last = outcome.problem.strip().rpartition("\n")[2]
                 self._members.fail(worker.members, last)
             if worker.problems >= _MOST_PROBLEMS:
-                self._roster.leave_out(worker.address, outcome.problem)
+                self.roster.leave_out(worker.address, outcome.problem)
                 self._lose(worker, "failed")
         elif outcome.drifted:
             self._drifted(worker, worker.step)
@@ -286,30 +264,30 @@ class Fleet:
 
     def _release(self, worker: Worker) -> None:
         """Counts the members of a worker as asked of nobody."""
-        if self._is_asked(worker):
+        if worker.is_asked(self.roster.step):
             self._members.give_up(worker.members)
         worker.task = None
 
     def _lose(self, worker: Worker, reason: str) -> None:
         """Lets a worker go, and its members to others."""
-        if worker.task is not None and worker.of_step == self._roster.step:
+        if worker.task is not None and worker.of_step == self.roster.step:
             self._members.fail(worker.members, f"its worker {reason}")
-        self._roster.remove(worker, reason)
+        self.roster.remove(worker, reason)
         self._release(worker)
         self._gives = True
 
     def _copied(self, worker: Worker, reply: Reply) -> None:
-        self._bandwidth = self._described.size / max(now() - worker.since, 1e-9)
+        self._bandwidth = self.roster.described.size / max(now() - worker.since, 1e-9)
         self._answered(worker, reply)
 
     def _answered(self, worker: Worker, reply: Reply) -> None:
-        step, elapsed = self._roster.step, max(now() - worker.since, 1e-9)
+        step, elapsed = self.roster.step, max(now() - worker.since, 1e-9)
         for i, row in enumerate(reply.numbers, reply.step - len(reply.numbers)):
             self.numbers.setdefault(i, row)
         worker.step, worker.seconds_per_step = reply.step, reply.seconds_per_step
         if count := len(reply.values):
             worker.rate = (worker.rate + self._batches(reply.values) / elapsed) / 2
-            self._roster.count(worker, count, elapsed)
+            self.roster.count(worker, count, elapsed)
         if reply.step == step:
             self.failures = reply.failures
             self._members.checksums[worker.address] = reply.checksum
@@ -322,8 +300,8 @@ class Fleet:
     # --- Parameters ---------------------------------------------------------------
 
     def _agree(self) -> bool:
-        """Whether all values are of the same parameters; drops the other ones."""
-        found, step = self._members, self._roster.step
+        """Whether all values are of the same run; drops values of other parameters."""
+        found, step = self._members, self.roster.step
         if not found.checksums:
             problem = next(iter(found.failures.values()), "")
             raise RuntimeError(f"no worker could evaluate: {problem}.")
@@ -331,7 +309,7 @@ class Fleet:
         others = {a for a, checksum in found.checksums.items() if checksum != agreed}
         if not others:
             self._ties = 0
-            return True
+            return self._same_function()
         self._ties += agreed is None
         if self._ties > _MOST_TIES:
             listed = ", ".join(f"{a} {c:08x}" for a, c in found.checksums.items())
@@ -339,24 +317,42 @@ class Fleet:
                 "workers must compute the same parameters from the same values; got "
                 f"the checksums {listed}. Take workers with the same instruction set."
             )
-        for address in others & self._roster.workers.keys():
-            worker = self._roster.workers[address]
+        for address in others & self.roster.workers.keys():
+            worker = self.roster.workers[address]
             worker.restarts, worker.step = True, 0
             self._drifted(worker, step)
         found.revoke(others)
         self._gives = True
         return False
 
+    def _same_function(self) -> bool:
+        """Whether the workers agree about members that all evaluate; drops others."""
+        found, workers = self._members, self.roster.workers
+        if found.repeats is None:
+            found.repeats = self._repeats.of(self.roster.step, found)
+            here = [workers[x] for x in found.checksums if x in workers]
+            idle = [worker for worker in here if worker.task is None]
+            for worker in idle if len(idle) > 1 and len(found.repeats) else ():
+                found.send(found.repeats)
+                self._send(worker, found.repeats)
+        if len(found.repeats) and self.roster.waits():
+            return False
+        others = self.roster.other_functions(found.repeated, found.repeats)
+        for address in others & workers.keys():
+            self._lose(workers[address], "evaluates another function")
+        found.revoke(others)
+        return not others
+
     def _drifted(self, worker: Worker, at: int) -> None:
         """Reports a worker whose parameters before a step are not the run's."""
-        if self._roster.step == self._resumed and not self._members.checksums:
+        if self.roster.step == self._resumed and not self._members.checksums:
             # None of the workers has the parameters of the journal.
             self._distrust_journal(worker)
             return
-        steps = self._roster.rebuild(worker, at)
-        recent = sum(self._roster.step - i < _DRIFT_STEPS for i in steps)
+        steps = self.roster.rebuild(worker, at)
+        recent = sum(self.roster.step - i < _DRIFT_STEPS for i in steps)
         if recent >= _MOST_DRIFTS:
-            self._roster.leave_out(
+            self.roster.leave_out(
                 worker.address,
                 f"its parameters differed from the run's {recent} times in "
                 f"{_DRIFT_STEPS} steps. Its processor may round differently.",
@@ -367,18 +363,12 @@ class Fleet:
         """From now on compares parameters between workers alone."""
         if any(record.params for record in self.records):
             self.records = [record._replace(params=0) for record in self.records]
-            self._roster.note(
+            self.roster.note(
                 f"worker {worker.address} computes other parameters from the values of "
                 "the journal than the program that wrote it, which rounds in another "
                 "way. The run continues from the values."
             )
 
     @property
-    def _described(self) -> Description:
-        if self._roster.description is None:
-            raise RuntimeError("no worker has described the run.")
-        return self._roster.description
-
-    @property
     def _line(self) -> dict[str, Any]:
-        return self._described.line
+        return self.roster.described.line

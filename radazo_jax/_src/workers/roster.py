@@ -4,15 +4,16 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from radazo_jax._src import trees
 from radazo_jax._src.workers.messages import Reply, Request
 from radazo_jax._src.workers.replica import Description, Recipe
+from radazo_jax._src.workers.shares import differs
 
 _LOOK = 0.5  # Seconds between looks for workers that joined.
 NONE = np.zeros(0, np.int32)  # No members.
@@ -83,6 +84,10 @@ class Worker:
     members: np.ndarray = dataclasses.field(default_factory=NONE.copy)
     late: bool = False
 
+    def is_asked(self, step: int) -> bool:
+        """Returns whether its answer is waited for in a step."""
+        return self.task is not None and self.of_step == step and not self.late
+
 
 class Inbox:
     """News from the tasks of an event loop, handled by one of them in turn."""
@@ -129,19 +134,27 @@ class Roster:
         self.step = 0
         self._messenger, self._recipe, self._run = messenger, recipe, run
         self._timeout, self._inbox = timeout, inbox
-        self._initial: set[str] | None = None
+        self._initial: set[str] = set()  # Their failures end the run.
         self._joining: dict[str, asyncio.Task[None]] = {}
         self._left_out: set[str] = set()
         self._watching: asyncio.Task[None] | None = None
         self._first = ""  # The worker that described the run.
         self._problem = ""  # The last one for which a worker was left out.
         self._notes: list[str] = []
-        self._alone_since = 0.0
+        self._lost = ""  # The reason for which the last worker left.
+        self._answered_at = 0.0  # The latest time without an answer that was due.
 
     def start(self) -> None:
         """Begins to look for workers."""
-        self._alone_since = now()
+        self._answered_at = now()
         self._watching = asyncio.create_task(self._watch())
+
+    @property
+    def described(self) -> Description:
+        """The run; it must have been described."""
+        if self.description is None:
+            raise RuntimeError("no worker has described the run.")
+        return self.description
 
     async def close(self) -> None:
         """Frees what the workers hold."""
@@ -156,6 +169,10 @@ class Roster:
         ]
         await asyncio.gather(*closing, return_exceptions=True)
 
+    def waits(self) -> bool:
+        """Returns whether an answer is waited for in the current step."""
+        return any(worker.is_asked(self.step) for worker in self.workers.values())
+
     def note(self, text: str) -> None:
         """Adds what should be reported."""
         self._notes.append(text)
@@ -166,11 +183,13 @@ class Roster:
         return found
 
     def check_not_alone(self) -> None:
-        """Raises if there have been no workers for long, or all were left out."""
-        if self.workers or self._joining:
-            self._alone_since = now()
+        """Raises if no worker has answered for long, or all were left out."""
+        due = [w.since + w.expected if w.task else now() for w in self.workers.values()]
+        due += [now() for _ in self._joining]
+        self._answered_at = max([self._answered_at, *(min(x, now()) for x in due)])
+        if due:
             return
-        waited = now() - self._alone_since > self._timeout
+        waited = now() - self._answered_at > self._timeout
         if self.description is None and waited:
             raise ValueError(
                 f"client must have workers; got none in {self._timeout:.3g} s. Start "
@@ -178,7 +197,8 @@ class Roster:
             )
         if self._problem or waited:
             raise RuntimeError(
-                self._problem or f"client had no workers for {self._timeout:.3g} s."
+                self._problem
+                or f"client had no workers for {self._timeout:.3g} s{self._lost}."
             )
 
     def count(self, worker: Worker, evaluations: int, seconds: float) -> None:
@@ -200,6 +220,37 @@ class Roster:
         )
         return rebuilt
 
+    def other_functions(
+        self, values: dict[str, np.ndarray], members: np.ndarray
+    ) -> set[str]:
+        """Leaves out workers that evaluate another function than most; returns them.
+
+        Args:
+          values: The values at some members of the current step, by worker.
+          members: The numbers of these members.
+
+        Raises:
+          RuntimeError: If no more than half of the workers have the same values.
+        """
+        if not values:
+            return set()
+        scale = float(self.described.value)
+        names, rows = list(values), np.stack(list(values.values()))
+        agree = [(~differs(rows, row, scale).any(1)).sum() for row in rows]
+        most = int(np.argmax(agree))
+        far = differs(rows, rows[most], scale)
+        others = np.flatnonzero(far.any(1))
+        for k in others:
+            i = int(far[k].argmax())
+            problem = _other_function(
+                *(rows[most, i], names[most], rows[k, i], names[k]),
+                f"at point {members[i]} of step {self.step}",
+            )
+            if 2 * agree[most] <= len(names):
+                raise RuntimeError(problem)
+            self.leave_out(names[k], problem)
+        return {names[k] for k in others}
+
     def leave_out(self, address: str, problem: str) -> None:
         """Lets a worker not join again."""
         self._left_out.add(address)
@@ -213,17 +264,20 @@ class Roster:
             worker.task.cancel()
         report = self.reports[worker.address]
         self.reports[worker.address] = report._replace(left=reason)
+        self._lost = f"; the last one, {worker.address}, {reason}"
+        if worker.address not in self._left_out:
+            self._problem = ""  # It may join again.
 
     async def _watch(self) -> None:
         """Asks for workers that are new."""
-        while True:
+        for look in itertools.count():
             try:
                 addresses = set(await self._messenger.addresses())
             except Exception as error:
                 self._inbox.put(functools.partial(_raise, error))
                 return
-            if self._initial is None:
-                self._initial = addresses
+            if look == 0:
+                self._initial = set(addresses)
             known = self.workers.keys() | self._joining.keys() | self._left_out
             for address in addresses - known:
                 self._joining[address] = asyncio.create_task(self._join(address))
@@ -231,17 +285,23 @@ class Roster:
 
     async def _join(self, address: str) -> None:
         built: Description | str | None
+        hangs = False
         try:
             installing = self._messenger.install(address, self._run, self._recipe)
             built = await asyncio.wait_for(installing, self._timeout)
         except TimeoutError:
             built = f"it has not built the run in {self._timeout:.3g} s (timeout)."
+            hangs = True
         except Exception as error:
             built = f"{error!r}"
-        self._inbox.put(lambda: self._joined(address, built))
+        self._inbox.put(lambda: self._joined(address, built, hangs))
 
-    def _joined(self, address: str, built: Description | str | None) -> None:
+    def _joined(
+        self, address: str, built: Description | str | None, hangs: bool
+    ) -> None:
         del self._joining[address]
+        if hangs and self.workers:
+            self._initial.discard(address)  # The others continue.
         if built is None:
             return  # It died. If it has not, it is asked again.
         if isinstance(built, str):
@@ -251,11 +311,12 @@ class Roster:
             )
         else:
             problem = self._difference(address, built)
-        if problem and self._initial is not None and address in self._initial:
+        if problem and address in self._initial:
             raise ValueError(problem)
         if problem or isinstance(built, str):
             self.leave_out(address, problem)
             return
+        self._initial.discard(address)
         if self.description is None:
             self.description, self._first = built, address
         # As fast as the fastest until it is measured under the same load.
@@ -282,13 +343,22 @@ class Roster:
                 f"{address}."
             )
         value, other = self.description.value, built.value
-        most = trees.rounding(value) * max(abs(value), abs(other))
-        if abs(value - other) <= most or not np.isfinite([value, other]).any():
+        if not differs(np.atleast_1d(value), np.atleast_1d(other)).any():
             return ""
-        return (
-            "make_fun must build the same function on all workers; got the value "
-            f"{value:.9g} at the start on {self._first} and {other:.9g} on {address}."
-        )
+        return _other_function(value, self._first, other, address, "at the start")
+
+
+def _other_function(
+    value: np.floating[Any],
+    first: str,
+    other: np.floating[Any],
+    address: str,
+    where: str,
+) -> str:
+    return (
+        "make_fun must build the same function on all workers; got the value "
+        f"{value:.9g} {where} on {first} and {other:.9g} on {address}."
+    )
 
 
 def now() -> float:

@@ -1,11 +1,13 @@
 """Runs of a training program whose writes fail, or that is killed at one of them.
 
-The program is the script `examples/tpu/train.py`. A process that has imported what it
-needs, and computed nothing, forks one process a run. It has `shim.c` preloaded, which
+The program is the script `examples/tpu/train.py`. Each run is a new process, because a
+forked process may hang if JAX was imported before. It has `shim.c` preloaded, which
 counts the changes of the files in a folder.
 """
 
 import ctypes
+import functools
+import multiprocessing
 import os
 import re
 import runpy
@@ -42,11 +44,13 @@ class Ended(NamedTuple):
       code: Its exit code; below 0, the signal.
       said: The lines that it wrote to stderr, without progress bars.
       point: The last change of a file that it began.
+      seconds: Its duration, without what it imported.
     """
 
     code: int
     said: list[str]
     point: str
+    seconds: float
 
 
 def train(folder: Path) -> int:
@@ -60,7 +64,7 @@ def train(folder: Path) -> int:
     return 0
 
 
-def forked(
+def in_process(
     do: Callable[[], int],
     folder: Path,
     at: int = -1,
@@ -71,31 +75,42 @@ def forked(
     """Does something in a process of its own.
 
     Args:
-      do: The function that it calls; the result is the exit code.
+      do: The function that it calls, which is pickled; the result is the exit code.
       folder: The folder whose changes are counted. The process's output and log are
         written next to it.
       at: The change at which it is killed, or the disk is full.
       mode: The kind of fault.
       kind: The kind of changes that `at` counts; by default, all.
-      kill_after: The seconds after which it is killed from outside.
+      kill_after: The seconds after which it is killed from outside, counted from the
+        call of the function.
     """
-    child = os.fork()
-    if child == 0:
-        _inside(do, folder, at, mode, kind)
-    status = _waited(child, kill_after)
+    log = folder.with_suffix(".log")
+    log.unlink(missing_ok=True)
+    process = multiprocessing.get_context("spawn").Process(
+        target=_inside, args=(do, folder, at, mode, kind)
+    )
+    process.start()
+    # The log is made right before the call. What the process imports takes longer.
+    while process.is_alive() and not log.exists():
+        time.sleep(0.005)
+    start = time.monotonic()
+    process.join(min(kill_after, MINUTES))
+    process.kill()
+    process.join()
+    seconds = time.monotonic() - start
     text = folder.with_suffix(".out").read_text(encoding="utf-8", errors="replace")
     lines = text.replace("\r", "\n").splitlines()
     bar = re.compile(r"it/s|\d+%\||step/s|s/step")
     said = [line for line in lines if line.strip() and not bar.search(line)]
     changes = logged(folder)
     point = changes[-1] if changes else "before the first"
-    return Ended(os.waitstatus_to_exitcode(status), said, point)
+    return Ended(process.exitcode or 0, said, point, seconds)
 
 
 def _inside(
     do: Callable[[], int], folder: Path, at: int, mode: int, kind: str | None
 ) -> None:
-    """Runs in the forked process, and ends it."""
+    """Runs in the new process, and ends it."""
     code = 1
     try:
         out = folder.with_suffix(".out")
@@ -109,18 +124,6 @@ def _inside(
         traceback.print_exc()
     sys.stderr.flush()
     os._exit(code)
-
-
-def _waited(child: int, kill_after: float) -> int:
-    """The status of a process, which is killed after some seconds."""
-    end = time.monotonic() + min(kill_after, MINUTES)
-    while True:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return status
-        if time.monotonic() > end:
-            os.kill(child, signal.SIGKILL)
-        time.sleep(0.005)
 
 
 def logged(folder: Path) -> list[str]:
@@ -166,13 +169,14 @@ def latest(folder: Path) -> tuple[int | None, dict[str, bytes]]:
     return step, arrays
 
 
+def resume(folder: Path, whole: Path) -> int:
+    """Runs the script again in a folder, and compares its end with another's."""
+    return train(folder) or (0 if latest(folder) == latest(whole) else 77)
+
+
 def verdict(folder: Path, whole: Path) -> str:
     """The outcome if a run is started again in its folder."""
-
-    def resume() -> int:
-        return train(folder) or (0 if latest(folder) == latest(whole) else 77)
-
-    ended = forked(resume, folder)
+    ended = in_process(functools.partial(resume, folder, whole), folder)
     if ended.code == 0:
         return "same end"
     if ended.code == 2 and len(ended.said) == 1:
@@ -183,7 +187,7 @@ def verdict(folder: Path, whole: Path) -> str:
 def disturbed(folder: Path, whole: Path, **how: Any) -> dict[str, Any]:
     """The outcome of a disturbed run, and of the next one in its folder."""
     shutil.rmtree(folder, ignore_errors=True)
-    ended = forked(lambda: train(folder), folder, **how)
+    ended = in_process(functools.partial(train, folder), folder, **how)
     if how.get("mode") != FULL:
         first = {-signal.SIGKILL: "killed", 0: "had ended"}.get(ended.code, "failed")
     elif ended.code == 0:
@@ -207,8 +211,7 @@ class Whole(NamedTuple):
 def whole_run(folder: Path, mode: int = NOTHING) -> Whole:
     """Runs the program in a new folder."""
     shutil.rmtree(folder, ignore_errors=True)
-    start = time.monotonic()
-    ended = forked(lambda: train(folder), folder, mode=mode)
+    ended = in_process(functools.partial(train, folder), folder, mode=mode)
     if ended.code != 0:
         raise RuntimeError(f"{SCRIPT} must run undisturbed; got {ended.said[-3:]}")
-    return Whole(logged(folder), time.monotonic() - start)
+    return Whole(logged(folder), ended.seconds)
