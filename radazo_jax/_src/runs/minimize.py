@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -369,7 +368,7 @@ def _traced(call: _Call) -> Result:
         points, _ = step.points_at(run, state, step.loss_at(run, state))
         warn_of_rounding(points, state.params, stacklevel=_USER)
     # Steps work in place on their state, so the caller keeps a copy of the first.
-    state = jax.tree.map(jnp.copy, state)
+    state = trees.copy(state)
     run = step.traced(run, state)
     with ExitStack() as stack:
         interrupted = stack.enter_context(loop.interruptible())
@@ -412,7 +411,7 @@ def _called(call: _Call) -> Result:
             states.check_state(run, state, leaves=True)
         states.check_known(state)
         # Steps work in place on their state, so the caller keeps a copy of the first.
-        state = resumed(jax.tree.map(jnp.copy, state))
+        state = resumed(trees.copy(state))
         varies = run.search.stops_early and not evaluator.batched
         budget.start(run, state, trees.widest(state.params), varies)
         calls = evaluator.open(
