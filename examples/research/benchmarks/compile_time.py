@@ -140,7 +140,7 @@ def measured_by(folder: Path, name: str) -> dict[str, float]:
         "PYTHONPATH": paths,
         "JAX_ENABLE_COMPILATION_CACHE": "false",
     }
-    command = [sys.executable, "-m", "benchmarks.compile_time", "--only", name]
+    command = [sys.executable, "-m", "benchmarks.compile_time", "--here", name]
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, check=True
     )
@@ -159,11 +159,14 @@ def summary(each: list[dict[str, float]]) -> dict[str, float]:
 @options.command(__doc__)
 @click.argument("revision", default="")
 @click.option("--repeats", type=options.COUNT, default=5)
-@click.option("--only", default="", help="Measure this problem in this process.")
+@click.option("--only", default="", help="A part of the names of problems.")
+@click.option("--here", default="", help="Measure this problem in this process.")
 @options.output
-def main(revision: str, repeats: int, only: str, output: Path | None) -> None:
-    if only:
-        print(json.dumps(measure(PROBLEMS[only])))
+def main(
+    revision: str, repeats: int, only: str, here: str, output: Path | None
+) -> None:
+    if here:
+        print(json.dumps(measure(PROBLEMS[here])))
         return
     with tempfile.TemporaryDirectory() as folder:
         extract(revision, folder)
@@ -171,7 +174,7 @@ def main(revision: str, repeats: int, only: str, output: Path | None) -> None:
         found: dict[tuple[str, str], list[dict[str, float]]]
         found = collections.defaultdict(list)
         for done in range(1, repeats + 1):
-            for name in PROBLEMS:
+            for name in (name for name in PROBLEMS if only in name):
                 for when, path in folders.items():
                     found[name, when].append(measured_by(path, name))
             rows = [
