@@ -33,7 +33,7 @@ from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.distribution import Direction, Distribution, elements
 from radazo_jax._src.directions.layout import Layout, layout_of
-from radazo_jax._src.numbers import keys
+from radazo_jax._src.numbers import generator, keys
 from radazo_jax._src.perturb import transform
 from radazo_jax._src.trees import STATIC, as_arrays, at_least_float32
 
@@ -607,7 +607,7 @@ def _next_in_run(draw: Draw, num_directions: int) -> tuple[jax.Array, jax.Array]
     most = np.uint32(min(2**32 // num_directions, 2**32 - 1))
     cycle = step // most
     key = draw.run_key
-    following = jax.random.fold_in(key, cycle)
+    following = generator.fold_in(key, cycle)
     later, now = jax.random.key_data(following), jax.random.key_data(key)
     data = jnp.where(cycle > 0, later, now)
     key = jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))

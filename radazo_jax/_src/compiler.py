@@ -1,5 +1,6 @@
 """Control of XLA: what it computes once, for which devices, and in which layout."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,6 +40,8 @@ def compute_once(
     Returns:
       `fun(*args)`.
     """
+    # Traced once for both platforms and for the shapes.
+    fun = jax.jit(fun, inline=True)
 
     def on_cpu(*args: Any) -> Any:
         # The barrier stands until conditionals of constants have been simplified.
@@ -56,6 +59,42 @@ def compute_once(
         return lax.cond(_always(word), fun, never, *args)
 
     return lax.platform_dependent(*args, cpu=on_cpu, default=fun)
+
+
+def in_one_kernel(fun: Callable[..., Any], *args: Any) -> Any:
+    """`fun(*args)` for numbers, which XLA's CPU backend compiles as one kernel.
+
+    That backend compiles each fusion by itself, which takes most of the time of a
+    first call, and computes what several fusions read in each of them. A small loop
+    becomes one kernel, so on the CPU `fun` is the body of a loop that ends after it.
+    Elsewhere, and if it is differentiated, this is a plain call.
+
+    Args:
+      fun: A function of small arrays to a tree of small arrays.
+      *args: The arguments of `fun`, trees of arrays, at least one.
+
+    Returns:
+      `fun(*args)`.
+    """
+    fun = jax.jit(fun, inline=True)
+
+    def on_cpu(*args: Any) -> Any:
+        first = jax.tree.leaves(args)[0]
+        # Read from an argument, so that the compiler does not know how often it loops.
+        begins = _always((first.reshape(-1)[0] != 0).astype(jnp.uint32))
+        zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(fun, *args))
+
+        def body(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+            return jnp.zeros_like(carry[0]), fun(*args)
+
+        return lax.while_loop(lambda carry: carry[0], body, (begins, zeros))[1]
+
+    @jax.custom_jvp
+    def call(*args: Any) -> Any:
+        return lax.platform_dependent(*args, cpu=on_cpu, default=fun)
+
+    call.defjvp(functools.partial(jax.jvp, fun))
+    return call(*args)
 
 
 @jax.custom_jvp

@@ -158,7 +158,7 @@ def _owned(const: Any, var: Any) -> Any:
     if isinstance(const, jax.Array):
         return const
     with trees.precision_of(var.aval):
-        return jnp.array(const, var.aval.dtype)
+        return jax.device_put(np.array(const, var.aval.dtype))
 
 
 class _Trace:

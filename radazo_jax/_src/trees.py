@@ -150,8 +150,24 @@ def size(tree: Any) -> int:
 
 def copy(tree: Any) -> Any:
     """A tree of copies; abstract arrays are as they are."""
-    abstract = jax.ShapeDtypeStruct
-    return jax.tree.map(lambda x: x if isinstance(x, abstract) else jnp.array(x), tree)
+
+    def of_leaf(x: Any) -> Any:
+        if isinstance(x, jax.ShapeDtypeStruct):
+            return x
+        if is_traced(x) or not isinstance(x, jax.Array) or not x.is_fully_addressable:
+            return jnp.array(x)
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            data = of_leaf(jax.random.key_data(x))
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+        # Other copies are compiled, once for each shape.
+        return jax.device_put(x, may_alias=False)
+
+    return jax.tree.map(of_leaf, tree)
+
+
+def number(value: float, dtype: jax.typing.DTypeLike) -> jax.Array:
+    """A known number as an array of shape (), which no program has to make."""
+    return jax.device_put(np.asarray(value, dtype))
 
 
 def as_flat(tree: Any) -> jax.Array:
@@ -209,7 +225,7 @@ def init_scalar(params: Any) -> jax.Array:
     """0 in the dtype of the parameters, or in float32 if that is wider."""
     dtypes = [jnp.finfo(jnp.result_type(p)).dtype for p in jax.tree.leaves(params)]
     wide = any(dtype == jnp.float64 for dtype in dtypes)
-    return jnp.zeros((), jnp.float64 if wide else jnp.float32)
+    return number(0, jnp.float64 if wide else jnp.float32)
 
 
 def scaled(factor: jax.Array, tree: Any) -> Any:

@@ -55,7 +55,7 @@ def products(z: jax.Array, other: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 class Counts:
-    """What is counted of all numbers, chunk by chunk."""
+    """Counts over all numbers, chunk by chunk."""
 
     def __init__(self) -> None:
         self.total = 0

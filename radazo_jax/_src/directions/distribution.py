@@ -107,8 +107,8 @@ class Distribution(Configuration, abc.ABC):
     sequential: ClassVar[bool] = False
     normalized: ClassVar[bool] = False
 
-    # Where elements that are read in a program are cheaper together than one by one, if
-    # anywhere: on a "gpu", or on a "cpu". Neighbors share words of random bits.
+    # The backend, "gpu" or "cpu", on which elements that a program reads are cheaper
+    # together than one by one, because neighbors share words of random bits.
     _together: ClassVar[str | None] = None
 
     # Whether all elements are known to fit into the exact norm.

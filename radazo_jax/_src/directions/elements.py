@@ -95,10 +95,10 @@ class LazyElements(_Elementwise):
         return dataclasses.replace(self, indices=marks, order=order)
 
     def values(self) -> jax.Array:
-        where = self.distribution._together
-        if self.order is None or where is None or self.leaf.size == 0:
+        backend = self.distribution._together
+        if self.order is None or backend is None or self.leaf.size == 0:
             return self._one_by_one()
-        if where == "gpu":
+        if backend == "gpu":
             # A TPU would copy what is made of words into another order.
             return compiler.on_one_gpu(self._neighbors, self._one_by_one)
         size = math.prod(np.broadcast_shapes(*(index.shape for index in self.indices)))

@@ -17,7 +17,7 @@ from radazo_jax._src.base import (
     check_estimator,
     shifted,
 )
-from radazo_jax._src.trees import product, wide, wide_zeros, widest
+from radazo_jax._src.trees import copy, number, product, wide, wide_zeros, widest
 
 # The point at which a step starts: the lookahead point; the parameters, while the end
 # of a pattern move is tried; or that end.
@@ -66,15 +66,15 @@ class Accelerated(GradientEstimator):
     def init(self, params: optax.Params) -> AcceleratedState:
         return AcceleratedState(
             estimator=self.estimator.init(params),
-            previous=jax.tree.map(jnp.array, params),
+            previous=copy(params),
             momentum=wide_zeros(params),
-            share=jnp.zeros((), widest(params)),
-            lookahead_value=jnp.full((), jnp.inf, widest(params)),
-            count=jnp.zeros((), jnp.int32),
-            base=jax.tree.map(lambda p: jnp.array(wide(p)), params),
-            since=jnp.zeros((), jnp.int32),
-            start=jnp.full((), _AHEAD, jnp.int32),
-            lower=jnp.zeros((), jnp.bool_),
+            share=number(0, widest(params)),
+            lookahead_value=number(jnp.inf, widest(params)),
+            count=number(0, jnp.int32),
+            base=copy(jax.tree.map(wide, params)),
+            since=number(0, jnp.int32),
+            start=number(_AHEAD, jnp.int32),
+            lower=number(False, jnp.bool_),
         )
 
     def points(

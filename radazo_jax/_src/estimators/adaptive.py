@@ -15,7 +15,7 @@ from radazo_jax._src.estimators.differences import (
     differences,
     from_differences,
 )
-from radazo_jax._src.trees import rounding, widest
+from radazo_jax._src.trees import number, rounding, widest
 
 # The decay rate of the averages over steps.
 _DECAY = 0.9
@@ -61,8 +61,9 @@ class AdaptiveDifference(AlongDirections):
     _includes_params = True
 
     def init(self, params: optax.Params) -> AdaptiveDifferenceState:
-        zero = jnp.zeros((), widest(params))
-        return AdaptiveDifferenceState(zero + self.smoothing, zero, zero)
+        zero = number(0, widest(params))
+        first = jnp.asarray(self.smoothing, zero.dtype)
+        return AdaptiveDifferenceState(first, zero, zero)
 
     def _scales(self, state: AdaptiveDifferenceState) -> jax.Array:
         return state.smoothing[None].astype(jnp.float32)

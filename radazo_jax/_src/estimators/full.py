@@ -13,7 +13,7 @@ from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.dense import Basis
 from radazo_jax._src.directions.layout import layout_of
 from radazo_jax._src.estimators.differences import differences
-from radazo_jax._src.trees import as_flat, like_tree, wide, widest
+from radazo_jax._src.trees import as_flat, like_tree, number, size, wide, widest
 
 # Coordinates below this are moved as far as one of this size, in float64 and in other
 # dtypes: values of float32 hide shorter differences.
@@ -79,16 +79,16 @@ class FullDifference(GradientEstimator):
 
     def init(self, params: Any) -> FullDifferenceState:
         return FullDifferenceState(
-            jnp.full((), self._first(params), widest(params)),
+            jnp.asarray(self._first(params), widest(params)),
             jax.tree.map(lambda p: jnp.full_like(p, jnp.nan), params),
             jax.tree.map(lambda p: jnp.full_like(p, jnp.nan), params),
-            usable=jnp.ones((), jnp.bool_),
-            complete=jnp.ones((), jnp.bool_),
-            tries=jnp.zeros((), jnp.int32),
-            base=jnp.full((), jnp.nan, widest(params)),
-            steps=jnp.zeros(as_flat(params).shape, widest(params)),
-            values=jnp.full(as_flat(params).shape, jnp.nan, widest(params)),
-            noise=jnp.zeros((), widest(params)),
+            usable=number(True, jnp.bool_),
+            complete=number(True, jnp.bool_),
+            tries=number(0, jnp.int32),
+            base=number(jnp.nan, widest(params)),
+            steps=jnp.zeros(size(params), widest(params)),
+            values=jnp.full(size(params), jnp.nan, widest(params)),
+            noise=number(0, widest(params)),
         )
 
     def points(

@@ -193,8 +193,8 @@ def _polar(
     the radius, the others the angle.
     """
     v = _as_float(first >> np.uint32(1)) * np.float32(2**-31) + np.float32(2**-32)
-    # The sine of the second word is that of an angle in the right half of the plane,
-    # and the last bit of the first word chooses the half.
+    # The second word is an angle in the right half of the plane, and the last bit of
+    # the first word chooses the half.
     magnitude = second ^ -(second >> np.uint32(31))
     cosine = magnitude ^ np.uint32(2**31 - 1) ^ -(first & np.uint32(1))
     return jnp.sqrt(np.float32(-2) * jnp.log(v)), second, cosine

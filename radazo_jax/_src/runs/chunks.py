@@ -149,7 +149,8 @@ def _take_chunk(
         i = state.step - first
         state, info = step.take(run, state, step.loss_at(run, state))
         found = numbers(info, state)
-        return state, progress.after(found[0]), buffer.at[i].set(found)
+        buffer = lax.dynamic_update_index_in_dim(buffer, found, i, 0)
+        return state, progress.after(found[0]), buffer
 
     buffer = jnp.zeros((_MAX_CHUNK, len(names(state))), jnp.float32)
     return lax.while_loop(continues, body, (state, progress, buffer))

@@ -309,7 +309,7 @@ def _replay(
         if run.fun is None:
             line |= {name: found.run[name] for name in ("fun", "captured")}
         check_same_run(journal, found.run, line)
-    state = jax.tree.map(jnp.copy, state)
+    state = trees.copy(state)
     tell = ask_tell.teller(step.traced(run, state), state)
     state, _ = rebuild(state, found.records, tell, exact=exact)
     return state

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -420,7 +419,7 @@ def _begun(call: _Call, run: Run, params: optax.Params) -> SolverState:
     else:
         states.check_state(run, state, leaves=True)
     states.check_known(state)
-    return jax.tree.map(jnp.copy, resumed(state))
+    return trees.copy(resumed(state))
 
 
 def _check_called(call: _Call) -> None:

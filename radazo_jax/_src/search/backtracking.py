@@ -60,14 +60,14 @@ class Backtracking(Search):
     stops_early = True
 
     def init(self, params: optax.Params) -> BacktrackingState:
-        zero, count = trees.init_scalar(params), jnp.zeros((), jnp.int32)
+        zero, count = trees.init_scalar(params), trees.number(0, jnp.int32)
         return BacktrackingState(
             before=trees.copy(params),
             direction=jax.tree.map(jnp.zeros_like, params),
             step_size=zero,
             value=zero,
             slope=zero,
-            limit=zero + jnp.inf,
+            limit=trees.number(jnp.inf, zero.dtype),
             tries=count,
             most_tries=count,
         )

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src import checks, trees
+from radazo_jax._src import checks, compiler, trees
 from radazo_jax._src.base import Descent, Search
 from radazo_jax._src.trees import norm, product, scaled, wide
 
@@ -100,20 +100,20 @@ class Parabolic(Search):
 
     def init(self, params: optax.Params) -> ParabolicState:
         zero = trees.init_scalar(params)
-        first = self.initial_step_size or 0.0
+        infinite = trees.number(jnp.inf, zero.dtype)
         zeros = jax.tree.map(jnp.zeros_like, params)
         return ParabolicState(
             before=trees.copy(params),
-            step_size=jnp.full_like(zero, first),
+            step_size=trees.number(self.initial_step_size or 0.0, zero.dtype),
             slope=zero,
             curvature=zero,
-            averaged=jnp.zeros((), jnp.int32),
+            averaged=trees.number(0, jnp.int32),
             alignment=zero,
-            searching=jnp.ones((), jnp.bool_),
-            pending=jnp.zeros((), jnp.bool_),
-            value=zero + jnp.inf,
-            params_value=zero + jnp.inf,
-            first=zero + jnp.inf,
+            searching=trees.number(True, jnp.bool_),
+            pending=trees.number(False, jnp.bool_),
+            value=infinite,
+            params_value=infinite,
+            first=infinite,
             noise=zero,
             fall=zero,
             share=zero,
@@ -125,6 +125,14 @@ class Parabolic(Search):
         self, state: ParabolicState, params: optax.Params, value: jax.Array
     ) -> tuple[jax.Array, ParabolicState]:
         del params
+        numbers = state._replace(before=(), step=())
+        accepted, after = compiler.in_one_kernel(self._judged, numbers, value)
+        return accepted, after._replace(before=state.before, step=state.step)
+
+    def _judged(
+        self, state: ParabolicState, value: jax.Array
+    ) -> tuple[jax.Array, ParabolicState]:
+        """The judgment by the numbers of a state."""
         dtype, resolution = state.step_size.dtype, trees.rounding(value)
         value, rate = value.astype(dtype), jnp.asarray(self.decay, dtype)
         # The latest value belongs to the parameters, unless a step was taken.

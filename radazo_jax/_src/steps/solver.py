@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 import optax
 
+from radazo_jax._src import trees
 from radazo_jax._src.base import Evaluator, GradientEstimator, Objective, Search
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.search.whole import whole
@@ -122,7 +122,7 @@ def solver(
     def init(params: optax.Params, key: jax.typing.ArrayLike) -> SolverState:
         # No two leaves share a buffer, and none is the caller's, so that the state can
         # be donated.
-        return jax.tree.map(jnp.copy, steps.start(run, params, key))
+        return trees.copy(steps.start(run, params, key))
 
     def step(
         state: SolverState, *batch: Any, **kwargs: Any

@@ -15,7 +15,7 @@ import optax
 from jax import lax
 from jax.tree_util import Partial
 
-from radazo_jax._src import checks, program, trees
+from radazo_jax._src import checks, compiler, program, trees
 from radazo_jax._src.base import (
     Descent,
     Draw,
@@ -27,7 +27,7 @@ from radazo_jax._src.base import (
 from radazo_jax._src.estimators import gradients
 from radazo_jax._src.estimators.differences import mean_of_finite
 from radazo_jax._src.estimators.gradients import of_params
-from radazo_jax._src.numbers import keys
+from radazo_jax._src.numbers import generator, keys
 from radazo_jax._src.steps import box, states
 from radazo_jax._src.steps.box import Bounds
 from radazo_jax._src.steps.states import (
@@ -39,6 +39,9 @@ from radazo_jax._src.steps.states import (
     StepInfo,
 )
 from radazo_jax._src.transforms.in_place import InPlaceUpdate, unchanged
+
+# What a key is for, as the number that `jax.random.split` gives it.
+_DIRECTIONS, _BATCH = 0, 1
 
 
 def start(
@@ -58,7 +61,7 @@ def start(
     box.check_bounds(run.bounds, params)
     # A start on a bound may be off it by rounding.
     params = box.project(run.bounds, params)
-    count = jnp.zeros((), jnp.int32)
+    count = trees.number(0, jnp.int32)
     return SolverState(
         params,
         run.optimizer.init(params),
@@ -90,9 +93,10 @@ def traced(run: Run, state: SolverState) -> Run:
 
 def loss_at(run: Run, state: SolverState) -> Callable[[Any], Any]:
     """The loss of a step as a function of the parameters."""
-    _, key = _keys(state.key, state.step)
-    batch = () if run.sample is None else (run.sample(key),)
-    return loss_of(run, batch, {})
+    if run.sample is None:
+        return loss_of(run, (), {})
+    batch = run.sample(_key(state.key, state.step, _BATCH))
+    return loss_of(run, (batch,), {})
 
 
 def loss_of(
@@ -141,9 +145,8 @@ def points_at(
 def draw_of(key: jax.Array, step: jax.Array) -> Draw:
     """The draw of a step of the run with this key."""
     # The key of the first step is the key of the run: no other step has it.
-    run_key, _ = _keys(key, jnp.zeros((), jnp.int32))
-    step_key, _ = _keys(key, step)
-    return Draw(step_key, run_key, step)
+    run_key = _key(key, jnp.zeros((), jnp.int32), _DIRECTIONS)
+    return Draw(_key(key, step, _DIRECTIONS), run_key, step)
 
 
 def take(
@@ -431,7 +434,19 @@ def _last_params(run: Run, state: SolverState) -> optax.Params:
     return optax.tree.where(accepted, state.params, state.search_state.before)
 
 
-def _keys(key: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The keys of a step: for its directions, and for its batch."""
-    estimate_key, sample_key = jax.random.split(jax.random.fold_in(key, step))
-    return estimate_key, sample_key
+def _key(key: jax.Array, step: jax.Array, use: int) -> jax.Array:
+    """The key of a step for its directions or for its batch.
+
+    They are the keys of `jax.random.split(jax.random.fold_in(key, step))`.
+    """
+
+    def data(words: jax.Array, step: jax.Array) -> jax.Array:
+        made = jax.random.wrap_key_data(words, impl=impl)
+        for number in (step.astype(jnp.uint32), jnp.uint32(use)):
+            made = generator.fold_in(made, number)
+        return jax.random.key_data(made)
+
+    impl = jax.random.key_impl(key)
+    # Apart from the draws, each of which XLA would have compute the key anew.
+    found = compiler.in_one_kernel(data, jax.random.key_data(key), step)
+    return jax.random.wrap_key_data(found, impl=impl)

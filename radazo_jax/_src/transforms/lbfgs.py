@@ -4,11 +4,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from radazo_jax._src import checks, compiler
 from radazo_jax._src.base import GradientTransformationExtraArgs
-from radazo_jax._src.trees import as_flat, like_tree, size, widest
+from radazo_jax._src.trees import as_flat, like_tree, number, size, widest
 
 # If the slope along a step does not rise, the next step is so many times as long.
 _LONGER = 4.0
@@ -91,8 +92,8 @@ def scale_by_bfgs() -> GradientTransformationExtraArgs:
     def init_fn(params: optax.Params) -> ScaleByBfgsState:
         d, dtype = size(params), widest(params)
         return ScaleByBfgsState(
-            inverse=jnp.eye(d, dtype=dtype),
-            known=jnp.zeros((), jnp.bool_),
+            inverse=jax.device_put(np.eye(d, dtype=dtype)),
+            known=number(False, jnp.bool_),
             params=jnp.full(d, jnp.inf, dtype),
             gradient=jnp.zeros(d, dtype),
         )
