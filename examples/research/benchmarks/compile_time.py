@@ -1,4 +1,4 @@
-"""Measures what a first call costs beside another revision: programs, and their parts.
+"""Measures the programs of a first call and their parts, here and at another revision.
 
 Each measurement is a new Python process without a compilation cache, and the revisions
 take turns, so that other work of the machine slows both alike. Processor seconds count
@@ -149,7 +149,7 @@ def measured_by(folder: Path, name: str) -> dict[str, float]:
 
 
 def summary(each: list[dict[str, float]]) -> dict[str, float]:
-    """Medians, and the lowest where other work of the machine only adds."""
+    """Medians, or the lowest: other work of the machine can only add to it."""
     found = {name: median(row[name] for row in each) for name in each[0]}
     found["least_cpu_s"] = min(row["cpu_s"] for row in each)
     found["step_us"] = min(row["step_us"] for row in each)
