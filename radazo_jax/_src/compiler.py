@@ -174,13 +174,16 @@ def on_one_gpu(fun: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
     Returns:
       The result of one of them.
     """
+    otherwise = jax.jit(otherwise, inline=True)
     alone = _on_one_device(fun, otherwise)
     return lax.platform_dependent(cpu=otherwise, tpu=otherwise, default=alone)
 
 
 def on_one_cpu(fun: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
     """`fun()` in the program of a single CPU, else `otherwise()`: see `on_one_gpu`."""
-    return lax.platform_dependent(cpu=_on_one_device(fun, otherwise), default=otherwise)
+    otherwise = jax.jit(otherwise, inline=True)
+    alone = _on_one_device(fun, otherwise)
+    return lax.platform_dependent(cpu=alone, default=otherwise)
 
 
 def _on_one_device(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src.directions import sums
+from radazo_jax._src.directions import normals, sums
 from radazo_jax._src.directions.layout import layout_of
 from radazo_jax._src.numbers import generator
 from radazo_jax._src.perturb import transform
@@ -34,9 +34,10 @@ def test_rank_and_stacks():
     assert len(np.unique(np.concatenate([x.ravel() for x in u.values()]))) == 265
 
 
-def test_factors_of_many_directions_are_normals_by_position():
-    """Each large factor is drawn alone, so that no array of all of them is split."""
-    rows, columns, many = 1100, 5, 8192
+def test_factors_of_many_directions_are_normals_by_position(monkeypatch):
+    """They are drawn in turns, so that no array of all of them is split."""
+    monkeypatch.setattr(normals, "_TURN", 2**17)
+    rows, columns, many = 1100, 5, 512
     params = {"b": jnp.zeros(columns), "w": jnp.zeros((rows, columns))}
     layout = layout_of(params)
     numbers = jnp.arange(many, dtype=jnp.uint32)

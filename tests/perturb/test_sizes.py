@@ -194,13 +194,13 @@ def test_an_estimate_of_low_rank_draws_as_much_however_often_leaves_are_read(
     monkeypatch,
 ):
     """Finding the matrices of the function, which traces it once more, too."""
-    calls, normal_of = [], generator.normal
+    calls, normal_of = [], generator.fast_normal
 
     def counted(*args):
         calls.append(args)
         return normal_of(*args)
 
-    monkeypatch.setattr(generator, "normal", counted)
+    monkeypatch.setattr(generator, "fast_normal", counted)
     estimator = zo.forward_difference(zo.low_rank())
 
     def draws(steps):

@@ -221,14 +221,20 @@ class Distribution(Configuration, abc.ABC):
         return tuple(map(DenseElements, drawn))
 
     def _neighbors(
-        self, key: jax.Array, number: jax.Array, first: Counter, size: int
+        self,
+        key: jax.Array,
+        number: jax.Array,
+        first: Counter,
+        size: int,
+        dimension: int,
     ) -> jax.Array:
         """The elements of `size` neighbors from a position on, [size].
 
         The first position is a multiple of 32.
         """
         after = counter.low(jnp.arange(size, dtype=jnp.uint32))
-        return self.draw(key, number, Positions(*counter.add(first, after), size))
+        at = Positions(*counter.add(first, after), dimension)
+        return draw(self, key, number, at)
 
     def _size(self, leaf: Leaf) -> int:
         """The number of random numbers from which the elements of a leaf are made."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from radazo_jax._src.directions.elements import Elements
+from radazo_jax._src.directions.elements import DenseElements, Elements
 from radazo_jax._src.directions.layout import Layout
 from radazo_jax._src.numbers import counter, exact
 from radazo_jax._src.numbers.counter import Counter
@@ -37,22 +37,25 @@ def inverse_norm(
         ]
         return inverse_norm_of(distribution, lazy)
 
-    def in_pieces(size: int, from_size: int) -> Any:
-        if layout.dimension <= from_size:
+    def in_one_piece(key: jax.Array, number: jax.Array) -> jax.Array:
+        size = layout.dimension
+        drawn = distribution._neighbors(key, number, counter.zero(), size, size)
+        return inverse_norm_of(distribution, [DenseElements(drawn)])
+
+    def in_pieces(size: int) -> Any:
+        if layout.dimension <= size:
             return at_once
         return functools.partial(_in_pieces, distribution, layout.dimension, size)
 
-    # On a CPU, one piece of all leaves is cheaper if neighbors share random words.
-    from_size = 0 if distribution._together == "cpu" else _PIECE_ON_CPU
-    if layout.dimension <= from_size:
-        return at_once(key, number)
+    if layout.dimension <= _PIECE_ON_CPU:
+        return in_one_piece(key, number)
 
     return lax.platform_dependent(
         key,
         number,
-        cpu=in_pieces(_PIECE_ON_CPU, from_size),
+        cpu=in_pieces(_PIECE_ON_CPU),
         tpu=at_once,
-        default=in_pieces(_PIECE, _PIECE),
+        default=in_pieces(_PIECE),
     )
 
 
@@ -97,7 +100,7 @@ def _in_pieces(
     pieces, rest = divmod(dimension, size)
 
     def squares(first: Counter, size: int) -> _Sum:
-        drawn = distribution._neighbors(key, number, first, size)
+        drawn = distribution._neighbors(key, number, first, size, dimension)
         return _sum_of_squares(distribution, drawn, fraction)
 
     def add(i: jax.Array, total: _Sum) -> _Sum:

@@ -24,6 +24,9 @@ from radazo_jax._src.numbers.generator import PAIR
 # Both numbers of a pair lie in the same group of neighbors.
 _GROUP = 2 * PAIR
 
+# From so many numbers on they are drawn in pairs, because that takes longer to compile.
+_FEWEST = 2**13
+
 # Numbers that are drawn in one turn, because pairs are stored before they are split:
 # 16 MiB. Turns are a loop, which XLA's CPU backend runs in one thread.
 _TURN = 2**22
@@ -39,14 +42,21 @@ class Normals(Distribution):
         return generator.fast_normal(key, at)
 
     def _neighbors(
-        self, key: jax.Array, number: jax.Array, first: Counter, size: int
+        self,
+        key: jax.Array,
+        number: jax.Array,
+        first: Counter,
+        size: int,
+        dimension: int,
     ) -> jax.Array:
         def together() -> jax.Array:
             return _from(key, first, size)
 
         def one_by_one() -> jax.Array:
-            return super(Normals, self)._neighbors(key, number, first, size)
+            return super(Normals, self)._neighbors(key, number, first, size, dimension)
 
+        if size < _FEWEST:
+            return one_by_one()
         return compiler.on_one_cpu(together, one_by_one)
 
     def _block(
@@ -126,7 +136,7 @@ def drawn_normals(
         found = lax.map(some, (keys.reshape(turns, -1), numbers.reshape(turns, -1)))
         return [x.reshape(num, *x.shape[2:]) for x in found]
 
-    if size > _TURN:
+    if size > _TURN or num * size < _FEWEST:
         return one_by_one()
     return compiler.on_one_cpu(in_pairs, one_by_one)
 
