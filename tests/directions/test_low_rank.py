@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src.directions import normals, sums
+from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.layout import layout_of
 from radazo_jax._src.numbers import generator
 from radazo_jax._src.perturb import transform
@@ -34,9 +34,7 @@ def test_rank_and_stacks():
     assert len(np.unique(np.concatenate([x.ravel() for x in u.values()]))) == 265
 
 
-def test_factors_of_many_directions_are_normals_by_position(monkeypatch):
-    """They are drawn in turns, so that no array of all of them is split."""
-    monkeypatch.setattr(normals, "_TURN", 2**17)
+def test_factors_of_many_directions_are_normals_by_position():
     rows, columns, many = 1100, 5, 512
     params = {"b": jnp.zeros(columns), "w": jnp.zeros((rows, columns))}
     layout = layout_of(params)
@@ -49,7 +47,8 @@ def test_factors_of_many_directions_are_normals_by_position(monkeypatch):
 
     program = jax.jit(factors).lower().compile()
     memory = program.memory_analysis()
-    assert memory.temp_size_in_bytes < memory.output_size_in_bytes / 2
+    # Pairs of numbers, before they are split into the factors.
+    assert memory.temp_size_in_bytes < 1.1 * memory.output_size_in_bytes
     dense, a, b = program()
     # The vector has the room of two factors too.
     total = 2 * columns + rows + columns

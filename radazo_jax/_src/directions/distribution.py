@@ -107,8 +107,9 @@ class Distribution(Configuration, abc.ABC):
     sequential: ClassVar[bool] = False
     normalized: ClassVar[bool] = False
 
-    # The backend, "gpu" or "cpu", on which elements that a program reads are cheaper
-    # together than one by one, because neighbors share words of random bits.
+    # The backend, "gpu" or "cpu", on which elements are cheaper together than one by
+    # one, because neighbors share words of random bits. On a CPU, what is drawn
+    # together is stored, so elements that a program reads are drawn one by one.
     _together: ClassVar[str | None] = None
 
     # Whether all elements are known to fit into the exact norm.

@@ -28,10 +28,6 @@ from radazo_jax._src.trees import STATIC
 # into whatever consumes it; beyond, it is a product that is stored.
 _MAX_TERMS = 16
 
-# On a CPU, elements are drawn together from so many on, because another conditional
-# takes 20 ms to compile, and up to so many, because they are stored once more (16 MiB).
-_FEWEST_TOGETHER, _MOST_TOGETHER = 2**13, 2**22
-
 _EXACT = lax.Precision.HIGHEST
 
 Marks = tuple[jax.Array, ...]
@@ -95,23 +91,19 @@ class LazyElements(_Elementwise):
         return dataclasses.replace(self, indices=marks, order=order)
 
     def values(self) -> jax.Array:
-        backend = self.distribution._together
-        if self.order is None or backend is None or self.leaf.size == 0:
+        on_gpu = self.distribution._together == "gpu"
+        if self.order is None or not on_gpu or self.leaf.size == 0:
             return self._one_by_one()
-        if backend == "gpu":
-            # A TPU would copy what is made of words into another order.
-            return compiler.on_one_gpu(self._neighbors, self._one_by_one)
-        size = math.prod(np.broadcast_shapes(*(index.shape for index in self.indices)))
-        if not _FEWEST_TOGETHER <= size <= _MOST_TOGETHER:
-            return self._one_by_one()
-        return compiler.on_one_cpu(self._neighbors, self._one_by_one)
+
+        # A TPU would copy what is made of words into another order.
+        return compiler.on_one_gpu(self._from_words, self._one_by_one)
 
     def _one_by_one(self) -> jax.Array:
         leaf = self.leaf
         at = counter.positions(leaf.shape, self.indices, leaf.offset, self.dimension)
         return draw(self.distribution, self.key, self.number, at)
 
-    def _neighbors(self) -> jax.Array:
+    def _from_words(self) -> jax.Array:
         assert self.order is not None
         distribution, leaf, d = self.distribution, self.leaf, self.dimension
         indices = [index.transpose(self.order) for index in self.indices]

@@ -1,12 +1,10 @@
 """Normal numbers in pairs, of which a CPU draws both at once."""
 
-import math
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from radazo_jax._src import compiler
 from radazo_jax._src.directions.distribution import (
@@ -24,12 +22,9 @@ from radazo_jax._src.numbers.generator import PAIR
 # Both numbers of a pair lie in the same group of neighbors.
 _GROUP = 2 * PAIR
 
-# From so many numbers on they are drawn in pairs, because that takes longer to compile.
-_FEWEST = 2**13
-
-# Numbers that are drawn in one turn, because pairs are stored before they are split:
-# 16 MiB. Turns are a loop, which XLA's CPU backend runs in one thread.
-_TURN = 2**22
+# Between so many numbers they are drawn in pairs: fewer are not worth the longer
+# compilation, and pairs are stored before they are split, in 64 MiB at most.
+_FEWEST, _MOST = 2**13, 2**24
 
 
 class Normals(Distribution):
@@ -59,30 +54,6 @@ class Normals(Distribution):
             return one_by_one()
         return compiler.on_one_cpu(together, one_by_one)
 
-    def _block(
-        self,
-        key: jax.Array,
-        number: jax.Array,
-        leaf: Leaf,
-        dimension: int,
-        indices: Sequence[jax.Array],
-    ) -> Elements:
-        def together() -> jax.Array:
-            shape = jnp.broadcast_shapes(*(index.shape for index in indices))
-            corner = [jnp.ravel(index)[0] for index in indices]
-            first = counter.positions(leaf.shape, corner, leaf.offset)
-            start = first.lo & np.uint32(_GROUP - 1)
-            size = math.prod(shape)
-            found = _from(key, Counter(first.hi, first.lo - start), size + _GROUP - 1)
-            start = start.astype(jnp.int32)
-            return lax.dynamic_slice(found, (start,), (size,)).reshape(shape)
-
-        def one_by_one() -> jax.Array:
-            lazy = super(Normals, self)._block(key, number, leaf, dimension, indices)
-            return lazy.values()
-
-        return DenseElements(compiler.on_one_cpu(together, one_by_one))
-
     def _store(
         self,
         keys: jax.Array,
@@ -104,11 +75,9 @@ def drawn_normals(
 ) -> list[jax.Array]:
     """Draws and stores normal numbers, as `drawn_once` draws the numbers of `draw_at`.
 
-    On a single CPU, both numbers of a pair are drawn together, unless a direction has
-    too many. Elsewhere what is drawn together would be copied into the shape of the
-    leaf, or sent to other devices.
+    On a single CPU, both numbers of a pair are drawn together. Elsewhere what is drawn
+    together would be copied into the shape of the leaf, or sent to other devices.
     """
-    num, size = len(keys), sum(part.size for part in parts)
 
     def one_by_one() -> list[jax.Array]:
         def draw(key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
@@ -125,26 +94,15 @@ def drawn_normals(
         def split(pairs: list[jax.Array]) -> list[jax.Array]:
             return list(map(_part_of, pairs, parts))
 
-        def some(drawn: tuple[jax.Array, jax.Array]) -> list[jax.Array]:
-            pairs = drawn_once(draw, *drawn, pair_parts, dimension, max_together // 2)
-            return compiler.compute_once(split, pairs)
+        pairs = list(map(_pairs, parts))
+        half = max_together // 2
+        drawn = drawn_once(draw, keys, numbers, pairs, dimension, half)
+        return compiler.compute_once(split, drawn)
 
-        pair_parts = list(map(_pairs, parts))
-        turns = _turns(num, size)
-        if turns == 1:
-            return some((keys, numbers))
-        found = lax.map(some, (keys.reshape(turns, -1), numbers.reshape(turns, -1)))
-        return [x.reshape(num, *x.shape[2:]) for x in found]
-
-    if size > _TURN or num * size < _FEWEST:
+    size = len(keys) * sum(part.size for part in parts)
+    if not _FEWEST <= size <= _MOST:
         return one_by_one()
     return compiler.on_one_cpu(in_pairs, one_by_one)
-
-
-def _turns(num: int, size: int) -> int:
-    """The number of equal parts in which `num` directions are drawn: the fewest."""
-    counts = (n for n in range(1, num + 1) if num % n == 0)
-    return next((n for n in counts if num // n * size <= _TURN), 1)
 
 
 def _from(key: jax.Array, first: Counter, size: int) -> jax.Array:
