@@ -45,6 +45,7 @@ from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.perturb.transform import perturb
 from radazo_jax._src.runs.diagnose import diagnose
 from radazo_jax._src.runs.journal import replay
+from radazo_jax._src.runs.learning_rate import find_learning_rate
 from radazo_jax._src.runs.minimize import minimize, minimize_black_box
 from radazo_jax._src.steps.ask_tell import ask_tell
 from radazo_jax._src.steps.defaults import default_method
@@ -93,6 +94,7 @@ __all__ = [
     "estimate_gradient",
     "evolution_strategy",
     "external",
+    "find_learning_rate",
     "forward_difference",
     "full_difference",
     "gaussian",

@@ -4,6 +4,7 @@ The functions that run are in `radazo_jax`.
 """
 
 from radazo_jax._src.runs.diagnose import Diagnosis
+from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.results import Best, Report, Result
 from radazo_jax._src.steps.ask_tell import AskTell, AskTellState
 from radazo_jax._src.steps.history import History, scalars
@@ -24,6 +25,7 @@ __all__ = [
     "Diagnosis",
     "Failures",
     "History",
+    "LearningRate",
     "Outcome",
     "Report",
     "Result",

@@ -235,15 +235,20 @@ def spsa(
     return central_difference(rademacher(), num_directions, smoothing)
 
 
-def checked_differences(
-    distribution: Any, num_directions: Any, smoothing: Any
-) -> tuple[Distribution, int, Any]:
-    """The arguments that all difference estimators have; raises if one is wrong."""
+def check_distribution(distribution: Any) -> None:
+    """Raises unless `distribution` is one."""
     if not isinstance(distribution, Distribution):
         raise TypeError(
             "distribution must be a Distribution such as sphere(); got "
             f"{distribution!r}."
         )
+
+
+def checked_differences(
+    distribution: Any, num_directions: Any, smoothing: Any
+) -> tuple[Distribution, int, Any]:
+    """The arguments that all difference estimators have; raises if one is wrong."""
+    check_distribution(distribution)
     check_fields(distribution)
     num_directions = checks.check_int_at_least("num_directions", num_directions, 1)
     checks.check_positive("smoothing", smoothing)

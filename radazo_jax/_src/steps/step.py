@@ -86,7 +86,7 @@ def traced(run: Run, state: SolverState) -> Run:
         batch = (sample.output,)
 
     def loss(params: optax.Params, *batch: Any) -> Any:
-        return _of_traced_params(fun, None, batch, {}, params)
+        return of_traced_params(fun, None, batch, {}, params)
 
     return run._replace(fun=program.traced(loss, state.params, *batch), sample=sample)
 
@@ -103,10 +103,10 @@ def loss_of(
     run: Run, batch: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[Any], Any]:
     """The loss on a batch as a function of the parameters, within the bounds."""
-    return Partial(_of_traced_params, run.fun, run.bounds, batch, kwargs)
+    return Partial(of_traced_params, run.fun, run.bounds, batch, kwargs)
 
 
-def _of_traced_params(
+def of_traced_params(
     fun: Callable[..., Any],
     bounds: Bounds | None,
     batch: tuple[Any, ...],

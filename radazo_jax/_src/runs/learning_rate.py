@@ -1,0 +1,324 @@
+"""A learning rate for R-AdaZO on minibatches, measured before the run."""
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from radazo_jax._src import checks, program, trees
+from radazo_jax._src.base import (
+    Draw,
+    Evaluator,
+    Objective,
+    check_evaluator,
+    sample_points,
+)
+from radazo_jax._src.directions.dense import sphere
+from radazo_jax._src.directions.distribution import Distribution
+from radazo_jax._src.estimators.differences import check_distribution
+from radazo_jax._src.estimators.gradients import values_at
+from radazo_jax._src.evaluators.vectorized import vectorized
+from radazo_jax._src.numbers import generator, keys
+from radazo_jax._src.steps import step
+
+_PAIRS = 8  # Symmetric pairs of points, each on a minibatch of its own.
+_MOST_SIZES = 20
+_SHARE = 0.1  # The rise at which a change counts as large, of the loss.
+
+# η √((1 + β₁) T / (1 − β₁)) over the flatness: 0.8 · √19, chosen on ten problems.
+_FACTOR = 0.8 * math.sqrt(19)
+
+
+class LearningRate(NamedTuple):
+    """A learning rate, and what it was computed from.
+
+    Attributes:
+      learning_rate: η of the first step, to be decayed linearly to 0 over the run.
+      flatness: s, the root mean square per element of a random change of all
+        parameters that raises the loss by `rise`, at most `rms` unless that is 0.
+      rms: The root mean square of the parameters.
+      loss: The mean loss at the parameters, over the minibatches of the probe.
+      rise: The rise of the loss that defines `flatness`.
+      num_steps: T, the number of steps of the run.
+      b1: β₁, the decay rate of the first moment.
+      num_evaluations: Number of evaluations that the probe took.
+    """
+
+    learning_rate: float
+    flatness: float
+    rms: float
+    loss: float
+    rise: float
+    num_steps: int
+    b1: float
+    num_evaluations: int
+
+    def __repr__(self) -> str:
+        """A report in plain text."""
+        limit = " (the root mean square of params)" if self.flatness == self.rms else ""
+        lines = [
+            f"learning rate           {self.learning_rate:.3g}",
+            f"  decayed to 0 over     {self.num_steps} steps",
+            f"flatness                {self.flatness:.3g}{limit}",
+            f"loss at params          {self.loss:.6g}",
+            f"  rise that was probed  {self.rise:.3g}",
+            f"evaluations             {self.num_evaluations}",
+        ]
+        return "\n".join(lines)
+
+
+def find_learning_rate(
+    fun: Objective,
+    params: optax.Params,
+    num_steps: int,
+    *,
+    sample: Callable[[jax.Array], Any] | None = None,
+    b1: float = 0.9,
+    key: jax.typing.ArrayLike = 0,
+    distribution: Distribution = sphere(),
+    evaluator: Evaluator = vectorized(batch_size=1),
+    rise: float | None = None,
+) -> LearningRate:
+    """Measures a learning rate for R-AdaZO, decayed linearly to 0 over a run.
+
+    It measures how far all parameters can move at random before the loss rises by a
+    tenth: the *flatness* s, the root mean square of such a change per element. Each
+    size is tried by eight symmetric pairs of points, each on a minibatch of its own,
+    the same for all sizes. The size is halved or doubled until it brackets the rise,
+    and interpolated. The learning rate is
+
+        η = 0.8 √19 · s √((1 − β₁) / ((1 + β₁) T))
+
+    because a step of R-AdaZO moves an element by about η √((1 + β₁) / (1 − β₁)), and T
+    of them add up as random steps. It holds for any number of directions.
+
+    Use it for losses on minibatches, or if nothing is known of the scale of the
+    parameters. It takes 24 to 104 evaluations in most cases, and the memory of an
+    evaluation. For a smooth function without noise, the default method of `minimize`
+    needs no learning rate.
+
+    Args:
+      fun: The loss, `fun(params)` or, with `sample`, `fun(params, batch)`, as in
+        `minimize`.
+      params: θ, where the run starts: a tree of floating-point arrays.
+      num_steps: T, the number of steps of the run, at least 2.
+      sample: `sample(key)` returns a minibatch.
+      b1: β₁ of the optimizer, in [0, 1).
+      key: A key; it is consumed.
+      distribution: The distribution of the random changes, such as the estimator's.
+      evaluator: Evaluates the two points of a pair. By default, one after the other.
+      rise: The rise of the loss at which a change counts as large; by default, a tenth
+        of the loss at θ. Pass it for a loss whose zero has no meaning, such as a
+        negative reward.
+
+    Returns:
+      The learning rate, and what it was computed from. `print` shows a report.
+
+    Raises:
+      TypeError, ValueError: If an argument has the wrong type or value; if the loss at
+        θ is not finite, or not positive without `rise`; if it does not rise.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> import radazo_jax as zo
+      >>> def loss(params, batch):
+      ...     return 1 + jnp.mean((params - batch) ** 2)
+      >>> def sample(key):
+      ...     return jax.random.normal(key, (32,))
+      >>> params = jnp.full(32, 3.0)
+      >>> found = zo.find_learning_rate(loss, params, 500, sample=sample)
+      >>> print(found)
+      learning rate           ...
+        decayed to 0 over     500 steps
+      ...
+      >>> schedule = optax.linear_schedule(found.learning_rate, 0.0, 500)
+      >>> optimizer = zo.radazo(schedule, bias_correction=True)
+    """
+    params = checks.as_params(params)
+    num_steps = checks.check_int_at_least("num_steps", num_steps, 2)
+    checks.check_unit_interval("b1", b1)
+    check_distribution(distribution)
+    check_evaluator(evaluator)
+    if rise is not None:
+        checks.check_positive("rise", rise)
+    probe = _Probe.of(fun, sample, distribution, evaluator, params, keys.as_key(key))
+    loss = probe.loss()
+    rise = _rise(loss) if rise is None else float(rise)
+    rms = _root_mean_square(params)
+    flatness, num_sizes = _flatness(lambda size: (probe.mean(size) - loss) / rise, rms)
+    scale = math.sqrt((1 - b1) / ((1 + b1) * num_steps))
+    return LearningRate(
+        learning_rate=_FACTOR * flatness * scale,
+        flatness=flatness,
+        rms=rms,
+        loss=loss,
+        rise=rise,
+        num_steps=num_steps,
+        b1=float(b1),
+        num_evaluations=_PAIRS * (1 + 2 * num_sizes),
+    )
+
+
+def _rise(loss: float) -> float:
+    """The rise of a loss that counts as large."""
+    if not math.isfinite(loss):
+        raise ValueError(
+            f"fun must be finite at params; got {loss}. Start elsewhere, or check that "
+            "sample returns examples."
+        )
+    if loss <= 0:
+        raise ValueError(
+            f"fun must be positive at params without rise; got {loss:.6g}. Pass rise, "
+            "the rise of the loss that counts as large."
+        )
+    return _SHARE * loss
+
+
+def _root_mean_square(params: Any) -> float:
+    """The root mean square of the elements of all leaves."""
+    total = sum(float(jnp.sum(trees.wide(p) ** 2)) for p in jax.tree.leaves(params))
+    return math.sqrt(total / max(trees.size(params), 1))
+
+
+def _flatness(rise: Callable[[float], float], rms: float) -> tuple[float, int]:
+    """The size at which a relative rise is 1, and the number of sizes tried.
+
+    Args:
+      rise: The rise at a size, relative to the rise that is sought.
+      rms: The largest size, unless it is 0.
+    """
+    size = rms or 1.0
+    found = rise(size)
+    if rms and 0 < found <= 1:
+        return size, 1
+    factor = 2.0 if found <= 1 and not rms else 0.5
+    for tried in itertools.count(2):
+        if (rms and found <= 0) or tried > _MOST_SIZES:
+            raise ValueError(
+                "fun must rise by rise with a random change of params; it changed by "
+                f"{found:.3g} times as much at {size:.3g} per element. Pass another "
+                "rise, or start elsewhere."
+            )
+        following, at_following = size * factor, rise(size * factor)
+        if (at_following <= 1) != (found <= 1):
+            break
+        size, found = following, at_following
+    (low, below), (high, above) = sorted([(size, found), (following, at_following)])
+    if not 0 < below < above < math.inf:
+        return math.sqrt(low * high), tried
+    share = math.log(1 / below) / math.log(above / below)
+    return low * (high / low) ** share, tried
+
+
+class _Probe(NamedTuple):
+    """The losses at symmetric pairs of points.
+
+    Attributes:
+      run: What is evaluated.
+      params: θ.
+      key: A typed key.
+    """
+
+    run: "_Evaluated"
+    params: Any
+    key: jax.Array
+
+    @classmethod
+    def of(
+        cls,
+        fun: Objective,
+        sample: Callable[[jax.Array], Any] | None,
+        distribution: Distribution,
+        evaluator: Evaluator,
+        params: Any,
+        key: jax.Array,
+    ) -> "_Probe":
+        run = _Evaluated(fun, sample, distribution, evaluator)
+        return cls(run.traced(params, key), params, key)
+
+    def loss(self) -> float:
+        """The mean loss at θ."""
+        take = program.of(_at_start, self.run, self.params, self.key)
+        return float(take(self.params, self.key))
+
+    def mean(self, size: float) -> float:
+        """The mean loss at changes of this root mean square; infinite if one fails."""
+        along = size * math.sqrt(self.run.distribution.factor(trees.size(self.params)))
+        number = trees.number(along, np.float32)
+        take = program.of(_at_pairs, self.run, self.params, self.key, number)
+        found = float(take(self.params, self.key, number))
+        return found if math.isfinite(found) else math.inf
+
+
+class _Evaluated(NamedTuple):
+    """A loss on minibatches, and how it is evaluated."""
+
+    fun: Any
+    sample: Any
+    distribution: Distribution
+    evaluator: Evaluator
+
+    def traced(self, params: Any, key: jax.Array) -> "_Evaluated":
+        """The same with its functions as they are now."""
+        if program.are_disabled():
+            return self
+        batch: tuple[Any, ...] = ()
+        sample = self.sample
+        if sample is not None:
+            sample = program.traced(sample, key)
+            batch = (sample.output,)
+
+        def loss(params: Any, *batch: Any) -> Any:
+            return step.of_traced_params(self.fun, None, batch, {}, params)
+
+        return self._replace(fun=program.traced(loss, params, *batch), sample=sample)
+
+    def loss_of(self, key: jax.Array) -> Callable[[Any], Any]:
+        """The loss on the minibatch of a pair."""
+        batch = () if self.sample is None else (self.sample(key),)
+        return lambda params: self.fun(params, *batch)
+
+
+def _keys(key: jax.Array, number: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The keys of a pair, for its direction and its minibatch."""
+    own = generator.fold_in(key, number)
+    return generator.fold_in(own, jnp.uint32(0)), generator.fold_in(own, jnp.uint32(1))
+
+
+def _mean(of_pair: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    return jnp.mean(lax.map(of_pair, jnp.arange(_PAIRS, dtype=jnp.uint32)))
+
+
+def _at_start(run: _Evaluated, params: Any, key: jax.Array) -> jax.Array:
+    """The mean loss at θ over the minibatches of all pairs."""
+
+    def of_pair(number: jax.Array) -> jax.Array:
+        _, batch_key = _keys(key, number)
+        loss = checks.checked_loss(run.loss_of(batch_key), False)
+        return loss(params)[0]
+
+    return _mean(of_pair)
+
+
+def _at_pairs(
+    run: _Evaluated, params: Any, key: jax.Array, size: jax.Array
+) -> jax.Array:
+    """The mean loss at θ ± size · u over all pairs."""
+
+    def of_pair(number: jax.Array) -> jax.Array:
+        direction_key, batch_key = _keys(key, number)
+        loss = run.loss_of(batch_key)
+        draw = Draw.once(direction_key)._replace(fun=loss)
+        both = jnp.stack([size, -size])
+        points = sample_points(run.distribution, draw, 1, both, params)
+        cached = run.evaluator.cache(points)
+        values, _ = values_at(run.evaluator, loss, params, cached)
+        return jnp.mean(values.along)
+
+    return _mean(of_pair)
