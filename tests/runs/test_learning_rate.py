@@ -1,0 +1,143 @@
+"""The learning rate of R-AdaZO before a run, against closed forms."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import radazo_jax as zo
+
+PARAMS = {"a": jnp.full((5, 3), 2.0), "b": jnp.full(4, -1.0)}
+SIZE = 19
+RMS = np.sqrt((15 * 4 + 4) / SIZE)
+
+
+def squares(params):
+    return sum(jnp.sum(x**2) for x in jax.tree.leaves(params))
+
+
+def quadratic(params, *, curvature=3.0):
+    """2 + h/2 |θ|²: its flatness is √(2 rise / (h d)), by a symmetric pair."""
+    return 2.0 + curvature / 2 * squares(params)
+
+
+def flatness(loss, curvature=3.0):
+    return np.sqrt(2 * 0.1 * loss / (curvature * SIZE))
+
+
+@pytest.mark.parametrize("distribution", [zo.sphere(), zo.rademacher()], ids=repr)
+def test_the_flatness_of_a_quadratic_function(distribution):
+    found = zo.find_learning_rate(quadratic, PARAMS, 100, distribution=distribution)
+    loss = float(quadratic(PARAMS))
+    assert found.loss == loss
+    np.testing.assert_allclose(found.rise, 0.1 * loss, rtol=1e-6)
+    np.testing.assert_allclose(found.flatness, flatness(loss), rtol=1e-4)
+    np.testing.assert_allclose(found.rms, RMS, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("num_steps", "b1"), [(100, 0.9), (100, 0.99), (2500, 0.0)])
+def test_the_rate_is_the_rule(num_steps, b1):
+    found = zo.find_learning_rate(quadratic, PARAMS, num_steps, b1=b1)
+    # c s / √T at β₁ = 0.9, and less at a larger β₁.
+    expected = 0.8 * found.flatness / np.sqrt(num_steps)
+    expected *= np.sqrt(19 * (1 - b1) / (1 + b1))
+    np.testing.assert_allclose(found.learning_rate, expected, rtol=1e-12)
+
+
+def test_a_flat_function_is_limited_by_the_size_of_the_parameters():
+    found = zo.find_learning_rate(lambda p: quadratic(p, curvature=1e-3), PARAMS, 100)
+    assert found.flatness == found.rms
+    assert found.num_evaluations == 17
+    assert "root mean square of params" in repr(found)
+
+
+def test_parameters_of_zero_have_no_limit():
+    params = jax.tree.map(jnp.zeros_like, PARAMS)
+    found = zo.find_learning_rate(lambda p: quadratic(p, curvature=1e-3), params, 100)
+    np.testing.assert_allclose(found.flatness, flatness(2.0, 1e-3), rtol=1e-4)
+
+
+def test_all_sizes_have_the_same_minibatches():
+    """Then a term of the minibatch alone does not matter."""
+
+    def loss(params, noise):
+        return quadratic(params) + noise
+
+    def sample(key):
+        return 100 * jax.random.normal(key)
+
+    plain = zo.find_learning_rate(quadratic, PARAMS, 100, rise=1.0)
+    found = zo.find_learning_rate(loss, PARAMS, 100, sample=sample, rise=1.0)
+    assert abs(found.loss - plain.loss) > 1
+    np.testing.assert_allclose(found.flatness, plain.flatness, rtol=1e-3)
+
+
+def test_evaluations_are_counted():
+    calls = []
+
+    def loss(params):
+        def called(x):
+            calls.append(1)
+            return x
+
+        value = quadratic(params)
+        shape = jax.ShapeDtypeStruct(value.shape, value.dtype)
+        return jax.pure_callback(called, shape, value, vmap_method="sequential")
+
+    found = zo.find_learning_rate(loss, PARAMS, 100)
+    assert len(calls) == found.num_evaluations == 49
+
+
+def test_the_key_decides_and_the_batch_size_does_not():
+    def loss(params):
+        return jnp.sum(jnp.cosh(params["a"])) + squares(params)
+
+    def find(key, batch_size=1):
+        evaluator = zo.vectorized(batch_size=batch_size)
+        return zo.find_learning_rate(loss, PARAMS, 50, key=key, evaluator=evaluator)
+
+    first = find(0)
+    assert find(0) == first
+    assert find(1).flatness != first.flatness
+    np.testing.assert_allclose(
+        find(0, batch_size=2).learning_rate, first.learning_rate, rtol=1e-2
+    )
+
+
+def test_a_reward_has_a_rise_of_its_own():
+    found = zo.find_learning_rate(lambda p: quadratic(p) - 1e3, PARAMS, 9, rise=9.8)
+    np.testing.assert_allclose(found.flatness, flatness(98.0), rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"num_steps": 1}, ValueError, "num_steps must be an int ≥ 2; got 1"),
+        ({"b1": 1.0}, ValueError, "b1 must be a number in"),
+        ({"rise": 0.0}, ValueError, "rise must be a finite number > 0; got 0.0"),
+        ({"distribution": "sphere"}, TypeError, "distribution must be a Distribution"),
+        ({"evaluator": zo.external()}, TypeError, "functions that JAX traces"),
+        ({"fun": lambda p: 0 * squares(p)}, ValueError, "must be positive at params"),
+        ({"fun": lambda p: -squares(p)}, ValueError, "must be positive at params"),
+        ({"fun": lambda p: jnp.nan * squares(p)}, ValueError, "must be finite"),
+        ({"fun": lambda p: 1 + 0 * squares(p)}, ValueError, "rose by 0 times rise"),
+        ({"fun": lambda p: 1e3 - squares(p)}, ValueError, "rose by -"),
+        (
+            {"fun": lambda p: 1 + 0 * squares(p), "params": {"a": jnp.zeros(3)}},
+            ValueError,
+            "rose by 0 times rise",
+        ),
+        (
+            {
+                "fun": lambda p, x: squares(p) + jnp.mean(x),
+                "sample": lambda key: jnp.zeros((0, 3)),
+            },
+            ValueError,
+            "check that sample returns examples",
+        ),
+    ],
+)
+def test_what_has_no_rate_is_named(arguments, error, message):
+    defaults = {"fun": quadratic, "params": PARAMS, "num_steps": 100}
+    with pytest.raises(error, match=message):
+        zo.find_learning_rate(**(defaults | arguments))
