@@ -105,7 +105,7 @@ def find_learning_rate(
     Args:
       fun: The loss, `fun(params)` or, with `sample`, `fun(params, batch)`, as in
         `minimize`.
-      params: θ, where the run starts: a tree of floating-point arrays.
+      params: θ at the start of the run: a tree of floating-point arrays.
       num_steps: T, the number of steps of the run, at least 2.
       sample: `sample(key)` returns a minibatch.
       b1: β₁ of the optimizer, in [0, 1).
@@ -224,7 +224,7 @@ class _Probe(NamedTuple):
     """The losses at symmetric pairs of points.
 
     Attributes:
-      run: What is evaluated.
+      run: The loss on minibatches, and how it is evaluated.
       params: θ.
       key: A typed key.
     """
@@ -295,7 +295,7 @@ class _Evaluated(NamedTuple):
 
 
 def _keys(key: jax.Array, number: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The keys of a pair, for its direction and its minibatch."""
+    """The keys of the direction and of the minibatch of a pair."""
     own = generator.fold_in(key, number)
     return generator.fold_in(own, jnp.uint32(0)), generator.fold_in(own, jnp.uint32(1))
 
