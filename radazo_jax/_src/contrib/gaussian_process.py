@@ -34,7 +34,8 @@ from radazo_jax._src.trees import widest
 MAX_DIMENSION = 10_000
 MAX_MEMORY = 512
 
-# Far above what rounding does to a matrix of that size.
+# The first noise that is tried if the matrix is not positive definite. It suffices
+# unless far queries cost the distances of the near ones their digits.
 _MORE_JITTER = 1e-2
 
 _EXACT = jax.lax.Precision.HIGHEST
@@ -254,9 +255,15 @@ def _solved(
         return jax.scipy.linalg.cho_solve(factor, centered)
 
     # Queries can lie so close that rounding makes an eigenvalue negative. More noise
-    # then makes the matrix positive definite.
-    weights = solution(jitter + len(used) * float(jnp.finfo(rows.dtype).eps))
-    weights = jax.lax.cond(
-        jnp.all(jnp.isfinite(weights)), lambda: weights, lambda: solution(_MORE_JITTER)
-    )
+    # makes the matrix positive definite: an eigenvalue is at least minus their number.
+    def more(tried: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        noise = jnp.maximum(10 * tried[0], _MORE_JITTER)
+        return noise, solution(noise)
+
+    def fails(tried: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return ~jnp.all(jnp.isfinite(tried[1])) & (tried[0] < len(used))
+
+    least = jitter + len(used) * float(jnp.finfo(rows.dtype).eps)
+    noise = jnp.asarray(least, rows.dtype)
+    _, weights = jax.lax.while_loop(fails, more, (noise, solution(noise)))
     return jnp.where(used, weights, 0)
