@@ -254,16 +254,14 @@ def _solved(
         factor = jax.scipy.linalg.cho_factor(matrix + noise * identity)
         return jax.scipy.linalg.cho_solve(factor, centered)
 
+    weights = solution(jitter + len(used) * float(jnp.finfo(rows.dtype).eps))
     # Queries can lie so close that rounding makes an eigenvalue negative. More noise
     # makes the matrix positive definite: an eigenvalue is at least minus their number.
-    def more(tried: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        noise = jnp.maximum(10 * tried[0], _MORE_JITTER)
-        return noise, solution(noise)
-
-    def fails(tried: tuple[jax.Array, jax.Array]) -> jax.Array:
-        return ~jnp.all(jnp.isfinite(tried[1])) & (tried[0] < len(used))
-
-    least = jitter + len(used) * float(jnp.finfo(rows.dtype).eps)
-    noise = jnp.asarray(least, rows.dtype)
-    _, weights = jax.lax.while_loop(fails, more, (noise, solution(noise)))
+    for noise in (_MORE_JITTER, len(used)):
+        weights = jax.lax.cond(
+            jnp.all(jnp.isfinite(weights)),
+            lambda weights: weights,
+            lambda weights, noise=noise: solution(noise),
+            weights,
+        )
     return jnp.where(used, weights, 0)
