@@ -293,7 +293,7 @@ def parabolic(
       ...     zo.radazo(1.0),
       ...     zo.forward_difference(),
       ...     zo.search.parabolic(extra_evaluations=1),
-      ...     num_steps=200,
+      ...     num_steps=300,
       ...     key=0,
       ...     progress=False,
       ... )
