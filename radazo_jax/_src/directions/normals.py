@@ -130,7 +130,7 @@ def _pair_of(first: Counter) -> Counter:
 
 def _num_pairs(size: int) -> int:
     """The number of pairs that `size` neighbors need, from a multiple of 32 on."""
-    return PAIR * -(-size // (_GROUP))
+    return PAIR * -(-size // _GROUP)
 
 
 def _pairs(part: Part) -> Part:
@@ -141,7 +141,7 @@ def _pairs(part: Part) -> Part:
 
 def _part_of(pairs: jax.Array, part: Part) -> jax.Array:
     """The numbers of an array for K directions, [K, *shape], from their pairs."""
-    start = part.offset % (_GROUP)
+    start = part.offset % _GROUP
     numbers = _both(pairs)[:, start : start + part.size]
     return numbers.reshape(len(pairs), *part.shape)
 

@@ -236,12 +236,13 @@ def spsa(
 
 
 def check_distribution(distribution: Any) -> None:
-    """Raises unless `distribution` is one."""
+    """Raises unless `distribution` is one, with hashable fields."""
     if not isinstance(distribution, Distribution):
         raise TypeError(
             "distribution must be a Distribution such as sphere(); got "
             f"{distribution!r}."
         )
+    check_fields(distribution)
 
 
 def checked_differences(
@@ -249,7 +250,6 @@ def checked_differences(
 ) -> tuple[Distribution, int, Any]:
     """The arguments that all difference estimators have; raises if one is wrong."""
     check_distribution(distribution)
-    check_fields(distribution)
     num_directions = checks.check_int_at_least("num_directions", num_directions, 1)
     checks.check_positive("smoothing", smoothing)
     return distribution, num_directions, checks.as_number(smoothing)

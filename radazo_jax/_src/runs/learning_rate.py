@@ -23,7 +23,7 @@ from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.estimators.differences import check_distribution
 from radazo_jax._src.estimators.gradients import values_at
 from radazo_jax._src.evaluators.vectorized import vectorized
-from radazo_jax._src.numbers import generator, keys
+from radazo_jax._src.numbers import keys
 from radazo_jax._src.steps import step
 
 _PAIRS = 8  # Symmetric pairs of points, each on a minibatch of its own.
@@ -181,8 +181,8 @@ def _rise(loss: float) -> float:
 
 def _root_mean_square(params: Any) -> float:
     """The root mean square of the elements of all leaves."""
-    total = sum(float(jnp.sum(trees.wide(p) ** 2)) for p in jax.tree.leaves(params))
-    return math.sqrt(total / max(trees.size(params), 1))
+    total = float(trees.norm(params, trees.widest(params)))
+    return total / math.sqrt(max(trees.size(params), 1))
 
 
 def _flatness(rise: Callable[[float], float], rms: float) -> tuple[float, int]:
@@ -277,27 +277,15 @@ class _Evaluated(NamedTuple):
         """The same with its functions as they are now."""
         if program.are_disabled():
             return self
-        batch: tuple[Any, ...] = ()
-        sample = self.sample
-        if sample is not None:
-            sample = program.traced(sample, key)
-            batch = (sample.output,)
+        fun, sample = step.traced_functions(self.fun, self.sample, params, key)
+        return self._replace(fun=fun, sample=sample)
 
-        def loss(params: Any, *batch: Any) -> Any:
-            return step.of_traced_params(self.fun, None, batch, {}, params)
-
-        return self._replace(fun=program.traced(loss, params, *batch), sample=sample)
-
-    def loss_of(self, key: jax.Array) -> Callable[[Any], Any]:
-        """The loss on the minibatch of a pair."""
-        batch = () if self.sample is None else (self.sample(key),)
-        return lambda params: self.fun(params, *batch)
-
-
-def _keys(key: jax.Array, number: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The keys of the direction and of the minibatch of a pair."""
-    own = generator.fold_in(key, number)
-    return generator.fold_in(own, jnp.uint32(0)), generator.fold_in(own, jnp.uint32(1))
+    def loss_of(self, key: jax.Array, number: jax.Array) -> Callable[[Any], Any]:
+        """The loss on the minibatch of a pair, by its number."""
+        if self.sample is None:
+            return lambda params: self.fun(params)
+        batch = self.sample(step.key_of(key, number, step.BATCH))
+        return lambda params: self.fun(params, batch)
 
 
 def _mean(of_pair: Callable[[jax.Array], jax.Array], num: int) -> jax.Array:
@@ -308,8 +296,7 @@ def _at_start(run: _Evaluated, params: Any, key: jax.Array) -> jax.Array:
     """The mean loss at θ over the minibatches of all pairs."""
 
     def of_pair(number: jax.Array) -> jax.Array:
-        _, batch_key = _keys(key, number)
-        loss = checks.checked_loss(run.loss_of(batch_key), False)
+        loss = checks.checked_loss(run.loss_of(key, number), False)
         return loss(params)[0]
 
     return _mean(of_pair, run.num_minibatches)
@@ -321,9 +308,9 @@ def _at_pairs(
     """The mean loss at θ ± size · u over all pairs."""
 
     def of_pair(number: jax.Array) -> jax.Array:
-        direction_key, batch_key = _keys(key, number)
-        loss = run.loss_of(batch_key)
-        draw = Draw.once(direction_key)._replace(fun=loss)
+        loss = run.loss_of(key, number)
+        of_direction = step.key_of(key, number, step.DIRECTIONS)
+        draw = Draw.once(of_direction)._replace(fun=loss)
         both = jnp.stack([size, -size])
         points = sample_points(run.distribution, draw, 1, both, params)
         cached = run.evaluator.cache(points)

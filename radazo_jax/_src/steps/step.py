@@ -41,7 +41,7 @@ from radazo_jax._src.steps.states import (
 from radazo_jax._src.transforms.in_place import InPlaceUpdate, unchanged
 
 # What a key is for, as the number that `jax.random.split` gives it.
-_DIRECTIONS, _BATCH = 0, 1
+DIRECTIONS, BATCH = 0, 1
 
 
 def start(
@@ -79,23 +79,33 @@ def traced(run: Run, state: SolverState) -> Run:
     # Without programs, functions get arrays and not tracers.
     if fun is None or program.are_disabled():
         return run
+    fun, sample = traced_functions(fun, run.sample, state.params, state.key)
+    return run._replace(fun=fun, sample=sample)
+
+
+def traced_functions(
+    fun: Callable[..., Any],
+    sample: Callable[[jax.Array], Any] | None,
+    params: optax.Params,
+    key: jax.Array,
+) -> tuple[program.Traced, program.Traced | None]:
+    """A loss and the function that samples its batches as they are now."""
     batch: tuple[Any, ...] = ()
-    sample = run.sample
-    if sample is not None:
-        sample = program.traced(sample, state.key)
-        batch = (sample.output,)
+    of_keys = None if sample is None else program.traced(sample, key)
+    if of_keys is not None:
+        batch = (of_keys.output,)
 
     def loss(params: optax.Params, *batch: Any) -> Any:
-        return of_traced_params(fun, None, batch, {}, params)
+        return _of_traced_params(fun, None, batch, {}, params)
 
-    return run._replace(fun=program.traced(loss, state.params, *batch), sample=sample)
+    return program.traced(loss, params, *batch), of_keys
 
 
 def loss_at(run: Run, state: SolverState) -> Callable[[Any], Any]:
     """The loss of a step as a function of the parameters."""
     if run.sample is None:
         return loss_of(run, (), {})
-    batch = run.sample(_key(state.key, state.step, _BATCH))
+    batch = run.sample(key_of(state.key, state.step, BATCH))
     return loss_of(run, (batch,), {})
 
 
@@ -103,10 +113,10 @@ def loss_of(
     run: Run, batch: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[Any], Any]:
     """The loss on a batch as a function of the parameters, within the bounds."""
-    return Partial(of_traced_params, run.fun, run.bounds, batch, kwargs)
+    return Partial(_of_traced_params, run.fun, run.bounds, batch, kwargs)
 
 
-def of_traced_params(
+def _of_traced_params(
     fun: Callable[..., Any],
     bounds: Bounds | None,
     batch: tuple[Any, ...],
@@ -145,8 +155,8 @@ def points_at(
 def draw_of(key: jax.Array, step: jax.Array) -> Draw:
     """The draw of a step of the run with this key."""
     # The key of the first step is the key of the run: no other step has it.
-    run_key = _key(key, jnp.zeros((), jnp.int32), _DIRECTIONS)
-    return Draw(_key(key, step, _DIRECTIONS), run_key, step)
+    run_key = key_of(key, jnp.zeros((), jnp.int32), DIRECTIONS)
+    return Draw(key_of(key, step, DIRECTIONS), run_key, step)
 
 
 def take(
@@ -434,7 +444,7 @@ def _last_params(run: Run, state: SolverState) -> optax.Params:
     return optax.tree.where(accepted, state.params, state.search_state.before)
 
 
-def _key(key: jax.Array, step: jax.Array, use: int) -> jax.Array:
+def key_of(key: jax.Array, step: jax.Array, use: int) -> jax.Array:
     """The key of a step for its directions or for its batch.
 
     They are the keys of `jax.random.split(jax.random.fold_in(key, step))`.

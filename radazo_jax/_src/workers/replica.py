@@ -105,7 +105,7 @@ class Replica:
         line = journal.line_of_run(self._fun, begun, self._recipe.estimator)
         size = sum(x.nbytes for x in jax.tree.leaves(begun))
         for _ in range(2):
-            copy = jax.tree.map(jnp.copy, begun)
+            copy = trees.copy(begun)
             start = time.perf_counter()
             told = self._tell(copy, np.full(line["points"], values[0], values.dtype))
             jax.block_until_ready(told)
@@ -216,7 +216,7 @@ class Replica:
         key = jax.random.wrap_key_data(jnp.asarray(recipe.key), impl="threefry2x32")
         method = recipe.optimizer, recipe.estimator, recipe.search
         run = Run(None, None, *method, bounds=recipe.bounds)
-        return jax.tree.map(jnp.copy, step.start(run, params, key))
+        return trees.copy(step.start(run, params, key))
 
     def _made(self) -> tuple[Any, Any]:
         """The function and the base parameters."""
