@@ -312,6 +312,11 @@ class GradientEstimator(Configuration, abc.ABC):
           state: The state that `points` returned.
         """
 
+    def exhausted(self, state: Any) -> jax.typing.ArrayLike:
+        """Whether further steps would teach nothing: bool, shape ()."""
+        del state
+        return False
+
 
 def check_estimator(estimator: Any) -> None:
     """Raises unless `estimator` is one, with hashable fields."""

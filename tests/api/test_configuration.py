@@ -16,7 +16,7 @@ from tests.helpers.compare import Hashed
 from tests.helpers.tables import jit, slow
 from tests.runs.test_compilations import compilations
 
-NAMES = vars(zo) | vars(zo.contrib) | vars(zo.shaping)
+NAMES = vars(zo) | vars(zo.contrib) | vars(zo.estimators) | vars(zo.shaping)
 
 # How each is written in full, and the same with another argument.
 WRITTEN = {
@@ -50,6 +50,8 @@ WRITTEN = {
     "antithetic=True, shaping=z_score(eps=0.0, eps_root=1e-05))": (
         "evolution_strategy(shaping=z_score(eps=1.0))"
     ),
+    "cma()": "cma(step_size=0.3)",
+    "cma(population_size=8, step_size=0.3)": "cma(population_size=9, step_size=0.3)",
     "coordinate_wise(num_directions=None, smoothing=0.005, decay=0.9, "
     "uniform_fraction=0.5)": "coordinate_wise(uniform_fraction=0.4)",
     "gaussian_process(sphere(), num_directions=4, smoothing=0.05, memory_size=150, "
@@ -103,7 +105,7 @@ def test_the_table_has_all_of_them():
     kinds = {zo.GradientEstimator, zo.Evaluator, zo.Distribution}
     public = {
         name
-        for name in (*zo.__all__, *zo.contrib.__all__)
+        for name in (*zo.__all__, *zo.contrib.__all__, *zo.estimators.__all__)
         if inspect.isfunction(NAMES[name])
         and inspect.signature(NAMES[name]).return_annotation in kinds
     }

@@ -23,6 +23,7 @@ MAKERS = {
     ),
     "spsa": (zo.spsa, {}),
     "evolution_strategy": (zo.evolution_strategy, {"population_size": 6}),
+    "cma": (zo.estimators.cma, {"population_size": 6, "step_size": 0.1}),
     "variance_reduced": (
         zo.contrib.variance_reduced,
         {"num_directions": 2, "period": 3, "anchor_steps": 1},
@@ -56,7 +57,7 @@ MAKERS = {
     "momentum_perturbation": (zo.contrib.momentum_perturbation, {}),
 }
 HASHED = Hashed()
-WITHOUT_DISTRIBUTION = {"spsa", "coordinate_wise", "all_coordinates"}
+WITHOUT_DISTRIBUTION = {"spsa", "cma", "coordinate_wise", "all_coordinates"}
 
 
 def make(name, distribution=HASHED, **kwargs):
@@ -70,6 +71,7 @@ def make(name, distribution=HASHED, **kwargs):
 # Those whose values show the derivative along the gradient exactly.
 EXACT_SLOPES = set(MAKERS) - {
     "residual_feedback",
+    "cma",
     "majority_vote",
     "gaussian_process",
     "random_features",

@@ -20,6 +20,7 @@ ESTIMATORS = {
     "central_difference": zo.central_difference(),
     "spsa": zo.spsa(),
     "evolution_strategy": zo.evolution_strategy(),
+    "cma": zo.estimators.cma(),
 } | {name: getattr(contrib, name)() for name in contrib.__all__ if name[0].islower()}
 EACH = pytest.mark.parametrize("name", ESTIMATORS)
 

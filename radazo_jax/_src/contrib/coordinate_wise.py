@@ -9,11 +9,10 @@ import optax
 
 from radazo_jax._src import checks
 from radazo_jax._src.base import Draw, Estimate, GradientEstimator, Points, Values
-from radazo_jax._src.contrib._memory import unflattened
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.dense import Basis
-from radazo_jax._src.directions.layout import layout_of
+from radazo_jax._src.directions.layout import layout_of, unflattened
 from radazo_jax._src.estimators.differences import checked_differences, mean_of_finite
 
 

@@ -17,12 +17,12 @@ from radazo_jax._src.base import (
     candidates,
 )
 from radazo_jax._src.contrib import _memory
-from radazo_jax._src.contrib._memory import rows_of, unflattened, updated_if_usable
+from radazo_jax._src.contrib._memory import updated_if_usable
 from radazo_jax._src.contrib._products import KERNELS, features, square_root
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
-from radazo_jax._src.directions.layout import layout_of
+from radazo_jax._src.directions.layout import layout_of, rows_of, unflattened
 from radazo_jax._src.estimators.differences import (
     AlongDirections,
     checked_differences,

@@ -66,10 +66,12 @@ def cache(directions: Direction, layout: Layout, at_once: bool) -> Direction:
     """The same directions, with their elements stored if that pays.
 
     Args:
-      directions: Directions as sampled, stacked.
+      directions: Directions, stacked.
       layout: The layout of the parameters.
       at_once: Whether they are all alive at the same time anyway.
     """
+    if directions.cached is not None:
+        return directions
     stored, few = _stored(directions, layout)
     # In turn, the elements of the others would be alive during every evaluation.
     few = few and (at_once or len(directions.scale) == 1)
