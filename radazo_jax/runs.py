@@ -9,6 +9,7 @@ from radazo_jax._src.runs.results import Best, Report, Result
 from radazo_jax._src.steps.ask_tell import AskTell, AskTellState
 from radazo_jax._src.steps.history import History, scalars
 from radazo_jax._src.steps.solver import Solver
+from radazo_jax._src.steps.stages import Stage
 from radazo_jax._src.steps.states import (
     Failures,
     Outcome,
@@ -32,6 +33,7 @@ __all__ = [
     "RunError",
     "Solver",
     "SolverState",
+    "Stage",
     "StepInfo",
     "WorkerReport",
     "scalars",

@@ -228,6 +228,8 @@ class Estimate(NamedTuple):
       complete: Whether the step may be taken: bool, shape (). If not, the next step
         evaluates at the same θ what is missing.
       noisy: Whether the function was seen to have noise: bool, shape ().
+      sizes: The sizes of the parameters, as changes of them that change the function
+        alike, [d]; `None` if they are not known.
     """
 
     value: jax.Array
@@ -238,6 +240,7 @@ class Estimate(NamedTuple):
     known: jax.Array | None = None
     complete: jax.typing.ArrayLike = True
     noisy: jax.typing.ArrayLike = False
+    sizes: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -313,7 +316,13 @@ class GradientEstimator(Configuration, abc.ABC):
         """
 
     def exhausted(self, state: Any) -> jax.typing.ArrayLike:
-        """Whether further steps would teach nothing: bool, shape ()."""
+        """Whether further steps would teach nothing: bool, shape ().
+
+        A run of the default method then goes on with another one, or ends.
+
+        Args:
+          state: The state of the estimator.
+        """
         del state
         return False
 

@@ -20,9 +20,13 @@ def rosenbrock(x):
     return 100 * (x[1] - x[0] ** 2) ** 2 + (1 - x[0]) ** 2
 
 
+# Named, so that no other method follows it.
+METHOD = zo.bfgs(), zo.full_difference(), zo.search.backtracking()
+
+
 def run(fun=rosenbrock, start=START, most=240, **options):
     return zo.minimize_black_box(
-        fun, start, max_evaluations=most, progress=False, **options
+        fun, start, *METHOD, max_evaluations=most, progress=False, **options
     )
 
 
@@ -35,6 +39,50 @@ class Counted:
     def __call__(self, x):
         self.points.append(x.copy())
         return self.fun(x)
+
+
+def _product(state, g):
+    """H g by eq. (7.19) of Nocedal & Wright, as a matrix, in float64."""
+    h = np.asarray(state.scale) * np.eye(len(g))
+    for s, y in zip(*map(np.asarray, (state.displacements, state.changes)), strict=True):
+        if s @ y > 0:
+            left = np.eye(len(g)) - np.outer(s, y) / (s @ y)
+            h = left @ h @ left.T + np.outer(s, s) / (s @ y)
+    return h @ g
+
+
+@pytest.mark.parametrize("memory_size", [None, slow(3)])
+def test_the_update_is_the_product_with_the_latest_pairs(memory_size):
+    draw = np.random.default_rng(1)
+    root = draw.normal(size=(6, 6))
+    hessian = root @ root.T + np.eye(6)
+    with jax.enable_x64(True):
+        scale = zo.scale_by_bfgs(memory_size)
+        state = scale.init(jnp.zeros(6))
+        for _ in range(8):
+            x = jnp.asarray(draw.normal(size=6))
+            gradient = hessian @ x
+            update, state = scale.update(gradient, state, x, value=1.0)
+        s, y = np.asarray(state.displacements[-1]), np.asarray(state.changes[-1])
+        assert float(state.scale) == pytest.approx(s @ y / (y @ y))
+        expected = _product(state, np.asarray(gradient))
+        chex.assert_trees_all_close(np.asarray(update), expected, rtol=1e-9)
+
+
+def test_sizes_are_other_units():
+    """The run in units of the sizes is the run without sizes, in these units."""
+    draw, sizes = np.random.default_rng(2), np.array([1e-3, 1.0, 1e4])
+    with jax.enable_x64(True):
+        scale = zo.scale_by_bfgs()
+        plain = scaled = scale.init(jnp.zeros(3))
+        for i in range(5):
+            x, g = draw.normal(size=3), draw.normal(size=3)
+            one, plain = scale.update(g, plain, jnp.asarray(x), value=1.0)
+            arrays = jnp.asarray(g / sizes), jnp.asarray(x * sizes)
+            known = {"value": 1.0, "sizes": jnp.asarray(sizes)}
+            other, scaled = scale.update(arrays[0], scaled, arrays[1], **known)
+            if i and plain.scale > 0:
+                chex.assert_trees_all_close(other / sizes, np.asarray(one), rtol=1e-9)
 
 
 @pytest.mark.slow
@@ -51,10 +99,9 @@ def test_bfgs_finds_the_inverse_of_a_quadratic():
             gradient = hessian @ x
             update, state = scale.update(gradient, state, x, value=x @ gradient / 2)
             x = x - (update @ gradient) / (update @ hessian @ update) * update
-        # The fifth update sees the fourth step.
-        chex.assert_trees_all_close(
-            np.asarray(state.inverse), np.linalg.inv(hessian), rtol=1e-6
-        )
+        # The fifth update has seen the fourth step.
+        whole = [_product(state, unit) for unit in np.eye(4)]
+        chex.assert_trees_all_close(np.array(whole), np.linalg.inv(hessian), rtol=1e-6)
 
 
 def test_differences_are_those_of_a_linear_function():

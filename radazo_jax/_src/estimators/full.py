@@ -12,12 +12,17 @@ from radazo_jax._src.base import Draw, Estimate, GradientEstimator, Points, Valu
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.dense import Basis
 from radazo_jax._src.directions.layout import layout_of
+from radazo_jax._src.estimators import scales
 from radazo_jax._src.estimators.differences import differences
+from radazo_jax._src.estimators.scales import Sizes
 from radazo_jax._src.trees import as_flat, like_tree, number, size, wide, widest
 
 # Coordinates below this are moved as far as one of this size, in float64 and in other
 # dtypes: values of float32 hide shorter differences.
 _LEAST, _LEAST_NARROW = 0.1, 1.0
+
+# Shorter moves than so many roundings of a coordinate mean nothing.
+_ROUNDINGS = 64
 
 # Missing values are evaluated at these shares of their steps, in this order.
 _SHARES = (1.0, -1.0, 0.5, -0.5)
@@ -25,6 +30,13 @@ _SHARES = (1.0, -1.0, 0.5, -0.5)
 # Once noise is recognized, a distance that led nowhere is so many times as long, up to
 # this one.
 _LONGER_IN_NOISE, _LONGEST_IN_NOISE = 2.0, 1.0
+
+# Slopes are small if they change the value, relative to values here and at the start,
+# by less than this power of the machine epsilon over the size of a parameter.
+_SMALL = 1 / 3
+
+# Differences that led nowhere so many times in a row will lead nowhere again.
+_STUCK = 3
 
 # Factors of the distance if the differences led nowhere, and if there were none; and
 # the longest distance, in the same units.
@@ -48,6 +60,14 @@ class FullDifferenceState(NamedTuple):
       steps: The displacement along each coordinate: [d].
       values: The values there, NaN if they are missing: [d].
       noise: The largest change of the value at equal parameters: shape ().
+      first: The value at the first parameters, NaN if it is missing: shape ().
+      stuck: Number of times that differences at the same parameters led nowhere:
+        int32, shape ().
+      in_steps: Whether most differences are 0, as of a function in steps: bool,
+        shape ().
+      is_small: Whether differences at the latest parameters were as small as those at
+        a minimum: bool, shape ().
+      sizes: The sizes of the parameters.
     """
 
     smoothing: jax.Array
@@ -60,6 +80,11 @@ class FullDifferenceState(NamedTuple):
     steps: jax.Array
     values: jax.Array
     noise: jax.Array
+    first: jax.Array
+    stuck: jax.Array
+    in_steps: jax.Array
+    is_small: jax.Array
+    sizes: Sizes
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -89,30 +114,50 @@ class FullDifference(GradientEstimator):
             steps=jnp.zeros(size(params), widest(params)),
             values=jnp.full(size(params), jnp.nan, widest(params)),
             noise=number(0, widest(params)),
+            first=number(jnp.nan, widest(params)),
+            stuck=number(0, jnp.int32),
+            in_steps=number(False, jnp.bool_),
+            is_small=number(False, jnp.bool_),
+            sizes=Sizes.unknown(size(params), widest(params)),
         )
+
+    def exhausted(self, state: FullDifferenceState) -> jax.Array:
+        stuck = state.stuck >= jnp.where(state.is_small, 1, _STUCK)
+        return (state.noise > 0) | state.in_steps | stuck
 
     def points(
         self, draw: Draw, params: Any, state: FullDifferenceState
     ) -> tuple[Points, FullDifferenceState]:
         layout = layout_of(params)
         again = ~state.complete & _equal(params, state.previous)
-        tries = jnp.where(again, optax.safe_increment(state.tries), 0)
+        seeks = again & (state.sizes.round > 0)
+        goes_on = again & ~seeks
+        tries = jnp.where(goes_on, optax.safe_increment(state.tries), 0)
         smoothing = _followed(params, state, self._first(params))
         smoothing = jnp.where(again, state.smoothing, smoothing)
         at = as_flat(params)
-        least = _LEAST if at.dtype == jnp.float64 else _LEAST_NARROW
-        distances = smoothing * jnp.maximum(abs(at), least).astype(smoothing.dtype)
         signs = jax.random.rademacher(draw.run_key, at.shape, at.dtype)
         share = jnp.asarray(_SHARES, at.dtype)[tries]
-        steps = share * signs * distances.astype(at.dtype)
-        steps = _moved(params, steps, draw.bounds)
-        steps = jnp.where(~again | _missing(state, tries), steps, 0)
+        least = _LEAST if at.dtype == jnp.float64 else _LEAST_NARROW
+        distances = share * smoothing * state.sizes.typical(at, least)
+        rounded = _ROUNDINGS * jnp.finfo(at.dtype).eps * abs(at)
+        sought = jnp.maximum(state.sizes.distances, rounded)
+        distances = jnp.where(seeks, sought, distances)
+        steps = _moved(params, signs * distances.astype(at.dtype), draw.bounds)
+        moves = jnp.where(seeks, ~state.sizes.found, ~goes_on | _missing(state, tries))
+        steps = jnp.where(moves, steps, 0)
         # Coordinates that do not move are the last: nobody needs to evaluate them.
         order = jnp.argsort(steps == 0, stable=True).astype(jnp.uint32)
         directions = sums.sample(Basis(), draw.key, order, layout)
-        scales = steps[order].astype(jnp.float32)[:, None]
-        state = state._replace(smoothing=smoothing, previous=params, tries=tries)
-        return Points(directions, scales, True, layout), state
+        distances = steps.astype(jnp.float32)
+        begun = state.sizes.begun(at, draw.bounds)
+        state = state._replace(
+            smoothing=smoothing,
+            previous=params,
+            tries=tries,
+            sizes=optax.tree.where(jnp.isnan(state.first), begun, state.sizes),
+        )
+        return Points(directions, distances[order, None], True, layout), state
 
     def reduce(
         self, points: Points, values: Values, params: Any, state: FullDifferenceState
@@ -120,7 +165,9 @@ class FullDifference(GradientEstimator):
         order = points.directions.number
         found_here = _in_order(order, points, values)
         changed = _changed(params, state, found_here.base)
-        state = _merged(state, found_here)
+        before = _counted(params, state)
+        seeks = state.sizes.round > 0
+        state = optax.tree.where(seeks, before, _merged(before, found_here))
         found = differences(Values(state.base, state.values[:, None]))
         finite = jnp.isfinite(found.each) & (state.steps != 0)
         gain = jnp.asarray(found.gain, found.each.dtype)
@@ -130,6 +177,7 @@ class FullDifference(GradientEstimator):
         # Between equal bounds the gradient is 0.
         still = jnp.all(state.steps == 0) & jnp.isfinite(state.base)
         known = (count > 0) | still
+        state = _judged(before, state, found_here, found.each)
         estimate = Estimate(
             found.value,
             slope=jnp.sum(slopes**2),
@@ -138,10 +186,11 @@ class FullDifference(GradientEstimator):
             known=finite | (state.steps == 0),
             complete=state.complete & (changed == 0),
             noisy=(state.noise > 0) | (changed > 0),
+            sizes=state.sizes.used(),
         )
         measured = optax.tree.where(count > 0, params, state.measured)
         state = state._replace(measured=measured, usable=count > 0)
-        return estimate, _lengthened(state, changed)
+        return estimate, _lengthened(_restarted(before, state), changed)
 
 
 def full_difference(smoothing: float | None = None) -> GradientEstimator:
@@ -150,9 +199,15 @@ def full_difference(smoothing: float | None = None) -> GradientEstimator:
         ĝᵢ = (f(θ + sᵢ eᵢ) − f(θ)) / sᵢ,    |sᵢ| = μ max(|θᵢ|, a)
 
     of d + 1 evaluations, with a = 0.1 in float64 and a = 1 in narrower dtypes. Use it
-    with `bfgs` for few parameters, as the default method does up to 20. For more
-    parameters, use random directions, as
-    `adaptive_difference` does.
+    with `bfgs` for few parameters, as the default method does up to 100. For more
+    parameters, use random directions, as `adaptive_difference` does.
+
+    At the start, f(θ) is evaluated twice, which shows noise. If the first slopes are
+    apart by a factor of 10⁴, or some differences are hidden by rounding, the next steps
+    stay at θ and search the size of each parameter: the change of it that changes f by
+    about 1 %, within a factor of 10, in at most ten rounds. Finite bounds are sizes
+    without a search. With sizes σᵢ and the start θ₀, |sᵢ| = μ max(|θᵢ − θ₀ᵢ|, a σᵢ), and
+    the extra argument `sizes`, [d], tells the optimizer.
 
     All sᵢ have the same sign through a run, which is drawn for each coordinate. Under
     bounds, a coordinate whose bound is closer than |sᵢ| is moved away from it, so that
@@ -182,6 +237,11 @@ def full_difference(smoothing: float | None = None) -> GradientEstimator:
     If f(θ) has changed since then, by Δ, the function has noise. The distance is then
     at least √(Δ/|f|), which balances noise and curvature, and twice as long if
     differences lead nowhere again, up to 1. `noisy` of the estimate tells the search.
+
+    `exhausted(state)` tells when further steps would teach nothing: when the function
+    has noise; when it is one of steps, most differences of which are 0, or as large at
+    a short distance as at a long one; when three differences at one point led nowhere,
+    or one whose slopes are those of a minimum.
 
     Args:
       smoothing: The first μ, a positive number; by default the square root of the
@@ -227,6 +287,69 @@ def _in_order(order: jax.Array, points: Points, values: Values) -> _Found:
     along = jnp.where(scales == 0, jnp.nan, values.along[:, 0])
     steps, each = (jnp.zeros_like(x).at[order].set(x) for x in (scales, along))
     return _Found(values.base, steps, jnp.where(jnp.isfinite(each), each, jnp.nan))
+
+
+def _counted(params: Any, state: FullDifferenceState) -> FullDifferenceState:
+    """The state with the number of times that differences here led nowhere."""
+    again = state.usable & _equal(params, state.measured)
+    stuck = jnp.where(state.complete, optax.safe_increment(state.stuck), state.stuck)
+    return state._replace(stuck=jnp.where(again, stuck, 0))
+
+
+def _judged(
+    before: FullDifferenceState,
+    state: FullDifferenceState,
+    found: _Found,
+    changes: jax.Array,
+) -> FullDifferenceState:
+    """The state after a look at its differences.
+
+    Args:
+      before: The state before the step.
+      state: The state with the values of the step.
+      found: The values of the step.
+      changes: The differences: [d].
+    """
+    seeks = before.sizes.round > 0
+    is_first = jnp.isnan(before.first) & jnp.isfinite(state.base)
+    moved = state.steps != 0
+    needed = is_first & scales.are_needed(changes, state.base, state.steps)
+    sizes = optax.tree.where(
+        seeks,
+        before.sizes.after(found.values - found.base, found.base),
+        before.sizes.sought(needed),
+    )
+    # A function whose first differences are all 0 is one of steps. If some are, those
+    # after the search for sizes tell.
+    is_fresh = sizes.known & ~before.complete & (before.tries == 0) & ~seeks
+    of_steps = scales.are_of_steps(changes, state.base, moved)
+    still = is_first & jnp.any(moved) & jnp.all((changes == 0) | ~moved)
+    highest = jnp.fmax(abs(state.base), abs(state.first))
+    slopes = abs(changes) * sizes.used() / jnp.where(moved, abs(state.steps), 1)
+    least = jnp.finfo(slopes.dtype).eps ** _SMALL * highest
+    is_small = jnp.all((slopes <= least) | ~moved)
+    return state._replace(
+        first=jnp.where(is_first, state.base, before.first),
+        sizes=sizes,
+        in_steps=state.in_steps | (is_fresh & of_steps) | still,
+        is_small=is_small | (state.is_small & (state.stuck > 0)),
+        # At the start, f(θ) is evaluated twice, which shows noise.
+        complete=state.complete & ~(is_first & before.complete) & ~needed & ~seeks,
+    )
+
+
+def _restarted(
+    before: FullDifferenceState, state: FullDifferenceState
+) -> FullDifferenceState:
+    """The state in which all is measured anew, once the sizes are known."""
+    ends = (before.sizes.round > 0) & state.sizes.known
+    none = jnp.full_like(state.values, jnp.nan)
+    return state._replace(
+        base=jnp.where(ends, jnp.nan, state.base),
+        steps=jnp.where(ends, 1, state.steps),
+        values=jnp.where(ends, none, state.values),
+        tries=jnp.where(ends, -1, state.tries),
+    )
 
 
 def _missing(state: FullDifferenceState, tries: jax.Array) -> jax.Array:

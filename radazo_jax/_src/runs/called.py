@@ -16,7 +16,8 @@ from radazo_jax._src.runs.results import Best
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.steps import ask_tell, step
 from radazo_jax._src.steps.records import Path, Record, lowest, of_points
-from radazo_jax._src.steps.states import Run, RunError, SolverState
+from radazo_jax._src.steps.stages import Stages
+from radazo_jax._src.steps.states import RunError, SolverState
 
 
 class CalledSteps(OneByOne):
@@ -24,7 +25,7 @@ class CalledSteps(OneByOne):
 
     def __init__(
         self,
-        run: Run,
+        stages: Stages,
         state: SolverState,
         budget: Budget,
         evaluator: External,
@@ -33,22 +34,25 @@ class CalledSteps(OneByOne):
         """Compiles nothing yet.
 
         Args:
-          run: The run.
+          stages: The stages of the run.
           state: The state before the first step.
           budget: The budgets, which have started.
           evaluator: The evaluator.
           calls: Its calls of the function.
         """
-        super().__init__(run, state, budget)
+        super().__init__(stages, state, budget)
         self._evaluator, self._calls = evaluator, calls
-        self._ask = program.of(ask_tell.candidates_of, run, state)
-        # The candidates of the next step, which the device computes meanwhile.
-        self._following: Any = None
         self._evaluations = 0
         self.best = Best(trees.as_numpy(state.params))
 
-    def _tell(self, state: SolverState, values: Any) -> tuple[SolverState, Any, Any]:
-        taken = super()._tell(state, values)
+    def _begin(self, state: SolverState) -> None:
+        super()._begin(state)
+        self._ask = program.of(ask_tell.candidates_of, self.stages.run, state)
+        # The candidates of the next step, which the device computes meanwhile.
+        self._following: Any = None
+
+    def tell(self, state: SolverState, values: Any) -> tuple[SolverState, Any, Any]:
+        taken = super().tell(state, values)
         self._following = self._ask(taken[0])
         return taken
 
@@ -70,7 +74,7 @@ class CalledSteps(OneByOne):
     def _outcome(self, state: SolverState, candidates: optax.Params) -> Outcome | None:
         """The outcome at the points of a step, or at the first one if it is enough."""
         # A batch stays as large: `fun` may be compiled for it.
-        if self._evaluator.batched or not self._run.search.stops_early:
+        if self._evaluator.batched or not self.stages.run.search.stops_early:
             return self._calls.evaluate(candidates)
         moved = slice(ask_tell.num_moved(candidates))
         candidates = jax.tree.map(lambda x: x[moved], candidates)
@@ -80,7 +84,7 @@ class CalledSteps(OneByOne):
         if first is None:
             return None
         value = ask_tell.as_values(first.values, state.params)[0]
-        if step.is_rejected(self._run, state, value):
+        if step.is_rejected(self.stages.run, state, value):
             return first
         return self._calls.evaluate(candidates, known=first)
 
@@ -136,8 +140,9 @@ class CalledSteps(OneByOne):
 
     def params(self, state: SolverState, stopped: str) -> optax.Params:
         """See `Steps`."""
-        del stopped
-        return trees.as_numpy(state.params)
+        ended = stopped == "converged"
+        params = self.stages.stands_at(state) if ended else state.params
+        return trees.as_numpy(params)
 
     def outside(self, state: SolverState) -> SolverState:
         """See `Steps`; in NumPy arrays, which keep their dtypes without 64 bits."""

@@ -16,6 +16,7 @@ from radazo_jax._src.runs.stop import Budget, Progress
 from radazo_jax._src.steps import step
 from radazo_jax._src.steps.history import History, names, numbers
 from radazo_jax._src.steps.records import lowest
+from radazo_jax._src.steps.stages import Stage, Stages
 from radazo_jax._src.steps.states import Policy, Run, SolverState, exceeds
 
 # Without a given chunk size, chunks aim at this many seconds: long enough that what
@@ -34,7 +35,7 @@ class Chunks:
 
     def __init__(
         self,
-        run: Run,
+        stages: Stages,
         state: SolverState,
         budget: Budget,
         policy: Policy,
@@ -44,7 +45,7 @@ class Chunks:
         """Compiles nothing yet.
 
         Args:
-          run: The run, with traced functions.
+          stages: The stages of the run, with traced functions.
           state: The state before the first step.
           budget: The budgets, which have started.
           policy: The rule by which failures end the run.
@@ -52,21 +53,43 @@ class Chunks:
             half a second.
           interrupted: Asked before each chunk whether to stop.
         """
-        self._run, self._budget, self._interrupted = run, budget, interrupted
+        self.stages, self._budget, self._interrupted = stages, budget, interrupted
         self._size, self._given = size or 1, size is not None
-        self._names, self._limits = names(state), policy.limits(state)
-        given = state, budget.progress, np.int32(0), self._limits
-        self._program = program.of(_take_chunk, run, *given, donate=[0])
+        self._limits = policy.limits(state)
         self._recorded: list[dict[str, np.ndarray]] = []
         self._evaluations = 0
         self.best, self.last_failure = Best(None), ""
+        self._begin(state)
+
+    def _begin(self, state: SolverState) -> None:
+        """Begins a stage: what depends on its method."""
+        run, self._names = self.stages.run, names(state)
+        given = state, self._budget.progress, np.int32(0), self._limits
+        self._program = program.of(_take_chunk, run, *given, donate=[0])
+
+    @property
+    def methods(self) -> tuple[Stage, ...]:
+        """See `Steps`."""
+        return tuple(self.stages.done)
+
+    def ended(self, state: SolverState) -> str:
+        """See `Steps`."""
+        return self.stages.ended(state)
+
+    def begin(self, state: SolverState) -> SolverState:
+        """See `Steps`."""
+        following = self.stages.following(state)
+        if following is not state:
+            self._begin(following)
+            self._budget.size = step.num_points(self.stages.run, following)
+        return following
 
     def take(self, state: SolverState) -> Taken | None:
         """See `Steps`."""
         if self._interrupted():
             return None
         begun, start = len(self._recorded), time.perf_counter()
-        length = min(self._size, self._budget.num_steps - self._budget.steps)
+        length = min(self._size, self._budget.steps_left())
         for first in range(0, length, _MAX_CHUNK):
             wanted = min(_MAX_CHUNK, length - first)
             state, taken = self._part(state, wanted)
@@ -93,7 +116,8 @@ class Chunks:
         found["step"] = before + np.arange(taken)
         found["seconds"] = np.full(taken, (time.perf_counter() - begun) / taken)
         self._recorded.append(found)
-        self._budget.took(taken, jax.device_get(reached))
+        evaluations = int(np.sum(found["evaluations"]))
+        self._budget.took(taken, evaluations, jax.device_get(reached))
         self._see(found)
         return state, taken
 
@@ -112,7 +136,7 @@ class Chunks:
     def params(self, state: SolverState, stopped: str) -> Any:
         """See `Steps`."""
         del stopped
-        return step.last_params(self._run, state)
+        return self.stages.last_params(state)
 
     def outside(self, state: SolverState) -> SolverState:
         """See `Steps`."""
@@ -140,6 +164,8 @@ def _take_chunk(
     def continues(carry: tuple[SolverState, Progress, jax.Array]) -> jax.Array:
         state, progress, _ = carry
         stops = exceeds(state, limits) | progress.ends()
+        if run.staged:
+            stops |= run.estimator.exhausted(state.estimator_state)
         return (state.step - first < length) & ~stops
 
     def body(

@@ -18,24 +18,20 @@ from radazo_jax._src.base import (
     GradientEstimator,
     Objective,
     Search,
+    check_evaluator,
 )
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.runs import identity
 from radazo_jax._src.runs.stop import Budget
-from radazo_jax._src.search.whole import whole
-from radazo_jax._src.steps import ask_tell, history, records, states, step
+from radazo_jax._src.steps import ask_tell, history, records, step
 from radazo_jax._src.steps.box import BoundsLike, as_bounds
+from radazo_jax._src.steps.defaults import is_staged, method
 from radazo_jax._src.steps.records import Path, Record
+from radazo_jax._src.steps.stages import Stages
 from radazo_jax._src.steps.states import Run, SolverState
 
 _PART = 1000  # Steps of a journal.
 _PACKAGES = ("radazo_jax", "jax", "jaxlib", "optax")
-
-# `tell_in_place` of one run: it takes a state and values, and returns the state after,
-# its numbers, and the checksum of the parameters.
-Tell = Callable[
-    [SolverState, jax.typing.ArrayLike], tuple[SolverState, jax.Array, jax.Array]
-]
 
 
 class Done(NamedTuple):
@@ -57,14 +53,62 @@ class Done(NamedTuple):
         return cls(record, {"step": record.step, "seconds": record.seconds} | named)
 
 
+class Teller:
+    """Takes the steps of a run, given their values.
+
+    Attributes:
+      stages: The stages of the run.
+      names: The names of the numbers of a step.
+    """
+
+    def __init__(self, stages: Stages, state: SolverState):
+        """Compiles nothing yet.
+
+        Args:
+          stages: The stages, with traced functions.
+          state: The state before the first step.
+        """
+        self.stages = stages
+        self._begin(state)
+
+    def _begin(self, state: SolverState) -> None:
+        """Begins a stage: what depends on its method."""
+        self.names = history.names(state)
+        self._take = ask_tell.teller(self.stages.run, state)
+
+    def begin(self, state: SolverState) -> SolverState:
+        """The state in which the next step begins: of the next stage, if one is over.
+
+        Args:
+          state: The state after the latest step.
+        """
+        following = self.stages.following(state)
+        if following is not state:
+            self._begin(following)
+        return following
+
+    def tell(
+        self, state: SolverState, values: Any
+    ) -> tuple[SolverState, jax.Array, jax.Array]:
+        """Takes a step in place.
+
+        Args:
+          state: The state in which the step begins.
+          values: The values at its points.
+
+        Returns:
+          The state after, the numbers of the step, and the checksum of the parameters.
+        """
+        return self._take(state, values)
+
+
 @contextmanager
 def resumed(
     path: Path | None,
     fun: Any,
     state: SolverState,
-    estimator: GradientEstimator,
-    tell: Tell,
     budget: Budget,
+    teller: Teller,
     before_each: Callable[[Sequence[Record]], Callable[[SolverState], None]],
 ) -> Iterator[tuple[SolverState, list[Done], Callable[[Record], None]]]:
     """Takes the steps that a journal holds, and opens it for further steps.
@@ -73,9 +117,8 @@ def resumed(
       path: The journal; without one, nothing is read or written.
       fun: The function, of which the journal keeps an identity.
       state: The state before the first step.
-      estimator: The estimator.
-      tell: Takes a step.
       budget: Limits the number of steps to read.
+      teller: Takes the steps.
       before_each: Given the steps, returns a function to call before each of them.
 
     Yields:
@@ -84,14 +127,14 @@ def resumed(
     if path is None:
         yield state, [], lambda record: None
         return
-    run = line_of_run(fun, state, estimator)
+    run = line_of_run(fun, state, teller.stages.run)
     with records.opened(path) as file:
         done: list[Done] = []
         if file.found is not None:
             check_same_run(path, file.found.run, run)
             found = file.found.records
             found = found[: budget.allowed([len(record.values) for record in found])]
-            state, done = rebuild(state, found, tell, before_each(found))
+            state, done = rebuild(state, found, teller, before_each(found))
         file.begin(run)
         yield state, done, file.append
 
@@ -99,7 +142,7 @@ def resumed(
 def rebuild(
     state: SolverState,
     found: Sequence[Record],
-    tell: Tell,
+    teller: Teller,
     before: Callable[[SolverState], None] | None = None,
     exact: bool = True,
 ) -> tuple[SolverState, list[Done]]:
@@ -108,7 +151,7 @@ def rebuild(
     Args:
       state: The state before the first step.
       found: The values of the steps.
-      tell: Takes a step.
+      teller: Takes the steps.
       before: Called with the state before each step.
       exact: Whether to compare the parameters with the checksums of the run.
 
@@ -118,18 +161,20 @@ def rebuild(
     Raises:
       ValueError: If the parameters differ from the run's.
     """
-    total, names = ask_tell.checksum_of(state.params), history.names(state)
+    total = ask_tell.checksum_of(state.params)
     done: list[Done] = []
     on_cpu = jax.default_backend() == "cpu"
     # Part by part: what lies on the device takes a hundred times the memory.
     for first in range(0, len(found), _PART):
         part = found[first : first + _PART]
-        sums, numbers = [], []
+        sums, numbers, names = [], [], []
         for record in part:
+            state = teller.begin(state)
+            names.append(teller.names)
             if before is not None:
                 before(state)
             sums.append(total)
-            state, of_step, total = tell(state, record.values)
+            state, of_step, total = teller.tell(state, record.values)
             numbers.append(of_step)
             if on_cpu:
                 # Several hundred queued steps with collectives end the process there.
@@ -142,23 +187,21 @@ def rebuild(
                     f"parameters before step {record.step}. With exact=False, replay "
                     "rebuilds it up to rounding." + checks.refer_to("replay")
                 )
-        steps = zip(part, jax.device_get(numbers), strict=True)
-        done += [Done.of(record, names, of_step) for record, of_step in steps]
+        steps = zip(part, names, jax.device_get(numbers), strict=True)
+        done += [Done.of(*of_step) for of_step in steps]
     return state, done
 
 
-def line_of_run(
-    fun: Any, state: SolverState, estimator: GradientEstimator
-) -> dict[str, Any]:
+def line_of_run(fun: Any, state: SolverState, run: Run) -> dict[str, Any]:
     """The first line of a journal, which identifies the run."""
-    points = program.of(step.points_without_loss, estimator, state)(state)
+    points = program.of(step.points_without_loss, run.estimator, state)(state)
     leaves = jax.tree_util.tree_leaves_with_path(state.params)
     shapes = {
         jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
         for path, leaf in leaves
     }
     device = jax.devices()[0]
-    return {
+    line = {
         "fun": identity.name(fun) if callable(fun) else None,
         "format": records.FORMAT,
         "captured": identity.captured(fun) if callable(fun) else {},
@@ -172,6 +215,7 @@ def line_of_run(
         "versions": {name: _version(name) for name in _PACKAGES},
         "device": f"{device.platform} {device.device_kind}",
     }
+    return line | ({"staged": True} if run.staged else {})
 
 
 def _version(package: str) -> str:
@@ -233,9 +277,9 @@ def warn_of_another_value(
 def replay(
     journal: Path,
     params: optax.Params,
-    optimizer: optax.GradientTransformation,
-    estimator: GradientEstimator,
-    search: Search = whole(),
+    optimizer: optax.GradientTransformation | None = None,
+    estimator: GradientEstimator | None = None,
+    search: Search | None = None,
     *,
     evaluator: Evaluator = vectorized(),
     fun: Objective | None = None,
@@ -248,9 +292,9 @@ def replay(
     Args:
       journal: The file that `minimize` or `minimize_black_box` wrote.
       params: The starting point of the run.
-      optimizer: The optimizer of the run.
-      estimator: The estimator of the run.
-      search: The search of the run.
+      optimizer: The optimizer of the run, `None` if the run named none.
+      estimator: The estimator, likewise.
+      search: The search, likewise.
       evaluator: The evaluator of the run. It evaluates nothing here, but determines how
         directions are stored, and so how their sums are rounded.
       fun: The function, if `minimize` wrote the journal. It is traced and not
@@ -291,9 +335,12 @@ def replay(
     found = records.read(journal)
     if found is None:
         raise ValueError(f"journal must be a file with a run; got {journal!r}.")
-    states.check_run(optimizer, estimator, search, evaluator)
-    run = Run(fun, sample, optimizer, estimator, search, evaluator, as_bounds(bounds))
+    check_evaluator(evaluator)
+    named = optimizer, estimator, search
     with jax.enable_x64(trees.has_x64() or found.run["dtype"] == "float64"):
+        given = *named, params, sample is not None
+        run = Run(fun, sample, *method(*given), evaluator, as_bounds(bounds))
+        run = run._replace(staged=is_staged(*given))
         state = _replay(journal, found, params, run, exact)
         # Without a function that JAX can trace, the run is one of NumPy arrays.
         return state if fun is not None else trees.as_numpy(state)
@@ -305,11 +352,11 @@ def _replay(
     key = jax.random.wrap_key_data(jnp.array(found.run["key"], jnp.uint32))
     state = step.start(run, params, key)
     if exact:
-        line = line_of_run(run.fun, state, run.estimator)
+        line = line_of_run(run.fun, state, run)
         if run.fun is None:
             line |= {name: found.run[name] for name in ("fun", "captured")}
         check_same_run(journal, found.run, line)
     state = trees.copy(state)
-    tell = ask_tell.teller(step.traced(run, state), state)
-    state, _ = rebuild(state, found.records, tell, exact=exact)
+    teller = Teller(Stages(step.traced(run, state)), state)
+    state, _ = rebuild(state, found.records, teller, exact=exact)
     return state

@@ -13,6 +13,7 @@ import numpy as np
 from radazo_jax._src.runs.results import Best, Report, Result
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.steps.history import History, losses
+from radazo_jax._src.steps.stages import Stage
 from radazo_jax._src.steps.states import Policy, RunError, SolverState, failure_counts
 
 # So many equal steps at the start of a run are warned about.
@@ -43,8 +44,21 @@ class Steps(Protocol):
     """Takes the steps of a run, and keeps their records."""
 
     @property
+    def methods(self) -> tuple[Stage, ...]:
+        """The stages so far."""
+        ...
+
+    @property
     def best(self) -> Best:
         """The best so far."""
+        ...
+
+    def ended(self, state: SolverState) -> str:
+        """The reason for which the run ends by itself, or an empty string."""
+        ...
+
+    def begin(self, state: SolverState) -> SolverState:
+        """The state in which the next step begins, maybe of another stage."""
         ...
 
     def take(self, state: SolverState) -> Taken | None:
@@ -125,7 +139,11 @@ def _take_all(
     budget, policy = options.budget, options.policy
     limits = policy.limits(state)
     standstill = _Standstill(state, stacklevel + 1)
-    while not (stopped := budget.reason()):
+    while not (stopped := budget.reason() or steps.ended(state)):
+        # A stage may need more evaluations than are left.
+        state = steps.begin(state)
+        if stopped := budget.reason():
+            break
         taken = steps.take(state)
         if taken is None:
             stopped = "interrupted"
@@ -208,7 +226,9 @@ def _ends(steps: Steps, taken: Taken, options: Options) -> bool:
 def _result(steps: Steps, params: Any, state: SolverState, stopped: str) -> Result:
     history = steps.history()
     count = int(np.sum(history.evaluations))
-    return Result(params, steps.best, losses(history), count, state, history, stopped)
+    found = losses(history)
+    given = state, history, stopped, steps.methods
+    return Result(params, steps.best, found, count, *given)
 
 
 @contextmanager

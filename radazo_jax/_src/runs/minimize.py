@@ -29,8 +29,9 @@ from radazo_jax._src.runs.results import Report, Result
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.steps import states, step
 from radazo_jax._src.steps.box import BoundsLike, as_bounds
-from radazo_jax._src.steps.defaults import method
+from radazo_jax._src.steps.defaults import is_staged, method
 from radazo_jax._src.steps.records import Path
+from radazo_jax._src.steps.stages import Stages, of_state
 from radazo_jax._src.steps.states import Policy, Run, SolverState, resumed
 
 
@@ -74,21 +75,22 @@ def minimize(
       optimizer: An Optax transformation, such as `radazo(1e-3)`. It gets `value`,
         `grad`, `slope` (along `grad`), `value_fn` and `measured` (whether the loss at
         the parameters is finite; if not, `value` replaces it) as extra arguments, if
-        it takes any. By default nothing is tuned: `bfgs()` for few parameters,
-        `optax.sgd(1.0)` for more, or descent by `scale_by_minibatch_step()` if
-        `sample` is given.
-      estimator: An estimator; by default `full_difference()` for few parameters, of
-        d + 1 evaluations, and `adaptive_difference(orthonormal(), K)` for more, with
-        K = √d, but at least 10 and at most 32, all evaluated together. It is
-        `accelerated` unless an optimizer is named. For minibatches it is
-        `forward_difference(orthonormal())`.
+        it takes any. By default nothing is tuned: `bfgs()` up to 100 parameters,
+        `optax.sgd(1.0)` for more or if an estimator is named, and descent by
+        `scale_by_minibatch_step()` if `sample` is given. If neither estimator nor
+        search is named, `estimators.cma()` follows `bfgs()` under noise, on functions
+        in steps, and once gradients lead nowhere; see `stages` of the result.
+      estimator: An estimator; by default `full_difference()` with the default `bfgs()`,
+        else `adaptive_difference(orthonormal(), K)`, with K = √d, but at least 10 and
+        at most 32. It is `accelerated` unless an optimizer is named. For
+        minibatches it is `forward_difference(orthonormal())`.
       search: A search, which finds the length of the steps and may reject them. It is
         `search.whole()` if an optimizer is named, whose steps are taken as they are; by
-        default `search.backtracking()` for few parameters, `search.parabolic()` for
-        more, and `search.whole()` for minibatches.
+        default `search.backtracking()` with the default `bfgs()`, `search.parabolic()`
+        otherwise, and `search.whole()` for minibatches.
       num_steps: The number of steps in this call; with a journal, of the whole run. By
-        default 1000, also with a `target`, which may never be reached; with another
-        budget, at most 2³¹ − 2 for the whole run.
+        default 1000, or fewer if the default method converges, also with a `target`;
+        with another budget, at most 2³¹ − 2 for the whole run.
       key: The key of the whole run; it is consumed.
       evaluator: The evaluator of the points: `vectorized(batch_size)` or
         `sharded(axis_name)` for functions that JAX traces, or `external(...)` for
@@ -216,8 +218,8 @@ def minimize_black_box(
       estimator: As in `minimize`; it chooses the points.
       search: As in `minimize`.
       num_steps: The number of steps in this call; with a journal, of the whole run. By
-        default 1000, also with a `target`, which may never be reached; with another
-        budget, at most 2³¹ − 2 for the whole run.
+        default 1000, or fewer if the default method converges, also with a `target`;
+        with another budget, at most 2³¹ − 2 for the whole run.
       key: The key of the whole run; it is consumed. It takes the steps of `minimize`.
       max_evaluations: The most evaluations in this call; with a journal, in the whole
         run. The run ends before the step that could exceed it. Counted are the points,
@@ -352,25 +354,22 @@ def _traced(call: _Call) -> Result:
             f"on, and takes steps one by one; got chunk_size={call.chunk_size!r}."
         )
     initial = call.params if call.state is None else call.state.params
-    minibatches = call.sample is not None
-    chosen = method(*call[2:5], initial, minibatches)
-    bounds = as_bounds(call.bounds)
     loss = functools.partial(step.without_aux, fun) if call.has_aux else fun
-    run = Run(loss, call.sample, *chosen, call.evaluator, bounds)
+    run = _run_of(call, initial, loss)
     state = _begun(call, run, call.params)
     budget.start(run, state, np.float32)
     if any(leaf.dtype.itemsize < 4 for leaf in jax.tree.leaves(state.params)):
         points, _ = step.points_at(run, state, step.loss_at(run, state))
         warn_of_rounding(points, state.params, stacklevel=_USER)
-    run = step.traced(run, state)
+    stages = Stages(step.traced(run, state), ends=budget.is_open)
     with ExitStack() as stack:
         interrupted = stack.enter_context(loop.interruptible())
         steps: Chunks | OneByOne
         if path is None:
             of_chunk = call.policy, call.chunk_size, interrupted
-            steps = Chunks(run, state, budget, *of_chunk)
+            steps = Chunks(stages, state, budget, *of_chunk)
         else:
-            steps = TracedSteps(run, state, budget, interrupted)
+            steps = TracedSteps(stages, state, budget, interrupted)
             state = stack.enter_context(steps.resumed(path, fun, state))
             steps.warn_of_another_function(state, path, stacklevel=_USER)
         report = stack.enter_context(loop.progress_bar(call.progress, budget))
@@ -386,22 +385,22 @@ def _called(call: _Call) -> Result:
     if call.state is not None:
         _check_precision(params, call.state)
     initial = params if call.state is None else call.state.params
-    chosen = method(*call[2:5], initial, minibatches=False)
-    run = Run(None, None, *chosen, bounds=as_bounds(call.bounds))
+    run = _run_of(call._replace(evaluator=vectorized()), initial, None)
     # Functions of the caller run under the caller's setting.
     of_caller = functools.partial(jax.enable_x64, trees.has_x64())
     with ExitStack() as stack:
         stack.enter_context(trees.precision_of(initial))
         state = _begun(call, run, params)
-        varies = run.search.stops_early and not evaluator.batched
-        budget.start(run, state, trees.widest(state.params), varies)
+        budget.start(run, state, trees.widest(state.params))
         calls = evaluator.open(
             fun,
             vector_valued=step.abstract_points(run, state).vector_valued,
             context=of_caller,
             interrupted=stack.enter_context(loop.interruptible()),
         )
-        steps = CalledSteps(run, state, budget, evaluator, stack.enter_context(calls))
+        stages = Stages(run, ends=budget.is_open)
+        given = stages, state, budget, evaluator
+        steps = CalledSteps(*given, stack.enter_context(calls))
         state = stack.enter_context(steps.resumed(path, fun, state))
         if path is not None:
             with loop.failing_with_result(steps):
@@ -409,6 +408,25 @@ def _called(call: _Call) -> Result:
         report = stack.enter_context(loop.progress_bar(call.progress, budget))
         options = loop.Options(budget, call.policy, call.callback, report, of_caller)
         return loop.run(steps, state, options, steps.last_failure, _USER)
+
+
+def _run_of(call: _Call, params: optax.Params, loss: Any) -> Run:
+    """The run of a call: of a state's stage, if it continues one.
+
+    Args:
+      call: The call.
+      params: The parameters to begin with.
+      loss: The function that JAX traces, `None` if there is none.
+    """
+    minibatches = call.sample is not None
+    named = call.optimizer, call.estimator, call.search
+    chosen = method(*named, params, minibatches)
+    staged = is_staged(*named, params, minibatches)
+    run = Run(loss, call.sample, *chosen, call.evaluator, as_bounds(call.bounds))
+    run = run._replace(staged=staged)
+    if staged and isinstance(call.state, SolverState):
+        return of_state(run, call.state)
+    return run
 
 
 def _begun(call: _Call, run: Run, params: optax.Params) -> SolverState:

@@ -12,13 +12,14 @@ import optax
 from radazo_jax._src import program
 from radazo_jax._src.estimators.gradients import values_at
 from radazo_jax._src.runs import journal
-from radazo_jax._src.runs.journal import Done
+from radazo_jax._src.runs.journal import Done, Teller
 from radazo_jax._src.runs.loop import Taken
 from radazo_jax._src.runs.results import Best
 from radazo_jax._src.runs.stop import Budget
-from radazo_jax._src.steps import ask_tell, history, step
+from radazo_jax._src.steps import ask_tell, step
 from radazo_jax._src.steps.history import History
 from radazo_jax._src.steps.records import Path, Record
+from radazo_jax._src.steps.stages import Stage, Stages
 from radazo_jax._src.steps.states import Run, RunError, SolverState
 
 
@@ -37,27 +38,43 @@ class Found(NamedTuple):
     points: Any = None
 
 
-class OneByOne(abc.ABC):
+class OneByOne(Teller, abc.ABC):
     """`Steps` that are taken one by one: each is written before it is taken.
 
     Attributes:
       best: The best so far.
     """
 
-    def __init__(self, run: Run, state: SolverState, budget: Budget):
+    def __init__(self, stages: Stages, state: SolverState, budget: Budget):
         """Compiles nothing yet.
 
         Args:
-          run: The run, with traced functions.
+          stages: The stages of the run, with traced functions.
           state: The state before the first step.
           budget: The budgets, which have started.
         """
-        self._run, self._budget = run, budget
-        self._names, self._take = history.names(state), ask_tell.teller(run, state)
+        super().__init__(stages, state)
+        self._budget = budget
         self._done: list[Done] = []
         # A step of the journal, one of its points, and what is kept of it.
         self._again: tuple[Record, int, Any] | None = None
         self.best = Best(None)
+
+    @property
+    def methods(self) -> tuple[Stage, ...]:
+        """See `Steps`."""
+        return tuple(self.stages.done)
+
+    def ended(self, state: SolverState) -> str:
+        """See `Steps`."""
+        return self.stages.ended(state)
+
+    def begin(self, state: SolverState) -> SolverState:
+        """See `Steps`."""
+        following = super().begin(state)
+        if following is not state:
+            self._budget.size = step.num_points(self.stages.run, following)
+        return following
 
     @abc.abstractmethod
     def _values(self, state: SolverState) -> Found | None:
@@ -82,10 +99,6 @@ class OneByOne(abc.ABC):
         del state, path
         return found
 
-    def _tell(self, state: SolverState, values: Any) -> tuple[SolverState, Any, Any]:
-        """Takes a step in place; returns the state, its numbers, and its checksum."""
-        return self._take(state, values)
-
     @contextmanager
     def resumed(
         self, path: Path | None, fun: Any, state: SolverState
@@ -100,8 +113,8 @@ class OneByOne(abc.ABC):
         Yields:
           The state after the steps.
         """
-        given = path, fun, state, self._run.estimator
-        with journal.resumed(*given, self._tell, self._budget, self._before_each) as (
+        given = path, fun, state, self._budget
+        with journal.resumed(*given, self, self._before_each) as (
             state,
             self._done,
             self._write,
@@ -153,8 +166,8 @@ class OneByOne(abc.ABC):
                 "run up to this step.",
                 state,
             ) from error
-        state, numbers, self._total = self._tell(state, found.values)
-        done = Done.of(record, self._names, np.asarray(numbers))
+        state, numbers, self._total = self.tell(state, found.values)
+        done = Done.of(record, self.names, np.asarray(numbers))
         self._done.append(done)
         figures = self._count(done)
         rows = {name: np.array([x]) for name, x in done.numbers.items()}
@@ -173,7 +186,7 @@ class OneByOne(abc.ABC):
     def params(self, state: SolverState, stopped: str) -> optax.Params:
         """See `Steps`."""
         del stopped
-        return step.last_params(self._run, state)
+        return self.stages.last_params(state)
 
     def outside(self, state: SolverState) -> SolverState:
         """See `Steps`."""
@@ -188,7 +201,7 @@ class TracedSteps(OneByOne):
 
     def __init__(
         self,
-        run: Run,
+        stages: Stages,
         state: SolverState,
         budget: Budget,
         interrupted: Callable[[], bool],
@@ -196,15 +209,18 @@ class TracedSteps(OneByOne):
         """Compiles nothing yet.
 
         Args:
-          run: The run, with traced functions.
+          stages: The stages of the run, with traced functions.
           state: The state before the first step.
           budget: The budgets, which have started.
           interrupted: Asked before each step whether to stop.
         """
-        super().__init__(run, state, budget)
+        super().__init__(stages, state, budget)
         self._interrupted = interrupted
-        self._evaluate = program.of(_values_at, run, state)
         self._evaluations = 0
+
+    def _begin(self, state: SolverState) -> None:
+        super()._begin(state)
+        self._evaluate = program.of(_values_at, self.stages.run, state)
 
     def _values(self, state: SolverState) -> Found | None:
         if self._interrupted():

@@ -7,6 +7,7 @@ import optax
 
 from radazo_jax._src import shown
 from radazo_jax._src.steps.history import History
+from radazo_jax._src.steps.stages import Stage
 from radazo_jax._src.steps.states import SolverState
 
 
@@ -56,9 +57,11 @@ class Result(NamedTuple):
         continue.
       history: The records of each step; `history.plot()` draws them.
       stopped: The reason for which the run ended: "target", "patience", "num_steps",
-        "max_evaluations", "max_seconds", "callback" or "interrupted"; the first one in
-        this order, if there are several. It is "max_evaluations" if that allows fewer
-        steps than `num_steps`, and "failure" in the result of an error.
+        "max_evaluations", "max_seconds", "converged", "callback" or "interrupted"; the
+        first one in this order, if there are several. "converged" is the end of the
+        default method without a budget: slopes are those of a minimum, or a strategy
+        has nothing more to tell. It is "failure" in the result of an error.
+      stages: The methods that the default method has used, and why.
       workers: The part of each worker of `distribute`, by address.
     """
 
@@ -69,6 +72,7 @@ class Result(NamedTuple):
     state: SolverState
     history: History
     stopped: str
+    stages: tuple[Stage, ...] = ()
     # Never modified.
     workers: dict[str, Any] = {}  # noqa: RUF012
 
@@ -82,6 +86,8 @@ class Result(NamedTuple):
             "history": repr(self.history),
             "stopped": self.stopped,
         }
+        if self.stages:
+            fields["stages"] = ", then ".join(stage.method for stage in self.stages)
         if self.workers:
             fields["workers"] = shown.names(list(self.workers))
         return shown.on_lines(self, **fields)

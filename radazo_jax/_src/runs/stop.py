@@ -51,13 +51,16 @@ class Budget:
     """Budgets of a run, and what it has used of them.
 
     Attributes:
-      num_steps: Number of steps at most, from `start` on also by `max_evaluations`.
+      num_steps: Number of steps at most.
+      size: The number of points of a step.
       progress: The progress so far.
       steps: Number of steps so far.
       evaluations: Number of evaluations so far.
+      is_open: Whether there is none, so that a run may end by itself.
     """
 
     progress: Progress
+    size: int
 
     def __init__(
         self,
@@ -80,7 +83,9 @@ class Budget:
           TypeError, ValueError: If an argument is not valid.
         """
         # A target alone may never be reached.
-        if num_steps is max_evaluations is max_seconds is patience is None:
+        given = num_steps, max_evaluations, max_seconds, patience
+        self.is_open = all(budget is None for budget in given)
+        if self.is_open:
             num_steps = _DEFAULT_STEPS
         counts = {
             "num_steps": num_steps,
@@ -102,60 +107,47 @@ class Budget:
             checks.check_finite("target", target)
         self.num_steps = states.MOST_STEPS if num_steps is None else num_steps
         self.steps = self.evaluations = 0
-        self._num_steps, self._max_evaluations = num_steps, max_evaluations
+        self._num_steps = num_steps
+        self._most = np.inf if max_evaluations is None else max_evaluations
         self._max_seconds = np.inf if max_seconds is None else float(max_seconds)
         self._target = -np.inf if target is None else float(target)
         self._patience = min(patience or states.MOST_STEPS, states.MOST_STEPS)
 
-    def start(
-        self,
-        run: Run,
-        state: SolverState,
-        dtype: jax.typing.DTypeLike,
-        varies: bool = False,
-    ) -> None:
+    def start(self, run: Run, state: SolverState, dtype: jax.typing.DTypeLike) -> None:
         """Starts to count the steps of a run.
 
         Args:
           run: The run.
           state: The state before the first step.
           dtype: The dtype of the values that are compared.
-          varies: Whether a step may need fewer evaluations than it has points.
 
         Raises:
           ValueError: If `num_steps` is too large, or `max_evaluations` too small.
         """
-        size = 1 if self._max_evaluations is None else step.num_points(run, state)
-        self.start_points(size, state.step, dtype, varies)
+        size = step.num_points(run, state)
+        self.start_points(size, state.step, dtype)
 
-    def start_points(
-        self, size: int, done: Any, dtype: Any, varies: bool = False
-    ) -> None:
+    def start_points(self, size: int, done: Any, dtype: Any) -> None:
         """Starts to count the steps of a run of which only these numbers are known.
 
         Args:
           size: The number of points of a step.
           done: The number of steps before the first.
           dtype: The dtype of the values that are compared.
-          varies: As in `start`.
 
         Raises:
           ValueError: As in `start`.
         """
-        steps, self._reason = self._num_steps, "num_steps"
-        if steps is None:
-            steps = states.room(done)
-        states.check_room(done, steps)
-        most = self._max_evaluations
-        if most is not None and most < size:
+        if self._num_steps is None:
+            self.num_steps = states.room(done)
+        states.check_room(done, self.num_steps)
+        if self._most < size:
             raise ValueError(
                 f"max_evaluations must be ≥ {size}, the evaluations of a step; got "
-                f"{most}. Give a larger number, or an estimator with fewer directions."
+                f"{self._most}. Give a larger number, or an estimator with fewer "
+                "directions."
             )
-        if most is not None and not varies and most // size < steps:
-            steps, self._reason = most // size, "max_evaluations"
-        self.num_steps, self._size = steps, size
-        self._most = most if most is not None and varies else np.inf
+        self.size = size
         with np.errstate(all="ignore"):
             target = np.array(self._target, dtype)
         none, patience = np.array(np.inf, dtype), np.array(self._patience, np.int32)
@@ -165,26 +157,38 @@ class Budget:
     @property
     def total(self) -> int | None:
         """Number of steps for a progress bar, `None` if there is no limit."""
-        return None if self.num_steps >= states.MOST_STEPS // 2 else self.num_steps
+        total = min(self.num_steps, self._most // self.size)
+        return None if total >= states.MOST_STEPS // 2 else int(total)
 
     def seconds_left(self) -> float:
         """Returns the seconds that are left."""
         return self._max_seconds - (time.perf_counter() - self._start)
 
+    def steps_left(self) -> int:
+        """Returns the number of steps that are left, if they need all their points."""
+        by_evaluations = (self._most - self.evaluations) // self.size
+        return int(min(self.num_steps - self.steps, by_evaluations))
+
     def saw(self, value: Any, evaluations: int) -> None:
         """Counts a step with this value and so many evaluations."""
-        self.evaluations += evaluations
-        self.took(1, self.progress.after(value))
+        self.took(1, evaluations, self.progress.after(value))
 
     def allowed(self, evaluations: Sequence[int]) -> int:
         """Returns how many of the first steps are allowed, by their evaluations."""
-        before = self.evaluations + np.cumsum([0, *evaluations])[:-1]
-        fits = int(np.sum(before + self._size <= self._most))
-        return min(fits, self.num_steps)
+        before = self.evaluations
+        size = self.size
+        for i, number in enumerate(evaluations):
+            # A step of which the first value was enough had as many points as others.
+            size = number if number > 1 else size
+            if i >= self.num_steps or before + size > self._most:
+                return i
+            before += number
+        return len(evaluations)
 
-    def took(self, steps: int, progress: Progress) -> None:
-        """Counts steps that led to this progress."""
+    def took(self, steps: int, evaluations: int, progress: Progress) -> None:
+        """Counts steps with so many evaluations, which led to this progress."""
         self.steps += steps
+        self.evaluations += evaluations
         self.progress = progress
 
     def reason(self) -> str:
@@ -194,7 +198,7 @@ class Budget:
         if self.progress.since >= self.progress.patience:
             return "patience"
         if self.steps >= self.num_steps:
-            return self._reason
-        if self.evaluations + self._size > self._most:
+            return "num_steps"
+        if self.evaluations + self.size > self._most:
             return "max_evaluations"
         return "max_seconds" if self.seconds_left() <= 0 else ""

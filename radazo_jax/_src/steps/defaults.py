@@ -22,8 +22,8 @@ from radazo_jax._src.transforms.minibatch import scale_by_minibatch_step
 
 Method = tuple[optax.GradientTransformation, GradientEstimator, Search]
 
-# Up to so many parameters a step evaluates differences along all coordinates.
-_FEW = 20
+# Up to so many parameters, the first stage evaluates differences along all coordinates.
+_FEW = 100
 
 # K is at least 10, because two of the K + 2 evaluations of a step are no directions. It
 # is at most 32, because a cycle of d directions should have many steps.
@@ -34,7 +34,8 @@ def default_method(params: optax.Params, minibatches: bool = False) -> Method:
     """The optimizer, the estimator and the search of runs that name none.
 
     There is no learning rate: step sizes are found from values. Use it with `solver`
-    and `ask_tell`; `minimize` and `minimize_black_box` use it by themselves.
+    and `ask_tell`. `minimize` and `minimize_black_box` begin with it by themselves; up
+    to 100 parameters, other methods may follow, as `stages` of the result lists.
 
     Args:
       params: The parameters, a tree of arrays; their number determines K.
@@ -93,6 +94,18 @@ def method(
     return chosen
 
 
+def is_staged(
+    optimizer: Any,
+    estimator: Any,
+    search: Any,
+    params: optax.Params,
+    minibatches: bool,
+) -> bool:
+    """Whether a run that names these may change its method."""
+    named = not (optimizer is estimator is search is None)
+    return not named and not minibatches and optax.tree.size(params) <= _FEW
+
+
 # The same optimizer at each call, so that runs compile once.
 @functools.cache
 def _of_minibatches() -> Method:
@@ -101,7 +114,8 @@ def _of_minibatches() -> Method:
 
 
 @functools.cache
-def _whole_steps() -> optax.GradientTransformation:
+def whole_steps() -> optax.GradientTransformation:
+    """The optimizer whose direction is the negative gradient as it is."""
     return optax.with_extra_args_support(optax.sgd(1.0))
 
 
@@ -110,4 +124,4 @@ def _of_many(size: int, accelerates: bool) -> Method:
     estimator = adaptive_difference(orthonormal(), count)
     if accelerates:
         estimator = accelerated(estimator)
-    return _whole_steps(), estimator, parabolic()
+    return whole_steps(), estimator, parabolic()

@@ -76,6 +76,7 @@ class Run(NamedTuple):
       search: A search.
       evaluator: The evaluator of the points.
       bounds: The box in which parameters and points stay; `None` without.
+      staged: Whether it is a stage, which ends when its estimator is exhausted.
     """
 
     fun: Callable[..., Any] | None
@@ -85,6 +86,7 @@ class Run(NamedTuple):
     search: Search = whole()
     evaluator: Evaluator = vectorized()
     bounds: Bounds | None = None
+    staged: bool = False
 
 
 class StepInfo(NamedTuple):

@@ -5,6 +5,7 @@ taken by a compiled run, a run whose function is evaluated elsewhere, and a run 
 rebuilt from its journal.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -61,13 +62,24 @@ def start(
     box.check_bounds(run.bounds, params)
     # A start on a bound may be off it by rounding.
     params = box.project(run.bounds, params)
+    return begun(run, params, keys.check_same_key(key))
+
+
+def begun(run: Run, params: optax.Params, key: jax.Array) -> SolverState:
+    """The state before the first step, of arguments that are checked.
+
+    Args:
+      run: The run.
+      params: The parameters, within the bounds.
+      key: The typed key of the run.
+    """
     count = trees.number(0, jnp.int32)
     return SolverState(
         params,
         run.optimizer.init(params),
         run.estimator.init(params),
         run.search.init(params),
-        keys.check_same_key(key),
+        key,
         count,
         Failures(count, count, count),
     )
@@ -438,8 +450,18 @@ def last_params(run: Run, state: SolverState) -> optax.Params:
     return program.of(_last_params, run, state)(state)
 
 
+def last_value(run: Run, state: SolverState) -> float:
+    """The value after the last step, evaluated once more; infinite if it failed."""
+    value = float(program.of(_last_value, run, state)(state))
+    return math.inf if math.isnan(value) else value
+
+
+def _last_value(run: Run, state: SolverState) -> jax.Array:
+    return _finite(_mean_loss(loss_at(run, state), state.params))
+
+
 def _last_params(run: Run, state: SolverState) -> optax.Params:
-    value = _finite(_mean_loss(loss_at(run, state), state.params))
+    value = _last_value(run, state)
     accepted, _ = judge(run, state, value)
     return optax.tree.where(accepted, state.params, state.search_state.before)
 

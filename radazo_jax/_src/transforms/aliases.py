@@ -396,13 +396,13 @@ def zo_signsgd(
 
 @one_for_equal
 def bfgs() -> GradientTransformationExtraArgs:
-    """The BFGS method, for few parameters.
+    """The limited-memory BFGS method, for few parameters.
 
     The direction is −H gₜ with the inverse Hessian H of `scale_by_bfgs`. It needs the
     whole gradient, as `full_difference` estimates it, and a search for the length of
     its steps, which is 1 near the minimum: `search.backtracking`. The default method
-    for few parameters combines the three. On noisy losses and for many parameters, use
-    `optax.sgd(1.0)` with `search.parabolic`.
+    begins with the three up to 100 parameters. For more, use `optax.sgd(1.0)` with
+    `search.parabolic`; on noisy losses, with `estimators.cma`.
 
     Returns:
       The optimizer, an `optax.GradientTransformationExtraArgs`. Its update needs the
@@ -426,7 +426,7 @@ def bfgs() -> GradientTransformationExtraArgs:
       True
 
     References:
-      Nocedal & Wright, Numerical Optimization, 2006, algorithm 6.1.
+      Nocedal & Wright, Numerical Optimization, 2006, algorithm 7.4.
     """
     return optax.chain(scale_by_bfgs(), optax.scale(-1.0))
 

@@ -4,12 +4,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
+from jax import lax
 
 from radazo_jax._src import checks, compiler
 from radazo_jax._src.base import GradientTransformationExtraArgs
 from radazo_jax._src.trees import as_flat, like_tree, number, size, widest
+
+# By default, as many pairs as this are kept, or two for each parameter within limits.
+_FEWEST, _MOST = 10, 40
 
 # If the slope along a step does not rise, the next step is so many times as long.
 _LONGER = 4.0
@@ -27,47 +30,57 @@ class ScaleByBfgsState(NamedTuple):
     Arrays have the widest dtype of the parameters, at least float32.
 
     Attributes:
-      inverse: H, the inverse of the approximate Hessian: [d, d].
-      known: Whether H has a scale: bool, shape ().
       params: The latest parameters, infinite before the first update: [d].
       gradient: The gradient there: [d].
+      displacements: The latest displacements s, the newest last; 0 where there are
+        none: [m, d].
+      changes: The changes y of the gradient along them: [m, d].
+      scale: The scale γ of the inverse Hessian; 0 if it is not known: shape ().
     """
 
-    inverse: jax.Array
-    known: jax.Array
     params: jax.Array
     gradient: jax.Array
+    displacements: jax.Array
+    changes: jax.Array
+    scale: jax.Array
 
 
-def scale_by_bfgs() -> GradientTransformationExtraArgs:
-    """Multiplies gradients by the inverse Hessian of BFGS.
+def scale_by_bfgs(memory_size: int | None = None) -> GradientTransformationExtraArgs:
+    """Multiplies gradients by the inverse Hessian of limited-memory BFGS.
 
-    With the displacement s = θₜ − θₜ₋₁, the change y = gₜ − gₜ₋₁ and ρ = 1/⟨s, y⟩,
+    With the displacement s = θₜ − θₜ₋₁, the change y = gₜ − gₜ₋₁ and ρ = 1/⟨s, y⟩ of
+    each of the latest m steps, the oldest first, from H = γ I,
 
         H ← (I − ρ s yᵀ) H (I − ρ y sᵀ) + ρ s sᵀ,    uₜ = H gₜ
 
-    H has d² elements: use it with at most a few hundred parameters and a gradient
-    without noise, as `full_difference` estimates it. For more parameters use
-    `optax.scale_by_lbfgs`.
+    where γ = ⟨s, y⟩/|y|² belongs to the newest pair: a scale that is found once, at the
+    start, may be wrong by orders of magnitude later. Use it with gradients without
+    noise, as `full_difference` estimates them. It differs from `optax.scale_by_lbfgs`
+    in the first update and under bounds, and in that it needs no line search.
 
     The first update is |f| g/|g|², along which the loss falls by |f| according to its
     slope, but not longer than θ, or 1. Under bounds, the least loss is seldom near 0:
-    the first update is g, but not longer than 2θ, or 2. If s is not 0, H is then scaled
-    to ⟨s, y⟩/|y|² I. If ⟨s, y⟩ is not positive, H is multiplied by 4 instead, because
-    the steps are too short. If s is 0, the latest step led nowhere, and H is forgotten.
+    the first update is g, but not longer than 2θ, or 2. A pair with ⟨s, y⟩ ≤ 0 is left
+    out, and γ is multiplied by 4, because the steps are too short. If s is 0, the
+    latest step led nowhere, and all pairs are forgotten.
 
-    Under bounds, coordinates at a bound that the gradient pushes outward are fixed. The
-    remaining ones take the update H_FF − H_FA H_AA⁻¹ H_AF of fixed coordinates A
-    and free ones F. The gradient replaces an update that is not one of ascent.
+    Under bounds, coordinates at a bound that the gradient pushes outward are fixed, and
+    the products ⟨s, y⟩ are those of the others. The gradient replaces an update that is
+    not one of ascent.
+
+    Args:
+      memory_size: m, the number of pairs; by default 2d, but at least 10 and at most
+        40. The state has 2 (m + 1) d elements.
 
     Returns:
       A transformation whose `update(updates, state, params, value=...)` needs the loss
       as value. Optional are `bounds`, a pair of trees like the parameters, and `known`,
-      bool, [d]: elements of the gradient that are not known are replaced by the latest
-      gradient and H⁻¹ s. `solver` passes them. Its state is a `ScaleByBfgsState`.
+      bool, [d]: elements of the gradient that are not known are replaced by those of
+      the latest gradient. `solver` passes them. Its state is a `ScaleByBfgsState`.
 
     Raises:
-      ValueError: From the update, if `params` or `value` is missing.
+      TypeError, ValueError: If `memory_size` is not a positive integer; from the
+        update, if `params` or `value` is missing.
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax
@@ -86,16 +99,21 @@ def scale_by_bfgs() -> GradientTransformationExtraArgs:
       True
 
     References:
-      Nocedal & Wright, Numerical Optimization, 2006, eqs. (6.17) and (6.20).
+      Nocedal & Wright, Numerical Optimization, 2006, eqs. (7.19) and (7.20), and
+      algorithm 7.4.
     """
+    if memory_size is not None:
+        checks.check_int_at_least("memory_size", memory_size, 1)
 
     def init_fn(params: optax.Params) -> ScaleByBfgsState:
         d, dtype = size(params), widest(params)
+        m = min(max(2 * d, _FEWEST), _MOST) if memory_size is None else memory_size
         return ScaleByBfgsState(
-            inverse=jax.device_put(np.eye(d, dtype=dtype)),
-            known=number(False, jnp.bool_),
             params=jnp.full(d, jnp.inf, dtype),
             gradient=jnp.zeros(d, dtype),
+            displacements=jnp.zeros((m, d), dtype),
+            changes=jnp.zeros((m, d), dtype),
+            scale=number(0, dtype),
         )
 
     def update_fn(
@@ -106,85 +124,88 @@ def scale_by_bfgs() -> GradientTransformationExtraArgs:
         value: jax.typing.ArrayLike | None = None,
         bounds: tuple[Any, Any] | None = None,
         known: jax.Array | None = None,
+        sizes: jax.Array | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, ScaleByBfgsState]:
         del extra_args
         checks.check_passed(params=params, value=value)
         at, gradient = as_flat(params), as_flat(updates)
+        if known is not None:
+            gradient = jnp.where(known, gradient, state.gradient)
+        unit = jnp.ones_like(at) if sizes is None else sizes.astype(at.dtype)
 
-        def revised(
-            state: ScaleByBfgsState, at: jax.Array, gradient: jax.Array
-        ) -> tuple[jax.Array, jax.Array, jax.Array]:
-            if known is not None:
-                gradient = _completed(state, at, gradient, known)
-            return (gradient, *_updated(state, at, gradient))
+        def found(
+            state: ScaleByBfgsState, at: jax.Array, gradient: jax.Array, unit: jax.Array
+        ) -> tuple[jax.Array, ScaleByBfgsState]:
+            after = _updated(state, at, gradient, unit)
+            free = ~_fixed(at, gradient, bounds)
+            scaled = jnp.where(free, unit * gradient, 0)
+            return unit * _product(after, scaled, free, unit), after
 
         # By itself, because a loop that encloses the sums would round them otherwise.
-        gradient, inverse, scaled = compiler.compute_once(revised, state, at, gradient)
-        fixed = _fixed(at, gradient, bounds)
-        free = jnp.where(fixed, 0, gradient)
-        loss = jnp.asarray(value).astype(at.dtype)
-        square = jnp.sum(free**2)
-        length = jnp.where(loss == 0, 1, abs(loss)) / square
-        most = jnp.maximum(1, jnp.linalg.norm(at)) / jnp.sqrt(square)
-        if bounds is not None:
-            first = ~jnp.all(jnp.isfinite(state.params))
-            length = jnp.where(first, 1, length)
-            most = jnp.where(first, _FARTHER, 1) * most
-        length = jnp.where(square > 0, jnp.minimum(length, most), 0)
-        new = _times(inverse, gradient, fixed)
+        new, after = compiler.compute_once(found, state, at, gradient, unit)
+        free = jnp.where(_fixed(at, gradient, bounds), 0, gradient)
+        scaled = unit * free
+        known_sizes = jnp.any(unit != 1)
+        reach = jnp.where(known_sizes, 0, jnp.linalg.norm(at))
+        is_first = ~jnp.all(jnp.isfinite(state.params)) & ~known_sizes
+        boxed = is_first if bounds is not None else jnp.zeros((), jnp.bool_)
+        first = unit * _first_update(scaled, value, reach, boxed)
         # By rounding, or by bounds that were not there before.
-        ascends = jnp.sum(new * gradient) > 0
-        new = jnp.where(
-            scaled & ascends & jnp.all(jnp.isfinite(new)), new, length * free
-        )
-        after = ScaleByBfgsState(inverse, scaled, at, gradient)
+        usable = (jnp.sum(new * free) > 0) & jnp.all(jnp.isfinite(new))
+        new = jnp.where((after.scale > 0) & usable, new, first)
         return like_updates(new, updates), after
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _completed(
-    state: ScaleByBfgsState, at: jax.Array, gradient: jax.Array, known: jax.Array
+def _first_update(
+    gradient: jax.Array, value: Any, reach: jax.Array, boxed: jax.Array
 ) -> jax.Array:
-    """The gradient, with elements that are not known as H predicts them.
+    """The update without a pair: [d].
 
-    The prediction is the latest gradient and H⁻¹ s, so that they do not change H.
+    Args:
+      gradient: The gradient, in units of the sizes of the parameters: [d].
+      value: The loss.
+      reach: The norm of the parameters, 0 if their sizes are known: shape ().
+      boxed: Whether it is the first update within bounds whose sizes are not known:
+        bool, shape ().
     """
-    first = ~jnp.all(jnp.isfinite(state.params))
-    s = jnp.where(first, 0, at - state.params)
-
-    def predicted() -> jax.Array:
-        change = jnp.linalg.solve(state.inverse, s)
-        change = jnp.where(state.known & jnp.isfinite(change), change, 0)
-        return jnp.where(known, gradient, state.gradient + change)
-
-    return jax.lax.cond(jnp.all(known), lambda: gradient, predicted)
+    loss = jnp.asarray(value).astype(gradient.dtype)
+    square = jnp.sum(gradient**2)
+    length = jnp.where(loss == 0, 1, abs(loss)) / square
+    length = jnp.where(boxed, 1, length)
+    most = jnp.where(boxed, _FARTHER, 1) * jnp.maximum(1, reach) / jnp.sqrt(square)
+    return jnp.where(square > 0, jnp.minimum(length, most), 0) * gradient
 
 
 def _updated(
-    state: ScaleByBfgsState, at: jax.Array, gradient: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """H after the latest step, and whether it has a scale."""
+    state: ScaleByBfgsState, at: jax.Array, gradient: jax.Array, unit: jax.Array
+) -> ScaleByBfgsState:
+    """The state with the pair of the latest step."""
     first = ~jnp.all(jnp.isfinite(state.params))
-    s = jnp.where(first, 0, at - state.params)
-    y = gradient - state.gradient
-    curved = jnp.sum(s * y)
-    square = jnp.sum(y**2)
+    s = jnp.where(first, 0, at - state.params) / unit
+    y = unit * (gradient - state.gradient)
+    curved, square = jnp.sum(s * y), jnp.sum(y**2)
     norms = jnp.linalg.norm(s) * jnp.linalg.norm(y)
     upward = (curved > _ROUNDED * norms) & jnp.isfinite(curved / square)
-    moved = jnp.any(s != 0)
-    # Without a scale, H is chosen so that the step is as long as the latest one.
-    fall = -jnp.sum(s * state.gradient)
-    guess = jnp.where(upward, curved / square, jnp.sum(s**2) / fall)
-    eye = jnp.eye(s.size, dtype=s.dtype)
-    inverse = jnp.where(state.known, state.inverse, guess * eye)
-    rho = jnp.where(upward, 1 / curved, 0)
-    left = eye - rho * jnp.outer(s, y)
-    following = left @ inverse @ left.T + rho * jnp.outer(s, s)
-    following = jnp.where(upward, following, _LONGER * inverse)
-    usable = moved & jnp.all(jnp.isfinite(following))
-    return jnp.where(usable, following, eye), usable
+    # Without a scale, the next step is longer than the latest one by the same factor.
+    guess = jnp.sum(s**2) / -jnp.sum(s * unit * state.gradient)
+    before = jnp.where(state.scale > 0, state.scale, guess)
+    scale = jnp.where(upward, curved / square, _LONGER * before)
+    usable = jnp.any(s != 0) & jnp.isfinite(scale) & (scale > 0)
+
+    def with_pair(pairs: jax.Array, newest: jax.Array) -> jax.Array:
+        longer = jnp.concatenate([pairs[1:], newest[None]])
+        return jnp.where(usable, jnp.where(upward, longer, pairs), 0)
+
+    return ScaleByBfgsState(
+        params=at,
+        gradient=gradient,
+        displacements=with_pair(state.displacements, s * unit),
+        changes=with_pair(state.changes, y / unit),
+        scale=jnp.where(usable, scale, 0),
+    )
 
 
 def _fixed(
@@ -197,17 +218,29 @@ def _fixed(
     return ((at <= low) & (gradient > 0)) | ((at >= high) & (gradient < 0))
 
 
-def _times(inverse: jax.Array, gradient: jax.Array, fixed: jax.Array) -> jax.Array:
-    """The product with the inverse of the Hessian of the free coordinates."""
-    whole = inverse @ jnp.where(fixed, 0, gradient)
+def _product(
+    state: ScaleByBfgsState, g: jax.Array, free: jax.Array, unit: jax.Array
+) -> jax.Array:
+    """H g for the coordinates that are free, in units of their sizes: [d]."""
+    s, y = (jnp.where(free, x, 0) for x in (state.displacements, state.changes))
+    pairs = s / unit[None], y * unit[None]
+    curved = jnp.sum(pairs[0] * pairs[1], axis=1)
+    norms = jnp.linalg.norm(pairs[0], axis=1) * jnp.linalg.norm(pairs[1], axis=1)
+    rho = jnp.where(curved > _ROUNDED * norms, 1 / curved, 0)
+    oldest_first = (*pairs, rho)
 
-    def projected() -> jax.Array:
-        both = fixed[:, None] & fixed[None, :]
-        block = jnp.where(both, inverse, jnp.eye(fixed.size, dtype=inverse.dtype))
-        force = jnp.linalg.solve(block, jnp.where(fixed, whole, 0))
-        return jnp.where(fixed, 0, whole - inverse @ jnp.where(fixed, force, 0))
+    def before(q: jax.Array, pair: Any) -> tuple[jax.Array, jax.Array]:
+        s, y, rho = pair
+        alpha = rho * jnp.sum(s * q)
+        return q - alpha * y, alpha
 
-    return jax.lax.cond(jnp.any(fixed), projected, lambda: whole)
+    def after(r: jax.Array, pair: Any) -> tuple[jax.Array, None]:
+        (s, y, rho), alpha = pair
+        return r + (alpha - rho * jnp.sum(y * r)) * s, None
+
+    q, alphas = lax.scan(before, g, oldest_first, reverse=True)
+    r, _ = lax.scan(after, state.scale * q, (oldest_first, alphas))
+    return r
 
 
 def like_updates(flat: jax.Array, updates: Any) -> Any:

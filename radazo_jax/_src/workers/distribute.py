@@ -23,6 +23,7 @@ from radazo_jax._src.steps import history, records, states
 from radazo_jax._src.steps.box import BoundsLike, as_bounds
 from radazo_jax._src.steps.history import History
 from radazo_jax._src.steps.records import Path, Record, lowest
+from radazo_jax._src.steps.stages import Stage
 from radazo_jax._src.steps.states import Failures, Policy, RunError, SolverState
 from radazo_jax._src.workers.cluster import Cluster
 from radazo_jax._src.workers.fleet import Fleet
@@ -267,6 +268,20 @@ class _Driver:
             self.best = Best(None, float(value), self._evaluations + i)
         self._evaluations += len(values)
         self._budget.saw(value, len(values))
+
+    @property
+    def methods(self) -> tuple[Stage, ...]:
+        """See `Steps`; a run of workers has one method."""
+        return ()
+
+    def ended(self, state: SolverState) -> str:
+        """See `Steps`."""
+        del state
+        return ""
+
+    def begin(self, state: SolverState) -> SolverState:
+        """See `Steps`."""
+        return state
 
     def history(self) -> History:
         """See `Steps`."""

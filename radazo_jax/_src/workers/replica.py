@@ -16,6 +16,7 @@ from radazo_jax._src.runs import journal
 from radazo_jax._src.steps import ask_tell, history, states, step
 from radazo_jax._src.steps.box import Bounds
 from radazo_jax._src.steps.records import Record
+from radazo_jax._src.steps.stages import Stages
 from radazo_jax._src.steps.states import Run, SolverState
 from radazo_jax._src.workers.messages import Reply, Request
 
@@ -89,7 +90,7 @@ class Replica:
         self._seconds = self._seconds_per_step = 0.0
         begun = self._start(params)
         self._run = step.traced(run, begun)
-        self._tell = ask_tell.teller(self._run, begun)
+        self._teller = journal.Teller(Stages(self._run), begun)
         self._points = program.of(_points, self._run, begun)
         # Not by its arguments: each batch of points is as large.
         self._values = program.of(values_of, self._run)
@@ -102,12 +103,14 @@ class Replica:
             values = self.evaluate(np.zeros(1, np.int32))
         begun = self._started()
         names = history.names(begun)
-        line = journal.line_of_run(self._fun, begun, self._recipe.estimator)
+        line = journal.line_of_run(self._fun, begun, self._run)
         size = sum(x.nbytes for x in jax.tree.leaves(begun))
         for _ in range(2):
             copy = trees.copy(begun)
             start = time.perf_counter()
-            told = self._tell(copy, np.full(line["points"], values[0], values.dtype))
+            told = self._teller.tell(
+                copy, np.full(line["points"], values[0], values.dtype)
+            )
             jax.block_until_ready(told)
             self._seconds_per_step = time.perf_counter() - start
         seconds = self._seconds, self._seconds_per_step
@@ -176,7 +179,7 @@ class Replica:
         if not records:
             return np.zeros((0, len(names)), np.float32)
         start = time.perf_counter()
-        self._state, done = journal.rebuild(state, records, self._tell)
+        self._state, done = journal.rebuild(state, records, self._teller)
         self._seconds_per_step = (time.perf_counter() - start) / len(records)
         rows = [[of_step.numbers[name] for name in names] for of_step in done]
         return np.array(rows, np.float32)

@@ -1,0 +1,196 @@
+"""The stages of a run of the default method, of which each is an ordinary run.
+
+What the values have said so far decides which method takes the next steps:
+
+===============  =========================================  ==========================
+method           is over                                    what follows
+===============  =========================================  ==========================
+slopes           f(θ) has changed: noise                    an evolution strategy, wide
+slopes           most differences are 0, or of a jump       an evolution strategy, wide
+slopes           the gradient is that of a minimum          the end if no budget was
+                                                            given, else a strategy
+slopes           three gradients in a row led nowhere       a narrow strategy
+evolution        its points have nothing to tell            twice the population
+===============  =========================================  ==========================
+
+A decision depends on the state of the run alone, so that a journal replays it.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from radazo_jax._src import trees
+from radazo_jax._src.base import GradientEstimator
+from radazo_jax._src.estimators.cma import cma
+from radazo_jax._src.estimators.covariance import CmaState
+from radazo_jax._src.estimators.full import FullDifferenceState
+from radazo_jax._src.search.whole import whole
+from radazo_jax._src.steps import box, defaults, step
+from radazo_jax._src.steps.states import Run, SolverState
+
+# The first step sizes of a strategy: from a start, and from where slopes led nowhere.
+_WIDE, _NARROW = 0.3, 0.03
+
+# The scale of the points between two bounds, as a share of their distance.
+_OF_WIDTH = 2 / 3
+
+
+class Stage(NamedTuple):
+    """A stage of a run of the default method.
+
+    Attributes:
+      step: The number of its first step.
+      method: Its estimator, in words.
+      reason: The reason for which it follows the one before.
+    """
+
+    step: int
+    method: str
+    reason: str
+
+
+class Stages:
+    """The run that takes the next step, and what follows when it is over.
+
+    Attributes:
+      run: The run.
+      done: The stages so far, the latest last; empty if a method was named.
+    """
+
+    run: Run
+
+    def __init__(self, run: Run, ends: bool = False):
+        """The stages of a run.
+
+        Args:
+          run: The first stage; others may follow if it is `staged`.
+          ends: Whether the run ends at a minimum, before its budgets do.
+        """
+        self.run = run
+        self.done: list[Stage] = []
+        self._ends = ends
+        # The value and the parameters at the end of each stage.
+        self._kept: list[tuple[float, Any]] = []
+        if run.staged:
+            self.done.append(Stage(0, repr(run.estimator), ""))
+
+    def is_over(self, state: SolverState) -> bool:
+        """Whether the stage of a state can take no further step that is worth it."""
+        run = self.run
+        return run.staged and bool(run.estimator.exhausted(state.estimator_state))
+
+    def ended(self, state: SolverState) -> str:
+        """The reason for which the run ends with this state, or an empty string."""
+        if not (self._ends and self.is_over(state)):
+            return ""
+        found = state.estimator_state
+        if isinstance(found, FullDifferenceState):
+            at_minimum = found.is_small & ~found.in_steps & (found.noise == 0)
+            return "converged" if at_minimum else ""
+        return "converged"
+
+    def stands_at(self, state: SolverState) -> Any:
+        """The parameters of a stage that is over: a last step from there counts not.
+
+        Args:
+          state: The state after the latest step.
+        """
+        judges = self.run.search.judges
+        return state.search_state.before if judges else state.params
+
+    def following(self, state: SolverState) -> SolverState:
+        """The state in which the next step begins: of the next stage, if one is over.
+
+        Args:
+          state: The state after the latest step.
+        """
+        return self._next(state) if self.is_over(state) else state
+
+    def _next(self, state: SolverState) -> SolverState:
+        value = _value_of(state.estimator_state)
+        params = self.stands_at(state)
+        self._kept.append((value, trees.copy(params)))
+        estimator, scale, reason = _following(self.run, state, params)
+        self.run = _with(self.run, estimator)
+        self.done.append(Stage(int(state.step), repr(estimator), reason))
+        begun = step.begun(self.run, params, state.key)
+        strategy = begun.estimator_state._replace(scale=scale)
+        return trees.copy(
+            begun._replace(
+                estimator_state=strategy, step=state.step, failures=state.failures
+            )
+        )
+
+    def last_params(self, state: SolverState) -> Any:
+        """The parameters after the last step, or the best ones at the end of a stage.
+
+        Args:
+          state: The state after the last step.
+        """
+        if not self._kept:
+            return step.last_params(self.run, state)
+        value = step.last_value(self.run, state)
+        ends = [(value, state.params), *self._kept]
+        return min(ends, key=lambda end: end[0])[1]
+
+
+def of_state(run: Run, state: SolverState) -> Run:
+    """The stage of the default method to which a state belongs.
+
+    Args:
+      run: The first stage.
+      state: The state of any stage.
+    """
+    found = state.estimator_state
+    if not isinstance(found, CmaState):
+        return run
+    return _with(run, cma(len(found.normals), _WIDE))
+
+
+def _with(run: Run, estimator: GradientEstimator) -> Run:
+    """The run with a strategy, whose steps are taken as they are."""
+    return run._replace(
+        optimizer=defaults.whole_steps(), estimator=estimator, search=whole()
+    )
+
+
+def _following(
+    run: Run, state: SolverState, params: Any
+) -> tuple[GradientEstimator, jax.Array, str]:
+    """What follows a stage: a strategy, the scale of its points, and the reason."""
+    found = state.estimator_state
+    if isinstance(found, CmaState):
+        size = 2 * len(found.normals)
+        return cma(size, _WIDE), found.scale, "its points had nothing more to tell"
+    scale = _scale_of(params, run.bounds)
+    if found.noise > 0:
+        return cma(step_size=_WIDE), scale, "the value at one point changed"
+    if found.in_steps:
+        return cma(step_size=_WIDE), scale, "the function is one of steps"
+    if found.is_small:  # Of many minima, another one may be lower.
+        return cma(step_size=_WIDE), scale, "gradients ended at a minimum"
+    if found.sizes.known:
+        scale = found.sizes.guesses
+    return cma(step_size=_NARROW), scale, "gradients led nowhere"
+
+
+def _scale_of(params: Any, bounds: box.Bounds | None) -> jax.Array:
+    """The scale of the points of a strategy: [d]."""
+    at = trees.as_flat(params)
+    typical = jnp.maximum(1, jnp.sqrt(jnp.mean(at**2)))
+    scale = jnp.broadcast_to(typical, at.shape)
+    if bounds is None:
+        return scale
+    low, high = (trees.as_flat(bound) for bound in box.as_trees(bounds, params))
+    width = high - low
+    usable = jnp.isfinite(width) & (width > 0)
+    return jnp.where(usable, _OF_WIDTH * width, scale)
+
+
+def _value_of(found: Any) -> float:
+    """The value at the end of a stage."""
+    value = float(found.level if isinstance(found, CmaState) else found.base)
+    return value if np.isfinite(value) else np.inf

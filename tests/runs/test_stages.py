@@ -1,0 +1,192 @@
+"""Stages of the default method: what follows what, and that runs are the same again."""
+
+import warnings
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import radazo_jax as zo
+from tests.helpers.tables import slow
+
+START = np.array([0.4, -1.3, 2.2])
+CMA = "cma(step_size=0.3)"
+
+
+def bowl(x):
+    return float(np.sum(np.array([1.0, 4.0, 9.0]) * (x - 1.0) ** 2) + 1)
+
+
+def stairs(x):
+    return float(np.sum(np.floor(3 * np.abs(x - 1.0))))
+
+
+def waves(x):
+    return float(np.sum((x - 1) ** 2 + 5 * (1 - np.cos(2 * np.pi * (x - 1)))))
+
+
+def kinked(x):
+    return float(np.sum(np.abs(x - 1.0)))
+
+
+def noisy():
+    draws = np.random.default_rng(0)
+    return lambda x: bowl(x) + 0.1 * float(draws.standard_normal())
+
+
+def run(fun, most=None, **options):
+    options = {"progress": False, "max_evaluations": most} | options
+    return zo.minimize_black_box(fun, START, **options)
+
+
+def methods(result):
+    return [stage.method for stage in result.stages]
+
+
+@pytest.mark.parametrize(
+    "fun, second, reason, below",
+    [
+        (stairs, CMA, "the function is one of steps", 1.0),
+        (noisy(), CMA, "the value at one point changed", 1.5),
+        slow(bowl, CMA, "gradients ended at a minimum", 1.0 + 1e-12),
+        slow(kinked, "cma(step_size=0.03)", "gradients led nowhere", 1e-3),
+    ],
+)
+def test_what_the_values_say_chooses_the_next_method(fun, second, reason, below):
+    result = run(fun, 400)
+    assert methods(result)[:2] == ["full_difference()", second]
+    assert result.stages[1].reason == reason
+    assert result.best.value < below
+    assert result.num_evaluations <= 400
+
+
+def test_a_named_method_has_no_stages():
+    result = run(stairs, 100, estimator=zo.full_difference(), optimizer=zo.bfgs())
+    assert result.stages == ()
+
+
+def test_a_run_without_a_budget_ends_at_the_minimum():
+    result = run(bowl)
+    assert result.stopped == "converged"
+    assert methods(result) == ["full_difference()"]
+    chex.assert_trees_all_close(result.params, np.ones(3), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_target_is_no_budget():
+    assert run(bowl, target=-1.0).stopped == "converged"
+
+
+@pytest.mark.slow
+def test_restarts_have_twice_the_population():
+    result = run(waves, 4000, key=3)
+    sizes = [stage.method for stage in result.stages if "population" in stage.method]
+    assert sizes[:2] == [
+        "cma(population_size=14, step_size=0.3)",
+        "cma(population_size=28, step_size=0.3)",
+    ]
+    assert result.best.value < 1e-6  # A hundred minima are worse than this one.
+
+
+@pytest.mark.parametrize("fun", [stairs, slow(noisy())])
+def test_a_journal_goes_on_in_any_stage_and_rebuilds_the_run(fun, tmp_path):
+    values, path = {}, tmp_path / "run.jsonl"
+
+    def again(x):  # The same point has the same value, noise or not.
+        return values.setdefault(x.tobytes(), fun(x))
+
+    whole = run(again, 150)
+    for steps in (1, 4, 20):
+        part = run(again, 1000, num_steps=steps, journal=path)
+    assert len(part.stages) == 2
+    resumed = run(again, 150, journal=path)
+    chex.assert_trees_all_equal(resumed.params, whole.params)
+    assert resumed.best.number == whole.best.number
+    assert resumed.stages == whole.stages
+    state = zo.replay(path, START)
+    chex.assert_trees_all_equal(state.params, whole.params)
+    with pytest.raises(ValueError, match="one value per point"):
+        zo.replay(path, START, *zo.default_method(START))
+
+
+@pytest.mark.parametrize("done", [slow(2), 20])
+def test_a_state_goes_on_in_its_stage(done):
+    whole = run(stairs, num_steps=30)
+    first = run(stairs, num_steps=done)
+    rest = run(stairs, num_steps=30 - done, state=first.state)
+    chex.assert_trees_all_equal(rest.params, whole.params)
+    assert int(rest.state.step) == 30
+
+
+@pytest.mark.parametrize("chunk_size", [slow(1), slow(3), None])
+def test_a_compiled_run_takes_the_same_steps(chunk_size):
+    def traced(x):
+        return jnp.sum(jnp.floor(3 * jnp.abs(x - 1)))
+
+    with jax.enable_x64(True):
+        compiled = zo.minimize(
+            traced,
+            jnp.asarray(START),
+            num_steps=25,
+            chunk_size=chunk_size,
+            progress=False,
+        )
+    called = run(stairs, num_steps=25)
+    assert compiled.stages == called.stages
+    # Of the value at the mean, which is no point, there is none in a called run.
+    chex.assert_trees_all_close(
+        compiled.state.params, called.state.params, rtol=1e-12, atol=1e-12
+    )
+
+
+def test_a_compiled_run_returns_the_best_end_of_a_stage():
+    def traced(x):
+        return jnp.sum((x - 1.0) ** 2) + 1
+
+    with jax.enable_x64(True):
+        result = zo.minimize(
+            traced, jnp.asarray(START), max_evaluations=200, progress=False
+        )
+        value = float(traced(result.params))
+    assert len(result.stages) == 2  # The strategy is still far from the minimum.
+    assert value == pytest.approx(1.0, abs=1e-12)
+    assert result.num_evaluations <= 200
+
+
+def test_a_constant_function_is_warned_of_once_and_ends():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = run(lambda x: 3.0)
+    assert [str(x.message)[:20] for x in caught] == ["fun returned 3 at al"]
+    assert result.stopped == "converged"
+
+
+@pytest.mark.slow
+def test_one_parameter_is_enough():
+    result = zo.minimize_black_box(
+        lambda x: float((x[0] - 3) ** 2), np.zeros(1), progress=False
+    )
+    assert result.params[0] == pytest.approx(3.0, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_bounds_scale_a_strategy():
+    """The first points lie within a fifth of the widths."""
+    lower, upper = np.array([-1.0, -1e3, -1e-3]), np.array([1.0, 1e3, 1e-3])
+    points = []
+
+    def fun(x):
+        points.append(x.copy())
+        return float(np.sum(np.floor(3 * x / upper)))
+
+    zo.minimize_black_box(
+        fun,
+        np.zeros(3),
+        bounds=(lower, upper),
+        num_steps=4,
+        progress=False,
+    )
+    spread = np.std(np.array(points[-8:]), axis=0) / (upper - lower)
+    assert np.all((spread > 0.05) & (spread < 0.6))
