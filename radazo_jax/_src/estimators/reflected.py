@@ -66,7 +66,7 @@ class Box(NamedTuple):
         found = jnp.where(near_lower, lower + above**2 / (4 * a), far)
         found = jnp.where(near_upper, upper - below**2 / (4 * a), found)
         # Where nothing changes, nothing is rounded.
-        same = (start == x) & (far == g) & ~near_lower & ~near_upper
+        same = (start == x) & (g >= lower + a) & (g <= upper - a)
         found = jnp.where(same, away, found - x)
         return jnp.where(lower == upper, 0, found)
 
