@@ -117,7 +117,7 @@ class Cma(GradientEstimator):
         rows = (state.scale[None] * colored(state, z)).astype(jnp.float32)
         length = state.step_size.astype(jnp.float32)
         away = (length * rows).astype(dtype)
-        if dtype != jnp.float32:  # Directions are rounded: z is that of the point.
+        if dtype != jnp.float32:  # Directions are rounded, and z belongs to the point.
             z = whitened(state, away / (state.step_size * state.scale)[None])
         if draw.bounds is not None:
             within = jax.vmap(_box(state).moved, (None, 0))
