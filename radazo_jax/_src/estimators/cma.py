@@ -116,11 +116,10 @@ class Cma(GradientEstimator):
         z = rows_of(jax.vmap(lambda u: elements(u, layout))(drawn), dtype)
         rows = (state.scale[None] * colored(state, z)).astype(jnp.float32)
         length = state.step_size.astype(jnp.float32)
-        if dtype != jnp.float32:  # Points are rounded, and z is that of the point.
-            away = length.astype(dtype) * rows.astype(dtype)
+        away = (length * rows).astype(dtype)
+        if dtype != jnp.float32:  # Directions are rounded, and z belongs to the point.
             z = whitened(state, away / (state.step_size * state.scale)[None])
         if draw.bounds is not None:
-            away = length.astype(dtype) * rows.astype(dtype)
             within = jax.vmap(_box(state).moved, (None, 0))
             away = within(_flat(params, dtype), away)
             rows = (away / length.astype(dtype)).astype(jnp.float32)

@@ -52,8 +52,8 @@ class CmaState(NamedTuple):
       generation: Number of steps with a finite value: int32, shape ().
       lower: The lower bounds, NaN before the first step: [d].
       upper: The upper bounds, likewise.
-      level: The least value of a step from which that of later steps differs by
-        rounding alone, NaN before the first value: shape ().
+      level: The least value of a step, from which the least values of later steps
+        differ by rounding alone; NaN before the first value: shape ().
       unchanged: Number of such later steps: int32, shape ().
       exhausted: Whether further steps would teach nothing: bool, shape ().
     """
@@ -79,8 +79,8 @@ class Constants(NamedTuple):
     """The constants of a population, in the names of Hansen's tutorial, table 1.
 
     Attributes:
-      weights: wᵢ, the best first; those of the better half are positive, with a sum of
-        1: float64, [λ].
+      weights: wᵢ, the best first; the weights of the better half are positive, with a
+        sum of 1: float64, [λ].
       c_step: c_σ, the learning rate of p_σ.
       damping: d_σ, the damping of σ.
       c_path: c_c, the learning rate of p_c.
@@ -242,7 +242,7 @@ def _adapted(constants: Constants, found: Population, state: CmaState) -> CmaSta
 
 
 def _flatness(constants: Constants, found: Population) -> jax.Array:
-    """By how much log σ grows because the better values are equal: shape ()."""
+    """The growth of log σ because the better values are equal: shape ()."""
     size = len(found.values)
     last = found.values[min(size // 2, 1 + size // 4)]
     growth = 0.2 + constants.c_step / constants.damping

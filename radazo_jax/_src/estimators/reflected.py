@@ -34,7 +34,7 @@ class Box(NamedTuple):
         Args:
           lower: The lower bounds: [d].
           upper: The upper bounds: [d].
-          unit: The unit of each parameter, of which there are not two bounds: [d].
+          unit: The unit of each parameter, used if it has fewer than two bounds: [d].
         """
         width = upper - lower
         unit = jnp.where(jnp.isfinite(width), width, unit)
@@ -65,8 +65,8 @@ class Box(NamedTuple):
         far = jnp.where(jnp.isfinite(lower) | jnp.isfinite(upper), far, g)
         found = jnp.where(near_lower, lower + above**2 / (4 * a), far)
         found = jnp.where(near_upper, upper - below**2 / (4 * a), found)
-        # Where nothing changes, nothing is rounded.
-        same = (start == x) & (far == g) & ~near_lower & ~near_upper
+        # If nothing changes, nothing is rounded.
+        same = (start == x) & (g >= lower + a) & (g <= upper - a)
         found = jnp.where(same, away, found - x)
         return jnp.where(lower == upper, 0, found)
 
