@@ -82,28 +82,36 @@ def polished(
     start: np.ndarray,
     points: Sequence[np.ndarray],
     bounds: tuple[np.ndarray, np.ndarray] | None = None,
+    slope: Map | None = None,
 ) -> Function:
-    """Returns a function whose minimum is the best of long runs from some points.
+    """Returns a function whose minimum is the end of a long run, the best of some.
 
-    The runs are quasi-Newton methods on central differences.
+    Args:
+      fun: The function.
+      start: The start of the methods, [d].
+      points: Where the runs begin. The best of their ends is polished.
+      bounds: The lower and the upper bounds, [d] each; `None` without.
+      slope: The gradient; by default, it is made of central differences.
     """
     box = None if bounds is None else np.stack(bounds, axis=1)
-    least, best = np.inf, start
-    options: dict[str, Any]
-    for point in points:
+
+    def end(point: np.ndarray, method: str, **options: Any) -> np.ndarray:
         at = point if bounds is None else np.clip(point, *bounds)
-        for method, options in (
-            ("L-BFGS-B", {"maxiter": 3000, "maxfun": 10**6, "ftol": 1e-15}),
-            ("BFGS" if box is None else "L-BFGS-B", {"gtol": 1e-10}),
-        ):
-            with np.errstate(all="ignore"):
-                found = minimize(
-                    fun, at, jac="3-point", method=method, bounds=box, options=options
-                )
-            at = found.x if found.fun <= fun(at) else at
-        if fun(at) < least:
-            least, best = float(fun(at)), at
-    return Function(fun, start, least, best, bounds)
+        with np.errstate(all="ignore"):
+            found = minimize(
+                *(fun, at),
+                jac=slope or "3-point",
+                method=method,
+                bounds=box,
+                options=options,
+            )
+        return found.x if found.fun <= fun(at) else at
+
+    best = min((end(point, "L-BFGS-B", maxfun=10**6) for point in points), key=fun)
+    best = end(best, "L-BFGS-B", ftol=1e-15, gtol=1e-10, maxfun=10**6, maxiter=500)
+    if bounds is None:
+        best = end(best, "BFGS", gtol=1e-10)
+    return Function(fun, start, float(fun(best)), best, bounds)
 
 
 def fitted(residuals: Map, start: np.ndarray, truth: np.ndarray) -> Function:
@@ -114,7 +122,9 @@ def fitted(residuals: Map, start: np.ndarray, truth: np.ndarray) -> Function:
         return float(r @ r) / r.size
 
     tight: dict[str, Any] = dict.fromkeys(("ftol", "xtol", "gtol"), 1e-15)
-    found = least_squares(residuals, truth, jac="3-point", x_scale="jac", **tight)
+    found = least_squares(
+        residuals, truth, jac="3-point", x_scale="jac", max_nfev=100, **tight
+    )
     return known(fun, start, found.x if fun(found.x) < fun(truth) else truth)
 
 
@@ -225,14 +235,13 @@ def compartments(draw: np.random.Generator, d: int) -> Function:
 
 
 def predators(draw: np.random.Generator, d: int) -> Function:
-    """Lotka and Volterra's rates (d = 4), and initial states (6), from noisy data."""
-    truth = np.log([0.8, 0.7, 0.9, 0.6, 1.2, 0.8])[:d] + 0.2 * draw.normal(size=d)
+    """Lotka and Volterra's four rates and first prey, d = 5, from noisy data."""
+    truth = np.log([0.8, 0.7, 0.9, 0.6, 1.2]) + 0.2 * draw.normal(size=d)
     width, count = 0.2, 40
 
     def states(x: np.ndarray) -> np.ndarray:
-        a, b, c, e = np.exp(np.clip(x[:4], -6, 3)).tolist()
-        u, v = np.exp(np.clip(x[4:], -6, 3)).tolist() if d == 6 else (1.2, 0.8)
-        found = []
+        a, b, c, e, u = np.exp(np.clip(x, -6, 3)).tolist()
+        v, found = 0.8, []
         for _ in range(count):
             half_u = u * (1 + 0.5 * width * (a - b * v))
             half_v = v * (1 + 0.5 * width * (c * u - e))
@@ -382,14 +391,28 @@ def cluster(draw: np.random.Generator, d: int) -> Function:
     first, second = np.triu_indices(d // space, 1)
     stiff = draw.uniform(2, 4)
 
-    def fun(x: np.ndarray) -> float:
+    def pairs(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         atoms = x.reshape(-1, space)
         apart = atoms[first] - atoms[second]
-        near = np.exp(stiff * (1 - np.sqrt(np.einsum("ij,ij->i", apart, apart))))
+        return apart, np.sqrt(np.einsum("ij,ij->i", apart, apart))
+
+    def fun(x: np.ndarray) -> float:
+        near = np.exp(stiff * (1 - pairs(x)[1]))
         return float(near @ (near - 2))
 
+    def slope(x: np.ndarray) -> np.ndarray:
+        apart, distances = pairs(x)
+        near = np.exp(stiff * (1 - distances))
+        pulls = (2 * stiff * near * (1 - near) / distances)[:, None] * apart
+        found = np.zeros((d // space, space))
+        np.add.at(found, first, pulls)
+        np.add.at(found, second, -pulls)
+        return found.ravel()
+
     atoms = lattice(d // space, space).ravel()
-    return polished(fun, atoms + 0.12 * draw.normal(size=d), [atoms])
+    start = atoms + 0.12 * draw.normal(size=d)
+    nearby = [atoms + 0.12 * draw.normal(size=d) for _ in range(8)]
+    return polished(fun, start, [atoms, start, *nearby], slope=slope)
 
 
 def deconvolution(draw: np.random.Generator, d: int) -> Function:

@@ -58,18 +58,23 @@ def units(draw: np.random.Generator, d: int) -> Function:
     features, count = draw.normal(size=(400, 2)), d // 2
     angles = draw.uniform(0, 2 * np.pi, count)
     planes = np.stack([np.cos(angles), np.sin(angles)])
-    best = draw.normal(scale=0.7, size=d)
 
     def classes(x: np.ndarray) -> np.ndarray:
         hidden = features @ planes + x[:count] > 0
         return hidden @ x[count : 2 * count] > x[2 * count :].sum()
 
+    best = draw.normal(size=d)
+    while not 0.2 < classes(best).mean() < 0.8:  # Neither class is rare.
+        best = draw.normal(size=d)
     labels = classes(best)
 
     def fun(x: np.ndarray) -> float:
         return float(np.count_nonzero(classes(x) != labels)) / labels.size
 
-    return known(fun, best + draw.normal(size=d), best)
+    start = draw.normal(size=d)
+    while fun(start) < 0.2:
+        start = draw.normal(size=d)
+    return known(fun, start, best)
 
 
 def order(draw: np.random.Generator, d: int) -> Function:
@@ -232,12 +237,13 @@ def hollows(draw: np.random.Generator, d: int) -> Function:
 
 
 def waves(draw: np.random.Generator, d: int) -> Function:
-    """Frequencies and amplitudes of d/2 waves in exact measurements; f* is 0."""
+    """Frequencies and amplitudes of d/2 waves, from exact measurements; f* is 0."""
     times, count = np.linspace(0, 4, 80), d // 2
     best = np.r_[draw.uniform(1, 6, count), draw.uniform(0.5, 1.5, d - count)]
 
     def model(x: np.ndarray) -> np.ndarray:
-        return np.sin(times[:, None] * x[:count]) @ x[count:]
+        waves = np.sin(times[:, None] * x[:count]) @ x[count : 2 * count]
+        return waves + x[2 * count :].sum()
 
     measured = model(best)
 
@@ -249,19 +255,15 @@ def waves(draw: np.random.Generator, d: int) -> Function:
     return known(fun, start, best)
 
 
-# The densest clusters in space.
-_ATOMS = {
-    2: [[0, 0, 0], [1, 0, 0]],
-    4: [[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]],
-}
+_TETRAHEDRON = np.array([[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]])
 
 
 def atoms(draw: np.random.Generator, d: int) -> Function:
-    """Lennard-Jones atoms from a random start, in space (d = 6, 12) or in a plane.
+    """Lennard-Jones atoms from a random start: four in space (d = 12), or in a plane.
 
     f* is polished from the densest cluster: a tetrahedron, or a part of a lattice.
     """
-    space = 3 if d % 6 == 0 else 2
+    space = 3 if d == 12 else 2
     count = d // space
     first, second = np.triu_indices(count, 1)
 
@@ -273,8 +275,7 @@ def atoms(draw: np.random.Generator, d: int) -> Function:
 
     dense = lattice(count, space)
     if space == 3:
-        dense = np.array(_ATOMS[count], np.float64)
-        dense /= np.linalg.norm(dense[0] - dense[1])
+        dense = _TETRAHEDRON / 8**0.5
     scattered = 1.5 * lattice(count, space) + 0.3 * draw.normal(size=(count, space))
     return polished(fun, scattered.ravel(), [dense.ravel()])
 
