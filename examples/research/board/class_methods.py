@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib.util
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -166,10 +167,15 @@ def cma(count: Count, seed: int) -> np.ndarray:
 
 
 class Method(NamedTuple):
-    """A tool, and the most parameters with which it is run."""
+    """A tool, the most parameters that it is run with, and the module that it needs."""
 
     run: Callable[[Count, int], np.ndarray]
     most: int = 1000
+    needs: str = "radazo_jax"
+
+    def takes(self, dimension: int) -> bool:
+        there = importlib.util.find_spec(self.needs) is not None
+        return there and dimension <= self.most
 
 
 DEFAULT = "default"
@@ -177,8 +183,8 @@ METHODS = {
     DEFAULT: Method(default),
     "lbfgsb": Method(functools.partial(scipy, method="L-BFGS-B")),
     "powell": Method(functools.partial(scipy, method="Powell")),
-    "newuoa": Method(powell, 100),
-    "cma": Method(cma),
+    "newuoa": Method(powell, 100, "nlopt"),
+    "cma": Method(cma, needs="cma"),
     "cobyqa": Method(functools.partial(scipy, method="COBYQA"), 12),
 }
 # As tables have them.

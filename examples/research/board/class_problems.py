@@ -275,7 +275,7 @@ def peaks(draw: np.random.Generator, d: int) -> Function:
         [
             draw.uniform(0.5, 1.5, count),
             np.linspace(-0.8, 0.8, count) + 0.1 * draw.normal(size=count),
-            np.log(0.8 / count) + 0.2 * draw.normal(size=count),
+            np.log(0.6 / (count + 1)) + 0.2 * draw.normal(size=count),
             0.3 * draw.normal(size=d % 3),
         ]
     )

@@ -42,7 +42,7 @@ def measures(
     for case in cases(kinds, seeds):
         make = functools.cache(case.make)
         for method in methods:
-            if case.dimension <= METHODS[method].most:
+            if METHODS[method].takes(case.dimension):
                 values = (case.kind, case.name, case.seed, case.dimension, method)
                 row = dict(zip(_IDENTITY, values, strict=True))
                 yield row, functools.partial(_measured, case, make, method)
