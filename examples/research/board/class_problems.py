@@ -4,8 +4,8 @@ A family is `family(draw, d)`: it draws rotations, data, a start and a minimum. 
 seed of `draw` gives another function. Functions are plain NumPy in float64 and take
 microseconds, because tools evaluate them one point after another.
 
-The least value is that of the closed form where the docstring of a family has one.
-Otherwise `polished` finds it, from the parameters that made the data.
+A family's docstring has the least value f* if there is a closed form. Otherwise,
+`fitted` and `polished` find f* by long runs from the parameters that made the data.
 """
 
 import dataclasses
@@ -89,7 +89,7 @@ def polished(
     Args:
       fun: The function.
       start: The start of the methods, [d].
-      points: Where the runs begin. The best of their ends is polished.
+      points: Starts of the runs, [d] each. The best of their ends is polished.
       bounds: The lower and the upper bounds, [d] each; `None` without.
       slope: The gradient; by default, it is made of central differences.
     """

@@ -1,6 +1,6 @@
 """Functions that are not smooth, or whose start or minimum is hard to leave or find.
 
-Families are as in `class_problems`, and their docstrings say where f* comes from.
+Families are as in `class_problems`. Their docstrings say how f* is found.
 """
 
 from collections.abc import Callable
@@ -151,7 +151,7 @@ def bends(draw: np.random.Generator, d: int) -> Function:
 
 
 def regression(draw: np.random.Generator, d: int) -> Function:
-    """A quantile regression on noisy data; f* is that of the linear program."""
+    """A quantile regression on noisy data; a linear program gives f*."""
     features = draw.normal(size=(100, d)) @ np.diag(np.logspace(0, -1, d))
     values = features @ draw.normal(size=d) + 0.3 * draw.standard_t(2, size=100)
     share = draw.uniform(0.3, 0.7)
@@ -223,7 +223,7 @@ def products(draw: np.random.Generator, d: int) -> Function:
 
 
 def hollows(draw: np.random.Generator, d: int) -> Function:
-    """The deepest of 20 Gaussian hollows at a point; f* is that of the deepest."""
+    """The deepest of 20 Gaussian hollows at a point; f* is 0 in the deepest of all."""
     centers = draw.uniform(-3, 3, size=(20, d))
     depths = np.r_[1.0, draw.uniform(0.2, 0.9, 19)]
     widths = 2 * d * 10 ** draw.uniform(-0.3, 0.3, 20)
@@ -280,7 +280,7 @@ def atoms(draw: np.random.Generator, d: int) -> Function:
     return polished(fun, scattered.ravel(), [dense.ravel()])
 
 
-# Far from the minimum, and where slopes vanish.
+# Far from the minimum, or at vanishing slopes.
 def far(base: Family) -> Family:
     """The start of a family, 30 to 1000 times as far from its minimum."""
 
@@ -370,7 +370,7 @@ def inflection(draw: np.random.Generator, d: int) -> Function:
 def ball(draw: np.random.Generator, d: int) -> Function:
     """A rotated quadratic form in a ball that its center is out of.
 
-    f* is that of the trust-region problem, by the root of the secular equation.
+    The root of the secular equation of a trust region gives f*.
     """
     turn, back = rotation(draw, d)
     weights, center = np.logspace(0, draw.uniform(0, 2), d), draw.normal(size=d)
@@ -393,7 +393,7 @@ def ball(draw: np.random.Generator, d: int) -> Function:
 
 
 def roots(draw: np.random.Generator, d: int) -> Function:
-    """Square roots of coordinates above a corner, where f* = 0."""
+    """Square roots of coordinates above a corner; f* is 0 at the corner."""
     weights, best = 10 ** draw.uniform(0, 1, d), draw.normal(size=d)
 
     def fun(x: np.ndarray) -> float:
@@ -406,8 +406,8 @@ def roots(draw: np.random.Generator, d: int) -> Function:
 def wealth(draw: np.random.Generator, d: int) -> Function:
     """The growth of a portfolio of d + 1 assets, whose shares must be positive.
 
-    The last share is what the others leave. f* is that of the multiplicative updates
-    of Cover's algorithm, and some shares are 0 in it.
+    The last share is what the others leave. Cover's multiplicative updates give f*,
+    and some shares are 0 there.
     """
     returns = np.exp(
         0.3 * draw.normal(size=(40, d + 1)) + 0.05 * draw.normal(size=d + 1)

@@ -189,7 +189,7 @@ def _noise(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def by_problem(rows: Sequence[dict[str, Any]]) -> Table:
-    """Shares of targets by problem, for the search of what a method lacks."""
+    """Shares of targets by problem, which show what a method lacks."""
     groups = {(row["kind"], row["problem"]): "" for row in rows}
     return _by_method(
         "Shares of targets by problem",

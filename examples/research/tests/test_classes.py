@@ -104,8 +104,11 @@ def test_nan_is_at_a_share_of_the_points_and_never_at_the_start():
 def _line(noise=0.0, relative=0.0):
     """|x| from 10 to 0, whose value is the share of the gap, times ten."""
     start, best = np.array([10.0]), np.zeros(1)
-    value = lambda x: float(abs(x[0]))  # noqa: E731
-    return Function(value, start, 0.0, best, noise=noise, relative=relative)
+
+    def fun(x):
+        return float(abs(x[0]))
+
+    return Function(fun, start, 0.0, best, noise=noise, relative=relative)
 
 
 def test_targets_of_a_history_by_hand():
