@@ -186,9 +186,9 @@ def margin(draw: np.random.Generator, d: int) -> Function:
 
 # With many minima.
 def ripples(draw: np.random.Generator, d: int) -> Function:
-    """Rastrigin's function, rotated, with ripples of a tenth to all of its height."""
+    """Rastrigin's function, rotated, with ripples of 1 to 30 % of its height."""
     turn, _ = rotation(draw, d)
-    height, best = 10 ** draw.uniform(0, 1), draw.normal(size=d)
+    height, best = 10 ** draw.uniform(-1, 0.5), draw.normal(size=d)
 
     def fun(x: np.ndarray) -> float:
         z = turn(x - best)
@@ -223,10 +223,10 @@ def products(draw: np.random.Generator, d: int) -> Function:
 
 
 def hollows(draw: np.random.Generator, d: int) -> Function:
-    """The deepest of 20 Gaussian hollows at a point; f* is 0 in the deepest of all."""
-    centers = draw.uniform(-3, 3, size=(20, d))
-    depths = np.r_[1.0, draw.uniform(0.2, 0.9, 19)]
-    widths = 2 * d * 10 ** draw.uniform(-0.3, 0.3, 20)
+    """The deepest of 6 Gaussian hollows at a point; f* is 0 in the deepest of all."""
+    centers = draw.uniform(-3, 3, size=(6, d))
+    depths = np.r_[1.0, draw.uniform(0.2, 0.8, 5)]
+    widths = 4 * d * 10 ** draw.uniform(-0.3, 0.3, 6)
 
     def fun(x: np.ndarray) -> float:
         apart = centers - x

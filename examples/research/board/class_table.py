@@ -270,7 +270,8 @@ CLASSES = {
             roots=rough.roots,
             wealth=rough.wealth,
             barrier=rough.barrier,
-        ),
+        )
+        | _changed(halved, ("equations", "trigonometric")),
     ),
     "far": Class(
         "Far start",
