@@ -186,7 +186,7 @@ def margin(draw: np.random.Generator, d: int) -> Function:
 
 # With many minima.
 def ripples(draw: np.random.Generator, d: int) -> Function:
-    """Rastrigin's function, rotated, with ripples of 1 to 30 % of its height."""
+    """Rastrigin's function, rotated, with ripples of a height of 0.1 to 3."""
     turn, _ = rotation(draw, d)
     height, best = 10 ** draw.uniform(-1, 0.5), draw.normal(size=d)
 

@@ -9,6 +9,7 @@ from board import class_methods, class_problems, class_rough, class_table, class
 from board.class_methods import Count
 from board.class_problems import Function
 from board.class_table import CLASSES, Problems, cases
+from common import RECORDS
 from common.record import read
 
 # Those with noise are families of the others.
@@ -246,3 +247,18 @@ def test_resuming_runs_nothing_twice_and_keeps_other_rows(calls, tmp_path):
 def test_a_wrong_name_is_told_in_one_line(option, value):
     with pytest.raises(click.BadParameter, match=r"must be .*; got '(step|-1)'"):
         classes.main([option, value], standalone_mode=False)
+
+
+def test_the_record_is_of_evaluation_and_no_run_is_below_the_minimum():
+    rows = read(RECORDS / "board" / "classes.json")["rows"]
+    done = {(row["kind"], row["method"]) for row in rows}
+    expected = {
+        (case.kind, case.name, case.seed, case.dimension, method)
+        for kind, method in done
+        for case in cases([kind], [100, 101, 102])
+        if case.dimension <= class_methods.METHODS[method].most
+    }
+    names = ("kind", "problem", "seed", "dimension", "method")
+    assert {tuple(map(row.get, names)) for row in rows} == expected
+    assert len(rows) == len(expected)
+    assert all(row["gap"] >= -1e-7 for row in rows)
