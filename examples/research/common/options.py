@@ -55,3 +55,45 @@ def some(*declared: str, of: Iterable[str], text: str) -> Callable[..., Any]:
         show_default="all",
         help=f"{text}; can be repeated.",
     )
+
+
+class _List(click.ParamType):
+    """Values that are separated by commas, each of a few or a whole number."""
+
+    name = "list"
+
+    def __init__(self, of: Iterable[str] | None):
+        self.of = None if of is None else list(of)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[str]:
+        found = value.split(",") if isinstance(value, str) else value
+        for one in found:
+            if self.of is None and not one.isdecimal():
+                self.fail(f"must be whole numbers; got {one!r}.", param, ctx)
+            if self.of is not None and one not in self.of:
+                known = ", ".join(self.of)
+                self.fail(f"must be of {known}; got {one!r}.", param, ctx)
+        return list(dict.fromkeys(found))
+
+
+def listed(
+    *declared: str, of: Iterable[str] | None = None, text: str, default: str = ""
+) -> Callable[..., Any]:
+    """An option with a list of values, separated by commas; by default, all.
+
+    Args:
+      declared: The names of the option.
+      of: The values to choose from; without them, values are whole numbers.
+      text: The help.
+      default: The default; by default, all values to choose from.
+    """
+    names = None if of is None else list(of)
+    return click.option(
+        *declared,
+        type=_List(names),
+        default=default or ",".join(names or ()),
+        show_default=default or "all",
+        help=f"{text}, separated by commas.",
+    )

@@ -111,13 +111,15 @@ def collect(
         before, versions = found.get("seconds", 0), found["versions"]
     for case, measure in cases:
         key, start = tuple(case.values()), time.perf_counter()
-        if key not in rows:
+        new = key not in rows
+        if new:
             rows[key] = case | measure()
             rows[key]["compile_s"] = round(time.perf_counter() - start, 3)
         print(*rows[key].values(), flush=True)
         keys = [tuple(other.values()) for other, _ in cases]
         made = derived([rows[key] for key in keys if key in rows])
-        if output is not None:
+        # Rows of the file are not written again one after another.
+        if output is not None and (new or case is cases[-1][0]):
             content = record(made) | about
             # The time of all rows, with the rows of previous runs.
             content["seconds"] += before
