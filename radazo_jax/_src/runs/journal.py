@@ -21,6 +21,7 @@ from radazo_jax._src.base import (
 )
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.runs import identity
+from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.search.whole import whole
 from radazo_jax._src.steps import ask_tell, history, records, states, step
@@ -66,6 +67,7 @@ def resumed(
     tell: Tell,
     budget: Budget,
     before_each: Callable[[Sequence[Record]], Callable[[SolverState], None]],
+    rate: LearningRate | None = None,
 ) -> Iterator[tuple[SolverState, list[Done], Callable[[Record], None]]]:
     """Takes the steps that a journal holds, and opens it for further steps.
 
@@ -77,6 +79,7 @@ def resumed(
       tell: Takes a step.
       budget: Limits the number of steps to read.
       before_each: Given the steps, returns a function to call before each of them.
+      rate: The learning rate that was found before the first step.
 
     Yields:
       The state, the steps, and a function that writes a record.
@@ -84,7 +87,7 @@ def resumed(
     if path is None:
         yield state, [], lambda record: None
         return
-    run = line_of_run(fun, state, estimator)
+    run = line_of_run(fun, state, estimator, rate)
     with records.opened(path) as file:
         done: list[Done] = []
         if file.found is not None:
@@ -148,7 +151,10 @@ def rebuild(
 
 
 def line_of_run(
-    fun: Any, state: SolverState, estimator: GradientEstimator
+    fun: Any,
+    state: SolverState,
+    estimator: GradientEstimator,
+    rate: LearningRate | None = None,
 ) -> dict[str, Any]:
     """The first line of a journal, which identifies the run."""
     points = program.of(step.points_without_loss, estimator, state)(state)
@@ -168,6 +174,7 @@ def line_of_run(
         "distribution": repr(points.directions.distribution),
         "scales": np.asarray(points.scales[0]).tolist(),
         "points": points.num_points,
+        "learning_rate": None if rate is None else rate._asdict(),
         "dtype": str(trees.widest(state.params)),
         "versions": {name: _version(name) for name in _PACKAGES},
         "device": f"{device.platform} {device.device_kind}",
@@ -248,7 +255,9 @@ def replay(
     Args:
       journal: The file that `minimize` or `minimize_black_box` wrote.
       params: The starting point of the run.
-      optimizer: The optimizer of the run.
+      optimizer: The optimizer of the run. With the default method on minibatches, pass
+        `*default_method(params, found.learning_rate, found.num_steps)`, in which
+        `found` is the result's `learning_rate`.
       estimator: The estimator of the run.
       search: The search of the run.
       evaluator: The evaluator of the run. It evaluates nothing here, but determines how
@@ -306,6 +315,8 @@ def _replay(
     state = step.start(run, params, key)
     if exact:
         line = line_of_run(run.fun, state, run.estimator)
+        # The checksums of the parameters compare learning rates.
+        line["learning_rate"] = found.run.get("learning_rate")
         if run.fun is None:
             line |= {name: found.run[name] for name in ("fun", "captured")}
         check_same_run(journal, found.run, line)

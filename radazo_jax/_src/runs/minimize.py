@@ -20,7 +20,7 @@ from radazo_jax._src.base import (
 )
 from radazo_jax._src.evaluators.external import External
 from radazo_jax._src.evaluators.vectorized import vectorized
-from radazo_jax._src.runs import loop
+from radazo_jax._src.runs import loop, rates
 from radazo_jax._src.runs.called import CalledSteps
 from radazo_jax._src.runs.chunks import Chunks
 from radazo_jax._src.runs.lost import warn_of_rounding
@@ -363,6 +363,9 @@ def _traced(call: _Call) -> Result:
         points, _ = step.points_at(run, state, step.loss_at(run, state))
         warn_of_rounding(points, state.params, stacklevel=_USER)
     run = step.traced(run, state)
+    rate = None
+    if minibatches and call.optimizer is None:
+        state, rate = rates.with_rate(run, state, budget, call.state is None, path)
     with ExitStack() as stack:
         interrupted = stack.enter_context(loop.interruptible())
         steps: Chunks | OneByOne
@@ -371,10 +374,10 @@ def _traced(call: _Call) -> Result:
             steps = Chunks(run, state, budget, *of_chunk)
         else:
             steps = TracedSteps(run, state, budget, interrupted)
-            state = stack.enter_context(steps.resumed(path, fun, state))
+            state = stack.enter_context(steps.resumed(path, fun, state, rate))
             steps.warn_of_another_function(state, path, stacklevel=_USER)
         report = stack.enter_context(loop.progress_bar(call.progress, budget))
-        options = loop.Options(budget, call.policy, call.callback, report)
+        options = loop.Options(budget, call.policy, call.callback, report, rate=rate)
         return loop.run(steps, state, options, steps.last_failure, _USER)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 
 from radazo_jax._src import shown
+from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.steps.history import History
 from radazo_jax._src.steps.states import SolverState
 
@@ -51,7 +52,8 @@ class Result(NamedTuple):
       best: The best of all evaluated points.
       values: The value of each step's estimate, the loss before the step: float32,
         [steps]. In `minimize` without a journal, only the steps of this call count.
-      num_evaluations: Number of evaluated points, including failed ones.
+      num_evaluations: Number of evaluated points, including failed ones and those that
+        measured the learning rate before the first step.
       state: The state of the run, which counts what failed; pass it as `state` to
         continue.
       history: The records of each step; `history.plot()` draws them.
@@ -60,6 +62,8 @@ class Result(NamedTuple):
         this order, if there are several. It is "max_evaluations" if that allows fewer
         steps than `num_steps`, and "failure" in the result of an error.
       workers: The part of each worker of `distribute`, by address.
+      learning_rate: The learning rate that `minimize` measured before the run on
+        minibatches, or found in the journal; otherwise `None`.
     """
 
     params: optax.Params
@@ -71,6 +75,7 @@ class Result(NamedTuple):
     stopped: str
     # Never modified.
     workers: dict[str, Any] = {}  # noqa: RUF012
+    learning_rate: LearningRate | None = None
 
     def __repr__(self) -> str:
         fields = {
@@ -84,6 +89,8 @@ class Result(NamedTuple):
         }
         if self.workers:
             fields["workers"] = shown.names(list(self.workers))
+        if self.learning_rate is not None:
+            fields["learning_rate"] = shown.number(self.learning_rate.learning_rate)
         return shown.on_lines(self, **fields)
 
 

@@ -162,6 +162,43 @@ class Budget:
         self.progress = Progress(none, np.zeros((), np.int32), target, patience)
         self._start = time.perf_counter()
 
+    def spend(self, evaluations: int) -> None:
+        """Deducts evaluations that were taken before the first step.
+
+        Raises:
+          ValueError: If `max_evaluations` does not leave two steps.
+        """
+        if self._max_evaluations is None:
+            return
+        steps = (self._max_evaluations - evaluations) // self._size
+        if steps < 2:
+            raise ValueError(
+                f"max_evaluations must be ≥ {evaluations + 2 * self._size}, because "
+                f"find_learning_rate took {evaluations}; got {self._max_evaluations}. "
+                "Give a larger number, or an optimizer with a learning rate."
+            )
+        if steps < self.num_steps:
+            self.num_steps, self._reason = steps, "max_evaluations"
+
+    def end_at(self, last: int, done: int) -> None:
+        """Ends the run where its learning rate is 0.
+
+        Args:
+          last: The number of steps of the whole run after which it is 0.
+          done: The number of steps before the first.
+
+        Raises:
+          ValueError: If the caller wants more steps, or none is left.
+        """
+        wanted = self._num_steps or 0
+        if done >= last or wanted > last:
+            raise ValueError(
+                f"num_steps must end the run at step {last}, at which its learning "
+                f"rate is 0; got {wanted} after {done}. Begin another run from "
+                "state.params, with a learning rate for its steps."
+            )
+        self.num_steps = min(self.num_steps, last - done)
+
     @property
     def total(self) -> int | None:
         """Number of steps for a progress bar, `None` if there is no limit."""
