@@ -62,9 +62,9 @@ def residual() -> Problem:
     """A residual network with normalization on images of digits."""
     keys = jax.random.split(jax.random.key(_SEED), 3)
     start = {
-        "in": _layers(keys[0], (64, 32)),
-        "blocks": [_layers(key, (32, 32, 32)) for key in jax.random.split(keys[1], 3)],
-        "out": _layers(keys[2], (32, 10)),
+        "in": _layers(keys[0], (64, 24)),
+        "blocks": [_layers(key, (24, 24, 24)) for key in jax.random.split(keys[1], 2)],
+        "out": _layers(keys[2], (24, 10)),
     }
 
     def forward(params: Any, x: jax.Array) -> jax.Array:
@@ -110,7 +110,7 @@ def recurrent() -> Problem:
 
 def transformer() -> Problem:
     """A transformer of one block on the next letter of 12, which follows from two."""
-    width, letters, length = 16, 12, 9
+    width, letters, length = 12, 12, 9
     keys = jax.random.split(jax.random.key(_SEED), 8)
     table = 2 * jax.random.normal(keys[0], (letters, letters, letters))
 
@@ -192,12 +192,12 @@ def adapter() -> Problem:
 PROBLEMS = {
     "Softmax": softmax,
     "Tumors": cancer,
-    "Residual": residual,
-    "Recurrent": recurrent,
-    "Transformer": transformer,
     "Heavy tails": heavy_tailed,
     "4 bits": four_bits,
     "Adapter": adapter,
+    "Recurrent": recurrent,
+    "Transformer": transformer,
+    "Residual": residual,
 }
 
 

@@ -30,6 +30,8 @@ from radazo_jax._src.transforms.decayed import DecayedRate
 
 _PAIRS = 8  # Symmetric pairs of points, each on a minibatch of its own.
 _MOST_SIZES = 20
+# So many, if the rise at the size of the parameters is lost in that of single pairs.
+_MOST_HIDDEN = 6
 _SHARE = 0.1  # The rise at which a change counts as large, of the loss.
 
 # η √((1 + β₁) T / (1 − β₁)) over the flatness: 0.8 · √19, chosen on ten problems.
@@ -240,10 +242,11 @@ def _flatness(rise: Callable[[float], float], rms: float) -> tuple[float, int]:
     if rms and 0 < found <= 1:
         return size, 1
     factor = 2.0 if found <= 1 else 0.5
-    for tried in range(2, _MOST_SIZES + 1):
-        if rms and found <= 0:
-            break
+    hidden = rms > 0 and found <= 0
+    for tried in range(2, (_MOST_HIDDEN if hidden else _MOST_SIZES) + 1):
         following, at_following = size * factor, rise(size * factor)
+        if hidden and at_following > 0:
+            return rms, tried
         if (at_following <= 1) != (found <= 1):
             return _between(size, found, following, at_following), tried
         size, found = following, at_following

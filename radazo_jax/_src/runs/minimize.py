@@ -74,9 +74,11 @@ def minimize(
       optimizer: An Optax transformation, such as `radazo(1e-3)`. It gets `value`,
         `grad`, `slope` (along `grad`), `value_fn` and `measured` (whether the loss at
         the parameters is finite; if not, `value` replaces it) as extra arguments, if
-        it takes any. By default nothing is tuned: `bfgs()` for few parameters,
-        `optax.sgd(1.0)` for more, or descent by `scale_by_minibatch_step()` if
-        `sample` is given.
+        it takes any. By default nothing is tuned: `bfgs()` for few parameters, and
+        `optax.sgd(1.0)` for more. If `sample` is given, it is R-AdaZO at the learning
+        rate that `find_learning_rate` measures before the first step. The rate falls
+        linearly to 0 over the run; without `num_steps` and `max_evaluations`, it falls
+        as 1/√(1 + t/100). Above 2²⁴ parameters its moments are replayed.
       estimator: An estimator; by default `full_difference()` for few parameters, of
         d + 1 evaluations, and `adaptive_difference(orthonormal(), K)` for more, with
         K = √d, but at least 10 and at most 32, all evaluated together. It is
@@ -88,15 +90,16 @@ def minimize(
         more, and `search.whole()` for minibatches.
       num_steps: The number of steps in this call; with a journal, of the whole run. By
         default 1000, also with a `target`, which may never be reached; with another
-        budget, at most 2³¹ − 2 for the whole run.
+        budget, at most 2³¹ − 2 for the whole run. A run at a learning rate that was
+        measured ends, at the latest, where this rate is 0.
       key: The key of the whole run; it is consumed.
       evaluator: The evaluator of the points: `vectorized(batch_size)` or
         `sharded(axis_name)` for functions that JAX traces, or `external(...)` for
         Python functions, as in `minimize_black_box`.
       max_evaluations: The most evaluations of `fun` in this call; with a journal, in
         the whole run. The run ends before the step that would exceed it. Counted are
-        the points of the estimator, as in `history.evaluations`, and not what an
-        optimizer evaluates by `value_fn`.
+        the points of the estimator, as in `history.evaluations`, and those that measure
+        the learning rate, but not what an optimizer evaluates by `value_fn`.
       max_seconds: The most seconds from the start of this call, with compilation. The
         run ends after the first chunk that ends later, and with a journal after the
         first such step. Without `chunk_size`, chunks get shorter toward this time.
@@ -112,7 +115,8 @@ def minimize(
       bounds: A tuple `(lower, upper)` of numbers, or of trees like the parameters, or a
         `scipy.optimize.Bounds`: the box in which the parameters and all points stay.
       state: A state to continue from, as returned by a previous call or passed to
-        `callback`. Its parameters and key replace `params` and `key`.
+        `callback`. Its parameters and key replace `params` and `key`, and it holds the
+        learning rate that was measured.
       chunk_size: Number of steps per chunk; by default, so many that a chunk takes
         about half a second.
       progress: Whether to show progress: a `tqdm` bar if that is installed, else one
@@ -127,12 +131,13 @@ def minimize(
       max_consecutive_failures: The number of steps skipped in a row that ends the run.
       has_aux: Whether `fun` returns a pair, of which the second part is dropped.
       journal: The path of a journal, as in `minimize_black_box`. Steps are then taken
-        one by one, and `optimizer` gets no `value_fn`, which the default one for
-        minibatches needs.
+        one by one, and `optimizer` gets no `value_fn`. A learning rate that was
+        measured is in its first line.
 
     Returns:
-      The result. Ctrl-C takes effect between chunks; the result then holds the steps
-      done so far. A second Ctrl-C raises `KeyboardInterrupt`.
+      The result. Its `learning_rate` is the one that was measured. Ctrl-C takes effect
+      between chunks; the result then holds the steps done so far. A second Ctrl-C
+      raises `KeyboardInterrupt`.
 
     Raises:
       TypeError, ValueError: If an argument is not valid, or processes hold
