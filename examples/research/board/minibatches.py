@@ -154,7 +154,7 @@ def _num_steps_before(num_directions: int) -> int:
 
 
 def lost(row: dict[str, Any]) -> dict[str, np.ndarray]:
-    """What the methods lost in each run of a row: [seeds], infinite if it failed."""
+    """The losses of the methods in each run: [seeds], infinite if one failed."""
     ends = {
         name: np.array([np.inf if x is None else x for x in values])
         for name, values in row["ends"].items()
@@ -164,7 +164,7 @@ def lost(row: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def tables(content: dict[str, Any]) -> list[Table]:
-    """What each method lost over all rows, and what some lost in each row."""
+    """The losses of each method over all rows, and of some methods in each row."""
     rows = [lost(row) for row in content["rows"]]
     total = []
     for name in names():

@@ -30,7 +30,7 @@ from radazo_jax._src.transforms.decayed import DecayedRate
 
 _PAIRS = 8  # Symmetric pairs of points, each on a minibatch of its own.
 _MOST_SIZES = 20
-# So many, if the rise at the size of the parameters is lost in that of single pairs.
+# So many, if noise hides the rise at the size of the parameters.
 _MOST_HIDDEN = 6
 _SHARE = 0.1  # The rise at which a change counts as large, of the loss.
 
@@ -45,7 +45,7 @@ class LearningRate(NamedTuple):
     """A learning rate, and what it was computed from.
 
     Attributes:
-      learning_rate: η of the first step; `schedule` has those of all steps.
+      learning_rate: η of the first step; `schedule` has the rates of all steps.
       flatness: s, the root mean square per element of a random change of all
         parameters that raises the loss by `rise`, at most `rms` unless that is 0.
       rms: The root mean square of the parameters.

@@ -91,7 +91,7 @@ def minimize(
       num_steps: The number of steps in this call; with a journal, of the whole run. By
         default 1000, also with a `target`, which may never be reached; with another
         budget, at most 2³¹ − 2 for the whole run. A run at a learning rate that was
-        measured ends, at the latest, where this rate is 0.
+        measured ends once this rate is 0, at the latest.
       key: The key of the whole run; it is consumed.
       evaluator: The evaluator of the points: `vectorized(batch_size)` or
         `sharded(axis_name)` for functions that JAX traces, or `external(...)` for

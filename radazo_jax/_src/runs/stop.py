@@ -181,7 +181,7 @@ class Budget:
             self.num_steps, self._reason = steps, "max_evaluations"
 
     def end_at(self, last: int, done: int) -> None:
-        """Ends the run where its learning rate is 0.
+        """Ends the run once its learning rate is 0.
 
         Args:
           last: The number of steps of the whole run after which it is 0.

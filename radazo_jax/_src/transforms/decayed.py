@@ -24,7 +24,7 @@ class DecayedRate(NamedTuple):
 
     Attributes:
       count: t, the number of updates so far: int32, shape ().
-      learning_rate: η of the latest update, before the first that of the first:
+      learning_rate: η of the latest update, or of the first if there is none yet:
         float32, shape ().
       initial_learning_rate: η of the first update: float32, shape ().
       num_steps: T, the number of updates after which the rate is 0; 0 if it is not
