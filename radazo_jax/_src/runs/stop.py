@@ -79,6 +79,7 @@ class Budget:
         Raises:
           TypeError, ValueError: If an argument is not valid.
         """
+        self._wanted = num_steps or 0
         # A target alone may never be reached.
         if num_steps is max_evaluations is max_seconds is patience is None:
             num_steps = _DEFAULT_STEPS
@@ -190,12 +191,11 @@ class Budget:
         Raises:
           ValueError: If the caller wants more steps, or none is left.
         """
-        wanted = self._num_steps or 0
-        if done >= last or wanted > last:
+        if done >= last or self._wanted > last:
             raise ValueError(
                 f"num_steps must end the run at step {last}, at which its learning "
-                f"rate is 0; got {wanted} after {done}. Begin another run from "
-                "state.params, with a learning rate for its steps."
+                f"rate is 0; got {self._wanted} after {done}. Give fewer steps, or "
+                "begin another run from state.params, which measures another rate."
             )
         self.num_steps = min(self.num_steps, last - done)
 
