@@ -63,7 +63,6 @@ from radazo_jax._src.transforms.aliases import (
 from radazo_jax._src.transforms.constraints import anchored_decay, keep_params_in
 from radazo_jax._src.transforms.in_place import chain_in_place
 from radazo_jax._src.transforms.lbfgs import scale_by_bfgs
-from radazo_jax._src.transforms.minibatch import scale_by_minibatch_step
 from radazo_jax._src.transforms.moments import scale_by_radazo, scale_by_zo_adamm
 from radazo_jax._src.transforms.replayed import (
     scale_by_replayed_radazo,
@@ -108,7 +107,6 @@ __all__ = [
     "rademacher",
     "replay",
     "scale_by_bfgs",
-    "scale_by_minibatch_step",
     "scale_by_radazo",
     "scale_by_replayed_radazo",
     "scale_by_replayed_zo_adamm",

@@ -8,10 +8,6 @@ from radazo_jax._src.transforms.constraints import (
 )
 from radazo_jax._src.transforms.in_place import InPlaceUpdate, chain_in_place
 from radazo_jax._src.transforms.lbfgs import ScaleByBfgsState, scale_by_bfgs
-from radazo_jax._src.transforms.minibatch import (
-    ScaleByMinibatchStepState,
-    scale_by_minibatch_step,
-)
 from radazo_jax._src.transforms.moments import (
     ScaleByRadazoState,
     ScaleByZoAdammState,
@@ -36,7 +32,6 @@ __all__ = [
     "FactoredMoment",
     "InPlaceUpdate",
     "ScaleByBfgsState",
-    "ScaleByMinibatchStepState",
     "ScaleByRadazoState",
     "ScaleByReplayedMomentsState",
     "ScaleByZoAdammState",
@@ -47,7 +42,6 @@ __all__ = [
     "estimate_gradient",
     "keep_params_in",
     "scale_by_bfgs",
-    "scale_by_minibatch_step",
     "scale_by_radazo",
     "scale_by_replayed_radazo",
     "scale_by_replayed_zo_adamm",

@@ -44,7 +44,9 @@ class Counted:
 def _product(state, g):
     """H g by eq. (7.19) of Nocedal & Wright, as a matrix, in float64."""
     h = np.asarray(state.scale) * np.eye(len(g))
-    for s, y in zip(*map(np.asarray, (state.displacements, state.changes)), strict=True):
+    for s, y in zip(
+        *map(np.asarray, (state.displacements, state.changes)), strict=True
+    ):
         if s @ y > 0:
             left = np.eye(len(g)) - np.outer(s, y) / (s @ y)
             h = left @ h @ left.T + np.outer(s, s) / (s @ y)
@@ -225,13 +227,7 @@ def test_a_start_without_a_value_does_not_end_the_run():
     assert run(fun, most=600).best.value < 1e-6
 
 
-def test_differences_get_longer_on_steps_and_shorter_if_all_fail():
-    def stairs(x):
-        return float(np.sum(np.abs(np.round(1e3 * x) - 100)))
-
-    result = run(stairs, np.zeros(2), 400)
-    assert result.best.value < 20  # Of 200 at the start.
-
+def test_differences_get_shorter_if_all_fail():
     def island(x):  # Nothing else has a value than a small ball.
         return float(x @ x) if x @ x < 1e-19 else np.nan
 
@@ -330,6 +326,5 @@ def test_values_that_do_not_change_have_no_noise():
     def stairs(x):
         return float(np.sum(np.round(10 * x) ** 2))
 
-    with pytest.warns(UserWarning, match="fun returned 1200 at all points"):
-        result = run(stairs, np.full(3, 2.0), 100)
+    result = run(stairs, np.full(3, 2.0), 100)
     assert float(result.state.estimator_state.noise) == 0

@@ -38,6 +38,24 @@ def test_an_equal_new_part_of_a_method_compiles_nothing(call, place, caplog):
     assert not found
 
 
+def test_another_learning_rate_on_minibatches_compiles_nothing(caplog):
+    """The rate that is measured, and the number of steps, are inputs."""
+
+    def untuned(scale, num_steps):
+        return traced(
+            lambda x, noise: jnp.sum((x - noise) ** 2),
+            jnp.full(3, scale),
+            num_steps,
+            (None, METHOD[1]),
+            sample=lambda key: jax.random.normal(key, (3,)),
+        ).learning_rate.learning_rate
+
+    first = untuned(3.0, 5)
+    with compilations(caplog) as found:
+        assert untuned(30.0, 8) > 2 * first
+    assert not found
+
+
 @pytest.mark.slow
 def test_an_equal_new_function_compiles_nothing(caplog):
     traced(lambda p: jnp.sum(jnp.cos(p)))

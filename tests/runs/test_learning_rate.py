@@ -51,6 +51,18 @@ def test_a_flat_function_is_limited_by_the_size_of_the_parameters():
     assert "root mean square of params" in repr(found)
 
 
+def test_a_rise_that_is_hidden_at_the_size_of_the_parameters():
+    """A loss falls a little at their size, and rises at twice it."""
+
+    def loss(params):
+        size = squares(params) / squares(PARAMS)
+        return 2 - 1e-4 * (size - 1) + 1e-2 * jnp.maximum(size - 3, 0)
+
+    found = zo.find_learning_rate(loss, PARAMS, 100)
+    assert found.flatness == found.rms
+    assert found.num_evaluations == 33
+
+
 def test_parameters_of_zero_have_no_limit():
     params = jax.tree.map(jnp.zeros_like, PARAMS)
     found = zo.find_learning_rate(lambda p: quadratic(p, curvature=1e-3), params, 100)

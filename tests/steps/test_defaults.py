@@ -65,7 +65,7 @@ def test_tunes_nothing_on_minibatches():
         sample=lambda key: 1 + 0.01 * jax.random.normal(key, (20,)),
         progress=False,
     )
-    assert result.values[-1] < 0.05 * result.values[0]
+    assert result.values[-1] < 0.1 * result.values[0]
 
 
 def cliff(x, xi=None):
@@ -107,16 +107,12 @@ def test_a_last_step_to_nothing_is_taken_back(method, kwargs, tmp_path, monkeypa
     assert nothing
 
 
-@pytest.mark.parametrize(
-    ("method", "minibatches"),
-    [(NAMED_NONE, False), (NAMED_NONE, True), slow(MEASURED, False)],
-)
-def test_a_run_leaves_a_start_without_a_value(method, minibatches):
-    def fun(x, xi=None):
+@pytest.mark.parametrize("method", [NAMED_NONE, slow(MEASURED)])
+def test_a_run_leaves_a_start_without_a_value(method):
+    def fun(x):
         return jnp.where(jnp.all(x == 0), jnp.nan, loss(x))
 
-    kwargs = {"sample": lambda key: None} if minibatches else {}
-    result = zo.minimize(fun, START, *method, num_steps=60, progress=False, **kwargs)
+    result = zo.minimize(fun, START, *method, num_steps=60, progress=False)
     assert result.state.failures.skipped == 0
     assert result.values[-1] < 0.2 * loss(START)
 
@@ -152,16 +148,14 @@ def test_a_gradient_from_where_a_step_is_taken_back_is_forgotten():
     chex.assert_trees_all_equal(states[2].optimizer_state, states[1].optimizer_state)
 
 
-def test_minibatches_with_a_journal_need_an_optimizer(tmp_path):
-    """The default one evaluates the loss by itself, of which a journal has nothing."""
-    with pytest.raises(
-        ValueError, match=r"value_fn only without a journal\); got None"
-    ):
-        zo.minimize(
-            noisy_loss,
-            START,
-            num_steps=3,
-            sample=lambda key: jnp.ones(20),
-            journal=tmp_path / "run.jsonl",
-            progress=False,
-        )
+@pytest.mark.parametrize(
+    ("rate", "message"),
+    [
+        ((0.0,), "learning_rate must be a finite number > 0; got 0.0"),
+        ((0.1, 0), "num_steps must be an int ≥ 1; got 0"),
+        ((None, 100), "num_steps must be None without learning_rate; got 100"),
+    ],
+)
+def test_the_rate_on_minibatches_is_checked(rate, message):
+    with pytest.raises(ValueError, match=message):
+        zo.default_method(START, *rate)

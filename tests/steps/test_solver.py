@@ -26,9 +26,9 @@ def sample(key):
 
 
 METHODS = {
-    "radazo": lambda **kwargs: (zo.radazo(1e-2), zo.forward_difference(Hashed(), 3)),
-    "default": lambda **kwargs: zo.default_method(PARAMS, **kwargs),
-    "replayed": lambda **kwargs: (
+    "radazo": lambda *rate: (zo.radazo(1e-2), zo.forward_difference(Hashed(), 3)),
+    "default": lambda *rate: zo.default_method(PARAMS, *rate),
+    "replayed": lambda *rate: (
         zo.radazo(1e-2, moments="replayed"),
         zo.forward_difference(Hashed(), 3),
     ),
@@ -55,7 +55,7 @@ def scanned(step, state, num=STEPS):
     ],
 )
 def test_takes_the_steps_of_minimize_bit_for_bit(name, minibatches):
-    method = METHODS[name](minibatches=minibatches)
+    method = METHODS[name](*([0.01, STEPS] if minibatches else []))
     options = {"sample": sample} if minibatches else {}
     init, step = zo.solver(loss, *method, **options)
     state, step = init(PARAMS, 0), jax.jit(step)

@@ -26,7 +26,6 @@ OPTIMIZERS = {
     "zo_sgd": zo.zo_sgd(1e-2, momentum=0.9),
     "zo_signsgd": zo.zo_signsgd(1e-2),
     "bfgs": zo.bfgs(),
-    "minibatch step": zo.transforms.scale_by_minibatch_step(),
     "anchored_decay": zo.transforms.anchored_decay(None, 0.1),
     "anchored_decay, given": zo.transforms.anchored_decay(PARAMS, 0.1),
     "rounding": zo.transforms.stochastic_rounding(0),
@@ -38,7 +37,6 @@ COPIES = {
     "zo_adamm": 3,
     "zo_rmsprop": 1,
     "zo_sgd": 1,
-    "minibatch step": 1,
     "anchored_decay": 1,
     "anchored_decay, given": 1,
 }

@@ -7,6 +7,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import radazo_jax as zo
@@ -420,8 +421,10 @@ def test_journal_of_another_run_is_refused_and_kept(tmp_path):
 
 
 def test_optimizer_that_evaluates_is_refused():
-    optimizer = zo.scale_by_minibatch_step()
-    with pytest.raises(ValueError, match="value_fn"):
+    optimizer = optax.chain(
+        zo.zo_sgd(1.0), optax.scale_by_backtracking_linesearch(max_backtracking_steps=3)
+    )
+    with pytest.raises(ValueError, match="optimizer and estimator must build a run"):
         run(Here(("a",)), optimizer=optimizer)
 
 

@@ -30,7 +30,7 @@ METHODS = {"radazo": "R-AdaZO", "zo_adamm": "ZO-AdaMM", "zo_rmsprop": "ZO-RMSPro
 # By Okabe and Ito, whose colors all kinds of color vision tell apart.
 COLORS = {"R-AdaZO": "#D55E00", "ZO-AdaMM": "#0072B2", "ZO-RMSProp": "#009E73"}
 TUNES = {"lora": "LoRA", "full": "all parameters"}
-RATE = Settings.learning_rate  # The paper's η.
+RATE = 5e-5  # The paper's η.
 # β₁ and its color.
 BETAS = {0.0: "#56B4E9", 0.5: "#E69F00", 0.7: "#CC79A7", 0.9: "#D55E00"}
 GRID_FACTOR = 4.0  # About what the steps of R-AdaZO and ZO-AdaMM differ by.
@@ -63,6 +63,7 @@ def compare(plan: Plan, execute: Execute) -> list[Run]:
     def run(seed: int = 0, **options: Any) -> Run:
         steps = plan.steps[options["tune"]]
         every = max(1, steps // plan.points)
+        options = {"learning_rate": RATE} | options
         settings = Settings(num_steps=steps, eval_every=every, seed=seed, **options)
         if settings not in done:
             done[settings] = _run(settings, execute)
@@ -293,7 +294,7 @@ def main(output: Path | None, dtype: str, fast: bool) -> None:
         return run(settings, model, train, dev, label=label).evaluations
 
     content = {
-        "settings": dataclasses.asdict(Settings()) | plan._asdict(),
+        "settings": dataclasses.asdict(Settings(learning_rate=RATE)) | plan._asdict(),
         "pretraining": dataclasses.asdict(pretraining),
         "num_parameters": sum(x.size for x in jax.tree.leaves(nnx.state(base))),
         "dtype": dtype,

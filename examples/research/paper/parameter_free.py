@@ -39,18 +39,17 @@ class Method(NamedTuple):
     estimator: zo.GradientEstimator
     optimizer: optax.GradientTransformation
     search: zo.search.Search
-    more: float = 0.0  # Evaluations a step, besides the K + 1 of the estimate.
-    at_first: int = 0  # Evaluations besides these.
+    more: int = 0  # Evaluations a step, besides the K + 1 of the estimate.
 
     def count(self, steps: np.ndarray) -> np.ndarray:
         """Evaluations in so many steps."""
-        return steps * (NUM_DIRECTIONS + 1 + self.more) + self.at_first
+        return steps * (NUM_DIRECTIONS + 1 + self.more)
 
 
 INDEPENDENT = zo.forward_difference(zo.sphere(), NUM_DIRECTIONS, SMOOTHING)
 ORTHONORMAL = zo.forward_difference(zo.orthonormal(), NUM_DIRECTIONS, SMOOTHING)
 SGD, PARABOLIC = optax.sgd(1.0), zo.search.parabolic()
-DETERMINISTIC = {
+METHODS = {
     "SGD, independent": Method(INDEPENDENT, SGD, PARABOLIC),
     "SGD, orthonormal": Method(ORTHONORMAL, SGD, PARABOLIC),
     "SGD, accelerated": Method(zo.accelerated(ORTHONORMAL), SGD, PARABOLIC, more=1),
@@ -60,21 +59,6 @@ DETERMINISTIC = {
         zo.search.parabolic(extra_evaluations=1),
         more=1,
     ),
-}
-# More evaluations: two in each of the first 40 steps, and in one of eight later.
-MINIBATCHES = {
-    label: Method(
-        estimator,
-        optax.chain(*rule, optax.scale(-1.0), zo.scale_by_minibatch_step()),
-        zo.search.whole(),
-        more=0.25,
-        at_first=70,
-    )
-    for label, estimator, *rule in (
-        ("SGD, independent", INDEPENDENT),
-        ("SGD, orthonormal", ORTHONORMAL),
-        ("R-AdaZO, orthonormal", ORTHONORMAL, zo.scale_by_radazo()),
-    )
 }
 
 
@@ -106,12 +90,6 @@ def first_steps(
         before, targets, reached, loss = state
         after, info = solver.step(before, problem.sample(key))
         seen = info.value
-        if problem.every > 1:
-            seen = jax.lax.cond(
-                t % problem.every == 0,
-                lambda: problem.full_loss(before.params),
-                lambda: jnp.full_like(seen, jnp.inf),
-            )
         first = jnp.minimum(reached, t.astype(jnp.float32))
         reached = jnp.where(seen <= targets, first, reached)
         loss = jnp.where(jnp.isinf(seen), loss, seen)
@@ -132,10 +110,9 @@ def against_tuned(size: common.Size, names: Sequence[str]) -> dict[str, Any]:
     record = read(RECORDS / "evidence/tuned.json")["problems"]
     dimension = 100 if size.fast else tuned.DIMENSION
     found = {}
-    some = ("Quadratic", "Digits") if size.fast else tuple(record)
+    some = ("Quadratic",) if size.fast else tuned.FUNCTIONS
     for name in names or some:
         problem = tuned.problems(dimension)[name]
-        methods = MINIBATCHES if name == "Digits" else DETERMINISTIC
         steps = max(1, size.steps * problem.steps // 1000)
         starts = [
             problem.full_loss(problem.init(jax.random.split(key)[0]))
@@ -144,7 +121,7 @@ def against_tuned(size: common.Size, names: Sequence[str]) -> dict[str, Any]:
         targets = np.outer(starts, problem.targets)
         runs = {
             label: first_steps(f"{name}, {label}", problem, method, targets, steps)[0]
-            for label, method in methods.items()
+            for label, method in METHODS.items()
         }
         best = [tuned.best(record[name], TUNED, i) for i in range(2)]
         found[name] = {
@@ -152,7 +129,7 @@ def against_tuned(size: common.Size, names: Sequence[str]) -> dict[str, Any]:
             "max_steps": steps,
             "tuned": None if size.fast else [one.evaluations.mean() for one in best],
             "runs": {
-                label: {"steps": reached, "evaluations": methods[label].count(reached)}
+                label: {"steps": reached, "evaluations": METHODS[label].count(reached)}
                 for label, reached in runs.items()
             },
         }
@@ -178,7 +155,7 @@ def against_the_paper(size: common.Size) -> dict[str, Any]:
         steps = max(1, size.steps * problem.steps // 1000)
         found[name] = {"target": gaps[:, 0], "runs": {}}
         for label in LONG_METHODS:
-            method, shown = DETERMINISTIC[label], f"{name}, {label}, d = 10⁴"
+            method, shown = METHODS[label], f"{name}, {label}, d = 10⁴"
             reached, last = first_steps(shown, problem, method, gaps, steps)
             run = {"iterations": reached[:, 0], "last": last}
             found[name]["runs"][label] = run
@@ -186,7 +163,7 @@ def against_the_paper(size: common.Size) -> dict[str, Any]:
 
 
 def labels(problems: dict[str, Any]) -> list[str]:
-    """The methods that ran, which are others on minibatches."""
+    """The methods that ran."""
     return list(next(iter(problems.values()))["runs"])
 
 
@@ -277,7 +254,7 @@ def plot(content: dict[str, Any]) -> plt.Figure:
 @click.option("--long", is_flag=True, help="Runs in 10⁴ dimensions.")
 @click.option(
     "--problems",
-    type=click.Choice([*tuned.FUNCTIONS, "Digits"]),
+    type=click.Choice(list(tuned.FUNCTIONS)),
     multiple=True,
     help="By default, all; can be repeated.",
 )

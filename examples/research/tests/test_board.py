@@ -12,6 +12,7 @@ from board import __main__ as board
 from board import (
     limit,
     methods,
+    minibatches,
     ours,
     problems,
     profiles,
@@ -436,3 +437,26 @@ def test_the_limit_of_few_parameters_costs_a_tenth_of_the_targets_at_most():
         assert shares["parabolic_sgd"] >= 0.9 * shares["bfgs"]
         if group == "20 to 29":
             assert shares["bfgs"] >= 0.9 * shares["parabolic_sgd"]
+
+
+def test_the_measured_rate_on_minibatches_is_as_the_page_says():
+    """It loses less than the earlier default, and diverges on no problem."""
+    rows = [
+        minibatches.lost(row) for row in read(_RECORDS / "minibatches.json")["rows"]
+    ]
+    found, earlier = (
+        np.array([row[name] for row in rows])
+        for name in (minibatches.RULE, minibatches.EARLIER_NAME)
+    )
+    assert found.shape == (18, 3)
+    assert round(found.mean(), 2) == 0.03 and round(found.max(), 2) == 0.15
+    assert round(earlier.mean(), 2) == 0.07 and round(earlier.max(), 2) == 0.53
+
+
+def test_the_tuned_rate_loses_nothing():
+    names = minibatches.names()
+    ends = {name: [3.0, 2.0] for name in names} | {names[0]: [1.0, 1.0]}
+    found = minibatches.lost({"start": 5.0, "ends": ends | {names[1]: [None, 2.0]}})
+    np.testing.assert_array_equal(found[names[0]], [0, 0])
+    np.testing.assert_array_equal(found[names[1]], [np.inf, 0.25])
+    np.testing.assert_array_equal(found[minibatches.RULE], [0.5, 0.25])

@@ -23,7 +23,7 @@ from paper import (
 
 _EVIDENCE = RECORDS / "evidence"
 _NAMES = ("synthetic", "synthetic_long", "moments", "attack", "tuned")
-_PARAMETER_FREE = ("parameter_free", "parameter_free_long", "parameter_free_digits")
+_PARAMETER_FREE = ("parameter_free", "parameter_free_long")
 _METHODS = {"R-AdaZO", "ZO-AdaMM", "ZO-RMSProp", "ZO-SGD", "ZO-signSGD"}
 _FUNCTIONS = ("Quadratic", "Cubic", "Levy", "Rosenbrock")
 
@@ -36,7 +36,7 @@ def read(name):
 @pytest.mark.parametrize("name", (*_NAMES, *_PARAMETER_FREE))
 def test_file_says_how_it_came_about(name):
     content = read(name)
-    script = name.removesuffix("_long").removesuffix("_digits")
+    script = name.removesuffix("_long")
     assert content["command"].startswith(f"python -m paper.{script} ")
     assert "--fast" not in content["command"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", content["date"])

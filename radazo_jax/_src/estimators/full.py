@@ -206,8 +206,8 @@ def full_difference(smoothing: float | None = None) -> GradientEstimator:
     apart by a factor of 10⁴, or some differences are hidden by rounding, the next steps
     stay at θ and search the size of each parameter: the change of it that changes f by
     about 1 %, within a factor of 10, in at most ten rounds. Finite bounds are sizes
-    without a search. With sizes σᵢ and the start θ₀, |sᵢ| = μ max(|θᵢ − θ₀ᵢ|, a σᵢ), and
-    the extra argument `sizes`, [d], tells the optimizer.
+    without a search. With sizes σᵢ and the start θ₀, |sᵢ| is μ max(|θᵢ − θ₀ᵢ|, a σᵢ),
+    and the extra argument `sizes`, [d], tells the optimizer.
 
     All sᵢ have the same sign through a run, which is drawn for each coordinate. Under
     bounds, a coordinate whose bound is closer than |sᵢ| is moved away from it, so that
@@ -312,6 +312,7 @@ def _judged(
     """
     seeks = before.sizes.round > 0
     is_first = jnp.isnan(before.first) & jnp.isfinite(state.base)
+    is_first &= jnp.any(jnp.isfinite(changes))
     moved = state.steps != 0
     needed = is_first & scales.are_needed(changes, state.base, state.steps)
     sizes = optax.tree.where(

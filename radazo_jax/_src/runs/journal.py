@@ -22,6 +22,7 @@ from radazo_jax._src.base import (
 )
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.runs import identity
+from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.steps import ask_tell, history, records, step
 from radazo_jax._src.steps.box import BoundsLike, as_bounds
@@ -110,6 +111,7 @@ def resumed(
     budget: Budget,
     teller: Teller,
     before_each: Callable[[Sequence[Record]], Callable[[SolverState], None]],
+    rate: LearningRate | None = None,
 ) -> Iterator[tuple[SolverState, list[Done], Callable[[Record], None]]]:
     """Takes the steps that a journal holds, and opens it for further steps.
 
@@ -120,6 +122,7 @@ def resumed(
       budget: Limits the number of steps to read.
       teller: Takes the steps.
       before_each: Given the steps, returns a function to call before each of them.
+      rate: The learning rate that was found before the first step.
 
     Yields:
       The state, the steps, and a function that writes a record.
@@ -127,7 +130,7 @@ def resumed(
     if path is None:
         yield state, [], lambda record: None
         return
-    run = line_of_run(fun, state, teller.stages.run)
+    run = line_of_run(fun, state, teller.stages.run, rate)
     with records.opened(path) as file:
         done: list[Done] = []
         if file.found is not None:
@@ -192,7 +195,9 @@ def rebuild(
     return state, done
 
 
-def line_of_run(fun: Any, state: SolverState, run: Run) -> dict[str, Any]:
+def line_of_run(
+    fun: Any, state: SolverState, run: Run, rate: LearningRate | None = None
+) -> dict[str, Any]:
     """The first line of a journal, which identifies the run."""
     points = program.of(step.points_without_loss, run.estimator, state)(state)
     leaves = jax.tree_util.tree_leaves_with_path(state.params)
@@ -211,6 +216,7 @@ def line_of_run(fun: Any, state: SolverState, run: Run) -> dict[str, Any]:
         "distribution": repr(points.directions.distribution),
         "scales": np.asarray(points.scales[0]).tolist(),
         "points": points.num_points,
+        "learning_rate": None if rate is None else rate._asdict(),
         "dtype": str(trees.widest(state.params)),
         "versions": {name: _version(name) for name in _PACKAGES},
         "device": f"{device.platform} {device.device_kind}",
@@ -292,7 +298,10 @@ def replay(
     Args:
       journal: The file that `minimize` or `minimize_black_box` wrote.
       params: The starting point of the run.
-      optimizer: The optimizer of the run, `None` if the run named none.
+      optimizer: The optimizer of the run, `None` if the run named none. With the
+        default method on minibatches, pass
+        `*default_method(params, found.learning_rate, found.num_steps)`, in which
+        `found` is the result's `learning_rate`.
       estimator: The estimator, likewise.
       search: The search, likewise.
       evaluator: The evaluator of the run. It evaluates nothing here, but determines how
@@ -353,6 +362,8 @@ def _replay(
     state = step.start(run, params, key)
     if exact:
         line = line_of_run(run.fun, state, run)
+        # The checksums of the parameters compare learning rates.
+        line["learning_rate"] = found.run.get("learning_rate")
         if run.fun is None:
             line |= {name: found.run[name] for name in ("fun", "captured")}
         check_same_run(journal, found.run, line)

@@ -24,27 +24,34 @@ from radazo_jax._src.estimators.differences import check_distribution
 from radazo_jax._src.estimators.gradients import values_at
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
-from radazo_jax._src.steps import step
+from radazo_jax._src.steps import box, step
+from radazo_jax._src.steps.box import Bounds
+from radazo_jax._src.transforms.decayed import DecayedRate
 
 _PAIRS = 8  # Symmetric pairs of points, each on a minibatch of its own.
 _MOST_SIZES = 20
+# So many, if noise hides the rise at the size of the parameters.
+_MOST_HIDDEN = 6
 _SHARE = 0.1  # The rise at which a change counts as large, of the loss.
 
 # η √((1 + β₁) T / (1 − β₁)) over the flatness: 0.8 · √19, chosen on ten problems.
 _FACTOR = 0.8 * math.sqrt(19)
+
+# The number of steps whose first rate a run without a known end has.
+_ENDLESS = 400
 
 
 class LearningRate(NamedTuple):
     """A learning rate, and what it was computed from.
 
     Attributes:
-      learning_rate: η of the first step, to be decayed linearly to 0 over the run.
+      learning_rate: η of the first step; `schedule` has the rates of all steps.
       flatness: s, the root mean square per element of a random change of all
         parameters that raises the loss by `rise`, at most `rms` unless that is 0.
       rms: The root mean square of the parameters.
       loss: The mean loss at the parameters, over the minibatches of the probe.
       rise: The rise of the loss that defines `flatness`.
-      num_steps: T, the number of steps of the run.
+      num_steps: T, the number of steps of the run; `None` if it is not known.
       b1: β₁, the decay rate of the first moment.
       num_evaluations: Number of evaluations that the probe took.
     """
@@ -54,16 +61,37 @@ class LearningRate(NamedTuple):
     rms: float
     loss: float
     rise: float
-    num_steps: int
+    num_steps: int | None
     b1: float
     num_evaluations: int
+
+    @property
+    def schedule(self) -> Callable[[jax.typing.ArrayLike], jax.Array]:
+        """η as an Optax schedule: from `learning_rate` linearly to 0 over the run.
+
+        If the number of steps is not known, η of step t is `learning_rate` divided by
+        √(1 + t/100).
+        """
+        rate = DecayedRate.of(self.learning_rate, self.num_steps)
+        return lambda count: rate._replace(count=jnp.asarray(count)).now()
+
+    def over(self, num_steps: int | None) -> "LearningRate":
+        """The same for another number of steps, without an evaluation."""
+        if num_steps is not None:
+            checks.check_int_at_least("num_steps", num_steps, 2)
+        scale = (1 - self.b1) / ((1 + self.b1) * (num_steps or _ENDLESS))
+        rate = _FACTOR * self.flatness * math.sqrt(scale)
+        return self._replace(learning_rate=rate, num_steps=num_steps)
 
     def __repr__(self) -> str:
         """A report in plain text."""
         limit = " (the root mean square of params)" if self.flatness == self.rms else ""
+        end = "falls as 1/√(1 + t/100)"
+        if self.num_steps is not None:
+            end = f"decayed to 0 over     {self.num_steps} steps"
         lines = [
             f"learning rate           {self.learning_rate:.3g}",
-            f"  decayed to 0 over     {self.num_steps} steps",
+            f"  {end}",
             f"flatness                {self.flatness:.3g}{limit}",
             f"loss at params          {self.loss:.6g}",
             f"  rise that was probed  {self.rise:.3g}",
@@ -75,7 +103,7 @@ class LearningRate(NamedTuple):
 def find_learning_rate(
     fun: Objective,
     params: optax.Params,
-    num_steps: int,
+    num_steps: int | None,
     *,
     sample: Callable[[jax.Array], Any] | None = None,
     b1: float = 0.9,
@@ -99,14 +127,15 @@ def find_learning_rate(
 
     Use it for losses on minibatches, or if nothing is known of the scale of the
     parameters. It takes 17 to 104 evaluations in most cases, and the memory of an
-    evaluation. For a smooth function without noise, the default method of `minimize`
-    needs no learning rate.
+    evaluation. `minimize` uses it on minibatches by itself. For a smooth function
+    without noise, the default method of `minimize` needs no learning rate.
 
     Args:
       fun: The loss, `fun(params)` or, with `sample`, `fun(params, batch)`, as in
         `minimize`.
       params: θ at the start of the run: a tree of floating-point arrays.
-      num_steps: T, the number of steps of the run, at least 2.
+      num_steps: T, the number of steps of the run, at least 2. If it is `None`, the
+        rate is η at T = 400, and falls as 1/√(1 + t/100).
       sample: `sample(key)` returns a minibatch.
       b1: β₁ of the optimizer, in [0, 1).
       key: A key; it is consumed.
@@ -124,7 +153,7 @@ def find_learning_rate(
         θ is not finite, or not positive without `rise`; if it does not rise.
 
     Examples:
-      >>> import jax, jax.numpy as jnp, optax
+      >>> import jax, jax.numpy as jnp
       >>> import radazo_jax as zo
       >>> def loss(params, batch):
       ...     return 1 + jnp.mean((params - batch) ** 2)
@@ -136,32 +165,48 @@ def find_learning_rate(
       learning rate           ...
         decayed to 0 over     500 steps
       ...
-      >>> schedule = optax.linear_schedule(found.learning_rate, 0.0, 500)
-      >>> optimizer = zo.radazo(schedule, bias_correction=True)
+      >>> optimizer = zo.radazo(found.schedule, bias_correction=True)
     """
     params = checks.as_params(params)
-    num_steps = checks.check_int_at_least("num_steps", num_steps, 2)
+    if num_steps is not None:
+        checks.check_int_at_least("num_steps", num_steps, 2)
     checks.check_unit_interval("b1", b1)
     check_distribution(distribution)
     check_evaluator(evaluator)
     if rise is not None:
         checks.check_positive("rise", rise)
-    probe = _Probe.of(fun, sample, distribution, evaluator, params, keys.as_key(key))
+    key = keys.as_key(key)
+    run = Evaluated(fun, sample, distribution, evaluator).traced(params, key)
+    return measured(run, params, key, rise, b1).over(num_steps)
+
+
+def measured(
+    run: "Evaluated",
+    params: optax.Params,
+    key: jax.Array,
+    rise: float | None = None,
+    b1: float = 0.9,
+) -> LearningRate:
+    """The learning rate of a run whose end is not known.
+
+    Args:
+      run: The loss on minibatches, with traced functions, and how it is evaluated.
+      params: θ.
+      key: A typed key.
+      rise: The rise of the loss at which a change counts as large.
+      b1: β₁ of the optimizer.
+
+    Raises:
+      ValueError: As `find_learning_rate` does for a loss.
+    """
+    probe = _Probe(run, params, key)
     loss = probe.loss()
     rise = _rise(loss) if rise is None else float(rise)
     rms = _root_mean_square(params)
     flatness, num_sizes = _flatness(lambda size: (probe.mean(size) - loss) / rise, rms)
-    scale = math.sqrt((1 - b1) / ((1 + b1) * num_steps))
-    return LearningRate(
-        learning_rate=_FACTOR * flatness * scale,
-        flatness=flatness,
-        rms=rms,
-        loss=loss,
-        rise=rise,
-        num_steps=num_steps,
-        b1=float(b1),
-        num_evaluations=probe.run.num_minibatches + 2 * _PAIRS * num_sizes,
-    )
+    taken = run.num_minibatches + 2 * _PAIRS * num_sizes
+    found = LearningRate(0.0, flatness, rms, loss, rise, None, float(b1), taken)
+    return found.over(None)
 
 
 def _rise(loss: float) -> float:
@@ -173,8 +218,8 @@ def _rise(loss: float) -> float:
         )
     if loss <= 0:
         raise ValueError(
-            f"fun must be positive at params without rise; got {loss:.6g}. Pass rise, "
-            "the rise of the loss that counts as large."
+            f"fun must be positive at params without rise; got {loss:.6g}. Pass rise "
+            "to find_learning_rate, the rise of the loss that counts as large."
         )
     return _SHARE * loss
 
@@ -197,17 +242,18 @@ def _flatness(rise: Callable[[float], float], rms: float) -> tuple[float, int]:
     if rms and 0 < found <= 1:
         return size, 1
     factor = 2.0 if found <= 1 else 0.5
-    for tried in range(2, _MOST_SIZES + 1):
-        if rms and found <= 0:
-            break
+    hidden = rms > 0 and found <= 0
+    for tried in range(2, (_MOST_HIDDEN if hidden else _MOST_SIZES) + 1):
         following, at_following = size * factor, rise(size * factor)
+        if hidden and at_following > 0:
+            return rms, tried
         if (at_following <= 1) != (found <= 1):
             return _between(size, found, following, at_following), tried
         size, found = following, at_following
     raise ValueError(
         "fun must rise with a random change of params; at a change of "
-        f"{size:.3g} per element it rose by {found:.3g} times rise. Pass another rise, "
-        "or start elsewhere."
+        f"{size:.3g} per element it rose by {found:.3g} times rise. Pass another rise "
+        "to find_learning_rate, or start elsewhere."
     )
 
 
@@ -229,22 +275,9 @@ class _Probe(NamedTuple):
       key: A typed key.
     """
 
-    run: "_Evaluated"
+    run: "Evaluated"
     params: Any
     key: jax.Array
-
-    @classmethod
-    def of(
-        cls,
-        fun: Objective,
-        sample: Callable[[jax.Array], Any] | None,
-        distribution: Distribution,
-        evaluator: Evaluator,
-        params: Any,
-        key: jax.Array,
-    ) -> "_Probe":
-        run = _Evaluated(fun, sample, distribution, evaluator)
-        return cls(run.traced(params, key), params, key)
 
     def loss(self) -> float:
         """The mean loss at θ."""
@@ -260,20 +293,21 @@ class _Probe(NamedTuple):
         return found if math.isfinite(found) else math.inf
 
 
-class _Evaluated(NamedTuple):
-    """A loss on minibatches, and how it is evaluated."""
+class Evaluated(NamedTuple):
+    """A loss on minibatches within bounds, and how it is evaluated."""
 
     fun: Any
     sample: Any
     distribution: Distribution
     evaluator: Evaluator
+    bounds: Bounds | None = None
 
     @property
     def num_minibatches(self) -> int:
         """The number of different minibatches at θ."""
         return 1 if self.sample is None else _PAIRS
 
-    def traced(self, params: Any, key: jax.Array) -> "_Evaluated":
+    def traced(self, params: Any, key: jax.Array) -> "Evaluated":
         """The same with its functions as they are now."""
         if program.are_disabled():
             return self
@@ -282,17 +316,17 @@ class _Evaluated(NamedTuple):
 
     def loss_of(self, key: jax.Array, number: jax.Array) -> Callable[[Any], Any]:
         """The loss on the minibatch of a pair, by its number."""
-        if self.sample is None:
-            return lambda params: self.fun(params)
-        batch = self.sample(step.key_of(key, number, step.BATCH))
-        return lambda params: self.fun(params, batch)
+        batch: tuple[Any, ...] = ()
+        if self.sample is not None:
+            batch = (self.sample(step.key_of(key, number, step.BATCH)),)
+        return lambda params: self.fun(box.project(self.bounds, params), *batch)
 
 
 def _mean(of_pair: Callable[[jax.Array], jax.Array], num: int) -> jax.Array:
     return jnp.mean(lax.map(of_pair, jnp.arange(num, dtype=jnp.uint32)))
 
 
-def _at_start(run: _Evaluated, params: Any, key: jax.Array) -> jax.Array:
+def _at_start(run: Evaluated, params: Any, key: jax.Array) -> jax.Array:
     """The mean loss at θ over the minibatches of all pairs."""
 
     def of_pair(number: jax.Array) -> jax.Array:
@@ -303,7 +337,7 @@ def _at_start(run: _Evaluated, params: Any, key: jax.Array) -> jax.Array:
 
 
 def _at_pairs(
-    run: _Evaluated, params: Any, key: jax.Array, size: jax.Array
+    run: Evaluated, params: Any, key: jax.Array, size: jax.Array
 ) -> jax.Array:
     """The mean loss at θ ± size · u over all pairs."""
 

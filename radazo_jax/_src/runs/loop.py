@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.results import Best, Report, Result
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.steps.history import History, losses
@@ -87,6 +88,7 @@ class Options(NamedTuple):
       callback: Gets a `Report` after each step or chunk; `None` for none.
       report: Shows a number of steps and figures of them.
       context: Makes the context in which the callback is called.
+      rate: The learning rate that was found before the first step.
     """
 
     budget: Budget
@@ -94,6 +96,7 @@ class Options(NamedTuple):
     callback: Callable[[Report], object] | None
     report: Callable[[int, Mapping[str, str]], None]
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    rate: LearningRate | None = None
 
 
 def run(
@@ -115,20 +118,22 @@ def run(
     Raises:
       RunError: If too many evaluations failed. It has the result so far.
     """
-    with failing_with_result(steps):
+    with failing_with_result(steps, options.rate):
         state, stopped = _take_all(steps, state, options, last, stacklevel + 1)
         params = steps.params(state, stopped)
-    return _result(steps, params, steps.outside(state), stopped)
+    return _result(steps, params, steps.outside(state), stopped, options.rate)
 
 
 @contextmanager
-def failing_with_result(steps: Steps) -> Iterator[None]:
+def failing_with_result(
+    steps: Steps, rate: LearningRate | None = None
+) -> Iterator[None]:
     """Gives a `RunError` the result so far."""
     try:
         yield
     except RunError as error:
         error.state = steps.outside(error.state)
-        error.result = _result(steps, error.state.params, error.state, "failure")
+        error.result = _result(steps, error.state.params, error.state, "failure", rate)
         raise
 
 
@@ -223,12 +228,20 @@ def _ends(steps: Steps, taken: Taken, options: Options) -> bool:
             return True
 
 
-def _result(steps: Steps, params: Any, state: SolverState, stopped: str) -> Result:
+def _result(
+    steps: Steps,
+    params: Any,
+    state: SolverState,
+    stopped: str,
+    rate: LearningRate | None,
+) -> Result:
     history = steps.history()
     count = int(np.sum(history.evaluations))
-    found = losses(history)
-    given = state, history, stopped, steps.methods
-    return Result(params, steps.best, found, count, *given)
+    if rate is not None:
+        count += rate.num_evaluations
+    values = losses(history)
+    given = params, steps.best, values, count, state, history, stopped
+    return Result(*given, stages=steps.methods, learning_rate=rate)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from radazo_jax._src.base import (
 )
 from radazo_jax._src.evaluators.external import External
 from radazo_jax._src.evaluators.vectorized import vectorized
-from radazo_jax._src.runs import loop
+from radazo_jax._src.runs import loop, rates
 from radazo_jax._src.runs.called import CalledSteps
 from radazo_jax._src.runs.chunks import Chunks
 from radazo_jax._src.runs.lost import warn_of_rounding
@@ -75,11 +75,14 @@ def minimize(
       optimizer: An Optax transformation, such as `radazo(1e-3)`. It gets `value`,
         `grad`, `slope` (along `grad`), `value_fn` and `measured` (whether the loss at
         the parameters is finite; if not, `value` replaces it) as extra arguments, if
-        it takes any. By default nothing is tuned: `bfgs()` up to 100 parameters,
-        `optax.sgd(1.0)` for more or if an estimator is named, and descent by
-        `scale_by_minibatch_step()` if `sample` is given. If neither estimator nor
+        it takes any. By default nothing is tuned: `bfgs()` up to 100 parameters, and
+        `optax.sgd(1.0)` for more or if an estimator is named. If neither estimator nor
         search is named, `estimators.cma()` follows `bfgs()` under noise, on functions
-        in steps, and once gradients lead nowhere; see `stages` of the result.
+        in steps, and once gradients lead nowhere; see `stages` of the result. If
+        `sample` is given, it is R-AdaZO at the learning rate that
+        `find_learning_rate` measures before the first step. The rate falls linearly to
+        0 over the run; without `num_steps` and `max_evaluations`, it falls as
+        1/√(1 + t/100). Above 2²⁴ parameters its moments are replayed.
       estimator: An estimator; by default `full_difference()` with the default `bfgs()`,
         else `adaptive_difference(orthonormal(), K)`, with K = √d, but at least 10 and
         at most 32. It is `accelerated` unless an optimizer is named. For
@@ -90,15 +93,16 @@ def minimize(
         otherwise, and `search.whole()` for minibatches.
       num_steps: The number of steps in this call; with a journal, of the whole run. By
         default 1000, or fewer if the default method converges, also with a `target`;
-        with another budget, at most 2³¹ − 2 for the whole run.
+        with another budget, at most 2³¹ − 2 for the whole run. A run at a learning rate
+        that was measured ends once this rate is 0, at the latest.
       key: The key of the whole run; it is consumed.
       evaluator: The evaluator of the points: `vectorized(batch_size)` or
         `sharded(axis_name)` for functions that JAX traces, or `external(...)` for
         Python functions, as in `minimize_black_box`.
       max_evaluations: The most evaluations of `fun` in this call; with a journal, in
         the whole run. The run ends before the step that would exceed it. Counted are
-        the points of the estimator, as in `history.evaluations`, and not what an
-        optimizer evaluates by `value_fn`.
+        the points of the estimator, as in `history.evaluations`, and those that measure
+        the learning rate, but not what an optimizer evaluates by `value_fn`.
       max_seconds: The most seconds from the start of this call, with compilation. The
         run ends after the first chunk that ends later, and with a journal after the
         first such step. Without `chunk_size`, chunks get shorter toward this time.
@@ -114,7 +118,8 @@ def minimize(
       bounds: A tuple `(lower, upper)` of numbers, or of trees like the parameters, or a
         `scipy.optimize.Bounds`: the box in which the parameters and all points stay.
       state: A state to continue from, as returned by a previous call or passed to
-        `callback`. Its parameters and key replace `params` and `key`.
+        `callback`. Its parameters and key replace `params` and `key`, and it holds the
+        learning rate that was measured.
       chunk_size: Number of steps per chunk; by default, so many that a chunk takes
         about half a second.
       progress: Whether to show progress: a `tqdm` bar if that is installed, else one
@@ -129,12 +134,13 @@ def minimize(
       max_consecutive_failures: The number of steps skipped in a row that ends the run.
       has_aux: Whether `fun` returns a pair, of which the second part is dropped.
       journal: The path of a journal, as in `minimize_black_box`. Steps are then taken
-        one by one, and `optimizer` gets no `value_fn`, which the default one for
-        minibatches needs.
+        one by one, and `optimizer` gets no `value_fn`. A learning rate that was
+        measured is in its first line.
 
     Returns:
-      The result. Ctrl-C takes effect between chunks; the result then holds the steps
-      done so far. A second Ctrl-C raises `KeyboardInterrupt`.
+      The result. Its `learning_rate` is the one that was measured. Ctrl-C takes effect
+      between chunks; the result then holds the steps done so far. A second Ctrl-C
+      raises `KeyboardInterrupt`.
 
     Raises:
       TypeError, ValueError: If an argument is not valid, or processes hold
@@ -361,7 +367,11 @@ def _traced(call: _Call) -> Result:
     if any(leaf.dtype.itemsize < 4 for leaf in jax.tree.leaves(state.params)):
         points, _ = step.points_at(run, state, step.loss_at(run, state))
         warn_of_rounding(points, state.params, stacklevel=_USER)
-    stages = Stages(step.traced(run, state), ends=budget.is_open)
+    run = step.traced(run, state)
+    rate = None
+    if call.sample is not None and call.optimizer is None:
+        state, rate = rates.with_rate(run, state, budget, call.state is None, path)
+    stages = Stages(run, ends=budget.is_open)
     with ExitStack() as stack:
         interrupted = stack.enter_context(loop.interruptible())
         steps: Chunks | OneByOne
@@ -370,10 +380,10 @@ def _traced(call: _Call) -> Result:
             steps = Chunks(stages, state, budget, *of_chunk)
         else:
             steps = TracedSteps(stages, state, budget, interrupted)
-            state = stack.enter_context(steps.resumed(path, fun, state))
+            state = stack.enter_context(steps.resumed(path, fun, state, rate))
             steps.warn_of_another_function(state, path, stacklevel=_USER)
         report = stack.enter_context(loop.progress_bar(call.progress, budget))
-        options = loop.Options(budget, call.policy, call.callback, report)
+        options = loop.Options(budget, call.policy, call.callback, report, rate=rate)
         return loop.run(steps, state, options, steps.last_failure, _USER)
 
 

@@ -13,6 +13,7 @@ from radazo_jax._src import program
 from radazo_jax._src.estimators.gradients import values_at
 from radazo_jax._src.runs import journal
 from radazo_jax._src.runs.journal import Done, Teller
+from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.loop import Taken
 from radazo_jax._src.runs.results import Best
 from radazo_jax._src.runs.stop import Budget
@@ -101,7 +102,11 @@ class OneByOne(Teller, abc.ABC):
 
     @contextmanager
     def resumed(
-        self, path: Path | None, fun: Any, state: SolverState
+        self,
+        path: Path | None,
+        fun: Any,
+        state: SolverState,
+        rate: LearningRate | None = None,
     ) -> Iterator[SolverState]:
         """Takes the steps that a journal holds, and writes further steps to it.
 
@@ -109,12 +114,13 @@ class OneByOne(Teller, abc.ABC):
           path: The journal, if there is one.
           fun: The function, as the caller gave it.
           state: The state before the first step.
+          rate: The learning rate that was found before it.
 
         Yields:
           The state after the steps.
         """
         given = path, fun, state, self._budget
-        with journal.resumed(*given, self, self._before_each) as (
+        with journal.resumed(*given, self, self._before_each, rate) as (
             state,
             self._done,
             self._write,

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 
 from radazo_jax._src import shown
+from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.steps.history import History
 from radazo_jax._src.steps.stages import Stage
 from radazo_jax._src.steps.states import SolverState
@@ -52,7 +53,8 @@ class Result(NamedTuple):
       best: The best of all evaluated points.
       values: The value of each step's estimate, the loss before the step: float32,
         [steps]. In `minimize` without a journal, only the steps of this call count.
-      num_evaluations: Number of evaluated points, including failed ones.
+      num_evaluations: Number of evaluated points, including failed ones and those that
+        measured the learning rate before the first step.
       state: The state of the run, which counts what failed; pass it as `state` to
         continue.
       history: The records of each step; `history.plot()` draws them.
@@ -63,6 +65,8 @@ class Result(NamedTuple):
         has nothing more to tell. It is "failure" in the result of an error.
       stages: The methods that the default method has used, and why.
       workers: The part of each worker of `distribute`, by address.
+      learning_rate: The learning rate that `minimize` measured before the run on
+        minibatches, or found in the journal; otherwise `None`.
     """
 
     params: optax.Params
@@ -75,6 +79,7 @@ class Result(NamedTuple):
     stages: tuple[Stage, ...] = ()
     # Never modified.
     workers: dict[str, Any] = {}  # noqa: RUF012
+    learning_rate: LearningRate | None = None
 
     def __repr__(self) -> str:
         fields = {
@@ -90,6 +95,8 @@ class Result(NamedTuple):
             fields["stages"] = ", then ".join(stage.method for stage in self.stages)
         if self.workers:
             fields["workers"] = shown.names(list(self.workers))
+        if self.learning_rate is not None:
+            fields["learning_rate"] = shown.number(self.learning_rate.learning_rate)
         return shown.on_lines(self, **fields)
 
 

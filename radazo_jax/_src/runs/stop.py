@@ -82,6 +82,7 @@ class Budget:
         Raises:
           TypeError, ValueError: If an argument is not valid.
         """
+        self._wanted = num_steps or 0
         # A target alone may never be reached.
         given = num_steps, max_evaluations, max_seconds, patience
         self.is_open = all(budget is None for budget in given)
@@ -154,6 +155,38 @@ class Budget:
         self.progress = Progress(none, np.zeros((), np.int32), target, patience)
         self._start = time.perf_counter()
 
+    def spend(self, evaluations: int) -> None:
+        """Deducts evaluations that were taken before the first step.
+
+        Raises:
+          ValueError: If `max_evaluations` does not leave two steps.
+        """
+        if self._most - evaluations < 2 * self.size:
+            raise ValueError(
+                f"max_evaluations must be ≥ {evaluations + 2 * self.size}, because "
+                f"find_learning_rate took {evaluations}; got {self._most}. "
+                "Give a larger number, or an optimizer with a learning rate."
+            )
+        self._most -= evaluations
+
+    def end_at(self, last: int, done: int) -> None:
+        """Ends the run once its learning rate is 0.
+
+        Args:
+          last: The number of steps of the whole run after which it is 0.
+          done: The number of steps before the first.
+
+        Raises:
+          ValueError: If the caller wants more steps, or none is left.
+        """
+        if done >= last or self._wanted > last:
+            raise ValueError(
+                f"num_steps must end the run at step {last}, at which its learning "
+                f"rate is 0; got {self._wanted} after {done}. Give fewer steps, or "
+                "begin another run from state.params, which measures another rate."
+            )
+        self.num_steps = min(self.num_steps, last - done)
+
     @property
     def total(self) -> int | None:
         """Number of steps for a progress bar, `None` if there is no limit."""
@@ -197,8 +230,9 @@ class Budget:
             return "target"
         if self.progress.since >= self.progress.patience:
             return "patience"
+        spent = self.evaluations + self.size > self._most
+        if spent and not 0 < self._wanted <= self.steps:
+            return "max_evaluations"
         if self.steps >= self.num_steps:
             return "num_steps"
-        if self.evaluations + self.size > self._most:
-            return "max_evaluations"
         return "max_seconds" if self.seconds_left() <= 0 else ""

@@ -244,9 +244,9 @@ def parabolic(
     With the distribution `orthonormal`, that needs the fewest evaluations of all
     methods here on deterministic losses that are not badly conditioned.
 
-    The loss must be the same function in each step; use `scale_by_minibatch_step` for
-    minibatches. In float32 no step is taken if |ĝ|² is not within 10⁻³⁸ and 10³⁸: scale
-    a loss that is so small or large.
+    The loss must be the same function in each step; on minibatches, use `radazo` at the
+    rate of `find_learning_rate`. In float32 no step is taken if |ĝ|² is not within
+    10⁻³⁸ and 10³⁸: scale a loss that is so small or large.
 
     Args:
       decay: The decay rate of both averages, in [0, 1).

@@ -18,7 +18,7 @@ from radazo_jax._src.search.parabolic import parabolic
 from radazo_jax._src.search.whole import whole
 from radazo_jax._src.steps.states import check_run
 from radazo_jax._src.transforms.aliases import bfgs
-from radazo_jax._src.transforms.minibatch import scale_by_minibatch_step
+from radazo_jax._src.transforms.decayed import radazo_at
 
 Method = tuple[optax.GradientTransformation, GradientEstimator, Search]
 
@@ -29,22 +29,39 @@ _FEW = 100
 # is at most 32, because a cycle of d directions should have many steps.
 _FEWEST, _MOST = 10, 32
 
+# Above so many parameters, the moments on minibatches are replayed, not stored.
+_LARGE = 1 << 24
 
-def default_method(params: optax.Params, minibatches: bool = False) -> Method:
+
+def default_method(
+    params: optax.Params,
+    learning_rate: float | None = None,
+    num_steps: int | None = None,
+) -> Method:
     """The optimizer, the estimator and the search of runs that name none.
 
-    There is no learning rate: step sizes are found from values. Use it with `solver`
-    and `ask_tell`. `minimize` and `minimize_black_box` begin with it by themselves; up
-    to 100 parameters, other methods may follow, as `stages` of the result lists.
+    Without a learning rate, step sizes are found from values, so the loss must be the
+    same function in each step. On minibatches the optimizer is R-AdaZO, and a
+    learning rate must be measured before the run: `find_learning_rate` returns it. Use
+    this function with `solver`, `ask_tell` and `replay`; `minimize` and
+    `minimize_black_box` begin with it by themselves. Up to 100 parameters, other
+    methods may follow there, as `stages` of the result lists.
 
     Args:
-      params: The parameters, a tree of arrays; their number determines K.
-      minibatches: Whether the loss changes from step to step.
+      params: The parameters, a tree of arrays; their number determines K. On
+        minibatches, the moments of more than 2²⁴ parameters are replayed, as by
+        `radazo(..., moments="replayed")`.
+      learning_rate: η of the first step on minibatches, > 0.
+      num_steps: T, the number of steps over which η falls linearly to 0. If it is not
+        known, η falls as 1/√(1 + t/100).
 
     Returns:
       An Optax transformation, an estimator and a search. For the same number of
-      parameters the transformation is the same object, and estimators and searches are
-      equal, so that programs compile once.
+      parameters runs compile once, at any learning rate.
+
+    Raises:
+      TypeError, ValueError: If an argument has the wrong type or value, or `num_steps`
+        is given without `learning_rate`.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -57,8 +74,34 @@ def default_method(params: optax.Params, minibatches: bool = False) -> Method:
       ...     state, info = step(state)
       >>> bool(info.value < 1e-3)
       True
+
+      On minibatches:
+
+      >>> def loss(x, noise):
+      ...     return 1 + jnp.mean((x - 1 - noise) ** 2)
+      >>> def sample(key):
+      ...     return jax.random.normal(key, (4,)) / 4
+      >>> found = zo.find_learning_rate(loss, params, 200, sample=sample)
+      >>> method = zo.default_method(params, found.learning_rate, found.num_steps)
+      >>> init, step = zo.solver(loss, *method, sample=sample)
+      >>> state, step = init(params, jax.random.key(0)), jax.jit(step)
+      >>> for _ in range(200):
+      ...     state, info = step(state)
+      >>> bool(jnp.mean((state.params - 1) ** 2) < 0.1)
+      True
     """
-    return method(None, None, None, params, minibatches)
+    if learning_rate is None:
+        if num_steps is not None:
+            raise ValueError(
+                f"num_steps must be None without learning_rate; got {num_steps!r}. "
+                "Give both, as find_learning_rate returns them."
+            )
+        return method(None, None, None, params, minibatches=False)
+    checks.check_positive("learning_rate", learning_rate)
+    if num_steps is not None:
+        checks.check_int_at_least("num_steps", num_steps, 1)
+    rate = learning_rate, num_steps
+    return method(None, None, None, params, minibatches=True, rate=rate)
 
 
 def method(
@@ -67,8 +110,17 @@ def method(
     search: Any,
     params: optax.Params,
     minibatches: bool,
+    rate: tuple[float, int | None] = (0.0, None),
 ) -> Method:
     """The method that a caller names in part, completed by the default.
+
+    Args:
+      optimizer: The optimizer, if it is named.
+      estimator: The estimator, if it is named.
+      search: The search, if it is named.
+      params: The parameters.
+      minibatches: Whether the loss changes from step to step.
+      rate: The learning rate on minibatches, and the number of steps.
 
     Raises:
       TypeError: If one is something else.
@@ -76,7 +128,7 @@ def method(
     checks.check_params(params)
     size = optax.tree.size(params)
     if minibatches:
-        default = _of_minibatches()
+        default = _of_minibatches(size, estimator, *rate)
     elif size <= _FEW and optimizer is None and estimator is None:
         default = bfgs(), full_difference(), backtracking()
     else:
@@ -106,13 +158,16 @@ def is_staged(
     return not named and not minibatches and optax.tree.size(params) <= _FEW
 
 
+def _of_minibatches(
+    size: int, estimator: Any, learning_rate: float, num_steps: int | None
+) -> Method:
+    default = forward_difference(orthonormal())
+    most = max(getattr(estimator or default, "num_directions", 0), 64)
+    optimizer = radazo_at(learning_rate, num_steps, size > _LARGE, most)
+    return optimizer, default, whole()
+
+
 # The same optimizer at each call, so that runs compile once.
-@functools.cache
-def _of_minibatches() -> Method:
-    descent = optax.chain(optax.scale(-1.0), scale_by_minibatch_step())
-    return descent, forward_difference(orthonormal()), whole()
-
-
 @functools.cache
 def whole_steps() -> optax.GradientTransformation:
     """The optimizer whose direction is the negative gradient as it is."""

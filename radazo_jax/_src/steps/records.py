@@ -137,6 +137,20 @@ def read(path: Path) -> Journal | None:
     return None if run is None else Journal(run, records, size, checksum)
 
 
+def run_of(path: Path) -> dict[str, Any] | None:
+    """The line of the run in a journal; `None` if there is none that is complete."""
+    try:
+        with open(path, "rb") as file:
+            line = file.readline(_LONGEST)
+    except OSError:
+        return None
+    body, _, end = line.rpartition(b',"crc":"')
+    if end != b'%08x"}\n' % zlib.crc32(body):
+        return None
+    run: dict[str, Any] = json.loads(body + b"}")
+    return run
+
+
 # The errors of reading a line that is something else: nested too deep, say.
 _OTHER = (ValueError, TypeError, LookupError, OverflowError, RecursionError)
 

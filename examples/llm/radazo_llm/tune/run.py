@@ -28,6 +28,7 @@ from radazo_llm.models.model import LanguageModel
 from radazo_llm.tune import checkpoint, frozen
 from radazo_llm.tune.batches import Feed, bounds, buckets, chunks
 from radazo_llm.tune.data import Batch
+from radazo_llm.tune.rate import with_rate
 from radazo_llm.tune.train import Settings, State, evaluate, start, train_step
 
 METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
@@ -95,6 +96,7 @@ def run(
     job, state = start(settings, model)
     # On a named device, like restored arrays, so that both use one program.
     job, state = jax.device_put((job, state), jax.devices()[0])
+    settings = with_rate(settings, job, state, parts["train"])
     rows: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
         checkpoints = None

@@ -8,13 +8,15 @@ import dataclasses
 import math
 from typing import Any, Literal, get_args
 
+_FROM_0 = ("seed", "learning_rate", "warmup_steps", "final_batch_size", "last_layers")
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """All that defines a run, except the model and the data.
 
-    The defaults are the paper's: central differences with one Gaussian
-    direction, and the same η, μ, β₁ and β₂ for all methods.
+    The defaults are the paper's, but for η: central differences with one Gaussian
+    direction, and the same μ, β₁ and β₂ for all methods.
     """
 
     # The last is by backpropagation, to compare with.
@@ -26,7 +28,8 @@ class Settings:
     num_directions: int = 1  # K
     difference: Literal["central", "forward"] = "central"  # 2K evaluations, or K + 1.
     smoothing: float = 1e-3  # μ
-    learning_rate: float = 5e-5  # η, at its largest.
+    # η, at its largest; 0 measures it before the first step, and takes the cosine.
+    learning_rate: float = 0.0
     schedule: Literal["constant", "cosine"] = "constant"  # Of η; a cosine ends at 0.
     warmup_steps: int = 0  # Steps in which η rises from 0.
     b1: float = 0.9
@@ -55,8 +58,8 @@ class Settings:
                 valid, expected = 0 <= value < 1, "in [0, 1)"
             elif name == "lora_targets":
                 continue  # The model decides which it has.
-            elif name in ("seed", "warmup_steps", "final_batch_size", "last_layers"):
-                valid, expected = value >= 0, "0 or more"
+            elif name in _FROM_0:
+                valid, expected = 0 <= value < math.inf, "0 or more"
             else:
                 valid, expected = 0 < value < math.inf, "positive"
             if not valid:

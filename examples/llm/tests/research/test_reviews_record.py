@@ -40,7 +40,7 @@ def test_forward_passes_end_above_the_threshold_at_the_median(content):
         assert 0 < accuracy(runs[method, 1000]) - threshold < 0.03
 
 
-def test_the_default_method_diverges_with_one_seed_of_three(content):
+def test_the_earlier_default_method_diverges_with_one_seed_of_three(content):
     threshold = reviews.untuned(content)["test_calibrated"]
     rows = reviews.of_runs(content)["default", 172]
     worst, *others = sorted(rows, key=lambda row: accuracy([row]))
@@ -66,7 +66,7 @@ def test_rates_follow_from_the_search(content):
             for row in content["rows"]
             if row["method"] == method and not row["seed"]
         }
-        assert set(searched) == set(reviews.RATES[method])
+        assert set(searched) == set(reviews.RATES.get(method, ()))
         if method == "default":
             assert {row["learning_rate"] for row in rows} == {None}
             continue

@@ -162,7 +162,7 @@ def check_steps(settings):
     [
         ({"method": "adam"}, "method must be one of radazo, zo_adamm"),
         ({"tune": "head"}, "tune must be one of lora, prompt, full, scales; got head"),
-        ({"learning_rate": -1.0}, "learning_rate must be positive; got -1.0"),
+        ({"learning_rate": -1.0}, "learning_rate must be 0 or more; got -1.0"),
         ({"num_steps": 0}, "num_steps must be positive; got 0"),
         ({"smoothing": float("nan")}, "smoothing must be positive; got nan"),
         ({"seed": -1}, "seed must be 0 or more; got -1"),

@@ -1,0 +1,30 @@
+"""The learning rate of a run whose settings have none."""
+
+import dataclasses
+
+import pytest
+
+from radazo_llm.tune.run import run
+
+from ..tiny import DEV, SETTINGS, TRAIN, metrics, model
+
+SETTINGS = dataclasses.replace(SETTINGS, learning_rate=0.0)
+
+
+def test_the_rate_is_measured_printed_and_found_again(tmp_path, capsys):
+    result = run(SETTINGS, model(), TRAIN, DEV, folder=tmp_path)
+    printed = capsys.readouterr().out
+    assert "learning rate" in printed and "decayed to 0 over     12 steps" in printed
+    losses = [line["loss"] for line in metrics(tmp_path) if "loss" in line]
+    longer = dataclasses.replace(SETTINGS, eval_every=6)
+    again = run(longer, model(), TRAIN, DEV, folder=tmp_path, resume=True)
+    # A run that resumes at its end measures the same rate, and takes no step.
+    assert capsys.readouterr().out == printed
+    assert again.evaluations == result.evaluations
+    assert len(losses) == 12
+
+
+def test_other_methods_need_a_rate():
+    settings = dataclasses.replace(SETTINGS, method="zo_sgd")
+    with pytest.raises(ValueError, match="learning_rate must be positive with the"):
+        run(settings, model(), TRAIN, DEV)

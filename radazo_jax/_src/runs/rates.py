@@ -1,0 +1,65 @@
+"""The learning rate of a run on minibatches that names no optimizer."""
+
+from radazo_jax._src.directions.dense import sphere
+from radazo_jax._src.runs import learning_rate
+from radazo_jax._src.runs.learning_rate import Evaluated, LearningRate
+from radazo_jax._src.runs.stop import Budget
+from radazo_jax._src.steps import records, step
+from radazo_jax._src.steps.records import Path
+from radazo_jax._src.steps.states import Run, SolverState
+from radazo_jax._src.transforms import decayed
+
+
+def with_rate(
+    run: Run, state: SolverState, budget: Budget, begins: bool, path: Path | None
+) -> tuple[SolverState, LearningRate | None]:
+    """The state with a learning rate, and the budget with an end at which it is 0.
+
+    A run that continues keeps its rate: the state has it, or the line of the journal.
+
+    Args:
+      run: The run, with traced functions.
+      state: The state before the first step.
+      budget: The budgets, which have started.
+      begins: Whether the run begins here, and not with a state of the caller.
+      path: The journal, if there is one.
+
+    Returns:
+      The state; and the rate, if it was found here or in the journal.
+    """
+    rate = None
+    if begins:
+        rate = _of_journal(path) or _found(run, state, budget)
+        budget.spend(rate.num_evaluations)
+        if rate.num_steps is None:
+            rate = rate.over(budget.total)
+        held = decayed.with_rate(
+            state.optimizer_state, rate.learning_rate, rate.num_steps
+        )
+        state = state._replace(optimizer_state=held)
+    end = decayed.end_of(state.optimizer_state)
+    if end is not None:
+        budget.end_at(end, int(state.step))
+    return state, rate
+
+
+def _of_journal(path: Path | None) -> LearningRate | None:
+    """The rate in the first line of a journal."""
+    run = None if path is None else records.run_of(path)
+    fields = None if run is None else run.get("learning_rate")
+    return None if fields is None else LearningRate(**fields)
+
+
+def _found(run: Run, state: SolverState, budget: Budget) -> LearningRate:
+    """The rate that is measured at the start of a run, for an unknown end."""
+    directions = step.abstract_points(run, state).directions
+    distribution = getattr(directions, "distribution", sphere())
+    evaluated = Evaluated(run.fun, run.sample, distribution, run.evaluator, run.bounds)
+    try:
+        if budget.num_steps < 2:
+            raise ValueError(f"num_steps must be ≥ 2; got {budget.num_steps}.")
+        return learning_rate.measured(evaluated, state.params, state.key)
+    except ValueError as error:
+        raise ValueError(
+            f"{error} Or name an optimizer with a learning rate, such as radazo(1e-3)."
+        ) from None

@@ -1,0 +1,57 @@
+"""R-AdaZO at a rate that its state holds, against R-AdaZO at a schedule."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import radazo_jax as zo
+from radazo_jax._src.transforms import decayed
+from tests.helpers.tables import jit
+
+PARAMS = {"w": jnp.linspace(-1.0, 1.0, 12).reshape(4, 3), "b": jnp.ones(5)}
+SCHEDULES = {
+    20: optax.linear_schedule(0.1, 0.0, 20),
+    None: lambda count: 0.1 / jnp.sqrt(1 + count / 100),
+}
+
+
+def squares(params):
+    return sum(jnp.sum(x**2) for x in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize("moments", ["stored", "replayed"])
+@pytest.mark.parametrize("num_steps", SCHEDULES, ids=str)
+def test_the_steps_are_radazo_at_a_schedule(num_steps, moments):
+    replayed = moments == "replayed"
+    optimizers = (
+        decayed.radazo_at(0.1, num_steps, replayed),
+        zo.radazo(SCHEDULES[num_steps], bias_correction=True, moments=moments),
+    )
+    found = []
+    for optimizer in optimizers:
+        init, step = zo.solver(squares, optimizer, zo.forward_difference())
+        state, step = init(PARAMS, 0), jit(step)
+        for _ in range(8):
+            state, _ = step(state)
+        found.append(state.params)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), *found)
+
+
+def test_the_rate_ends_at_zero():
+    optimizer = decayed.radazo_at(0.5, 4)
+    state, found = optimizer.init(PARAMS), []
+    for _ in range(6):
+        _, state = optimizer.update(PARAMS, state, PARAMS)
+        found.append(float(state[-1].learning_rate))
+    assert found == [0.5, 0.375, 0.25, 0.125, 0.0, 0.0]
+    assert decayed.end_of(state) == 4
+
+
+def test_the_state_begins_with_the_rate_of_a_run():
+    other = decayed.with_rate(decayed.radazo_at(0.0, None).init(PARAMS), 0.25, 7)
+    expected = decayed.radazo_at(0.25, 7).init(PARAMS)
+    jax.tree.map(np.testing.assert_array_equal, other, expected)
+    assert decayed.end_of(decayed.radazo_at(0.25, None).init(PARAMS)) is None
+    assert decayed.end_of(optax.sgd(0.1).init(PARAMS)) is None
