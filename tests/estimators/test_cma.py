@@ -506,7 +506,7 @@ def test_a_constant_function_exhausts_it():
             for n in (patience, patience + 1)
         ]
     assert [bool(estimator.exhausted(state)) for state in states] == [False, True]
-    assert not zo.full_difference().exhausted(())
+    assert not zo.forward_difference().exhausted(())
 
 
 @pytest.mark.slow

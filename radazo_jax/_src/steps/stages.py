@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from radazo_jax._src import trees
+from radazo_jax._src import program, trees
 from radazo_jax._src.base import GradientEstimator
 from radazo_jax._src.estimators.cma import cma
 from radazo_jax._src.estimators.covariance import CmaState
@@ -132,7 +132,8 @@ class Stages:
         """
         if not self._kept:
             return step.last_params(self.run, state)
-        value = step.last_value(self.run, state)
+        value = float(program.of(step.value_after, self.run, state)(state))
+        value = np.inf if np.isnan(value) else value
         ends = [(value, state.params), *self._kept]
         return min(ends, key=lambda end: end[0])[1]
 

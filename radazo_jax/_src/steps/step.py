@@ -5,7 +5,6 @@ taken by a compiled run, a run whose function is evaluated elsewhere, and a run 
 rebuilt from its journal.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -450,18 +449,13 @@ def last_params(run: Run, state: SolverState) -> optax.Params:
     return program.of(_last_params, run, state)(state)
 
 
-def last_value(run: Run, state: SolverState) -> float:
-    """The value after the last step, evaluated once more; infinite if it failed."""
-    value = float(program.of(_last_value, run, state)(state))
-    return math.inf if math.isnan(value) else value
-
-
-def _last_value(run: Run, state: SolverState) -> jax.Array:
+def value_after(run: Run, state: SolverState) -> jax.Array:
+    """The value at the parameters of a state, NaN if it failed: shape ()."""
     return _finite(_mean_loss(loss_at(run, state), state.params))
 
 
 def _last_params(run: Run, state: SolverState) -> optax.Params:
-    value = _last_value(run, state)
+    value = value_after(run, state)
     accepted, _ = judge(run, state, value)
     return optax.tree.where(accepted, state.params, state.search_state.before)
 
