@@ -318,7 +318,7 @@ class GradientEstimator(Configuration, abc.ABC):
     def exhausted(self, state: Any) -> jax.typing.ArrayLike:
         """Whether further steps would teach nothing: bool, shape ().
 
-        A run of the default method then goes on with another one, or ends.
+        A run of the default method then takes another one, or ends.
 
         Args:
           state: The state of the estimator.

@@ -223,7 +223,7 @@ def test_formulas_are_those_of_the_tutorial(name):
 
 @pytest.mark.parametrize("d", [5, slow(12)])
 def test_formulas_are_those_of_pycma(d, monkeypatch):
-    """With the tutorial's rates of σ and its start, where pycma has others.
+    """With the tutorial's rates of σ and its start; pycma has others.
 
     Its threshold of h_σ is another one, too: the start is so close that h_σ is 1.
     """
@@ -371,7 +371,7 @@ def test_bounds_give_scales():
     typical = 5e5 / np.sqrt(3)
     expected = [0.4, 2e5, 0.3 * typical]
     np.testing.assert_allclose(state.step_size * state.scale, expected, rtol=1e-6)
-    # The scale stays that of the first step.
+    # The scale is the same as at the first step.
     _, later, _ = ask(key, 2 * params, state, bounds)
     chex.assert_trees_all_equal(later.scale, state.scale)
     named = zo.estimators.cma(step_size=0.1)

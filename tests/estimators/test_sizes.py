@@ -45,7 +45,8 @@ def test_parameters_of_one_size_have_no_search():
 @pytest.mark.slow
 def test_finite_widths_are_sizes():
     bounds = -2 * SIZES, 2 * SIZES
-    state = run(scaled, np.zeros(5), 60, bounds=bounds).state.estimator_state
+    state = run(scaled, np.zeros(5), 60, bounds=bounds, num_steps=4)
+    state = state.state.estimator_state
     assert state.sizes.known
     np.testing.assert_allclose(state.sizes.guesses, 4 * SIZES)
 
@@ -55,8 +56,7 @@ def test_a_failing_move_shortens_a_distance():
     def fun(x):
         return np.nan if np.any(abs(x) > 1e-8) else float(np.sum((1e8 * x - 3) ** 2))
 
-    state = run(fun, np.zeros(2), 80).state.estimator_state
-    assert np.all(np.isfinite(state.values))
+    assert run(fun, np.zeros(2), 80).best.value < fun(np.zeros(2)) - 1
 
 
 def test_noise_is_seen_in_the_second_step():

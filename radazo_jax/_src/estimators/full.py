@@ -65,9 +65,10 @@ class FullDifferenceState(NamedTuple):
         int32, shape ().
       in_steps: Whether most differences are 0, as of a function in steps: bool,
         shape ().
-      is_small: Whether differences at the latest parameters were as small as those at
-        a minimum: bool, shape ().
+      is_small: Whether the slopes at the latest parameters were small enough for a
+        minimum: bool, shape ().
       sizes: The sizes of the parameters.
+      exhausted: Whether further steps would teach nothing: bool, shape ().
     """
 
     smoothing: jax.Array
@@ -85,6 +86,7 @@ class FullDifferenceState(NamedTuple):
     in_steps: jax.Array
     is_small: jax.Array
     sizes: Sizes
+    exhausted: jax.Array
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -119,11 +121,11 @@ class FullDifference(GradientEstimator):
             in_steps=number(False, jnp.bool_),
             is_small=number(False, jnp.bool_),
             sizes=Sizes.unknown(size(params), widest(params)),
+            exhausted=number(False, jnp.bool_),
         )
 
     def exhausted(self, state: FullDifferenceState) -> jax.Array:
-        stuck = state.stuck >= jnp.where(state.is_small, 1, _STUCK)
-        return (state.noise > 0) | state.in_steps | stuck
+        return state.exhausted
 
     def points(
         self, draw: Draw, params: Any, state: FullDifferenceState
@@ -190,7 +192,10 @@ class FullDifference(GradientEstimator):
         )
         measured = optax.tree.where(count > 0, params, state.measured)
         state = state._replace(measured=measured, usable=count > 0)
-        return estimate, _lengthened(_restarted(before, state), changed)
+        state = _lengthened(_restarted(before, state), changed)
+        stuck = state.stuck >= jnp.where(state.is_small, 1, _STUCK)
+        exhausted = (state.noise > 0) | state.in_steps | stuck
+        return estimate, state._replace(exhausted=exhausted)
 
 
 def full_difference(smoothing: float | None = None) -> GradientEstimator:
@@ -241,7 +246,7 @@ def full_difference(smoothing: float | None = None) -> GradientEstimator:
     `exhausted(state)` tells when further steps would teach nothing: when the function
     has noise; when it is one of steps, most differences of which are 0, or as large at
     a short distance as at a long one; when three differences at one point led nowhere,
-    or one whose slopes are those of a minimum.
+    or one did whose slopes are small enough for a minimum.
 
     Args:
       smoothing: The first μ, a positive number; by default the square root of the
@@ -317,7 +322,7 @@ def _judged(
     needed = is_first & scales.are_needed(changes, state.base, state.steps)
     sizes = optax.tree.where(
         seeks,
-        before.sizes.after(found.values - found.base, found.base),
+        before.sizes.after(found.values - state.base, state.base),
         before.sizes.sought(needed),
     )
     # A function whose first differences are all 0 is one of steps. If some are, those

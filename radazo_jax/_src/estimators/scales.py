@@ -24,7 +24,7 @@ _IF_FAILED = 1e-2
 
 _FIRST_DISTANCE = 1e-6
 
-# A short difference is that of a jump if it is this share of the aim.
+# A short difference belongs to a jump if it is this share of the aim.
 _JUMP = 3e-2
 
 
@@ -84,7 +84,7 @@ class Sizes(NamedTuple):
         return self._replace(round=needed.astype(jnp.int32))
 
     def typical(self, at: jax.Array, least: float) -> jax.Array:
-        """What distances of differences are multiples of: [d].
+        """The units of the distances of differences: [d].
 
         Args:
           at: The parameters, [d].
@@ -134,10 +134,10 @@ def is_measured(changes: jax.Array, value: jax.Array) -> jax.Array:
 
 
 def are_of_steps(changes: jax.Array, value: jax.Array, moved: jax.Array) -> jax.Array:
-    """Whether most short differences are those of a function in steps: bool, shape ().
+    """Whether short differences say that a function is in steps: bool, shape ().
 
-    They are 0, or as large as those at the distance of a size: at distances that are
-    shorter by orders of magnitude.
+    Most of them are 0, or as large as differences at distances that are longer by
+    orders of magnitude.
 
     Args:
       changes: The differences of the values at short distances: [d].

@@ -61,8 +61,8 @@ class Result(NamedTuple):
       stopped: The reason for which the run ended: "target", "patience", "num_steps",
         "max_evaluations", "max_seconds", "converged", "callback" or "interrupted"; the
         first one in this order, if there are several. "converged" is the end of the
-        default method without a budget: slopes are those of a minimum, or a strategy
-        has nothing more to tell. It is "failure" in the result of an error.
+        default method without a budget: slopes are small enough for a minimum, or a
+        strategy has nothing more to tell. It is "failure" in the result of an error.
       stages: The methods that the default method has used, and why.
       workers: The part of each worker of `distribute`, by address.
       learning_rate: The learning rate that `minimize` measured before the run on

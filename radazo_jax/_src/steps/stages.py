@@ -7,7 +7,7 @@ method           is over                                    what follows
 ===============  =========================================  ==========================
 slopes           f(θ) has changed: noise                    an evolution strategy, wide
 slopes           most differences are 0, or of a jump       an evolution strategy, wide
-slopes           the gradient is that of a minimum          the end if no budget was
+slopes           the gradient is as small as at a minimum   the end if no budget was
                                                             given, else a strategy
 slopes           three gradients in a row led nowhere       a narrow strategy
 evolution        its points have nothing to tell            twice the population
@@ -31,7 +31,7 @@ from radazo_jax._src.search.whole import whole
 from radazo_jax._src.steps import box, defaults, step
 from radazo_jax._src.steps.states import Run, SolverState
 
-# The first step sizes of a strategy: from a start, and from where slopes led nowhere.
+# The first step sizes of a strategy: at a start, and once slopes have led nowhere.
 _WIDE, _NARROW = 0.3, 0.03
 
 # The scale of the points between two bounds, as a share of their distance.
@@ -93,7 +93,7 @@ class Stages:
         return "converged"
 
     def stands_at(self, state: SolverState) -> Any:
-        """The parameters of a stage that is over: a last step from there counts not.
+        """The parameters of a stage that is over, before any step that is not judged.
 
         Args:
           state: The state after the latest step.
@@ -110,6 +110,7 @@ class Stages:
         return self._next(state) if self.is_over(state) else state
 
     def _next(self, state: SolverState) -> SolverState:
+        """The state in which the next stage begins."""
         value = _value_of(state.estimator_state)
         params = self.stands_at(state)
         self._kept.append((value, trees.copy(params)))
@@ -161,7 +162,7 @@ def _with(run: Run, estimator: GradientEstimator) -> Run:
 def _following(
     run: Run, state: SolverState, params: Any
 ) -> tuple[GradientEstimator, jax.Array, str]:
-    """What follows a stage: a strategy, the scale of its points, and the reason."""
+    """The strategy that follows a stage, the scale of its points, and the reason."""
     found = state.estimator_state
     if isinstance(found, CmaState):
         size = 2 * len(found.normals)

@@ -32,8 +32,8 @@ class ScaleByBfgsState(NamedTuple):
     Attributes:
       params: The latest parameters, infinite before the first update: [d].
       gradient: The gradient there: [d].
-      displacements: The latest displacements s, the newest last; 0 where there are
-        none: [m, d].
+      displacements: The latest displacements s, the newest last, and 0 for pairs
+        that do not exist yet: [m, d].
       changes: The changes y of the gradient along them: [m, d].
       scale: The scale γ of the inverse Hessian; 0 if it is not known: shape ().
     """
@@ -53,7 +53,7 @@ def scale_by_bfgs(memory_size: int | None = None) -> GradientTransformationExtra
 
         H ← (I − ρ s yᵀ) H (I − ρ y sᵀ) + ρ s sᵀ,    uₜ = H gₜ
 
-    where γ = ⟨s, y⟩/|y|² belongs to the newest pair: a scale that is found once, at the
+    with γ = ⟨s, y⟩/|y|² of the newest pair: a scale that is found once, at the
     start, may be wrong by orders of magnitude later. Use it with gradients without
     noise, as `full_difference` estimates them. It differs from `optax.scale_by_lbfgs`
     in the first update and under bounds, and in that it needs no line search.
@@ -65,8 +65,8 @@ def scale_by_bfgs(memory_size: int | None = None) -> GradientTransformationExtra
     latest step led nowhere, and all pairs are forgotten.
 
     Under bounds, coordinates at a bound that the gradient pushes outward are fixed, and
-    the products ⟨s, y⟩ are those of the others. The gradient replaces an update that is
-    not one of ascent.
+    the products ⟨s, y⟩ leave them out. The gradient replaces an update that does not
+    ascend.
 
     Args:
       memory_size: m, the number of pairs; by default 2d, but at least 10 and at most
@@ -74,9 +74,10 @@ def scale_by_bfgs(memory_size: int | None = None) -> GradientTransformationExtra
 
     Returns:
       A transformation whose `update(updates, state, params, value=...)` needs the loss
-      as value. Optional are `bounds`, a pair of trees like the parameters, and `known`,
-      bool, [d]: elements of the gradient that are not known are replaced by those of
-      the latest gradient. `solver` passes them. Its state is a `ScaleByBfgsState`.
+      as value. Optional are `bounds`, a pair of trees like the parameters; `known`,
+      bool, [d]: elements of the gradient that are not known are replaced by elements of
+      the latest gradient; and `sizes`, [d], the units of the parameters. `solver`
+      passes them. Its state is a `ScaleByBfgsState`.
 
     Raises:
       TypeError, ValueError: If `memory_size` is not a positive integer; from the
