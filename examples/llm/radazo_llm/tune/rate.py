@@ -41,6 +41,11 @@ def with_rate(
             f"learning_rate must be positive with the method {settings.method}; got 0. "
             "It is measured for radazo alone."
         )
+    if settings.num_steps < 2:
+        raise ValueError(
+            f"learning_rate must be positive in a run of {settings.num_steps} step; "
+            "got 0. It is measured for 2 steps or more."
+        )
     found = zo.find_learning_rate(
         _loss_of(settings, job),
         state.params,

@@ -52,7 +52,7 @@ def test_a_step_holds_the_model_and_little_more(needs):
 def test_outputs_of_frozen_layers_have_the_size_of_their_files(job, tmp_path):
     options = ("--steps", 1, "--last-layers", 1, "--batch-size", 2, "--lora-rank", 2)
     data = ("--model", job, "--data", job, "--task", "sst2", "--output", tmp_path)
-    tiny.command("tune", *data, *options)
+    tiny.command("tune", *data, *options, "--learning-rate", 1e-3)
     files = [*(tmp_path / "frozen").glob("*.outputs")]
     written = sum(path.stat().st_size for path in files)
     settings = Settings(last_layers=1, batch_size=2, lora_rank=2, num_steps=1)
