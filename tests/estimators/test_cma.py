@@ -265,9 +265,9 @@ def test_weights_and_rates_are_those_of_pycma(d, size):
     rates = strategy.sm.parameters(known.mueff, size)
     known.finalize_negative_weights(d, rates["c1"], rates["cmu"])
     np.testing.assert_allclose(found.weights, known, rtol=1e-12, atol=1e-15)
-    ours = found.c_one, found.c_rank, found.c_path
+    rates_here = found.c_one, found.c_rank, found.c_path
     theirs = rates["c1"], rates["cmu"], strategy.sp.cc
-    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+    np.testing.assert_allclose(rates_here, theirs, rtol=1e-12)
 
 
 @pytest.mark.parametrize(

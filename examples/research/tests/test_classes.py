@@ -86,9 +86,11 @@ def test_seeds_are_other_functions():
 
 
 def test_seeds_of_evaluation_have_other_numbers_of_parameters():
-    ours, others = cases(["free"], [0, 1, 2]), cases(["free"], [100, 101, 102])
-    changed = sum(a.dimension != b.dimension for a, b in zip(ours, others, strict=True))
-    assert changed > len(ours) / 2
+    chosen, others = cases(["free"], [0, 1, 2]), cases(["free"], [100, 101, 102])
+    changed = sum(
+        a.dimension != b.dimension for a, b in zip(chosen, others, strict=True)
+    )
+    assert changed > len(chosen) / 2
     for kind in _EXACT:
         assert len(CLASSES[kind].problems) >= 5
 

@@ -10,13 +10,13 @@ import numpy as np
 from jax import lax
 
 from radazo_jax._src import program
-from radazo_jax._src.runs.loop import Taken
+from radazo_jax._src.runs.loop import Staged, Taken
 from radazo_jax._src.runs.results import Best
 from radazo_jax._src.runs.stop import Budget, Progress
 from radazo_jax._src.steps import step
 from radazo_jax._src.steps.history import History, names, numbers
 from radazo_jax._src.steps.records import lowest
-from radazo_jax._src.steps.stages import Stage, Stages
+from radazo_jax._src.steps.stages import Stages
 from radazo_jax._src.steps.states import Policy, Run, SolverState, exceeds
 
 # Without a given chunk size, chunks aim at this many seconds: long enough that what
@@ -25,7 +25,7 @@ _CHUNK_SECONDS = 0.5
 _MAX_CHUNK = 8192
 
 
-class Chunks:
+class Chunks(Staged):
     """`Steps` of a compiled run: a chunk is one compiled loop of any length.
 
     Attributes:
@@ -66,15 +66,6 @@ class Chunks:
         run, self._names = self.stages.run, names(state)
         given = state, self._budget.progress, np.int32(0), self._limits
         self._program = program.of(_take_chunk, run, *given, donate=[0])
-
-    @property
-    def methods(self) -> tuple[Stage, ...]:
-        """See `Steps`."""
-        return tuple(self.stages.done)
-
-    def ended(self, state: SolverState) -> str:
-        """See `Steps`."""
-        return self.stages.ended(state)
 
     def begin(self, state: SolverState) -> SolverState:
         """See `Steps`."""

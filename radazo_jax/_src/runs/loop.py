@@ -14,7 +14,7 @@ from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.results import Best, Report, Result
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.steps.history import History, losses
-from radazo_jax._src.steps.stages import Stage
+from radazo_jax._src.steps.stages import Stage, Stages
 from radazo_jax._src.steps.states import Policy, RunError, SolverState, failure_counts
 
 # So many equal steps at the start of a run are warned about.
@@ -77,6 +77,25 @@ class Steps(Protocol):
     def outside(self, state: SolverState) -> SolverState:
         """A state as the caller gets it."""
         ...
+
+
+class Staged:
+    """The part of `Steps` that the stages of a run decide.
+
+    Attributes:
+      stages: The stages of the run.
+    """
+
+    stages: Stages
+
+    @property
+    def methods(self) -> tuple[Stage, ...]:
+        """See `Steps`."""
+        return tuple(self.stages.done)
+
+    def ended(self, state: SolverState) -> str:
+        """See `Steps`."""
+        return self.stages.ended(state)
 
 
 class Options(NamedTuple):

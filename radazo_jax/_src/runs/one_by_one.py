@@ -14,13 +14,13 @@ from radazo_jax._src.estimators.gradients import values_at
 from radazo_jax._src.runs import journal
 from radazo_jax._src.runs.journal import Done, Teller
 from radazo_jax._src.runs.learning_rate import LearningRate
-from radazo_jax._src.runs.loop import Taken
+from radazo_jax._src.runs.loop import Staged, Taken
 from radazo_jax._src.runs.results import Best
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.steps import ask_tell, step
 from radazo_jax._src.steps.history import History
 from radazo_jax._src.steps.records import Path, Record
-from radazo_jax._src.steps.stages import Stage, Stages
+from radazo_jax._src.steps.stages import Stages
 from radazo_jax._src.steps.states import Run, RunError, SolverState
 
 
@@ -39,7 +39,7 @@ class Found(NamedTuple):
     points: Any = None
 
 
-class OneByOne(Teller, abc.ABC):
+class OneByOne(Teller, Staged, abc.ABC):
     """`Steps` that are taken one by one: each is written before it is taken.
 
     Attributes:
@@ -60,15 +60,6 @@ class OneByOne(Teller, abc.ABC):
         # A step of the journal, one of its points, and what is kept of it.
         self._again: tuple[Record, int, Any] | None = None
         self.best = Best(None)
-
-    @property
-    def methods(self) -> tuple[Stage, ...]:
-        """See `Steps`."""
-        return tuple(self.stages.done)
-
-    def ended(self, state: SolverState) -> str:
-        """See `Steps`."""
-        return self.stages.ended(state)
 
     def begin(self, state: SolverState) -> SolverState:
         """See `Steps`."""
