@@ -3,6 +3,7 @@
 import importlib.util
 import pathlib
 import re
+import unicodedata
 
 import pytest
 
@@ -18,6 +19,19 @@ TABLE = re.compile(r"^<!-- table: (\S+)", re.MULTILINE)
 
 def relative(page):
     return page.relative_to(ROOT).as_posix()
+
+
+def anchors(text):
+    """Ids of the headings of a page, as Python-Markdown makes them."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    given = re.findall(r"\{ ?#([\w-]+)|id=\"([\w-]+)\"", text)
+    ids = {name for names in given for name in names if name}
+    for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE):
+        heading = re.sub(r"\]\([^)]*\)|\{.*\}", "", heading)
+        ascii_only = unicodedata.normalize("NFKD", heading).encode("ascii", "ignore")
+        word = re.sub(r"[^\w\s-]", "", ascii_only.decode()).strip().lower()
+        ids.add(re.sub(r"[-\s]+", "-", word))
+    return ids
 
 
 @pytest.fixture(scope="module")
@@ -97,3 +111,13 @@ def test_names_in_tables_are_words(page):
     for row in rows:
         text = re.sub(r"`[^`]*`|\]\(\S*\)|radazo_jax|Open_ES", "", row)
         assert not re.search(r"[a-z]_[a-z]", text), row
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_links_to_headings_find_them(page):
+    """Pages of the reference get ids from docstrings: the built site tests those."""
+    text = page.read_text(encoding="utf-8")
+    for path, anchor in re.findall(r"\]\(([\w./-]*)#([^)\s]+)\)", text):
+        target = (page.parent / path).resolve() if path else page
+        if target.suffix == ".md" and DOCS / "api" not in target.parents:
+            assert anchor in anchors(target.read_text(encoding="utf-8")), anchor
