@@ -128,6 +128,9 @@ class Points:
       shifts: The scales tₖᵢ of w, float32, [K, m], or `None`.
       vector_valued: Whether the function may return several values at each point, [G],
         instead of one; static.
+      units: The units S of the parameters, in which uₖ and w are measured: a tree like
+        them of arrays that broadcast to its leaves. The points are then θ + S sₖᵢ uₖ.
+        `None` for 1.
     """
 
     directions: Direction
@@ -137,6 +140,7 @@ class Points:
     shift: Any = None
     shifts: jax.Array | None = None
     vector_valued: bool = dataclasses.field(default=False, metadata=STATIC)
+    units: Any = None
 
     @property
     def num_points(self) -> int:
@@ -653,8 +657,9 @@ def candidates(points: Points, params: optax.Params) -> optax.Params:
         us = jax.tree.unflatten(
             points.layout.treedef, elements(direction, points.layout)
         )
-        at = shifted(params, points.shift, shift)
-        return jax.tree.map(lambda p, u: _step(p, scale * u), at, us)
+        at = shifted(params, points.shift, shift, points.units)
+        away = _in_units(points.units, jax.tree.map(lambda u: scale * u, us))
+        return jax.tree.map(_step, at, away)
 
     at_scales = jax.vmap(moved, in_axes=(None, 0, 0))
     moved_params = jax.vmap(at_scales)(points.directions, points.scales, points.shifts)
@@ -666,22 +671,33 @@ def candidates(points: Points, params: optax.Params) -> optax.Params:
     return jax.tree.map(flat, params, moved_params)
 
 
-def shifted(params: optax.Params, shift: Any, distance: jax.Array | None) -> Any:
+def shifted(
+    params: optax.Params, shift: Any, distance: jax.Array | None, units: Any = None
+) -> Any:
     """θ + t w, rounded to the dtypes of θ; θ itself without a w.
 
     Args:
       params: θ.
       shift: w, a tree like θ, or `None`.
       distance: t, or `None`.
+      units: The units of w, as of `Points`.
     """
     if distance is None:
         return params
 
-    def move(p: jax.Array, w: jax.Array) -> jax.Array:
+    def away(p: jax.Array, w: jax.Array) -> jax.Array:
         wide = at_least_float32(p.dtype)
-        return _step(p, distance.astype(wide) * w.astype(wide))
+        return distance.astype(wide) * w.astype(wide)
 
-    return jax.tree.map(move, params, shift)
+    moves = _in_units(units, jax.tree.map(away, params, shift))
+    return jax.tree.map(_step, params, moves)
+
+
+def _in_units(units: Any, moves: Any) -> Any:
+    """Displacements of parameters, of displacements in their units."""
+    if units is None:
+        return moves
+    return jax.tree.map(lambda s, x: s * x.astype(s.dtype), units, moves)
 
 
 def _step(p: jax.Array, distance: jax.Array) -> jax.Array:

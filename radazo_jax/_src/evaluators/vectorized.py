@@ -146,8 +146,11 @@ def _values(
         after = first
         for i, scale in enumerate(scales):
             at, u = compiler.tie((params, direction), *after)
-            at = shifted(at, points.shift, None if shifts is None else shifts[i])
-            value, aux = transform.evaluate(loss, at, points.layout, u, scale)
+            t = None if shifts is None else shifts[i]
+            at = shifted(at, points.shift, t, points.units)
+            value, aux = transform.evaluate(
+                loss, at, points.layout, u, scale, units=points.units
+            )
             if not values and has_aux and not base:
                 found, rest = trees.partition(aux, jax.Array)
                 static[:] = [rest]
@@ -194,8 +197,11 @@ def values_by_number(
 
     def evaluate(i: jax.Array) -> jax.Array:
         direction = jax.tree.map(lambda x: x[which[i]], points.directions)
-        at = shifted(params, points.shift, None if shifts is None else shifts[i])
-        return transform.evaluate(loss, at, points.layout, direction, scales[i])[0]
+        t = None if shifts is None else shifts[i]
+        at = shifted(params, points.shift, t, points.units)
+        return transform.evaluate(
+            loss, at, points.layout, direction, scales[i], units=points.units
+        )[0]
 
     return batched_map(evaluate, numbers, batch_size)
 
@@ -226,7 +232,9 @@ def _values_in_one_batch(
     )
 
     def evaluate(direction: Direction, scale: jax.Array) -> jax.Array:
-        return transform.evaluate(loss, params, points.layout, direction, scale)[0]
+        return transform.evaluate(
+            loss, params, points.layout, direction, scale, units=points.units
+        )[0]
 
     points_at = directions, scales.at[0].set(0)
     return batched_map(lambda point: evaluate(*point), points_at, None)

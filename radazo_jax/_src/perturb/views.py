@@ -42,7 +42,8 @@ class View:
       base: The unperturbed elements, in the leaf's dtype; if `u` is `None`, the
         perturbed ones, not rounded to `dtype` yet.
       dtype: The dtype in which the perturbed elements are asked for.
-      scale: The factor of the direction, shape ().
+      scale: The factor of the direction, shape (); or one that broadcasts to the leaf,
+        which is built before anything reads it.
       norm: The first factor of the elements, shape ().
       u: The elements as they are held; `None` if they have been added to `base`.
       converted: Whether `dtype` is not the leaf's.
@@ -159,20 +160,34 @@ def _sharded_like(base: jax.Array, mark: jax.Array) -> jax.Array:
 
 
 def views_of(
-    params: optax.Params, layout: Layout, direction: Direction, scale: jax.Array
+    params: optax.Params,
+    layout: Layout,
+    direction: Direction,
+    scale: jax.Array,
+    units: Any = None,
 ) -> list[View]:
     """The leaves of the parameters, perturbed by `direction`, unbuilt."""
     held = direction.cached or _unstored(direction, layout)
+    leaves = jax.tree.leaves(params)
+    scales = [scale] * len(leaves)
+    if units is not None:
+        scales = [scale.astype(s.dtype) * s for s in jax.tree.leaves(units)]
     return [
-        View(leaf, leaf.dtype, scale, direction.scale, u)
-        for leaf, u in zip(jax.tree.leaves(params), held, strict=True)
+        View(leaf, leaf.dtype, factor, direction.scale, u)
+        for leaf, factor, u in zip(leaves, scales, held, strict=True)
     ]
 
 
 def with_small_drawn(given: Sequence[View]) -> list[View]:
-    """`given`, with the smallest lazy elements drawn."""
+    """`given`, with the smallest lazy elements drawn, and leaves of many units."""
     room, small = _MAX_DRAWN_TOGETHER, []
-    drawn = [i for i, view in enumerate(given) if isinstance(view.u, LazyElements)]
+    # The rearrangements of a view do not follow the units of elements.
+    small += [i for i, view in enumerate(given) if view.scale.ndim]
+    drawn = [
+        i
+        for i, view in enumerate(given)
+        if isinstance(view.u, LazyElements) and i not in small
+    ]
     for i in sorted(drawn, key=lambda i: given[i].base.size):
         room -= given[i].base.size
         if room >= 0:

@@ -43,7 +43,7 @@ def captured(fun: Any) -> dict[str, str]:
     found: dict[str, str] = {}
     for layer in _layers(fun):
         for name, value in _captured_by(layer):
-            text = _text(value)
+            text = text_of(value)
             if text is not None:
                 found.setdefault(name, text)
     return found
@@ -106,7 +106,7 @@ def _assigned(code: types.CodeType) -> Iterator[str]:
             yield from _assigned(constant)
 
 
-def _text(value: Any) -> str | None:
+def text_of(value: Any) -> str | None:
     """A text of a number, a string or an array; `None` for anything else."""
     if isinstance(value, np.generic) and not value.dtype.hasobject:
         value = value.item()
@@ -116,7 +116,7 @@ def _text(value: Any) -> str | None:
             return text
         return f"{type(value).__name__} {_checksum(text.encode())}"
     if isinstance(value, tuple):
-        texts = [_text(x) for x in value]
+        texts = [text_of(x) for x in value]
         return None if None in texts else f"({', '.join(map(str, texts))})"
     return _text_of_array(value)
 

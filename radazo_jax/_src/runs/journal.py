@@ -30,6 +30,7 @@ from radazo_jax._src.steps.defaults import is_staged, method
 from radazo_jax._src.steps.records import Path, Record
 from radazo_jax._src.steps.stages import Stages
 from radazo_jax._src.steps.states import Run, SolverState
+from radazo_jax._src.steps.units import Units, as_units
 
 _PART = 1000  # Steps of a journal.
 _PACKAGES = ("radazo_jax", "jax", "jaxlib", "optax")
@@ -217,11 +218,19 @@ def line_of_run(
         "scales": np.asarray(points.scales[0]).tolist(),
         "points": points.num_points,
         "learning_rate": None if rate is None else rate._asdict(),
+        "scale": _text_of(run.units),
         "dtype": str(trees.widest(state.params)),
         "versions": {name: _version(name) for name in _PACKAGES},
         "device": f"{device.platform} {device.device_kind}",
     }
     return line | ({"staged": True} if run.staged else {})
+
+
+def _text_of(units: Units | None) -> dict[str, str | None] | None:
+    """The units of a run, by their paths in `scale`."""
+    leaves = jax.tree_util.tree_leaves_with_path(units)
+    found = {jax.tree_util.keystr(path): identity.text_of(unit) for path, unit in leaves}
+    return found or None
 
 
 def _version(package: str) -> str:
@@ -291,6 +300,7 @@ def replay(
     fun: Objective | None = None,
     sample: Callable[[jax.Array], object] | None = None,
     bounds: BoundsLike | None = None,
+    scale: Any = None,
     exact: bool = True,
 ) -> SolverState:
     """Rebuilds a run from the values in its journal, without an evaluation.
@@ -310,6 +320,7 @@ def replay(
         evaluated: `low_rank` perturbs the matrices that it multiplies.
       sample: As in `minimize`, with `fun`.
       bounds: As in `minimize_black_box`.
+      scale: As in `minimize`.
       exact: Whether parameters must be bitwise equal to the run's before each step.
         They are equal with the same versions on the same kind of machine. Otherwise
         sums may be rounded in other ways, and an adaptive run amplifies it.
@@ -349,7 +360,7 @@ def replay(
     with jax.enable_x64(trees.has_x64() or found.run["dtype"] == "float64"):
         given = *named, params, sample is not None
         run = Run(fun, sample, *method(*given), evaluator, as_bounds(bounds))
-        run = run._replace(staged=is_staged(*given))
+        run = run._replace(staged=is_staged(*given), units=as_units(scale))
         state = _replay(journal, found, params, run, exact)
         # Without a function that JAX can trace, the run is one of NumPy arrays.
         return state if fun is not None else trees.as_numpy(state)

@@ -137,11 +137,12 @@ def _lost(points: Points, params: optax.Params) -> list[jax.Array]:
     first = jax.tree.map(lambda x: x[0], points.directions)
     scale = points.scales[0, 0]
 
-    def share(p: jax.Array, u: jax.Array, kept: bool) -> jax.Array:
+    def share(p: jax.Array, u: jax.Array, unit: Any, kept: bool) -> jax.Array:
         if kept:
             return jnp.zeros(())
         before = wide(p)
         wanted = scale.astype(before.dtype) * u.astype(before.dtype)
+        wanted = wanted if unit is None else unit * wanted
         moved = wide((before + wanted).astype(p.dtype)) - before
         return _share(moved - wanted, wanted)
 
@@ -150,7 +151,8 @@ def _lost(points: Points, params: optax.Params) -> list[jax.Array]:
     distribution = first.distribution
     kept = [distribution._size(leaf) < leaf.size for leaf in leaves]
     us = elements(first, points.layout)
-    return list(map(share, jax.tree.leaves(params), us, kept))
+    units = jax.tree.leaves(points.units) or [None] * len(us)
+    return list(map(share, jax.tree.leaves(params), us, units, kept))
 
 
 def moved(points: Points) -> Points:

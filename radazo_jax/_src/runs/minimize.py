@@ -33,6 +33,7 @@ from radazo_jax._src.steps.defaults import is_staged, method
 from radazo_jax._src.steps.records import Path
 from radazo_jax._src.steps.stages import Stages, of_state
 from radazo_jax._src.steps.states import Policy, Run, SolverState, resumed
+from radazo_jax._src.steps.units import as_units, check_units
 
 
 def minimize(
@@ -51,6 +52,7 @@ def minimize(
     patience: int | None = None,
     sample: Callable[[jax.Array], object] | None = None,
     bounds: BoundsLike | None = None,
+    scale: Any = None,
     state: SolverState | None = None,
     chunk_size: int | None = None,
     progress: bool = True,
@@ -173,7 +175,7 @@ def minimize(
             *(fun, params, optimizer, estimator, search, evaluator),
             Budget(num_steps, max_evaluations, max_seconds, target, patience),
             Policy.of(on_failure, max_consecutive_failures),
-            *(key, sample, bounds, state, chunk_size),
+            *(key, sample, bounds, scale, state, chunk_size),
             *(progress, callback, has_aux, journal),
         )
     )
@@ -198,6 +200,7 @@ def minimize_black_box(
     timeout: float | None = None,
     retries: int = 0,
     bounds: BoundsLike | None = None,
+    scale: Any = None,
     on_failure: str = "drop",
     max_consecutive_failures: int = 10,
     journal: Path | None = None,
@@ -305,7 +308,7 @@ def minimize_black_box(
             *(fun, params, optimizer, estimator, search, evaluator),
             Budget(num_steps, max_evaluations, max_seconds, target, patience),
             Policy.of(on_failure, max_consecutive_failures),
-            *(key, None, bounds, state, None),
+            *(key, None, bounds, scale, state, None),
             *(progress, callback, False, journal),
         )
     )
@@ -325,6 +328,7 @@ class _Call(NamedTuple):
     key: Any
     sample: Any
     bounds: Any
+    scale: Any
     state: Any
     chunk_size: Any
     progress: bool
@@ -366,10 +370,16 @@ def _traced(call: _Call) -> Result:
     budget.start(run, state, np.float32)
     if any(leaf.dtype.itemsize < 4 for leaf in jax.tree.leaves(state.params)):
         points, _ = step.points_at(run, state, step.loss_at(run, state))
-        warn_of_rounding(points, state.params, stacklevel=_USER)
+        placed = step.around(run, state.params, points)
+        warn_of_rounding(placed, state.params, stacklevel=_USER)
     run = step.traced(run, state)
     rate = None
     if call.sample is not None and call.optimizer is None:
+        if call.scale is not None:
+            raise ValueError(
+                "scale must be None on minibatches without an optimizer, whose "
+                f"learning rate is measured; got {call.scale!r}. Name an optimizer."
+            )
         state, rate = rates.with_rate(run, state, budget, call.state is None, path)
     stages = Stages(run, ends=budget.is_open)
     with ExitStack() as stack:
@@ -433,7 +443,7 @@ def _run_of(call: _Call, params: optax.Params, loss: Any) -> Run:
     chosen = method(*named, params, minibatches)
     staged = is_staged(*named, params, minibatches)
     run = Run(loss, call.sample, *chosen, call.evaluator, as_bounds(call.bounds))
-    run = run._replace(staged=staged)
+    run = run._replace(staged=staged, units=as_units(call.scale))
     if staged and isinstance(call.state, SolverState):
         return of_state(run, call.state)
     return run
@@ -446,6 +456,7 @@ def _begun(call: _Call, run: Run, params: optax.Params) -> SolverState:
         state = step.start(run, params, call.key, stacklevel=_USER + 1)
     else:
         states.check_state(run, state, leaves=True)
+        check_units(run.units, state.params)
     states.check_known(state)
     return trees.copy(resumed(state))
 

@@ -248,5 +248,6 @@ def _values_at(run: Run, state: SolverState) -> Any:
     """The values at the points of a step, [n]."""
     loss = step.loss_at(run, state)
     points, _ = step.points_at(run, state, loss)
-    values, _ = values_at(run.evaluator, loss, state.params, points)
+    placed = step.around(run, state.params, points)
+    values, _ = values_at(run.evaluator, loss, state.params, placed)
     return points.join(values)

@@ -11,7 +11,7 @@ import optax
 from radazo_jax._src import program, shown, trees
 from radazo_jax._src.base import GradientEstimator, Search, candidates
 from radazo_jax._src.search.whole import whole
-from radazo_jax._src.steps import box, history, states, step
+from radazo_jax._src.steps import box, history, states, step, units
 from radazo_jax._src.steps.box import BoundsLike
 from radazo_jax._src.steps.states import Run, SolverState
 
@@ -63,6 +63,7 @@ def ask_tell(
     search: Search = whole(),
     *,
     bounds: BoundsLike | None = None,
+    scale: Any = None,
 ) -> AskTell:
     """Minimizes a function that is evaluated by hand, or by anything else.
 
@@ -76,6 +77,7 @@ def ask_tell(
         `scipy.optimize.Bounds`: the box in which the parameters and all candidates
         stay. A candidate that is moved into it is no longer along its direction, which
         biases estimates at the border.
+      scale: As in `minimize`.
 
     Returns:
       `(init, ask, tell)`, as described in `AskTell`. `ask` and `tell` are compiled at
@@ -83,8 +85,10 @@ def ask_tell(
       `on_failure="drop"`; `state.run.failures` counts them.
 
     Raises:
-      TypeError: If `optimizer`, `estimator` or `search` is something else.
-      ValueError: From `init`, if `params` do not lie within the bounds; from `tell`, if
+      TypeError, ValueError: If an argument has the wrong type, or `scale` is not
+        positive.
+      ValueError: From `init`, if `params` do not lie within the bounds, or `scale` is
+        not of their structure; from `tell`, if
         there are not n values, the candidates were not asked for or have been told
         already, or the search has further evaluations.
 
@@ -101,7 +105,8 @@ def ask_tell(
       ((11, 3), True)
     """
     states.check_run(optimizer, estimator, search)
-    run = Run(None, None, optimizer, estimator, search, bounds=box.as_bounds(bounds))
+    box_and_units = {"bounds": box.as_bounds(bounds), "units": units.as_units(scale)}
+    run = Run(None, None, optimizer, estimator, search, **box_and_units)
 
     def init(params: optax.Params, key: jax.typing.ArrayLike) -> AskTellState:
         with trees.precision_of(params):
@@ -137,7 +142,7 @@ def candidates_of(run: Run, state: SolverState) -> Any:
     """The candidates of a step, a tree like the parameters: [n, …]."""
     states.check_state(run, state)
     points, _ = step.points_at(run, state, _traced_loss(run, state))
-    asked = candidates(points, state.params)
+    asked = candidates(step.around(run, state.params, points), state.params)
     return jax.vmap(lambda params: box.project(run.bounds, params))(asked)
 
 

@@ -14,6 +14,7 @@ from radazo_jax._src.steps import states
 from radazo_jax._src.steps import step as steps
 from radazo_jax._src.steps.box import BoundsLike, as_bounds
 from radazo_jax._src.steps.states import Run, SolverState, StepInfo
+from radazo_jax._src.steps.units import as_units
 
 
 class StepFn(Protocol):
@@ -48,6 +49,7 @@ def solver(
     evaluator: Evaluator = vectorized(),
     sample: Callable[[jax.Array], object] | None = None,
     bounds: BoundsLike | None = None,
+    scale: Any = None,
     has_aux: bool = False,
 ) -> Solver:
     """Combines a function, an optimizer and an estimator into one pure step.
@@ -75,7 +77,7 @@ def solver(
         parameters. `step` then takes no batch.
       bounds: A tuple `(lower, upper)` of numbers, or of trees like the parameters, or a
         `scipy.optimize.Bounds`: the box in which the parameters and all points stay.
-
+      scale: As in `minimize`.
       has_aux: Whether `fun` returns a pair of a scalar and anything else, which is the
         `aux` of the `StepInfo`, as at the first point.
 
@@ -84,8 +86,9 @@ def solver(
       search without a learning rate.
 
     Raises:
-      TypeError, ValueError: If an argument has the wrong type; from `init`, if the
-        parameters are not floating-point or lie outside of the bounds; from `step`, if
+      TypeError, ValueError: If an argument has the wrong type, or `scale` is not
+        positive; from `init`, if the parameters are not floating-point or lie outside
+        of the bounds, or `scale` is not of their structure; from `step`, if
         the structure of the state differs from `init`'s, or the function does not
         return a real scalar.
 
@@ -117,7 +120,8 @@ def solver(
     if not callable(fun):
         raise TypeError(f"fun must be a function of params; got {fun!r}.")
     states.check_run(optimizer, estimator, search, evaluator)
-    run = Run(fun, sample, optimizer, estimator, search, evaluator, as_bounds(bounds))
+    given = fun, sample, optimizer, estimator, search, evaluator, as_bounds(bounds)
+    run = Run(*given, units=as_units(scale))
 
     def init(params: optax.Params, key: jax.typing.ArrayLike) -> SolverState:
         # No two leaves share a buffer, and none is the caller's, so that the state can

@@ -28,7 +28,7 @@ from radazo_jax._src.estimators.cma import cma
 from radazo_jax._src.estimators.covariance import CmaState
 from radazo_jax._src.estimators.full import FullDifferenceState
 from radazo_jax._src.search.whole import whole
-from radazo_jax._src.steps import box, defaults, step
+from radazo_jax._src.steps import box, defaults, step, units
 from radazo_jax._src.steps.states import Run, SolverState
 
 # The first step sizes of a strategy: at a start, and once slopes have led nowhere.
@@ -99,7 +99,7 @@ class Stages:
           state: The state after the latest step.
         """
         judges = self.run.search.judges
-        return state.search_state.before if judges else state.params
+        return step.before(self.run, state) if judges else state.params
 
     def following(self, state: SolverState) -> SolverState:
         """The state in which the next step begins: of the next stage, if one is over.
@@ -167,7 +167,8 @@ def _following(
     if isinstance(found, CmaState):
         size = 2 * len(found.normals)
         return cma(size, _WIDE), found.scale, "its points had nothing more to tell"
-    scale = _scale_of(params, run.bounds)
+    z = units.to_units(run.units, params)
+    scale = _scale_of(z, step.bounds_of(run, params))
     if found.noise > 0:
         return cma(step_size=_WIDE), scale, "the value at one point changed"
     if found.in_steps:
@@ -186,7 +187,7 @@ def _scale_of(params: Any, bounds: box.Bounds | None) -> jax.Array:
     scale = jnp.broadcast_to(typical, at.shape)
     if bounds is None:
         return scale
-    low, high = (trees.as_flat(bound) for bound in box.as_trees(bounds, params))
+    low, high = (trees.as_flat(bound) for bound in bounds)
     width = high - low
     usable = jnp.isfinite(width) & (width > 0)
     return jnp.where(usable, _OF_WIDTH * width, scale)

@@ -21,6 +21,7 @@ from radazo_jax._src.base import (
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.search.whole import whole
 from radazo_jax._src.steps.box import Bounds
+from radazo_jax._src.steps.units import Units
 
 MOST_STEPS = np.iinfo(np.int32).max
 
@@ -77,6 +78,7 @@ class Run(NamedTuple):
       evaluator: The evaluator of the points.
       bounds: The box in which parameters and points stay; `None` without.
       staged: Whether it is a stage, which ends when its estimator is exhausted.
+      units: The units in which it takes place; `None` for those of the parameters.
     """
 
     fun: Callable[..., Any] | None
@@ -87,6 +89,7 @@ class Run(NamedTuple):
     evaluator: Evaluator = vectorized()
     bounds: Bounds | None = None
     staged: bool = False
+    units: Units | None = None
 
 
 class StepInfo(NamedTuple):

@@ -2,9 +2,11 @@
 
 The points are evaluated between `points_at` and `advance`, so that the same steps are
 taken by a compiled run, a run whose function is evaluated elsewhere, and a run that is
-rebuilt from its journal.
+rebuilt from its journal. States hold parameters θ; estimators, optimizers and searches
+get z, which is θ in the units of the run.
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -28,7 +30,7 @@ from radazo_jax._src.estimators import gradients
 from radazo_jax._src.estimators.differences import mean_of_finite
 from radazo_jax._src.estimators.gradients import of_params
 from radazo_jax._src.numbers import generator, keys
-from radazo_jax._src.steps import box, states
+from radazo_jax._src.steps import box, states, units
 from radazo_jax._src.steps.box import Bounds
 from radazo_jax._src.steps.states import (
     MOST_STEPS,
@@ -59,6 +61,7 @@ def start(
     checks.warn_of_float32(params, stacklevel=stacklevel + 1)
     params = arrays
     box.check_bounds(run.bounds, params)
+    units.check_units(run.units, params)
     # A start on a bound may be off it by rounding.
     params = box.project(run.bounds, params)
     return begun(run, params, keys.check_same_key(key))
@@ -73,11 +76,12 @@ def begun(run: Run, params: optax.Params, key: jax.Array) -> SolverState:
       key: The typed key of the run.
     """
     count = trees.number(0, jnp.int32)
+    z = units.to_units(run.units, params)
     return SolverState(
         params,
-        run.optimizer.init(params),
-        run.estimator.init(params),
-        run.search.init(params),
+        run.optimizer.init(z),
+        run.estimator.init(z),
+        run.search.init(z),
         key,
         count,
         Failures(count, count, count),
@@ -155,12 +159,30 @@ def points_at(
       state: The state before the step.
       loss: The loss of the step if JAX can trace it, else `None`.
     """
-    draw = draw_of(state.key, state.step)._replace(fun=loss)
-    if run.bounds is not None:
-        draw = draw._replace(bounds=box.as_trees(run.bounds, state.params))
+    bounds = bounds_of(run, state.params)
+    draw = draw_of(state.key, state.step)._replace(fun=loss, bounds=bounds)
+    z = units.to_units(run.units, state.params)
     return gradients.points_of(
-        run.estimator, run.evaluator, draw, state.params, state.estimator_state
+        run.estimator, run.evaluator, draw, z, state.estimator_state
     )
+
+
+def bounds_of(run: Run, params: optax.Params) -> Bounds | None:
+    """The bounds of z, trees like the parameters; `None` without."""
+    if run.bounds is None:
+        return None
+    lower, upper = box.as_trees(run.bounds, params)
+    return units.to_units(run.units, lower), units.to_units(run.units, upper)
+
+
+def around(run: Run, params: optax.Params, points: Points) -> Points:
+    """The points of a step as points around θ, at which they are evaluated."""
+    if run.units is None:
+        return points
+    placed: Points = dataclasses.replace(
+        points, units=units.as_trees(run.units, params)
+    )
+    return placed
 
 
 def draw_of(key: jax.Array, step: jax.Array) -> Draw:
@@ -179,8 +201,9 @@ def take(
     """Evaluates the points of a step, and takes it."""
     scalar = Partial(without_aux, loss) if has_aux else loss
     asked = points_at(run, state, scalar)
+    placed = around(run, state.params, asked[0])
     values, aux = gradients.values_at(
-        run.evaluator, loss, state.params, asked[0], has_aux
+        run.evaluator, loss, state.params, placed, has_aux
     )
     after, info = advance(run, state, asked, values, scalar)
     return after, info._replace(aux=aux)
@@ -236,8 +259,9 @@ def advance(
         # Whether the others were evaluated or not, the run is the same.
         along = jnp.where(accepted, values.along, jnp.nan)
         known = values._replace(along=along)
+    z = units.to_units(run.units, state.params)
     estimate, estimator_state = gradients.reduced(
-        run.estimator, points, known, state.params, asked_state
+        run.estimator, points, known, z, asked_state
     )
     if run.search.stops_early:
         estimator_state = optax.tree.where(accepted, estimator_state, asked_state)
@@ -269,7 +293,8 @@ def judge(run: Run, state: SolverState, value: jax.Array) -> tuple[jax.Array, An
       state: The state.
       value: The loss at its parameters, NaN if it failed: shape ().
     """
-    found = run.search.judge(state.search_state, state.params, value)
+    z = units.to_units(run.units, state.params)
+    found = run.search.judge(state.search_state, z, value)
     ones = jax.ShapeDtypeStruct((), jnp.bool_)
     _check_found(found, (ones, state.search_state), "judge(state, params, value)")
     return found
@@ -326,38 +351,53 @@ def _moved(
       loss: The loss, or `None`.
     """
     search, (estimate, here, outcome) = run.search, found
-    project = partial(box.project, run.bounds)
-    bounds = None if run.bounds is None else box.as_trees(run.bounds, state.params)
-    args = estimate, here, loss, bounds
+    bounds = bounds_of(run, state.params)
+    project = partial(box.project, bounds)
+    of_z = _loss_of_z(run, loss)
+    args = estimate, here, of_z, bounds
 
-    def taken(params: Any, optimizer_state: Any, search_state: Any) -> Any:
+    def taken(z: Any, optimizer_state: Any, search_state: Any) -> Any:
         direction, gradient, optimizer_state = direction_of(
-            run.optimizer, optimizer_state, params, *args
+            run.optimizer, optimizer_state, z, *args
         )
-        mean = None if loss is None else partial(_mean_loss, loss)
+        mean = None if of_z is None else partial(_mean_loss, of_z)
         descent = Descent(direction, gradient, estimate, here, project, mean)
-        moved = search.move(search_state, params, descent)
-        _check_found(moved, (params, search_state), "move(state, params, descent)")
+        moved = search.move(search_state, z, descent)
+        _check_found(moved, (z, search_state), "move(state, params, descent)")
         return moved[0], optimizer_state, moved[1]
 
-    def taken_in_place(params: Any, optimizer_state: Any, search_state: Any) -> Any:
+    def taken_in_place(z: Any, optimizer_state: Any, search_state: Any) -> Any:
         # The gradient is not built, nor a direction.
-        extra = gradients.extra_args(estimate, None, here, loss, bounds)
-        params, optimizer_state = run.optimizer.update.apply(
-            unchanged, optimizer_state, params, **extra
+        extra = gradients.extra_args(estimate, None, here, of_z, bounds)
+        z, optimizer_state = run.optimizer.update.apply(
+            unchanged, optimizer_state, z, **extra
         )
-        return project(params), optimizer_state, search_state
+        return project(z), optimizer_state, search_state
 
-    def rejected(params: Any, optimizer_state: Any, search_state: Any) -> Any:
-        moved = search.back(search_state, params, project)
-        _check_found(moved, (params, search_state), "back(state, params, project)")
+    def rejected(z: Any, optimizer_state: Any, search_state: Any) -> Any:
+        moved = search.back(search_state, z, project)
+        _check_found(moved, (z, search_state), "back(state, params, project)")
         return moved[0], optimizer_state, moved[1]
+
+    def of_params(update: Callable[..., Any], params: Any, *held: Any) -> Any:
+        z, *others = update(units.to_units(run.units, params), *held)
+        return units.from_units(run.units, z), *others
 
     in_place = isinstance(run.optimizer.update, InPlaceUpdate) and not search.judges
     held = state.params, state.optimizer_state, search_state
     if search.judges:
-        held = _if(outcome == Outcome.REJECTED, rejected, held)
-    return _if(outcome == Outcome.TAKEN, taken_in_place if in_place else taken, held)
+        held = _if(outcome == Outcome.REJECTED, partial(of_params, rejected), held)
+    update = partial(of_params, taken_in_place if in_place else taken)
+    return _if(outcome == Outcome.TAKEN, update, held)
+
+
+def _loss_of_z(
+    run: Run, loss: Callable[[optax.Params], Any] | None
+) -> Callable[[optax.Params], Any] | None:
+    """The loss as a function of z."""
+    if loss is None or run.units is None:
+        return loss
+    return lambda z: loss(units.from_units(run.units, z))
 
 
 def direction_of(
@@ -457,7 +497,12 @@ def value_after(run: Run, state: SolverState) -> jax.Array:
 def _last_params(run: Run, state: SolverState) -> optax.Params:
     value = value_after(run, state)
     accepted, _ = judge(run, state, value)
-    return optax.tree.where(accepted, state.params, state.search_state.before)
+    return optax.tree.where(accepted, state.params, before(run, state))
+
+
+def before(run: Run, state: SolverState) -> optax.Params:
+    """The parameters before the latest step, which a search has kept."""
+    return units.from_units(run.units, state.search_state.before)
 
 
 def key_of(key: jax.Array, step: jax.Array, use: int) -> jax.Array:
