@@ -96,6 +96,7 @@ class FullDifference(GradientEstimator):
     _constructor = "full_difference"
 
     smoothing: float | None = None
+    tolerance: float | None = None
 
     def _first(self, params: Any) -> float:
         """The first μ."""
@@ -180,6 +181,8 @@ class FullDifference(GradientEstimator):
         still = jnp.all(state.steps == 0) & jnp.isfinite(state.base)
         known = (count > 0) | still
         state = _judged(before, state, found_here, found.each)
+        ends = _is_settled(params, before, state, self.tolerance) & (changed == 0)
+        state = state._replace(is_small=state.is_small | ends)
         estimate = Estimate(
             found.value,
             slope=jnp.sum(slopes**2),
@@ -194,11 +197,13 @@ class FullDifference(GradientEstimator):
         state = state._replace(measured=measured, usable=count > 0)
         state = _lengthened(_restarted(before, state), changed)
         stuck = state.stuck >= jnp.where(state.is_small, 1, _STUCK)
-        exhausted = (state.noise > 0) | state.in_steps | stuck
+        exhausted = (state.noise > 0) | state.in_steps | stuck | ends
         return estimate, state._replace(exhausted=exhausted)
 
 
-def full_difference(smoothing: float | None = None) -> GradientEstimator:
+def full_difference(
+    smoothing: float | None = None, tolerance: float | None = None
+) -> GradientEstimator:
     """Forward differences along all d coordinates: the whole gradient.
 
         ĝᵢ = (f(θ + sᵢ eᵢ) − f(θ)) / sᵢ,    |sᵢ| = μ max(|θᵢ|, a)
@@ -246,17 +251,23 @@ def full_difference(smoothing: float | None = None) -> GradientEstimator:
     `exhausted(state)` tells when further steps would teach nothing: when the function
     has noise; when it is one of steps, most differences of which are 0, or as large at
     a short distance as at a long one; when three differences at one point led nowhere,
-    or one did whose slopes are small enough for a minimum.
+    or one did whose slopes are small enough for a minimum; or when neither θ nor f has
+    moved beyond the tolerance τ from one gradient to the next:
+
+        |f′ − f| ≤ τ max(|f′|, |f(θ₀)|)  and  |θ′ᵢ − θᵢ| ≤ τ max(|θ′ᵢ|, σᵢ)  for all i
 
     Args:
       smoothing: The first μ, a positive number; by default the square root of the
         machine epsilon, 1.5 · 10⁻⁸ in float64 and 3.5 · 10⁻⁴ in float32.
+      tolerance: τ, a number in [0, 1); by default, only differences that led nowhere
+        count.
 
     Returns:
       The estimator, with a `FullDifferenceState`.
 
     Raises:
-      TypeError, ValueError: If `smoothing` is not a positive number.
+      TypeError, ValueError: If `smoothing` is not a positive number, or `tolerance`
+        is none in [0, 1).
 
     Examples:
       >>> import jax.numpy as jnp
@@ -275,7 +286,10 @@ def full_difference(smoothing: float | None = None) -> GradientEstimator:
     if smoothing is not None:
         checks.check_positive("smoothing", smoothing)
         smoothing = checks.as_number(smoothing)
-    return FullDifference(smoothing)
+    if tolerance is not None:
+        checks.check_unit_interval("tolerance", tolerance)
+        tolerance = checks.as_number(tolerance)
+    return FullDifference(smoothing, tolerance)
 
 
 class _Found(NamedTuple):
@@ -342,6 +356,31 @@ def _judged(
         # At the start, f(θ) is evaluated twice, which shows noise.
         complete=state.complete & ~(is_first & before.complete) & ~needed & ~seeks,
     )
+
+
+def _is_settled(
+    params: Any,
+    before: FullDifferenceState,
+    state: FullDifferenceState,
+    tolerance: float | None,
+) -> jax.Array:
+    """Whether the step between two gradients moved nothing beyond a tolerance.
+
+    Args:
+      params: The parameters.
+      before: The state before the step, with the value at its measured parameters.
+      state: The state with the values of the step.
+      tolerance: The tolerance, `None` if nothing is within it.
+    """
+    if tolerance is None:
+        return jnp.zeros((), jnp.bool_)
+    at = as_flat(params)
+    moved = abs(at - as_flat(before.measured))
+    little = moved <= tolerance * jnp.maximum(abs(at), state.sizes.used())
+    highest = jnp.fmax(abs(state.base), abs(state.first))
+    level = abs(state.base - before.base) <= tolerance * highest
+    # If nothing has moved at all, the differences led nowhere.
+    return state.complete & jnp.any(moved != 0) & jnp.all(little) & level
 
 
 def _restarted(

@@ -28,7 +28,7 @@ from radazo_jax._src.steps import ask_tell, history, records, step
 from radazo_jax._src.steps.box import BoundsLike, as_bounds
 from radazo_jax._src.steps.defaults import is_staged, method
 from radazo_jax._src.steps.records import Path, Record
-from radazo_jax._src.steps.stages import Stages
+from radazo_jax._src.steps.stages import Stages, with_tolerance
 from radazo_jax._src.steps.states import Run, SolverState
 from radazo_jax._src.steps.units import Units, as_units
 
@@ -223,13 +223,18 @@ def line_of_run(
         "versions": {name: _version(name) for name in _PACKAGES},
         "device": f"{device.platform} {device.device_kind}",
     }
-    return line | ({"staged": True} if run.staged else {})
+    if run.staged:
+        tolerance = getattr(run.estimator, "tolerance", None)
+        line |= {"staged": True, "tolerance": tolerance}
+    return line
 
 
 def _text_of(units: Units | None) -> dict[str, str | None] | None:
     """The units of a run, by their paths in `scale`."""
-    leaves = jax.tree_util.tree_leaves_with_path(units)
-    found = {jax.tree_util.keystr(path): identity.text_of(unit) for path, unit in leaves}
+    found = {
+        jax.tree_util.keystr(path): identity.text_of(unit)
+        for path, unit in jax.tree_util.tree_leaves_with_path(units)
+    }
     return found or None
 
 
@@ -361,6 +366,8 @@ def replay(
         given = *named, params, sample is not None
         run = Run(fun, sample, *method(*given), evaluator, as_bounds(bounds))
         run = run._replace(staged=is_staged(*given), units=as_units(scale))
+        if run.staged:
+            run = with_tolerance(run, found.run.get("tolerance"))
         state = _replay(journal, found, params, run, exact)
         # Without a function that JAX can trace, the run is one of NumPy arrays.
         return state if fun is not None else trees.as_numpy(state)

@@ -1,6 +1,7 @@
 """Whole runs: of functions that JAX traces, and of any Python function."""
 
 import functools
+import math
 from collections.abc import Callable
 from concurrent import futures
 from contextlib import ExitStack
@@ -29,9 +30,9 @@ from radazo_jax._src.runs.results import Report, Result
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.steps import states, step
 from radazo_jax._src.steps.box import BoundsLike, as_bounds
-from radazo_jax._src.steps.defaults import is_staged, method
+from radazo_jax._src.steps.defaults import FEW, is_staged, method
 from radazo_jax._src.steps.records import Path
-from radazo_jax._src.steps.stages import Stages, of_state
+from radazo_jax._src.steps.stages import Stages, of_state, with_tolerance
 from radazo_jax._src.steps.states import Policy, Run, SolverState, resumed
 from radazo_jax._src.steps.units import as_units, check_units
 
@@ -50,6 +51,8 @@ def minimize(
     max_seconds: float | None = None,
     target: float | None = None,
     patience: int | None = None,
+    tolerance: float | None = None,
+    restarts: int | None = None,
     sample: Callable[[jax.Array], object] | None = None,
     bounds: BoundsLike | None = None,
     scale: Any = None,
@@ -115,10 +118,29 @@ def minimize(
       patience: The run ends after so many steps in a row whose value is not below the
         lowest before, in this call; with a journal, in the whole run. Steps without a
         finite value count as well.
+      tolerance: τ, a number in [0, 1), for the default method up to 100 parameters. Its
+        first stage, which follows slopes, is over once a step has changed the value f
+        by at most τ max(|f|, |f(θ₀)|), and each parameter by at most τ max(|θᵢ|, sᵢ),
+        with its size sᵢ: its `scale`, the size that the run has found, or 1. The run
+        then ends, or restarts. By default the stage is over once slopes are too small
+        to lower the value any further; with a tolerance, at the latest.
+      restarts: The number of searches for another minimum, likewise. The first search
+        is over at a minimum of the first stage, or once `estimators.cma()`, which
+        follows it otherwise, has nothing more to tell. Each restart is `cma` with twice
+        the population of the one before it. After the last, the run ends with
+        `stopped="converged"`, unless a budget ends it before. By default 0 without a
+        budget, and any number with one; a `target` is no budget.
       sample: `sample(key) -> xi` draws the random variable ξ of the loss, such as a
         minibatch, once a step: all evaluations of the step share it.
       bounds: A tuple `(lower, upper)` of numbers, or of trees like the parameters, or a
         `scipy.optimize.Bounds`: the box in which the parameters and all points stay.
+      scale: S, the size of a typical change of each parameter: a positive number, or a
+        tree like the parameters of numbers and of arrays that broadcast to its leaves.
+        The run is that of f(S z) from z = θ₀/S, with any method: smoothing, learning
+        rates and weight decay are in units of it. It is rounded to a power of two, so
+        that it rounds nothing else. Results, states and `bounds` are in the units of
+        the parameters. By default 1. Up to 100 parameters, the default method then
+        finds sizes by itself if it needs them, from finite bounds or from values.
       state: A state to continue from, as returned by a previous call or passed to
         `callback`. Its parameters and key replace `params` and `key`, and it holds the
         learning rate that was measured.
@@ -175,6 +197,7 @@ def minimize(
             *(fun, params, optimizer, estimator, search, evaluator),
             Budget(num_steps, max_evaluations, max_seconds, target, patience),
             Policy.of(on_failure, max_consecutive_failures),
+            *(tolerance, restarts),
             *(key, sample, bounds, scale, state, chunk_size),
             *(progress, callback, has_aux, journal),
         )
@@ -194,6 +217,8 @@ def minimize_black_box(
     max_seconds: float | None = None,
     target: float | None = None,
     patience: int | None = None,
+    tolerance: float | None = None,
+    restarts: int | None = None,
     workers: int | None = None,
     executor: futures.Executor | Callable[[], futures.Executor] | None = None,
     batched: bool = False,
@@ -240,6 +265,8 @@ def minimize_black_box(
         `best.value` is not above it, in the dtype of the values at the points.
       patience: The run ends after so many steps in a row that do not lower
         `best.value`, in this call; with a journal, in the whole run.
+      tolerance: As in `minimize`.
+      restarts: As in `minimize`.
       workers: Number of processes that evaluate the points of a step, as in `external`;
         needs the package `loky`. `None` evaluates them in turn, unless an executor is
         given. If the value at θ rejects the latest step, as with
@@ -256,6 +283,7 @@ def minimize_black_box(
         is the caller's.
       retries: Number of further evaluations of a point that failed.
       bounds: As in `ask_tell`.
+      scale: As in `minimize`. Repeat it to continue from a state or a journal.
       on_failure: The treatment of a point at which `fun` raises, or returns anything
         but a finite number. "drop": its direction is left out of the estimate, and a
         step without any is skipped: neither parameters nor optimizer state move. If θ
@@ -308,6 +336,7 @@ def minimize_black_box(
             *(fun, params, optimizer, estimator, search, evaluator),
             Budget(num_steps, max_evaluations, max_seconds, target, patience),
             Policy.of(on_failure, max_consecutive_failures),
+            *(tolerance, restarts),
             *(key, None, bounds, scale, state, None),
             *(progress, callback, False, journal),
         )
@@ -325,6 +354,8 @@ class _Call(NamedTuple):
     evaluator: Any
     budget: Budget
     policy: Policy
+    tolerance: Any
+    restarts: Any
     key: Any
     sample: Any
     bounds: Any
@@ -381,7 +412,7 @@ def _traced(call: _Call) -> Result:
                 f"learning rate is measured; got {call.scale!r}. Name an optimizer."
             )
         state, rate = rates.with_rate(run, state, budget, call.state is None, path)
-    stages = Stages(run, ends=budget.is_open)
+    stages = Stages(run, _restarts_of(call))
     with ExitStack() as stack:
         interrupted = stack.enter_context(loop.interruptible())
         steps: Chunks | OneByOne
@@ -418,7 +449,7 @@ def _called(call: _Call) -> Result:
             context=of_caller,
             interrupted=stack.enter_context(loop.interruptible()),
         )
-        stages = Stages(run, ends=budget.is_open)
+        stages = Stages(run, _restarts_of(call))
         given = stages, state, budget, evaluator
         steps = CalledSteps(*given, stack.enter_context(calls))
         state = stack.enter_context(steps.resumed(path, fun, state))
@@ -444,9 +475,33 @@ def _run_of(call: _Call, params: optax.Params, loss: Any) -> Run:
     staged = is_staged(*named, params, minibatches)
     run = Run(loss, call.sample, *chosen, call.evaluator, as_bounds(call.bounds))
     run = run._replace(staged=staged, units=as_units(call.scale))
+    _check_staged(call, staged)
+    if staged:
+        run = with_tolerance(run, call.tolerance)
     if staged and isinstance(call.state, SolverState):
         return of_state(run, call.state)
     return run
+
+
+def _check_staged(call: _Call, staged: bool) -> None:
+    """Raises if arguments of the default method's stages are wrong, or not used."""
+    if call.tolerance is not None:
+        checks.check_unit_interval("tolerance", call.tolerance)
+    if call.restarts is not None:
+        checks.check_int_at_least("restarts", call.restarts, 0)
+    for name, value in (("tolerance", call.tolerance), ("restarts", call.restarts)):
+        if value is not None and not staged:
+            raise ValueError(
+                f"{name} must be None unless the default method runs, with at most "
+                f"{FEW} parameters; got {value!r}. Give patience, or another budget."
+            )
+
+
+def _restarts_of(call: _Call) -> float:
+    """The number of restarts after which a run ends."""
+    if call.restarts is not None:
+        return int(call.restarts)
+    return 0 if call.budget.is_open else math.inf
 
 
 def _begun(call: _Call, run: Run, params: optax.Params) -> SolverState:

@@ -105,8 +105,8 @@ def ask_tell(
       ((11, 3), True)
     """
     states.check_run(optimizer, estimator, search)
-    box_and_units = {"bounds": box.as_bounds(bounds), "units": units.as_units(scale)}
-    run = Run(None, None, optimizer, estimator, search, **box_and_units)
+    run = Run(None, None, optimizer, estimator, search, bounds=box.as_bounds(bounds))
+    run = run._replace(units=units.as_units(scale))
 
     def init(params: optax.Params, key: jax.typing.ArrayLike) -> AskTellState:
         with trees.precision_of(params):

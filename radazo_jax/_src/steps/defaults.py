@@ -23,7 +23,7 @@ from radazo_jax._src.transforms.decayed import radazo_at
 Method = tuple[optax.GradientTransformation, GradientEstimator, Search]
 
 # Up to so many parameters, the first stage evaluates differences along all coordinates.
-_FEW = 100
+FEW = 100
 
 # K is at least 10, because two of the K + 2 evaluations of a step are no directions. It
 # is at most 32, because a cycle of d directions should have many steps.
@@ -129,7 +129,7 @@ def method(
     size = optax.tree.size(params)
     if minibatches:
         default = _of_minibatches(size, estimator, *rate)
-    elif size <= _FEW and optimizer is None and estimator is None:
+    elif size <= FEW and optimizer is None and estimator is None:
         default = bfgs(), full_difference(), backtracking()
     else:
         # Only the default search is known to start its steps at the lookahead point of
@@ -155,7 +155,7 @@ def is_staged(
 ) -> bool:
     """Whether a run that names these may change its method."""
     named = not (optimizer is estimator is search is None)
-    return not named and not minibatches and optax.tree.size(params) <= _FEW
+    return not named and not minibatches and optax.tree.size(params) <= FEW
 
 
 def _of_minibatches(

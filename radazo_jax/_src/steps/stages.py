@@ -7,15 +7,18 @@ method           is over                                    what follows
 ===============  =========================================  ==========================
 slopes           f(θ) has changed: noise                    an evolution strategy, wide
 slopes           most differences are 0, or of a jump       an evolution strategy, wide
-slopes           the gradient is as small as at a minimum   the end if no budget was
-                                                            given, else a strategy
+slopes           the gradient is as small as at a minimum   a restart: a strategy
 slopes           three gradients in a row led nowhere       a narrow strategy
-evolution        its points have nothing to tell            twice the population
+evolution        its points have nothing to tell            a restart with twice the
+                                                            population
 ===============  =========================================  ==========================
 
-A decision depends on the state of the run alone, so that a journal replays it.
+If no restart is left, the run ends before one. By default there is none without a
+budget, and any number with one. What follows depends on the state of the run alone, so
+that a journal replays it.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +29,7 @@ from radazo_jax._src import program, trees
 from radazo_jax._src.base import GradientEstimator
 from radazo_jax._src.estimators.cma import cma
 from radazo_jax._src.estimators.covariance import CmaState
-from radazo_jax._src.estimators.full import FullDifferenceState
+from radazo_jax._src.estimators.full import full_difference
 from radazo_jax._src.search.whole import whole
 from radazo_jax._src.steps import box, defaults, step, units
 from radazo_jax._src.steps.states import Run, SolverState
@@ -62,16 +65,17 @@ class Stages:
 
     run: Run
 
-    def __init__(self, run: Run, ends: bool = False):
+    def __init__(self, run: Run, restarts: float = math.inf):
         """The stages of a run.
 
         Args:
           run: The first stage; others may follow if it is `staged`.
-          ends: Whether the run ends at a minimum, before its budgets do.
+          restarts: The number of restarts after which the run ends, before its budgets
+            do.
         """
         self.run = run
         self.done: list[Stage] = []
-        self._ends = ends
+        self._restarts_left = restarts
         # The value and the parameters at the end of each stage.
         self._kept: list[tuple[float, Any]] = []
         if run.staged:
@@ -84,13 +88,9 @@ class Stages:
 
     def ended(self, state: SolverState) -> str:
         """The reason for which the run ends with this state, or an empty string."""
-        if not (self._ends and self.is_over(state)):
+        if self._restarts_left > 0 or not self.is_over(state):
             return ""
-        found = state.estimator_state
-        if isinstance(found, FullDifferenceState):
-            at_minimum = found.is_small & ~found.in_steps & (found.noise == 0)
-            return "converged" if at_minimum else ""
-        return "converged"
+        return "converged" if _is_searched(state) else ""
 
     def stands_at(self, state: SolverState) -> Any:
         """The parameters of a stage that is over, before any step that is not judged.
@@ -114,6 +114,7 @@ class Stages:
         value = _value_of(state.estimator_state)
         params = self.stands_at(state)
         self._kept.append((value, trees.copy(params)))
+        self._restarts_left -= _is_searched(state)
         estimator, scale, reason = _following(self.run, state, params)
         self.run = _with(self.run, estimator)
         self.done.append(Stage(int(state.step), repr(estimator), reason))
@@ -139,6 +140,17 @@ class Stages:
         return min(ends, key=lambda end: end[0])[1]
 
 
+def _is_searched(state: SolverState) -> bool:
+    """Whether a stage that is over has completed a search for a minimum.
+
+    Slopes have not if they led nowhere: a strategy continues their search.
+    """
+    found = state.estimator_state
+    if isinstance(found, CmaState):
+        return True
+    return bool(found.is_small & ~found.in_steps & (found.noise == 0))
+
+
 def of_state(run: Run, state: SolverState) -> Run:
     """The stage of the default method to which a state belongs.
 
@@ -150,6 +162,11 @@ def of_state(run: Run, state: SolverState) -> Run:
     if not isinstance(found, CmaState):
         return run
     return _with(run, cma(len(found.normals), _WIDE))
+
+
+def with_tolerance(run: Run, tolerance: float | None) -> Run:
+    """The first stage, which is over within a tolerance."""
+    return run._replace(estimator=full_difference(tolerance=tolerance))
 
 
 def _with(run: Run, estimator: GradientEstimator) -> Run:

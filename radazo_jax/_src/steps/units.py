@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src import trees
 from radazo_jax._src.trees import at_least_float32, wide
 
 # Powers of two: a number, or a tree like the parameters of numbers and of arrays that
@@ -87,21 +86,27 @@ def check_units(units: Units | None, params: optax.Params) -> None:
             shapes = " ".join(repr(jax.tree.map(np.shape, units)).split())
             raise ValueError(
                 "scale must be a number, or a tree like params of numbers or of arrays "
-                f"that broadcast to its leaves; got a tree of the shapes {shapes}."
+                f"that broadcast to its leaves; got one of the shapes {shapes}. Give a "
+                "size for each array of params."
             ) from error
         leaves = jax.tree_util.tree_leaves_with_path(params)
         for (path, p), unit in zip(leaves, jax.tree.leaves(tree), strict=True):
-            least, most = jnp.finfo(unit.dtype).tiny, 1 / jnp.finfo(unit.dtype).tiny
-            usable = bool(jnp.all((unit >= least) & (unit <= most)))
-            if usable and not isinstance(p, jax.core.Tracer):
-                usable = bool(jnp.all(jnp.isfinite(_divided(p, unit)) | ~jnp.isfinite(p)))
-            if not usable:
+            if not _are_usable(unit, p):
                 raise ValueError(
-                    f"scale must be finite numbers > 0 in {p.dtype}, and so params / "
-                    f"scale; got {np.max(unit):.3g} at params"
-                    f"{jax.tree_util.keystr(path)}. Give sizes closer to 1, or params "
-                    "of a wider dtype."
+                    f"scale must be numbers in whose units {p.dtype} can hold params; "
+                    f"got {np.max(unit):.3g} at params"
+                    f"{jax.tree_util.keystr(path)}. Give sizes closer to params, or a "
+                    "wider dtype."
                 )
+
+
+def _are_usable(unit: jax.Array, p: Any) -> bool:
+    """Whether units, their inverses, and a leaf in them do not overflow."""
+    least = float(jnp.finfo(unit.dtype).tiny)
+    usable = bool(jnp.all((unit >= least) & (unit <= 1 / least)))
+    if not usable or isinstance(p, jax.core.Tracer):
+        return usable
+    return bool(jnp.all(jnp.isfinite(_divided(p, unit)) | ~jnp.isfinite(p)))
 
 
 def to_units(units: Units | None, tree: Any) -> Any:
