@@ -92,3 +92,70 @@ def test_rounded_updates_are_not_advised_to_be_rounded():
 
     assert advised(optimizer)
     assert not advised(optax.chain(optimizer, zo.stochastic_rounding(1)))
+
+
+SIZES = np.array([1e4, 1.0, 1e-4])
+TARGET = SIZES * [0.3, -0.2, 0.5]
+
+
+def bowl(x):
+    return float(np.sum(((x - TARGET) / SIZES) ** 2) + 1)
+
+
+def steps(x):
+    return float(np.sum(np.floor(9 * np.abs(x / SIZES - 1))))
+
+
+def noisy():
+    draws = np.random.default_rng(0)
+    return lambda x: bowl(x) + 1e-3 * float(draws.standard_normal())
+
+
+def failing(x):
+    return bowl(x) if x[0] == 0 else np.nan
+
+
+@pytest.mark.parametrize(
+    "fun, kind, advised",
+    [
+        (lambda x: bowl(x * SIZES), "smooth", ()),
+        (bowl, "scaled", ("pass scale=found.sizes",)),
+        (noisy(), "noisy", ("a random number without a seed",)),
+        (steps, "in steps", ("name estimators.cma",)),
+        (failing, "failing", ("fun failed at",)),
+        (lambda x: 1 / 0, "failing", ("fun failed at 12 of 12 points",)),
+        (lambda x: 3.0, "constant", ("fun did not change",)),
+    ],
+)
+def test_the_class_of_a_function_is_the_one_that_the_default_method_finds(
+    fun, kind, advised
+):
+    found = zo.diagnose(fun, np.zeros(3))
+    assert found.kind == kind
+    assert str(found).startswith(f"class                   {kind}\n")
+    assert len(found.advice) == len(advised)
+    assert all(text in line for text, line in zip(advised, found.advice, strict=True))
+    assert (found.sizes is not None) == (kind == "scaled")
+
+
+def test_the_sizes_of_a_diagnosis_are_a_scale():
+    """A size changes the value by about a hundredth, within a factor of 10."""
+    start = {"x": np.zeros(2), "y": np.zeros(1)}
+
+    def fun(p):
+        return bowl(np.concatenate([p["x"], p["y"]]))
+
+    found = zo.diagnose(fun, start)
+    sizes = np.concatenate([found.sizes["x"], found.sizes["y"]])
+    changes = [abs(bowl(move) - bowl(np.zeros(3))) for move in np.diag(sizes)]
+    assert np.all((np.array(changes) > 1e-3) & (np.array(changes) < 0.14))
+    result = zo.minimize_black_box(
+        fun, start, scale=found.sizes, num_steps=2, progress=False
+    )
+    assert not result.state.estimator_state.sizes.known
+
+
+def test_many_parameters_and_named_estimators_have_no_class():
+    found = zo.diagnose(curved, jnp.ones(101))
+    assert found.kind == "" and found.sizes is None and found.difference > 0
+    assert zo.diagnose(curved, jnp.ones(4), CENTRAL).kind == ""

@@ -79,6 +79,84 @@ def test_a_target_is_no_budget():
     assert run(bowl, target=-1.0).stopped == "converged"
 
 
+@pytest.mark.parametrize(
+    "fun, options, stages",
+    [
+        (bowl, {"restarts": 0, "max_evaluations": 400}, ["full_difference()"]),
+        slow(bowl, {"restarts": 1}, ["full_difference()", CMA]),
+        slow(
+            stairs,
+            {"restarts": 1},
+            ["full_difference()", CMA, "cma(population_size=14, step_size=0.3)"],
+        ),
+    ],
+)
+def test_a_run_ends_after_its_restarts(fun, options, stages):
+    result = run(fun, **options)
+    assert result.stopped == "converged"
+    assert methods(result) == stages
+
+
+def banana(x):
+    return float(np.sum(100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2) + 1)
+
+
+def test_a_tolerance_ends_the_first_step_that_moves_nothing_beyond_it(tmp_path):
+    """Each gradient is at the start of the step that follows it."""
+    path, tolerance, found = tmp_path / "run.jsonl", 0.01, []
+
+    def see(report):
+        if int(report.state.search_state.tries) == 0 and report.step > 2:
+            found.append((report.values[0], report.state.search_state.before))
+
+    result = run(banana, tolerance=tolerance, callback=see, journal=path)
+    values, points = (np.array(x) for x in zip(*found, strict=True))
+    highest = np.maximum(values[1:], banana(START))
+    moves = np.diff(points, axis=0)
+    level = abs(np.diff(values)) <= tolerance * highest
+    near = abs(moves) <= tolerance * np.maximum(abs(points[1:]), 1)
+    ends = level & near.all(1) & (moves != 0).any(1)
+    assert np.flatnonzero(ends).tolist() == [len(ends) - 1]
+    assert result.stopped == "converged"
+    np.testing.assert_array_equal(result.params, points[-1])
+    assert banana(result.params) < 1.01
+    # The tolerance is in the journal, which another one does not continue.
+    assert int(zo.replay(path, START).step) == len(result.values)
+    with pytest.raises(ValueError, match=r"its tolerance is 0\.01"):
+        run(banana, tolerance=0.1, journal=path)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"tolerance": 1}, r"tolerance must be a number in \[0, 1\); got 1."),
+        ({"tolerance": -0.1}, r"tolerance must be a number in \[0, 1\); got -0.1."),
+        ({"tolerance": np.nan}, r"tolerance must be a number in \[0, 1\); got nan."),
+        ({"tolerance": "low"}, r"tolerance must be a number in \[0, 1\); got 'low'"),
+        ({"restarts": -1}, "restarts must be an int ≥ 0; got -1."),
+        ({"restarts": 1.0}, "restarts must be an int ≥ 0; got 1.0"),
+        ({"restarts": True}, "restarts must be an int ≥ 0; got True"),
+        (
+            {"tolerance": 0.1, "estimator": zo.full_difference()},
+            "tolerance must be None unless the default method runs",
+        ),
+        (
+            {"restarts": 1, "search": zo.search.backtracking()},
+            "restarts must be None unless the default method runs",
+        ),
+    ],
+)
+def test_what_is_out_of_range_is_named_in_one_line(options, message):
+    with pytest.raises((TypeError, ValueError), match=message) as error:
+        run(bowl, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_stages_need_few_parameters():
+    with pytest.raises(ValueError, match="with at most 100 parameters; got 2"):
+        zo.minimize_black_box(bowl, np.zeros(101), restarts=2)
+
+
 @pytest.mark.slow
 def test_restarts_have_twice_the_population():
     result = run(waves, 4000, key=3)
@@ -159,12 +237,32 @@ def test_a_constant_function_is_warned_of_once_and_ends():
     assert result.stopped == "converged"
 
 
+@pytest.mark.parametrize("most", [None, 100])
+def test_equal_bounds_end_a_run_at_its_start(most):
+    result = run(bowl, most, bounds=(START, START))
+    assert result.stopped == "converged" and result.num_evaluations <= 4
+    np.testing.assert_array_equal(result.params, START)
+
+
 @pytest.mark.slow
-def test_one_parameter_is_enough():
-    result = zo.minimize_black_box(
-        lambda x: float((x[0] - 3) ** 2), np.zeros(1), progress=False
-    )
-    assert result.params[0] == pytest.approx(3.0, abs=1e-6)
+@pytest.mark.parametrize(
+    "start, bounds, end",
+    [
+        ([0.0], None, [3.0]),
+        ([0.0], (-np.inf, 2.0), [2.0]),
+        ([0.0, 1.0], ([-np.inf, 1.0], [np.inf, 1.0]), [3.0, 1.0]),
+        ([0.0, 1.0], (-np.inf, np.inf), [3.0, 3.0]),
+    ],
+)
+def test_one_parameter_is_enough_and_bounds_may_be_infinite_or_equal(
+    start, bounds, end
+):
+    def fun(x):
+        return float(np.sum((x - 3) ** 2))
+
+    result = zo.minimize_black_box(fun, np.array(start), bounds=bounds, progress=False)
+    assert result.stopped == "converged"
+    np.testing.assert_allclose(result.params, end, atol=1e-6)
 
 
 @pytest.mark.slow

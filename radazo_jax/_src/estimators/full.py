@@ -182,6 +182,7 @@ class FullDifference(GradientEstimator):
         known = (count > 0) | still
         state = _judged(before, state, found_here, found.each)
         ends = _is_settled(params, before, state, self.tolerance) & (changed == 0)
+        ends |= still
         state = state._replace(is_small=state.is_small | ends)
         estimate = Estimate(
             found.value,
@@ -251,7 +252,8 @@ def full_difference(
     `exhausted(state)` tells when further steps would teach nothing: when the function
     has noise; when it is one of steps, most differences of which are 0, or as large at
     a short distance as at a long one; when three differences at one point led nowhere,
-    or one did whose slopes are small enough for a minimum; or when neither θ nor f has
+    or one did whose slopes are small enough for a minimum; when no coordinate can move
+    between its bounds; or when neither θ nor f has
     moved beyond the tolerance τ from one gradient to the next:
 
         |f′ − f| ≤ τ max(|f′|, |f(θ₀)|)  and  |θ′ᵢ − θᵢ| ≤ τ max(|θ′ᵢ|, σᵢ)  for all i

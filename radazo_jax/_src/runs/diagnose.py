@@ -8,28 +8,42 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src import checks, program
+from radazo_jax._src import checks, program, trees
 from radazo_jax._src.base import (
     Draw,
     GradientEstimator,
     Objective,
     Points,
     candidates,
-    check_estimator,
 )
 from radazo_jax._src.directions.low_rank import LowRank
 from radazo_jax._src.estimators.gradients import points_of
 from radazo_jax._src.evaluators.external import External
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.runs import lost
+from radazo_jax._src.runs.minimize import minimize_black_box
 from radazo_jax._src.runs.repeats import Measures, Repeats, measures, ratio
-from radazo_jax._src.trees import widest
+from radazo_jax._src.runs.results import Result
+from radazo_jax._src.steps import stages
+from radazo_jax._src.steps.defaults import is_staged, method
+from radazo_jax._src.steps.states import RunError
 
 _DIRECTIONS = 4
 _REPEATS = 4
 
 # Evaluations added if the first ones at θ differ: at θ, and at each other point.
 _MORE_AT_START, _MORE_AT_POINTS = 12, 3
+
+# The first look of the default method takes fewer steps than this.
+_MOST_STEPS = 20
+
+# Classes of functions beyond those of the stages.
+_FAILING, _CONSTANT = "failing", "constant"
+
+_UNCHANGED = (
+    "fun did not change: does it use its argument? If it does, make smoothing 10 times "
+    "as large, and check again"
+)
 
 # Shares and ratios beyond which there is advice.
 _MUCH_LOST = 0.3
@@ -61,6 +75,11 @@ class Diagnosis(NamedTuple):
         without an optimizer.
       failures: Texts about evaluations that failed.
       advice: Settings to change; empty if there are none.
+      kind: The class that the default method finds: "smooth", "scaled", "noisy",
+        "in steps", "failing" (at some points) or "constant". Empty if an estimator is
+        named, and above 100 parameters.
+      sizes: The sizes of the parameters if the class is "scaled", a tree like them to
+        pass as `scale`; otherwise `None`.
     """
 
     value: float
@@ -74,6 +93,8 @@ class Diagnosis(NamedTuple):
     lost_updates: dict[str, float]
     failures: tuple[str, ...]
     advice: tuple[str, ...]
+    kind: str = ""
+    sizes: Any = None
 
     def __repr__(self) -> str:
         """A report in plain text."""
@@ -81,6 +102,7 @@ class Diagnosis(NamedTuple):
         if self.lost_updates:
             updates = [f"  of an update          {_worst(self.lost_updates)}"]
         lines = [
+            *([f"class                   {self.kind}"] if self.kind else []),
             f"value at θ              {self.value:.6g}",
             f"noise at one point      {self.noise:.3g}{_shown(self.noise_range)}",
             f"difference along u      {self.difference:.3g}"
@@ -99,22 +121,26 @@ class Diagnosis(NamedTuple):
 def diagnose(
     fun: Objective,
     params: optax.Params,
-    estimator: GradientEstimator,
+    estimator: GradientEstimator | None = None,
     key: jax.typing.ArrayLike = 0,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Diagnosis:
     """Evaluates a function at a few points, and says what to set before a run.
 
-    It evaluates θ four times, and two points along each of at most four directions,
-    at the distance of the estimator: 12 evaluations. If the values at θ differ, it
-    evaluates θ 12 more times and each other point 3 more times, to separate the noise
-    from the change of the function: 48 evaluations.
+    Without an estimator and up to 100 parameters, the default method takes its first
+    steps, up to the one that moves: d + 2 evaluations, and at most ten times d + 1 more
+    if it seeks the sizes of parameters. They tell the class of the function.
+
+    Then it evaluates θ four times, and two points along each of at most four
+    directions, at the distance of the estimator: 12 evaluations. If the values at θ
+    differ, it evaluates θ 12 more times and each other point 3 more times, to separate
+    the noise from the change of the function: 48 evaluations.
 
     Args:
       fun: A function of the parameters, as in `minimize` or `minimize_black_box`. One
         that JAX can trace is compiled.
       params: θ, a tree of floating-point arrays.
-      estimator: The estimator of the run.
+      estimator: The estimator of the run; by default that of the default method.
       key: A key; it is consumed.
       optimizer: The optimizer of the run. If it is given, it takes 30 updates with the
         gradient along the directions, at θ, and the last one is compared with its
@@ -137,9 +163,63 @@ def diagnose(
       ...
       → fun changes by ... ulps: make smoothing ... times as large, ...
     """
-    check_estimator(estimator)
+    default = method(None, estimator, None, params, minibatches=False)
+    if estimator is not None or not is_staged(None, None, None, params, False):
+        return _measured_at(fun, params, default[1], key, optimizer)
+    params = trees.with_float64(params)
+    look = _first_look(fun, params, key)
+    with trees.precision_of(params):
+        found = _measured_at(fun, params, default[1], key, optimizer)
+    return _classified(found, look)
+
+
+def _first_look(fun: Objective, params: optax.Params, key: Any) -> Result:
+    """The run of the default method up to the first step that moves."""
+    try:
+        return minimize_black_box(
+            fun,
+            params,
+            key=key,
+            num_steps=_MOST_STEPS,
+            progress=False,
+            callback=lambda report: bool(report.state.estimator_state.complete),
+        )
+    except RunError as error:
+        result: Result = error.result
+        return result
+
+
+def _classified(found: Diagnosis, look: Result) -> Diagnosis:
+    """The measurements with the class of the function, and what it advises."""
+    state = look.state.estimator_state
+    kind, sizes = stages.kind_of(state), None
+    if kind == stages.SCALED:
+        sizes = trees.like_tree(state.sizes.guesses, look.state.params)
+    if found.failures or look.history.failed.sum():
+        kind = _FAILING
+    elif kind == stages.IN_STEPS and found.advice == (_UNCHANGED,):
+        kind = _CONSTANT
+    advice = {
+        stages.SCALED: "sizes of parameters are far apart: pass scale=found.sizes",
+        stages.NOISY: "fun changes at one point: if it should be exact, look for a "
+        "random number without a seed",
+        stages.IN_STEPS: "fun is made of steps: if you know their width, name "
+        "estimators.cma(step_size=...)",
+    }.get(kind)
+    kept = found.advice if kind in (_FAILING, _CONSTANT) else ()
+    return found._replace(kind=kind, sizes=sizes, advice=(advice,) if advice else kept)
+
+
+def _measured_at(
+    fun: Objective,
+    params: optax.Params,
+    estimator: GradientEstimator,
+    key: jax.typing.ArrayLike,
+    optimizer: optax.GradientTransformation | None,
+) -> Diagnosis:
+    """The measurements at the distances of an estimator."""
     arrays = checks.as_params(params)
-    checks.warn_of_float32(params, stacklevel=2)
+    checks.warn_of_float32(params, stacklevel=3)
     params = arrays
     state = estimator.init(params)
     traced = _traceable(fun, params)
@@ -284,7 +364,7 @@ def _by_hand(
         return Repeats(
             outcome.values[:at_start],
             outcome.values[at_start:].reshape(at_points_each, -1, 2),
-            widest(params),
+            trees.widest(params),
             tuple(sorted(set(outcome.failures.values()))),
         )
 
@@ -332,10 +412,7 @@ def _advice_on_values(
     noise, difference, curvature = found.noise, found.difference, found.curvature
     least, most = found.difference_range
     if found.unchanged:
-        return [
-            "fun did not change: does it use its argument? If it does, make smoothing "
-            "10 times as large, and check again"
-        ]
+        return [_UNCHANGED]
     if noise > _NOISY * difference:
         # If the change cannot be told from zero, its upper limit bounds the factor.
         hidden = least == 0

@@ -225,8 +225,8 @@ class _Standstill:
             self._values = None
             warnings.warn(
                 f"fun returned {first:.6g} at all points of the first {_STILL} steps, "
-                "so the run stays at its start. If fun is made of steps, name an "
-                "estimator whose smoothing is about as wide as a step, such as "
+                "as a constant does. If fun is made of steps, name an estimator whose "
+                "smoothing is about as wide as a step, such as "
                 "central_difference(smoothing=0.2), and an optimizer such as "
                 "radazo(1e-2). help(zo.diagnose) says how to measure fun.",
                 stacklevel=self._stacklevel + 1,

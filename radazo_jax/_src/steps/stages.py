@@ -29,13 +29,16 @@ from radazo_jax._src import program, trees
 from radazo_jax._src.base import GradientEstimator
 from radazo_jax._src.estimators.cma import cma
 from radazo_jax._src.estimators.covariance import CmaState
-from radazo_jax._src.estimators.full import full_difference
+from radazo_jax._src.estimators.full import FullDifferenceState, full_difference
 from radazo_jax._src.search.whole import whole
 from radazo_jax._src.steps import box, defaults, step, units
 from radazo_jax._src.steps.states import Run, SolverState
 
 # The first step sizes of a strategy: at a start, and once slopes have led nowhere.
 _WIDE, _NARROW = 0.3, 0.03
+
+# The classes of functions that slopes show.
+NOISY, IN_STEPS, SCALED, SMOOTH = "noisy", "in steps", "scaled", "smooth"
 
 # The scale of the points between two bounds, as a share of their distance.
 _OF_WIDTH = 2 / 3
@@ -88,9 +91,10 @@ class Stages:
 
     def ended(self, state: SolverState) -> str:
         """The reason for which the run ends with this state, or an empty string."""
-        if self._restarts_left > 0 or not self.is_over(state):
+        if not self.is_over(state):
             return ""
-        return "converged" if _is_searched(state) else ""
+        ends = self._restarts_left <= 0 and _is_searched(state)
+        return "converged" if ends or _is_fixed(state) else ""
 
     def stands_at(self, state: SolverState) -> Any:
         """The parameters of a stage that is over, before any step that is not judged.
@@ -148,7 +152,22 @@ def _is_searched(state: SolverState) -> bool:
     found = state.estimator_state
     if isinstance(found, CmaState):
         return True
-    return bool(found.is_small & ~found.in_steps & (found.noise == 0))
+    return bool(found.is_small) and kind_of(found) not in (NOISY, IN_STEPS)
+
+
+def kind_of(found: FullDifferenceState) -> str:
+    """The class to which a function belongs, as far as its slopes have shown."""
+    if found.noise > 0:
+        return NOISY
+    if found.in_steps:
+        return IN_STEPS
+    return SCALED if found.sizes.known else SMOOTH
+
+
+def _is_fixed(state: SolverState) -> bool:
+    """Whether the bounds of all parameters are equal, so that nothing can move."""
+    found = state.estimator_state
+    return not isinstance(found, CmaState) and not bool(jnp.any(found.steps != 0))
 
 
 def of_state(run: Run, state: SolverState) -> Run:
@@ -186,9 +205,10 @@ def _following(
         return cma(size, _WIDE), found.scale, "its points had nothing more to tell"
     z = units.to_units(run.units, params)
     scale = _scale_of(z, step.bounds_of(run, params))
-    if found.noise > 0:
+    kind = kind_of(found)
+    if kind == NOISY:
         return cma(step_size=_WIDE), scale, "the value at one point changed"
-    if found.in_steps:
+    if kind == IN_STEPS:
         return cma(step_size=_WIDE), scale, "the function is one of steps"
     if found.is_small:  # Of many minima, another one may be lower.
         return cma(step_size=_WIDE), scale, "gradients ended at a minimum"
