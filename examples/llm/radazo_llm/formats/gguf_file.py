@@ -13,20 +13,20 @@ and 11 MiB.
 """
 
 import math
+import mmap
 import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-# Values of one inner dimension that share a scale, and their size in bytes.
-BLOCK_SIZE = 32
 _MOST = 1 << 20  # Tensors, or entries of the metadata.
 _MOST_ELEMENTS = 1 << 23  # Elements of an array of the metadata.
 _MOST_BYTES = 1 << 24  # Bytes of a text.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?"}
 _SCALARS |= {10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")  # Of a text.
 
 
 class Tensor(NamedTuple):
@@ -83,40 +83,13 @@ def values(kind: str, data: np.ndarray) -> np.ndarray:
     return gguf.dequantize(data, gguf.GGMLQuantizationType[kind])
 
 
-class Blocks(NamedTuple):
-    """Rows in blocks of 32: value = scale · step + minimum.
-
-    Attributes:
-      steps: int8 [rows, inputs]: within ±8 of Q4_0, 0 to 15 of Q4_1, ±128 of Q8_0.
-      scale: float16 [rows, inputs / 32].
-      minimum: As `scale`, or None if it is zero.
-    """
-
-    steps: np.ndarray
-    scale: np.ndarray
-    minimum: np.ndarray | None
-
-
-BLOCK_KINDS = ("Q4_0", "Q4_1", "Q8_0")
-
-
-def blocks(kind: str, data: np.ndarray) -> Blocks:
-    """Returns the integers and scales in rows of bytes, of one of `BLOCK_KINDS`."""
-    rows = len(data)
-    head = 4 if kind == "Q4_1" else 2
-    size = head + (BLOCK_SIZE if kind == "Q8_0" else BLOCK_SIZE // 2)
-    parts = data.reshape(rows, -1, size)
-    floats = np.ascontiguousarray(parts[..., :head]).view("<f2")
-    scale = floats[..., 0]
-    if kind == "Q8_0":
-        steps = np.ascontiguousarray(parts[..., head:]).view(np.int8)
-    else:
-        packed = parts[..., head:]
-        # The low halves of the bytes are the first 16 values, the high halves follow.
-        steps = np.concatenate([packed & 15, packed >> 4], axis=-1).astype(np.int8)
-        steps = steps - np.int8(8 if kind == "Q4_0" else 0)
-    minimum = floats[..., 1] if kind == "Q4_1" else None
-    return Blocks(steps.reshape(rows, -1), scale, minimum)
+def let_go(data: np.ndarray) -> None:
+    """Lets the system have the memory of a mapped file's pages that were read."""
+    base: Any = data
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        base.madvise(mmap.MADV_DONTNEED)
 
 
 # --- The header -------------------------------------------------------------------
@@ -126,13 +99,13 @@ class _Cursor:
     """A position in a file, which does not pass its end."""
 
     def __init__(self, data: np.ndarray) -> None:
-        self.data, self.at = data, 0
+        self.data, self.at = memoryview(data), 0
 
     def take(self, size: int, what: str) -> memoryview:
         if size > len(self.data) - self.at:
             raise ValueError(f"it ends within {what}")
         self.at += size
-        return memoryview(self.data[self.at - size : self.at])
+        return self.data[self.at - size : self.at]
 
     def number(self, code: str, what: str) -> Any:
         raw = self.take(struct.calcsize(f"<{code}"), what)
@@ -145,8 +118,27 @@ class _Cursor:
         return number
 
     def text(self, what: str) -> str:
-        raw = self.take(self.count(_MOST_BYTES, f"the length of {what}"), what)
-        return bytes(raw).decode()  # A UnicodeDecodeError is a ValueError.
+        return self.texts(1, what)[0]
+
+    def texts(self, count: int, what: str) -> list[str]:
+        data, at, end = self.data, self.at, len(self.data)
+        found = []
+        for _ in range(count):  # Half a million of them, so nothing is called twice.
+            if at + _LENGTH.size > end:
+                raise ValueError(f"it ends within {what}")
+            (size,) = _LENGTH.unpack_from(data, at)
+            at += _LENGTH.size
+            if size > _MOST_BYTES:
+                raise ValueError(
+                    f"the length of {what} must be at most {_MOST_BYTES}; got {size}"
+                )
+            if size > end - at:
+                raise ValueError(f"it ends within {what}")
+            # A UnicodeDecodeError is a ValueError.
+            found.append(str(data[at : at + size], "utf-8"))
+            at += size
+        self.at = at
+        return found
 
     def value(self, what: str) -> Any:
         kind = self.number("I", what)
@@ -157,6 +149,8 @@ class _Cursor:
         if kind in _SCALARS:
             dtype = np.dtype(f"<{_SCALARS[kind]}")
             return np.frombuffer(self.take(count * dtype.itemsize, what), dtype)
+        if kind == _TEXT:
+            return self.texts(count, what)
         return [self.element(kind, what) for _ in range(count)]
 
     def element(self, kind: int, what: str) -> Any:

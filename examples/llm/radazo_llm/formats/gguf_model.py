@@ -13,7 +13,7 @@ import numpy as np
 
 from radazo_llm.formats import gguf_file
 from radazo_llm.formats.gguf_file import File
-from radazo_llm.models import rotary
+from radazo_llm.models import blocks, rotary
 
 # Architectures, as llama.cpp and as transformers name them.
 ARCHITECTURES = {
@@ -78,9 +78,10 @@ class Stored(NamedTuple):
 
     kind: str  # As safetensors names data types; "F32" if it is dequantized.
     shape: tuple[int, ...]
-    read: Callable[[], np.ndarray]
-    # Its quantized blocks and their kind, if the file has them.
-    blocks: Callable[[], gguf_file.Blocks] | None = None
+    # Returns a part of the tensor, by a slice of its first axis.
+    read: Callable[[slice], np.ndarray]
+    # Its rows of bytes and their kind, if the file has it in blocks.
+    rows: Callable[[slice], np.ndarray] | None = None
     block_kind: str = ""
 
 
@@ -202,16 +203,20 @@ def _stored(tensor: gguf_file.Tensor, rows: np.ndarray | None, offset: float) ->
     if len(shape) == 1 and rows is not None:
         data = data.reshape(shape[0], -1)
 
-    def ordered() -> np.ndarray:
-        return data if rows is None else data[rows]
+    def ordered(part: slice) -> np.ndarray:
+        return data[part] if rows is None else data[rows[part]]
 
-    def read() -> np.ndarray:
-        with np.errstate(
-            invalid="ignore", over="ignore"
-        ):  # Scales that are no numbers.
-            values = gguf_file.values(kind, ordered()).reshape(shape)
-            return values - np.float32(offset)
+    def read(part: slice) -> np.ndarray:
+        flat = len(data) != shape[0]  # A vector, which is one row.
+        used = data if flat else ordered(part)
+        # Scales may be no numbers.
+        with np.errstate(invalid="ignore", over="ignore"):
+            values = gguf_file.values(kind, used)
+        gguf_file.let_go(data)
+        values = values.reshape(-1, *shape[1:])
+        values = values[part] if flat else values
+        return values - np.float32(offset) if offset else values
 
-    if kind not in gguf_file.BLOCK_KINDS:
+    if kind not in blocks.LAYOUTS or len(shape) != 2:
         return Stored("F32", shape, read)
-    return Stored("F32", shape, read, lambda: gguf_file.blocks(kind, ordered()), kind)
+    return Stored("F32", shape, read, ordered, kind)

@@ -8,31 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-)
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from tokenizers.processors import TemplateProcessing
 
+from radazo_llm.formats import gguf_splits
 from radazo_llm.formats.gguf_file import File
 
 _CONTROL, _USER_DEFINED = 3, 4  # Kinds of tokens.
-_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| "
-    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-# How text is split before BPE, by llama.cpp's name for it.
-SPLITS = {
-    "gpt-2": None,
-    "smollm": pre_tokenizers.Digits(individual_digits=True),
-    "llama-bpe": Regex(_SPLIT % "{1,3}"),
-    "qwen2": Regex(_SPLIT % ""),
-}
 _SPACE = "▁"
 
 
@@ -94,23 +76,18 @@ def special(file: File, name: str) -> str | None:
 
 
 def _byte_level(file: File, tokens: list[str]) -> tuple[Tokenizer, bool]:
-    name = file.metadata.get("tokenizer.ggml.pre", "gpt-2")
-    name = {"default": "gpt-2", "llama3": "llama-bpe"}.get(name, name)
-    if name not in SPLITS:
-        raise _error(file, "pre", f"one of {', '.join(SPLITS)}", name)
+    name = file.metadata.get("tokenizer.ggml.pre", "default")
+    if not isinstance(name, str) or name not in gguf_splits.SPLITS:
+        known = ", ".join(gguf_splits.SPLITS)
+        raise _error(file, "pre", f"one of {known}", name)
+    split = gguf_splits.SPLITS[name]
     merges = [tuple(line.split(" ")) for line in _texts(file, "merges")]
-    made = _bpe(file, tokens, merges)
-    split, level = SPLITS[name], pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if isinstance(split, Regex):
-        split = pre_tokenizers.Split(split, "isolated")
-        level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.pre_tokenizer = (
-        level if split is None else pre_tokenizers.Sequence([split, level])
-    )
-    if name == "qwen2":
+    made = _bpe(file, tokens, merges, ignore_merges=split.whole_tokens)
+    made.pre_tokenizer = split.pre_tokenizer()
+    if split.composed:
         made.normalizer = normalizers.NFC()
     made.decoder = decoders.ByteLevel()
-    return made, name == "llama-bpe"
+    return made, split.begins
 
 
 def _sentence_piece(file: File, tokens: list[str]) -> Tokenizer:

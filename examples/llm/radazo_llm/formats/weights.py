@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import math
+import operator
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,7 +28,7 @@ from radazo_llm.formats import gguf_file, gguf_model, gguf_tokenizer, tensor_fil
 from radazo_llm.formats.files import json_object, model_file
 from radazo_llm.formats.gguf_model import Stored
 from radazo_llm.formats.tensor_files import Tensor
-from radazo_llm.models import decoder, lora, opt, quantization
+from radazo_llm.models import blocks, decoder, lora, opt, quantization
 from radazo_llm.models.model import Config, LanguageModel, one_of
 
 Folder = str | os.PathLike[str]
@@ -46,6 +47,8 @@ TOKENIZER = (
 )
 
 _FLOATS = ("F16", "BF16", "F32", "F64")  # As safetensors names them.
+_ALIGNMENT = 64  # Bytes.
+_PART = 1 << 22  # Bytes of a tensor that are read at once.
 _LEAVES = {"kernel": "weight", "embedding": "weight", "scale": "weight", "bias": "bias"}
 # Other contents of old checkpoints.
 _COMPUTED = ".rotary_emb.inv_freq"
@@ -64,14 +67,14 @@ def load(
 ) -> LanguageModel:
     """Loads a model: a folder with `config.json` and safetensors, or a GGUF file.
 
-    Tensors are read one by one: with the model there is one parameter (of all
-    layers) in memory. Quantized tensors of GGUF files are dequantized.
+    Tensors are read in parts of some MiB, so that loading takes little more memory
+    than the model. Quantized tensors of GGUF files are dequantized.
 
     Args:
       folder: The folder, whose safetensors are one file or shards, or the file.
       dtype: The dtype of the parameters and of computations with them.
-      keep_blocks: Whether matrices that a GGUF file has in blocks of 4 or 8 bits stay
-        in them. They are not rounded again.
+      keep_blocks: Whether embeddings and matrices that a GGUF file has in blocks of 4
+        to 8 bits (`blocks.LAYOUTS`) stay in them. They are not rounded again.
 
     Raises:
       FileNotFoundError: If a file is not there.
@@ -98,25 +101,60 @@ def load(
         kept = {}
         for path, variable in flat.items():
             names = list(_views(abstract, path, _shadow(variable)))
-            kinds = {stored[name].block_kind for name in names}
-            together = any(kinds <= known for known in quantization.TOGETHER)
-            if keep_blocks and path[-1] == "kernel" and together:
-                kept[path[:-1]] = [stored.pop(name) for name in names]
+            in_blocks = path[-1] in ("kernel", "embedding") and all(
+                stored[name].block_kind for name in names
+            )
+            if keep_blocks and in_blocks:
+                layers = [stored.pop(name) for name in names]
+                kept[path[:-1]] = _rows(layers, stacked=path[0] == "layers")
                 flat[path] = variable.replace(jnp.zeros(0))
                 continue
-            host = np.empty(variable.shape, variable.dtype)
+            host = _host(variable.shape, variable.dtype)
             _fill(_views(abstract, path, host), stored)
             # Waits, so that the next is not read before this one is let go.
-            flat[path] = variable.replace(jax.block_until_ready(jnp.array(host)))
+            flat[path] = variable.replace(jax.block_until_ready(jax.device_put(host)))
+            del host
     _check_empty(stored, folder)
     model = nnx.merge(graphdef, nnx.from_flat_state(flat))
-    for (*parents, name), layers in kept.items():
+    for (*parents, name), rows in kept.items():
         owner = model.layers if parents else model
-        kinds, blocks = [x.block_kind for x in layers], (x.blocks() for x in layers)
         base = getattr(owner, name)
-        linear = quantization.BlockLinear(base, blocks, kinds, stacked=bool(parents))
-        setattr(owner, name, linear)
+        is_linear = isinstance(base, nnx.Linear)
+        kind = quantization.BlockLinear if is_linear else quantization.BlockEmbedding
+        setattr(owner, name, kind(base, rows))
     return model
+
+
+def _host(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An array that JAX uses as it is on a CPU, which it requires to be aligned."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def _rows(layers: list[Stored], stacked: bool) -> quantization.Rows:
+    """The rows of bytes of one matrix, or of a stack of them."""
+    kinds, (outputs, inputs) = [x.block_kind for x in layers], layers[0].shape
+    width = max(blocks.row_bytes(kind, inputs) for kind in kinds)
+    host = _host((len(layers), outputs, width), np.uint8)
+    for to, layer in zip(host, layers, strict=True):
+        assert layer.rows is not None
+        size = blocks.row_bytes(layer.block_kind, inputs)
+        for part in _parts(outputs, size):
+            data = layer.rows(part)
+            to[part, :size] = data
+            gguf_file.let_go(data)
+        to[:, size:] = 0
+    data = jax.block_until_ready(jax.device_put(host if stacked else host[0]))
+    return quantization.Rows(inputs, data, kinds)
+
+
+def _parts(length: int, row_bytes: int) -> Iterator[slice]:
+    """Yields slices of rows of a tensor that are read at once."""
+    step = max(1, _PART // max(row_bytes, 1))
+    for start in range(0, length, step):
+        yield slice(start, min(start + step, length))
 
 
 def load_adapters(model: LanguageModel, folder: Folder) -> None:
@@ -322,7 +360,7 @@ def _open(folder: Path, pattern: str, files: contextlib.ExitStack) -> _Stored:
             stored[name] = Stored(
                 found.get_dtype(),
                 tuple(found.get_shape()),
-                functools.partial(file.get_tensor, original),
+                functools.partial(operator.getitem, found),
             )
     if not stored:
         raise FileNotFoundError(
@@ -355,7 +393,9 @@ def _check(views: dict[str, np.ndarray], stored: _Stored, folder: Path) -> None:
 def _fill(views: dict[str, np.ndarray], stored: _Stored) -> None:
     """Reads tensors into their places, and removes them."""
     for name, view in views.items():
-        view[...] = stored.pop(name).read()
+        found = stored.pop(name)
+        for part in _parts(len(view), 4 * math.prod(view.shape[1:])):
+            view[part] = found.read(part)
 
 
 def _check_empty(stored: _Stored, folder: Path) -> None:
@@ -430,7 +470,7 @@ def _base_tensors(
 
     def tensor(found: Stored) -> Tensor:
         size = math.prod(found.shape) * dtype.itemsize
-        return Tensor(size, lambda: found.read().astype(dtype, copy=False))
+        return Tensor(size, lambda: found.read(slice(None)).astype(dtype, copy=False))
 
     return {name: tensor(found) for name, found in stored.items()}
 

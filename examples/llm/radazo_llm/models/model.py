@@ -40,6 +40,15 @@ class Config(Protocol):
         """A model of these sizes, with random parameters."""
 
 
+class Embedding(nnx.Embed):
+    """Embeddings of tokens, whose products with hidden states may be logits."""
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """The logits of hidden states [..., width], float32 [..., vocab]."""
+        embedding = self.embedding[...]
+        return jnp.dot(hidden, embedding.T, preferred_element_type=jnp.float32)
+
+
 class LanguageModel(nnx.Module):
     """A decoder.
 
@@ -62,7 +71,7 @@ class LanguageModel(nnx.Module):
         self.config, self.dtype, self.remat = config, dtype, remat
         # The place of the first layer in the model that these are layers of.
         self.first_layer = 0
-        self.embed_tokens = nnx.Embed(
+        self.embed_tokens = Embedding(
             config.vocab_size,
             config.hidden_size,
             embedding_init=INIT,
@@ -178,12 +187,11 @@ class LanguageModel(nnx.Module):
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """The logits of hidden states [..., width], float32 [..., vocab]."""
-        embedding = self.embed_tokens.embedding[...]
-        return jnp.dot(hidden, embedding.T, preferred_element_type=jnp.float32)
+        return self.embed_tokens.logits(hidden)
 
     def logits_of(self, hidden: jax.Array, tokens: jax.Array) -> jax.Array:
         """The logits of some tokens int32 [B, C], for states [B, width]."""
-        rows = self.embed_tokens.embedding[tokens]
+        rows = self.embed_tokens(tokens)
         product = "bd,bcd->bc"
         return jnp.einsum(product, hidden, rows, preferred_element_type=jnp.float32)
 

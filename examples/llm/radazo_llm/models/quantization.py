@@ -1,20 +1,20 @@
-"""Frozen matrices in 8 or 4 bits, by Qwix or as a GGUF file has them.
+"""Frozen matrices in few bits, by Qwix or as a GGUF file has them.
 
 No gradient goes through rounding. Forward passes tune adapters next
 to the matrices (as QLoRA does) or their scales (as QZO does).
 """
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
-from radazo_llm.formats.gguf_file import BLOCK_SIZE, Blocks
-from radazo_llm.models.model import LanguageModel
+from radazo_llm.models import blocks
+from radazo_llm.models.model import Embedding, LanguageModel
 
 GROUP = 128  # At most this many inputs share a scale.
 _SMALLEST_GROUP = 16  # The scales of smaller ones take as much memory as the integers.
@@ -28,103 +28,148 @@ class QuantizationScale(nnx.Variable):
     """Their scales. No `nnx.Param`, so that they can be tuned alone."""
 
 
-class QuantizationMinimum(nnx.Variable):
-    """The numbers that are added to the products."""
-
-
 class QuantizedLinear(nnx.Module):
-    """A linear layer, or a stack of them, whose matrix is an array of Qwix."""
+    """A linear layer, or a stack of them, whose matrix is dequantized at each use.
 
-    def __init__(self, base: nnx.Linear, qvalue: Any, scale: Any) -> None:
+    A subclass has `stored` and `product`.
+    """
+
+    def __init__(self, base: nnx.Linear) -> None:
         self.in_features, self.out_features = base.in_features, base.out_features
         self.preferred_element_type = base.preferred_element_type
-        self.qvalue = Quantized(qvalue)
-        self.scale = QuantizationScale(scale)
         self.bias = base.bias
 
-    def stored(self) -> tuple[Any, ...]:
-        """Returns the arrays of which `dequantized` makes the matrix."""
-        return self.qvalue[...], self.scale[...]
+    def stored(self) -> Any:
+        """Returns the arrays of the matrix."""
+        raise NotImplementedError
 
-    def dequantized(self, dtype: Any, steps: Any, scale: Any) -> jax.Array:
-        import qwix  # Here, since it takes seconds, and few runs need it.
-
-        return qwix.dequantize(qwix.QArray(steps, scale.astype(dtype)))
+    def product(self, x: jax.Array, stored: Any, dtype: Any) -> jax.Array:
+        """Returns the products of inputs and the matrix in a dtype."""
+        raise NotImplementedError
 
     def __call__(self, x: jax.Array) -> jax.Array:
         # In a loop over evaluations, XLA would compute before the loop, and keep, what
         # is made of the matrix alone.
-        *stored, x = jax.lax.optimization_barrier((*self.stored(), x))
-        matrix = self.dequantized(x.dtype, *stored)
-        kind = self.preferred_element_type or x.dtype
+        stored, x = jax.lax.optimization_barrier((self.stored(), x))
         # Later operations must not choose the layout of the matrix: XLA's TPU backend
         # would copy the stack of them, transposed, and keep both.
         y = jax.lax.optimization_barrier(
-            jnp.dot(x, matrix, preferred_element_type=kind)
+            self.product(x, stored, self.preferred_element_type or x.dtype)
         )
         if self.bias is None:
             return y
         return y + self.bias[...].reshape((1,) * (y.ndim - 1) + (-1,))
 
 
-class BlockLinear(QuantizedLinear):
-    """A linear layer, or a stack of them, whose matrix is in the blocks of a file.
+class QwixLinear(QuantizedLinear):
+    """Matrices that are arrays of Qwix."""
 
-    The matrix is computed in float32, and so is the one that dequantizing the file
-    gives, rounded to the dtype of the inputs.
+    def __init__(self, base: nnx.Linear, qvalue: Any, scale: Any) -> None:
+        super().__init__(base)
+        self.qvalue = Quantized(qvalue)
+        self.scale = QuantizationScale(scale)
+
+    def stored(self) -> Any:
+        return self.qvalue[...], self.scale[...]
+
+    def product(self, x: jax.Array, stored: Any, dtype: Any) -> jax.Array:
+        import qwix  # Here, since it takes seconds, and few runs need it.
+
+        steps, scale = stored
+        matrix = qwix.dequantize(qwix.QArray(steps, scale.astype(x.dtype)))
+        return jnp.dot(x, matrix, preferred_element_type=dtype)
+
+
+class Rows(nnx.Module):
+    """The rows of a matrix, or of a stack of them, in the blocks of a file.
+
+    A stack may have several kinds of blocks. Each matrix then takes the bytes of the
+    largest.
 
     Args:
-      base: The layer that has the sizes and the bias.
-      layers: Rows [outputs, inputs] of the matrix of each layer.
-      kinds: Their kinds in the file. All must be in `TOGETHER` of one of them.
-      stacked: Whether the layers are a stack. If not, there is one.
+      inputs: The number of values of a row.
+      data: Rows of bytes, uint8 [outputs, bytes], with an axis of layers before if it
+        is a stack.
+      kinds: The kinds of the blocks of each layer.
     """
 
-    def __init__(
-        self,
-        base: nnx.Linear,
-        layers: Iterator[Blocks],
-        kinds: Sequence[str],
-        stacked: bool,
-    ) -> None:
-        dtype, offset = _STEPS[max(kinds)], max(kinds) == "Q4_1"
-        inputs, outputs = base.in_features, base.out_features
-        groups = inputs // BLOCK_SIZE
-        steps = np.empty((len(kinds), inputs, outputs), dtype)
-        scale = np.empty((len(kinds), groups, outputs), np.float16)
-        minimum = np.empty_like(scale) if offset else None
-        for i, blocks in enumerate(layers):
-            lowest, found = blocks.minimum, blocks.steps
-            if offset and lowest is None:  # Q4_0 in a stack of Q4_1.
-                lowest, found = -8 * blocks.scale, found + np.int8(8)
-            steps[i], scale[i] = found.T, blocks.scale.T
-            if minimum is not None:
-                minimum[i] = lowest.T
-        arrays = steps, scale, minimum
-        if not stacked:
-            arrays = tuple(None if array is None else array[0] for array in arrays)
-        steps, scale, minimum = jax.tree.map(jnp.asarray, arrays)
-        super().__init__(base, steps, scale)
-        self.minimum = nnx.data(
-            None if minimum is None else QuantizationMinimum(minimum)
-        )
+    def __init__(self, inputs: int, data: jax.Array, kinds: Sequence[str]) -> None:
+        self.inputs, self.kinds = inputs, tuple(sorted(set(kinds)))
+        self.data = Quantized(data)
+        self.kind = nnx.data(None)
+        if len(self.kinds) > 1:
+            numbers = [self.kinds.index(kind) for kind in kinds]
+            self.kind = Quantized(jnp.asarray(numbers, jnp.int32))
+        # Float32, if they are tuned.
+        self.scale: nnx.Variable | None = nnx.data(None)
 
-    def stored(self) -> tuple[Any, ...]:
-        return *super().stored(), None if self.minimum is None else self.minimum[...]
+    def stored(self) -> Any:
+        """Returns the arrays of the rows, and the kind."""
+        scale = None if self.scale is None else self.scale[...]
+        return (self.data[...], scale), None if self.kind is None else self.kind[...]
 
-    def dequantized(
-        self, dtype: Any, steps: Any, scale: Any, minimum: Any = None
-    ) -> jax.Array:
-        blocks = steps.astype(jnp.float32).reshape(-1, BLOCK_SIZE, steps.shape[-1])
-        blocks = blocks * scale.astype(jnp.float32)[:, None]
-        if minimum is not None:
-            blocks = blocks + minimum.astype(jnp.float32)[:, None]
-        return blocks.reshape(steps.shape).astype(dtype)
+    def dequantized(self, rows: Any, kind: jax.Array | None) -> jax.Array:
+        """Returns the values of rows, float32 [rows, inputs]."""
+        known = [
+            functools.partial(blocks.dequantized, name, inputs=self.inputs)
+            for name in self.kinds
+        ]
+        return known[0](*rows) if kind is None else jax.lax.switch(kind, known, *rows)
+
+    def product(self, x: jax.Array, stored: Any, dtype: Any) -> jax.Array:
+        rows, kind = stored
+        dequantize = functools.partial(self.dequantized, kind=kind)
+        return blocks.product(x, rows, dequantize, dtype)
+
+    def widen(self) -> None:
+        """Makes the scales parameters of their own, in place."""
+        group = min(blocks.LAYOUTS[kind].group for kind in self.kinds)
+
+        def scales(data: jax.Array, kind: jax.Array | None = None) -> jax.Array:
+            known = [
+                functools.partial(blocks.scales, name, inputs=self.inputs, group=group)
+                for name in self.kinds
+            ]
+            return known[0](data) if kind is None else jax.lax.switch(kind, known, data)
+
+        arguments = [v[...] for v in (self.data, self.kind) if v is not None]
+        one = jax.vmap(scales) if arguments[0].ndim == 3 else scales
+        self.scale = QuantizationScale(one(*arguments))
 
 
-_STEPS = {"Q4_0": jnp.int4, "Q4_1": jnp.uint4, "Q8_0": jnp.int8}
-# Kinds of blocks that one stack can have.
-TOGETHER = ({"Q4_0", "Q4_1"}, {"Q8_0"})
+class BlockLinear(QuantizedLinear):
+    """Matrices in the blocks of a file.
+
+    They are computed in float32, and so are those that dequantizing the file gives,
+    rounded to the dtype of the inputs.
+    """
+
+    def __init__(self, base: nnx.Linear, rows: Rows) -> None:
+        super().__init__(base)
+        self.rows = rows
+
+    def stored(self) -> Any:
+        return self.rows.stored()
+
+    def product(self, x: jax.Array, stored: Any, dtype: Any) -> jax.Array:
+        return self.rows.product(x, stored, dtype)
+
+
+class BlockEmbedding(nnx.Module):
+    """Embeddings of tokens in the blocks of a file; see `model.Embedding`."""
+
+    def __init__(self, base: Embedding, rows: Rows) -> None:
+        self.dtype, self.rows = base.dtype, rows
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        rows, kind = self.rows.stored()
+        picked = jax.tree.map(lambda array: array[tokens.reshape(-1)], rows)
+        found = self.rows.dequantized(picked, kind).astype(self.dtype)
+        return found.reshape(*tokens.shape, -1)
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        stored, hidden = jax.lax.optimization_barrier((self.rows.stored(), hidden))
+        return self.rows.product(hidden, stored, jnp.float32)
 
 
 def group_size(inputs: int) -> int:
@@ -176,7 +221,7 @@ def _quantized(linear: nnx.Linear, qtype: str, scale_dtype: Any) -> QuantizedLin
     # Layer by layer, since what lies between is float32.
     one = jax.jit(lambda matrix: quantize(matrix.astype(jnp.float32)))
     found = jax.lax.map(one, kernel) if kernel.ndim == 3 else one(kernel)
-    return QuantizedLinear(linear, found.qvalue, found.scale.astype(scale_dtype))
+    return QwixLinear(linear, found.qvalue, found.scale.astype(scale_dtype))
 
 
 def blocks_notes(model: LanguageModel) -> list[str]:
@@ -186,22 +231,32 @@ def blocks_notes(model: LanguageModel) -> list[str]:
       ValueError: If none is kept.
     """
     dense = sorted({name for _, name, _ in _matrices(model)})
-    if not any(isinstance(m, BlockLinear) for _, m in nnx.iter_modules(model)):
+    if not any(isinstance(m, Rows) for _, m in nnx.iter_modules(model)):
         raise ValueError(
             "--quantize file must be given with a GGUF file that has matrices in "
-            f"{', '.join(_STEPS)}; got none."
+            f"{', '.join(blocks.LAYOUTS)}; got none."
         )
     if not dense:
         return []
-    known = ", ".join(_STEPS)
+    known = ", ".join(blocks.LAYOUTS)
     return [f"Dequantized, because not all layers have {known}: {', '.join(dense)}."]
+
+
+def num_parameters(model: LanguageModel) -> int:
+    """Returns the number of a model's parameters, of packed matrices too."""
+    packed = [m for _, m in nnx.iter_modules(model) if isinstance(m, Rows)]
+    number = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model)))
+    for rows in packed:
+        number -= sum(leaf.size for leaf in jax.tree.leaves(nnx.state(rows)))
+        number += math.prod(rows.data.shape[:-1]) * rows.inputs
+    return number
 
 
 def widen_scales(model: LanguageModel) -> None:
     """Makes the scales float32, in place, so that they can be tuned."""
     for _, module in nnx.iter_modules(model):
-        if isinstance(module, QuantizedLinear):
-            module.scale[...] = module.scale[...].astype(jnp.float32)
+        if isinstance(module, BlockLinear):
+            module.rows.widen()
 
 
 def _matrices(model: LanguageModel) -> Iterator[tuple[nnx.Module, str, nnx.Linear]]:

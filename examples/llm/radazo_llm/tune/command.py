@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from flax import nnx
 from tabulate import tabulate
 
 from radazo_llm.formats import find, gguf_adapter, weights
@@ -139,7 +138,7 @@ def _loaded(settings: Settings, path: Path, options: dict[str, Any]) -> Any:
         notes = quantization.blocks_notes if kept else quantization.notes
         for note in notes(model):
             print(note)
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model)))
+    parameters = quantization.num_parameters(model)
     print(
         f"{path.name}: {parameters / 1e6:.1f} million parameters, "
         f"{model.config.num_hidden_layers} layers. The first step and the first "

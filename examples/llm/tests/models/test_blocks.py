@@ -1,0 +1,150 @@
+"""Matrices in K-quants: a file whose stacks have two kinds, as Q4_K_M files have."""
+
+import functools
+import tracemalloc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from radazo_llm.formats import gguf_model, weights
+from radazo_llm.models import blocks, lora, quantization
+
+from .. import tables, tiny
+
+gguf = pytest.importorskip("gguf")
+WIDTH, VOCABULARY = 256, 300
+KINDS = {
+    "token_embd": "Q6_K",
+    "blk.1.ffn_down": "Q6_K",
+    "blk.0.attn_v": "Q5_K",
+    "norm": "F32",
+    "": "Q4_K",
+}
+
+
+SHAPES = {"token_embd": (VOCABULARY, WIDTH), "output_norm": (WIDTH,)}
+SHAPES |= {
+    f"blk.{i}.{name}": (WIDTH,) if "norm" in name else (WIDTH, WIDTH)
+    for i in range(2)
+    for name in (
+        *("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output"),
+        *("ffn_norm", "ffn_gate", "ffn_up", "ffn_down"),
+    )
+}
+
+
+def random_blocks(kind, shape, rng):
+    """Blocks of any integers, with scales such that values are about 0.02."""
+    layout = blocks.LAYOUTS[kind]
+    count = shape[0], shape[1] // layout.values, layout.num_bytes
+    found = rng.integers(0, 256, count, dtype=np.uint8)
+    starts = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}[kind]
+    for start in starts:
+        scale = np.full((*count[:2], 1), 2e-5, np.float16)
+        found[..., start : start + 2] = scale.view(np.uint8)
+    return found.reshape(shape[0], -1)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path, rng = tmp_path_factory.mktemp("k") / "k.gguf", np.random.default_rng(0)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(2)
+    writer.add_context_length(64)
+    writer.add_embedding_length(WIDTH)
+    writer.add_feed_forward_length(WIDTH)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(4)
+    writer.add_layer_norm_rms_eps(1e-5)
+    for name, shape in SHAPES.items():
+        kind = next(kind for part, kind in KINDS.items() if part in name)
+        if kind == "F32":
+            writer.add_tensor(f"{name}.weight", np.ones(shape, np.float32))
+            continue
+        data = random_blocks(kind, shape, rng)
+        number = gguf.GGMLQuantizationType[kind]
+        writer.add_tensor(f"{name}.weight", data, raw_dtype=number)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def models(file):
+    kept = weights.load(file, dtype=jnp.float32, keep_blocks=True)
+    return kept, weights.load(file, dtype=jnp.float32)
+
+
+def num_bytes(model):
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(model)))
+
+
+def test_a_model_takes_little_more_than_its_file(models, file):
+    kept, _ = models
+    assert quantization.blocks_notes(kept) == []
+    assert kept.layers.down_proj.rows.kinds == ("Q4_K", "Q6_K")
+    data = sum(tensor.data.nbytes for tensor in gguf_model.read(file).tensors.values())
+    assert data < num_bytes(kept) < 1.15 * data
+
+
+def test_logits_are_those_of_the_dequantized_matrices(models):
+    found, expected = map(tiny.logits, models)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_products_in_pieces_are_those_of_the_matrix(models, monkeypatch):
+    """Seven rows at once, and six that are left; and rows that are picked."""
+    kept, dense = models
+    hidden = np.random.default_rng(0).standard_normal((2, 3, WIDTH)).astype(np.float32)
+    monkeypatch.setattr(blocks, "_PIECE", 7 * WIDTH)
+
+    @tables.jit
+    def products(hidden):
+        picked = kept.logits_of(hidden[:, -1], tiny.TOKENS[:, :3])
+        return kept.logits(hidden), picked
+
+    found, picked = products(hidden)
+    expected = hidden @ np.asarray(dense.embed_tokens.embedding[...]).T
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    expected = np.take_along_axis(expected[:, -1], tiny.TOKENS[:, :3], axis=1)
+    np.testing.assert_allclose(picked, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_scales_that_are_tuned_are_those_of_the_blocks(file, models):
+    kept = weights.load(file, dtype=jnp.float32, keep_blocks=True)
+    quantization.widen_scales(kept)
+    scales = nnx.state(kept, lora.FILTERS["scales"])
+    shapes = [leaf.shape for leaf in jax.tree.leaves(scales)]
+    assert sorted(set(shapes)) == [(2, WIDTH, WIDTH // 32), (2, WIDTH, WIDTH // 16)]
+    down, dense = kept.layers.down_proj.rows, models[1].layers.down_proj.kernel[...]
+    (data, scale), kinds = down.stored()
+    for i, matrix in enumerate(dense):
+        found = down.dequantized((data[i], 2 * scale[i]), kinds[i])
+        least = down.dequantized((data[i], 0 * scale[i]), kinds[i])
+        change = np.asarray(found - least), 2 * np.asarray(matrix.T - least)
+        np.testing.assert_allclose(*change, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("keep_blocks", [False, True])
+def test_loading_takes_a_part_of_a_tensor_more(keep_blocks, file, monkeypatch):
+    monkeypatch.setattr(weights, "_PART", 1 << 14)
+    gguf_model.read(file)
+    tracemalloc.start()
+    model = weights.load(file, dtype=jnp.float32, keep_blocks=keep_blocks)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < num_bytes(model) + (1 << 21)
+
+
+def test_a_part_of_a_row_is_not_read():
+    parts = list(weights._parts(5, 3 << 21))
+    assert parts == [slice(i, i + 1) for i in range(5)]
+    assert list(weights._parts(0, 4)) == []
+    rows = functools.partial(weights._parts, 10)
+    assert [part.stop for part in rows(1 << 20)] == [4, 8, 10]
