@@ -1,119 +1,119 @@
 """The command line. It only reads options: what a command needs is imported by it."""
 
 import dataclasses
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import click
 
+from radazo_llm.exits import Commands
+from radazo_llm.options import (
+    CONFIG,
+    FILE,
+    FOLDER,
+    Command,
+    Decorator,
+    option,
+    settings_of,
+)
 from radazo_llm.reward.settings import Settings as RewardSettings
+from radazo_llm.tune.settings import METHOD
 from radazo_llm.tune.settings import Settings as TuneSettings
 
 TASKS = ("sst2", "copa", "reviews")
 DTYPES = ("bfloat16", "float32")
-FOLDER, FILE = click.Path(path_type=Path), click.Path(dir_okay=False, path_type=Path)
-INTERRUPTED = {
-    "tune": "; --resume continues from its checkpoint",
-    "reward": "; the same command resumes",
-}
+OBJECTIVES = ("classification", "language_model", "accuracy")
+DATA, EXPORT, OPTIONS = "The data", "The result", "Options"
 
 
-class Commands(click.Group):
-    """Ends in one line, with status 2, if the input or a file is wrong."""
-
-    def main(self, *args: Any, **kwargs: Any) -> None:
-        """Runs a command, and exits."""
-        try:
-            options = {"prog_name": "radazo-llm"} | kwargs | {"standalone_mode": False}
-            code = super().main(*args, **options)
-        except click.Abort as error:
-            rest = INTERRUPTED.get(getattr(error, "command", ""), "")
-            print(f"\nradazo-llm: interrupted{rest}", file=sys.stderr)
-            sys.exit(130)
-        except click.ClickException as error:
-            context = getattr(error, "ctx", None)
-            name = context.command_path if context else "radazo-llm"
-            text = " ".join(error.format_message().split())
-            print(f"{name}: error: {text}", file=sys.stderr)
-            sys.exit(2)
-        sys.exit(code if isinstance(code, int) else 0)
-
-    def invoke(self, context: click.Context) -> Any:
-        """Runs a command; errors in its input become click's."""
-        try:
-            return super().invoke(context)
-        except (click.exceptions.Exit, click.Abort):
-            raise  # A RuntimeError too.
-        except (ValueError, OSError, FloatingPointError) as error:
-            raise _told(context, error) from error
-        except RuntimeError as error:
-            from radazo_jax.runs import RunError
-
-            if not isinstance(error, RunError):
-                raise
-            raise _told(context, error) from error
-        except KeyboardInterrupt:
-            abort = click.Abort()
-            abort.command = context.invoked_subcommand
-            raise abort from None
-
-
-def _told(context: click.Context, error: Exception) -> click.ClickException:
-    found = click.UsageError(str(error))
-    found.ctx = click.Context(
-        context.command, context.parent, f"radazo-llm {context.invoked_subcommand}"
-    )
-    return found
-
-
-def option_name(field: str) -> str:
-    """The option of the command line for a setting."""
-    return "--" + field.removeprefix("num_").replace("_", "-")
-
-
-def settings_of(
-    kind: Any, *, without: tuple[str, ...] = ()
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Adds an option for each setting of a dataclass."""
-
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        for field in reversed(dataclasses.fields(kind)):
-            if field.name in without:
-                continue
-            choices = get_args(field.type)
-            command = click.option(
-                option_name(field.name),
-                field.name,
-                type=click.Choice(choices) if choices else type(field.default),
-                default=field.default,
-                show_default=field.default != "",
-            )(command)
-        return command
-
-    return add
-
-
-MODEL = click.option(
+MODEL = option(
+    OPTIONS,
     "--model",
     required=True,
     help="A folder, a GGUF file, a package that contains one, or a name in the local "
     "Hugging Face cache.",
 )
-DTYPE = click.option(
+DTYPE = option(
+    OPTIONS,
     "--dtype",
     type=click.Choice(DTYPES),
-    help="Of the model. The default is float32 on a CPU, and otherwise bfloat16.",
+    help="The dtype of the model. The default is float32 on a CPU, and otherwise "
+    "bfloat16.",
 )
 
 
-def _output(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _output(name: str) -> Decorator:
     default = Path("runs") / name
     text = "The folder of the run."
-    return click.option(
-        "--output", type=FOLDER, default=default, show_default=True, help=text
+    return option(
+        OPTIONS, "--output", type=FOLDER, default=default, show_default=True, help=text
     )
+
+
+def own_data(*, written: bool = False) -> Decorator:
+    """Adds the options that say how a user's file is read.
+
+    Args:
+      written: Whether the model's own text is scored, which is always a chat's if the
+        model has a template.
+    """
+    options = [
+        option(
+            DATA,
+            "--labels",
+            default="",
+            metavar="WORD=VALUE,...",
+            help="The word that stands for each value of the column label, such as "
+            "great=1,terrible=0. The values themselves by default.",
+        ),
+        option(
+            DATA,
+            "--template",
+            default="{text}\nAnswer:",
+            show_default=True,
+            help="The prompt of a text with a label.",
+        ),
+        option(
+            DATA,
+            "--chat",
+            is_flag=True,
+            help="Make each prompt the turn of a user, in the model's chat template.",
+        ),
+        option(
+            DATA,
+            "--split-column",
+            default="",
+            help="The column that says train, dev or test.",
+        ),
+        option(
+            DATA,
+            "--dev-share",
+            default=0.1,
+            show_default=True,
+            help="The share of rows to evaluate on, if nothing names the splits.",
+        ),
+        option(
+            DATA,
+            "--test-share",
+            default=0.0,
+            show_default=True,
+            help="The share of rows that are measured before and after the run alone.",
+        ),
+        option(
+            DATA,
+            "--skip-long",
+            is_flag=True,
+            help="Leave out examples that are longer than the model's context.",
+        ),
+    ]
+    kept = [options[i] for i in (0, 1, 3, 4)] if written else options
+
+    def add(command: Any) -> Any:
+        for each in reversed(kept):
+            command = each(command)
+        return command
+
+    return add
 
 
 @click.group(cls=Commands, name="radazo-llm")
@@ -122,20 +122,43 @@ def radazo_llm() -> None:
     """Language models, tuned by forward passes only."""
 
 
-@radazo_llm.command()
+@radazo_llm.command(cls=Command)
 @MODEL
-@click.option("--task", type=click.Choice(TASKS), required=True)
-@click.option("--data", "folder", type=FOLDER, required=True, help="The task's files.")
+@option(
+    DATA,
+    "--data",
+    "folder",
+    type=FOLDER,
+    required=True,
+    help="JSON Lines, CSV or a folder, with prompt + completion, messages, text + "
+    "label, or prompt + candidates + answer; or the folder of --task.",
+)
+@option(DATA, "--task", type=click.Choice(TASKS), help="A task of MeZO, by its files.")
+@option(
+    DATA,
+    "--dry-run",
+    is_flag=True,
+    help="Print three examples as the model sees them, and end.",
+)
+@own_data()
+@option(
+    DATA,
+    "--train-examples",
+    type=click.IntRange(1),
+    help="At most; the default is 10000, and 1000 of a task.",
+)
+@option(
+    DATA,
+    "--eval-examples",
+    type=click.IntRange(1),
+    help="At most; the default is 500.",
+)
+@CONFIG
 @_output("tune")
 @DTYPE
-@click.option("--resume", is_flag=True, help="Continue the run in the folder, if any.")
-@click.option(
-    "--train-examples", type=click.IntRange(1), help="At most; the default is 1000."
-)
-@click.option(
-    "--eval-examples", type=click.IntRange(1), help="At most; the default is 500."
-)
-@click.option(
+@option(OPTIONS, "--resume", is_flag=True, help="Continue the run in the folder.")
+@option(
+    OPTIONS,
     "--no-first-evaluation",
     "eval_first",
     flag_value=False,
@@ -143,97 +166,168 @@ def radazo_llm() -> None:
     default=True,
     help="Start with the first step, without the accuracy of the untuned model.",
 )
-@click.option(
-    "--workers", help="The address of a Dask scheduler, or a number of processes."
+@option(
+    OPTIONS,
+    "--workers",
+    help="The address of a Dask scheduler, or a number of processes.",
 )
-@click.option("--export-adapters", type=FOLDER, help="What was tuned, for peft.")
-@click.option("--export-gguf", type=FILE, help="The adapters, for llama.cpp.")
-@click.option("--export-merged", type=FOLDER, help="The model, for transformers.")
+@option(EXPORT, "--export-adapters", type=FOLDER, help="What was tuned, for peft.")
+@option(EXPORT, "--export-gguf", type=FILE, help="The adapters, for llama.cpp.")
+@option(EXPORT, "--export-merged", type=FOLDER, help="The model, for transformers.")
+@option(
+    METHOD,
+    "--objective",
+    type=click.Choice(OBJECTIVES),
+    help="The loss: the cross-entropy of the candidates, that of the tokens that "
+    "follow, or the share of wrong choices. The data decide by default.",
+)
 @settings_of(TuneSettings, without=("objective",))
-def tune(task: str, **options: Any) -> None:
+def tune(
+    folder: Path, task: str | None, objective: str | None, dry_run: bool, **options: Any
+) -> None:
     """Tunes a model on examples, and exports it."""
     from radazo_llm.tune import command, data
 
-    settings = _settings(TuneSettings, options, objective=data.TASKS[task].objective)
-    command.tune(settings, task=task, **options)
+    own = _own(folder, options)
+    source = own if task is None else data.TaskFiles(task, folder)
+    if dry_run:
+        command.dry_run(own, options["model"])
+        return
+    objective = objective or source.objective()
+    settings = _settings(TuneSettings, options, objective=objective)
+    command.tune(settings, source=source, **options)
 
 
-@radazo_llm.command()
+@radazo_llm.command(cls=Command)
 @MODEL
-@click.option(
+@option(DATA, "--data", "folder", type=FOLDER, help="As for tune.")
+@own_data()
+@option(
+    DATA,
     "--length",
     type=click.IntRange(1),
     default=128,
     show_default=True,
-    help="Tokens of an example.",
+    help="Tokens of an example, without --data.",
 )
-@click.option(
+@option(
+    DATA,
     "--examples",
     type=click.IntRange(1),
     default=1500,
     show_default=True,
-    help="To train on and to evaluate.",
+    help="To train on and to evaluate, without --data.",
 )
+@CONFIG
 @DTYPE
 @settings_of(TuneSettings, without=("objective",))
-def plan(**options: Any) -> None:
-    """Prints the memory and the disk that `tune` takes here with these settings.
+def plan(folder: Path | None, **options: Any) -> None:
+    """Prints the memory, the disk and the time that `tune` takes here.
 
-    Programs are compiled for the present backend. Nothing is run.
+    Programs are compiled for the present backend, and a step is timed on zeros. No
+    weights are read.
     """
     from radazo_llm.tune.plan import plan
 
-    plan(_settings(TuneSettings, options), **options)
+    own = _own(folder or Path(), options)
+    settings = _settings(TuneSettings, options)
+    plan(settings, source=None if folder is None else own, **options)
 
 
-@radazo_llm.command()
+@radazo_llm.command(cls=Command)
 @MODEL
-@click.option("--task", default="sum", show_default=True, help="Or gym:DATASET.")
-@click.option(
+@option(DATA, "--data", "folder", type=FOLDER, help="Prompts: a file as for tune.")
+@own_data(written=True)
+@option(
+    DATA,
+    "--task",
+    default="sum",
+    show_default=True,
+    help="Problems without --data: sum, or gym:DATASET.",
+)
+@option(
+    METHOD,
+    "--metric",
+    "metrics",
+    multiple=True,
+    metavar="NAME",
+    help="As --reward NAME=1.",
+)
+@option(
+    METHOD,
     "--reward",
     "given",
     multiple=True,
     metavar="NAME=WEIGHT",
-    help="A reward function of the program, or package.module:function.",
+    help="A reward function of the program, file.py:function, or "
+    "package.module:function.",
 )
+@CONFIG
 @_output("reward")
 @DTYPE
-@click.option(
+@option(
+    OPTIONS,
     "--processes",
     type=click.IntRange(1),
     default=2,
     show_default=True,
-    help="For the reward functions.",
+    help="Processes of reward functions.",
 )
 @settings_of(RewardSettings)
-def reward(**options: Any) -> None:
+def reward(
+    folder: Path | None,
+    metrics: tuple[str, ...],
+    given: tuple[str, ...],
+    **options: Any,
+) -> None:
     """Tunes a model on rewards of what it writes.
 
     The same command resumes a run that was cut.
     """
     from radazo_llm.reward import command
 
-    command.train(_settings(RewardSettings, options), **options)
+    own = _own(folder or Path(), options, written=True)
+    command.train(
+        _settings(RewardSettings, options),
+        source=None if folder is None else own,
+        given=[*given, *(f"{name}=1" for name in metrics)],
+        **options,
+    )
 
 
-@radazo_llm.command()
+@radazo_llm.command(cls=Command)
 @MODEL
-@click.option("--adapters", type=FOLDER, help="What `tune` or peft wrote.")
-@click.option("--prompt", help="The text to continue. A chat without one.")
-@click.option("--max-tokens", default=64, show_default=True)
-@click.option(
+@option(OPTIONS, "--adapters", type=FOLDER, help="What `tune` or peft wrote.")
+@option(OPTIONS, "--prompt", help="The text to continue. A chat without one.")
+@option(
+    OPTIONS, "--max-tokens", default=64, show_default=True, help="Tokens of a reply."
+)
+@option(
+    OPTIONS,
     "--temperature",
     default=0.0,
     show_default=True,
     help="0 is for the likeliest token.",
 )
-@click.option("--seed", default=0, show_default=True)
+@option(OPTIONS, "--seed", default=0, show_default=True, help="Of drawn tokens.")
 @DTYPE
 def chat(**options: Any) -> None:
     """Continues a prompt, or chats: each line of the input is a turn."""
     from radazo_llm.chat import chat
 
     chat(**options)
+
+
+def _own(folder: Path, options: dict[str, Any], *, written: bool = False) -> Any:
+    """Takes the options of a user's file out of the options."""
+    from radazo_llm.examples.forms import Shape
+    from radazo_llm.examples.splits import Own
+
+    names = [field.name for field in dataclasses.fields(Own)]
+    values = {name: options.pop(name) for name in names if name in options}
+    names = [field.name for field in dataclasses.fields(Shape)]
+    shape = Shape(**{name: options.pop(name) for name in names if name in options})
+    return Own(folder, shape, **values, written=written)
 
 
 def _settings(kind: Any, options: dict[str, Any], **others: Any) -> Any:

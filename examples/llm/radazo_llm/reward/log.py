@@ -5,6 +5,7 @@ problems; `samples.txt` has some of the replies.
 """
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,7 +36,8 @@ class Log:
         self, folder: Path, tokenizer: Tokenizer, pool: RewardPool, *, resumed: int
     ) -> None:
         self.folder, self.tokenizer, self.pool = folder, tokenizer, pool
-        self.number, self.has_warned = resumed, False
+        self.number, self.has_warned, self.last = resumed, False, math.nan
+        self.is_alike = False  # Whether a step had one reward for all members.
         # A run that resumes evaluates one step of its journal again.
         self._repeats = resumed > 0
         kept = [row for row in rows(folder) if row["step"] < resumed or "eval" in row]
@@ -58,6 +60,7 @@ class Log:
         rewards = scores.total.reshape(-1, which.shape[-1])
         with np.errstate(invalid="ignore"):
             members = np.array([_mean(row) for row in rewards])
+        self._check_alike(rewards)
         row = {
             "step": self.number,
             "reward": _mean(scores.total),
@@ -71,7 +74,24 @@ class Log:
             self._warn(scores.failures[-1])
         self._write(row)
         self.number += 1
+        self.last = row["reward"] if row["reward"] is not None else math.nan
         return found
+
+    def _check_alike(self, rewards: np.ndarray) -> None:
+        """Says once if members [members, B] have equal rewards for every prompt."""
+        finite = np.isfinite(rewards)
+        low = np.place(finite, rewards, np.inf).min(axis=0)
+        high = np.place(finite, rewards, -np.inf).max(axis=0)
+        differ = len(rewards) < 2 or (low < high).any()
+        if self.is_alike or differ or not finite.any():
+            return
+        self.is_alike = True
+        print(
+            f"step {self.number}: all members have the same rewards (mean "
+            f"{_mean(rewards):.4g}), so the step has no gradient. Give a metric "
+            "with partial credit, a larger --smoothing, or more --prompts.",
+            file=sys.stderr,
+        )
 
     def held_out(
         self, made: Sequence[Problem], which: np.ndarray, replies: Replies, step: int
@@ -99,7 +119,7 @@ class Log:
             **{name: _mean(each) for name, each in scores.each.items()},
         }
         self._write(row)
-        print(f"step {step}: held-out reward {row['eval']}", flush=True)
+        print(f"step {step}: held-out reward {row['eval']:.4f}", flush=True)
         with (self.folder / SAMPLES).open("a", encoding="utf-8") as file:
             file.write(f"--- step {step}, held-out reward {row['eval']}\n")
             for i in range(min(_SAMPLES, len(texts))):

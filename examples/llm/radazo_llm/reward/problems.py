@@ -1,4 +1,4 @@
-"""Problems to reward answers to: sums, or the datasets of `reasoning-gym`."""
+"""Problems to reward answers to: a user's, sums, or datasets of `reasoning-gym`."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -7,14 +7,24 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
+from radazo_llm.examples.forms import Item
+
+_ARGUMENTS = ("prompts", "completions")  # Of reward functions, besides columns.
 GYM = "gym:"  # Before the name of a dataset of reasoning-gym.
 
 
 class Problem(NamedTuple):
-    """A question, and the columns that reward functions get."""
+    """A question, and the columns that reward functions get.
+
+    Attributes:
+      question: The text.
+      columns: A value for each name.
+      before: The turns of a conversation that come before the question.
+    """
 
     question: str
     columns: Mapping[str, Any]
+    before: tuple[dict[str, str], ...] = ()
 
 
 class Prompts(NamedTuple):
@@ -72,9 +82,26 @@ def _sum(rng: random.Random, held_out: bool) -> Problem:
     return Problem(f"{a}+{b}=", {"answer": str(a + b)})
 
 
+def of_item(item: Item) -> Problem:
+    """The problem of a row: its prompt, and its columns with the right `answer`."""
+    columns = {k: v for k, v in item.columns.items() if k not in _ARGUMENTS}
+    if item.candidates:
+        columns["answer"] = item.candidates[item.label].strip()
+    if not item.turns:
+        return Problem(item.prompt, columns)
+    *before, last = item.turns
+    if last["role"] != "user":
+        raise ValueError(
+            f"{item.place}: messages must have a turn of the user before the reply; "
+            f"got one of the {last['role']}."
+        )
+    return Problem(last["content"], columns, tuple(before))
+
+
 def columns(problems: Sequence[Problem]) -> dict[str, list[Any]]:
-    """The columns of several problems."""
-    return {name: [p.columns[name] for p in problems] for name in problems[0].columns}
+    """The columns of several problems; None for a value that one lacks."""
+    names = dict.fromkeys(name for p in problems for name in p.columns)
+    return {name: [p.columns.get(name) for p in problems] for name in names}
 
 
 def encode(

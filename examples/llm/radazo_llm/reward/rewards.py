@@ -6,21 +6,24 @@ A reward function has the form that TRL and Tunix share:
 
 with a text and a reward for each completion; a column has a value for each too, such as
 `answer`. `None` and NaN mean that a completion has no reward. A function comes from a
-module, `package.module:function`, or is one of those below.
+module, `package.module:function`, from a file, `file.py:function`, or is one of those
+below.
 
 Functions run in processes of their own: one that hangs is ended, and one that raises
 takes its own completions with it.
 """
 
 import ast
-import importlib
+import importlib.util
 import math
 import multiprocessing
 import operator
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from types import TracebackType
+from pathlib import Path
+from types import ModuleType, TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -196,24 +199,43 @@ def arithmetic(text: str) -> tuple[Fraction, list[Fraction]]:
 
 
 def load(name: str) -> RewardFunction:
-    """A function by the name in `FUNCTIONS`, or by `package.module:function`.
+    """A function by its name.
+
+    Args:
+      name: A name in `FUNCTIONS`, file.py:function, or package.module:function.
 
     Raises:
       ValueError: If there is none.
     """
     if name in FUNCTIONS:
         return FUNCTIONS[name]
-    module, _, function = name.partition(":")
+    module, _, function = name.rpartition(":")
     try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        found = getattr(_module(module), function)
+    except (Exception, SystemExit) as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(
-            f"reward must be one of {', '.join(FUNCTIONS)}, or package.module:function "
-            f"of a module that can be imported; got {name!r} ({error!s:.100})."
+            f"reward must be one of {', '.join(FUNCTIONS)}, file.py:function, or "
+            "package.module:function of a module that can be imported; got "
+            f"{name!r} ({text:.100})."
         ) from None
     if not callable(found):
         raise ValueError(f"reward {name!r} must be a function; got {found!r:.80}.")
     return found
+
+
+def _module(name: str) -> ModuleType:
+    """The module of a name, or of a file, which is run once in a process."""
+    if not name.endswith(".py"):
+        return importlib.import_module(name)
+    path = Path(name).resolve()
+    known = f"reward functions of {path}"
+    if known not in sys.modules:
+        spec = importlib.util.spec_from_file_location(known, path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        sys.modules[known] = module
+    return sys.modules[known]
 
 
 # --- Processes --------------------------------------------------------------------

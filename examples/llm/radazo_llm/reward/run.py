@@ -9,12 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from tqdm import tqdm
 
 import radazo_jax as zo
 from radazo_llm.models.decode import AXIS_NAMES, generate_tokens, of_members
 from radazo_llm.reward import problems
 from radazo_llm.reward.settings import Settings
-from radazo_llm.reward.task import JOURNAL, Task
+from radazo_llm.reward.task import JOURNAL, Task, steps_done
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,23 +86,30 @@ def run(settings: Settings, task: Task, folder: Path) -> Any:
     """The tuned parameters of a task. A journal in the folder is resumed."""
     fun, sample = program(settings, task)
 
+    done = steps_done(folder)
+    bar = tqdm(total=settings.num_steps, initial=done, unit="step")
+
     def after(report: zo.runs.Report) -> None:
         step = report.step
+        bar.set_postfix(reward=f"{task.log.last:.4f}", refresh=False)
+        bar.update()
         if step % settings.eval_every == 0 and step < settings.num_steps:
             task.measure(report.state.params, step)
 
-    result = zo.minimize(
-        fun,
-        task.params,
-        settings.optimizer(),
-        settings.estimator(),
-        num_steps=settings.num_steps,
-        key=settings.seed,
-        evaluator=Population(),
-        sample=sample,
-        callback=after,
-        journal=folder / JOURNAL,
-    )
+    with bar:
+        result = zo.minimize(
+            fun,
+            task.params,
+            settings.optimizer(),
+            settings.estimator(),
+            num_steps=settings.num_steps,
+            key=settings.seed,
+            evaluator=Population(),
+            sample=sample,
+            callback=after,
+            journal=folder / JOURNAL,
+            progress=False,
+        )
     if result.stopped == "num_steps":
         task.measure(result.params, settings.num_steps)
     return result.params

@@ -8,40 +8,77 @@ import dataclasses
 import math
 from typing import Any, Literal, get_args
 
+from radazo_llm.tune.settings import LENGTH, METHOD, MODEL, setting
+
+_FROM_0 = ("seed", "decay", "temperature", "eval_temperature", "b1", "b2")
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """A run, apart from the model, the task and the rewards."""
 
-    method: Literal["radazo", "zo_adamm", "zo_sgd"] = "radazo"
-    tune: Literal["lora", "full"] = "lora"
-    distribution: Literal["low_rank", "gaussian"] = "gaussian"
-    shaping: Literal["z_score", "by_group", "centered_ranks", "pair_signs"] = "by_group"
-    population_size: int = 32
-    smoothing: float = 0.05  # σ
-    learning_rate: float = 1e-3  # η, on a cosine to 0.
-    b1: float = 0.9
-    b2: float = 0.99
-    decay: float = 0.0  # Toward the start.
-    num_prompts: int = 16  # Of a step.
-    num_tokens: int = 6  # Of a reply, at most.
-    temperature: float = 0.0
-    num_problems: int = 2048
-    num_steps: int = 200
-    eval_every: int = 20
-    eval_problems: int = 256
-    seed: int = 0
-    lora_rank: int = 4
-    lora_alpha: float = 8.0
-    instruction: str = ""  # In front of each question.
-    timeout: float = 30.0  # Seconds of a call of a reward function.
+    method: Literal["radazo", "zo_adamm", "zo_sgd"] = setting(
+        "radazo", METHOD, "The optimizer."
+    )
+    tune: Literal["lora", "full"] = setting(
+        "lora", MODEL, "What is tuned: adapters, or all parameters."
+    )
+    distribution: Literal["low_rank", "gaussian"] = setting(
+        "gaussian",
+        METHOD,
+        "The directions of members; low_rank makes steps of full tuning cheaper.",
+    )
+    shaping: Literal["z_score", "by_group", "centered_ranks", "pair_signs"] = setting(
+        "by_group",
+        METHOD,
+        "How rewards become weights; by_group compares replies to one prompt.",
+    )
+    population_size: int = setting(
+        32, METHOD, "Members of a step: more take longer and are less noisy."
+    )
+    smoothing: float = setting(
+        0.05,
+        METHOD,
+        "σ, the distance of the members: the smallest at which their rewards differ.",
+    )
+    learning_rate: float = setting(1e-3, METHOD, "η, which falls to 0 on a cosine.")
+    b1: float = setting(0.9, METHOD, "β₁, the average of the estimates.")
+    b2: float = setting(0.99, METHOD, "β₂, the average of their squares.")
+    decay: float = setting(0.0, METHOD, "The pull toward the untuned parameters.")
+    num_prompts: int = setting(
+        16, LENGTH, "Prompts of a step, which all members answer."
+    )
+    num_tokens: int = setting(6, LENGTH, "Tokens of a reply, at most.")
+    temperature: float = setting(
+        0.0, METHOD, "0 takes the likeliest tokens; above, tokens are drawn."
+    )
+    num_problems: int = setting(
+        2048, LENGTH, "Problems to train on, at most those of the data."
+    )
+    num_steps: int = setting(200, LENGTH, "Steps of the run.")
+    eval_every: int = setting(20, LENGTH, "Steps from one evaluation to the next.")
+    eval_problems: int = setting(
+        256, LENGTH, "Held-out problems, at most those of the data."
+    )
+    eval_temperature: float = setting(
+        0.0, LENGTH, "The temperature of replies to held-out problems."
+    )
+    seed: int = setting(0, LENGTH, "Of problems, directions and drawn tokens.")
+    lora_rank: int = setting(4, MODEL, "The rank of the adapters.")
+    lora_alpha: float = setting(
+        8.0, MODEL, "Adapters are multiplied by this number over their rank."
+    )
+    instruction: str = setting("", MODEL, "A text in front of each question.")
+    timeout: float = setting(
+        30.0, LENGTH, "Seconds of a call of a reward function; then it is ended."
+    )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             name, value = field.name, getattr(self, field.name)
             if get_args(field.type) or isinstance(value, str):
                 continue
-            zero = name in ("seed", "decay", "temperature", "b1", "b2")
+            zero = name in _FROM_0
             if value < 0 or not (zero or value) or not math.isfinite(value):
                 expected = "0 or more" if zero else "positive"
                 raise ValueError(f"{name} must be {expected}; got {value}.")

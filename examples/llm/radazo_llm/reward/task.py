@@ -20,6 +20,8 @@ from radazo_llm.reward.log import Log
 from radazo_llm.reward.rewards import RewardPool
 
 JOURNAL = "journal.jsonl"
+# To train on, and held out.
+Problems = tuple[list[problems.Problem], list[problems.Problem]]
 
 
 class Task:
@@ -29,7 +31,7 @@ class Task:
       settings: The settings of the run.
       model: The model, consumed.
       source: The model's folder, with its tokenizer.
-      name: The name of the problems.
+      name: The name of the problems, or those to train on and those held out.
       pool: The processes that score.
       folder: The folder of the run.
 
@@ -45,7 +47,7 @@ class Task:
         settings: Any,
         model: LanguageModel,
         source: Path,
-        name: str,
+        name: str | Problems,
         pool: RewardPool,
         folder: Path,
     ) -> None:
@@ -58,6 +60,7 @@ class Task:
         tokenizer, render = tokenizers.load(source), conversation(source)
         self.stop = tuple(sorted(ends(source, tokenizer)))
         self.num_tokens = settings.num_tokens
+        self.temperature = settings.eval_temperature
 
         positions = model.config.max_position_embeddings
         room = positions - settings.num_tokens
@@ -68,12 +71,16 @@ class Task:
             )
 
         def made(number: int, held_out: bool) -> tuple[Any, problems.Prompts]:
+            if isinstance(name, str):
+                found = problems.make(name, number, settings.seed, held_out=held_out)
+            else:
+                found = name[held_out]
             made = [
-                p._replace(question=settings.instruction + p.question)
-                for p in problems.make(name, number, settings.seed, held_out=held_out)
+                p._replace(question=settings.instruction + p.question) for p in found
             ]
-            texts = [p.question for p in made]
-            plain = render([[{"role": "user", "content": text}] for text in texts])
+            turns = [[*p.before, {"role": "user", "content": p.question}] for p in made]
+            plain = render(turns)
+            texts = ["\n".join(turn["content"] for turn in chat) for chat in turns]
             encoded = problems.encode(
                 tokenizer,
                 plain,
@@ -106,21 +113,31 @@ class Task:
         return -self.log.step(self.problems, rows, Replies(*map(np.asarray, replies)))
 
     def measure(self, params: Any, step: int) -> None:
-        """Logs the rewards of the likeliest replies to held-out problems, once."""
+        """Logs the rewards of replies to held-out problems, once."""
         if step in self.log.measured:
             return
         args = params, self.rest, self.held_out_prompts
-        found = _greedy(self.graphdef, *args, self.num_tokens, self.stop)
+        drawing = jnp.uint32(step), self.temperature
+        found = _replies(self.graphdef, *args, *drawing, self.num_tokens, self.stop)
         rows = np.arange(len(self.held_out))
         self.log.held_out(self.held_out, rows, Replies(*map(np.asarray, found)), step)
 
 
-@functools.partial(jax.jit, static_argnames=("graphdef", "num_tokens", "stop"))
-def _greedy(
-    graphdef: Any, params: Any, rest: Any, prompts: Any, num_tokens: int, stop: Any
+@functools.partial(
+    jax.jit, static_argnames=("graphdef", "temperature", "num_tokens", "stop")
+)
+def _replies(
+    graphdef: Any,
+    params: Any,
+    rest: Any,
+    prompts: Any,
+    seed: jax.Array,
+    temperature: float,
+    num_tokens: int,
+    stop: Any,
 ) -> Replies:
-    model, key = nnx.merge(graphdef, params, rest), jax.random.key(0)
-    return generate_tokens(model, *prompts, num_tokens, key, 0.0, stop=stop)
+    model, key = nnx.merge(graphdef, params, rest), jax.random.key(seed)
+    return generate_tokens(model, *prompts, num_tokens, key, temperature, stop=stop)
 
 
 def steps_done(folder: Path) -> int:

@@ -42,6 +42,18 @@ def locked(folder: Path) -> Iterator[None]:
         ) from None
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Writes a value as JSON, so that the file is whole or as it was before."""
+    text = json.dumps(value, indent=1, default=str) + "\n"
+    to = path.with_name(path.name + ".part")
+    try:
+        to.write_text(text, encoding="utf-8")
+        to.replace(path)
+    except OSError:
+        to.unlink(missing_ok=True)
+        raise
+
+
 @contextlib.contextmanager
 def opened(folder: Path, *, create: bool = True) -> Iterator[ocp.CheckpointManager]:
     """The checkpoints in a folder; at the end, all of them are written."""

@@ -1,6 +1,8 @@
 """The job of `radazo-llm tune`: a model, its data, a run, and exports."""
 
+import dataclasses
 import functools
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,8 +29,7 @@ def tune(
     settings: Settings,
     *,
     model: str,
-    task: str,
-    folder: Path,
+    source: Any,
     output: Path,
     dtype: str | None = None,
     resume: bool = False,
@@ -38,13 +39,12 @@ def tune(
     workers: str | None = None,
     **exports: Path | None,
 ) -> None:
-    """Tunes a model on a task, and exports it.
+    """Tunes a model on examples, and exports it.
 
     Args:
       settings: The settings of the run.
       model: A name that `find.model` takes.
-      task: A name in `data.TASKS`.
-      folder: The folder of the task's files.
+      source: The examples: `data.TaskFiles`, or `splits.Own`.
       output: The folder of the run.
       dtype: The dtype of the model; by default, of the present backend.
       resume: Whether to continue the run in the folder.
@@ -64,19 +64,23 @@ def tune(
     # Errors in the small files are reported before the large ones are read.
     prompt_length = settings.prompt_length if settings.tune == "prompt" else 0
     limits = prompt_length, train_examples, eval_examples
-    splits = data.read(data.TASKS[task], folder, path, *limits)
-    _describe_data(data.TASKS[task], splits)
+    splits = source.read(path, *limits)
+    _check_objective(settings, splits.batches[0])
+    print(splits.told, flush=True)
     dtype = dtype or weights.default_dtype()
     options = {"dtype": dtype, "keep_blocks": settings.quantize == "file"}
     with locked(output):
+        about = {"settings": dataclasses.asdict(settings), "model": model}
+        about |= {"data": dataclasses.asdict(source), "dtype": dtype}
+        about |= {"train_examples": train_examples, "eval_examples": eval_examples}
         loaded = _loaded(settings, path, options)
         if workers is not None:
             result = on_workers.run(
                 settings,
                 loaded,
-                *splits,
+                *splits.batches,
                 make=functools.partial(
-                    _on_worker, task, folder.resolve(), path.resolve(), limits, options
+                    _on_worker, source.absolute(), path.resolve(), limits, options
                 ),
                 workers=workers,
                 folder=output,
@@ -86,16 +90,29 @@ def tune(
             result = run(
                 settings,
                 loaded,
-                *splits,
+                *splits.batches,
                 folder=output,
                 resume=resume,
                 eval_first=eval_first,
                 eval_examples=eval_examples,
+                announce=True,
+                about=about,
             )
         print(tabulate(result.evaluations, headers="keys", floatfmt=".4f"))
         print(summary(result.evaluations))
         print(f"\nMetrics and checkpoints are in {output}.")
         _export(result, model, path, exports)
+
+
+def dry_run(source: Any, model: str) -> None:
+    """Prints examples as the model sees them, and reads no weights.
+
+    Args:
+      source: The examples, `splits.Own`.
+      model: A name that `find.model` takes.
+    """
+    path = find.model(model)
+    print(source.shown(path))
 
 
 def _check_exports(
@@ -116,15 +133,34 @@ def _check_exports(
         )
     if exports.get("export_gguf"):
         gguf_adapter.check(weights.read_config(path).to_dict().get("model_type"))
+    for name, to in exports.items():
+        if to is not None:
+            _check_writable("--" + name.replace("_", "-"), to, name == "export_gguf")
 
 
-def _describe_data(task: data.Task, splits: Sequence[data.Batch]) -> None:
-    sizes = [len(split.label) for split in splits]
-    print(
-        f"{task.train}: {sizes[0]} examples; {task.dev}: {sizes[1]}; at most "
-        f"{splits[0].tokens.shape[-1]} tokens.",
-        flush=True,
-    )
+def _check_writable(option: str, to: Path, is_file: bool) -> None:
+    """Writes a byte to the folder of an export, before hours of tuning."""
+    folder = to.parent if is_file else to
+    try:
+        if is_file and to.is_dir():
+            raise IsADirectoryError("it is a folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0")
+            file.flush()
+    except OSError as error:
+        raise ValueError(
+            f"{option} must be a path that can be written; got {to} "
+            f"({error.strerror or error})."
+        ) from None
+
+
+def _check_objective(settings: Settings, train: data.Batch) -> None:
+    if settings.objective != "language_model" and train.targets.shape[1] == 1:
+        raise ValueError(
+            "--objective must be language_model for completions, since there is "
+            f"nothing to choose from; got {settings.objective}."
+        )
 
 
 def _loaded(settings: Settings, path: Path, options: dict[str, Any]) -> Any:
@@ -149,28 +185,27 @@ def _loaded(settings: Settings, path: Path, options: dict[str, Any]) -> Any:
 
 
 def _on_worker(
-    task: str,
-    folder: Path,
-    model: Path,
-    limits: Sequence[Any],
-    options: dict[str, Any],
+    source: Any, model: Path, limits: Sequence[Any], options: dict[str, Any]
 ) -> tuple[Any, data.Batch]:
     """The model and the examples to train on, as a worker reads them."""
-    train, *_ = data.read(data.TASKS[task], folder, model, *limits)
+    train, *_ = source.read(model, *limits).batches
     return weights.load(model, **options), train
 
 
 def summary(evaluations: list[dict[str, Any]]) -> str:
-    """Returns a line on the accuracy before the first step and after the last."""
+    """Returns a line on the run: its accuracy, or its loss if nothing is chosen."""
     first, last = evaluations[0], evaluations[-1]
-    name = "test" if "test_accuracy" in last else "dev"
-    parts = [f"tuned {last[f'{name}_accuracy']:.1%}"]
+    name = "test" if "test_loss" in last else "dev"
+    chosen = f"{name}_accuracy" in last
+    kind, form = ("accuracy", ".1%") if chosen else ("loss", ".4f")
+    parts = [f"tuned {last[f'{name}_{kind}']:{form}}"]
     if first["step"] == 0:
-        parts.insert(0, f"untuned {first[f'{name}_accuracy']:.1%}")
+        parts.insert(0, f"untuned {first[f'{name}_{kind}']:{form}}")
     if f"{name}_calibrated" in first:
         calibrated = first[f"{name}_calibrated"]
         parts.insert(1, f"untuned with the threshold at its median {calibrated:.1%}")
-    return f"\nAccuracy on {name}: {', '.join(parts)}."
+    title = "Accuracy" if chosen else "Loss per token"
+    return f"\n{title} on {name}: {', '.join(parts)}."
 
 
 def _export(

@@ -9,6 +9,7 @@ The files are those that GLUE and SuperGLUE publish: `train.tsv` and `dev.tsv` o
 `train.jsonl` and `val.jsonl` of COPA. An error names the file and the line.
 """
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ class Example(NamedTuple):
     prompt: str
     candidates: tuple[str, ...]  # What may follow the prompt.
     label: int  # Which of them does.
+    place: str = ""  # The file and the line, if messages name them.
 
 
 class Task(NamedTuple):
@@ -41,6 +43,18 @@ class Task(NamedTuple):
     # candidates, "language_model" the language model's loss of the right one.
     objective: str
     test: str | None = None  # A split that only the end of a run is measured on.
+
+
+class Splits(NamedTuple):
+    """The examples of a run.
+
+    Attributes:
+      batches: Those to train on, to evaluate on and, if there are any, of the test.
+      told: A line that says how many.
+    """
+
+    batches: tuple["Batch", ...]
+    told: str
 
 
 class Batch(NamedTuple):
@@ -157,6 +171,7 @@ def encode(
     *,
     max_length: int,
     vocab_size: int,
+    special: bool = True,
 ) -> Batch:
     """Makes one batch of all examples.
 
@@ -171,14 +186,23 @@ def encode(
         soft prompt. Sequences are as long as the longest, rounded up to a
         multiple of 8 if that fits.
       vocab_size: The number of tokens with embeddings.
+      special: Whether the tokenizer adds its special tokens.
 
     Raises:
       ValueError: If an example is too long, a candidate has no tokens, or the model no
         embedding for a token.
     """
-    rows = [
-        [tokenizer.encode(example.prompt + c).ids for c in example.candidates]
+    number = len(examples[0].candidates)
+    texts = [
+        example.prompt + text
         for example in examples
+        for text in ("", *example.candidates)
+    ]
+    encoded = tokenizer.encode_batch(texts, add_special_tokens=special)
+    prompts = [[len(found.ids)] for found in encoded[:: number + 1]]
+    rows = [
+        [found.ids for found in encoded[i + 1 : i + 1 + number]]
+        for i in range(0, len(encoded), number + 1)
     ]
     largest = max((max(ids, default=0) for row in rows for ids in row), default=0)
     if largest >= vocab_size:
@@ -186,13 +210,13 @@ def encode(
             f"tokenizer must have ids below the model's vocab_size ({vocab_size}); got "
             f"{largest}"
         )
-    prompts = [[len(tokenizer.encode(example.prompt).ids)] for example in examples]
     ends = np.array([[len(ids) - 1 for ids in row] for row in rows])
     sizes = ends + 1 - np.array(prompts)
     for i, example in enumerate(examples):
         if sizes[i].min() < 1 or ends[i].max() > max_length:
+            where = f"{example.place}: " if example.place else ""
             raise ValueError(
-                f"example {i} ({example.prompt[:40]!r}...) must have at most "
+                f"{where}example {i} ({example.prompt[:40]!r}...) must have at most "
                 f"{max_length} tokens, and some for each candidate; got "
                 f"{ends[i].max()}, and {sizes[i].tolist()} for the candidates"
             )
@@ -239,6 +263,33 @@ def examples_at(data: Batch, seed: int, first: int, number: int) -> Batch:
     }
     rows = [orders[epoch][i] for epoch, i in zip(epochs, within, strict=True)]
     return Batch(*(values[rows] for values in data))
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskFiles:
+    """The files of a known task: a source of examples, as `splits.Own`."""
+
+    name: str  # In `TASKS`.
+    folder: Path
+
+    def objective(self) -> str:
+        """The objective that MeZO has for the task."""
+        return TASKS[self.name].objective
+
+    def absolute(self) -> "TaskFiles":
+        """The same files, from any folder."""
+        return dataclasses.replace(self, folder=self.folder.resolve())
+
+    def read(self, model: Path, *limits: int | None) -> Splits:
+        """The examples, as `read` returns them."""
+        task = TASKS[self.name]
+        found = read(task, self.folder, model, *limits)
+        sizes = [len(split.label) for split in found]
+        return Splits(
+            tuple(found),
+            f"{task.train}: {sizes[0]} examples; {task.dev}: {sizes[1]}; at most "
+            f"{found[0].tokens.shape[-1]} tokens.",
+        )
 
 
 def read(

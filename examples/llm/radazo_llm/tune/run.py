@@ -25,13 +25,14 @@ from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
 from radazo_llm.models.model import LanguageModel
-from radazo_llm.tune import checkpoint, frozen
+from radazo_llm.tune import checkpoint, forecast, frozen
 from radazo_llm.tune.batches import Feed, bounds, buckets, chunks
 from radazo_llm.tune.data import Batch
+from radazo_llm.tune.interrupts import Interrupts
 from radazo_llm.tune.rate import with_rate
 from radazo_llm.tune.train import Settings, State, evaluate, start, train_step
 
-METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
+METRICS, CHECKPOINTS, SETTINGS = "metrics.jsonl", "checkpoints", "settings.json"
 # Settings that may change when a run is resumed: none of the steps depends on them.
 # The first may change unless a schedule depends on it.
 FREE = ("num_steps", "checkpoint_every", "eval_every")
@@ -59,6 +60,8 @@ def run(
     eval_examples: int | None = None,
     frozen_folder: Path | None = None,
     clock: Callable[[], float] | None = None,
+    announce: bool = False,
+    about: Any = None,
 ) -> Result:
     """Trains a model.
 
@@ -78,6 +81,8 @@ def run(
       frozen_folder: The folder for outputs of frozen layers. Several runs can share it.
       clock: The time in seconds. Each row of the metrics then has "cpu_s": the seconds
         of the run so far without its evaluations, also before a resumption.
+      announce: Whether to print the time, the memory and the disk that the run takes.
+      about: The content of `settings.json`, which is not written without.
 
     Raises:
       ValueError: If the batch is larger than the data, or the folder has a run and
@@ -96,6 +101,8 @@ def run(
     job, state = start(settings, model)
     # On a named device, like restored arrays, so that both use one program.
     job, state = jax.device_put((job, state), jax.devices()[0])
+    if announce:
+        print(forecast.line(settings, job, state, feed, measured, folder), flush=True)
     settings = with_rate(settings, job, state, parts["train"])
     rows: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
@@ -106,30 +113,49 @@ def run(
             free = _free(settings)
             saved = checkpoint.restore(checkpoints, state, description, free)
             state, rows = saved or (state, rows)
+            if about is not None:
+                checkpoint.write_json(folder / SETTINGS, about)
         first, end = int(state.step), settings.num_steps
         report = stack.enter_context(Report(folder, rows, first, end, label, clock))
-        for step in range(first, end + 1):
+        interrupts = stack.enter_context(Interrupts())
+
+        def save() -> None:
             # What was done before a checkpoint is not done again after it.
-            at_end, resumed = step == end, step == first > 0
-            wanted = step % settings.eval_every == 0 and (step > 0 or eval_first)
-            if not resumed and (wanted or at_end):
-                names = [n for n in measured if n != "test" or step == 0 or at_end]
-                chosen = {name: measured[name] for name in names}
-                with report.seconds.stopped():
-                    found = measure(settings, job, state, chosen, step == 0)
-                report(step, found)
-            due = step > first and (step % settings.checkpoint_every == 0 or at_end)
-            if checkpoints is not None and due:
+            step = int(state.step)
+            if checkpoints is not None and step != checkpoints.latest_step():
                 notes = list(rows)  # Written in the background, while rows grows.
                 checkpoint.save(checkpoints, step, state, description, notes)
-            if at_end:
-                break
-            batch = feed(step)
-            state, loss = _stepped(settings, job, state, step, batch)
-            report(step, {"loss": loss})
-            report.advance(settings.num_evaluations, math.prod(batch.tokens.shape[:3]))
+
+        try:
+            for step in range(first, end + 1):
+                at_end = step == end
+                wanted = step % settings.eval_every == 0 and (step > 0 or eval_first)
+                if (wanted or at_end) and not _is_measured(rows, step):
+                    names = [n for n in measured if n != "test" or step == 0 or at_end]
+                    chosen = {name: measured[name] for name in names}
+                    with report.seconds.stopped():
+                        found = measure(settings, job, state, chosen, step == 0)
+                    report(step, found)
+                if step > first and (step % settings.checkpoint_every == 0 or at_end):
+                    save()
+                if at_end:
+                    break
+                batch = feed(step)
+                with interrupts.deferred():
+                    state, loss = _stepped(settings, job, state, step, batch)
+                    report(step, {"loss": loss})
+                size = math.prod(batch.tokens.shape[:3])
+                report.advance(settings.num_evaluations, size)
+        except KeyboardInterrupt:
+            save()
+            raise
     model = nnx.merge(job.graphdef, state.params, job.rest)
     return Result(model, state, [row for row in rows if "train_loss" in row])
+
+
+def _is_measured(rows: list[dict[str, Any]], step: int) -> bool:
+    """Whether the last row is of an evaluation before this step."""
+    return bool(rows) and rows[-1]["step"] == step and "train_loss" in rows[-1]
 
 
 def _sizes(settings: Settings, number: int) -> np.ndarray:
@@ -316,18 +342,26 @@ def measure(
     """Loss and accuracy on the examples to train on, and on those held back."""
     result = {}
     size = settings.eval_batch_size
+    total = sum(len(part.label) for parts in data.values() for part in parts)
+    bar = tqdm(desc="Evaluation", total=total, unit="example", leave=False)
     for name, parts in data.items():
         each = []
         for part in parts:
             for number, chunk in chunks(part, size):
                 found = evaluate(job, state.params, chunk, batch_size=size)
-                each.append(jax.tree.map(lambda x, n=number: x[:n], found))
+                found = jax.tree.map(lambda x, n=number: np.asarray(x[:n]), found)
+                each.append(found)
+                bar.set_postfix({f"{name}_loss": f"{found.loss():.4f}"}, refresh=False)
+                bar.update(number)
         found = jax.tree.map(lambda *leaves: np.concatenate(leaves), *each)
         label = np.concatenate([part.label for part in parts])
         result |= {f"{name}_loss": found.loss()}
+        targets = np.concatenate([part.targets for part in parts])
+        if targets.shape[1] == 1:  # There is nothing to choose from.
+            continue
         result |= {f"{name}_accuracy": found.accuracy(label)}
         # A threshold has a sense if all examples have the same two candidates.
-        targets = np.concatenate([part.targets for part in parts])
         if untuned and targets.shape[1] == 2 and (targets == targets[:1]).all():
             result |= {f"{name}_calibrated": found.calibrated_accuracy(label)}
+    bar.close()
     return result

@@ -8,7 +8,13 @@ import dataclasses
 import math
 from typing import Any, Literal, get_args
 
+MODEL, METHOD, LENGTH = "What is tuned", "The method", "The run"
 _FROM_0 = ("seed", "learning_rate", "warmup_steps", "final_batch_size", "last_layers")
+
+
+def setting(default: Any, group: str, text: str) -> Any:
+    """A field with its help text, and the group that the command line lists it in."""
+    return dataclasses.field(default=default, metadata={"group": group, "help": text})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,35 +25,88 @@ class Settings:
     direction, and the same μ, β₁ and β₂ for all methods.
     """
 
-    # The last is by backpropagation, to compare with.
-    method: Literal["radazo", "zo_adamm", "zo_rmsprop", "zo_sgd", "adamw"] = "radazo"
-    tune: Literal["lora", "prompt", "full", "scales"] = "lora"
-    quantize: Literal["no", "int8", "int4", "file"] = "no"  # The frozen matrices.
-    objective: Literal["classification", "language_model"] = "classification"
-    distribution: Literal["gaussian", "sphere", "rademacher", "low_rank"] = "gaussian"
-    num_directions: int = 1  # K
-    difference: Literal["central", "forward"] = "central"  # 2K evaluations, or K + 1.
-    smoothing: float = 1e-3  # μ
-    # η, at its largest; 0 measures it before the first step, and takes the cosine.
-    learning_rate: float = 0.0
-    schedule: Literal["constant", "cosine"] = "constant"  # Of η; a cosine ends at 0.
-    warmup_steps: int = 0  # Steps in which η rises from 0.
-    b1: float = 0.9
-    b2: float = 0.99
-    batch_size: int = 16
-    # The batch doubles at equal intervals until it has this size; 0 leaves it.
-    final_batch_size: int = 0
-    num_buckets: int = 1  # Groups of examples of similar length, each with a program.
-    last_layers: int = 0  # Only these are tuned and run in a step; 0 for all.
-    num_steps: int = 1000
-    seed: int = 0
-    eval_every: int = 100
-    eval_batch_size: int = 64
-    checkpoint_every: int = 100
-    lora_rank: int = 8
-    lora_alpha: float = 16.0
-    lora_targets: str = "q_proj,v_proj"
-    prompt_length: int = 5
+    method: Literal["radazo", "zo_adamm", "zo_rmsprop", "zo_sgd", "adamw"] = setting(
+        "radazo", METHOD, "The optimizer. adamw is by backpropagation, to compare with."
+    )
+    tune: Literal["lora", "prompt", "full", "scales"] = setting(
+        "lora",
+        MODEL,
+        "What is tuned: adapters, a soft prompt, all parameters, or the scales of "
+        "quantized matrices.",
+    )
+    quantize: Literal["no", "int8", "int4", "file"] = setting(
+        "no", MODEL, "How frozen matrices are stored; file leaves them as in the file."
+    )
+    objective: Literal["classification", "language_model", "accuracy"] = setting(
+        "classification",
+        METHOD,
+        "The loss: the cross-entropy of the candidates, that of the tokens that "
+        "follow, or the share of wrong choices. Examples decide by default.",
+    )
+    distribution: Literal["gaussian", "sphere", "rademacher", "low_rank"] = setting(
+        "gaussian", METHOD, "The directions along which the loss is measured."
+    )
+    num_directions: int = setting(
+        1, METHOD, "K: more make a step longer and its estimate less noisy."
+    )
+    difference: Literal["central", "forward"] = setting(
+        "central", METHOD, "central takes 2K evaluations per step, forward K + 1."
+    )
+    smoothing: float = setting(
+        1e-3,
+        METHOD,
+        "μ, the distance of the points: larger for a loss that moves in jumps, such "
+        "as accuracy.",
+    )
+    learning_rate: float = setting(
+        0.0,
+        METHOD,
+        "η, at its largest; 0 measures it before the first step, and takes the cosine.",
+    )
+    schedule: Literal["constant", "cosine"] = setting(
+        "constant", METHOD, "The learning rate over the run; a cosine ends at 0."
+    )
+    warmup_steps: int = setting(
+        0, METHOD, "Steps in which the learning rate rises from 0."
+    )
+    b1: float = setting(0.9, METHOD, "β₁, the average of the estimates.")
+    b2: float = setting(0.99, METHOD, "β₂, the average of their squares.")
+    batch_size: int = setting(
+        16, LENGTH, "Examples of a step: more take longer and are less noisy."
+    )
+    final_batch_size: int = setting(
+        0,
+        LENGTH,
+        "The batch doubles at equal intervals until it has this size; 0 leaves it.",
+    )
+    num_buckets: int = setting(
+        1,
+        LENGTH,
+        "Groups of examples of similar length. Each compiles a program, and is padded "
+        "to its own longest.",
+    )
+    last_layers: int = setting(
+        0, MODEL, "Only these are tuned and run in a step; 0 for all."
+    )
+    num_steps: int = setting(
+        1000, LENGTH, "More steps reach a lower loss, and take as much longer."
+    )
+    seed: int = setting(0, LENGTH, "Of directions, adapters and the order of examples.")
+    eval_every: int = setting(100, LENGTH, "Steps from one evaluation to the next.")
+    eval_batch_size: int = setting(
+        64, LENGTH, "Examples that are evaluated at once: fewer take less memory."
+    )
+    checkpoint_every: int = setting(
+        100, LENGTH, "Steps from one checkpoint to the next."
+    )
+    lora_rank: int = setting(8, MODEL, "The rank of the adapters.")
+    lora_alpha: float = setting(
+        16.0, MODEL, "Adapters are multiplied by this number over their rank."
+    )
+    lora_targets: str = setting(
+        "q_proj,v_proj", MODEL, "The projections that get adapters."
+    )
+    prompt_length: int = setting(5, MODEL, "The tokens of a soft prompt.")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

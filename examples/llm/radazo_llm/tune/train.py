@@ -21,6 +21,8 @@ from radazo_llm.models.model import LanguageModel
 from radazo_llm.tune.data import Batch
 from radazo_llm.tune.settings import Settings
 
+_BLOCK = 16  # Tokens of a candidate whose logits are in memory at once.
+
 
 class State(NamedTuple):
     """The state of a run."""
@@ -119,16 +121,20 @@ def _loss_terms(
     """A sum of losses and how many there are; the loss is their ratio.
 
     "classification" is the cross-entropy over the candidates, one loss an example;
-    "language_model" the loss of the tokens of the right candidate, one per token.
+    "accuracy" the share of examples whose best candidate is a wrong one, which has no
+    gradient; "language_model" the loss of the tokens of the right candidate, one per
+    token.
     """
-    if objective == "classification":
-        losses = optax.softmax_cross_entropy_with_integer_labels(
-            scores(model, batch), batch.label
-        )
-        return losses.sum(), jnp.float32(losses.size)
-    right = _right_candidate(batch)
-    found = _token_log_probabilities(model, right)
-    return -(found * right.mask).sum(), right.mask.sum()
+    if objective == "language_model":
+        right = _right_candidate(batch)
+        found = _token_log_probabilities(model, right)
+        return -(found * right.mask).sum(), right.mask.sum()
+    of_candidates = scores(model, batch)
+    if objective == "accuracy":
+        wrong = of_candidates.argmax(axis=-1) != batch.label
+        return jnp.float32(wrong).sum(), jnp.float32(wrong.size)
+    losses = optax.softmax_cross_entropy_with_integer_labels(of_candidates, batch.label)
+    return losses.sum(), jnp.float32(losses.size)
 
 
 def scores(model: LanguageModel, batch: Batch) -> jax.Array:
@@ -137,7 +143,7 @@ def scores(model: LanguageModel, batch: Batch) -> jax.Array:
     Up to a constant of the example if candidates are single tokens after one sequence:
     their probabilities have the same denominator, a sum over the wide vocabulary.
     """
-    if batch.tokens.shape[1] == batch.targets.shape[2] == 1:
+    if batch.tokens.shape[1] == batch.targets.shape[2] == 1 < batch.targets.shape[1]:
         return model.logits_of(
             _at_positions(model, batch)[:, 0, 0], batch.targets[..., 0]
         )
@@ -155,15 +161,42 @@ def _at_positions(model: LanguageModel, batch: Batch) -> jax.Array:
 
 
 def _token_log_probabilities(model: LanguageModel, batch: Batch) -> jax.Array:
-    """The log-probabilities of each candidate's tokens, float32 [B, C, L]."""
-    logits = model.logits(_at_positions(model, batch))
-    rows = jax.nn.log_softmax(logits)  # [B, 1 or C, L, vocabulary]
-    rows = jnp.broadcast_to(rows, (*batch.targets.shape, rows.shape[-1]))
-    return jnp.take_along_axis(rows, batch.targets[..., None], axis=-1)[..., 0]
+    """The log-probabilities of each candidate's tokens, float32 [B, C, L].
+
+    Logits of many tokens are as wide as the vocabulary, so they are made a few
+    tokens of each candidate at a time.
+    """
+    states, length = _at_positions(model, batch), batch.targets.shape[2]
+    if length <= _BLOCK:
+        return _log_probabilities(model, states, batch.targets)
+    padding = [(0, 0), (0, 0), (0, -length % _BLOCK)]
+
+    def blocks(x: jax.Array) -> jax.Array:
+        x = jnp.pad(x, padding + [(0, 0)] * (x.ndim - 3))
+        x = x.reshape(*x.shape[:2], -1, _BLOCK, *x.shape[3:])
+        return jnp.moveaxis(x, 2, 0)
+
+    @jax.checkpoint
+    def of_block(block: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return _log_probabilities(model, *block)
+
+    found = jax.lax.map(of_block, (blocks(states), blocks(batch.targets)))
+    found = jnp.moveaxis(found, 0, 2)
+    return found.reshape(*found.shape[:2], -1)[..., :length]
+
+
+def _log_probabilities(
+    model: LanguageModel, states: jax.Array, targets: jax.Array
+) -> jax.Array:
+    rows = jax.nn.log_softmax(model.logits(states))  # [B, 1 or C, L, vocabulary]
+    rows = jnp.broadcast_to(rows, (*targets.shape, rows.shape[-1]))
+    return jnp.take_along_axis(rows, targets[..., None], axis=-1)[..., 0]
 
 
 def _right_candidate(batch: Batch) -> Batch:
     """The batch with the right one for its only candidate."""
+    if batch.targets.shape[1] == 1:
+        return batch
 
     def pick(leaf: jax.Array) -> jax.Array:
         label = jnp.minimum(batch.label, leaf.shape[1] - 1)  # Tokens may be shared.

@@ -175,7 +175,7 @@ def test_a_prompt_longer_than_the_context_is_refused(job, tmp_path, capsys):
     assert "\n" not in error and f"at most {longest} tokens" in error
 
 
-@pytest.mark.parametrize("missing", ["--model", "--task", "--data"])
+@pytest.mark.parametrize("missing", ["--model", "--data"])
 def test_what_is_tuned_must_be_given(missing, job, tmp_path, capsys):
     arguments = _arguments(job, tmp_path)
     at = arguments.index(missing)

@@ -23,7 +23,7 @@ def num_bytes(tree):
 
 @pytest.fixture(scope="module")
 def needs(job):
-    return plan.needs(SETTINGS, job, 8, 40, "float32")
+    return plan.needs(SETTINGS, job, 8, 40, "float32")[0]
 
 
 def test_the_model_and_what_is_tuned_have_their_sizes(needs):
@@ -57,16 +57,18 @@ def test_outputs_of_frozen_layers_have_the_size_of_their_files(job, tmp_path):
     written = sum(path.stat().st_size for path in files)
     settings = Settings(last_layers=1, batch_size=2, lora_rank=2, num_steps=1)
     # The two splits have the same sentences, and so the same file.
-    found = plan.needs(settings, job, LENGTH, 20, "float32")
+    found, _ = plan.needs(settings, job, LENGTH, 20, "float32")
     assert found["Disk: outputs of frozen layers"] == written
-    full = plan.needs(Settings(batch_size=2, lora_rank=2), job, LENGTH, 20, "float32")
+    full, _ = plan.needs(
+        Settings(batch_size=2, lora_rank=2), job, LENGTH, 20, "float32"
+    )
     assert found["Memory: the model in a step"] < full["Memory: the model in a step"]
 
 
 def test_matrices_in_eight_bits_take_less(job):
     settings = Settings(quantize="int8", batch_size=2, lora_rank=2)
-    found = plan.needs(settings, job, 8, 40, "float32")
-    plain = plan.needs(Settings(batch_size=2, lora_rank=2), job, 8, 40, "float32")
+    found, _ = plan.needs(settings, job, 8, 40, "float32")
+    plain, _ = plan.needs(Settings(batch_size=2, lora_rank=2), job, 8, 40, "float32")
     name = "Memory: the model in a step"
     assert found[name] < plain[name]
 

@@ -1,0 +1,183 @@
+"""Rows of a user's files: JSON Lines, CSV, or a folder of either or of `datasets`.
+
+Rows are read one at a time, so that memory does not grow with their number.
+"""
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_LONGEST = 1 << 24  # Bytes of a line.
+_LINES = (".jsonl", ".ndjson", ".json")
+_TABLES = {".csv": ",", ".tsv": "\t"}
+_DATASETS = ("dataset_info.json", "dataset_dict.json")
+# The names of splits in files, folders and columns.
+SPLITS = {
+    "train": "train",
+    "dev": "dev",
+    "val": "dev",
+    "valid": "dev",
+    "validation": "dev",
+    "test": "test",
+}
+
+
+class Row(NamedTuple):
+    """A row of a file.
+
+    Attributes:
+      place: The file and the line, for messages.
+      values: The values by column.
+      split: train, dev or test if the name of the file says so.
+    """
+
+    place: str
+    values: dict[str, Any]
+    split: str | None = None
+
+
+def rows(path: Path) -> Iterator[Row]:
+    """Yields the rows of a file, or of the files of a folder.
+
+    Args:
+      path: A file of JSON Lines (.jsonl, .ndjson, .json), a table with a header (.csv,
+        .tsv), a folder with files of these kinds that are named by their split, such
+        as train.jsonl, or a folder that `datasets` wrote.
+
+    Raises:
+      ValueError: If the file is of another kind, or damaged; it names the line.
+      FileNotFoundError: If there is no such file.
+    """
+    if path.is_dir():
+        yield from _of_folder(path)
+        return
+    kind = path.suffix.lower()
+    if kind not in (*_LINES, *_TABLES):
+        raise ValueError(
+            f"--data must be a file of {', '.join((*_LINES, *_TABLES))}, or a folder; "
+            f"got {path}. Give --task for the files of a known task."
+        )
+    lines = _lines(path)
+    if kind in _TABLES:
+        yield from _of_table(path, lines, _TABLES[kind])
+        return
+    for number, line in lines:
+        if line.strip():
+            place = f"{path}:{number}"
+            yield Row(place, _json_object(place, line))
+
+
+def _of_folder(path: Path) -> Iterator[Row]:
+    if any((path / name).exists() for name in _DATASETS):
+        yield from _of_datasets(path)
+        return
+    kinds = (*_LINES, *_TABLES)
+    found = [
+        file
+        for file in sorted(path.iterdir())
+        if file.suffix.lower() in kinds and file.stem in SPLITS
+    ]
+    if not any(SPLITS[file.stem] == "train" for file in found):
+        raise ValueError(
+            f"{path} must have a file train.jsonl or train.csv, or be a folder that "
+            "datasets wrote. Give one of them, or --task for the files of a known task."
+        )
+    for file in found:
+        for row in rows(file):
+            yield row._replace(split=SPLITS[file.stem])
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a text file with their numbers, each with its end."""
+    with path.open("rb") as file:
+        number = 0
+        while line := file.readline(_LONGEST + 1):
+            number += 1
+            if len(line) > _LONGEST:
+                raise ValueError(f"{path}:{number}: must be at most {_LONGEST} bytes.")
+            try:
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"{path}:{number}: must be UTF-8; got byte "
+                    f"0x{line[error.start]:02x} ({error.reason}). Save the file as "
+                    "UTF-8."
+                ) from None
+
+
+def _json_object(place: str, line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        value = error
+    if not isinstance(value, dict):
+        raise ValueError(
+            f"{place}: must be a JSON object on one line; got {line.strip()!r:.80}."
+        )
+    return value
+
+
+def _of_table(
+    path: Path, lines: Iterator[tuple[int, str]], delimiter: str
+) -> Iterator[Row]:
+    first = next(lines, (1, ""))[1]
+    if delimiter == "," and "," not in first and ";" in first:
+        delimiter = ";"
+    texts = (line for _, line in _with(first, lines))
+    table = csv.reader(texts, delimiter=delimiter, strict=True)
+    begun = 1
+    try:
+        header = next(table, [])
+        if len(set(header)) < len(header) or not all(header):
+            raise ValueError(
+                f"{path}:1: must be a header of distinct names; got "
+                f"{first.strip()!r:.80}."
+            )
+        while True:
+            begun = table.line_num + 1
+            values = next(table, None)
+            if values is None:
+                return
+            if not values:
+                continue  # An empty line.
+            place = f"{path}:{begun}"
+            if len(values) != len(header):
+                raise ValueError(
+                    f"{place}: must have {len(header)} columns, as the header; got "
+                    f"{len(values)}. Quote texts that contain {delimiter!r}."
+                )
+            yield Row(place, dict(zip(header, values, strict=True)))
+    except csv.Error as error:
+        raise ValueError(f"{path}:{begun}: must be a row of a table: {error}") from None
+
+
+def _with(first: str, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    yield 1, first
+    yield from lines
+
+
+def _of_datasets(path: Path) -> Iterator[Row]:
+    try:
+        import datasets  # An optional package.
+    except ImportError:
+        raise ValueError(
+            f"{path} is a folder of datasets, which must be installed; it is not. "
+            "pip install datasets, or save the data as JSON Lines (to_json)."
+        ) from None
+    try:
+        found = datasets.load_from_disk(str(path))
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"{path} must be a folder that datasets can load: {reason:.200}"
+        ) from None
+    parts = found.items() if isinstance(found, dict) else [(None, found)]
+    for name, part in parts:
+        if name is not None and name not in SPLITS:
+            raise ValueError(
+                f"{path} must have splits named {', '.join(SPLITS)}; got {name!r}."
+            )
+        for number, values in enumerate(part):
+            yield Row(f"{path}:{name or 'row'} {number}", values, SPLITS.get(name))

@@ -1,0 +1,77 @@
+"""The ends of a command: well, in one line on its input, or interrupted."""
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+INTERRUPTED = {
+    "tune": "; --resume continues from its checkpoint",
+    "reward": "; the same command resumes",
+}
+
+
+class Commands(click.Group):
+    """Ends in one line, with status 2, if the input or a file is wrong."""
+
+    def main(self, *args: Any, **kwargs: Any) -> None:
+        """Runs a command, and exits."""
+        try:
+            options = {"prog_name": "radazo-llm"} | kwargs | {"standalone_mode": False}
+            with _terminated_like_interrupted():
+                code = super().main(*args, **options)
+        except click.Abort as error:
+            rest = INTERRUPTED.get(getattr(error, "command", ""), "")
+            print(f"\nradazo-llm: interrupted{rest}", file=sys.stderr)
+            sys.exit(130)
+        except click.ClickException as error:
+            context = getattr(error, "ctx", None)
+            name = context.command_path if context else "radazo-llm"
+            text = " ".join(error.format_message().split())
+            print(f"{name}: error: {text}", file=sys.stderr)
+            sys.exit(2)
+        sys.exit(code if isinstance(code, int) else 0)
+
+    def invoke(self, context: click.Context) -> Any:
+        """Runs a command; errors in its input become click's."""
+        try:
+            return super().invoke(context)
+        except (click.exceptions.Exit, click.Abort):
+            raise  # A RuntimeError too.
+        except (ValueError, OSError, FloatingPointError) as error:
+            raise _told(context, error) from error
+        except RuntimeError as error:
+            from radazo_jax.runs import RunError
+
+            if not isinstance(error, RunError):
+                raise
+            raise _told(context, error) from error
+        except KeyboardInterrupt:
+            abort = click.Abort()
+            abort.command = context.invoked_subcommand
+            raise abort from None
+
+
+@contextlib.contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Makes SIGTERM, which a scheduler of jobs sends, raise as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _told(context: click.Context, error: Exception) -> click.ClickException:
+    found = click.UsageError(str(error))
+    found.ctx = click.Context(
+        context.command, context.parent, f"radazo-llm {context.invoked_subcommand}"
+    )
+    return found
