@@ -4,6 +4,7 @@ It needs `pip install -e ".[docs]"`, and Debian's `chromium` and `chromium-drive
 `SCREENSHOTS=folder` in the environment it keeps pictures of some pages.
 """
 
+import fcntl
 import functools
 import http.server
 import os
@@ -98,7 +99,16 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    return test_site.build(tmp_path_factory.mktemp("site"), "yes")
+    """The folder of the site. One worker builds it, and the other workers wait."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return test_site.build(tmp_path_factory.mktemp("site"), "yes")
+    shared = tmp_path_factory.getbasetemp().parent
+    with open(shared / "site.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (shared / "site").exists():
+            built = test_site.build(tmp_path_factory.mktemp("site"), "yes")
+            built.rename(shared / "site")
+    return shared / "site"
 
 
 @pytest.fixture(scope="module")
