@@ -1,5 +1,6 @@
 """Measurements of a function by a few evaluations, before a run."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,12 +18,16 @@ from radazo_jax._src.base import (
     candidates,
     check_estimator,
 )
+from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.low_rank import LowRank
 from radazo_jax._src.estimators.gradients import points_of
 from radazo_jax._src.evaluators.external import External
 from radazo_jax._src.evaluators.vectorized import vectorized
-from radazo_jax._src.runs import lost
+from radazo_jax._src.numbers import keys
+from radazo_jax._src.runs import learning_rate, lost
+from radazo_jax._src.runs.learning_rate import Evaluated, LearningRate
 from radazo_jax._src.runs.repeats import Measures, Repeats, measures, ratio
+from radazo_jax._src.steps import step
 from radazo_jax._src.trees import widest
 
 _DIRECTIONS = 4
@@ -61,6 +66,8 @@ class Diagnosis(NamedTuple):
         without an optimizer.
       failures: Texts about evaluations that failed.
       advice: Settings to change; empty if there are none.
+      learning_rate: The learning rate of `find_learning_rate`, of a run whose number of
+        steps is not known; `None` without `sample`, or if there is none.
     """
 
     value: float
@@ -74,12 +81,17 @@ class Diagnosis(NamedTuple):
     lost_updates: dict[str, float]
     failures: tuple[str, ...]
     advice: tuple[str, ...]
+    learning_rate: LearningRate | None = None
 
     def __repr__(self) -> str:
         """A report in plain text."""
         updates = []
         if self.lost_updates:
             updates = [f"  of an update          {_worst(self.lost_updates)}"]
+        rate = []
+        if self.learning_rate is not None:
+            taken = self.learning_rate.learning_rate
+            rate = [f"learning rate           {taken:.3g} / √(1 + t/100)"]
         lines = [
             f"value at θ              {self.value:.6g}",
             f"noise at one point      {self.noise:.3g}{_shown(self.noise_range)}",
@@ -90,6 +102,7 @@ class Diagnosis(NamedTuple):
             f"curvature / slope       {self.curvature:.3g}",
             f"lost by rounding        {_worst(self.lost)}",
             *updates,
+            *rate,
             *(f"failed                  {text}" for text in self.failures),
             *(f"→ {text}" for text in self.advice or ("nothing to mend",)),
         ]
@@ -102,13 +115,16 @@ def diagnose(
     estimator: GradientEstimator,
     key: jax.typing.ArrayLike = 0,
     optimizer: optax.GradientTransformation | None = None,
+    *,
+    sample: Callable[[jax.Array], Any] | None = None,
 ) -> Diagnosis:
     """Evaluates a function at a few points, and says what to set before a run.
 
     It evaluates θ four times, and two points along each of at most four directions,
     at the distance of the estimator: 12 evaluations. If the values at θ differ, it
     evaluates θ 12 more times and each other point 3 more times, to separate the noise
-    from the change of the function: 48 evaluations.
+    from the change of the function: 48 evaluations. With `sample`, it measures one
+    minibatch, and then a learning rate as `find_learning_rate` does.
 
     Args:
       fun: A function of the parameters, as in `minimize` or `minimize_black_box`. One
@@ -119,6 +135,8 @@ def diagnose(
       optimizer: The optimizer of the run. If it is given, it takes 30 updates with the
         gradient along the directions, at θ, and the last one is compared with its
         rounded sum with θ. This tells whether `stochastic_rounding` is needed.
+      sample: `sample(key)` returns a minibatch, the second argument of `fun`, which
+        JAX must be able to trace.
 
     Returns:
       The measurements. `print` shows them as a report, and so does a notebook.
@@ -127,7 +145,7 @@ def diagnose(
       TypeError, ValueError: If an argument has the wrong type or value.
 
     Examples:
-      >>> import jax.numpy as jnp
+      >>> import jax, jax.numpy as jnp
       >>> import radazo_jax as zo
       >>> found = zo.diagnose(
       ...     lambda x: 1e4 + jnp.sum(x**2), jnp.ones(9), zo.forward_difference(), 0
@@ -136,13 +154,33 @@ def diagnose(
       value at θ              10009
       ...
       → fun changes by ... ulps: make smoothing ... times as large, ...
+
+      `over` returns the learning rate of a run of T steps:
+
+      >>> def loss(x, batch):
+      ...     return 1 + jnp.mean((x - batch) ** 2)
+      >>> def sample(key):
+      ...     return jax.random.normal(key, (32,))
+      >>> found = zo.diagnose(
+      ...     loss, jnp.full(32, 3.0), zo.forward_difference(), sample=sample
+      ... )
+      >>> found.learning_rate.over(500).learning_rate
+      0.0...
     """
     check_estimator(estimator)
     arrays = checks.as_params(params)
     checks.warn_of_float32(params, stacklevel=2)
-    params = arrays
+    params, of_batches = arrays, fun
+    if sample is not None:
+        batch = sample(step.key_of(keys.as_key(key), jnp.uint32(0), step.BATCH))
+        fun = functools.partial(_on_batch, of_batches, batch)
     state = estimator.init(params)
     traced = _traceable(fun, params)
+    if sample is not None and not traced:
+        raise TypeError(
+            "fun must be a function that JAX traces with sample; got one that it does "
+            "not trace. Leave out sample, and pass a function of params alone."
+        )
     if traced and not program.are_disabled():
         fun = program.traced(fun, params)
     draw = Draw.once(key)._replace(fun=fun if traced else None)
@@ -157,7 +195,28 @@ def diagnose(
         of_updates = lost.of_updates(
             optimizer, points, moved, value, params, fun if traced else None
         )
-    return _judged(values, shares, of_updates, used)
+    found = _judged(values, shares, of_updates, used)
+    if sample is None:
+        return found
+    distribution = getattr(points.directions, "distribution", sphere())
+    probe = Evaluated(of_batches, sample, distribution, vectorized(1))
+    return _with_rate(found, probe, params, keys.as_key(key))
+
+
+def _on_batch(fun: Objective, batch: Any, params: optax.Params) -> Any:
+    return fun(params, batch)
+
+
+def _with_rate(
+    found: Diagnosis, probe: Evaluated, params: optax.Params, key: jax.Array
+) -> Diagnosis:
+    """The measurements with a learning rate, or with the reason why there is none."""
+    try:
+        rate = learning_rate.measured(probe.traced(params, key), params, key)
+    except ValueError as error:
+        text = f"no learning rate can be measured: {error}"
+        return found._replace(advice=(*found.advice, text))
+    return found._replace(learning_rate=rate)
 
 
 class _Used(NamedTuple):
