@@ -24,7 +24,7 @@ def loss(log_rates):
 
 
 if __name__ == "__main__":
-    optimizer = zo.radazo(2e-2)
+    optimizer = zo.radazo(2e-2)  # A guess: the logarithms of rates change by 2 %.
     estimator = zo.central_difference(zo.coordinate(), num_directions=4, smoothing=1e-3)
     result = zo.minimize_black_box(
         loss,

@@ -78,6 +78,7 @@ def main() -> None:
         wrong = jnp.where(wave > 0.9, 1000 * (wave - 0.9), 0.0)
         return jnp.sum((params - target) ** 2) + wrong
 
+    # A hundredth of the size of the target.
     optimizer = zo.radazo(optax.cosine_decay_schedule(1e-2, 2000))
     central = zo.central_difference(SIGNS, smoothing=5e-2)
     for estimator in (central, WithoutOutliers(central), OneBit()):

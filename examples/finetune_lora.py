@@ -83,6 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return jnp.mean(model(images).argmax(axis=-1) == test_labels)
 
     model = Network(nnx.Rngs(0))
+    # Constant, so below half of the rate at which `zo.find_learning_rate` begins.
     radazo = zo.radazo(6e-4, bias_correction=True)
     optimizer = nnx.Optimizer(model, radazo, wrt=nnx.LoRAParam)
     options = ocp.CheckpointManagerOptions(max_to_keep=2)

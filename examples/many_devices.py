@@ -50,6 +50,7 @@ def main() -> None:
         jax.NamedSharding(mesh, jax.P()),
         jax.NamedSharding(mesh, jax.P("data")),
     )
+    # Constant, so half of the rate at which `zo.find_learning_rate` begins.
     solver = zo.solver(loss, zo.radazo(1e-3), ESTIMATOR, evaluator=zo.sharded("points"))
     with jax.set_mesh(mesh):
         params = jax.device_put(init(jax.random.key(0)), whole)

@@ -67,6 +67,7 @@ def main() -> None:
     args = parser.parse_args()
     images, test_images, labels, test_labels = load_data()
     model = Classifier(nnx.Rngs(0))
+    # As `zo.find_learning_rate` measures it for this network and 3,000 steps.
     learning_rate = optax.linear_schedule(2e-3, 0.0, args.steps)
     optimizer = nnx.Optimizer(model, zo.radazo(learning_rate), wrt=nnx.Param)
     losses = []

@@ -1,7 +1,9 @@
 """`diagnose`: measurements by a few evaluations before a run."""
 
+import functools
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -182,6 +184,36 @@ def test_bad_input_is_named():
         zo.diagnose(lambda x: 0.0, START, zo.sphere(), 0)
     with pytest.raises(TypeError, match="params must hold real floating-point"):
         zo.diagnose(lambda x: 0.0, np.arange(3), ESTIMATOR, 0)
+    with pytest.raises(TypeError, match="a function that JAX traces with sample"):
+        zo.diagnose(lambda x, b: 0.0, START, ESTIMATOR, sample=lambda key: 1.0)
+
+
+def batch_loss(params, noise, *, start=1.0):
+    return start + jnp.mean((params - noise) ** 2)
+
+
+def normals(key):
+    return jax.random.normal(key, START.shape)
+
+
+@pytest.mark.slow
+def test_minibatches_have_the_rate_that_a_run_takes():
+    found = zo.diagnose(batch_loss, jnp.asarray(START), ESTIMATOR, 3, sample=normals)
+    rate = zo.find_learning_rate(
+        batch_loss, jnp.asarray(START), None, sample=normals, key=3
+    )
+    assert found.learning_rate == rate
+    assert f"learning rate           {rate.learning_rate:.3g} / √(1" in str(found)
+    # Minibatches differ between steps, but not between the points of one.
+    assert found.noise == 0 and found.advice == ()
+
+
+def test_minibatches_without_a_rate_have_the_reason():
+    fun = functools.partial(batch_loss, start=-100.0)
+    found = zo.diagnose(fun, jnp.asarray(START), ESTIMATOR, sample=normals)
+    assert found.learning_rate is None
+    [advice] = found.advice
+    assert "no learning rate can be measured: fun must be positive" in advice
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Measurements of a function by a few evaluations, before a run."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,15 +17,18 @@ from radazo_jax._src.base import (
     Points,
     candidates,
 )
+from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.low_rank import LowRank
 from radazo_jax._src.estimators.gradients import points_of
 from radazo_jax._src.evaluators.external import External
 from radazo_jax._src.evaluators.vectorized import vectorized
-from radazo_jax._src.runs import lost
+from radazo_jax._src.numbers import keys
+from radazo_jax._src.runs import learning_rate, lost
+from radazo_jax._src.runs.learning_rate import Evaluated, LearningRate
 from radazo_jax._src.runs.minimize import minimize_black_box
 from radazo_jax._src.runs.repeats import Measures, Repeats, measures, ratio
 from radazo_jax._src.runs.results import Result
-from radazo_jax._src.steps import stages
+from radazo_jax._src.steps import stages, step
 from radazo_jax._src.steps.defaults import is_staged, method
 from radazo_jax._src.steps.states import RunError
 
@@ -80,6 +84,8 @@ class Diagnosis(NamedTuple):
         named, and above 100 parameters.
       sizes: The sizes of the parameters if the class is "scaled", a tree like them to
         pass as `scale`; otherwise `None`.
+      learning_rate: The learning rate of `find_learning_rate`, of a run whose number of
+        steps is not known; `None` without `sample`, or if there is none.
     """
 
     value: float
@@ -95,12 +101,17 @@ class Diagnosis(NamedTuple):
     advice: tuple[str, ...]
     kind: str = ""
     sizes: Any = None
+    learning_rate: LearningRate | None = None
 
     def __repr__(self) -> str:
         """A report in plain text."""
         updates = []
         if self.lost_updates:
             updates = [f"  of an update          {_worst(self.lost_updates)}"]
+        rate = []
+        if self.learning_rate is not None:
+            taken = self.learning_rate.learning_rate
+            rate = [f"learning rate           {taken:.3g} / √(1 + t/100)"]
         lines = [
             *([f"class                   {self.kind}"] if self.kind else []),
             f"value at θ              {self.value:.6g}",
@@ -112,6 +123,7 @@ class Diagnosis(NamedTuple):
             f"curvature / slope       {self.curvature:.3g}",
             f"lost by rounding        {_worst(self.lost)}",
             *updates,
+            *rate,
             *(f"failed                  {text}" for text in self.failures),
             *(f"→ {text}" for text in self.advice or ("nothing to mend",)),
         ]
@@ -124,6 +136,8 @@ def diagnose(
     estimator: GradientEstimator | None = None,
     key: jax.typing.ArrayLike = 0,
     optimizer: optax.GradientTransformation | None = None,
+    *,
+    sample: Callable[[jax.Array], Any] | None = None,
 ) -> Diagnosis:
     """Evaluates a function at a few points, and says what to set before a run.
 
@@ -134,7 +148,9 @@ def diagnose(
     Then it evaluates θ four times, and two points along each of at most four
     directions, at the distance of the estimator: 12 evaluations. If the values at θ
     differ, it evaluates θ 12 more times and each other point 3 more times, to separate
-    the noise from the change of the function: 48 evaluations.
+    the noise from the change of the function: 48 evaluations. With `sample`, all this
+    is measured on one minibatch, without a class, and then a learning rate as by
+    `find_learning_rate`.
 
     Args:
       fun: A function of the parameters, as in `minimize` or `minimize_black_box`. One
@@ -145,6 +161,8 @@ def diagnose(
       optimizer: The optimizer of the run. If it is given, it takes 30 updates with the
         gradient along the directions, at θ, and the last one is compared with its
         rounded sum with θ. This tells whether `stochastic_rounding` is needed.
+      sample: `sample(key)` returns a minibatch, the second argument of `fun`, which
+        JAX must be able to trace.
 
     Returns:
       The measurements. `print` shows them as a report, and so does a notebook.
@@ -153,7 +171,7 @@ def diagnose(
       TypeError, ValueError: If an argument has the wrong type or value.
 
     Examples:
-      >>> import jax.numpy as jnp
+      >>> import jax, jax.numpy as jnp
       >>> import radazo_jax as zo
       >>> found = zo.diagnose(
       ...     lambda x: 1e4 + jnp.sum(x**2), jnp.ones(9), zo.forward_difference(), 0
@@ -162,10 +180,24 @@ def diagnose(
       value at θ              10009
       ...
       → fun changes by ... ulps: make smoothing ... times as large, ...
+
+      `over` returns the learning rate of a run of T steps:
+
+      >>> def loss(x, batch):
+      ...     return 1 + jnp.mean((x - batch) ** 2)
+      >>> def sample(key):
+      ...     return jax.random.normal(key, (32,))
+      >>> found = zo.diagnose(
+      ...     loss, jnp.full(32, 3.0), zo.forward_difference(), sample=sample
+      ... )
+      >>> found.learning_rate.over(500).learning_rate
+      0.0...
     """
-    default = method(None, estimator, None, params, minibatches=False)
-    if estimator is not None or not is_staged(None, None, None, params, False):
-        return _measured_at(fun, params, default[1], key, optimizer)
+    minibatches = sample is not None
+    default = method(None, estimator, None, params, minibatches)
+    staged = is_staged(None, None, None, params, minibatches)
+    if estimator is not None or not staged:
+        return _measured_at(fun, params, default[1], key, optimizer, sample)
     params = trees.with_float64(params)
     look = _first_look(fun, params, key)
     with trees.precision_of(params):
@@ -216,13 +248,22 @@ def _measured_at(
     estimator: GradientEstimator,
     key: jax.typing.ArrayLike,
     optimizer: optax.GradientTransformation | None,
+    sample: Callable[[jax.Array], Any] | None = None,
 ) -> Diagnosis:
     """The measurements at the distances of an estimator."""
     arrays = checks.as_params(params)
     checks.warn_of_float32(params, stacklevel=3)
-    params = arrays
+    params, of_batches = arrays, fun
+    if sample is not None:
+        batch = sample(step.key_of(keys.as_key(key), jnp.uint32(0), step.BATCH))
+        fun = functools.partial(_on_batch, of_batches, batch)
     state = estimator.init(params)
     traced = _traceable(fun, params)
+    if sample is not None and not traced:
+        raise TypeError(
+            "fun must be a function that JAX traces with sample; got one that it does "
+            "not trace. Leave out sample, and pass a function of params alone."
+        )
     if traced and not program.are_disabled():
         fun = program.traced(fun, params)
     draw = Draw.once(key)._replace(fun=fun if traced else None)
@@ -237,7 +278,28 @@ def _measured_at(
         of_updates = lost.of_updates(
             optimizer, points, moved, value, params, fun if traced else None
         )
-    return _judged(values, shares, of_updates, used)
+    found = _judged(values, shares, of_updates, used)
+    if sample is None:
+        return found
+    distribution = getattr(points.directions, "distribution", sphere())
+    probe = Evaluated(of_batches, sample, distribution, vectorized(1))
+    return _with_rate(found, probe, params, keys.as_key(key))
+
+
+def _on_batch(fun: Objective, batch: Any, params: optax.Params) -> Any:
+    return fun(params, batch)
+
+
+def _with_rate(
+    found: Diagnosis, probe: Evaluated, params: optax.Params, key: jax.Array
+) -> Diagnosis:
+    """The measurements with a learning rate, or with the reason why there is none."""
+    try:
+        rate = learning_rate.measured(probe.traced(params, key), params, key)
+    except ValueError as error:
+        text = f"no learning rate can be measured: {error}"
+        return found._replace(advice=(*found.advice, text))
+    return found._replace(learning_rate=rate)
 
 
 class _Used(NamedTuple):
