@@ -20,25 +20,17 @@ from radazo_jax._src.directions.low_rank import LowRank
 from radazo_jax._src.estimators.gradients import points_of
 from radazo_jax._src.evaluators.external import External
 from radazo_jax._src.evaluators.vectorized import vectorized
-from radazo_jax._src.runs import lost
-from radazo_jax._src.runs.minimize import minimize_black_box
+from radazo_jax._src.runs import classes, lost
 from radazo_jax._src.runs.repeats import Measures, Repeats, measures, ratio
 from radazo_jax._src.runs.results import Result
 from radazo_jax._src.steps import stages
 from radazo_jax._src.steps.defaults import is_staged, method
-from radazo_jax._src.steps.states import RunError
 
 _DIRECTIONS = 4
 _REPEATS = 4
 
 # Evaluations added if the first ones at θ differ: at θ, and at each other point.
 _MORE_AT_START, _MORE_AT_POINTS = 12, 3
-
-# The first look of the default method takes fewer steps than this.
-_MOST_STEPS = 20
-
-# Classes of functions beyond those of the stages.
-_FAILING, _CONSTANT = "failing", "constant"
 
 _UNCHANGED = (
     "fun did not change: does it use its argument? If it does, make smoothing 10 times "
@@ -140,7 +132,7 @@ def diagnose(
       fun: A function of the parameters, as in `minimize` or `minimize_black_box`. One
         that JAX can trace is compiled.
       params: θ, a tree of floating-point arrays.
-      estimator: The estimator of the run; by default that of the default method.
+      estimator: The estimator of the run; by default the default method's.
       key: A key; it is consumed.
       optimizer: The optimizer of the run. If it is given, it takes 30 updates with the
         gradient along the directions, at θ, and the last one is compared with its
@@ -167,47 +159,22 @@ def diagnose(
     if estimator is not None or not is_staged(None, None, None, params, False):
         return _measured_at(fun, params, default[1], key, optimizer)
     params = trees.with_float64(params)
-    look = _first_look(fun, params, key)
+    look = classes.first_look(fun, params, key)
     with trees.precision_of(params):
         found = _measured_at(fun, params, default[1], key, optimizer)
     return _classified(found, look)
 
 
-def _first_look(fun: Objective, params: optax.Params, key: Any) -> Result:
-    """The run of the default method up to the first step that moves."""
-    try:
-        return minimize_black_box(
-            fun,
-            params,
-            key=key,
-            num_steps=_MOST_STEPS,
-            progress=False,
-            callback=lambda report: bool(report.state.estimator_state.complete),
-        )
-    except RunError as error:
-        result: Result = error.result
-        return result
-
-
 def _classified(found: Diagnosis, look: Result) -> Diagnosis:
     """The measurements with the class of the function, and what it advises."""
-    state = look.state.estimator_state
-    kind, sizes = stages.kind_of(state), None
-    if kind == stages.SCALED:
-        sizes = trees.like_tree(state.sizes.guesses, look.state.params)
-    if found.failures or look.history.failed.sum():
-        kind = _FAILING
-    elif kind == stages.IN_STEPS and found.advice == (_UNCHANGED,):
-        kind = _CONSTANT
-    advice = {
-        stages.SCALED: "sizes of parameters are far apart: pass scale=found.sizes",
-        stages.NOISY: "fun changes at one point: if it should be exact, look for a "
-        "random number without a seed",
-        stages.IN_STEPS: "fun is made of steps: if you know their width, name "
-        "estimators.cma(step_size=...)",
-    }.get(kind)
-    kept = found.advice if kind in (_FAILING, _CONSTANT) else ()
-    return found._replace(kind=kind, sizes=sizes, advice=(advice,) if advice else kept)
+    kind = classes.class_of(look)
+    if kind == stages.IN_STEPS and found.advice == (_UNCHANGED,):
+        kind = classes.CONSTANT
+    sizes = classes.sizes_of(look) if kind == stages.SCALED else None
+    # The default method has no smoothing to change.
+    kept = found.advice if kind in (classes.FAILING, classes.CONSTANT) else ()
+    advice = (classes.ADVICE[kind],) if kind in classes.ADVICE else kept
+    return found._replace(kind=kind, sizes=sizes, advice=advice)
 
 
 def _measured_at(
