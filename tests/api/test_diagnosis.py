@@ -122,8 +122,8 @@ def failing(x):
         (bowl, "scaled", ("pass scale=found.sizes",)),
         (noisy(), "noisy", ("a random number without a seed",)),
         (steps, "in steps", ("name estimators.cma",)),
-        (failing, "failing", ("fun failed at",)),
-        (lambda x: 1 / 0, "failing", ("fun failed at 12 of 12 points",)),
+        (failing, "failing", ("fun failed at 2 of 10 points",)),
+        (lambda x: 1 / 0, "failing", ("fun failed at 10 of 10 points",)),
         (lambda x: 3.0, "constant", ("fun did not change",)),
     ],
 )

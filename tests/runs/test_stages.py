@@ -102,11 +102,11 @@ def banana(x):
 
 
 def test_a_tolerance_ends_the_first_step_that_moves_nothing_beyond_it(tmp_path):
-    """Each gradient is at the start of the step that follows it."""
+    """Steps with several values have a gradient, at the start of the step after."""
     path, tolerance, found = tmp_path / "run.jsonl", 0.01, []
 
     def see(report):
-        if int(report.state.search_state.tries) == 0 and report.step > 2:
+        if len(report.values) > 1:
             found.append((report.values[0], report.state.search_state.before))
 
     result = run(banana, tolerance=tolerance, callback=see, journal=path)
@@ -119,7 +119,6 @@ def test_a_tolerance_ends_the_first_step_that_moves_nothing_beyond_it(tmp_path):
     assert np.flatnonzero(ends).tolist() == [len(ends) - 1]
     assert result.stopped == "converged"
     np.testing.assert_array_equal(result.params, points[-1])
-    assert banana(result.params) < 1.01
     # The tolerance is in the journal, which another one does not continue.
     assert int(zo.replay(path, START).step) == len(result.values)
     with pytest.raises(ValueError, match=r"its tolerance is 0\.01"):

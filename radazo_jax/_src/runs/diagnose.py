@@ -18,45 +18,23 @@ from radazo_jax._src.base import (
     candidates,
 )
 from radazo_jax._src.directions.dense import sphere
-from radazo_jax._src.directions.low_rank import LowRank
 from radazo_jax._src.estimators.gradients import points_of
 from radazo_jax._src.evaluators.external import External
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
-from radazo_jax._src.runs import learning_rate, lost
+from radazo_jax._src.runs import classes, learning_rate, lost
+from radazo_jax._src.runs.advice import UNCHANGED, Used, advised
 from radazo_jax._src.runs.learning_rate import Evaluated, LearningRate
-from radazo_jax._src.runs.minimize import minimize_black_box
-from radazo_jax._src.runs.repeats import Measures, Repeats, measures, ratio
+from radazo_jax._src.runs.repeats import Repeats, measures
 from radazo_jax._src.runs.results import Result
-from radazo_jax._src.steps import stages, step
+from radazo_jax._src.steps import draws, stages
 from radazo_jax._src.steps.defaults import is_staged, method
-from radazo_jax._src.steps.states import RunError
 
 _DIRECTIONS = 4
 _REPEATS = 4
 
 # Evaluations added if the first ones at θ differ: at θ, and at each other point.
 _MORE_AT_START, _MORE_AT_POINTS = 12, 3
-
-# The first look of the default method takes fewer steps than this.
-_MOST_STEPS = 20
-
-# Classes of functions beyond those of the stages.
-_FAILING, _CONSTANT = "failing", "constant"
-
-_UNCHANGED = (
-    "fun did not change: does it use its argument? If it does, make smoothing 10 times "
-    "as large, and check again"
-)
-
-# Shares and ratios beyond which there is advice.
-_MUCH_LOST = 0.3
-_INSTEAD_OF_LOSING = (
-    "chain stochastic_rounding(key) after the optimizer, or keep it in float32"
-)
-_FEW_ULPS = 16.0
-_NOISY = 0.3
-_CURVED = 1.0
 
 
 class Diagnosis(NamedTuple):
@@ -156,7 +134,7 @@ def diagnose(
       fun: A function of the parameters, as in `minimize` or `minimize_black_box`. One
         that JAX can trace is compiled.
       params: θ, a tree of floating-point arrays.
-      estimator: The estimator of the run; by default that of the default method.
+      estimator: The estimator of the run; by default the default method's.
       key: A key; it is consumed.
       optimizer: The optimizer of the run. If it is given, it takes 30 updates with the
         gradient along the directions, at θ, and the last one is compared with its
@@ -199,47 +177,22 @@ def diagnose(
     if estimator is not None or not staged:
         return _measured_at(fun, params, default[1], key, optimizer, sample)
     params = trees.with_float64(params)
-    look = _first_look(fun, params, key)
+    look = classes.first_look(fun, params, key)
     with trees.precision_of(params):
         found = _measured_at(fun, params, default[1], key, optimizer)
     return _classified(found, look)
 
 
-def _first_look(fun: Objective, params: optax.Params, key: Any) -> Result:
-    """The run of the default method up to the first step that moves."""
-    try:
-        return minimize_black_box(
-            fun,
-            params,
-            key=key,
-            num_steps=_MOST_STEPS,
-            progress=False,
-            callback=lambda report: bool(report.state.estimator_state.complete),
-        )
-    except RunError as error:
-        result: Result = error.result
-        return result
-
-
 def _classified(found: Diagnosis, look: Result) -> Diagnosis:
     """The measurements with the class of the function, and what it advises."""
-    state = look.state.estimator_state
-    kind, sizes = stages.kind_of(state), None
-    if kind == stages.SCALED:
-        sizes = trees.like_tree(state.sizes.guesses, look.state.params)
-    if found.failures or look.history.failed.sum():
-        kind = _FAILING
-    elif kind == stages.IN_STEPS and found.advice == (_UNCHANGED,):
-        kind = _CONSTANT
-    advice = {
-        stages.SCALED: "sizes of parameters are far apart: pass scale=found.sizes",
-        stages.NOISY: "fun changes at one point: if it should be exact, look for a "
-        "random number without a seed",
-        stages.IN_STEPS: "fun is made of steps: if you know their width, name "
-        "estimators.cma(step_size=...)",
-    }.get(kind)
-    kept = found.advice if kind in (_FAILING, _CONSTANT) else ()
-    return found._replace(kind=kind, sizes=sizes, advice=(advice,) if advice else kept)
+    kind = classes.class_of(look)
+    if kind == stages.IN_STEPS and found.advice == (UNCHANGED,):
+        kind = classes.CONSTANT
+    sizes = classes.sizes_of(look) if kind == stages.SCALED else None
+    # The default method has no smoothing to change.
+    kept = found.advice if kind in (classes.FAILING, classes.CONSTANT) else ()
+    advice = (classes.ADVICE[kind],) if kind in classes.ADVICE else kept
+    return found._replace(kind=kind, sizes=sizes, advice=advice)
 
 
 def _measured_at(
@@ -255,7 +208,7 @@ def _measured_at(
     checks.warn_of_float32(params, stacklevel=3)
     params, of_batches = arrays, fun
     if sample is not None:
-        batch = sample(step.key_of(keys.as_key(key), jnp.uint32(0), step.BATCH))
+        batch = sample(draws.key_of(keys.as_key(key), jnp.uint32(0), draws.BATCH))
         fun = functools.partial(_on_batch, of_batches, batch)
     state = estimator.init(params)
     traced = _traceable(fun, params)
@@ -268,7 +221,7 @@ def _measured_at(
         fun = program.traced(fun, params)
     draw = Draw.once(key)._replace(fun=fun if traced else None)
     points, _ = points_of(estimator, vectorized(1), draw, params, state)
-    used = _Used.of(points, params)
+    used = Used.of(points, params)
     points = _both_ways(points)
     values = _measured((_by_jax if traced else _by_hand)(fun, params, points))
     shares = lost.by_rounding(points, params)
@@ -300,47 +253,6 @@ def _with_rate(
         text = f"no learning rate can be measured: {error}"
         return found._replace(advice=(*found.advice, text))
     return found._replace(learning_rate=rate)
-
-
-class _Used(NamedTuple):
-    """Settings of a run that advice must not name, because they are used.
-
-    Attributes:
-      central: Whether the estimator evaluates both ways along each direction.
-      low_rank: Whether its directions are of low rank.
-      wide: The names of the arrays of at least float32.
-    """
-
-    central: bool
-    low_rank: bool
-    wide: frozenset[str]
-
-    @classmethod
-    def of(cls, points: Points, params: optax.Params) -> "_Used":
-        """Returns the settings of a run with these points."""
-        scales = np.asarray(points.scales)
-        leaves = jax.tree_util.tree_leaves_with_path(params)
-        return cls(
-            bool(np.all(np.isin(-scales, scales))) and scales.shape[1] > 1,
-            isinstance(points.directions.distribution, LowRank),
-            frozenset(
-                jax.tree_util.keystr(path) for path, x in leaves if x.dtype.itemsize > 2
-            ),
-        )
-
-    def instead_of_rounding(self, name: str) -> str:
-        """Returns ways to lose less of the perturbation of an array."""
-        ways = ["make smoothing larger"]
-        if name not in self.wide:
-            ways.append("keep it in float32")
-        if not self.low_rank:
-            ways.append("take low_rank()")
-        return _either(ways)
-
-
-def _either(ways: list[str]) -> str:
-    *first, last = ways
-    return f"{', '.join(first)}, or {last}" if first else last
 
 
 def _both_ways(points: Points) -> Points:
@@ -434,16 +346,11 @@ def _by_hand(
 
 
 def _judged(
-    values: Repeats, shares: dict[str, float], of_updates: dict[str, float], used: _Used
+    values: Repeats, shares: dict[str, float], of_updates: dict[str, float], used: Used
 ) -> Diagnosis:
     found = measures(values)
     ulp = float(np.spacing(np.abs(np.asarray(found.value, values.dtype))))
-    advice = [
-        *_advice_on_failures(values),
-        *_advice_on_values(found, ulp, values.dtype, used),
-        *_advice_on_lost("perturbation", shares, used.instead_of_rounding),
-        *_advice_on_lost("update", of_updates, lambda name: _INSTEAD_OF_LOSING),
-    ]
+    advice = advised(values, found, ulp, shares, of_updates, used)
     return Diagnosis(
         found.value,
         found.noise,
@@ -457,63 +364,6 @@ def _judged(
         values.failures,
         tuple(advice),
     )
-
-
-def _advice_on_failures(values: Repeats) -> list[str]:
-    all_values = np.concatenate([values.base, values.moved.ravel()])
-    failed = int(np.sum(~np.isfinite(all_values)))
-    if not failed:
-        return []
-    return [f"fun failed at {failed} of {len(all_values)} points: find out why first"]
-
-
-def _advice_on_values(
-    found: Measures, ulp: float, dtype: Any, used: _Used
-) -> list[str]:
-    """Advice if something hides the change of the function, or magnifies it."""
-    noise, difference, curvature = found.noise, found.difference, found.curvature
-    least, most = found.difference_range
-    if found.unchanged:
-        return [_UNCHANGED]
-    if noise > _NOISY * difference:
-        # If the change cannot be told from zero, its upper limit bounds the factor.
-        hidden = least == 0
-        wanted = ratio(noise, _NOISY * (most if hidden else difference))
-        larger = f"{'at least ' if hidden else ''}{min(max(wanted, 1.5), 10.0):.2g}"
-        return [
-            f"the noise of fun hides its change along u: make smoothing {larger} "
-            "times as large, and check again, or average more directions"
-        ]
-    if difference < _FEW_ULPS * ulp:
-        larger = f"{min(ratio(_FEW_ULPS * ulp, difference), 10.0):.2g}"
-        single = dtype != np.float64
-        return [
-            f"fun changes by {difference / ulp:.2g} ulps: make smoothing "
-            f"{larger} times as large, and check again, or subtract a constant "
-            f"from fun{', or compute it in float64' * single}"
-        ]
-    if curvature > _CURVED:
-        return [
-            f"curvature makes {curvature:.2g} times as much of a difference as the "
-            f"slope: take {'' if used.central else 'central_difference, or '}a smaller "
-            "smoothing, unless params are at a minimum"
-        ]
-    return []
-
-
-def _advice_on_lost(
-    what: str, shares: dict[str, float], instead: Callable[[str], str]
-) -> list[str]:
-    """Names the array that loses most by rounding, and what to do instead."""
-    many = [name for name, share in shares.items() if share > _MUCH_LOST]
-    if not many:
-        return []
-    worst = max(many, key=lambda name: shares[name])
-    more = f", and {len(many) - 1} more arrays lose much" if many[1:] else ""
-    return [
-        f"params{worst} loses {shares[worst]:.0%} of its {what} by rounding{more}: "
-        + instead(worst)
-    ]
 
 
 def _worst(shares: dict[str, float]) -> str:

@@ -24,7 +24,7 @@ from radazo_jax._src.estimators.differences import check_distribution
 from radazo_jax._src.estimators.gradients import values_at
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
-from radazo_jax._src.steps import box, step
+from radazo_jax._src.steps import box, draws, step
 from radazo_jax._src.steps.box import Bounds
 from radazo_jax._src.transforms.decayed import DecayedRate
 
@@ -318,7 +318,7 @@ class Evaluated(NamedTuple):
         """The loss on the minibatch of a pair, by its number."""
         batch: tuple[Any, ...] = ()
         if self.sample is not None:
-            batch = (self.sample(step.key_of(key, number, step.BATCH)),)
+            batch = (self.sample(draws.key_of(key, number, draws.BATCH)),)
         return lambda params: self.fun(box.project(self.bounds, params), *batch)
 
 
@@ -343,7 +343,7 @@ def _at_pairs(
 
     def of_pair(number: jax.Array) -> jax.Array:
         loss = run.loss_of(key, number)
-        of_direction = step.key_of(key, number, step.DIRECTIONS)
+        of_direction = draws.key_of(key, number, draws.DIRECTIONS)
         draw = Draw.once(of_direction)._replace(fun=loss)
         both = jnp.stack([size, -size])
         points = sample_points(run.distribution, draw, 1, both, params)

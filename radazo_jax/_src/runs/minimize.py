@@ -28,13 +28,12 @@ from radazo_jax._src.runs.lost import warn_of_rounding
 from radazo_jax._src.runs.one_by_one import OneByOne, TracedSteps
 from radazo_jax._src.runs.results import Report, Result
 from radazo_jax._src.runs.stop import Budget
-from radazo_jax._src.steps import states, step
+from radazo_jax._src.steps import states, step, units
 from radazo_jax._src.steps.box import BoundsLike, as_bounds
 from radazo_jax._src.steps.defaults import FEW, is_staged, method
 from radazo_jax._src.steps.records import Path
 from radazo_jax._src.steps.stages import Stages, of_state, with_tolerance
 from radazo_jax._src.steps.states import Policy, Run, SolverState, resumed
-from radazo_jax._src.steps.units import as_units, check_units
 
 
 def minimize(
@@ -118,16 +117,16 @@ def minimize(
       patience: The run ends after so many steps in a row whose value is not below the
         lowest before, in this call; with a journal, in the whole run. Steps without a
         finite value count as well.
-      tolerance: τ, a number in [0, 1), for the default method up to 100 parameters. Its
-        first stage, which follows slopes, is over once a step has changed the value f
-        by at most τ max(|f|, |f(θ₀)|), and each parameter by at most τ max(|θᵢ|, sᵢ),
-        with its size sᵢ: its `scale`, the size that the run has found, or 1. The run
-        then ends, or restarts. By default the stage is over once slopes are too small
-        to lower the value any further; with a tolerance, at the latest.
+      tolerance: τ, a number in [0, 1), if the default method runs, up to 100
+        parameters. Its first stage, which follows slopes, is over once a step has
+        changed the value f by at most τ max(|f|, |f(θ₀)|), and each parameter by at
+        most τ max(|θᵢ|, sᵢ), with its size sᵢ: its `scale`, times the size that the run
+        has found, if any. The run then ends, or restarts. With or without a tolerance,
+        the stage is over once slopes are too small to lower the value any further.
       restarts: The number of searches for another minimum, likewise. The first search
         is over at a minimum of the first stage, or once `estimators.cma()`, which
-        follows it otherwise, has nothing more to tell. Each restart is `cma` with twice
-        the population of the one before it. After the last, the run ends with
+        follows it otherwise, has nothing more to tell. A restart is `cma`, with twice
+        the population of any before. After the last one, the run ends with
         `stopped="converged"`, unless a budget ends it before. By default 0 without a
         budget, and any number with one; a `target` is no budget.
       sample: `sample(key) -> xi` draws the random variable ξ of the loss, such as a
@@ -136,11 +135,12 @@ def minimize(
         `scipy.optimize.Bounds`: the box in which the parameters and all points stay.
       scale: S, the size of a typical change of each parameter: a positive number, or a
         tree like the parameters of numbers and of arrays that broadcast to its leaves.
-        The run is that of f(S z) from z = θ₀/S, with any method: smoothing, learning
-        rates and weight decay are in units of it. It is rounded to a power of two, so
-        that it rounds nothing else. Results, states and `bounds` are in the units of
-        the parameters. By default 1. Up to 100 parameters, the default method then
-        finds sizes by itself if it needs them, from finite bounds or from values.
+        With any method, the run takes the steps in which it would minimize f(S z) from
+        z = θ₀/S: smoothing, learning rates and weight decay are in units of S. S is
+        rounded to powers of two, so that it rounds nothing else. Results, states and
+        `bounds` are in the units of the parameters. By default 1. Up to 100 parameters,
+        the default method then finds sizes by itself if it needs them, from finite
+        bounds or from values.
       state: A state to continue from, as returned by a previous call or passed to
         `callback`. Its parameters and key replace `params` and `key`, and it holds the
         learning rate that was measured.
@@ -401,7 +401,7 @@ def _traced(call: _Call) -> Result:
     budget.start(run, state, np.float32)
     if any(leaf.dtype.itemsize < 4 for leaf in jax.tree.leaves(state.params)):
         points, _ = step.points_at(run, state, step.loss_at(run, state))
-        placed = step.around(run, state.params, points)
+        placed = units.around(run.units, state.params, points)
         warn_of_rounding(placed, state.params, stacklevel=_USER)
     run = step.traced(run, state)
     rate = None
@@ -474,7 +474,7 @@ def _run_of(call: _Call, params: optax.Params, loss: Any) -> Run:
     chosen = method(*named, params, minibatches)
     staged = is_staged(*named, params, minibatches)
     run = Run(loss, call.sample, *chosen, call.evaluator, as_bounds(call.bounds))
-    run = run._replace(staged=staged, units=as_units(call.scale))
+    run = run._replace(staged=staged, units=units.as_units(call.scale))
     _check_staged(call, staged)
     if staged:
         run = with_tolerance(run, call.tolerance)
@@ -511,7 +511,7 @@ def _begun(call: _Call, run: Run, params: optax.Params) -> SolverState:
         state = step.start(run, params, call.key, stacklevel=_USER + 1)
     else:
         states.check_state(run, state, leaves=True)
-        check_units(run.units, state.params)
+        units.check_units(run.units, state.params)
     states.check_known(state)
     return trees.copy(resumed(state))
 

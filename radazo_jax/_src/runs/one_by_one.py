@@ -17,7 +17,7 @@ from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.loop import Staged, Taken
 from radazo_jax._src.runs.results import Best
 from radazo_jax._src.runs.stop import Budget
-from radazo_jax._src.steps import ask_tell, step
+from radazo_jax._src.steps import ask_tell, step, units
 from radazo_jax._src.steps.history import History
 from radazo_jax._src.steps.records import Path, Record
 from radazo_jax._src.steps.stages import Stages
@@ -248,6 +248,6 @@ def _values_at(run: Run, state: SolverState) -> Any:
     """The values at the points of a step, [n]."""
     loss = step.loss_at(run, state)
     points, _ = step.points_at(run, state, loss)
-    placed = step.around(run, state.params, points)
+    placed = units.around(run.units, state.params, points)
     values, _ = values_at(run.evaluator, loss, state.params, placed)
     return points.join(values)

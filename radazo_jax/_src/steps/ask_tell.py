@@ -142,7 +142,7 @@ def candidates_of(run: Run, state: SolverState) -> Any:
     """The candidates of a step, a tree like the parameters: [n, …]."""
     states.check_state(run, state)
     points, _ = step.points_at(run, state, _traced_loss(run, state))
-    asked = candidates(step.around(run, state.params, points), state.params)
+    asked = candidates(units.around(run.units, state.params, points), state.params)
     return jax.vmap(lambda params: box.project(run.bounds, params))(asked)
 
 

@@ -20,8 +20,9 @@ from radazo_jax._src.base import (
 from radazo_jax._src.estimators.gradients import Evaluated, evaluated
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
+from radazo_jax._src.steps.draws import draw_of
 from radazo_jax._src.steps.states import Outcome
-from radazo_jax._src.steps.step import direction_of, draw_of, outcome_of, value_here
+from radazo_jax._src.steps.step import direction_of, outcome_of, value_here
 
 
 class EstimateGradientState(NamedTuple):

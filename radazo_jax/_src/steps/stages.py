@@ -204,7 +204,7 @@ def _following(
         size = 2 * len(found.normals)
         return cma(size, _WIDE), found.scale, "its points had nothing more to tell"
     z = units.to_units(run.units, params)
-    scale = _scale_of(z, step.bounds_of(run, params))
+    scale = _scale_of(z, units.bounds_in(run.units, run.bounds, params))
     kind = kind_of(found)
     if kind == NOISY:
         return cma(step_size=_WIDE), scale, "the value at one point changed"

@@ -78,7 +78,7 @@ class Run(NamedTuple):
       evaluator: The evaluator of the points.
       bounds: The box in which parameters and points stay; `None` without.
       staged: Whether it is a stage, which ends when its estimator is exhausted.
-      units: The units in which it takes place; `None` for those of the parameters.
+      units: The units of its steps; `None` if they are the parameters' own.
     """
 
     fun: Callable[..., Any] | None

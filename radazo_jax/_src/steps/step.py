@@ -6,7 +6,6 @@ rebuilt from its journal. States hold parameters θ; estimators, optimizers and 
 get z, which is θ in the units of the run.
 """
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,10 +16,9 @@ import optax
 from jax import lax
 from jax.tree_util import Partial
 
-from radazo_jax._src import checks, compiler, program, trees
+from radazo_jax._src import checks, program, trees
 from radazo_jax._src.base import (
     Descent,
-    Draw,
     Estimate,
     GradientEstimator,
     Points,
@@ -29,8 +27,8 @@ from radazo_jax._src.base import (
 from radazo_jax._src.estimators import gradients
 from radazo_jax._src.estimators.differences import mean_of_finite
 from radazo_jax._src.estimators.gradients import of_params
-from radazo_jax._src.numbers import generator, keys
-from radazo_jax._src.steps import box, states, units
+from radazo_jax._src.numbers import keys
+from radazo_jax._src.steps import box, draws, states, units
 from radazo_jax._src.steps.box import Bounds
 from radazo_jax._src.steps.states import (
     MOST_STEPS,
@@ -41,9 +39,6 @@ from radazo_jax._src.steps.states import (
     StepInfo,
 )
 from radazo_jax._src.transforms.in_place import InPlaceUpdate, unchanged
-
-# What a key is for, as the number that `jax.random.split` gives it.
-DIRECTIONS, BATCH = 0, 1
 
 
 def start(
@@ -120,7 +115,7 @@ def loss_at(run: Run, state: SolverState) -> Callable[[Any], Any]:
     """The loss of a step as a function of the parameters."""
     if run.sample is None:
         return loss_of(run, (), {})
-    batch = run.sample(key_of(state.key, state.step, BATCH))
+    batch = run.sample(draws.key_of(state.key, state.step, draws.BATCH))
     return loss_of(run, (batch,), {})
 
 
@@ -159,37 +154,12 @@ def points_at(
       state: The state before the step.
       loss: The loss of the step if JAX can trace it, else `None`.
     """
-    bounds = bounds_of(run, state.params)
-    draw = draw_of(state.key, state.step)._replace(fun=loss, bounds=bounds)
+    bounds = units.bounds_in(run.units, run.bounds, state.params)
+    draw = draws.draw_of(state.key, state.step)._replace(fun=loss, bounds=bounds)
     z = units.to_units(run.units, state.params)
     return gradients.points_of(
         run.estimator, run.evaluator, draw, z, state.estimator_state
     )
-
-
-def bounds_of(run: Run, params: optax.Params) -> Bounds | None:
-    """The bounds of z, trees like the parameters; `None` without."""
-    if run.bounds is None:
-        return None
-    lower, upper = box.as_trees(run.bounds, params)
-    return units.to_units(run.units, lower), units.to_units(run.units, upper)
-
-
-def around(run: Run, params: optax.Params, points: Points) -> Points:
-    """The points of a step as points around θ, at which they are evaluated."""
-    if run.units is None:
-        return points
-    placed: Points = dataclasses.replace(
-        points, units=units.as_trees(run.units, params)
-    )
-    return placed
-
-
-def draw_of(key: jax.Array, step: jax.Array) -> Draw:
-    """The draw of a step of the run with this key."""
-    # The key of the first step is the key of the run: no other step has it.
-    run_key = key_of(key, jnp.zeros((), jnp.int32), DIRECTIONS)
-    return Draw(key_of(key, step, DIRECTIONS), run_key, step)
 
 
 def take(
@@ -201,7 +171,7 @@ def take(
     """Evaluates the points of a step, and takes it."""
     scalar = Partial(without_aux, loss) if has_aux else loss
     asked = points_at(run, state, scalar)
-    placed = around(run, state.params, asked[0])
+    placed = units.around(run.units, state.params, asked[0])
     values, aux = gradients.values_at(
         run.evaluator, loss, state.params, placed, has_aux
     )
@@ -216,7 +186,7 @@ def without_aux(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def points_without_loss(estimator: GradientEstimator, state: SolverState) -> Points:
     """The points of a step as far as they do not depend on the loss."""
-    draw = draw_of(state.key, state.step)
+    draw = draws.draw_of(state.key, state.step)
     return estimator.points(draw, state.params, state.estimator_state)[0]
 
 
@@ -351,9 +321,9 @@ def _moved(
       loss: The loss, or `None`.
     """
     search, (estimate, here, outcome) = run.search, found
-    bounds = bounds_of(run, state.params)
+    bounds = units.bounds_in(run.units, run.bounds, state.params)
     project = partial(box.project, bounds)
-    of_z = _loss_of_z(run, loss)
+    of_z = units.loss_in(run.units, loss)
     args = estimate, here, of_z, bounds
 
     def taken(z: Any, optimizer_state: Any, search_state: Any) -> Any:
@@ -389,15 +359,6 @@ def _moved(
         held = _if(outcome == Outcome.REJECTED, partial(of_params, rejected), held)
     update = partial(of_params, taken_in_place if in_place else taken)
     return _if(outcome == Outcome.TAKEN, update, held)
-
-
-def _loss_of_z(
-    run: Run, loss: Callable[[optax.Params], Any] | None
-) -> Callable[[optax.Params], Any] | None:
-    """The loss as a function of z."""
-    if loss is None or run.units is None:
-        return loss
-    return lambda z: loss(units.from_units(run.units, z))
 
 
 def direction_of(
@@ -503,21 +464,3 @@ def _last_params(run: Run, state: SolverState) -> optax.Params:
 def before(run: Run, state: SolverState) -> optax.Params:
     """The parameters before the latest step, which a search has kept."""
     return units.from_units(run.units, state.search_state.before)
-
-
-def key_of(key: jax.Array, step: jax.Array, use: int) -> jax.Array:
-    """The key of a step for its directions or for its batch.
-
-    They are the keys of `jax.random.split(jax.random.fold_in(key, step))`.
-    """
-
-    def data(words: jax.Array, step: jax.Array) -> jax.Array:
-        made = jax.random.wrap_key_data(words, impl=impl)
-        for number in (step.astype(jnp.uint32), jnp.uint32(use)):
-            made = generator.fold_in(made, number)
-        return jax.random.key_data(made)
-
-    impl = jax.random.key_impl(key)
-    # Apart from the draws, each of which XLA would have compute the key anew.
-    found = compiler.in_one_kernel(data, jax.random.key_data(key), step)
-    return jax.random.wrap_key_data(found, impl=impl)

@@ -4,10 +4,13 @@ A run in units takes place in z = θ / S: its estimator, its optimizer, its sear
 its bounds get z, and states hold θ. The function is evaluated at points around θ, whose
 displacements are multiplied by S.
 
-S is a power of two for each parameter, so that neither θ nor z is rounded on the way,
-and the run is that of f(S z) to the last bit. A size need not be more exact.
+S is a power of two for each parameter, so that neither θ nor z is rounded on the way:
+the run takes the steps of a run of f(S z) from θ₀ / S, bit for bit. A size need not be
+more exact.
 """
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,6 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from radazo_jax._src.base import Points
+from radazo_jax._src.steps import box
+from radazo_jax._src.steps.box import Bounds
 from radazo_jax._src.trees import at_least_float32, wide
 
 # Powers of two: a number, or a tree like the parameters of numbers and of arrays that
@@ -127,3 +133,30 @@ def from_units(units: Units | None, tree: Any) -> Any:
     return jax.tree.map(
         lambda z, unit: (wide(z) * unit).astype(z.dtype), tree, as_trees(units, tree)
     )
+
+
+def bounds_in(
+    units: Units | None, bounds: Bounds | None, params: optax.Params
+) -> Bounds | None:
+    """The bounds of z, trees like the parameters; `None` without."""
+    if bounds is None:
+        return None
+    lower, upper = box.as_trees(bounds, params)
+    return to_units(units, lower), to_units(units, upper)
+
+
+def around(units: Units | None, params: optax.Params, points: Points) -> Points:
+    """The points of a step as points around θ, at which they are evaluated."""
+    if units is None:
+        return points
+    placed: Points = dataclasses.replace(points, units=as_trees(units, params))
+    return placed
+
+
+def loss_in(
+    units: Units | None, loss: Callable[[optax.Params], Any] | None
+) -> Callable[[optax.Params], Any] | None:
+    """The loss as a function of z, `None` if JAX does not evaluate it."""
+    if loss is None or units is None:
+        return loss
+    return lambda z: loss(from_units(units, z))
