@@ -19,11 +19,11 @@ A decision depends on the state of the run alone, so that a journal replays it.
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from radazo_jax._src import program, trees
 from radazo_jax._src.base import GradientEstimator
+from radazo_jax._src.estimators import scales
 from radazo_jax._src.estimators.cma import cma
 from radazo_jax._src.estimators.covariance import CmaState
 from radazo_jax._src.estimators.full import FullDifferenceState
@@ -33,9 +33,6 @@ from radazo_jax._src.steps.states import Run, SolverState
 
 # The first step sizes of a strategy: at a start, and once slopes have led nowhere.
 _WIDE, _NARROW = 0.3, 0.03
-
-# The scale of the points between two bounds, as a share of their distance.
-_OF_WIDTH = 2 / 3
 
 
 class Stage(NamedTuple):
@@ -167,7 +164,8 @@ def _following(
     if isinstance(found, CmaState):
         size = 2 * len(found.normals)
         return cma(size, _WIDE), found.scale, "its points had nothing more to tell"
-    scale = _scale_of(params, run.bounds)
+    bounds = None if run.bounds is None else box.as_trees(run.bounds, params)
+    scale = scales.units(trees.as_flat(params), bounds)
     if found.noise > 0:
         return cma(step_size=_WIDE), scale, "the value at one point changed"
     if found.in_steps:
@@ -177,19 +175,6 @@ def _following(
     if found.sizes.known:
         scale = found.sizes.guesses
     return cma(step_size=_NARROW), scale, "gradients led nowhere"
-
-
-def _scale_of(params: Any, bounds: box.Bounds | None) -> jax.Array:
-    """The scale of the points of a strategy: [d]."""
-    at = trees.as_flat(params)
-    typical = jnp.maximum(1, jnp.sqrt(jnp.mean(at**2)))
-    scale = jnp.broadcast_to(typical, at.shape)
-    if bounds is None:
-        return scale
-    low, high = (trees.as_flat(bound) for bound in box.as_trees(bounds, params))
-    width = high - low
-    usable = jnp.isfinite(width) & (width > 0)
-    return jnp.where(usable, _OF_WIDTH * width, scale)
 
 
 def _value_of(found: Any) -> float:
