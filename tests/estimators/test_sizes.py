@@ -23,7 +23,7 @@ def run(fun, start, most, **options):
 
 @pytest.mark.parametrize("start", [np.zeros(5), slow(3 * SIZES)])
 def test_a_size_changes_the_value_by_about_a_hundredth(start):
-    state = run(scaled, start, 60).state.estimator_state
+    state = run(scaled, start, 30).state.estimator_state
     assert state.sizes.known
     moves = start + np.diag(state.sizes.guesses)
     changes = np.array([abs(scaled(x) - scaled(start)) for x in moves])
@@ -74,3 +74,12 @@ def test_noise_is_seen_in_the_second_step():
     state = result.state.estimator_state
     assert state.noise > 0
     assert zo.full_difference().exhausted(jax.tree.map(jnp.asarray, state))
+
+
+def test_a_function_in_steps_has_central_differences_over_long_distances():
+    result = run(lambda x: float(np.sum(np.round(8 * abs(x - 0.3)))), np.zeros(3), 20)
+    state, evaluations = result.state.estimator_state, result.history.evaluations
+    assert state.in_steps and result.best.value == 0
+    # Short differences; then both signs, at the start and after a step.
+    assert evaluations[:5].tolist() == [4] * 5
+    np.testing.assert_allclose(abs(state.steps), 0.3, rtol=1e-6)

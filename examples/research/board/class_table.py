@@ -15,7 +15,7 @@ SMALL = (2, 5, 10, 20)
 _UNITS = SMALL[1:]  # For families of three parameters a unit.
 _MIDDLE = (30, 50, 100)
 _LARGE = (200, 500, 1000)
-_NOISY = (5, 20, 50, 200)
+_NOISY = (5, 20, 50)
 
 
 def boxed(base: Family) -> Family:

@@ -38,6 +38,10 @@ _SMALL = 1 / 3
 # Differences that led nowhere so many times in a row will lead nowhere again.
 _STUCK = 3
 
+# The distance of differences of a function in steps, in `scales.units`, its factor once
+# they led nowhere, and the least of it, after which the first one is tried again.
+_FAR, _NEARER, _NEAREST = 0.3, 1 / 3, 1e-3
+
 # Factors of the distance if the differences led nowhere, and if there were none; and
 # the longest distance, in the same units.
 _LONGER, _SHORTER, _LONGEST = 30.0, 0.5, 0.3
@@ -142,12 +146,17 @@ class FullDifference(GradientEstimator):
         signs = jax.random.rademacher(draw.run_key, at.shape, at.dtype)
         share = jnp.asarray(_SHARES, at.dtype)[tries]
         least = _LEAST if at.dtype == jnp.float64 else _LEAST_NARROW
-        distances = share * smoothing * state.sizes.typical(at, least)
+        units = state.sizes.typical(at, least)
+        units = jnp.where(
+            state.in_steps, scales.units(state.sizes.origin, draw.bounds), units
+        )
+        distances = share * smoothing * units
         rounded = _ROUNDINGS * jnp.finfo(at.dtype).eps * abs(at)
         sought = jnp.maximum(state.sizes.distances, rounded)
         distances = jnp.where(seeks, sought, distances)
         steps = _moved(params, signs * distances.astype(at.dtype), draw.bounds)
-        moves = jnp.where(seeks, ~state.sizes.found, ~goes_on | _missing(state, tries))
+        missing = ~goes_on | state.in_steps | _missing(state, tries)
+        moves = jnp.where(seeks, ~state.sizes.found, missing)
         steps = jnp.where(moves, steps, 0)
         # Coordinates that do not move are the last: nobody needs to evaluate them.
         order = jnp.argsort(steps == 0, stable=True).astype(jnp.uint32)
@@ -170,7 +179,10 @@ class FullDifference(GradientEstimator):
         changed = _changed(params, state, found_here.base)
         before = _counted(params, state)
         seeks = state.sizes.round > 0
-        state = optax.tree.where(seeks, before, _merged(before, found_here))
+        merged = optax.tree.where(
+            state.in_steps, _averaged(before, found_here), _merged(before, found_here)
+        )
+        state = optax.tree.where(seeks, before, merged)
         found = differences(Values(state.base, state.values[:, None]))
         finite = jnp.isfinite(found.each) & (state.steps != 0)
         gain = jnp.asarray(found.gain, found.each.dtype)
@@ -197,8 +209,9 @@ class FullDifference(GradientEstimator):
         measured = optax.tree.where(count > 0, params, state.measured)
         state = state._replace(measured=measured, usable=count > 0)
         state = _lengthened(_restarted(before, state), changed)
-        stuck = state.stuck >= jnp.where(state.is_small, 1, _STUCK)
-        exhausted = (state.noise > 0) | state.in_steps | stuck | ends
+        once = state.is_small | state.in_steps
+        stuck = state.stuck >= jnp.where(once, 1, _STUCK)
+        exhausted = (state.noise > 0) | stuck | ends
         return estimate, state._replace(exhausted=exhausted)
 
 
@@ -216,9 +229,10 @@ def full_difference(
     At the start, f(θ) is evaluated twice, which shows noise. If the first slopes are
     apart by a factor of 10⁴, or some differences are hidden by rounding, the next steps
     stay at θ and search the size of each parameter: the change of it that changes f by
-    about 1 %, within a factor of 10, in at most ten rounds. Finite bounds are sizes
-    without a search. With sizes σᵢ and the start θ₀, |sᵢ| is μ max(|θᵢ − θ₀ᵢ|, a σᵢ),
-    and the extra argument `sizes`, [d], tells the optimizer.
+    about 1 %, within a factor of 10, in at most ten rounds, of which the first
+    differences are one. Finite bounds are sizes without a search. With sizes σᵢ and the
+    start θ₀, |sᵢ| is μ max(|θᵢ − θ₀ᵢ|, a σᵢ), and the extra argument `sizes`, [d],
+    tells the optimizer.
 
     All sᵢ have the same sign through a run, which is drawn for each coordinate. Under
     bounds, a coordinate whose bound is closer than |sᵢ| is moved away from it, so that
@@ -249,12 +263,17 @@ def full_difference(
     at least √(Δ/|f|), which balances noise and curvature, and twice as long if
     differences lead nowhere again, up to 1. `noisy` of the estimate tells the search.
 
+    A function is in steps if all first differences are 0, or if, once the sizes are
+    known, most differences are 0 or as large as at a long distance. Its differences are
+    then central ones of two steps, one with sᵢ and one with −sᵢ, and |sᵢ| is 0.3 times
+    max(1, |θ₀|/√d), or 0.2 of the distance of two finite bounds. If they lead nowhere,
+    |sᵢ| is a third of it.
+
     `exhausted(state)` tells when further steps would teach nothing: when the function
-    has noise; when it is one of steps, most differences of which are 0, or as large at
-    a short distance as at a long one; when three differences at one point led nowhere,
-    or one did whose slopes are small enough for a minimum; when no coordinate can move
-    between its bounds; or when neither θ nor f has
-    moved beyond the tolerance τ from one gradient to the next:
+    has noise; when three differences at one point led nowhere, or one did of a function
+    in steps, or one whose slopes are small enough for a minimum; when no coordinate can
+    move between its bounds; or when neither θ nor f has moved beyond the tolerance τ
+    from one gradient to the next:
 
         |f′ − f| ≤ τ max(|f′|, |f(θ₀)|)  and  |θ′ᵢ − θᵢ| ≤ τ max(|θ′ᵢ|, σᵢ)  for all i
 
@@ -335,28 +354,34 @@ def _judged(
     is_first = jnp.isnan(before.first) & jnp.isfinite(state.base)
     is_first &= jnp.any(jnp.isfinite(changes))
     moved = state.steps != 0
-    needed = is_first & scales.are_needed(changes, state.base, state.steps)
+    still = is_first & jnp.any(moved) & jnp.all((changes == 0) | ~moved)
+    needed = scales.are_needed(changes, state.base, state.steps)
+    needed &= is_first & ~still
     sizes = optax.tree.where(
         seeks,
         before.sizes.after(found.values - state.base, state.base),
-        before.sizes.sought(needed),
+        before.sizes.sought(needed, state.steps, changes, state.base),
     )
     # A function whose first differences are all 0 is one of steps. If some are, those
     # after the search for sizes tell.
     is_fresh = sizes.known & ~before.complete & (before.tries == 0) & ~seeks
     of_steps = scales.are_of_steps(changes, state.base, moved)
-    still = is_first & jnp.any(moved) & jnp.all((changes == 0) | ~moved)
     highest = jnp.fmax(abs(state.base), abs(state.first))
     slopes = abs(changes) * sizes.used() / jnp.where(moved, abs(state.steps), 1)
     least = jnp.finfo(slopes.dtype).eps ** _SMALL * highest
     is_small = jnp.all((slopes <= least) | ~moved)
+    in_steps = state.in_steps | (is_fresh & of_steps) | still
     return state._replace(
         first=jnp.where(is_first, state.base, before.first),
         sizes=sizes,
-        in_steps=state.in_steps | (is_fresh & of_steps) | still,
+        in_steps=in_steps,
         is_small=is_small | (state.is_small & (state.stuck > 0)),
         # At the start, f(θ) is evaluated twice, which shows noise.
-        complete=state.complete & ~(is_first & before.complete) & ~needed & ~seeks,
+        complete=state.complete
+        & ~(is_first & before.complete)
+        & ~needed
+        & ~seeks
+        & (before.in_steps | ~in_steps),
     )
 
 
@@ -388,10 +413,13 @@ def _is_settled(
 def _restarted(
     before: FullDifferenceState, state: FullDifferenceState
 ) -> FullDifferenceState:
-    """The state in which all is measured anew, once the sizes are known."""
-    ends = (before.sizes.round > 0) & state.sizes.known
+    """The state in which all is measured anew: with sizes, or at other distances."""
+    far = state.in_steps & ~before.in_steps
+    ends = (state.sizes.known & ~before.sizes.known) | far
     none = jnp.full_like(state.values, jnp.nan)
+    smoothing = jnp.where(far, _FAR, state.smoothing).astype(state.smoothing.dtype)
     return state._replace(
+        smoothing=smoothing,
         base=jnp.where(ends, jnp.nan, state.base),
         steps=jnp.where(ends, 1, state.steps),
         values=jnp.where(ends, none, state.values),
@@ -431,6 +459,24 @@ def _merged(state: FullDifferenceState, found: _Found) -> FullDifferenceState:
     )
 
 
+def _averaged(state: FullDifferenceState, found: _Found) -> FullDifferenceState:
+    """The state with the mean slopes of two steps, ahead and back."""
+    again = state.tries > 0
+    base = jnp.where(jnp.isfinite(found.base), found.base, state.base)
+
+    def slopes(values: jax.Array, steps: jax.Array) -> jax.Array:
+        return (values - base) / jnp.where(steps == 0, 1, steps)
+
+    ahead, back = slopes(state.values, state.steps), slopes(found.values, found.steps)
+    both = again & jnp.isfinite(ahead) & jnp.isfinite(back)
+    slope = jnp.where(
+        both, (ahead + back) / 2, jnp.where(again & jnp.isfinite(ahead), ahead, back)
+    )
+    return state._replace(
+        base=base, steps=found.steps, values=base + slope * found.steps, complete=again
+    )
+
+
 def _changed(params: Any, state: FullDifferenceState, value: jax.Array) -> jax.Array:
     """The first change of f(θ) at equal parameters: shape ()."""
     change = abs(value - state.base)
@@ -460,6 +506,9 @@ def _followed(params: Any, state: FullDifferenceState, first: float) -> jax.Arra
     # Once the longest distance has led nowhere, the first one is tried again.
     longer = jnp.where(longer > _LONGEST, first, longer)
     in_noise = jnp.minimum(_LONGER_IN_NOISE * state.smoothing, _LONGEST_IN_NOISE)
+    nearer = _NEARER * state.smoothing
+    nearer = jnp.where(nearer < _NEAREST, _FAR, nearer)
+    longer = jnp.where(state.in_steps, nearer, longer)
     longer = jnp.where(state.noise > 0, in_noise, longer).astype(state.smoothing.dtype)
     longer = jnp.where(_equal(params, state.measured), longer, state.smoothing)
     return jnp.where(nothing, _SHORTER * state.smoothing, longer)

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from radazo_jax._src.trees import as_flat, number
 
@@ -14,15 +15,17 @@ _AIM, _WITHIN = 1e-2, 10.0
 # hidden, or if they are apart by this factor.
 _HIDDEN, _APART = 4.0, 1e4
 
-# Factors of a distance: of the next one at most and at least, and of one whose
-# difference is hidden; after so many, the latest guess is taken.
-_LONGEST, _SHORTEST, _IF_HIDDEN = 1e4, 1e-4, 1e3
+# Factors of a distance: of the next one at most and at least, of the next one if the
+# difference is hidden, and of the size then; after so many rounds, the latest guess is
+# taken.
+_LONGEST, _SHORTEST, _IF_HIDDEN, _GUESS_IF_HIDDEN = 1e6, 1e-4, 1e4, 1e3
 _MOST_ROUNDS = 10
 
 # The share of a distance at which the value failed.
 _IF_FAILED = 1e-2
 
-_FIRST_DISTANCE = 1e-6
+# The unit of points between two bounds, as a share of their distance.
+_OF_WIDTH = 2 / 3
 
 # A short difference belongs to a jump if it is this share of the aim.
 _JUMP = 3e-2
@@ -66,11 +69,8 @@ class Sizes(NamedTuple):
           at: The parameters, [d].
           bounds: The bounds, trees like the parameters: finite widths are sizes.
         """
-        distances = _FIRST_DISTANCE * jnp.maximum(abs(at), 1)
         dtype = self.distances.dtype
-        sizes = self._replace(
-            distances=distances.astype(dtype), origin=at.astype(dtype)
-        )
+        sizes = self._replace(origin=at.astype(dtype))
         if bounds is None:
             return sizes
         low, high = (as_flat(bound) for bound in bounds)
@@ -79,9 +79,25 @@ class Sizes(NamedTuple):
         guesses = jnp.where(found & (widths > 0), widths, 1)
         return sizes._replace(guesses=guesses.astype(dtype), found=found)
 
-    def sought(self, needed: jax.Array) -> "Sizes":
-        """The search, begun if it is needed."""
-        return self._replace(round=needed.astype(jnp.int32))
+    def sought(
+        self, needed: jax.Array, steps: jax.Array, changes: jax.Array, value: jax.Array
+    ) -> "Sizes":
+        """The search, begun if it is needed: the first differences are a round of it.
+
+        Args:
+          needed: Whether it is needed: bool, shape ().
+          steps: The displacements of the coordinates, 0 for those that did not move:
+            [d].
+          changes: The differences of the values there: [d].
+          value: The value at the parameters: shape ().
+        """
+        begun = self._replace(
+            distances=abs(steps).astype(self.distances.dtype),
+            # Without room to move, any size is one.
+            found=self.found | (steps == 0),
+        )
+        found = begun.after(changes, value)
+        return optax.tree.where(needed, found, self)
 
     def typical(self, at: jax.Array, least: float) -> jax.Array:
         """The units of the distances of differences: [d].
@@ -110,11 +126,11 @@ class Sizes(NamedTuple):
         ratio = jnp.where(finite & (change > 0), aim / change, 0)
         hidden = finite & ~is_measured(changes, value)
         met = finite & (ratio >= 1 / _WITHIN) & (ratio <= _WITHIN)
-        # Between a linear function and a quadratic one.
+        # A short difference is linear, and a long one at most quadratic.
         root = jnp.where(finite, jnp.sqrt(ratio), _IF_FAILED)
         too_far = ~finite | (change > aim)
-        guess = jnp.where(too_far, root, jnp.where(hidden, _IF_HIDDEN, ratio))
-        longer = jnp.clip(jnp.where(hidden, _LONGEST, root), _WITHIN, _LONGEST)
+        guess = jnp.where(too_far, root, jnp.where(hidden, _GUESS_IF_HIDDEN, ratio))
+        longer = jnp.where(hidden, _IF_HIDDEN, jnp.clip(ratio, _WITHIN, _LONGEST))
         factor = jnp.where(too_far, jnp.maximum(root, _SHORTEST), longer)
         guess = self.distances * jnp.where(met, 1, guess)
         found = self.found | met
@@ -126,6 +142,26 @@ class Sizes(NamedTuple):
             found=found,
             known=ends,
         )
+
+
+def units(at: jax.Array, bounds: tuple[Any, Any] | None) -> jax.Array:
+    """The units of points that are far apart, if nothing else is known: [d].
+
+    Two thirds of the distance of two finite bounds, or else the root mean square of
+    the parameters, but 1 at least.
+
+    Args:
+      at: The parameters, [d].
+      bounds: The bounds, trees like the parameters.
+    """
+    typical = jnp.maximum(1, jnp.sqrt(jnp.mean(at**2)))
+    unit = jnp.broadcast_to(typical, at.shape)
+    if bounds is None:
+        return unit
+    low, high = (as_flat(bound) for bound in bounds)
+    width = high - low
+    usable = jnp.isfinite(width) & (width > 0)
+    return jnp.where(usable, _OF_WIDTH * width, unit)
 
 
 def is_measured(changes: jax.Array, value: jax.Array) -> jax.Array:

@@ -25,7 +25,7 @@ from radazo_jax._src.numbers import keys
 from radazo_jax._src.runs import classes, learning_rate, lost
 from radazo_jax._src.runs.advice import UNCHANGED, Used, advised
 from radazo_jax._src.runs.learning_rate import Evaluated, LearningRate
-from radazo_jax._src.runs.repeats import Repeats, measures
+from radazo_jax._src.runs.repeats import Repeats, measures, ratio
 from radazo_jax._src.runs.results import Result
 from radazo_jax._src.steps import draws, stages
 from radazo_jax._src.steps.defaults import is_staged, method

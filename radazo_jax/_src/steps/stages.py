@@ -27,11 +27,12 @@ import numpy as np
 
 from radazo_jax._src import program, trees
 from radazo_jax._src.base import GradientEstimator
+from radazo_jax._src.estimators import scales
 from radazo_jax._src.estimators.cma import cma
 from radazo_jax._src.estimators.covariance import CmaState
 from radazo_jax._src.estimators.full import FullDifferenceState, full_difference
 from radazo_jax._src.search.whole import whole
-from radazo_jax._src.steps import box, defaults, step, units
+from radazo_jax._src.steps import defaults, step, units
 from radazo_jax._src.steps.states import Run, SolverState
 
 # The first step sizes of a strategy: at a start, and once slopes have led nowhere.
@@ -39,9 +40,6 @@ _WIDE, _NARROW = 0.3, 0.03
 
 # The classes of functions that slopes show.
 NOISY, IN_STEPS, SCALED, SMOOTH = "noisy", "in steps", "scaled", "smooth"
-
-# The scale of the points between two bounds, as a share of their distance.
-_OF_WIDTH = 2 / 3
 
 
 class Stage(NamedTuple):
@@ -204,7 +202,9 @@ def _following(
         size = 2 * len(found.normals)
         return cma(size, _WIDE), found.scale, "its points had nothing more to tell"
     z = units.to_units(run.units, params)
-    scale = _scale_of(z, units.bounds_in(run.units, run.bounds, params))
+    scale = scales.units(
+        trees.as_flat(z), units.bounds_in(run.units, run.bounds, params)
+    )
     kind = kind_of(found)
     if kind == NOISY:
         return cma(step_size=_WIDE), scale, "the value at one point changed"
@@ -215,19 +215,6 @@ def _following(
     if found.sizes.known:
         scale = found.sizes.guesses
     return cma(step_size=_NARROW), scale, "gradients led nowhere"
-
-
-def _scale_of(params: Any, bounds: box.Bounds | None) -> jax.Array:
-    """The scale of the points of a strategy: [d]."""
-    at = trees.as_flat(params)
-    typical = jnp.maximum(1, jnp.sqrt(jnp.mean(at**2)))
-    scale = jnp.broadcast_to(typical, at.shape)
-    if bounds is None:
-        return scale
-    low, high = (trees.as_flat(bound) for bound in bounds)
-    width = high - low
-    usable = jnp.isfinite(width) & (width > 0)
-    return jnp.where(usable, _OF_WIDTH * width, scale)
 
 
 def _value_of(found: Any) -> float:
