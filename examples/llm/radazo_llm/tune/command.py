@@ -14,8 +14,8 @@ from tabulate import tabulate
 from radazo_llm.formats import find, gguf_adapter, weights
 from radazo_llm.models import quantization
 from radazo_llm.tune import data, on_workers
-from radazo_llm.tune.checkpoint import locked
-from radazo_llm.tune.run import Result, run
+from radazo_llm.tune.checkpoint import locked, write_json
+from radazo_llm.tune.run import SETTINGS, Result, run
 from radazo_llm.tune.settings import Settings
 
 # Kinds of tuning that have no such export.
@@ -87,6 +87,7 @@ def tune(
                 folder=output,
                 resume=resume,
             )
+            write_json(output / SETTINGS, about)
         else:
             result = run(
                 settings,
@@ -95,7 +96,7 @@ def tune(
                 folder=output,
                 resume=resume,
                 eval_first=eval_first,
-                eval_examples=eval_examples,
+                eval_examples=eval_examples or source.eval_examples,
                 announce=True,
                 about=about,
             )
