@@ -1,5 +1,6 @@
 """The command that tunes."""
 
+import errno
 import json
 import os
 import pathlib
@@ -111,6 +112,28 @@ def test_a_quantized_run_and_what_it_exports(job, tmp_path, monkeypatch, capsys)
     assert float(abs(model.layers.q_proj.lora.lora_b[...]).max()) > 0
 
 
+def test_an_export_to_a_full_disk_is_one_line_and_can_be_repeated(
+    job, tmp_path, monkeypatch, capsys
+):
+    to = tmp_path / "adapters"
+    options = ("--steps", "10", "--resume", "--export-adapters", str(to))
+    arguments = _arguments(job, tmp_path / "run", *options)
+
+    def full(model, folder, base):
+        (folder / "adapter_config.json").write_text("{", "utf-8")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(weights, "save_adapters", full)
+        tiny.command(*arguments)
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert f"{to} cannot be written ([Errno 28] No space left on device). Make" in line
+    assert not [*to.iterdir()]
+    tiny.command(*arguments)
+    names = {"adapter_config.json", "adapter_model.safetensors"}
+    assert {path.name for path in to.iterdir()} == names
+
+
 def test_an_export_does_not_replace_the_base_model(job, tmp_path, capsys):
     before = contents(job)
     with pytest.raises(SystemExit):
@@ -144,7 +167,7 @@ def test_bad_input_is_one_line(job, tmp_path, capsys, given, message):
 
 
 def test_options_come_from_a_file_and_the_line_before_it(job, tmp_path, capsys):
-    """Of a user's file, with the measured rate, from a row to an adapter."""
+    """A run on a user's file, with a measured rate, ends with an adapter."""
     lines = [json.dumps({"text": f"day {i}", "label": i % 2}) for i in range(24)]
     data, config = tmp_path / "my.jsonl", tmp_path / "run.toml"
     data.write_text("\n".join(lines), "utf-8")
