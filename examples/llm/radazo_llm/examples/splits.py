@@ -8,11 +8,12 @@ import array
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from tqdm import tqdm
 
 from radazo_llm.examples import forms
 from radazo_llm.examples.files import SPLITS, Row, rows
@@ -64,6 +65,11 @@ class Own:
     skip_long: bool = False
     written: bool = False
 
+    @property
+    def eval_examples(self) -> int:
+        """The number of training examples that an evaluation measures by default."""
+        return EVAL
+
     def __post_init__(self) -> None:
         shares = self.dev_share, self.test_share
         if not (all(0 <= share < 1 for share in shares) and 0 < sum(shares) < 1):
@@ -106,7 +112,7 @@ class Own:
             found = np.flatnonzero(places == code)
             chosen[name] = set(rng.permutation(found)[: limits[name]].tolist())
         items: dict[str, list[forms.Item]] = {name: [] for name in NAMES}
-        for number, row in enumerate(rows(self.path)):
+        for number, row in enumerate(_shown(rows(self.path), len(places))):
             for name in NAMES:
                 if number in chosen[name]:
                     items[name].append(forms.item(row, form, self.shape, words))
@@ -125,7 +131,7 @@ class Own:
         """The split of each row, uint8 [rows], and the word of each class."""
         words, found = self.shape.words(), set[str]()
         codes, hashes = bytearray(), array.array("Q")
-        for row in rows(self.path):
+        for row in _shown(rows(self.path)):
             if form == "label":
                 # Without words, a class is its own word until all are known.
                 if "label" in row.values:
@@ -295,6 +301,11 @@ def _check_numbers(examples: list[data.Example]) -> None:
                 f"{example.place}: candidates must be {number} texts, as in the first "
                 f"row; got {len(example.candidates)}. Divide the file by their number."
             )
+
+
+def _shown(found: Iterator[Row], total: int | None = None) -> Iterator[Row]:
+    """The rows, with a bar if they take more than seconds."""
+    return tqdm(found, desc="Rows", total=total, unit="row", delay=2.0, leave=False)
 
 
 def _hash(item: forms.Item) -> int:

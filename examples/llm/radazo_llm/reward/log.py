@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
+from tqdm import tqdm
 
 from radazo_llm.models.decode import Replies
 from radazo_llm.reward.problems import Problem, columns
@@ -80,13 +81,13 @@ class Log:
     def _check_alike(self, rewards: np.ndarray) -> None:
         """Says once if members [members, B] have equal rewards for every prompt."""
         finite = np.isfinite(rewards)
-        low = np.place(finite, rewards, np.inf).min(axis=0)
-        high = np.place(finite, rewards, -np.inf).max(axis=0)
+        low = np.where(finite, rewards, np.inf).min(axis=0)
+        high = np.where(finite, rewards, -np.inf).max(axis=0)
         differ = len(rewards) < 2 or (low < high).any()
         if self.is_alike or differ or not finite.any():
             return
         self.is_alike = True
-        print(
+        tqdm.write(
             f"step {self.number}: all members have the same rewards (mean "
             f"{_mean(rewards):.4g}), so the step has no gradient. Give a metric "
             "with partial credit, a larger --smoothing, or more --prompts.",
@@ -143,7 +144,8 @@ class Log:
     def _warn(self, failure: str) -> None:
         """Prints a failure, if it is the first of this process."""
         if not self.has_warned:
-            print(f"{failure}. {METRICS} counts such failures.", file=sys.stderr)
+            told = f"{failure}. {METRICS} counts such failures."
+            tqdm.write(told, file=sys.stderr)  # Clears the bar.
         self.has_warned = True
 
     def _write(self, row: dict[str, Any]) -> None:

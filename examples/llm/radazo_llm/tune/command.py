@@ -1,9 +1,10 @@
 """The job of `radazo-llm tune`: a model, its data, a run, and exports."""
 
+import contextlib
 import dataclasses
 import functools
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from tabulate import tabulate
 from radazo_llm.formats import find, gguf_adapter, weights
 from radazo_llm.models import quantization
 from radazo_llm.tune import data, on_workers
-from radazo_llm.tune.checkpoint import locked
-from radazo_llm.tune.run import Result, run
+from radazo_llm.tune.checkpoint import locked, write_json
+from radazo_llm.tune.run import SETTINGS, Result, run
 from radazo_llm.tune.settings import Settings
 
 # Kinds of tuning that have no such export.
@@ -86,6 +87,7 @@ def tune(
                 folder=output,
                 resume=resume,
             )
+            write_json(output / SETTINGS, about)
         else:
             result = run(
                 settings,
@@ -94,7 +96,7 @@ def tune(
                 folder=output,
                 resume=resume,
                 eval_first=eval_first,
-                eval_examples=eval_examples,
+                eval_examples=eval_examples or source.eval_examples,
                 announce=True,
                 about=about,
             )
@@ -211,12 +213,40 @@ def summary(evaluations: list[dict[str, Any]]) -> str:
 def _export(
     result: Result, name: str, path: Path, exports: dict[str, Path | None]
 ) -> None:
+    model = result.model
     if to := exports.get("export_adapters"):
-        weights.save_adapters(result.model, to, base=name)
+        _whole(to, lambda folder: weights.save_adapters(model, folder, base=name))
         print(f"The adapters are in {to}.")
     if to := exports.get("export_gguf"):
-        gguf_adapter.save(result.model, to)
+        with _one_line(to):
+            gguf_adapter.save(model, to)
         print(f"The adapters for llama.cpp are in {to}.")
     if to := exports.get("export_merged"):
-        weights.save_merged(result.model, to, base=path)
+        _whole(to, lambda folder: weights.save_merged(model, folder, base=path))
         print(f"The tuned model is in {to}.")
+
+
+def _whole(to: Path, write: Callable[[Path], None]) -> None:
+    """Writes files to a folder, each of which is there once all are whole."""
+    with _one_line(to), tempfile.TemporaryDirectory(dir=to, prefix=".part-") as part:
+        write(Path(part))
+        names = {file.name for file in Path(part).iterdir()}
+        if any(name.startswith("model") for name in names):
+            for stale in to.glob("model*.safetensors*"):  # Of another number of files.
+                if stale.name not in names:
+                    stale.unlink()
+        for name in sorted(names):
+            Path(part, name).replace(to / name)
+
+
+@contextlib.contextmanager
+def _one_line(to: Path) -> Iterator[None]:
+    """Says in one line that an export failed, whatever the class of the error."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"{to} cannot be written ({reason:.200}). Make room, or choose another "
+            "path; the same command with --resume exports the tuned model."
+        ) from error

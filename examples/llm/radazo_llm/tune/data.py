@@ -272,6 +272,11 @@ class TaskFiles:
     name: str  # In `TASKS`.
     folder: Path
 
+    @property
+    def eval_examples(self) -> None:
+        """The number that an evaluation measures by default: all of them."""
+        return None
+
     def objective(self) -> str:
         """The objective that MeZO has for the task."""
         return TASKS[self.name].objective

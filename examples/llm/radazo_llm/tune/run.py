@@ -114,7 +114,8 @@ def run(
             saved = checkpoint.restore(checkpoints, state, description, free)
             state, rows = saved or (state, rows)
             if about is not None:
-                checkpoint.write_json(folder / SETTINGS, about)
+                used = {"settings": dataclasses.asdict(settings)}  # A measured rate.
+                checkpoint.write_json(folder / SETTINGS, about | used)
         first, end = int(state.step), settings.num_steps
         report = stack.enter_context(Report(folder, rows, first, end, label, clock))
         interrupts = stack.enter_context(Interrupts())

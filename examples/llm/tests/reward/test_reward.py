@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from radazo_llm.examples import forms
 from radazo_llm.formats import tokenizers, weights
 from radazo_llm.models.decode import Replies
 from radazo_llm.models.opt import OPT
@@ -154,6 +155,64 @@ def test_the_first_failure_is_printed_and_no_reward_at_all_ends_the_run(
         with pytest.raises(ValueError, match=r"got none for 2 .* \(f: RuntimeError"):
             log.held_out(*given, 1)
     assert log.measured == {0}
+
+
+def test_rewards_that_are_alike_are_told_once(small, tmp_path, capsys):
+    made, which = problems.make("sum", 2, 0), np.array([[0, 1], [0, 1]])
+    empty = np.zeros((2, 2), np.int32)
+    replies = Replies(empty[..., None], empty, empty > 0)
+    log = reward_log.Log(tmp_path, tokenizers.load(small), None, resumed=0)
+    # Members differ for one prompt; each prompt has equal rewards; the same again.
+    for total in ([0, 1, 0, 0.5], [0, 1, 0, 1], [0, 1, 0, 1]):
+        log.pool = Pool(total, [])
+        log.step(made, which, replies)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("step 1: all members have the same rewards (mean 0.5), so")
+
+
+METRICS = """
+def exact(prompts, completions, *, answer, **columns):
+    return [float(text == right) for text, right in zip(completions, answer)]
+"""
+SUMS = [{"prompt": f"{i}+1=", "completion": str(i + 1), "id": i} for i in range(9)]
+
+
+@pytest.fixture
+def sums(tmp_path):
+    """Prompts of a user, and metrics."""
+    text = "".join(json.dumps(row) + "\n" for row in SUMS)
+    (tmp_path / "sums.jsonl").write_text(text, "utf-8")
+    (tmp_path / "metrics.py").write_text(METRICS, "utf-8")
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_prompts_and_a_metric_of_a_user(small, sums, capsys):
+    metric = f"{sums / 'metrics.py'}:exact"
+    data = ("--data", sums / "sums.jsonl", "--metric", metric)
+    output = ("--output", sums / "run")
+    drawn = ("--eval-temperature", 1.0, "--dev-share", 0.2)
+    tiny.command("reward", "--model", small, *data, *output, *drawn, *ARGUMENTS)
+    shown = capsys.readouterr().out
+    assert "7 prompts to train on, 2 held out, which are answered by drawn" in shown
+    rows = lines(sums / "run")
+    assert all(metric in row for row in rows)
+    about = json.loads((sums / "run" / "settings.json").read_text("utf-8"))
+    assert about["data"]["path"] == str(sums / "sums.jsonl")
+
+
+def test_rows_become_problems():
+    turns = ({"role": "system", "content": "s"}, {"role": "user", "content": "u"})
+    columns = {"prompts": "p", "level": 3, "answer": "0"}
+    item = forms.Item("my.jsonl:1", turns, "", (" a", " b"), 1, columns)
+    found = problems.of_item(item)
+    assert found == ("u", {"level": 3, "answer": "b"}, turns[:1])
+    item = item._replace(turns=(), prompt="q", candidates=())
+    assert problems.of_item(item) == ("q", {"level": 3, "answer": "0"}, ())
+    both = problems.columns([found, problems.Problem("q", {"level": 4})])
+    assert both == {"level": [3, 4], "answer": ["b", None]}
+    with pytest.raises(ValueError, match="must have a turn of the user before"):
+        problems.of_item(item._replace(turns=turns[:1]))
 
 
 def test_an_instruction_stands_in_front_of_each_question(small, tmp_path):

@@ -1,6 +1,7 @@
 """Reward functions, and the processes that run them."""
 
 import os
+import sys
 import time
 from fractions import Fraction
 
@@ -185,6 +186,23 @@ def test_functions():
 def test_functions_that_are_not_there(name):
     with pytest.raises(ValueError, match=r"reward .*must be"):
         rewards.RewardPool({name: 1.0})
+
+
+def test_functions_come_from_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "modules", {**sys.modules})
+    path, wrong = tmp_path / "metrics.py", tmp_path / "wrong.py"
+    path.write_text("def exact(prompts, completions): return [2.0]\n", "utf-8")
+    wrong.write_text("1 / 0\n", "utf-8")
+    assert rewards.load(f"{path}:exact")([""], [""]) == [2.0]
+    monkeypatch.chdir(tmp_path)
+    assert rewards.load("metrics.py:exact") is rewards.load(f"{path}:exact")
+    for name, cause in (
+        ("metrics.py:none", "AttributeError: "),
+        ("nowhere.py:f", "FileNotFoundError: "),
+        ("wrong.py:f", "ZeroDivisionError: division by zero"),
+    ):
+        with pytest.raises(ValueError, match=f"got '{name}' .{cause}"):
+            rewards.load(name)
 
 
 def test_the_functions_of_tunix_are_rewards():

@@ -1,5 +1,6 @@
 """The command that tunes."""
 
+import errno
 import json
 import os
 import pathlib
@@ -111,6 +112,28 @@ def test_a_quantized_run_and_what_it_exports(job, tmp_path, monkeypatch, capsys)
     assert float(abs(model.layers.q_proj.lora.lora_b[...]).max()) > 0
 
 
+def test_an_export_to_a_full_disk_is_one_line_and_can_be_repeated(
+    job, tmp_path, monkeypatch, capsys
+):
+    to = tmp_path / "adapters"
+    options = ("--steps", "10", "--resume", "--export-adapters", str(to))
+    arguments = _arguments(job, tmp_path / "run", *options)
+
+    def full(model, folder, base):
+        (folder / "adapter_config.json").write_text("{", "utf-8")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(weights, "save_adapters", full)
+        tiny.command(*arguments)
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert f"{to} cannot be written ([Errno 28] No space left on device). Make" in line
+    assert not [*to.iterdir()]
+    tiny.command(*arguments)
+    names = {"adapter_config.json", "adapter_model.safetensors"}
+    assert {path.name for path in to.iterdir()} == names
+
+
 def test_an_export_does_not_replace_the_base_model(job, tmp_path, capsys):
     before = contents(job)
     with pytest.raises(SystemExit):
@@ -141,6 +164,62 @@ def test_bad_input_is_one_line(job, tmp_path, capsys, given, message):
     assert error.value.code == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1 and message in lines[0], lines
+
+
+def test_options_come_from_a_file_and_the_line_before_it(job, tmp_path, capsys):
+    """A run on a user's file, with a measured rate, ends with an adapter."""
+    lines = [json.dumps({"text": f"day {i}", "label": i % 2}) for i in range(24)]
+    data, config = tmp_path / "my.jsonl", tmp_path / "run.toml"
+    data.write_text("\n".join(lines), "utf-8")
+    given = f'data = "{data}"\nlabels = "good=1,bad=0"\nlora_rank = 2\nsteps = 99\n'
+    config.write_text(f"{given}no-first-evaluation = true\nresume = false\n", "utf-8")
+    folder, adapters = tmp_path / "run", tmp_path / "new" / "adapters"
+    options = ("--batch-size", 4, "--eval-batch-size", 5, "--smoothing", 0.01)
+    options += ("--steps", 6, "--output", folder, "--export-adapters", adapters)
+    tiny.command("tune", "--model", job, "--config", config, *options)
+    shown = capsys.readouterr().out
+    assert "my.jsonl: train: 22 examples; dev: 2 examples; at most 16" in shown
+    assert re.search(r"A step takes .* for 6 steps and 2 evaluations\. Memory", shown)
+    assert "Accuracy on dev: tuned" in shown
+    about = json.loads((folder / "settings.json").read_text("utf-8"))
+    assert about["data"]["shape"]["labels"] == "good=1,bad=0"
+    assert about["settings"]["num_steps"] == 6 and about["settings"]["lora_rank"] == 2
+    assert about["settings"]["learning_rate"] > 0
+    assert (adapters / "adapter_config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("steps = ", "run.toml must be TOML: Invalid value"),
+        ("stepz = 3", "run.toml: stepz must be an option of tune; see"),
+        ("[method]\nsteps = 3", "run.toml: method must be an option of tune"),
+        ("steps = 'many'", "'many' is not a valid integer"),
+        ("resume = 1", "run.toml: resume must be true or false; got 1"),
+    ],
+)
+def test_a_bad_file_of_options_is_one_line(job, tmp_path, capsys, content, message):
+    config = tmp_path / "run.toml"
+    config.write_text(content, "utf-8")
+    arguments = ("tune", "--model", job, "--data", job, "--config", config)
+    with pytest.raises(SystemExit) as error:
+        tiny.command(*arguments)
+    assert error.value.code == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert message in line
+
+
+def test_an_export_that_cannot_be_written_ends_the_run_before_it(job, tmp_path, capsys):
+    (tmp_path / "file").write_text("", "utf-8")
+    for option, to in (
+        ("--export-adapters", tmp_path / "file"),
+        ("--export-merged", tmp_path / "file" / "model"),
+    ):
+        with pytest.raises(SystemExit):
+            tiny.command(*_arguments(job, tmp_path / "run", option, to))
+        error = capsys.readouterr().err
+        assert f"{option} must be a path that can be written; got {to}" in error
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_bad_model_in_gguf_is_one_line(job, tmp_path, capsys):

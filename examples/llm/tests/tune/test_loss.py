@@ -57,8 +57,18 @@ def test_classification_is_the_cross_entropy_over_the_candidates(sequences):
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("sequences", [1, 2])
-def test_language_model_loss_is_that_of_the_right_tokens(sequences):
+def test_accuracy_counts_the_wrong_choices():
+    opt, batch = model(), examples(9, 2)
+    logp = _log_probabilities(opt, batch) * batch.mask
+    score = logp.sum(axis=-1) / batch.mask.sum(axis=-1)
+    found = tables.jit(train.loss_fn, static_argnums=2)(opt, batch, "accuracy")
+    wrong = np.mean(score.argmax(axis=-1) != batch.label)
+    assert 0 < wrong < 1 and float(found) == pytest.approx(wrong)
+
+
+@pytest.mark.parametrize(("sequences", "block"), [(1, 16), (2, 16), (2, 1)])
+def test_language_model_loss_is_that_of_the_right_tokens(sequences, block, monkeypatch):
+    monkeypatch.setattr(train, "_BLOCK", block)  # Of tokens whose logits are made.
     opt, batch = model(), examples(5, sequences)
     rows, mask = np.arange(5), np.asarray(batch.mask, np.float64)
     logp = _log_probabilities(opt, batch)[rows, batch.label]

@@ -1,8 +1,10 @@
 """Interrupted runs that resume from their checkpoints."""
 
 import dataclasses
+import os
 import pathlib
 import shutil
+import signal
 
 import jax
 import numpy as np
@@ -128,6 +130,31 @@ def test_a_run_is_not_overwritten(uncut):
     with pytest.raises(ValueError, match="has a run of 12 steps: resume it"):
         run(SETTINGS, model(), TRAIN, DEV, folder=folder)
     assert contents(folder) == before
+
+
+@pytest.mark.parametrize("after", [7, 8, 12])
+def test_a_signal_ends_a_step_and_leaves_a_checkpoint(
+    uncut, monkeypatch, tmp_path, after
+):
+    """Before an evaluation that is due (8), and before the last one (12), too."""
+    stepped = runs._stepped
+
+    def signaled(*args):
+        if args[3] == after - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return stepped(*args)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(runs, "_stepped", signaled)
+        run(SETTINGS, model(), TRAIN, DEV, folder=tmp_path)
+    steps = sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir())
+    assert steps[-1] == after
+    result = _resume(tmp_path)
+    folder, expected = uncut
+    _assert_same(result.state, expected.state)
+    name = "metrics.jsonl"
+    assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def _files(folder: pathlib.Path) -> list[pathlib.Path]:
