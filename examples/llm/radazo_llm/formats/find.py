@@ -18,7 +18,8 @@ def model(name: str) -> Path:
 
     Raises:
       FileNotFoundError: If there is no such model.
-      ValueError: If a folder or a package contains several GGUF files.
+      ValueError: If a folder or a package contains several GGUF files, or a model of
+        an unknown family.
     """
     path = Path(name)
     if gguf_file.is_gguf(path):
@@ -27,6 +28,7 @@ def model(name: str) -> Path:
     if not path.is_dir():
         path = _installed(name) or _cached(name)
     if (path / weights.CONFIG).exists():
+        weights.read_config(path)  # Raises, and names the families.
         return path
     files = [file for file in sorted(path.glob("*")) if gguf_file.is_gguf(file)]
     if len(files) > 1:
@@ -52,6 +54,7 @@ def _cached(name: str) -> Path:
     except (HFValidationError, LocalEntryNotFoundError):
         raise FileNotFoundError(
             "--model must be a folder, a GGUF file or a model in the local Hugging "
-            f"Face cache; got {name!r}. `hf download {name}` gets its files if there "
-            "is a network."
+            f"Face cache; got {name!r}. If its model_type is one of "
+            f"{', '.join(weights.FAMILIES)}, `hf download {name}` gets its files from "
+            "the network."
         ) from None

@@ -58,7 +58,7 @@ def save(model: LanguageModel, path: Path) -> None:
         module = names[f"{model.PARENTS[name]}.{name}"]
         for i in lora.adapted_layers(model):
             rows = b[i].T
-            if family == "llama" and name in heads:
+            if family in gguf_model.PERMUTED and name in heads:
                 rows = gguf_model.permuted(heads[name], rows)
             for part, matrix in (("a", a[i].T), ("b", rows)):
                 writer.add_tensor(

@@ -23,7 +23,13 @@ ARCHITECTURES = {
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
+    "phi3": "phi3",
+    "granite": "granite",
+    "olmo2": "olmo2",
+    "smollm3": "smollm3",
 }
+# The rows of their queries and keys are interleaved.
+PERMUTED = "llama", "granite", "smollm3"
 _TOP = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -47,6 +53,22 @@ _LAYER_WITH_NORMS_AFTER = _LAYER | {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_LAYER_OF_OLMO_2 = {
+    name: ours for name, ours in _LAYER.items() if name not in ("attn_norm", "ffn_norm")
+} | {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_LAYER_OF_PHI_3 = _LAYER | {
+    "attn_qkv": "self_attn.qkv_proj",
+    "ffn_up": "mlp.gate_up_proj",
+}
+_LAYERS = {
+    "gemma2": _LAYER_WITH_NORMS_AFTER,
+    "gemma3": _LAYER_WITH_NORMS_AFTER,
+    "olmo2": _LAYER_OF_OLMO_2,
+    "phi3": _LAYER_OF_PHI_3,
+}
 _ROPE_FACTORS = "rope_freqs.weight"
 # Entries of `config.json`, and of the metadata after the architecture's name.
 _ENTRIES = {
@@ -62,6 +84,10 @@ _ENTRIES = {
     "sliding_window": "attention.sliding_window",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "attention_multiplier": "attention.scale",
+    "logits_scaling": "logit_scale",
 }
 # Layers of the Gemmas whose attention is scaled by the width of all heads.
 _GEMMAS_OF_27B = {("gemma2", 46), ("gemma3", 62)}
@@ -111,7 +137,7 @@ def config(file: File) -> dict[str, Any]:
         value = file.metadata.get(f"{family}.{entry}")
         if isinstance(value, np.ndarray):
             raise ValueError(f"{file.path}: {entry} must be the same in all layers.")
-        if value is not None:
+        if value is not None and (name, value) != ("sliding_window", 0):
             values[name] = value
     embedding = file.tensors.get("token_embd.weight")
     if embedding is not None:
@@ -126,6 +152,7 @@ def config(file: File) -> dict[str, Any]:
     if (family, values.get("num_hidden_layers")) in _GEMMAS_OF_27B:
         heads = values.get("num_attention_heads") or 1
         values["query_pre_attn_scalar"] = values.get("hidden_size", 0) // heads
+    values |= _partial_rotation(file, values)
     scaling = file.metadata.get(f"{family}.rope.scaling.type", "none")
     if scaling != "none":
         factor = file.metadata.get(f"{family}.rope.scaling.factor")
@@ -138,6 +165,19 @@ def config(file: File) -> dict[str, Any]:
     }
     ends = {special["eos_token_id"], special.pop("eot_token_id")} - {None}
     return values | special | {"eos_token_id": sorted(ends)}
+
+
+def _partial_rotation(file: File, values: dict[str, Any]) -> dict[str, Any]:
+    """The share of a head that is rotated, if it is not all of it."""
+    family = file.metadata["general.architecture"]
+    rotated = file.metadata.get(f"{family}.rope.dimension_count")
+    heads, width = values.get("num_attention_heads"), values.get("hidden_size")
+    head = values.get("head_dim")
+    if head is None and type(heads) is int and heads and type(width) is int:
+        head = width // heads
+    if type(rotated) is not int or type(head) is not int or rotated == head:
+        return {}
+    return {"partial_rotary_factor": rotated / head if head else 0}
 
 
 def _llama_3(file: File, values: dict[str, Any]) -> dict[str, Any]:
@@ -170,7 +210,7 @@ def tensors(file: File) -> dict[str, Stored]:
             raise ValueError(f"{file.path} has the unexpected tensor {name!r:.200}.")
         prefix = "" if number is None else f"model.layers.{int(number)}."
         rows = None
-        if family == "llama" and module in heads:
+        if family in PERMUTED and module in heads:
             rows = _rows(file, name, tensor, heads[module])
         offset = 1.0 if "gemma" in family and "norm" in module else 0.0
         stored[f"{prefix}{known}.{leaf}"] = _stored(tensor, rows, offset)
@@ -179,7 +219,7 @@ def tensors(file: File) -> dict[str, Stored]:
 
 def layer_names(family: str) -> dict[str, str]:
     """Returns the parts of a layer, as llama.cpp and as transformers name them."""
-    return _LAYER_WITH_NORMS_AFTER if family in ("gemma2", "gemma3") else _LAYER
+    return _LAYERS.get(family, _LAYER)
 
 
 def _rows(file: File, name: str, tensor: gguf_file.Tensor, heads: Any) -> np.ndarray:

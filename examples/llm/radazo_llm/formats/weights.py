@@ -28,7 +28,7 @@ from radazo_llm.formats import gguf_file, gguf_model, gguf_tokenizer, tensor_fil
 from radazo_llm.formats.files import json_object, model_file
 from radazo_llm.formats.gguf_model import Stored
 from radazo_llm.formats.tensor_files import Tensor
-from radazo_llm.models import blocks, decoder, lora, opt, quantization
+from radazo_llm.models import blocks, decoder, families, lora, opt, quantization
 from radazo_llm.models.model import Config, LanguageModel, one_of
 
 Folder = str | os.PathLike[str]
@@ -50,10 +50,22 @@ _FLOATS = ("F16", "BF16", "F32", "F64")  # As safetensors names them.
 _ALIGNMENT = 64  # Bytes.
 _PART = 1 << 22  # Bytes of a tensor that are read at once.
 _LEAVES = {"kernel": "weight", "embedding": "weight", "scale": "weight", "bias": "bias"}
+# Prefixes of old checkpoints, and of models of texts and images, without images.
+_PREFIXES = {
+    "decoder.": "model.decoder.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.",
+}
+_OF_IMAGES = tuple(
+    f"{prefix}{part}."
+    for prefix in ("", "model.")
+    for part in ("vision_tower", "multi_modal_projector")
+)
 # Other contents of old checkpoints.
 _COMPUTED = ".rotary_emb.inv_freq"
 FAMILIES: dict[str, Any] = {"opt": opt.Config} | dict.fromkeys(
-    decoder.FAMILIES, decoder.Config
+    families.FAMILIES | families.MULTIMODAL, decoder.Config
 )
 
 
@@ -302,11 +314,12 @@ def _views(
     return dict(zip(names, parts, strict=True))
 
 
-def _prefix(model: LanguageModel, layer: int, module: str) -> str:
+def _prefix(model: LanguageModel, layer: int, module: str, within: str = "") -> str:
     """The prefix of the name of a module of one of the model's layers."""
     parent = model.PARENTS.get(module)
     number = model.first_layer + layer
-    return f"{model.PREFIX}.layers.{number}" + (f".{parent}" if parent else "")
+    start = f"{model.PREFIX}{within}.layers.{number}"
+    return start + (f".{parent}" if parent else "")
 
 
 # --- Reading ----------------------------------------------------------------------
@@ -354,8 +367,9 @@ def _open(folder: Path, pattern: str, files: contextlib.ExitStack) -> _Stored:
         for original in file.keys():  # noqa: SIM118  (It is no mapping.)
             if original.endswith(_COMPUTED):
                 continue
-            bare = original.startswith("decoder.")
-            name = f"model.{original}" if bare else original
+            if original.startswith(_OF_IMAGES):
+                continue
+            name = _text_name(original)
             found = file.get_slice(original)
             stored[name] = Stored(
                 found.get_dtype(),
@@ -370,6 +384,14 @@ def _open(folder: Path, pattern: str, files: contextlib.ExitStack) -> _Stored:
             "save_pretrained."
         )
     return stored
+
+
+def _text_name(name: str) -> str:
+    """The name of a tensor in a model of texts alone, with the prefix `model.`."""
+    for prefix, own in _PREFIXES.items():
+        if name.startswith(prefix):
+            return own + name.removeprefix(prefix)
+    return name
 
 
 def _shadow(variable: Any) -> np.ndarray:
@@ -510,9 +532,10 @@ def adapter_parts(
     array: np.ndarray,
 ) -> dict[str, np.ndarray]:
     """The matrices of an adapter, [layers, in, out], by their names in peft."""
+    # Only a part of the model that has the adapters in peft.
+    within = ".language_model" if getattr(model.config, "multimodal", False) else ""
+    names = {i: f"{_prefix(model, i, name, within)}.{name}" for i in layers}
     return {
-        f"base_model.model.{_prefix(model, i, name)}.{name}.lora_{matrix}.weight": (
-            array[i].T
-        )
-        for i in layers
+        f"base_model.model.{module}.lora_{matrix}.weight": array[i].T
+        for i, module in names.items()
     }

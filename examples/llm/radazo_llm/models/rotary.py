@@ -1,4 +1,4 @@
-"""Rotary positions, as Llama, Qwen and Gemma have them."""
+"""Rotary positions, with the scalings of Llama 3 and Gemma 3."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,6 +18,8 @@ def read(v: Mapping[str, Any], slides: bool) -> tuple[float, ...]:
     local = slides and "rope_local_base_freq" in v
     theta = "rope_local_base_freq" if local else "rope_theta"
     found = {"rope_theta": v[theta]} | ({} if local else v["rope_scaling"] or {})
+    if v.get("partial_rotary_factor") is not None:
+        found["partial_rotary_factor"] = v["partial_rotary_factor"]
     new = v["rope_parameters"] or {}
     kind = "sliding_attention" if slides else "full_attention"
     if kind in new or "full_attention" in new:
@@ -44,13 +46,14 @@ def frequencies(rope: Sequence[tuple[float, ...]], width: int) -> np.ndarray:
     """The rotation per position of pairs of coordinates, float32 [layers, width / 2].
 
     Args:
-      rope: The results of `read`, by layer.
+      rope: The results of `read`, by layer; empty if it rotates nothing.
       width: The width of a head.
     """
     exponents = np.arange(0, width, 2, dtype=np.float64) / width
     rows = []
-    for theta, *scaling in rope:
-        turns = theta**-exponents
+    for numbers in rope:
+        theta, *scaling = numbers or (math.inf,)
+        turns = theta**-exponents if numbers else np.zeros_like(exponents)
         if len(scaling) == 1:
             turns = turns / scaling[0]
         elif scaling:  # Slow ones are made slower, and some lie between.

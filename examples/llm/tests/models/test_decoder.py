@@ -1,4 +1,4 @@
-"""The decoders of Llama, Qwen and Gemma, by what transformers computed."""
+"""The decoders of all families, by what transformers computed."""
 
 import json
 import pathlib
@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 import radazo_jax as zo
 from radazo_llm.formats import weights
-from radazo_llm.models import decoder, lora
+from radazo_llm.models import decode, decoder, lora
 
 from .. import tables, tiny
 from ..tables import computed_sizes, every, slow
@@ -35,23 +35,64 @@ def entries(name):
     return json.loads((GOLDEN / name / "config.json").read_text("utf-8"))
 
 
-@pytest.mark.parametrize("name", every(CASES, "gemma3_text", "llama", "qwen3"))
+@pytest.mark.parametrize(
+    "name", every(CASES, "gemma3_text", "granite", "llama", "phi3", "qwen3")
+)
 def test_logits_are_those_of_transformers(name):
     expected = golden(name)
     found = tiny.logits(loaded(name), expected["tokens"])
-    np.testing.assert_allclose(found, expected["logits"], rtol=0, atol=1e-4)
+    np.testing.assert_allclose(found, expected["logits"], rtol=0, atol=1e-5)
+
+
+LENGTHS = 5, 3, 8  # Of prompts that transformers got padded on the left.
+
+
+@pytest.mark.parametrize("name", every(CASES, "olmo2", "smollm3"))
+def test_padded_prompts_are_read_and_continued_as_by_transformers(name):
+    expected, model = golden(name), loaded(name)
+    prompts = np.zeros((3, max(LENGTHS)), np.int32)
+    for i, length in enumerate(LENGTHS):
+        prompts[i, :length] = expected["tokens"][0, i : i + length]
+
+    @tables.jit
+    def found(prompts):
+        arguments = np.array(LENGTHS, np.int32), expected["replies"].shape[1]
+        key = jax.random.key(0)
+        replies = decode.generate_tokens(model, prompts, *arguments, key, 0)
+        return model(prompts), replies.tokens
+
+    logits, replies = found(prompts)
+    for i, length in enumerate(LENGTHS):
+        theirs = expected["padded_logits"][i, -length:]
+        np.testing.assert_allclose(logits[i, :length], theirs, rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(replies, expected["replies"])
+
+
+def text_part(name):
+    """The tensors and the entries of a checkpoint, without images."""
+    tensors = load_file(GOLDEN / name / "model.safetensors")
+    config = entries(name)
+    if "text_config" in config:
+        inside = "language_model.model."
+        tensors = {
+            key.replace(inside, "model."): tensor
+            for key, tensor in tensors.items()
+            if key.startswith(inside)
+        }
+        config = config["text_config"]
+    return tensors, config
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_saves_the_tensors_that_transformers_saved(name, tmp_path):
     weights.save(weights.load(GOLDEN / name), tmp_path)
-    expected = load_file(GOLDEN / name / "model.safetensors")
+    expected, config = text_part(name)
     saved = load_file(tmp_path / "model.safetensors")
     assert saved.keys() == expected.keys()
     for key, tensor in saved.items():
         np.testing.assert_array_equal(tensor, expected[key], key)
-    config = json.loads((tmp_path / "config.json").read_text("utf-8"))
-    assert config.items() >= entries(name).items()
+    written = json.loads((tmp_path / "config.json").read_text("utf-8"))
+    assert written.items() >= config.items()
 
 
 def test_a_computed_tensor_of_old_files_is_left_out(tmp_path):
@@ -117,6 +158,18 @@ BAD_CONFIGS = {
     "theta": (
         {"rope_parameters": {"rope_type": "default", "rope_theta": -1.0}},
         "rope_theta must be a positive number; got -1.0",
+    ),
+    "part": (
+        {"model_type": "gemma3", "text_config": 1},
+        "text_config must be an object; got 1",
+    ),
+    "positions": (
+        {"model_type": "smollm3", "no_rope_layers": [2, 0]},
+        "no_rope_layers must have 0 or 1 for each of 2 layers",
+    ),
+    "rotated": (
+        {"model_type": "phi3", "partial_rotary_factor": 0.75},
+        "rope_type must be one of .*, of the whole head",
     ),
     "layers": ({"layer_types": ["sliding"]}, "layer_types must have .* for each of 2"),
     "window": (
@@ -219,8 +272,9 @@ def test_transformers_and_peft_agree(name, tmp_path):
 
     ours = weights.load(tmp_path / "theirs", dtype=jnp.float32)
     close(tiny.logits(ours, tokens), theirs, "logits")
-    lora.add_lora(ours, rank=2, alpha=3.0, rngs=nnx.Rngs(0))
-    for projection in lora.ADAPTED:
+    targets = ("qkv_proj",) if ours.config.fused else lora.ADAPTED
+    lora.add_lora(ours, rank=2, alpha=3.0, targets=targets, rngs=nnx.Rngs(0))
+    for projection in targets:
         b = getattr(ours.layers, projection).lora.lora_b
         b[...] = 0.5 * jax.random.normal(jax.random.key(1), b.shape)
     found = tiny.logits(ours, tokens)
