@@ -7,6 +7,7 @@ import pytest
 
 import radazo_jax as zo
 
+KEY = jax.random.key(0)
 PARAMS = {"a": jnp.full((5, 3), 2.0), "b": jnp.full(4, -1.0)}
 SIZE = 19
 RMS = np.sqrt((15 * 4 + 4) / SIZE)
@@ -117,8 +118,22 @@ def test_the_key_decides_and_the_batch_size_does_not():
 
 
 def test_a_reward_has_a_rise_of_its_own():
-    found = zo.find_learning_rate(lambda p: quadratic(p) - 1e3, PARAMS, 9, rise=9.8)
-    np.testing.assert_allclose(found.flatness, flatness(98.0), rtol=1e-3)
+    """By default, the standard deviation of the loss between eight minibatches."""
+
+    def loss(params, noise):
+        return quadratic(params) - 1e3 + noise
+
+    def find(rise=None):
+        return zo.find_learning_rate(
+            loss, PARAMS, 9, sample=jax.random.normal, key=KEY, rise=rise
+        )
+
+    np.testing.assert_allclose(find(9.8).flatness, flatness(98.0), rtol=1e-3)
+    found = find()
+    batches = [jax.random.split(jax.random.fold_in(KEY, i))[1] for i in range(8)]
+    draws = [float(jax.random.normal(key)) for key in batches]
+    np.testing.assert_allclose(found.rise, np.std(draws, ddof=1), rtol=1e-3)
+    np.testing.assert_allclose(found.flatness, flatness(10 * found.rise), rtol=1e-2)
 
 
 @pytest.mark.parametrize(

@@ -22,17 +22,22 @@ class Problem(NamedTuple):
       start: The parameters at the start.
       train: The examples, (x, y), of which a minibatch has 32.
       held_out: Other examples.
+      is_reward: Whether the zero of the loss has no meaning.
     """
 
     loss: Callable[[Any, Any], jax.Array]
     start: Any
     train: Any
     held_out: Any
+    is_reward: bool = False
 
-    def sample(self, key: jax.Array) -> Any:
-        """A minibatch, drawn with replacement."""
+    def sample(
+        self, key: jax.Array, num_examples: jax.typing.ArrayLike | None = None
+    ) -> Any:
+        """A minibatch, drawn with replacement from all or the first examples."""
         x, y = self.train
-        chosen = jax.random.randint(key, (BATCH,), 0, len(x))
+        limit = len(x) if num_examples is None else num_examples
+        chosen = jax.random.randint(key, (BATCH,), 0, limit)
         return x[chosen], y[chosen]
 
 
@@ -158,22 +163,26 @@ def heavy_tailed() -> Problem:
 
 def four_bits() -> Problem:
     """The scales and biases of a network with weights of 4 bits, on moved images."""
-    layers, parts = [], []
-    for w, b in _pretrained():
-        scale = jnp.max(abs(w), axis=0) / 7
-        layers.append(jnp.round(w / scale))
-        parts.append((scale, b))
+    whole, scales = zip(*_in_four_bits(), strict=True)
+    parts = [(scale, b) for scale, (_, b) in zip(scales, _pretrained(), strict=True)]
 
     def forward(params: Any, x: jax.Array) -> jax.Array:
-        weights = [(w * s, b) for w, (s, b) in zip(layers, params, strict=True)]
+        weights = [(w * s, b) for w, (s, b) in zip(whole, params, strict=True)]
         return _perceptron(weights, x)
 
     return _split(_cross_entropy(forward), parts, *_digits(moved=True))
 
 
-def adapter() -> Problem:
-    """Adapters of rank 4 of a network that was trained on other images."""
+def adapter(bits: int | None = None) -> Problem:
+    """Adapters of rank 4 of a network that was trained on other images.
+
+    Args:
+      bits: The precision of its weights: 4, or `None` for float32.
+    """
     layers, parts = _pretrained(), []
+    if bits == 4:
+        whole = [w * scale for w, scale in _in_four_bits()]
+        layers = [(w, b) for w, (_, b) in zip(whole, layers, strict=True)]
     for (w, _), key in zip(
         layers, jax.random.split(jax.random.key(_SEED), len(layers)), strict=True
     ):
@@ -189,7 +198,24 @@ def adapter() -> Problem:
     return _split(_cross_entropy(forward), parts, *_digits(moved=True))
 
 
-PROBLEMS = {
+def reward() -> Problem:
+    """A trained policy on moved images; the loss is the negative reward, about −5.8.
+
+    The reward is 5, and as much as the digit that the policy draws is near.
+    """
+    digits = jnp.arange(10)
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        x, y = batch
+        near = 1 - abs(digits - y[:, None]) / 9
+        drawn = jax.nn.softmax(_perceptron(params, x))
+        return -5 - jnp.mean(jnp.sum(drawn * near, axis=1))
+
+    found = _split(loss, _pretrained(), *_digits(moved=True))
+    return found._replace(is_reward=True)
+
+
+PROBLEMS: dict[str, Callable[[], Problem]] = {
     "Softmax": softmax,
     "Tumors": cancer,
     "Heavy tails": heavy_tailed,
@@ -198,6 +224,8 @@ PROBLEMS = {
     "Recurrent": recurrent,
     "Transformer": transformer,
     "Residual": residual,
+    "Adapter of 4 bits": functools.partial(adapter, bits=4),
+    "Reward": reward,
 }
 
 
@@ -282,3 +310,10 @@ def _pretrained() -> Any:
     begun = problem.start, optimizer.init(problem.start)
     keys = jax.random.split(jax.random.key(_SEED), 1500)
     return jax.jit(lambda begun: jax.lax.scan(step, begun, keys)[0][0])(begun)
+
+
+def _in_four_bits() -> list[tuple[jax.Array, jax.Array]]:
+    """The weights of that perceptron as whole numbers up to 7, and their scales."""
+    scales = [jnp.max(abs(w), axis=0) / 7 for w, _ in _pretrained()]
+    layers = zip(_pretrained(), scales, strict=True)
+    return [(jnp.round(w / scale), scale) for (w, _), scale in layers]

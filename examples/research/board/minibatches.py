@@ -1,197 +1,453 @@
-"""R-AdaZO on minibatches at a measured learning rate, against the tuned one.
+"""R-AdaZO on minibatches at the measured learning rate, against a searched one.
 
     python -m board.minibatches --output records/board/minibatches.json
 
-A row is a problem and a number of directions. Three runs of 3,000 evaluations each
-take the learning rate of `zo.find_learning_rate`, whose evaluations count, and seven
-multiples of it. The best of these multiples is the tuned rate. *Lost* is the loss on
-held-out examples after a run, as a share of what the tuned rate wins on average: 0 is
-the tuned rate, and 1 no progress. Runs without a known end have rates that do not
-depend on it. The default method of an earlier revision, which measured the size of its
-steps on the minibatches that follow, has as many evaluations.
+A row is a problem, a number of directions, β₁, a precision and a budget. *Rule* is the
+rate of `zo.find_learning_rate`, whose evaluations are deducted, and its multiples show
+what an error of the rate costs. The *searched* rate is the best of seven in runs with
+other keys, which train on a part of the examples and are judged by the rest of them.
+*Lost* is the loss on held-out examples at the end, as a share of what the searched rate
+wins on average: 0 is the searched rate, and 1 no progress.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import radazo_jax as zo
-from benchmarks.against import package_at
 from board.minibatch_problems import PROBLEMS, Problem
 from common import options
-from common.record import collect, numbers
+from common.record import array, collect, numbers
 from common.tables import Table
 
-EVALUATIONS = 3000
-DIRECTIONS = (1, 4, 16)
 SEEDS = 3
-# The last revision with the earlier default method.
-EARLIER = "623fbbf9f9e8ca4a518e953c0b2475eb064b9faa"
+EVALUATIONS = 3000
+SEARCHED, RULE, ADAMM = "searched", "rule", "ZO-AdaMM's rule"
+EARLIER = "earlier default"
 
-_FACTORS = tuple(2.0**i for i in range(-3, 4))
-RULE, EARLIER_NAME = "rule", "earlier default"
-# Rates that do not depend on the number of steps, over the rule's at its first step
-# times √T.
-_ENDLESS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "1/√t, ½": lambda t: 0.5 / np.sqrt(t + 100),
-    "1/√t, ¼": lambda t: 0.25 / np.sqrt(t + 100),
-    "constant, averaged": lambda t: np.full(t.shape, 0.5 / np.sqrt(1000)),
-    "constant, averaged, ½": lambda t: np.full(t.shape, 0.25 / np.sqrt(1000)),
-}
+_MULTIPLES = tuple(2.0**i for i in range(-3, 4))
+_SEARCH_SEEDS = range(100, 102)
+_VALIDATION = 128  # Examples that judge the search.
+_BATCHES = 64  # Whose losses differ by the spread.
+# Problems of the rows with differences.
+_LONGER_MEMORY = ("Softmax", "Tumors", "Heavy tails", "4 bits", "Adapter")
+_ROUNDED = ("Transformer", "Tumors")
+_OTHERS = (
+    "Softmax",
+    "Transformer",
+    "Residual",
+    "Tumors",
+    "Reward",
+    "Recurrent",
+    "Adapter of 4 bits",
+    "Heavy tails",
+    "4 bits",
+    "Adapter",
+)
+_B1 = 0.9
+# A step of R-AdaZO is so many times as long as one of ZO-AdaMM.
+_LONGER = math.sqrt((1 + _B1) / (1 - _B1))
 
 
-def names() -> list[str]:
-    """The methods of a row."""
-    multiples = [RULE if f == 1 else f"{RULE} × {f:g}" for f in _FACTORS]
-    return [*multiples, *_ENDLESS, EARLIER_NAME]
+class Case(NamedTuple):
+    """The settings of a row."""
+
+    problem: str
+    num_directions: int = 4
+    b1: float = _B1
+    evaluations: int = EVALUATIONS
+    dtype: str = "float32"
 
 
-def rates(found: zo.runs.LearningRate, num_steps: int) -> np.ndarray:
-    """The learning rates of all steps by all methods but the earlier: [methods, T]."""
-    t, first = np.arange(num_steps), found.learning_rate * np.sqrt(found.num_steps)
-    linear = (1 - t / num_steps) / np.sqrt(num_steps)
-    endless = [rate(t) for rate in _ENDLESS.values()]
-    return first * np.stack([f * linear for f in _FACTORS] + endless)
+class Run(NamedTuple):
+    """A run, as the arguments of a program that all runs share.
+
+    Attributes:
+      key: A typed key.
+      learning_rate: η of the first step.
+      b1: β₁.
+      num_steps: T.
+      num_examples: The number of examples that minibatches are drawn from.
+      is_endless: Whether η falls as 1/√(1 + t/100), and not linearly to 0.
+      is_adamm: Whether ZO-AdaMM takes the steps.
+      is_guarded: Whether a run that rises begins again at a third of η.
+    """
+
+    key: jax.Array
+    learning_rate: float
+    b1: float
+    num_steps: int
+    num_examples: int
+    is_endless: bool = False
+    is_adamm: bool = False
+    is_guarded: bool = False
 
 
-def measured(name: str, num_directions: int, before: ModuleType) -> dict[str, Any]:
-    """The row of a problem and a number of directions."""
-    problem = PROBLEMS[name]()
-    keys = [jax.random.key(seed) for seed in range(SEEDS)]
-    found = [
-        zo.find_learning_rate(
-            problem.loss,
-            problem.start,
-            1000,
-            sample=problem.sample,
-            key=key,
-            distribution=zo.orthonormal(),
-        )
-        for key in keys
-    ]
-    spent = max(each.num_evaluations for each in found)
-    num_steps = (EVALUATIONS - spent) // (num_directions + 1)
-    of_seeds = jnp.asarray(np.stack([rates(each, num_steps) for each in found]))
-    run = functools.partial(_run, problem, num_directions)
-    last, mean = jax.jit(jax.vmap(run))(jnp.stack(keys), of_seeds.astype(jnp.float32))
-    averaged = np.array(["averaged" in name for name in names()[:-1]])
-    ends = np.where(averaged, mean, last)
-    earlier = functools.partial(_run_before, before, problem, num_directions)
-    ends = np.concatenate(
-        [ends, jax.jit(jax.vmap(earlier))(jnp.stack(keys))[:, None]], 1
-    )
+class End(NamedTuple):
+    """The end of a run: losses on the last examples and on others; times stopped."""
+
+    validation: float
+    held_out: float
+    stopped: float
+
+
+def cases() -> list[Case]:
+    """All rows: every problem with K = 4, and some with one or two differences."""
+    rows = [Case(name) for name in PROBLEMS]
+    rows += [Case(name, b1=0.99) for name in _LONGER_MEMORY]
+    for name in _OTHERS:
+        rows += [Case(name, 1), Case(name, 1, evaluations=600), Case(name, 16)]
+        rows += [Case(name, 1, evaluations=40_100)] * (name == "Softmax")
+        rows += [Case(name, dtype="bfloat16")] * (name in _ROUNDED)
+    return rows
+
+
+def methods(case: Case) -> Iterator[str]:
+    """The names of the methods of a row."""
+    for name in METHODS:
+        # The guard and the spread are compared with the rule on all problems once.
+        extra = "guarded" in name or "spread" in name
+        if (not extra or case.num_directions == 4) and (
+            name != ADAMM or case.b1 == _B1
+        ):
+            yield name
+
+
+def measured(case: Case) -> dict[str, Any]:
+    """The row of a case."""
+    problem = _problem(case.problem, case.dtype)
+    spread = _spread(case.problem, case.dtype)
     start = float(problem.loss(problem.start, problem.held_out))
+    end = _program(case.problem, case.num_directions, case.dtype)
+    run = functools.partial(_run, case)
+    search, rate = _search(run, end, len(problem.train[0]) - _VALIDATION)
+    ends = {
+        name: [end(METHODS[name](seed, rate, run)) for seed in range(SEEDS)]
+        for name in methods(case)
+    }
     return {
         "dimension": sum(x.size for x in jax.tree.leaves(problem.start)),
-        "steps": num_steps,
-        "learning_rates": numbers(
-            [x.learning_rate * np.sqrt(x.num_steps / num_steps) for x in found]
-        ),
+        "steps": run(0).num_steps,
+        "learning_rates": numbers([run(seed).learning_rate for seed in range(SEEDS)]),
+        "spread": numbers(spread),
         "start": numbers(start),
-        "ends": dict(zip(names(), numbers(ends.T), strict=True)),
+        "search": numbers(search),
+        "searched": numbers(rate),
+        "stopped": {
+            name: [int(end.stopped) for end in found]
+            for name, found in ends.items()
+            if "guarded" in name
+        },
+        "ends": {
+            name: numbers([end.held_out for end in found])
+            for name, found in ends.items()
+        },
     }
+
+
+def _search(
+    run: Callable[..., Run], end: Callable[[Run], End], num_examples: int
+) -> tuple[dict[str, list[float]], float]:
+    """The losses of seven multiples of the rule, and the rate of the best.
+
+    Runs train on the first examples, and the last ones judge them.
+    """
+    losses = {
+        f"{multiple:g}": [
+            end(run(seed, multiple, num_examples=num_examples)).validation
+            for seed in _SEARCH_SEEDS
+        ]
+        for multiple in _MULTIPLES
+    }
+    means = {name: np.mean(values) for name, values in losses.items()}
+    best = min(means, key=lambda name: np.nan_to_num(means[name], nan=np.inf))
+    rates = [run(seed).learning_rate for seed in _SEARCH_SEEDS]
+    return losses, float(best) * float(np.exp(np.mean(np.log(rates))))
 
 
 def _run(
-    problem: Problem, num_directions: int, key: jax.Array, rates: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """The held-out losses at the ends and at the means of runs: [methods] each."""
-    estimator = zo.forward_difference(zo.orthonormal(), num_directions)
+    case: Case, seed: int, multiple: float = 1.0, rise: str = "tenth", **changes: Any
+) -> Run:
+    """A run at a multiple of the measured rate."""
+    found = _found(case.problem, case.dtype, seed, rise)
+    guard = 0.06 if changes.get("is_guarded") else 0
+    left = case.evaluations - found.num_evaluations
+    num_steps = int(left / (case.num_directions + 1 + guard))
+    ends = None if changes.get("is_endless") else num_steps
+    rate = found._replace(b1=case.b1).over(ends).learning_rate
+    problem = _problem(case.problem, case.dtype)
+    run = Run(
+        jax.random.key(seed),
+        multiple * rate,
+        case.b1,
+        num_steps,
+        len(problem.train[0]),
+    )
+    return run._replace(**changes)
 
-    def of_method(rates: jax.Array) -> tuple[jax.Array, jax.Array]:
-        optimizer = zo.radazo(lambda count: rates[count], bias_correction=True)
-        init, step = zo.solver(
-            problem.loss, optimizer, estimator, sample=problem.sample
+
+# Each makes a run of a seed and of the searched rate.
+METHODS: dict[str, Callable[[int, float, Callable[..., Run]], Run]] = {
+    SEARCHED: lambda seed, rate, run: run(seed, learning_rate=rate),
+    RULE: lambda seed, rate, run: run(seed),
+    "rule × 0.5": lambda seed, rate, run: run(seed, 0.5),
+    "rule × 2": lambda seed, rate, run: run(seed, 2),
+    "rule × 4": lambda seed, rate, run: run(seed, 4),
+    "rule, 1/√t": lambda seed, rate, run: run(seed, is_endless=True),
+    "rule of the spread": lambda seed, rate, run: run(seed, rise="spread"),
+    "rule, guarded": lambda seed, rate, run: run(seed, is_guarded=True),
+    "rule × 4, guarded": lambda seed, rate, run: run(seed, 4, is_guarded=True),
+    ADAMM: lambda seed, rate, run: run(seed, _LONGER, is_adamm=True),
+}
+
+
+@functools.cache
+def _problem(name: str, dtype: str) -> Problem:
+    problem = PROBLEMS[name]()
+    return problem._replace(start=optax.tree.cast(problem.start, dtype))
+
+
+@functools.cache
+def _spread(name: str, dtype: str) -> float:
+    """The standard deviation of the loss between minibatches, at the start."""
+    problem = _problem(name, dtype)
+
+    def loss(key: jax.Array) -> jax.Array:
+        return problem.loss(problem.start, problem.sample(key))
+
+    keys = jax.random.split(jax.random.key(0), _BATCHES)
+    return float(jnp.std(jax.jit(lambda keys: jax.lax.map(loss, keys))(keys)))
+
+
+@functools.cache
+def _found(name: str, dtype: str, seed: int, rise: str) -> zo.runs.LearningRate:
+    """The measured rate, by a rise of a tenth of the loss or of its spread."""
+    problem = _problem(name, dtype)
+    by_spread = rise == "spread" or problem.is_reward
+    return zo.find_learning_rate(
+        problem.loss,
+        problem.start,
+        None,
+        sample=problem.sample,
+        key=seed,
+        distribution=_distribution(dtype),
+        rise=_spread(name, dtype) if by_spread else None,
+    )
+
+
+def _distribution(dtype: str) -> zo.distributions.Distribution:
+    """Directions, of rank 1 in bfloat16, whose precision would round others away."""
+    return zo.orthonormal() if dtype == "float32" else zo.low_rank()
+
+
+@functools.cache
+def _program(name: str, num_directions: int, dtype: str) -> Callable[[Run], End]:
+    """The compiled runs of a problem, of any length and at any rate."""
+    problem = _problem(name, dtype)
+    smoothing, distribution = 5e-3, _distribution(dtype)
+    if dtype != "float32":
+        # The length of such directions is about √d, and not 1.
+        smoothing /= math.sqrt(sum(x.size for x in jax.tree.leaves(problem.start)))
+    estimator = zo.forward_difference(distribution, num_directions, smoothing)
+    program = jax.jit(functools.partial(_end, problem, estimator))
+    return lambda run: End(*map(float, program(run)))
+
+
+class _Going(NamedTuple):
+    """A run between steps.
+
+    Attributes:
+      state: The state of the solver.
+      begun: The step at which it began, or began again.
+      learning_rate: η of that step.
+      rise: The sums of 1, r and r² over the steps that a guard judges, with r the rise
+        of the loss since the start.
+      stopped: The number of times that the run began again.
+    """
+
+    state: Any
+    begun: jax.Array
+    learning_rate: jax.Array
+    rise: jax.Array
+    stopped: jax.Array
+
+
+def _end(problem: Problem, estimator: Any, run: Run) -> tuple[jax.Array, ...]:
+    """The fields of the end of a run."""
+    moments = _either(run.is_adamm, run.b1)
+
+    def solver(rate: Any) -> Any:
+        scaled = optax.chain(moments, optax.scale(-rate), *_rounding(problem))
+        return zo.solver(problem.loss, scaled, estimator)
+
+    def step(t: jax.Array, going: _Going) -> _Going:
+        share = (t - going.begun) / (run.num_steps - going.begun)
+        endless = 1 / jnp.sqrt(1 + t / 100)
+        rate = going.learning_rate * jnp.where(run.is_endless, endless, 1 - share)
+        chosen = jax.random.fold_in(run.key, t)
+        batch = problem.sample(chosen, run.num_examples)
+        state, info = solver(rate)[1](going.state, batch)
+        judged = run.is_guarded & (share >= 0.15) & (share < 0.2)
+        rise = jax.lax.cond(
+            judged,
+            lambda: _powers(info.value - problem.loss(problem.start, batch)),
+            lambda: jnp.zeros(3),
+        )
+        going = going._replace(state=state, rise=going.rise + rise)
+        following = (t + 1 - going.begun) / (run.num_steps - going.begun)
+        ends = judged & (following >= 0.2)
+        again = ends & ~_is_lower(going.rise)
+        return jax.lax.cond(
+            again,
+            lambda: _Going(
+                begin(), t + 1, going.learning_rate / 3, jnp.zeros(3), going.stopped + 1
+            ),
+            lambda: going,
         )
 
-        def averaged(carry: Any, t: jax.Array) -> Any:
-            state, mean = carry
-            state, _ = step(state)
-            # The weight of a step is proportional to its number.
-            share = 2 / (t + 2)
-            mean = jax.tree.map(lambda m, p: m + share * (p - m), mean, state.params)
-            return (state, mean), None
+    def begin() -> Any:
+        return solver(0.0)[0](problem.start, run.key)
 
-        begun = init(problem.start, key), problem.start
-        numbers = jnp.arange(len(rates), dtype=jnp.float32)
-        (state, mean), _ = jax.lax.scan(averaged, begun, numbers)
-        return tuple(problem.loss(p, problem.held_out) for p in (state.params, mean))
-
-    return jax.vmap(of_method)(rates)
+    zero = jnp.zeros((), jnp.int32)
+    going = _Going(begin(), zero, jnp.float32(run.learning_rate), jnp.zeros(3), zero)
+    going = jax.lax.fori_loop(0, run.num_steps, step, going)
+    last = tuple(z[-_VALIDATION:] for z in problem.train)
+    losses = (problem.loss(going.state.params, x) for x in (last, problem.held_out))
+    return (*losses, going.stopped)
 
 
-def _run_before(
-    before: ModuleType, problem: Problem, num_directions: int, key: jax.Array
-) -> jax.Array:
-    """The held-out loss at the end of a run by the earlier default method."""
-    optimizer, _, search = before.default_method(problem.start, minibatches=True)
-    estimator = before.forward_difference(before.orthonormal(), num_directions)
-    init, step = before.solver(
-        problem.loss, optimizer, estimator, search, sample=problem.sample
-    )
-    state, _ = jax.lax.scan(
-        lambda state, _: (step(state)[0], None),
-        init(problem.start, key),
-        length=_num_steps_before(num_directions),
-    )
-    return problem.loss(state.params, problem.held_out)
+def _powers(x: jax.Array) -> jax.Array:
+    return jnp.stack([jnp.ones_like(x), x, x * x])
 
 
-def _num_steps_before(num_directions: int) -> int:
-    """The steps of the earlier default method, which evaluates the loss on its own.
+def _is_lower(rise: jax.Array) -> jax.Array:
+    """Whether a mean rise is at most two standard errors above 0."""
+    number, total, squares = rise
+    mean = total / number
+    variance = (squares / number - mean**2) / (number - 1)
+    return mean <= 2 * jnp.sqrt(variance)
 
-    Twice at each of the first 40 steps but the first, and later every eight steps.
+
+def _either(is_adamm: Any, b1: Any) -> optax.GradientTransformation:
+    """The moments of R-AdaZO or of ZO-AdaMM, as a traced value says."""
+    both = [
+        scale(b1=b1, bias_correction=True)
+        for scale in (zo.transforms.scale_by_radazo, zo.transforms.scale_by_zo_adamm)
+    ]
+
+    def init(params: Any) -> Any:
+        return [scale.init(params) for scale in both]
+
+    def update(updates: Any, states: Any, params: Any = None) -> Any:
+        (one, first), (other, second) = (
+            scale.update(updates, state, params)
+            for scale, state in zip(both, states, strict=True)
+        )
+        chosen = jax.tree.map(lambda a, b: jnp.where(is_adamm, b, a), one, other)
+        return chosen, [first, second]
+
+    return optax.GradientTransformation(init, update)
+
+
+def _rounding(problem: Problem) -> Iterable[optax.GradientTransformation]:
+    """Stochastic rounding, without which most updates of bfloat16 are lost."""
+    dtypes = {x.dtype for x in jax.tree.leaves(problem.start)}
+    return () if dtypes == {jnp.float32.dtype} else (zo.stochastic_rounding(1),)
+
+
+def lost(row: dict[str, Any], reference: str = SEARCHED) -> dict[str, np.ndarray]:
+    """The losses of the methods in each run: [seeds], infinite if one failed.
+
+    Args:
+      row: A row of the record.
+      reference: The method that loses nothing, or "best": the best rate of this row.
     """
-    of_eight = 8 * (num_directions + 1) + 2
-    left = EVALUATIONS - 40 * (num_directions + 1) - 2 * 39
-    return 40 + 8 * left // of_eight
+    ends = {name: array(values) for name, values in row["ends"].items()}
+    names = _RATES if reference == "best" else [reference]
+    least = min(ends[name].mean() for name in names)
+    return {name: (end - least) / (row["start"] - least) for name, end in ends.items()}
 
 
-def lost(row: dict[str, Any]) -> dict[str, np.ndarray]:
-    """The losses of the methods in each run: [seeds], infinite if one failed."""
-    ends = {
-        name: np.array([np.inf if x is None else x for x in values])
-        for name, values in row["ends"].items()
-    }
-    tuned = min(float(ends[name].mean()) for name in names()[: len(_FACTORS)])
-    return {name: (end - tuned) / (row["start"] - tuned) for name, end in ends.items()}
+def kind(row: dict[str, Any]) -> str:
+    """The settings that are named in a line of a table, all but the problem."""
+    named = [f"K = {row['num_directions']}"]
+    if row["b1"] != Case._field_defaults["b1"]:
+        named.append(f"β₁ = {row['b1']:g}")
+    if row["evaluations"] < EVALUATIONS:
+        named.append(f"{row['evaluations']:,} evaluations")
+    if row["evaluations"] > EVALUATIONS:
+        named.append(f"{round(row['steps'], -3):,} steps")
+    if row["dtype"] != Case._field_defaults["dtype"]:
+        named.append(row["dtype"])
+    return ", ".join(named)
 
 
 def tables(content: dict[str, Any]) -> list[Table]:
-    """The losses of each method over all rows, and of some methods in each row."""
-    rows = [lost(row) for row in content["rows"]]
-    total = []
-    for name in names():
-        of_rows = np.array([row[name] for row in rows])
-        means = of_rows.mean(axis=1)
-        cells = np.median(means), means.mean(), of_rows.max()
-        diverged = int(np.sum(of_rows.max(axis=1) > 1))
-        total.append((name, *map(_shown, cells), f"{diverged} of {len(rows)}"))
-    compared = [RULE, f"{RULE} × 0.5", f"{RULE} × 2", *_ENDLESS, EARLIER_NAME]
-    each = [
-        (row["problem"], str(row["num_directions"]), *_means(found, compared))
-        for row, found in zip(content["rows"], rows, strict=True)
-    ]
-    evaluations = content["settings"]["evaluations"]
+    """The methods over all rows, the rule by kinds of rows, each row, and the past."""
+    rows = content["rows"]
+    kinds = {name: [r for r in rows if kind(r) == name] for name in map(kind, rows)}
+    past = [row for row in rows if EARLIER in row["ends"]]
+    heads = ["median", "mean", "worst run", "diverged"]
     return [
         Table(
-            f"Held-out loss lost after {evaluations:,} evaluations, over all problems "
-            "and K: 0 is the best of seven rates, 1 no progress",
-            ["method", "median", "mean", "worst run", "diverged"],
-            total,
+            "Held-out loss lost, over all rows: 0 is the searched rate, 1 no progress",
+            ["method", *heads],
+            [(name, *_summary(rows, name)) for name in METHODS if name != SEARCHED],
         ),
-        Table("The mean over three runs", ["problem", "K", *compared], each),
+        Table(
+            "Lost by the rule, by kinds of rows; the last column is the mean if 0 is "
+            "the best of the five rates on the held-out examples themselves",
+            ["rows", "problems", *heads, "mean, to the best"],
+            [
+                (name, str(len(some)), *_summary(some, RULE), _to_best(some))
+                for name, some in (kinds | {"all": rows}).items()
+            ],
+        ),
+        Table(
+            "The mean over three runs; *searched* is a multiple of the rule",
+            ["problem", "rows", SEARCHED, *_EACH],
+            [(row["problem"], kind(row), _multiple(row), *_means(row)) for row in rows],
+        ),
+        Table(
+            "Lost on the rows of the earlier default",
+            ["method", *heads],
+            [(name, *_summary(past, name)) for name in (RULE, EARLIER) if past],
+        ),
     ]
 
 
-def _means(found: dict[str, np.ndarray], names: Sequence[str]) -> Iterator[str]:
-    return (_shown(found[name].mean()) for name in names)
+_RATES = (SEARCHED, RULE, "rule × 0.5", "rule × 2", "rule × 4")
+_EACH = [name for name in METHODS if name != SEARCHED and "guarded" not in name]
+
+
+def _summary(rows: Sequence[dict[str, Any]], name: str) -> tuple[str, ...]:
+    """The median, the mean and the worst run of a method; how often it diverged."""
+    rows = [row for row in rows if name in row["ends"]]
+    found = np.stack([lost(row)[name] for row in rows])
+    cells = np.median(found.mean(axis=1)), found.mean(), found.max()
+    diverged = int(np.sum(found.max(axis=1) > 1))
+    return (*map(_shown, cells), f"{diverged} of {len(rows)}")
+
+
+def _to_best(rows: Sequence[dict[str, Any]]) -> str:
+    return _shown(float(np.mean([lost(row, "best")[RULE] for row in rows])))
+
+
+def _multiple(row: dict[str, Any]) -> str:
+    """The searched rate over the rule's."""
+    return f"{row['searched'] / np.exp(np.mean(np.log(row['learning_rates']))):.2g}"
+
+
+def _means(row: dict[str, Any]) -> list[str]:
+    found = lost(row)
+    return [_shown(found[name].mean()) if name in found else "" for name in _EACH]
 
 
 def _shown(x: float) -> str:
@@ -203,18 +459,10 @@ def _shown(x: float) -> str:
 @options.output
 @options.resume
 def main(problems: Sequence[str], output: Path | None, resume: bool) -> None:
-    about = {"settings": {"evaluations": EVALUATIONS, "earlier": EARLIER}}
-    with package_at(EARLIER) as before:
-        cases = [
-            (
-                {"problem": name, "num_directions": k},
-                functools.partial(measured, name, k, before),
-            )
-            for name in problems
-            for k in DIRECTIONS
-        ]
-        made = collect(output, resume, cases, lambda rows: rows, **about)
-    for table in tables({"rows": made} | about):
+    chosen = [case for case in cases() if case.problem in problems]
+    rows = [(case._asdict(), functools.partial(measured, case)) for case in chosen]
+    made = collect(output, resume, rows, lambda rows: rows)
+    for table in tables({"rows": made}):
         print(table.caption, table.format(), sep="\n\n", end="\n\n")
 
 

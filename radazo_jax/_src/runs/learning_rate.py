@@ -33,6 +33,7 @@ _MOST_SIZES = 20
 # So many, if noise hides the rise at the size of the parameters.
 _MOST_HIDDEN = 6
 _SHARE = 0.1  # The rise at which a change counts as large, of the loss.
+_LEAST_SPREAD = 1e-5  # Of losses between minibatches, of the loss; less is rounding.
 
 # η √((1 + β₁) T / (1 − β₁)) over the flatness: 0.8 · √19, chosen on ten problems.
 _FACTOR = 0.8 * math.sqrt(19)
@@ -115,10 +116,11 @@ def find_learning_rate(
     """Measures a learning rate for R-AdaZO, decayed linearly to 0 over a run.
 
     It measures how far all parameters can move at random before the loss rises by a
-    tenth: the *flatness* s, the root mean square of such a change per element. Each
-    size is tried by eight symmetric pairs of points, each on a minibatch of its own,
-    the same for all sizes. The size is halved or doubled until it brackets the rise,
-    and interpolated. The learning rate is
+    tenth, or a loss ≤ 0 by its standard deviation between minibatches: the *flatness*
+    s, the root mean square of such a change per element. Each size is tried by eight
+    symmetric pairs of points, each on a minibatch of its own, the same for all sizes.
+    The size is halved or doubled until it brackets the rise, and interpolated. The
+    learning rate is
 
         η = 0.8 √19 · s √((1 − β₁) / ((1 + β₁) T))
 
@@ -142,15 +144,16 @@ def find_learning_rate(
       distribution: The distribution of the random changes, such as the estimator's.
       evaluator: Evaluates the two points of a pair. By default, one after the other.
       rise: The rise of the loss at which a change counts as large; by default, a tenth
-        of the loss at θ. Pass it for a loss whose zero has no meaning, such as a
-        negative reward.
+        of the loss at θ. The zero of a negative reward has no meaning: if the loss is
+        ≤ 0, the default is its standard deviation between eight minibatches.
 
     Returns:
       The learning rate, and what it was computed from. `print` shows a report.
 
     Raises:
       TypeError, ValueError: If an argument has the wrong type or value; if the loss at
-        θ is not finite, or not positive without `rise`; if it does not rise.
+        θ is not finite, or not positive and the same on all minibatches, without
+        `rise`; if it does not rise.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -200,8 +203,9 @@ def measured(
       ValueError: As `find_learning_rate` does for a loss.
     """
     probe = _Probe(run, params, key)
-    loss = probe.loss()
-    rise = _rise(loss) if rise is None else float(rise)
+    losses = probe.losses()
+    loss = float(np.mean(losses))
+    rise = _rise(losses) if rise is None else float(rise)
     rms = _root_mean_square(params)
     flatness, num_sizes = _flatness(lambda size: (probe.mean(size) - loss) / rise, rms)
     taken = run.num_minibatches + 2 * _PAIRS * num_sizes
@@ -209,19 +213,24 @@ def measured(
     return found.over(None)
 
 
-def _rise(loss: float) -> float:
-    """The rise of a loss that counts as large."""
+def _rise(losses: np.ndarray) -> float:
+    """The rise that counts as large, from the losses of minibatches at θ."""
+    loss = float(np.mean(losses))
     if not math.isfinite(loss):
         raise ValueError(
             f"fun must be finite at params; got {loss}. Start elsewhere, or check that "
             "sample returns examples."
         )
-    if loss <= 0:
+    if loss > 0:
+        return _SHARE * loss
+    spread = float(np.std(losses, ddof=1)) if len(losses) > 1 else 0.0
+    if spread <= _LEAST_SPREAD * abs(loss):
         raise ValueError(
-            f"fun must be positive at params without rise; got {loss:.6g}. Pass rise "
-            "to find_learning_rate, the rise of the loss that counts as large."
+            "fun must be positive at params, or differ between minibatches, without "
+            f"rise; got {loss:.6g}. Pass rise to find_learning_rate, the rise of the "
+            "loss that counts as large."
         )
-    return _SHARE * loss
+    return spread
 
 
 def _root_mean_square(params: Any) -> float:
@@ -279,10 +288,10 @@ class _Probe(NamedTuple):
     params: Any
     key: jax.Array
 
-    def loss(self) -> float:
-        """The mean loss at θ."""
+    def losses(self) -> np.ndarray:
+        """The losses of all minibatches at θ."""
         take = program.of(_at_start, self.run, self.params, self.key)
-        return float(take(self.params, self.key))
+        return np.asarray(take(self.params, self.key), np.float64)
 
     def mean(self, size: float) -> float:
         """The mean loss at changes of this root mean square; infinite if one fails."""
@@ -322,18 +331,18 @@ class Evaluated(NamedTuple):
         return lambda params: self.fun(box.project(self.bounds, params), *batch)
 
 
-def _mean(of_pair: Callable[[jax.Array], jax.Array], num: int) -> jax.Array:
-    return jnp.mean(lax.map(of_pair, jnp.arange(num, dtype=jnp.uint32)))
+def _of_all(of_pair: Callable[[jax.Array], jax.Array], num: int) -> jax.Array:
+    return lax.map(of_pair, jnp.arange(num, dtype=jnp.uint32))
 
 
 def _at_start(run: Evaluated, params: Any, key: jax.Array) -> jax.Array:
-    """The mean loss at θ over the minibatches of all pairs."""
+    """The losses at θ on the minibatches of all pairs."""
 
     def of_pair(number: jax.Array) -> jax.Array:
         loss = checks.checked_loss(run.loss_of(key, number), False)
         return loss(params)[0]
 
-    return _mean(of_pair, run.num_minibatches)
+    return _of_all(of_pair, run.num_minibatches)
 
 
 def _at_pairs(
@@ -351,4 +360,4 @@ def _at_pairs(
         values, _ = values_at(run.evaluator, loss, params, cached)
         return jnp.mean(values.along)
 
-    return _mean(of_pair, _PAIRS)
+    return jnp.mean(_of_all(of_pair, _PAIRS))
