@@ -118,7 +118,7 @@ def test_the_key_decides_and_the_batch_size_does_not():
 
 
 def test_a_reward_has_a_rise_of_its_own():
-    """By default, the standard deviation of the loss between eight minibatches."""
+    """The default is the standard deviation of the loss between eight minibatches."""
 
     def loss(params, noise):
         return quadratic(params) - 1e3 + noise
