@@ -446,6 +446,10 @@ BAD_TOKENIZERS = {
     "merges": ({"merges": ["x y z", "q"]}, "merges must be pairs of tokens"),
     "no merges": ({"merges": None}, "merges must be a list of texts"),
     "tokens": ({"tokens": np.zeros(3)}, "tokens must be a list of texts"),
+    "too many": (
+        {"tokens": [str(i) for i in range(266)]},
+        "tokens must be at most 265 texts, the rows of token_embd.weight; got 266",
+    ),
     "special": ({"bos_token_id": 10**6}, "bos_token_id must be the number of a token"),
 }
 
