@@ -568,6 +568,15 @@ def test_a_model_is_found_in_a_folder_or_an_installed_package(tmp_path, monkeypa
         find.model("no.gguf")
 
 
+def test_an_unknown_family_is_refused_before_it_is_downloaded(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}', "utf-8")
+    with pytest.raises(ValueError, match=r"one of opt, llama, .*; got 'mamba'"):
+        find.model(str(tmp_path))
+    match = "If its model_type is one of opt, llama, .*, `hf download a/b` gets its"
+    with pytest.raises(FileNotFoundError, match=match):
+        find.model("a/b")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("quantize", ["file", "no"])
 def test_a_file_is_tuned_from_the_command_line(quantize, tmp_path, capsys):
