@@ -26,6 +26,11 @@ def tokenizer(file: File) -> Tokenizer:
     """
     kind, add_bos = _get(file, "model"), _get(file, "add_bos_token")
     tokens, types = _texts(file, "tokens"), _get(file, "token_type")
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is not None and embedding.shape[0] < len(tokens):
+        rows = embedding.shape[0]
+        expected = f"at most {rows} texts, the rows of token_embd.weight"
+        raise _error(file, "tokens", expected, len(tokens))
     if len(set(tokens)) < len(tokens) or not _is_list_of(len(tokens), types, "i"):
         raise _error(
             file, "token_type", "a number for each of the tokens, all distinct"

@@ -9,6 +9,7 @@ import json
 import pathlib
 import struct
 import tracemalloc
+import urllib.request
 
 import jax
 import jax.numpy as jnp
@@ -228,14 +229,15 @@ def test_a_real_model_is_what_transformers_reads():
 INTERLEAVED = "llama", "granite", "smollm3"
 
 
-def converted(name, to):
-    """A checkpoint of golden/decoders in GGUF, with all its entries."""
+def converted(name, to, add=lambda writer: None):
+    """A checkpoint of golden/decoders in GGUF, with all its entries and some more."""
     stored, config = text_part(name)
     family = {hf: own for own, hf in gguf_model.ARCHITECTURES.items()}
     family = family.get(config["model_type"], "llama")  # And Mistral.
     heads, keys = (config[f"num_{n}_heads"] for n in ("attention", "key_value"))
     layers = config["num_hidden_layers"]
     writer = gguf.GGUFWriter(to, family)
+    add(writer)
     writer.add_block_count(layers)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -248,6 +250,7 @@ def converted(name, to):
     writer.add_rope_freq_base(rope["rope_theta"])
     if config.get("head_dim"):
         writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
     if config.get("sliding_window") and family not in INTERLEAVED:
         writer.add_sliding_window(config["sliding_window"])
     for kind in ("attn", "final"):
@@ -446,6 +449,10 @@ BAD_TOKENIZERS = {
     "merges": ({"merges": ["x y z", "q"]}, "merges must be pairs of tokens"),
     "no merges": ({"merges": None}, "merges must be a list of texts"),
     "tokens": ({"tokens": np.zeros(3)}, "tokens must be a list of texts"),
+    "too many": (
+        {"tokens": [str(i) for i in range(266)]},
+        "tokens must be at most 265 texts, the rows of token_embd.weight; got 266",
+    ),
     "special": ({"bos_token_id": 10**6}, "bos_token_id must be the number of a token"),
 }
 
@@ -561,6 +568,15 @@ def test_a_model_is_found_in_a_folder_or_an_installed_package(tmp_path, monkeypa
         find.model("no.gguf")
 
 
+def test_an_unknown_family_is_refused_before_it_is_downloaded(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}', "utf-8")
+    with pytest.raises(ValueError, match=r"one of opt, llama, .*; got 'mamba'"):
+        find.model(str(tmp_path))
+    match = "If its model_type is one of opt, llama, .*, `hf download a/b` gets its"
+    with pytest.raises(FileNotFoundError, match=match):
+        find.model("a/b")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("quantize", ["file", "no"])
 def test_a_file_is_tuned_from_the_command_line(quantize, tmp_path, capsys):
@@ -658,3 +674,52 @@ def test_llama_cpp_loads_what_is_written(name, tmp_path):
             # Its keys and values are float16.
             assert logprob == pytest.approx(expected[-1][i], abs=0.02)
     assert np.abs(expected[1] - expected[0]).max() > 0.2
+
+
+def add_vocabulary(writer):
+    """29 tokens, without which llama.cpp loads no model."""
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([f"t{i}" for i in range(29)])
+    writer.add_token_types([3, 3, *[1] * 27])
+    writer.add_token_merges(["t 1"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+
+
+def next_of(file, tokens):
+    """Log-probabilities of all tokens that may follow some, by llama.cpp."""
+    llama = pytest.importorskip("xllamacpp")
+    params = llama.CommonParams()
+    params.model.path, params.n_ctx, params.warmup = str(file), 64, False
+    params.cpuparams.n_threads = 1
+    server = llama.Server(params)
+    prompt = {"prompt": tokens, "n_predict": 1, "n_probs": 29, "temperature": 0}
+    request = urllib.request.Request(
+        f"{server.listening_address}/completion",
+        json.dumps(prompt).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request) as answer:
+        (choice,) = json.load(answer)["completion_probabilities"]
+    return {token["id"]: token["logprob"] for token in choice["top_logprobs"]}
+
+
+# Five tokens, because llama.cpp has no window for Phi-3. Mistral has none there either,
+# and the attention of the tiny Gemmas is scaled otherwise.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["granite", "llama", "llama_tied_scaled", "olmo2", "phi3", "qwen3", "smollm3"],
+)
+def test_llama_cpp_computes_the_same(name, tmp_path):
+    file = converted(name, tmp_path / "model.gguf", add_vocabulary)
+    tokens = [5, 17, 28, 9, 3]
+    found = next_of(file, tokens)
+    model = weights.load(file, dtype=jnp.float32)
+    logits = np.float64(tiny.logits(model, np.array([tokens], np.int32))[0, -1])
+    expected = logits - np.log(np.exp(logits).sum())
+    difference = max(abs(value - expected[i]) for i, value in found.items())
+    print(f"{name}: {difference:.1g}")
+    assert len(found) == 29
+    assert difference < 0.005 * np.ptp(expected)  # Its keys and values are float16.

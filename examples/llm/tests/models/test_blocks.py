@@ -11,66 +11,23 @@ from flax import nnx
 
 from radazo_llm.formats import gguf_model, weights
 from radazo_llm.models import blocks, lora, quantization
+from research import block_files
 
 from .. import tables, tiny
 
-gguf = pytest.importorskip("gguf")
 WIDTH, VOCABULARY = 256, 300
 KINDS = {
     "token_embd": "Q6_K",
     "blk.1.ffn_down": "Q6_K",
     "blk.0.attn_v": "Q5_K",
-    "norm": "F32",
     "": "Q4_K",
 }
 
 
-SHAPES = {"token_embd": (VOCABULARY, WIDTH), "output_norm": (WIDTH,)}
-SHAPES |= {
-    f"blk.{i}.{name}": (WIDTH,) if "norm" in name else (WIDTH, WIDTH)
-    for i in range(2)
-    for name in (
-        *("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output"),
-        *("ffn_norm", "ffn_gate", "ffn_up", "ffn_down"),
-    )
-}
-
-
-def random_blocks(kind, shape, rng):
-    """Blocks of any integers, with scales such that values are about 0.02."""
-    layout = blocks.LAYOUTS[kind]
-    count = shape[0], shape[1] // layout.values, layout.num_bytes
-    found = rng.integers(0, 256, count, dtype=np.uint8)
-    starts = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}[kind]
-    for start in starts:
-        scale = np.full((*count[:2], 1), 2e-5, np.float16)
-        found[..., start : start + 2] = scale.view(np.uint8)
-    return found.reshape(shape[0], -1)
-
-
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-    path, rng = tmp_path_factory.mktemp("k") / "k.gguf", np.random.default_rng(0)
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(2)
-    writer.add_context_length(64)
-    writer.add_embedding_length(WIDTH)
-    writer.add_feed_forward_length(WIDTH)
-    writer.add_head_count(4)
-    writer.add_head_count_kv(4)
-    writer.add_layer_norm_rms_eps(1e-5)
-    for name, shape in SHAPES.items():
-        kind = next(kind for part, kind in KINDS.items() if part in name)
-        if kind == "F32":
-            writer.add_tensor(f"{name}.weight", np.ones(shape, np.float32))
-            continue
-        data = random_blocks(kind, shape, rng)
-        number = gguf.GGMLQuantizationType[kind]
-        writer.add_tensor(f"{name}.weight", data, raw_dtype=number)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    path = tmp_path_factory.mktemp("k") / "k.gguf"
+    block_files.write(path, KINDS, WIDTH, VOCABULARY)
     return path
 
 
