@@ -6,7 +6,6 @@ from mkdocs.structure.pages import Page
 
 BOOSTS = {
     "guides/": 2.0,
-    "recipes/": 2.0,
     "faq.md": 2.0,
     "research/": 0.5,
 }
