@@ -2,9 +2,9 @@
 
     python -W error .ci/blocks.py PAGE [...]
 
-Blocks fenced as `python` are run. Those with `>>>` prompts must print what they say,
-and so must a block that a block fenced as `text` follows at once. Fence a sketch as
-`text` after a paragraph, and code of another package as `py`.
+Blocks fenced as `python` are run. Those with `>>>` prompts must print what they say. A
+block fenced as `text` that follows at once is what the block before it prints. Fence a
+sketch as `text` after a paragraph, and code of another package as `py`.
 """
 
 import contextlib

@@ -81,6 +81,51 @@ TERMS = {
     "failing evaluation": "faq/",
     "write an estimator": "guides/custom/",
 }
+# Term of a newcomer -> the page that is found first.
+FIRST = {
+    "freeze": "recipes/freeze/",
+    "batchnorm": "recipes/batchnorm/",
+    "early stopping": "recipes/early_stopping/",
+    "tolerance": "recipes/early_stopping/",
+    "learning rate": "recipes/learning_rate/",
+    "bounds": "black_boxes/",
+    "nan": "faq/",
+    "slow": "faq/",
+    "compile": "faq/",
+    "gpu": "gpus/",
+    "resume": "recipes/checkpoints/",
+    "scipy": "guides/coming_from/",
+    "maximize": "recipes/maximize/",
+    "integer": "faq/",
+    "noise": "faq/",
+    "checkpoint": "recipes/checkpoints/",
+    "mezo": "guides/coming_from/",
+    "spsa": "api/spsa/",
+    "evolution strategy": "api/evolution_strategy/",
+    "memory": "guides/settings/",
+}
+# In tables: words on several lines, apart from breaks that the page allows.
+BROKEN_WORDS = """
+const broken = [];
+for (const cell of document.querySelectorAll("article table :is(th, td)")) {
+  const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+  for (let text = texts.nextNode(); text; text = texts.nextNode()) {
+    for (const word of text.data.matchAll(/[^\\s\\-\u2013/]+/g)) {
+      const range = document.createRange();
+      range.setStart(text, word.index);
+      range.setEnd(text, word.index + word[0].length);
+      const tops = new Set([...range.getClientRects()].map(r => Math.round(r.top)));
+      if (tops.size > 1) broken.push(word[0]);
+    }
+  }
+}
+return broken"""
+# Figures that a dark page shows on white: they are neither inverted nor drawn twice.
+WHITE = """
+return [...document.querySelectorAll("article img")].filter(x =>
+  x.offsetWidth && getComputedStyle(x).filter === "none" &&
+  !x.src.includes("_dark.png") && !x.src.endsWith(".svg")).map(x => x.src)"""
+PHOTOGRAPHS = ("mujoco_rollout.png", "onnx_int8.png")
 # What the outputs of the notebooks say, and how many figures they have.
 OUTPUTS = {
     "first_run": (r"after 600 steps", 1),
@@ -166,6 +211,14 @@ def resize(browser, width, height=1000):
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 
+def keep(browser, page, suffix):
+    """Keeps a picture of the first screen of some pages."""
+    if SCREENSHOTS and page in SHOWN:
+        os.makedirs(SCREENSHOTS, exist_ok=True)
+        name = f"{SHOWN[page]}_{suffix}.png"
+        browser.save_screenshot(os.path.join(SCREENSHOTS, name))
+
+
 def some(parent, selector):
     return parent.find_elements("css selector", selector)
 
@@ -188,7 +241,7 @@ def change_colors(browser, scheme):
 
 
 def test_every_page_opens_whole_and_fits(browser, address, kinds):
-    """No error in the console, no broken image, no sidewards scrolling."""
+    """No error, no broken image, no sidewards scrolling, no broken word in a table."""
     problems = []
     browser.get_log("browser")
     for width in WIDTHS:
@@ -204,12 +257,10 @@ def test_every_page_opens_whole_and_fits(browser, address, kinds):
                 "const page = document.documentElement;"
                 "return page.scrollWidth > innerWidth ? page.scrollWidth : 0"
             )
-            if SCREENSHOTS and page in SHOWN:
-                os.makedirs(SCREENSHOTS, exist_ok=True)
-                name = f"{SHOWN[page]}_{width}.png"
-                browser.save_screenshot(os.path.join(SCREENSHOTS, name))
-            if errors or broken or wide:
-                problems.append((width, page, errors, broken, wide))
+            keep(browser, page, width)
+            words = browser.execute_script(BROKEN_WORDS)
+            if errors or broken or wide or words:
+                problems.append((width, page, errors, broken, wide, words))
     assert not problems, problems
 
 
@@ -254,14 +305,15 @@ def test_no_link_is_broken(site, pages):
     assert links > 500 and not broken, (links, broken)
 
 
-@pytest.mark.parametrize("scheme", ["default", "slate"])
-def test_pages_can_be_read_by_all(browser, address, kinds, scheme):
+@pytest.mark.parametrize(("scheme", "width"), [("default", 1400), ("slate", 390)])
+def test_pages_can_be_read_by_all(browser, address, kinds, scheme, width):
     """Axe checks contrast, headings, texts of images and links, in both schemes."""
     resize(browser, WIDTHS[0])
     axe, problems = AXE.read_text(encoding="utf-8"), []
     browser.get(address)
     if one(browser, "body").get_attribute("data-md-color-scheme") != scheme:
         change_colors(browser, scheme)
+    resize(browser, width)
     # What is dark is the same everywhere: one page of each kind.
     for page in kinds if scheme == "default" else DARK:
         browser.get(address + page)
@@ -280,17 +332,26 @@ def test_pages_can_be_read_by_all(browser, address, kinds, scheme):
             RULES,
         )
         problems += [(page, *violation) for violation in found]
+        if scheme == "slate":
+            white = browser.execute_script(WHITE)
+            white = [image for image in white if not image.endswith(PHOTOGRAPHS)]
+            problems += [(page, image) for image in white]
+            keep(browser, page, f"{width}_dark")
     assert not problems, problems
 
 
 def test_search_finds_what_one_looks_for(browser, address):
+    """Terms of newcomers find the right page first; names and other terms find it."""
     resize(browser, WIDTHS[0])
     browser.get(address)
     field = one(browser, "input.md-search__input")
-    for term, page in TERMS.items():
+    first = ".md-search-result__item:first-child > .md-search-result__link"
+    wanted = [(term, page, first) for term, page in FIRST.items()]
+    wanted += [(term, page, ".md-search-result__link") for term, page in TERMS.items()]
+    for term, page, link in wanted:
         field.clear()
         field.send_keys(term)
-        link = f".md-search-result__link[href^='{address}{page}']"
+        link = f"{link}[href^='{address}{page}']"
         wait(browser, lambda link=link: some(browser, link), f"{term} finds {page}")
 
 

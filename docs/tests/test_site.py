@@ -7,6 +7,7 @@ tests are skipped.
 import doctest
 import functools
 import html
+import importlib.util
 import inspect
 import json
 import os
@@ -15,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -176,6 +178,24 @@ def test_nothing_is_quoted_or_run_together(pages):
         # Prompts outside of code, and marks that are not Markdown's.
         for mark in (">>>", "``", "`_", "`", "::: "):
             assert mark not in text, (path, mark)
+
+
+@pytest.mark.parametrize("address", ["", "https://example.org/radazo_jax/"])
+def test_links_to_files_that_are_not_on_the_site(monkeypatch, address):
+    """They lead to the repository if its address is known, and else name the file."""
+    spec = importlib.util.spec_from_file_location("hook", ROOT / "docs/repository.py")
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    monkeypatch.setenv("REPOSITORY_URL", address)
+    config = hook.on_config(types.SimpleNamespace(repo_url="", site_name="radazo_jax"))
+    file = types.SimpleNamespace(abs_src_path=str(ROOT / "docs/faq.md"))
+    text = "[runs](../CHANGELOG.md) [pages](index.md)"
+    page = types.SimpleNamespace(file=file)
+    shown = "`CHANGELOG.md`"
+    if address:
+        assert config.repo_name == "radazo_jax"
+        shown = f"[runs]({address}blob/HEAD/CHANGELOG.md)"
+    assert hook.on_page_markdown(text, page, config) == f"{shown} [pages](index.md)"
 
 
 def test_formulas_are_typeset(site):
