@@ -24,6 +24,17 @@ def test_the_rate_is_measured_printed_and_found_again(tmp_path, capsys):
     assert len(losses) == 12
 
 
+@pytest.mark.slow
+def test_an_accuracy_has_the_rate_of_its_choices(capsys):
+    settings = dataclasses.replace(SETTINGS, objective="accuracy", smoothing=0.3)
+    result = run(settings, model(), TRAIN, DEV)
+    rate = capsys.readouterr().out.splitlines()[0]
+    run(dataclasses.replace(settings, objective="classification"), model(), TRAIN, DEV)
+    assert capsys.readouterr().out.splitlines()[0] == rate
+    for row in result.evaluations:
+        assert row["train_loss"] == pytest.approx(1 - row["train_accuracy"])
+
+
 def test_other_methods_need_a_rate():
     settings = dataclasses.replace(SETTINGS, method="zo_sgd")
     with pytest.raises(ValueError, match="learning_rate must be positive with the"):
