@@ -24,7 +24,8 @@ from radazo_llm.tune import train
 from radazo_llm.tune.batches import bounds, buckets
 from radazo_llm.tune.data import Batch
 from radazo_llm.tune.rate import with_rate
-from radazo_llm.tune.run import METRICS, Result, measure
+from radazo_llm.tune.report import METRICS
+from radazo_llm.tune.run import Result, measure
 from radazo_llm.tune.train import Settings, State
 
 # Settings of the loop on one machine, at the values that they must have here.
