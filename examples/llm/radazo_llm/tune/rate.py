@@ -17,6 +17,17 @@ from radazo_llm.tune.train import Job, State, loss_fn
 _BATCHES = 8  # Of examples that the minibatches of the probe are drawn from.
 
 
+def before_rate(settings: Settings) -> Settings:
+    """The settings that a measured rate is for; they must be those of the start.
+
+    `zo.find_learning_rate` is for steps with bias correction: without it, the first
+    step is 10 times as long, and a short run leaves the region that was measured.
+    """
+    if settings.learning_rate or settings.method != "radazo":
+        return settings
+    return dataclasses.replace(settings, bias_correction=True)
+
+
 def with_rate(
     settings: Settings, job: Job, state: State, parts: Sequence[Batch]
 ) -> Settings:

@@ -26,7 +26,7 @@ from radazo_llm.tune import checkpoint, forecast, frozen
 from radazo_llm.tune.batches import Feed, bounds, buckets, chunks
 from radazo_llm.tune.data import Batch
 from radazo_llm.tune.interrupts import Interrupts
-from radazo_llm.tune.rate import with_rate
+from radazo_llm.tune.rate import before_rate, with_rate
 from radazo_llm.tune.report import Report
 from radazo_llm.tune.train import Settings, State, evaluate, start, train_step
 
@@ -96,6 +96,7 @@ def run(
     share = 1.0 if eval_examples is None else eval_examples / len(train.label)
     measured = parts | {"train": [some(part, share) for part in parts["train"]]}
     feed = Feed(parts["train"], settings.seed, sizes)
+    settings = before_rate(settings)
     job, state = start(settings, model)
     # On a named device, like restored arrays, so that both use one program.
     job, state = jax.device_put((job, state), jax.devices()[0])
