@@ -18,7 +18,7 @@ _BATCHES = 8  # Of examples that the minibatches of the probe are drawn from.
 
 
 def before_rate(settings: Settings) -> Settings:
-    """The settings that a measured rate is for; they must be those of the start.
+    """The settings that a measured rate is for: a run must start with them.
 
     `zo.find_learning_rate` is for steps with bias correction: without it, the first
     step is 10 times as long, and a short run leaves the region that was measured.
