@@ -69,9 +69,9 @@ def own_data(*, written: bool = False) -> Decorator:
         option(
             DATA,
             "--template",
-            default="{text}\nAnswer:",
+            default=r"{text}\nAnswer:",
             show_default=True,
-            help="The prompt of a text with a label.",
+            help=r"The prompt of a text with a label; \n is a new line.",
         ),
         option(
             DATA,
@@ -181,7 +181,7 @@ def radazo_llm() -> None:
     help="The loss: the cross-entropy of the candidates, that of the tokens that "
     "follow, or the share of wrong choices. The data decide by default.",
 )
-@settings_of(TuneSettings, without=("objective",))
+@settings_of(TuneSettings, without=("objective", "bias_correction"))
 def tune(
     folder: Path, task: str | None, objective: str | None, dry_run: bool, **options: Any
 ) -> None:
@@ -220,7 +220,7 @@ def tune(
 )
 @CONFIG
 @DTYPE
-@settings_of(TuneSettings, without=("objective",))
+@settings_of(TuneSettings, without=("objective", "bias_correction"))
 def plan(folder: Path | None, **options: Any) -> None:
     """Prints the memory, the disk and the time that `tune` takes here.
 
@@ -323,6 +323,7 @@ def _own(folder: Path, options: dict[str, Any], *, written: bool = False) -> Any
     from radazo_llm.examples.forms import Shape
     from radazo_llm.examples.splits import Own
 
+    options["template"] = options["template"].replace(r"\n", "\n")
     names = [field.name for field in dataclasses.fields(Own)]
     values = {name: options.pop(name) for name in names if name in options}
     names = [field.name for field in dataclasses.fields(Shape)]

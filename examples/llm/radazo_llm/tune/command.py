@@ -197,9 +197,9 @@ def _on_worker(
 def summary(evaluations: list[dict[str, Any]]) -> str:
     """Returns a line on the run: its accuracy, or its loss if nothing is chosen."""
     first, last = evaluations[0], evaluations[-1]
-    name = "test" if "test_loss" in last else "dev"
-    chosen = f"{name}_accuracy" in last
+    chosen = any(key.endswith("_accuracy") for key in last)
     kind, form = ("accuracy", ".1%") if chosen else ("loss", ".4f")
+    name = "test" if f"test_{kind}" in last else "dev"
     parts = [f"tuned {last[f'{name}_{kind}']:{form}}"]
     if first["step"] == 0:
         parts.insert(0, f"untuned {first[f'{name}_{kind}']:{form}}")

@@ -23,8 +23,9 @@ from radazo_llm.models.model import LanguageModel
 from radazo_llm.tune import train
 from radazo_llm.tune.batches import bounds, buckets
 from radazo_llm.tune.data import Batch
-from radazo_llm.tune.rate import with_rate
-from radazo_llm.tune.run import METRICS, Result, measure
+from radazo_llm.tune.rate import before_rate, with_rate
+from radazo_llm.tune.report import METRICS
+from radazo_llm.tune.run import Result, measure
 from radazo_llm.tune.train import Settings, State
 
 # Settings of the loop on one machine, at the values that they must have here.
@@ -78,6 +79,7 @@ def run(
     )
     ends = bounds(train_split, 1)
     data = {name: buckets(split, ends) for name, split in splits.items()}
+    settings = before_rate(settings)
     job, state = train.start(settings, model)
     settings = with_rate(settings, job, state, data["train"])
     rates = [settings.learning_rate_at(i) for i in range(settings.num_steps)]

@@ -17,6 +17,17 @@ from radazo_llm.tune.train import Job, State, loss_fn
 _BATCHES = 8  # Of examples that the minibatches of the probe are drawn from.
 
 
+def before_rate(settings: Settings) -> Settings:
+    """The settings that a measured rate is for: a run must start with them.
+
+    `zo.find_learning_rate` is for steps with bias correction: without it, the first
+    step is 10 times as long, and a short run leaves the region that was measured.
+    """
+    if settings.learning_rate or settings.method != "radazo":
+        return settings
+    return dataclasses.replace(settings, bias_correction=True)
+
+
 def with_rate(
     settings: Settings, job: Job, state: State, parts: Sequence[Batch]
 ) -> Settings:
@@ -62,9 +73,13 @@ def with_rate(
 
 
 def _loss_of(settings: Settings, job: Job) -> Any:
+    # The accuracy moves in jumps: the loss of the same choices measures its rate.
+    jumps = settings.objective == "accuracy"
+    objective = "classification" if jumps else settings.objective
+
     def loss(params: nnx.State, batch: Batch) -> jax.Array:
         model = nnx.merge(job.graphdef, params, job.rest)
-        return loss_fn(model, batch, settings.objective)
+        return loss_fn(model, batch, objective)
 
     return loss
 

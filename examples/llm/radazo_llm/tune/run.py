@@ -9,11 +9,9 @@ bit, the file of metrics included.
 import contextlib
 import dataclasses
 import functools
-import json
 import math
-import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
 from radazo_llm.models.model import LanguageModel
@@ -29,10 +26,11 @@ from radazo_llm.tune import checkpoint, forecast, frozen
 from radazo_llm.tune.batches import Feed, bounds, buckets, chunks
 from radazo_llm.tune.data import Batch
 from radazo_llm.tune.interrupts import Interrupts
-from radazo_llm.tune.rate import with_rate
+from radazo_llm.tune.rate import before_rate, with_rate
+from radazo_llm.tune.report import Report
 from radazo_llm.tune.train import Settings, State, evaluate, start, train_step
 
-METRICS, CHECKPOINTS, SETTINGS = "metrics.jsonl", "checkpoints", "settings.json"
+CHECKPOINTS, SETTINGS = "checkpoints", "settings.json"
 # Settings that may change when a run is resumed: none of the steps depends on them.
 # The first may change unless a schedule depends on it.
 FREE = ("num_steps", "checkpoint_every", "eval_every")
@@ -98,6 +96,7 @@ def run(
     share = 1.0 if eval_examples is None else eval_examples / len(train.label)
     measured = parts | {"train": [some(part, share) for part in parts["train"]]}
     feed = Feed(parts["train"], settings.seed, sizes)
+    settings = before_rate(settings)
     job, state = start(settings, model)
     # On a named device, like restored arrays, so that both use one program.
     job, state = jax.device_put((job, state), jax.devices()[0])
@@ -118,40 +117,84 @@ def run(
                 checkpoint.write_json(folder / SETTINGS, about | used)
         first, end = int(state.step), settings.num_steps
         report = stack.enter_context(Report(folder, rows, first, end, label, clock))
-        interrupts = stack.enter_context(Interrupts())
-
-        def save() -> None:
-            # What was done before a checkpoint is not done again after it.
-            step = int(state.step)
-            if checkpoints is not None and step != checkpoints.latest_step():
-                notes = list(rows)  # Written in the background, while rows grows.
-                checkpoint.save(checkpoints, step, state, description, notes)
-
-        try:
-            for step in range(first, end + 1):
-                at_end = step == end
-                wanted = step % settings.eval_every == 0 and (step > 0 or eval_first)
-                if (wanted or at_end) and not _is_measured(rows, step):
-                    names = [n for n in measured if n != "test" or step == 0 or at_end]
-                    chosen = {name: measured[name] for name in names}
-                    with report.seconds.stopped():
-                        found = measure(settings, job, state, chosen, step == 0)
-                    report(step, found)
-                if step > first and (step % settings.checkpoint_every == 0 or at_end):
-                    save()
-                if at_end:
-                    break
-                batch = feed(step)
-                with interrupts.deferred():
-                    state, loss = _stepped(settings, job, state, step, batch)
-                    report(step, {"loss": loss})
-                size = math.prod(batch.tokens.shape[:3])
-                report.advance(settings.num_evaluations, size)
-        except KeyboardInterrupt:
-            save()
-            raise
+        given = settings, job, state, feed, measured, report
+        loop = Loop(*given, checkpoints, description, eval_first)
+        with Interrupts() as interrupts:
+            state = loop.run(interrupts)
     model = nnx.merge(job.graphdef, state.params, job.rest)
     return Result(model, state, [row for row in rows if "train_loss" in row])
+
+
+@dataclasses.dataclass
+class Loop:
+    """The steps of a run, with its evaluations and its checkpoints.
+
+    Attributes:
+      settings: The settings of the run.
+      job: The data of the steps.
+      state: The state, after the steps so far.
+      feed: The batches of the steps.
+      measured: The examples of an evaluation, by split.
+      report: The metrics.
+      checkpoints: The checkpoints, None if nothing is written.
+      description: The settings that decide the run.
+      eval_first: Whether to measure before the first step.
+    """
+
+    settings: Settings
+    job: Any
+    state: State
+    feed: Feed
+    measured: dict[str, list[Batch]]
+    report: Report
+    checkpoints: Any
+    description: dict[str, Any]
+    eval_first: bool
+
+    def run(self, interrupts: Interrupts) -> State:
+        """Takes the steps that are left, and returns the last state.
+
+        An interrupted run has a checkpoint of its last step.
+        """
+        first, end = int(self.state.step), self.settings.num_steps
+        try:
+            for step in range(first, end):
+                self._measure(step)
+                if step > first and step % self.settings.checkpoint_every == 0:
+                    self._save()
+                batch = self.feed(step)
+                with interrupts.deferred():
+                    given = self.settings, self.job, self.state, step, batch
+                    self.state, loss = _stepped(*given)
+                    self.report(step, {"loss": loss})
+                size = math.prod(batch.tokens.shape[:3])
+                self.report.advance(self.settings.num_evaluations, size)
+            if first <= end:
+                self._measure(end)
+        except KeyboardInterrupt:
+            self._save()
+            raise
+        self._save()
+        return self.state
+
+    def _measure(self, step: int) -> None:
+        """Measures the state before a step, if that is due and not done."""
+        at_end = step == self.settings.num_steps
+        due = step % self.settings.eval_every == 0 and (step > 0 or self.eval_first)
+        if not (due or at_end) or _is_measured(self.report.rows, step):
+            return
+        names = [n for n in self.measured if n != "test" or step == 0 or at_end]
+        chosen = {name: self.measured[name] for name in names}
+        with self.report.seconds.stopped():
+            found = measure(self.settings, self.job, self.state, chosen, step == 0)
+        self.report(step, found)
+
+    def _save(self) -> None:
+        """Writes a checkpoint, if there is none of the step."""
+        step = int(self.state.step)
+        if self.checkpoints is not None and step != self.checkpoints.latest_step():
+            notes = list(self.report.rows)  # Written in the background, while it grows.
+            checkpoint.save(self.checkpoints, step, self.state, self.description, notes)
 
 
 def _is_measured(rows: list[dict[str, Any]], step: int) -> bool:
@@ -207,62 +250,6 @@ def _stepped(
     return state, float(loss)
 
 
-class Report(contextlib.ExitStack):
-    """The metrics of a run: in a file, for TensorBoard, and next to a bar.
-
-    Args:
-      folder: The folder of the files, if there are any.
-      rows: The rows of metrics so far, to which others are added.
-      first: The first step.
-      end: The last step.
-      label: The text of the progress bar.
-      clock: As of `run`.
-    """
-
-    def __init__(
-        self,
-        folder: Path | None,
-        rows: list[dict[str, Any]],
-        first: int,
-        end: int,
-        label: str,
-        clock: Callable[[], float] | None,
-    ) -> None:
-        super().__init__()
-        self.rows, self.seconds = rows, Seconds(clock, rows)
-        self.shown: dict[str, str] = {}
-        self.bar = self.enter_context(
-            tqdm(desc=label, initial=first, total=end, unit="step")
-        )
-        path = f"{folder}/{METRICS}" if folder else os.devnull
-        # What follows the checkpoint is of a run that was cut.
-        file = open(path, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
-        self.file = self.enter_context(file)
-        self.file.writelines(f"{json.dumps(row)}\n" for row in rows)
-        writes = folder is not None
-        self.board = self.enter_context(
-            SummaryWriter(
-                f"{folder}/tensorboard", purge_step=first, write_to_disk=writes
-            )
-        )
-
-    def __call__(self, step: int, values: dict[str, float]) -> None:
-        self.rows.append({"step": step} | values | self.seconds())
-        print(json.dumps(self.rows[-1]), file=self.file)
-        for name, value in values.items():
-            self.board.add_scalar(name, value, step)
-            if name in ("loss", "train_loss"):
-                self.shown[name] = f"{value:.4f}"
-
-    def advance(self, evaluations: int, tokens: int) -> None:
-        """Moves the bar by a step of so many evaluations, of so many tokens each."""
-        rate = evaluations * (self.bar.format_dict["rate"] or 0.0)
-        self.shown["tokens/s"] = f"{rate * tokens:,.0f}"
-        self.shown["evaluations/s"] = f"{rate:.3g}"
-        self.bar.set_postfix(self.shown, refresh=False)
-        self.bar.update()
-
-
 def prepared(
     settings: Settings,
     model: LanguageModel,
@@ -293,26 +280,6 @@ def prepared(
     for leaf in jax.tree.leaves(first_layers.layers):
         leaf.delete()  # Else in memory until Python collects NNX's reference cycles.
     return model, parts
-
-
-class Seconds:
-    """The time of a run without its evaluations, for rows of metrics."""
-
-    def __init__(self, clock: Callable[[], float] | None, rows: list[Any]) -> None:
-        self.clock = clock
-        if clock is not None:
-            self.start = clock() - (rows[-1]["cpu_s"] if rows else 0.0)
-
-    def __call__(self) -> dict[str, float]:
-        return {} if self.clock is None else {"cpu_s": self.clock() - self.start}
-
-    @contextlib.contextmanager
-    def stopped(self) -> Iterator[None]:
-        """Leaves out the time in between."""
-        before = self().get("cpu_s")
-        yield
-        if self.clock is not None:
-            self.start = self.clock() - before
 
 
 def some(batch: Batch, share: float) -> Batch:

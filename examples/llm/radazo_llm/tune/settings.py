@@ -63,6 +63,9 @@ class Settings:
         METHOD,
         "η, at its largest; 0 measures it before the first step, and takes the cosine.",
     )
+    bias_correction: bool = setting(
+        False, METHOD, "Whether R-AdaZO's first steps are no longer than later ones."
+    )
     schedule: Literal["constant", "cosine"] = setting(
         "constant", METHOD, "The learning rate over the run; a cosine ends at 0."
     )
@@ -115,8 +118,8 @@ class Settings:
                 valid, expected = value in choices, f"one of {', '.join(choices)}"
             elif name in ("b1", "b2"):
                 valid, expected = 0 <= value < 1, "in [0, 1)"
-            elif name == "lora_targets":
-                continue  # The model decides which it has.
+            elif name in ("lora_targets", "bias_correction"):
+                continue  # The model decides which targets it has.
             elif name in _FROM_0:
                 valid, expected = 0 <= value < math.inf, "0 or more"
             else:
@@ -160,9 +163,9 @@ class Settings:
             return zo.zo_sgd(rate)
         if self.method == "zo_rmsprop":
             return zo.zo_rmsprop(rate, b2=self.b2)
-        return (zo.radazo if self.method == "radazo" else zo.zo_adamm)(
-            rate, b1, self.b2
-        )
+        if self.method == "zo_adamm":
+            return zo.zo_adamm(rate, b1, self.b2)
+        return zo.radazo(rate, b1, self.b2, bias_correction=self.bias_correction)
 
     def estimator(self) -> Any:
         import radazo_jax as zo
@@ -203,5 +206,5 @@ class Settings:
             "distribution",
             "num_directions",
         )
-        names = (*names, "difference", "smoothing", "b2")
+        names = (*names, "difference", "smoothing", "b2", "bias_correction")
         return Settings(**{name: getattr(self, name) for name in names})

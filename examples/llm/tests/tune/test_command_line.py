@@ -185,6 +185,7 @@ def test_options_come_from_a_file_and_the_line_before_it(job, tmp_path, capsys):
     assert about["data"]["shape"]["labels"] == "good=1,bad=0"
     assert about["settings"]["num_steps"] == 6 and about["settings"]["lora_rank"] == 2
     assert about["settings"]["learning_rate"] > 0
+    assert about["settings"]["bias_correction"] is True
     assert (adapters / "adapter_config.json").exists()
 
 

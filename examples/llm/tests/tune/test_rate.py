@@ -2,8 +2,11 @@
 
 import dataclasses
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from radazo_llm.tune.rate import before_rate
 from radazo_llm.tune.run import run
 
 from ..tiny import DEV, SETTINGS, TRAIN, metrics, model
@@ -22,6 +25,28 @@ def test_the_rate_is_measured_printed_and_found_again(tmp_path, capsys):
     assert capsys.readouterr().out == printed
     assert again.evaluations == result.evaluations
     assert len(losses) == 12
+
+
+def test_the_first_step_of_a_measured_rate_is_no_longer_than_others():
+    """Ten times as long, it left the region that the rate was measured in."""
+    gradient = jnp.ones(3)
+    for settings, first in ((before_rate(SETTINGS), 0.1), (SETTINGS, 1.0)):
+        optimizer = settings.optimizer(0.1, settings.b1)
+        updates, _ = optimizer.update(gradient, optimizer.init(gradient), gradient)
+        np.testing.assert_allclose(updates, -first, rtol=1e-3)
+    given = dataclasses.replace(SETTINGS, learning_rate=1e-3)
+    assert before_rate(given) == given
+
+
+@pytest.mark.slow
+def test_an_accuracy_has_the_rate_of_its_choices(capsys):
+    settings = dataclasses.replace(SETTINGS, objective="accuracy", smoothing=0.3)
+    result = run(settings, model(), TRAIN, DEV)
+    rate = capsys.readouterr().out.splitlines()[0]
+    run(dataclasses.replace(settings, objective="classification"), model(), TRAIN, DEV)
+    assert capsys.readouterr().out.splitlines()[0] == rate
+    for row in result.evaluations:
+        assert row["train_loss"] == pytest.approx(1 - row["train_accuracy"])
 
 
 def test_other_methods_need_a_rate():

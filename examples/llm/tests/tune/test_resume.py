@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from radazo_llm.tune import report
 from radazo_llm.tune import run as runs
 from radazo_llm.tune.data import Batch
 from radazo_llm.tune.run import run
@@ -235,13 +236,13 @@ def test_a_batch_larger_than_the_data_is_refused():
 
 def test_the_time_of_evaluations_and_between_processes_is_left_out():
     now = 100.0
-    seconds = runs.Seconds(lambda: now, [])
+    seconds = report.Seconds(lambda: now, [])
     now += 5
     with seconds.stopped():
         now += 1000
     assert seconds() == {"cpu_s": 5.0}
     now = 0.0  # Of another process.
-    resumed = runs.Seconds(lambda: now, [{"step": 0, "cpu_s": 5.0}])
+    resumed = report.Seconds(lambda: now, [{"step": 0, "cpu_s": 5.0}])
     now += 2
     assert resumed() == {"cpu_s": 7.0}
-    assert runs.Seconds(None, [{"step": 0}])() == {}
+    assert report.Seconds(None, [{"step": 0}])() == {}
