@@ -22,8 +22,6 @@ from radazo_jax._src.evaluators.external import External
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.runs import classes, lost
 from radazo_jax._src.runs.repeats import Measures, Repeats, measures, ratio
-from radazo_jax._src.runs.results import Result
-from radazo_jax._src.steps import stages
 from radazo_jax._src.steps.defaults import is_staged, method
 
 _DIRECTIONS = 4
@@ -31,11 +29,6 @@ _REPEATS = 4
 
 # Evaluations added if the first ones at θ differ: at θ, and at each other point.
 _MORE_AT_START, _MORE_AT_POINTS = 12, 3
-
-_UNCHANGED = (
-    "fun did not change: does it use its argument? If it does, make smoothing 10 times "
-    "as large, and check again"
-)
 
 # Shares and ratios beyond which there is advice.
 _MUCH_LOST = 0.3
@@ -121,7 +114,8 @@ def diagnose(
 
     Without an estimator and up to 100 parameters, the default method takes its first
     steps, up to the one that moves: d + 2 evaluations, and at most ten times d + 1 more
-    if it seeks the sizes of parameters. They tell the class of the function.
+    if it seeks the sizes of parameters, or a step of `cma` if differences are 0. They
+    tell the class of the function.
 
     Then it evaluates θ four times, and two points along each of at most four
     directions, at the distance of the estimator: 12 evaluations. If the values at θ
@@ -154,6 +148,12 @@ def diagnose(
       value at θ              10009
       ...
       → fun changes by ... ulps: make smoothing ... times as large, ...
+
+      The class of a function of few parameters:
+
+      >>> import numpy as np
+      >>> zo.diagnose(lambda x: float(np.sum(np.floor(x))), np.full(2, 0.3)).kind
+      'in steps'
     """
     default = method(None, estimator, None, params, minibatches=False)
     if estimator is not None or not is_staged(None, None, None, params, False):
@@ -165,16 +165,12 @@ def diagnose(
     return _classified(found, look)
 
 
-def _classified(found: Diagnosis, look: Result) -> Diagnosis:
+def _classified(found: Diagnosis, look: classes.Look) -> Diagnosis:
     """The measurements with the class of the function, and what it advises."""
-    kind = classes.class_of(look)
-    if kind == stages.IN_STEPS and found.advice == (_UNCHANGED,):
-        kind = classes.CONSTANT
-    sizes = classes.sizes_of(look) if kind == stages.SCALED else None
     # The default method has no smoothing to change.
-    kept = found.advice if kind in (classes.FAILING, classes.CONSTANT) else ()
-    advice = (classes.ADVICE[kind],) if kind in classes.ADVICE else kept
-    return found._replace(kind=kind, sizes=sizes, advice=advice)
+    kept = found.advice if look.kind == classes.FAILING else ()
+    advice = (classes.ADVICE[look.kind],) if look.kind in classes.ADVICE else kept
+    return found._replace(kind=look.kind, sizes=look.sizes, advice=advice)
 
 
 def _measured_at(
@@ -379,7 +375,10 @@ def _advice_on_values(
     noise, difference, curvature = found.noise, found.difference, found.curvature
     least, most = found.difference_range
     if found.unchanged:
-        return [_UNCHANGED]
+        return [
+            "fun did not change: does it use its argument? If it does, make smoothing "
+            "10 times as large, and check again"
+        ]
     if noise > _NOISY * difference:
         # If the change cannot be told from zero, its upper limit bounds the factor.
         hidden = least == 0
