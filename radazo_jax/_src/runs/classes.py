@@ -30,7 +30,7 @@ _MOST_STEPS = 20
 
 
 class Look(NamedTuple):
-    """What the first steps of the default method show.
+    """The findings of the first steps of the default method.
 
     Attributes:
       kind: The class of the function.
