@@ -122,6 +122,7 @@ def failing(x):
         (bowl, "scaled", ("pass scale=found.sizes",)),
         (noisy(), "noisy", ("a random number without a seed",)),
         (steps, "in steps", ("name estimators.cma",)),
+        (lambda x: float(np.sum(x > 0.2)), "in steps", ("name estimators.cma",)),
         (failing, "failing", ("fun failed at 2 of 10 points",)),
         (lambda x: 1 / 0, "failing", ("fun failed at 10 of 10 points",)),
         (lambda x: 3.0, "constant", ("fun did not change",)),

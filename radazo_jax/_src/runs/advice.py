@@ -11,11 +11,6 @@ from radazo_jax._src.base import Points
 from radazo_jax._src.directions.low_rank import LowRank
 from radazo_jax._src.runs.repeats import Measures, Repeats, ratio
 
-UNCHANGED = (
-    "fun did not change: does it use its argument? If it does, make smoothing 10 times "
-    "as large, and check again"
-)
-
 # Shares and ratios beyond which there is advice.
 _MUCH_LOST = 0.3
 _INSTEAD_OF_LOSING = (
@@ -106,7 +101,10 @@ def _advice_on_values(found: Measures, ulp: float, dtype: Any, used: Used) -> li
     noise, difference, curvature = found.noise, found.difference, found.curvature
     least, most = found.difference_range
     if found.unchanged:
-        return [UNCHANGED]
+        return [
+            "fun did not change: does it use its argument? If it does, make smoothing "
+            "10 times as large, and check again"
+        ]
     if noise > _NOISY * difference:
         # If the change cannot be told from zero, its upper limit bounds the factor.
         hidden = least == 0

@@ -23,11 +23,10 @@ from radazo_jax._src.evaluators.external import External
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.runs import classes, learning_rate, lost
-from radazo_jax._src.runs.advice import UNCHANGED, Used, advised
+from radazo_jax._src.runs.advice import Used, advised
 from radazo_jax._src.runs.learning_rate import Evaluated, LearningRate
 from radazo_jax._src.runs.repeats import Repeats, measures, ratio
-from radazo_jax._src.runs.results import Result
-from radazo_jax._src.steps import draws, stages
+from radazo_jax._src.steps import draws
 from radazo_jax._src.steps.defaults import is_staged, method
 
 _DIRECTIONS = 4
@@ -121,7 +120,8 @@ def diagnose(
 
     Without an estimator and up to 100 parameters, the default method takes its first
     steps, up to the one that moves: d + 2 evaluations, and at most ten times d + 1 more
-    if it seeks the sizes of parameters. They tell the class of the function.
+    if it seeks the sizes of parameters, or a step of `cma` if differences are 0. They
+    tell the class of the function.
 
     Then it evaluates θ four times, and two points along each of at most four
     directions, at the distance of the estimator: 12 evaluations. If the values at θ
@@ -170,6 +170,12 @@ def diagnose(
       ... )
       >>> found.learning_rate.over(500).learning_rate
       0.0...
+
+      The class of a function of few parameters:
+
+      >>> import numpy as np
+      >>> zo.diagnose(lambda x: float(np.sum(np.floor(x))), np.full(2, 0.3)).kind
+      'in steps'
     """
     minibatches = sample is not None
     default = method(None, estimator, None, params, minibatches)
@@ -183,16 +189,12 @@ def diagnose(
     return _classified(found, look)
 
 
-def _classified(found: Diagnosis, look: Result) -> Diagnosis:
+def _classified(found: Diagnosis, look: classes.Look) -> Diagnosis:
     """The measurements with the class of the function, and what it advises."""
-    kind = classes.class_of(look)
-    if kind == stages.IN_STEPS and found.advice == (UNCHANGED,):
-        kind = classes.CONSTANT
-    sizes = classes.sizes_of(look) if kind == stages.SCALED else None
     # The default method has no smoothing to change.
-    kept = found.advice if kind in (classes.FAILING, classes.CONSTANT) else ()
-    advice = (classes.ADVICE[kind],) if kind in classes.ADVICE else kept
-    return found._replace(kind=kind, sizes=sizes, advice=advice)
+    kept = found.advice if look.kind == classes.FAILING else ()
+    advice = (classes.ADVICE[look.kind],) if look.kind in classes.ADVICE else kept
+    return found._replace(kind=look.kind, sizes=look.sizes, advice=advice)
 
 
 def _measured_at(
