@@ -21,7 +21,7 @@ from radazo_jax._src.estimators.adaptive import AdaptiveDifferenceState
 from radazo_jax._src.estimators.cma import cma
 from radazo_jax._src.estimators.covariance import CmaState
 from radazo_jax._src.estimators.factors import candidate_factors
-from radazo_jax._src.estimators.full import FullDifferenceState
+from radazo_jax._src.estimators.gathered import FullDifferenceState
 from radazo_jax._src.estimators.gradients import estimate
 
 __all__ = [

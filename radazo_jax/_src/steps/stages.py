@@ -30,7 +30,8 @@ from radazo_jax._src.base import GradientEstimator
 from radazo_jax._src.estimators import scales
 from radazo_jax._src.estimators.cma import cma
 from radazo_jax._src.estimators.covariance import CmaState
-from radazo_jax._src.estimators.full import FullDifferenceState, full_difference
+from radazo_jax._src.estimators.full import full_difference
+from radazo_jax._src.estimators.gathered import FullDifferenceState
 from radazo_jax._src.search.whole import whole
 from radazo_jax._src.steps import defaults, step, units
 from radazo_jax._src.steps.states import Run, SolverState
@@ -138,7 +139,8 @@ class Stages:
             return step.last_params(self.run, state)
         value = float(program.of(step.value_after, self.run, state)(state))
         value = np.inf if np.isnan(value) else value
-        ends = [(value, state.params), *self._kept]
+        # Of equal values, the first one: on a plateau, later parameters just drift.
+        ends = [*self._kept, (value, state.params)]
         return min(ends, key=lambda end: end[0])[1]
 
 
