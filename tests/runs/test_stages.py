@@ -171,7 +171,7 @@ def test_restarts_have_twice_the_population():
 def test_a_journal_goes_on_in_any_stage_and_rebuilds_the_run(tmp_path):
     path = tmp_path / "run.jsonl"
     whole = run(stairs, 150)
-    for steps in (1, 4, 20):
+    for steps in (1, 4, 26):
         part = run(stairs, 1000, num_steps=steps, journal=path)
     assert len(part.stages) == 2
     resumed = run(stairs, 150, journal=path)
@@ -184,7 +184,7 @@ def test_a_journal_goes_on_in_any_stage_and_rebuilds_the_run(tmp_path):
         zo.replay(path, START, *zo.default_method(START))
 
 
-@pytest.mark.parametrize("done", [slow(2), 20])
+@pytest.mark.parametrize("done", [slow(2), 26])
 def test_a_state_goes_on_in_its_stage(done):
     whole = run(stairs, num_steps=30)
     first = run(stairs, num_steps=done)
@@ -202,11 +202,11 @@ def test_a_compiled_run_takes_the_same_steps(chunk_size):
         compiled = zo.minimize(
             traced,
             jnp.asarray(START),
-            num_steps=25,
+            num_steps=27,
             chunk_size=chunk_size,
             progress=False,
         )
-    called = run(stairs, num_steps=25)
+    called = run(stairs, num_steps=27)
     assert compiled.stages == called.stages
     # Of the value at the mean, which is no point, there is none in a called run.
     chex.assert_trees_all_close(
