@@ -6,7 +6,8 @@ What the values have said so far decides which method takes the next steps:
 method           is over                                    what follows
 ===============  =========================================  ==========================
 slopes           f(θ) has changed: noise                    an evolution strategy, wide
-slopes           most differences are 0, or of a jump       an evolution strategy, wide
+slopes           long differences of a function in steps    an evolution strategy, wide
+                 lead nowhere
 slopes           the gradient is as small as at a minimum   a restart: a strategy
 slopes           three gradients in a row led nowhere       a narrow strategy
 evolution        its points have nothing to tell            a restart with twice the
