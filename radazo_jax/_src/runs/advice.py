@@ -1,4 +1,4 @@
-"""What to set otherwise before a run, by the measurements of a function."""
+"""Advice before a run, by the measurements of a function."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
