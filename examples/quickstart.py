@@ -67,8 +67,7 @@ def main() -> None:
     args = parser.parse_args()
     images, test_images, labels, test_labels = load_data()
     model = Classifier(nnx.Rngs(0))
-    # As `zo.find_learning_rate` measures it for this network and 3,000 steps.
-    learning_rate = optax.linear_schedule(2e-3, 0.0, args.steps)
+    learning_rate = optax.linear_schedule(2e-3, 0.0, args.steps)  # find_learning_rate's
     optimizer = nnx.Optimizer(model, zo.radazo(learning_rate), wrt=nnx.Param)
     losses = []
     for key in (bar := tqdm(jax.random.split(jax.random.key(0), args.steps))):

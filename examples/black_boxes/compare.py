@@ -72,8 +72,8 @@ def decaying(rate: float, steps: int) -> optax.GradientTransformation:
 
 def radazo(problem: Problem, rate: float, budget: int, seed: int, pool: Any) -> Run:
     steps = max(1, budget // num_evaluations(problem.estimator, problem.params))
-    method = decaying(rate, steps), problem.estimator, steps
-    return _minimized(problem, *method, key=seed, executor=pool)
+    method = decaying(rate, steps), problem.estimator
+    return _minimized(problem, *method, num_steps=steps, key=seed, executor=pool)
 
 
 def default(problem: Problem, scale: None, budget: int, seed: int, pool: Any) -> Run:

@@ -165,10 +165,10 @@ def diagnose(
       ...     return 1 + jnp.mean((x - batch) ** 2)
       >>> def sample(key):
       ...     return jax.random.normal(key, (32,))
-      >>> found = zo.diagnose(
+      >>> measured = zo.diagnose(
       ...     loss, jnp.full(32, 3.0), zo.forward_difference(), sample=sample
       ... )
-      >>> found.learning_rate.over(500).learning_rate
+      >>> measured.learning_rate.over(500).learning_rate
       0.0...
 
       The class of a function of few parameters:

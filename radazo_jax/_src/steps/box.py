@@ -138,7 +138,7 @@ class _Pairs(ValueError):
 
 def _like(bound: Any, params: optax.Params) -> optax.Params:
     """A bound as a tree of arrays that broadcast against the leaves of `params`."""
-    if np.ndim(bound) == 0 and jax.tree_util.all_leaves([bound]):
+    if jax.tree_util.all_leaves([bound]) and np.ndim(bound) == 0:
         bound = jax.tree.map(lambda _: bound, params)
 
     def check(p: jax.Array, b: Any) -> jax.Array:

@@ -65,7 +65,7 @@ def as_trees(units: Units, params: optax.Params) -> Any:
 
     The unit of a leaf that has a single one has the shape ().
     """
-    if np.ndim(units) == 0 and jax.tree_util.all_leaves([units]):
+    if jax.tree_util.all_leaves([units]) and np.ndim(units) == 0:
         units = jax.tree.map(lambda _: units, params)
 
     def like(p: Any, unit: Any) -> jax.Array:
