@@ -6,10 +6,12 @@ import pathlib
 import re
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
 
+import radazo_jax as zo
 from examples import calibrate
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -89,3 +91,25 @@ def test_fast_run(name, tmp_path):
     for picture in tmp_path.glob("*.png"):
         assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert (tmp_path / f"{name}.png").is_file()
+
+
+def test_the_compared_runs_of_this_library(monkeypatch):
+    """They need none of the tools that they are compared with."""
+    for module in ("cma", "nevergrad"):
+        monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
+    from examples.black_boxes import compare
+
+    problem = compare.Problem(
+        lambda x: float(np.sum((x - 1) ** 2)),
+        np.zeros(2, np.float32),
+        zo.forward_difference(num_directions=2),
+        rates=[0.1],
+        sigmas=[0.1],
+    )
+    runs = [
+        compare.radazo(problem, 0.1, 30, 0, None),
+        compare.default(problem, None, 30, 0, None),
+    ]
+    for run in runs:
+        assert 27 <= len(run.values) <= 30
+        assert run.values[0] == 2 and run.values.min() == problem.loss(run.params) < 1
