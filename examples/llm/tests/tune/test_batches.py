@@ -219,7 +219,7 @@ def test_reviews_are_split_by_their_ratings(tmp_path):
     assert set(together) == expected and len(together) == len(expected)
     (example, *_) = data.TASKS["reviews"].read(path / "dev")
     sentence, label = found["dev"][0]
-    assert example == (f"{sentence} It was", (" terrible", " great"), label)
+    assert example[:3] == (f"{sentence} It was", (" terrible", " great"), label)
 
 
 @pytest.mark.parametrize(

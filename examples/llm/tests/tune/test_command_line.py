@@ -270,7 +270,8 @@ def test_a_model_is_found_in_the_local_cache(tmp_path, monkeypatch):
     cached = tmp_path / "models--facebook--opt-1.3b"
     snapshot = cached / "snapshots" / "0123"
     snapshot.mkdir(parents=True)
-    (snapshot / "config.json").write_text("{}", encoding="utf-8")
+    config = '{"model_type": "opt"}'
+    (snapshot / "config.json").write_text(config, encoding="utf-8")
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text("0123", encoding="utf-8")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
