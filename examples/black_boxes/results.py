@@ -119,7 +119,9 @@ def save(figure: plt.Figure, path: Path) -> None:
 
 def mean_std(values: Sequence[float], digits: int = 3) -> str:
     """Mean ± standard deviation, to `digits` significant digits of the mean."""
-    std = np.std(values, ddof=1) if len(values) > 1 else 0.0
+    # Equal values have one of 1e-16: their mean is rounded.
+    varies = len(set(values)) > 1
+    std = np.std(values, ddof=1) if varies else 0.0
     return f"{significant(float(np.mean(values)), digits)} ± {significant(std, 2)}"
 
 
