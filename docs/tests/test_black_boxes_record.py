@@ -26,23 +26,22 @@ def _measured(content, name):
 def test_all_tools_had_as_many_evaluations(name):
     content = _record(name)
     allowed = content["settings"]["evaluations"]
-    for run in content["runs"].values():
+    for tool, run in content["runs"].items():
         assert len(run["evaluations"]) == content["settings"]["seeds"] >= 3
-        # Of the last population, some may be beyond.
-        assert all(allowed - 16 < n <= allowed + 16 for n in run["evaluations"])
+        # A step of the default method that would exceed them is not begun. Of the last
+        # population of others, some may be beyond.
+        step = content["dimension"] + 1 if tool == "default method" else 16
+        assert all(allowed - step < n <= allowed + 16 for n in run["evaluations"])
         assert run["scale"] == run["scales"][int(np.argmin(run["tried"]))]
 
 
 def test_what_the_page_says_of_the_int8_model():
     content = _record("onnx_int8")
-    accuracies = content["accuracies"]
-    assert accuracies["float32"]["old_camera"] == accuracies["int8"]["old_camera"]
     loss = {tool: np.array(run["loss"]) for tool, run in content["runs"].items()}
-    assert min(loss, key=lambda tool: loss[tool].mean()) == "pycma"
+    assert len(set(loss["default method"])) == 1
     accuracy = _measured(content, "test")
-    default = accuracy.pop("default method")
-    assert default.mean() < min(x.mean() for x in accuracy.values())
     means = [x.mean() for x in accuracy.values()]
+    accuracy.pop("default method")
     assert max(means) - min(means) < min(x.std(ddof=1) for x in accuracy.values())
     assert min(x.min() for x in accuracy.values()) > content["start"]["test"] + 0.05
 
@@ -51,7 +50,8 @@ def test_what_the_page_says_of_the_pipeline():
     content = _record("pipeline")
     score = _measured(content, "test")
     assert score["R-AdaZO"].max() < min(score["pycma"].min(), score["Nevergrad"].min())
-    assert score["default method"].mean() < content["start"]["test"] + 0.05
+    means = {tool: found.mean() for tool, found in score.items()}
+    assert set(sorted(means, key=means.__getitem__)[2:]) == {"pycma", "Nevergrad"}
     curves = {tool: run["curves"] for tool, run in content["runs"].items()}
     assert sum(curve in curves["pycma"] for curve in curves["Nevergrad"]) == 2
 
