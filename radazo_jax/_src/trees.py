@@ -170,6 +170,14 @@ def number(value: float, dtype: jax.typing.DTypeLike) -> jax.Array:
     return jax.device_put(np.asarray(value, dtype))
 
 
+def filled(value: Any, tree: Any) -> Any:
+    """A number as a tree like another one that has it in each leaf; a tree as it is."""
+    # NumPy is asked last: it cannot read a tree of traced arrays.
+    if jax.tree_util.all_leaves([value]) and np.ndim(value) == 0:
+        return jax.tree.map(lambda _: value, tree)
+    return value
+
+
 def as_flat(tree: Any) -> jax.Array:
     """The leaves one after another, as a vector in the widest dtype: [d]."""
     dtype = widest(tree)

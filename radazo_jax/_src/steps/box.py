@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from radazo_jax._src.trees import filled
+
 # A lower and an upper bound: trees like the parameters, or scalars.
 Bounds = tuple[Any, Any]
 
@@ -138,8 +140,7 @@ class _Pairs(ValueError):
 
 def _like(bound: Any, params: optax.Params) -> optax.Params:
     """A bound as a tree of arrays that broadcast against the leaves of `params`."""
-    if jax.tree_util.all_leaves([bound]) and np.ndim(bound) == 0:
-        bound = jax.tree.map(lambda _: bound, params)
+    bound = filled(bound, params)
 
     def check(p: jax.Array, b: Any) -> jax.Array:
         if isinstance(b, tuple):  # A vector of bounds is an array or a list.

@@ -21,7 +21,7 @@ import optax
 from radazo_jax._src.base import Points
 from radazo_jax._src.steps import box
 from radazo_jax._src.steps.box import Bounds
-from radazo_jax._src.trees import at_least_float32, wide
+from radazo_jax._src.trees import at_least_float32, filled, wide
 
 # Powers of two: a number, or a tree like the parameters of numbers and of arrays that
 # broadcast to the leaves.
@@ -65,8 +65,6 @@ def as_trees(units: Units, params: optax.Params) -> Any:
 
     The unit of a leaf that has a single one has the shape ().
     """
-    if jax.tree_util.all_leaves([units]) and np.ndim(units) == 0:
-        units = jax.tree.map(lambda _: units, params)
 
     def like(p: Any, unit: Any) -> jax.Array:
         unit = jnp.asarray(unit, at_least_float32(p.dtype))
@@ -75,7 +73,7 @@ def as_trees(units: Units, params: optax.Params) -> Any:
         missing = p.ndim - unit.ndim if unit.ndim else 0
         return unit.reshape((1,) * missing + unit.shape)
 
-    return jax.tree.map(like, params, units)
+    return jax.tree.map(like, params, filled(units, params))
 
 
 def check_units(units: Units | None, params: optax.Params) -> None:
