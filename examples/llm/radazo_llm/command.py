@@ -14,6 +14,7 @@ from radazo_llm.options import (
     Command,
     Decorator,
     option,
+    setting_option,
     settings_of,
 )
 from radazo_llm.reward.settings import Settings as RewardSettings
@@ -22,7 +23,7 @@ from radazo_llm.tune.settings import Settings as TuneSettings
 
 TASKS = ("sst2", "copa", "reviews")
 DTYPES = ("bfloat16", "float32")
-OBJECTIVES = ("classification", "language_model", "accuracy")
+(OBJECTIVE,) = (f for f in dataclasses.fields(TuneSettings) if f.name == "objective")
 DATA, EXPORT, OPTIONS = "The data", "The result", "Options"
 
 
@@ -174,13 +175,7 @@ def radazo_llm() -> None:
 @option(EXPORT, "--export-adapters", type=FOLDER, help="What was tuned, for peft.")
 @option(EXPORT, "--export-gguf", type=FILE, help="The adapters, for llama.cpp.")
 @option(EXPORT, "--export-merged", type=FOLDER, help="The model, for transformers.")
-@option(
-    METHOD,
-    "--objective",
-    type=click.Choice(OBJECTIVES),
-    help="The loss: the cross-entropy of the candidates, that of the tokens that "
-    "follow, or the share of wrong choices. The data decide by default.",
-)
+@setting_option(OBJECTIVE, default=None, show_default=False)
 @settings_of(TuneSettings, without=("objective", "bias_correction"))
 def tune(
     folder: Path, task: str | None, objective: str | None, dry_run: bool, **options: Any

@@ -57,19 +57,23 @@ def settings_of(kind: Any, *, without: tuple[str, ...] = ()) -> Decorator:
         groups = list(dict.fromkeys(field.metadata["group"] for field in fields))
         fields.sort(key=lambda field: groups.index(field.metadata["group"]))
         for field in reversed(fields):
-            choices = get_args(field.type)
-            command = option(
-                field.metadata["group"],
-                option_name(field.name),
-                field.name,
-                type=click.Choice(choices) if choices else type(field.default),
-                default=field.default,
-                show_default=field.default != "",
-                help=field.metadata["help"],
-            )(command)
+            command = setting_option(field)(command)
         return command
 
     return add
+
+
+def setting_option(field: dataclasses.Field[Any], **changes: Any) -> Decorator:
+    """Adds an option for a setting, with changes to what the setting says of it."""
+    choices = get_args(field.type)
+    given = {
+        "type": click.Choice(choices) if choices else type(field.default),
+        "default": field.default,
+        "show_default": field.default != "",
+        "help": field.metadata["help"],
+    }
+    names = option_name(field.name), field.name
+    return option(field.metadata["group"], *names, **(given | changes))
 
 
 def _read_config(context: click.Context, _: Any, path: Path | None) -> None:

@@ -193,23 +193,7 @@ class Config:
             for field in dataclasses.fields(cls)
             if field.type in (int, "int") and field.name != "head_dim"
         }
-        check_sizes(sizes)
-        if sizes["num_hidden_layers"] > _MOST_LAYERS:
-            raise ValueError(
-                f"num_hidden_layers must be at most {_MOST_LAYERS}; got "
-                f"{sizes['num_hidden_layers']}."
-            )
-        heads, head_dim = v["num_attention_heads"], v["head_dim"]
-        if head_dim is None:
-            head_dim = v["hidden_size"] // heads
-        check_sizes({"head_dim": head_dim})
-        check_sizes({"num_attention_heads × head_dim": heads * head_dim})
-        if heads % v["num_key_value_heads"] or head_dim % 2:
-            raise ValueError(
-                "num_attention_heads must be a multiple of num_key_value_heads, and "
-                f"head_dim even; got {heads}, {sizes['num_key_value_heads']} and "
-                f"{head_dim}."
-            )
+        head_dim = _checked_head_dim(sizes, v["head_dim"])
         for switch in ("mlp_bias", "use_bidirectional_attention"):
             if v[switch]:
                 raise ValueError(f"{switch} must be False; got {v[switch]!r:.80}.")
@@ -256,6 +240,32 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """The entries of the model's `config.json`."""
         return json.loads(self.source)
+
+
+def _checked_head_dim(sizes: Mapping[str, Any], head_dim: Any) -> int:
+    """The size of a head, by default the width divided among the heads.
+
+    Raises:
+      ValueError: If a size is not possible.
+    """
+    check_sizes(sizes)
+    if sizes["num_hidden_layers"] > _MOST_LAYERS:
+        raise ValueError(
+            f"num_hidden_layers must be at most {_MOST_LAYERS}; got "
+            f"{sizes['num_hidden_layers']}."
+        )
+    heads = sizes["num_attention_heads"]
+    if head_dim is None:
+        head_dim = sizes["hidden_size"] // heads
+    check_sizes({"head_dim": head_dim})
+    check_sizes({"num_attention_heads × head_dim": heads * head_dim})
+    if heads % sizes["num_key_value_heads"] or head_dim % 2:
+        raise ValueError(
+            "num_attention_heads must be a multiple of num_key_value_heads, and "
+            f"head_dim even; got {heads}, {sizes['num_key_value_heads']} and "
+            f"{head_dim}."
+        )
+    return int(head_dim)
 
 
 def _check_kinds(v: Mapping[str, Any]) -> None:

@@ -61,13 +61,7 @@ def run(
       ValueError: If a setting is not for workers, or the folder has another run.
       RunError: If the workers are lost, or too many evaluations failed.
     """
-    for name, value in FIXED.items():
-        if getattr(settings, name) != value:
-            raise ValueError(
-                f"{name} must be {value} with workers; got {getattr(settings, name)}."
-            )
-    if settings.method == "adamw":
-        raise ValueError("method must need no backpropagation with workers; got adamw.")
+    _check_settings(settings)
     path = folder / "journal.jsonl"
     if path.exists() and not resume:
         raise ValueError(
@@ -127,6 +121,17 @@ def connected(workers: str) -> Iterator[Any]:
         Client(cluster) as client,
     ):
         yield client
+
+
+def _check_settings(settings: Settings) -> None:
+    """Raises a ValueError if a setting is not for workers."""
+    for name, value in FIXED.items():
+        if getattr(settings, name) != value:
+            raise ValueError(
+                f"{name} must be {value} with workers; got {getattr(settings, name)}."
+            )
+    if settings.method == "adamw":
+        raise ValueError("method must need no backpropagation with workers; got adamw.")
 
 
 def make_fun(

@@ -40,8 +40,8 @@ class Settings:
     objective: Literal["classification", "language_model", "accuracy"] = setting(
         "classification",
         METHOD,
-        "The loss: the cross-entropy of the candidates, that of the tokens that "
-        "follow, or the share of wrong choices. Examples decide by default.",
+        "The loss: the cross-entropy of the candidates or of the tokens that follow, "
+        "or the share of wrong choices. The data decide by default.",
     )
     distribution: Literal["gaussian", "sphere", "rademacher", "low_rank"] = setting(
         "gaussian", METHOD, "The directions along which the loss is measured."
