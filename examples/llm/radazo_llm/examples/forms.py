@@ -139,7 +139,7 @@ def value_of(row: Row, words: Mapping[str, str]) -> str:
 
 
 def check_classes(found: set[str]) -> None:
-    """Raises a ValueError unless so many classes can be told apart."""
+    """Raises a ValueError if there are too few or too many classes."""
     if not 2 <= len(found) <= MOST_CLASSES:
         some = ", ".join(sorted(found)[:3])
         count = "more" if len(found) > MOST_CLASSES else len(found)

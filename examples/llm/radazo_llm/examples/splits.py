@@ -224,8 +224,8 @@ class Own:
             some = f"{number:,}" if number == total else f"{number:,} of {total:,}"
             parts.append(f"{name}: {some} examples")
         length = max(batch.tokens.shape[-1] for batch in batches)
-        told = f"{self.path.name}: {'; '.join(parts)}; at most {length} tokens."
-        return data.Splits(tuple(batches), told)
+        summary = f"{self.path.name}: {'; '.join(parts)}; at most {length} tokens."
+        return data.Splits(tuple(batches), summary)
 
     def texts(
         self,

@@ -54,7 +54,7 @@ _LAYER_WITH_NORMS_AFTER = _LAYER | {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _LAYER_OF_OLMO_2 = {
-    name: ours for name, ours in _LAYER.items() if name not in ("attn_norm", "ffn_norm")
+    name: path for name, path in _LAYER.items() if name not in ("attn_norm", "ffn_norm")
 } | {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",

@@ -144,8 +144,8 @@ class Log:
     def _warn(self, failure: str) -> None:
         """Prints a failure, if it is the first of this process."""
         if not self.has_warned:
-            told = f"{failure}. {METRICS} counts such failures."
-            tqdm.write(told, file=sys.stderr)  # Clears the bar.
+            message = f"{failure}. {METRICS} counts such failures."
+            tqdm.write(message, file=sys.stderr)  # Clears the bar.
         self.has_warned = True
 
     def _write(self, row: dict[str, Any]) -> None:

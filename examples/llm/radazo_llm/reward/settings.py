@@ -53,12 +53,12 @@ class Settings:
         0.0, METHOD, "0 takes the likeliest tokens; above, tokens are drawn."
     )
     num_problems: int = setting(
-        2048, LENGTH, "Problems to train on, at most those of the data."
+        2048, LENGTH, "Problems to train on; all of the data if it has fewer."
     )
     num_steps: int = setting(200, LENGTH, "Steps of the run.")
     eval_every: int = setting(20, LENGTH, "Steps from one evaluation to the next.")
     eval_problems: int = setting(
-        256, LENGTH, "Held-out problems, at most those of the data."
+        256, LENGTH, "Held-out problems; all of the data if it has fewer."
     )
     eval_temperature: float = setting(
         0.0, LENGTH, "The temperature of replies to held-out problems."

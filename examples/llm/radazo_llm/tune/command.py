@@ -67,7 +67,7 @@ def tune(
     limits = prompt_length, train_examples, eval_examples
     splits = source.read(path, *limits)
     _check_objective(settings, splits.batches[0])
-    print(splits.told, flush=True)
+    print(splits.summary, flush=True)
     dtype = dtype or weights.default_dtype()
     options = {"dtype": dtype, "keep_blocks": settings.quantize == "file"}
     with locked(output):

@@ -50,11 +50,11 @@ class Splits(NamedTuple):
 
     Attributes:
       batches: Those to train on, to evaluate on and, if there are any, of the test.
-      told: A line that says how many.
+      summary: The number of examples of each, in one line.
     """
 
     batches: tuple["Batch", ...]
-    told: str
+    summary: str
 
 
 class Batch(NamedTuple):

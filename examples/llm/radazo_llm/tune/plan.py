@@ -54,7 +54,7 @@ def plan(
         like = splits.batches[0]
         length = like.tokens.shape[-1]
         examples = sum(len(batch.label) for batch in splits.batches)
-        print(splits.told)
+        print(splits.summary)
     found, seconds = needs(settings, path, length, examples, dtype, like)
     shown = [(name, f"{size / forecast.MIB:,.1f}") for name, size in found.items()]
     print(f"On {jax.devices()[0].device_kind}, for {length} tokens:\n")

@@ -135,7 +135,7 @@ def test_the_rows_of_a_run_are_limited_and_the_same_ones(tmp_path, job):
     own = Own(written(tmp_path, lines(*TEXT)), dev_share=0.5)
     splits = own.read(job, 0, 4, 3)
     assert [len(batch.label) for batch in splits.batches] == [4, 3]
-    assert "train: 4 of 10 examples; dev: 3 of 10 examples" in splits.told
+    assert "train: 4 of 10 examples; dev: 3 of 10 examples" in splits.summary
     for one, two in zip(splits.batches, own.read(job, 0, 4, 3).batches, strict=True):
         np.testing.assert_array_equal(one.tokens, two.tokens)
 
