@@ -12,6 +12,7 @@ import radazo_jax as zo
 from tests.helpers.tables import slow
 
 START = np.array([0.4, -1.3, 2.2])
+START32 = START.astype(np.float32)
 CMA = "cma(step_size=0.3)"
 
 
@@ -226,6 +227,24 @@ def test_a_compiled_run_returns_the_best_end_of_a_stage():
     assert len(result.stages) == 2  # The strategy is still far from the minimum.
     assert value == pytest.approx(1.0, abs=1e-12)
     assert result.num_evaluations <= 200
+
+
+def test_a_state_of_a_later_stage_knows_the_best_end_of_earlier_ones():
+    def traced(x):
+        return jnp.sum((x - 1.0) ** 2) + 1
+
+    def part(**options):
+        return zo.minimize(traced, START32, progress=False, **options)
+
+    first = part(num_steps=12)
+    rest = part(num_steps=3, state=first.state)
+    whole = part(num_steps=15)
+    chex.assert_trees_all_equal(rest.params, whole.params)
+    chex.assert_trees_all_equal(rest.state, whole.state)
+    assert traced(rest.params) < traced(rest.state.params)
+    assert first.stages == whole.stages
+    [stage] = rest.stages
+    assert stage.step == whole.stages[1].step
 
 
 def test_a_constant_function_is_warned_of_once_and_ends():

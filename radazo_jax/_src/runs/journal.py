@@ -386,6 +386,6 @@ def _replay(
             line |= {name: found.run[name] for name in ("fun", "captured")}
         check_same_run(journal, found.run, line)
     state = trees.copy(state)
-    teller = Teller(Stages(step.traced(run, state)), state)
+    teller = Teller(Stages(step.traced(run, state), state), state)
     state, _ = rebuild(state, found.records, teller, exact=exact)
     return state

@@ -412,7 +412,7 @@ def _traced(call: _Call) -> Result:
                 f"learning rate is measured; got {call.scale!r}. Name an optimizer."
             )
         state, rate = rates.with_rate(run, state, budget, call.state is None, path)
-    stages = Stages(run, _restarts_of(call))
+    stages = Stages(run, state, _restarts_of(call))
     with ExitStack() as stack:
         interrupted = stack.enter_context(loop.interruptible())
         steps: Chunks | OneByOne
@@ -449,7 +449,7 @@ def _called(call: _Call) -> Result:
             context=of_caller,
             interrupted=stack.enter_context(loop.interruptible()),
         )
-        stages = Stages(run, _restarts_of(call))
+        stages = Stages(run, state, _restarts_of(call))
         given = stages, state, budget, evaluator
         steps = CalledSteps(*given, stack.enter_context(calls))
         state = stack.enter_context(steps.resumed(path, fun, state))

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from radazo_jax._src import program, trees
 from radazo_jax._src.base import GradientEstimator
@@ -35,7 +34,7 @@ from radazo_jax._src.estimators.full import full_difference
 from radazo_jax._src.estimators.gathered import FullDifferenceState
 from radazo_jax._src.search.whole import whole
 from radazo_jax._src.steps import defaults, step, units
-from radazo_jax._src.steps.states import Run, SolverState
+from radazo_jax._src.steps.states import Earlier, Run, SolverState
 
 # The first step sizes of a strategy: at a start, and once slopes have led nowhere.
 _WIDE, _NARROW = 0.3, 0.03
@@ -68,21 +67,24 @@ class Stages:
 
     run: Run
 
-    def __init__(self, run: Run, restarts: float = math.inf):
+    def __init__(self, run: Run, state: SolverState, restarts: float = math.inf):
         """The stages of a run.
 
         Args:
-          run: The first stage; others may follow if it is `staged`.
+          run: The stage of the state; others may follow if it is `staged`.
+          state: The state to begin with.
           restarts: The number of restarts after which the run ends, before its budgets
             do.
         """
         self.run = run
         self.done: list[Stage] = []
         self._restarts_left = restarts
-        # The value and the parameters at the end of each stage.
-        self._kept: list[tuple[float, Any]] = []
         if run.staged:
-            self.done.append(Stage(0, repr(run.estimator), ""))
+            begun = Stage(0, repr(run.estimator), "")
+            if state.earlier is not None:
+                reason = "the run continues from a state of this stage"
+                begun = begun._replace(step=int(state.earlier.step), reason=reason)
+            self.done.append(begun)
 
     def is_over(self, state: SolverState) -> bool:
         """Whether the stage of a state can take no further step that is worth it."""
@@ -115,9 +117,8 @@ class Stages:
 
     def _next(self, state: SolverState) -> SolverState:
         """The state in which the next stage begins."""
-        value = _value_of(state.estimator_state)
         params = self.stands_at(state)
-        self._kept.append((value, trees.copy(params)))
+        earlier = _earlier(state, params)
         self._restarts_left -= _is_searched(state)
         estimator, scale, reason = _following(self.run, state, params)
         self.run = _with(self.run, estimator)
@@ -126,7 +127,10 @@ class Stages:
         strategy = begun.estimator_state._replace(scale=scale)
         return trees.copy(
             begun._replace(
-                estimator_state=strategy, step=state.step, failures=state.failures
+                estimator_state=strategy,
+                step=state.step,
+                failures=state.failures,
+                earlier=earlier,
             )
         )
 
@@ -136,13 +140,20 @@ class Stages:
         Args:
           state: The state after the last step.
         """
-        if not self._kept:
+        if state.earlier is None:
             return step.last_params(self.run, state)
-        value = float(program.of(step.value_after, self.run, state)(state))
-        value = np.inf if np.isnan(value) else value
+        value = program.of(step.value_after, self.run, state)(state)
         # Of equal values, the first one: on a plateau, later parameters just drift.
-        ends = [*self._kept, (value, state.params)]
-        return min(ends, key=lambda end: end[0])[1]
+        return state.params if value < state.earlier.value else state.earlier.params
+
+
+def _earlier(state: SolverState, params: Any) -> Earlier:
+    """The stages up to the end of one, at the parameters where it ends."""
+    value = _value_of(state.estimator_state)
+    found = Earlier(state.step, value, params)
+    if state.earlier is None or value < state.earlier.value:
+        return found
+    return state.earlier._replace(step=state.step)
 
 
 def _is_searched(state: SolverState) -> bool:
@@ -220,7 +231,7 @@ def _following(
     return cma(step_size=_NARROW), scale, "gradients led nowhere"
 
 
-def _value_of(found: Any) -> float:
-    """The value at the end of a stage."""
-    value = float(found.level if isinstance(found, CmaState) else found.base)
-    return value if np.isfinite(value) else np.inf
+def _value_of(found: Any) -> jax.Array:
+    """The value at the end of a stage, infinite if there is none: shape ()."""
+    value = found.level if isinstance(found, CmaState) else found.base
+    return jnp.where(jnp.isfinite(value), value, jnp.inf).astype(value.dtype)

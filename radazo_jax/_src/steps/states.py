@@ -114,6 +114,20 @@ class StepInfo(NamedTuple):
     aux: Any = None
 
 
+class Earlier(NamedTuple):
+    """The stages before the one of a state.
+
+    Attributes:
+      step: The number of the first step after them: int32, shape ().
+      value: The lowest value at the end of one, infinite without any: shape ().
+      params: The parameters there.
+    """
+
+    step: jax.Array
+    value: jax.Array
+    params: optax.Params
+
+
 class SolverState(NamedTuple):
     """The state of a run: everything that is needed to continue it.
 
@@ -125,6 +139,8 @@ class SolverState(NamedTuple):
       key: The key of the run, typed, shape (); it does not change.
       step: The number of steps done: int32, shape ().
       failures: The evaluations that failed.
+      earlier: The stages before the present one of the default method: an `Earlier`,
+        or `None` in the first stage and with a named method.
     """
 
     params: optax.Params
@@ -134,6 +150,7 @@ class SolverState(NamedTuple):
     key: jax.Array
     step: jax.Array
     failures: Failures
+    earlier: Earlier | None = None
 
     def __repr__(self) -> str:
         return shown.on_a_line(

@@ -247,6 +247,7 @@ def advance(
         state.key,
         optax.safe_increment(state.step),
         _counted(state.failures, failed, outcome),
+        state.earlier,
     )
     # A rejected step reports the value at its parameters, whatever it is.
     value = estimate.value

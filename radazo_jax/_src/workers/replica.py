@@ -90,7 +90,7 @@ class Replica:
         self._seconds = self._seconds_per_step = 0.0
         begun = self._start(params)
         self._run = step.traced(run, begun)
-        self._teller = journal.Teller(Stages(self._run), begun)
+        self._teller = journal.Teller(Stages(self._run, begun), begun)
         self._points = program.of(_points, self._run, begun)
         # Not by its arguments: each batch of points is as large.
         self._values = program.of(values_of, self._run)
