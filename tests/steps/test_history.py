@@ -194,7 +194,9 @@ def test_picture_of_a_run(compiled, black_box):
         figure = history.plot(figure)
         assert [axes.get_title() for axes in figure.axes] == expected[name]
         if figure.axes:
-            (line,) = figure.axes[0].get_lines()
+            line, lowest = figure.axes[0].get_lines()
+            so_far = np.minimum.accumulate(history.value)
+            np.testing.assert_array_equal(lowest.get_ydata(), so_far)
             np.testing.assert_array_equal(line.get_ydata(), history.value)
             counted = np.cumsum(history.evaluations)
             np.testing.assert_array_equal(line.get_xdata(), counted)

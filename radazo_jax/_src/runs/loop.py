@@ -31,6 +31,7 @@ class Taken(NamedTuple):
       points: The points that a callback gets, or `None`.
       figures: Texts for the progress bar, by name.
       failure: A text about the last point that failed, or an empty string.
+      num_failed: The number of points at which a Python function failed.
     """
 
     state: SolverState
@@ -39,6 +40,7 @@ class Taken(NamedTuple):
     points: Any
     figures: Mapping[str, str]
     failure: str = ""
+    num_failed: int = 0
 
 
 class Steps(Protocol):
@@ -105,7 +107,7 @@ class Options(NamedTuple):
       budget: The budgets, which `Steps.take` counts.
       policy: The rule by which failures end the run.
       callback: Gets a `Report` after each step or chunk; `None` for none.
-      report: Shows a number of steps and figures of them.
+      report: Shows figures of the latest steps.
       context: Makes the context in which the callback is called.
       rate: The learning rate that was found before the first step.
     """
@@ -113,7 +115,7 @@ class Options(NamedTuple):
     budget: Budget
     policy: Policy
     callback: Callable[[Report], object] | None
-    report: Callable[[int, Mapping[str, str]], None]
+    report: Callable[[Mapping[str, str]], None]
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
     rate: LearningRate | None = None
 
@@ -161,7 +163,7 @@ def _take_all(
 ) -> tuple[SolverState, str]:
     """The state after the last step, and the reason for which the run ended."""
     budget, policy = options.budget, options.policy
-    limits = policy.limits(state)
+    limits, failed, begun = policy.limits(state), 0, budget.evaluations
     standstill = _Standstill(state, stacklevel + 1)
     while not (stopped := budget.reason() or steps.ended(state)):
         # A stage may need more evaluations than are left.
@@ -173,14 +175,22 @@ def _take_all(
             stopped = "interrupted"
             break
         state, last = taken.state, taken.failure or last
+        failed += taken.num_failed
         counts = failure_counts(state)
-        options.report(len(taken.numbers["value"]), {**taken.figures, **counts})
+        options.report({**taken.figures, **counts})
         policy.check(state, limits, last)
         standstill.see(taken.numbers)
         if _ends(steps, taken, options):
             stopped = budget.reason() or "callback"
             break
     policy.check_used(state, budget.steps, last)
+    count = budget.evaluations - begun
+    if 2 * failed > count:
+        warnings.warn(
+            f"fun failed at {failed} of {count} points, which were left out. The last "
+            f"failure: {last}. If fun fails in a region, give bounds without it.",
+            stacklevel=stacklevel + 1,
+        )
     return state, stopped
 
 
@@ -288,37 +298,39 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 @contextmanager
 def progress_bar(
     progress: bool, budget: Budget
-) -> Iterator[Callable[[int, Mapping[str, str]], None]]:
-    """Yields `report(steps, figures)`, after the steps that the budget has counted."""
-    done, total = budget.steps, budget.total
+) -> Iterator[Callable[[Mapping[str, str]], None]]:
+    """Yields `report(figures)`, which shows what the budget has counted so far."""
     if not progress:
-        yield lambda steps, figures: None
+        yield lambda figures: None
         return
+    unit, begun, total = budget.shown()
     try:
         from tqdm.auto import tqdm
     except ImportError:
 
-        def line(steps: int, figures: Mapping[str, str]) -> None:
-            nonlocal done
-            done += steps
+        def line(figures: Mapping[str, str]) -> None:
+            _, done, _ = budget.shown()
             listed = ", ".join(f"{name} {text}" for name, text in figures.items())
             of_total = "" if total is None else f"/{total}"
-            print(f"step {done}{of_total}: {listed}", file=sys.stderr)
+            print(f"{unit} {done}{of_total}: {listed}", file=sys.stderr)
 
         yield line
         return
-    with tqdm(initial=done, total=total, unit="step") as bar:
+    with tqdm(initial=begun, total=total, unit=unit) as bar:
         compiled = bar.disable  # A disabled bar has no clock.
+        last = begun
 
-        def show(steps: int, figures: Mapping[str, str]) -> None:
-            nonlocal compiled
+        def show(figures: Mapping[str, str]) -> None:
+            nonlocal compiled, last
+            _, done, _ = budget.shown()
             bar.set_postfix(figures, refresh=False)
+            more, last = done - last, done
             if compiled:
-                bar.update(steps)
+                bar.update(more)
                 return
             # The first steps include compilation, so the bar estimates from the next.
             compiled, start = True, bar.start_t
-            bar.n += steps
+            bar.n += more
             bar.initial = bar.last_print_n = bar.n
             bar.unpause()
             bar.start_t = start
@@ -327,4 +339,4 @@ def progress_bar(
         try:
             yield show
         finally:
-            bar.initial = done  # The last line has the rate of the whole run.
+            bar.initial = begun  # The last line has the rate of the whole run.

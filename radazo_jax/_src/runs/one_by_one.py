@@ -169,7 +169,8 @@ class OneByOne(Teller, Staged, abc.ABC):
         figures = self._count(done)
         rows = {name: np.array([x]) for name, x in done.numbers.items()}
         last = texts[-1] if texts else ""
-        return Taken(state, rows, found.values, found.points, figures, last)
+        given = found.values, found.points, figures, last, len(texts)
+        return Taken(state, rows, *given)
 
     def _count(self, done: Done) -> dict[str, str]:
         value, figures = self._see(done)

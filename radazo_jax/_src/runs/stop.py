@@ -189,9 +189,19 @@ class Budget:
 
     @property
     def total(self) -> int | None:
-        """Number of steps for a progress bar, `None` if there is no limit."""
+        """The number of steps with all of their points, `None` if there is no limit."""
         total = min(self.num_steps, self._most // self.size)
         return None if total >= states.MOST_STEPS // 2 else int(total)
+
+    def shown(self) -> tuple[str, int, int | None]:
+        """What a progress bar counts: a unit, how many so far, and at most.
+
+        A rejected step has one evaluation, so that evaluations do not tell steps.
+        """
+        if self._num_steps is None and self._most < np.inf:
+            return "evaluation", self.evaluations, int(self._most)
+        unlimited = self.num_steps >= states.MOST_STEPS // 2
+        return "step", self.steps, None if unlimited else self.num_steps
 
     def seconds_left(self) -> float:
         """Returns the seconds that are left."""
