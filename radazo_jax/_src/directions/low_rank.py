@@ -165,7 +165,8 @@ def low_rank(
     E[u uᵀ] = I, the factor is c = 1. A perturbed product needs no perturbed matrix:
     x (W + s A Bᵀ) = x W + s (x A) Bᵀ, and nothing is rounded into W. Leaves that are
     not matrices, or have a side no longer than the rank, are drawn dense, with standard
-    normal elements.
+    normal elements. The default `smoothing` of differences is for shorter directions:
+    give one, 1e-3 to begin with.
 
     An estimator finds out from the function which axes of a leaf form the matrix and
     which stack independent matrices (layers, experts): axes that a product contracts

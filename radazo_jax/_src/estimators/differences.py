@@ -119,7 +119,9 @@ def forward_difference(
       distribution: The distribution of the directions u.
       num_directions: K, the number of directions per estimate.
       smoothing: μ, how far from θ along u the function is evaluated; a positive
-        number in the units of the parameters.
+        number in the units of the parameters. The default is for directions of length
+        1, as of `sphere`. Those of `gaussian`, `rademacher` and `low_rank` move each
+        parameter by about μ: begin with 1e-3 for a network.
 
     Returns:
       The estimator; it has no state.
@@ -169,7 +171,7 @@ def central_difference(
       distribution: The distribution of the directions u.
       num_directions: K, the number of directions per estimate.
       smoothing: μ, how far from θ along u and -u the function is evaluated; a positive
-        number in the units of the parameters.
+        number, as in `forward_difference`.
 
     Returns:
       The estimator; it has no state.

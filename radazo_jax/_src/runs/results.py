@@ -50,7 +50,8 @@ class Result(NamedTuple):
       params: The parameters after the last step, or before it if the search of a
         compiled run would reject it, as the default ones reject steps that go up. With
         such a search the loss is evaluated once more to find out.
-      best: The best of all evaluated points.
+      best: The best of all evaluated points. A compiled run keeps only its value, which
+        may be below the loss at `params`.
       values: The value of each step's estimate, the loss before the step: float32,
         [steps]. In `minimize` without a journal, only the steps of this call count.
       num_evaluations: Number of evaluated points, including failed ones and those that
@@ -62,7 +63,7 @@ class Result(NamedTuple):
         "max_evaluations", "max_seconds", "converged", "callback" or "interrupted"; the
         first one in this order, if there are several. "converged" is the end of the
         default method without a budget: slopes are small enough for a minimum, or a
-        strategy has nothing more to tell. It is "failure" in the result of an error.
+        strategy has converged. It is "failure" in the result of an error.
       stages: The methods that the default method has used, and why.
       workers: The part of each worker of `distribute`, by address.
       learning_rate: The learning rate that `minimize` measured before the run on

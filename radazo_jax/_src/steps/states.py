@@ -328,7 +328,7 @@ class Policy(NamedTuple):
 def _failed(what: str, last: str, meaning: str, state: SolverState) -> RunError:
     """The error of a run that failures end, with the last one and its state."""
     cause = f" The last failure: {last}." if last else ""
-    end = checks.refer_to("minimize_black_box")
+    end = checks.refer_to("minimize")
     return RunError(f"{what}{cause} The error's state {meaning}.{end}", state)
 
 
