@@ -38,8 +38,6 @@ SHOWN = {
     "tutorial/first_run/": "first_run",
     "guides/settings/": "settings",
     "recipes/": "recipes",
-    "api/minimize/": "reference",
-    "research/optimizers/": "research",
 }
 AXE = pathlib.Path(axe_core.__file__).with_name("axe.min.js")
 RULES = (
