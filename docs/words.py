@@ -26,7 +26,7 @@ RECORD = DOCS / "records" / "words.json"
 
 
 def words(page: pathlib.Path) -> int:
-    """How many words a page has, with its tables."""
+    """The number of words of a page, with its tables."""
     return len(page.read_text(encoding="utf-8").split())
 
 
