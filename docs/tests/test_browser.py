@@ -1,12 +1,13 @@
 """The site in a browser: what opens, fits, is found and can be read.
 
 It needs `pip install -e ".[docs]"`, and Debian's `chromium` and `chromium-driver`. With
-`SCREENSHOTS=folder` in the environment it keeps pictures of some pages.
+`SCREENSHOTS=folder` in the environment it keeps pictures of first screens.
 """
 
 import fcntl
 import functools
 import http.server
+import io
 import os
 import pathlib
 import re
@@ -31,11 +32,12 @@ pytestmark = [
 
 WIDTHS = (1400, 390)
 SCREENSHOTS = os.environ.get("SCREENSHOTS")
-SHOWN = {"": "home", "tutorial/reading/": "tutorial", "api/runs/": "api"}
-SHOWN |= {
-    "research/optimizers/": "research",
-    "gallery/": "gallery",
-    "api/minimize/": "name",
+COLORS = {"default": "light", "slate": "dark"}
+SHOWN = {
+    "": "home",
+    "tutorial/first_run/": "first_run",
+    "guides/settings/": "settings",
+    "recipes/": "recipes",
 }
 AXE = pathlib.Path(axe_core.__file__).with_name("axe.min.js")
 RULES = (
@@ -211,14 +213,6 @@ def resize(browser, width, height=1000):
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 
-def keep(browser, page, suffix):
-    """Keeps a picture of the first screen of some pages."""
-    if SCREENSHOTS and page in SHOWN:
-        os.makedirs(SCREENSHOTS, exist_ok=True)
-        name = f"{SHOWN[page]}_{suffix}.png"
-        browser.save_screenshot(os.path.join(SCREENSHOTS, name))
-
-
 def some(parent, selector):
     return parent.find_elements("css selector", selector)
 
@@ -257,7 +251,6 @@ def test_every_page_opens_whole_and_fits(browser, address, kinds):
                 "const page = document.documentElement;"
                 "return page.scrollWidth > innerWidth ? page.scrollWidth : 0"
             )
-            keep(browser, page, width)
             words = browser.execute_script(BROKEN_WORDS)
             if errors or broken or wide or words:
                 problems.append((width, page, errors, broken, wide, words))
@@ -336,8 +329,28 @@ def test_pages_can_be_read_by_all(browser, address, kinds, scheme, width):
             white = browser.execute_script(WHITE)
             white = [image for image in white if not image.endswith(PHOTOGRAPHS)]
             problems += [(page, image) for image in white]
-            keep(browser, page, f"{width}_dark")
     assert not problems, problems
+
+
+@pytest.mark.skipif(not SCREENSHOTS, reason="SCREENSHOTS names no folder")
+@pytest.mark.parametrize("scheme", ["default", "slate"])
+def test_first_screens_are_kept(browser, address, scheme):
+    from PIL import Image
+
+    folder = pathlib.Path(SCREENSHOTS)
+    folder.mkdir(parents=True, exist_ok=True)
+    resize(browser, WIDTHS[0])
+    browser.get(address)
+    if one(browser, "body").get_attribute("data-md-color-scheme") != scheme:
+        change_colors(browser, scheme)
+    for width in WIDTHS:
+        resize(browser, width, 900)
+        for page, name in SHOWN.items():
+            browser.get(address + page)
+            path = folder / f"{name}_{width}_{COLORS[scheme]}.webp"
+            image = Image.open(io.BytesIO(browser.get_screenshot_as_png()))
+            image.convert("RGB").save(path, quality=60, method=6)
+            assert image.size == (width, 900)
 
 
 def test_search_finds_what_one_looks_for(browser, address):

@@ -23,7 +23,7 @@ import pytest
 import radazo_jax
 import radazo_jax.nnx
 
-NEEDED = "mkdocs material mkdocstrings bs4 latex2mathml mkdocs_glightbox nbclient"
+NEEDED = "mkdocs material mkdocstrings bs4 latex2mathml mike mkdocs_glightbox nbclient"
 for module in NEEDED.split():
     pytest.importorskip(module, reason=f"the docs extra is not installed: no {module}")
 
@@ -180,14 +180,22 @@ def test_nothing_is_quoted_or_run_together(pages):
             assert mark not in text, (path, mark)
 
 
+def hook(name):
+    """A module of `docs`, as MkDocs loads it."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.mark.parametrize("address", ["", "https://example.org/radazo_jax/"])
 def test_links_to_files_that_are_not_on_the_site(monkeypatch, address):
     """They lead to the repository if its address is known, and else name the file."""
-    spec = importlib.util.spec_from_file_location("hook", ROOT / "docs/repository.py")
-    hook = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hook)
+    repository = hook("repository")
     monkeypatch.setenv("REPOSITORY_URL", address)
-    config = hook.on_config(types.SimpleNamespace(repo_url="", site_name="radazo_jax"))
+    config = repository.on_config(
+        types.SimpleNamespace(repo_url="", site_name="radazo_jax")
+    )
     file = types.SimpleNamespace(abs_src_path=str(ROOT / "docs/faq.md"))
     text = "[runs](../CHANGELOG.md) [pages](index.md)"
     page = types.SimpleNamespace(file=file)
@@ -195,7 +203,76 @@ def test_links_to_files_that_are_not_on_the_site(monkeypatch, address):
     if address:
         assert config.repo_name == "radazo_jax"
         shown = f"[runs]({address}blob/HEAD/CHANGELOG.md)"
-    assert hook.on_page_markdown(text, page, config) == f"{shown} [pages](index.md)"
+    shown += " [pages](index.md)"
+    assert repository.on_page_markdown(text, page, config) == shown
+
+
+def test_a_site_that_mike_deploys_has_a_list_of_versions(monkeypatch):
+    """Other builds have none: a page that looked for it would report an error."""
+    from mike.mkdocs_utils import docs_version_var
+
+    version = hook("version")
+    monkeypatch.delenv(docs_version_var, raising=False)
+    assert version.on_config(types.SimpleNamespace(extra={})).extra == {}
+    monkeypatch.setenv(docs_version_var, "0.1.0")
+    extra = version.on_config(types.SimpleNamespace(extra={})).extra
+    assert extra == {"version": {"provider": "mike"}}
+
+
+# HTML -> the terms that become links, as they stand there.
+LINKED = {
+    "<p>An estimator, two estimators, a Journal.</p>": ["estimator", "Journal"],
+    "<ul><li>the default\nmethod</li></ul>": ["default\nmethod"],
+    "<p>a low-rank direction</p>": ["low-rank", "direction"],
+    "<p>an estimation, a GradientEstimator, *Zeroth-Order Optimization*</p>": [],
+    "<h2>Journals</h2><p>text</p><p>a journal</p>": ["journal"],
+    "<pre>journal</pre><p><code>journal</code></p>": [],
+    "<table><tr><td><p>journal</p></td></tr></table>": [],
+    "<div>journal</div>": [],
+    '<p><img alt="a > journal"> <em>journals</em></p>': ["journals"],
+    '<p><a href="x">journals</a> and a journal</p>': [],
+    "<p>adapter, journal, stage, shaping, evaluator, estimator, population</p>": [
+        "adapter",
+        "journal",
+        "stage",
+        "shaping",
+        "evaluator",
+        "estimator",
+    ],
+}
+
+
+@pytest.mark.parametrize("content", LINKED)
+def test_first_uses_of_terms_become_links(content):
+    terms = hook("terms")
+    glossary = terms.entries((ROOT / "docs" / terms.GLOSSARY).read_text("utf-8"))
+    new = {term: glossary[term] for term in terms.TERMS}
+    shown = terms.linked(content, new, "../glossary/")
+    link = re.compile(r'<a class="term"[^>]*>(.*?)</a>', re.DOTALL)
+    assert link.findall(shown) == LINKED[content]
+    assert link.sub(r"\1", shown) == content
+
+
+def test_pages_for_newcomers_link_to_the_glossary(site, pages):
+    """Links find an entry, once on a page, and other pages have none."""
+    glossary = pages[site / "glossary" / "index.html"]
+    definitions = {heading["id"]: heading for heading in glossary.select("h2[id]")}
+    numbers, used = {}, set()
+    for path, article in pages.items():
+        links = article.select("a.term")
+        targets = [link["href"].partition("#") for link in links]
+        for place, _, term in targets:
+            assert (path.parent / place / "index.html").resolve() == (
+                site / "glossary" / "index.html"
+            )
+            assert term in definitions
+        assert len({term for *_, term in targets}) == len(links)
+        numbers[path.parent.relative_to(site).as_posix()] = len(links)
+        used |= {term for *_, term in targets}
+    assert max(numbers.values()) == hook("terms").LIMIT
+    assert numbers["."] and numbers["faq"] and numbers["recipes/freeze"]
+    assert not numbers["methods"] and not numbers["api/minimize"]
+    assert len(used) > 15, used
 
 
 def test_formulas_are_typeset(site):
