@@ -117,6 +117,17 @@ def own_data(*, written: bool = False) -> Decorator:
     return add
 
 
+def _of_reward(context: click.Context, _: Any, metric: str | None) -> None:
+    """Refuses a metric, which `tune` cannot measure."""
+    if metric is not None:
+        raise click.UsageError(
+            "--metric must be given to radazo-llm reward, which scores what the model "
+            f"writes; got {metric!r:.80}. Use radazo-llm reward --data FILE --metric "
+            "NAME, or --objective accuracy.",
+            context,
+        )
+
+
 @click.group(cls=Commands, name="radazo-llm")
 @click.version_option(package_name="radazo-llm")
 def radazo_llm() -> None:
@@ -171,6 +182,20 @@ def radazo_llm() -> None:
     OPTIONS,
     "--workers",
     help="The address of a Dask scheduler, or a number of processes.",
+)
+@option(
+    OPTIONS,
+    "--metric",
+    hidden=True,
+    expose_value=False,
+    callback=_of_reward,
+    default=None,
+)
+@option(
+    OPTIONS,
+    "--wandb",
+    is_flag=True,
+    help="Send the metrics to Weights & Biases too, to the project WANDB_PROJECT.",
 )
 @option(EXPORT, "--export-adapters", type=FOLDER, help="What was tuned, for peft.")
 @option(EXPORT, "--export-gguf", type=FILE, help="The adapters, for llama.cpp.")

@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from radazo_llm.formats import find, gguf_adapter, weights
 from radazo_llm.models import quantization
-from radazo_llm.tune import data, on_workers
+from radazo_llm.tune import data, on_workers, tracking
 from radazo_llm.tune.checkpoint import locked, write_json
 from radazo_llm.tune.run import SETTINGS, Result, run
 from radazo_llm.tune.settings import Settings
@@ -38,6 +38,7 @@ def tune(
     train_examples: int | None = None,
     eval_examples: int | None = None,
     workers: str | None = None,
+    wandb: bool = False,
     **exports: Path | None,
 ) -> None:
     """Tunes a model on examples, and exports it.
@@ -53,6 +54,7 @@ def tune(
       train_examples: The largest number of examples to train on.
       eval_examples: The largest number of examples to evaluate.
       workers: The address of a scheduler, or a number of processes.
+      wandb: Whether the metrics go to Weights & Biases too.
       exports: Paths of `export_adapters`, `export_gguf` and `export_merged`.
 
     Raises:
@@ -62,6 +64,8 @@ def tune(
     """
     path = find.model(model)
     _check_exports(settings, path, exports)
+    if wandb and workers is not None:
+        raise ValueError("--wandb must not be given with --workers. Leave it out.")
     # Errors in the small files are reported before the large ones are read.
     prompt_length = settings.prompt_length if settings.tune == "prompt" else 0
     limits = prompt_length, train_examples, eval_examples
@@ -70,10 +74,13 @@ def tune(
     print(splits.summary, flush=True)
     dtype = dtype or weights.default_dtype()
     options = {"dtype": dtype, "keep_blocks": settings.quantize == "file"}
-    with locked(output):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(locked(output))
         about = {"settings": dataclasses.asdict(settings), "model": model}
         about |= {"data": dataclasses.asdict(source), "dtype": dtype}
         about |= {"train_examples": train_examples, "eval_examples": eval_examples}
+        to_wandb = tracking.on_wandb(output, about) if wandb else None
+        log = stack.enter_context(to_wandb) if to_wandb else None
         loaded = _loaded(settings, path, options)
         if workers is not None:
             result = on_workers.run(
@@ -99,6 +106,7 @@ def tune(
                 eval_examples=eval_examples or source.eval_examples,
                 announce=True,
                 about=about,
+                log=log,
             )
         print(tabulate(result.evaluations, headers="keys", floatfmt=".4f"))
         print(summary(result.evaluations))

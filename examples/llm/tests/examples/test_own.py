@@ -190,9 +190,13 @@ BAD = {
     ),
     "utf-16": (changed().encode("utf-16"), {}, "my.jsonl:1: must be UTF-8; got byte"),
     "json": (changed() + "{'a'}\n", {}, ":22: must be a JSON object on one line; got"),
-    "array": ("[1]\n", {}, "my.jsonl:1: must be a JSON object on one line; got '[1]'"),
+    "array": ("[1]\n", {}, "must be a JSON object on one line; got '[1]'. Save"),
     "deep": (DEEP_OBJECT, {}, "my.jsonl:1: must be a JSON object on one line"),
-    "long": (changed(text="a good day. " * 40), {}, "must have at most 32 tokens"),
+    "long": (
+        changed(text="a good day. " * 40),
+        {},
+        "Shorten it, or leave out long",
+    ),
     "roles": (
         lines({"messages": [{"role": "me", "content": "a"}]}),
         {},

@@ -151,6 +151,7 @@ def test_an_export_does_not_replace_the_base_model(job, tmp_path, capsys):
         (["--data", "nowhere"], "No such file"),
         (["--learning-rate", "-1"], "learning_rate must be 0 or more; got -1.0."),
         (["--batch-size", "21"], "batch_size must be at most 20"),
+        (["--metric", "f.py:f"], "--metric must be given to radazo-llm reward"),
         (["--tune", "full", "--export-adapters", "x"], "--export-adapters must not"),
         (["--tune", "prompt", "--export-merged", "x"], "--export-merged must not"),
         (["--quantize", "int4", "--export-merged", "x"], "must not be given with --qu"),
