@@ -84,7 +84,8 @@ def own_data(*, written: bool = False) -> Decorator:
             DATA,
             "--split-column",
             default="",
-            help="The column that says train, dev or test.",
+            help="The column that says train, dev or test. By default, split if there "
+            "is one.",
         ),
         option(
             DATA,
