@@ -232,6 +232,18 @@ def test_a_bad_model_in_gguf_is_one_line(job, tmp_path, capsys):
     assert "model.Q4_K.gguf must be a complete GGUF file: it ends within" in line
 
 
+def test_a_full_disk_is_one_line(job, tmp_path, monkeypatch, capsys):
+    def full(*args, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(command, "tune", full)
+    with pytest.raises(SystemExit) as error:
+        tiny.command(*_arguments(job, tmp_path))
+    assert error.value.code == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "No space left on device. Make room, or choose another folder" in line
+
+
 def test_an_interrupted_run_says_how_to_continue(job, tmp_path, monkeypatch, capsys):
     def interrupted(*args, **options):
         raise KeyboardInterrupt
