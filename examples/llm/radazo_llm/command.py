@@ -11,6 +11,7 @@ from radazo_llm.options import (
     CONFIG,
     FILE,
     FOLDER,
+    METRIC,
     Command,
     Decorator,
     option,
@@ -118,17 +119,6 @@ def own_data(*, written: bool = False) -> Decorator:
     return add
 
 
-def _of_reward(context: click.Context, _: Any, metric: str | None) -> None:
-    """Refuses a metric, which `tune` cannot measure."""
-    if metric is not None:
-        raise click.UsageError(
-            "--metric must be given to radazo-llm reward, which scores what the model "
-            f"writes; got {metric!r:.80}. Use radazo-llm reward --data FILE --metric "
-            "NAME, or --objective accuracy.",
-            context,
-        )
-
-
 @click.group(cls=Commands, name="radazo-llm")
 @click.version_option(package_name="radazo-llm")
 def radazo_llm() -> None:
@@ -184,14 +174,7 @@ def radazo_llm() -> None:
     "--workers",
     help="The address of a Dask scheduler, or a number of processes.",
 )
-@option(
-    OPTIONS,
-    "--metric",
-    hidden=True,
-    expose_value=False,
-    callback=_of_reward,
-    default=None,
-)
+@METRIC
 @option(
     OPTIONS,
     "--wandb",

@@ -64,8 +64,7 @@ def tune(
     """
     path = find.model(model)
     _check_exports(settings, path, exports)
-    if wandb and workers is not None:
-        raise ValueError("--wandb must not be given with --workers. Leave it out.")
+    _check_wandb(wandb, workers)
     # Errors in the small files are reported before the large ones are read.
     prompt_length = settings.prompt_length if settings.tune == "prompt" else 0
     limits = prompt_length, train_examples, eval_examples
@@ -76,11 +75,8 @@ def tune(
     options = {"dtype": dtype, "keep_blocks": settings.quantize == "file"}
     with contextlib.ExitStack() as stack:
         stack.enter_context(locked(output))
-        about = {"settings": dataclasses.asdict(settings), "model": model}
-        about |= {"data": dataclasses.asdict(source), "dtype": dtype}
-        about |= {"train_examples": train_examples, "eval_examples": eval_examples}
-        to_wandb = tracking.on_wandb(output, about) if wandb else None
-        log = stack.enter_context(to_wandb) if to_wandb else None
+        about = _about(settings, model, source, dtype, limits)
+        log = stack.enter_context(tracking.on_wandb(output, about)) if wandb else None
         loaded = _loaded(settings, path, options)
         if workers is not None:
             result = on_workers.run(
@@ -123,6 +119,26 @@ def dry_run(source: Any, model: str) -> None:
     """
     path = find.model(model)
     print(source.shown(path))
+
+
+def _about(
+    settings: Settings, model: str, source: Any, dtype: str, limits: Sequence[Any]
+) -> dict[str, Any]:
+    """The content of `settings.json`."""
+    _, train_examples, eval_examples = limits
+    return {
+        "settings": dataclasses.asdict(settings),
+        "model": model,
+        "data": dataclasses.asdict(source),
+        "dtype": dtype,
+        "train_examples": train_examples,
+        "eval_examples": eval_examples,
+    }
+
+
+def _check_wandb(wandb: bool, workers: str | None) -> None:
+    if wandb and workers is not None:
+        raise ValueError("--wandb must not be given with --workers. Leave it out.")
 
 
 def _check_exports(
