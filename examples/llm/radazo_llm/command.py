@@ -11,6 +11,7 @@ from radazo_llm.options import (
     CONFIG,
     FILE,
     FOLDER,
+    METRIC,
     Command,
     Decorator,
     option,
@@ -84,7 +85,8 @@ def own_data(*, written: bool = False) -> Decorator:
             DATA,
             "--split-column",
             default="",
-            help="The column that says train, dev or test.",
+            help="The column that says train, dev or test. By default, split if there "
+            "is one.",
         ),
         option(
             DATA,
@@ -171,6 +173,13 @@ def radazo_llm() -> None:
     OPTIONS,
     "--workers",
     help="The address of a Dask scheduler, or a number of processes.",
+)
+@METRIC
+@option(
+    OPTIONS,
+    "--wandb",
+    is_flag=True,
+    help="Send the metrics to Weights & Biases too, to the project WANDB_PROJECT.",
 )
 @option(EXPORT, "--export-adapters", type=FOLDER, help="What was tuned, for peft.")
 @option(EXPORT, "--export-gguf", type=FILE, help="The adapters, for llama.cpp.")

@@ -1,6 +1,7 @@
 """The ends of a command: well, in one line on its input, or interrupted."""
 
 import contextlib
+import errno
 import signal
 import sys
 import threading
@@ -70,7 +71,10 @@ def _terminated_like_interrupted() -> Iterator[None]:
 
 
 def _told(context: click.Context, error: Exception) -> click.ClickException:
-    found = click.UsageError(str(error))
+    text = str(error)
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        text += ". Make room, or choose another folder (--output)."
+    found = click.UsageError(text)
     found.ctx = click.Context(
         context.command, context.parent, f"radazo-llm {context.invoked_subcommand}"
     )

@@ -124,3 +124,25 @@ CONFIG = option(
     help="A file of TOML with options, such as `batch-size = 8`. Those of the command "
     "line come first.",
 )
+
+
+def _refuse_metric(context: click.Context, _: Any, metric: str | None) -> None:
+    """Refuses a metric, which `tune` cannot measure."""
+    if metric is not None:
+        raise click.UsageError(
+            "--metric must be given to radazo-llm reward, which scores what the model "
+            f"writes; got {metric!r:.80}. Use radazo-llm reward --data FILE --metric "
+            "NAME, or --objective accuracy.",
+            context,
+        )
+
+
+# Of `tune`, which people give a metric to.
+METRIC = option(
+    "Options",
+    "--metric",
+    hidden=True,
+    expose_value=False,
+    default=None,
+    callback=_refuse_metric,
+)

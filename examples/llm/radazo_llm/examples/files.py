@@ -114,7 +114,8 @@ def _json_object(place: str, line: str) -> dict[str, Any]:
         value = error
     if not isinstance(value, dict):
         raise ValueError(
-            f"{place}: must be a JSON object on one line; got {line.strip()!r:.80}."
+            f"{place}: must be a JSON object on one line; got {line.strip()!r:.80}. "
+            "Save the rows as JSON Lines, an object on each line."
         )
     return value
 

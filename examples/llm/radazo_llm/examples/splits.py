@@ -23,6 +23,7 @@ from radazo_llm.tune import data
 NAMES = ("train", "dev", "test")
 # The largest numbers of examples by default. A test split is read whole.
 TRAIN, EVAL = 10_000, 500
+_COLUMN = "split"
 _UNKNOWN = 255  # A row whose share decides its split.
 
 
@@ -49,7 +50,8 @@ class Own:
     Attributes:
       path: The file or folder.
       shape: The rules by which rows become prompts.
-      split_column: The column with train, dev or test; "" if none says so.
+      split_column: The column with train, dev or test; "" for the column `split` if
+        the first row has the name of a split there.
       dev_share: The share of the rows to evaluate on, if no column or file name
         divides them.
       test_share: The share that only the end of a run is measured on.
@@ -84,10 +86,18 @@ class Own:
         Raises:
           ValueError: If it has none, or no rows.
         """
+        return forms.form_of(self._first(), written=self.written)
+
+    def _first(self) -> Row:
         first = next(rows(self.path), None)
         if first is None:
             raise ValueError(f"{self.path} must have rows; got none.")
-        return forms.form_of(first, written=self.written)
+        return first
+
+    def _column(self) -> str:
+        """The column that names splits, or ""."""
+        usual = str(self._first().values.get(_COLUMN)) in SPLITS
+        return self.split_column or (_COLUMN if usual else "")
 
     def objective(self) -> str:
         """The objective that fits the file: of candidates, or of free text."""
@@ -130,7 +140,7 @@ class Own:
     def _checked(self, form: str) -> tuple[np.ndarray, dict[str, str]]:
         """The split of each row, uint8 [rows], and the word of each class."""
         words, found = self.shape.words(), set[str]()
-        codes, hashes = bytearray(), array.array("Q")
+        codes, hashes, column = bytearray(), array.array("Q"), self._column()
         for row in _shown(rows(self.path)):
             if form == "label":
                 # Without words, a class is its own word until all are known.
@@ -140,7 +150,7 @@ class Own:
             else:
                 known = words
             made = forms.item(row, form, self.shape, known)
-            codes.append(self._code(row))
+            codes.append(_code(row, column))
             hashes.append(_hash(made))
             if len(found) > forms.MOST_CLASSES:
                 break
@@ -149,24 +159,6 @@ class Own:
             words = forms.classes(found, self.shape)
         places = np.frombuffer(bytes(codes), np.uint8)
         return self._shared(places, np.frombuffer(hashes, np.uint64)), words
-
-    def _code(self, row: Row) -> int:
-        """The place of a row's split in `NAMES`, if a column or a file says it."""
-        name: Any = row.split
-        if self.split_column:
-            if self.split_column not in row.values:
-                raise ValueError(
-                    f"{row.place}: must have the column {self.split_column} "
-                    f"(--split-column); got {', '.join(map(str, row.values))!s:.200}."
-                )
-            value = row.values[self.split_column]
-            name = SPLITS.get(value) if isinstance(value, str) else None
-            if name is None:
-                raise ValueError(
-                    f"{row.place}: {self.split_column} must be one of "
-                    f"{', '.join(SPLITS)}; got {value!r:.80}."
-                )
-        return _UNKNOWN if name is None else NAMES.index(name)
 
     def _shared(self, codes: np.ndarray, hashes: np.ndarray) -> np.ndarray:
         """Divides by shares the rows that nothing else divides.
@@ -290,6 +282,25 @@ class Own:
                 "Shorten them, or use a model with a longer context."
             )
         return kept
+
+
+def _code(row: Row, column: str) -> int:
+    """The place of a row's split in `NAMES`, if a column or a file says it."""
+    name: Any = row.split
+    if column:
+        if column not in row.values:
+            raise ValueError(
+                f"{row.place}: must have the column {column} (--split-column); got "
+                f"{', '.join(map(str, row.values))!s:.200}."
+            )
+        value = row.values[column]
+        name = SPLITS.get(value) if isinstance(value, str) else None
+        if name is None:
+            raise ValueError(
+                f"{row.place}: {column} must be one of {', '.join(SPLITS)}; got "
+                f"{value!r:.80}. Correct the row, or name another --split-column."
+            )
+    return _UNKNOWN if name is None else NAMES.index(name)
 
 
 def _check_numbers(examples: list[data.Example]) -> None:

@@ -120,7 +120,8 @@ class Log:
             **{name: _mean(each) for name, each in scores.each.items()},
         }
         self._write(row)
-        print(f"step {step}: held-out reward {row['eval']:.4f}", flush=True)
+        with tqdm.external_write_mode():  # Clears the bar.
+            print(f"step {step}: held-out reward {row['eval']:.4f}", flush=True)
         with (self.folder / SAMPLES).open("a", encoding="utf-8") as file:
             file.write(f"--- step {step}, held-out reward {row['eval']}\n")
             for i in range(min(_SAMPLES, len(texts))):

@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from radazo_llm.formats import find, gguf_adapter, weights
 from radazo_llm.models import quantization
-from radazo_llm.tune import data, on_workers
+from radazo_llm.tune import data, on_workers, tracking
 from radazo_llm.tune.checkpoint import locked, write_json
 from radazo_llm.tune.run import SETTINGS, Result, run
 from radazo_llm.tune.settings import Settings
@@ -38,6 +38,7 @@ def tune(
     train_examples: int | None = None,
     eval_examples: int | None = None,
     workers: str | None = None,
+    wandb: bool = False,
     **exports: Path | None,
 ) -> None:
     """Tunes a model on examples, and exports it.
@@ -53,6 +54,7 @@ def tune(
       train_examples: The largest number of examples to train on.
       eval_examples: The largest number of examples to evaluate.
       workers: The address of a scheduler, or a number of processes.
+      wandb: Whether the metrics go to Weights & Biases too.
       exports: Paths of `export_adapters`, `export_gguf` and `export_merged`.
 
     Raises:
@@ -62,6 +64,7 @@ def tune(
     """
     path = find.model(model)
     _check_exports(settings, path, exports)
+    _check_wandb(wandb, workers)
     # Errors in the small files are reported before the large ones are read.
     prompt_length = settings.prompt_length if settings.tune == "prompt" else 0
     limits = prompt_length, train_examples, eval_examples
@@ -70,10 +73,10 @@ def tune(
     print(splits.summary, flush=True)
     dtype = dtype or weights.default_dtype()
     options = {"dtype": dtype, "keep_blocks": settings.quantize == "file"}
-    with locked(output):
-        about = {"settings": dataclasses.asdict(settings), "model": model}
-        about |= {"data": dataclasses.asdict(source), "dtype": dtype}
-        about |= {"train_examples": train_examples, "eval_examples": eval_examples}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(locked(output))
+        about = _about(settings, model, source, dtype, limits)
+        log = stack.enter_context(tracking.on_wandb(output, about)) if wandb else None
         loaded = _loaded(settings, path, options)
         if workers is not None:
             result = on_workers.run(
@@ -99,6 +102,7 @@ def tune(
                 eval_examples=eval_examples or source.eval_examples,
                 announce=True,
                 about=about,
+                log=log,
             )
         print(tabulate(result.evaluations, headers="keys", floatfmt=".4f"))
         print(summary(result.evaluations))
@@ -115,6 +119,26 @@ def dry_run(source: Any, model: str) -> None:
     """
     path = find.model(model)
     print(source.shown(path))
+
+
+def _about(
+    settings: Settings, model: str, source: Any, dtype: str, limits: Sequence[Any]
+) -> dict[str, Any]:
+    """The content of `settings.json`."""
+    _, train_examples, eval_examples = limits
+    return {
+        "settings": dataclasses.asdict(settings),
+        "model": model,
+        "data": dataclasses.asdict(source),
+        "dtype": dtype,
+        "train_examples": train_examples,
+        "eval_examples": eval_examples,
+    }
+
+
+def _check_wandb(wandb: bool, workers: str | None) -> None:
+    if wandb and workers is not None:
+        raise ValueError("--wandb must not be given with --workers. Leave it out.")
 
 
 def _check_exports(

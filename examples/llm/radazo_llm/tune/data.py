@@ -218,7 +218,8 @@ def encode(
             raise ValueError(
                 f"{where}example {i} ({example.prompt[:40]!r}...) must have at most "
                 f"{max_length} tokens, and some for each candidate; got "
-                f"{ends[i].max()}, and {sizes[i].tolist()} for the candidates"
+                f"{ends[i].max()}, and {sizes[i].tolist()} for the candidates. Shorten "
+                "it, or leave out long ones (--skip-long)."
             )
     longest = ends.max()
     length = min(max_length, -(-longest // _MULTIPLE) * _MULTIPLE)

@@ -58,10 +58,12 @@ def line(
     )
 
 
-def fits(settings: Settings, memory: int, disk: int, folder: Path | None) -> str:
+def fits(
+    settings: Settings, memory: int, disk: int, folder: Path | None, of: str = "a step"
+) -> str:
     """Says whether there is memory and disk for a run, and what takes less."""
     room, free = available_memory(), free_disk(folder or Path())
-    text = f"Memory: {_size(memory)} for a step"
+    text = f"Memory: {_size(memory)} for {of}"
     text += f" of {_size(room)}" if room is not None else ""
     text += f". Disk: {_size(disk)} for checkpoints, of {_size(free)} free."
     if room is not None and memory > room:

@@ -18,6 +18,8 @@ from radazo_llm.tune import checkpoint, forecast, frozen, train
 from radazo_llm.tune.data import Batch
 from radazo_llm.tune.settings import Settings
 
+_WHOLE = "Memory: {}, all in all"
+
 
 def plan(
     settings: Settings,
@@ -61,9 +63,10 @@ def plan(
     print(
         tabulate(shown, ["", "MiB"], colalign=("left", "right"), disable_numparse=True)
     )
-    memory = max(size for name, size in found.items() if "all in all" in name)
+    sizes = {of: found[_WHOLE.format(of)] for of in ("a step", "an evaluation")}
+    of, memory = max(sizes.items(), key=lambda item: item[1])
     disk = sum(size for name, size in found.items() if name.startswith("Disk"))
-    print(f"\n{forecast.fits(settings, memory, disk, None)}")
+    print(f"\n{forecast.fits(settings, memory, disk, None, of)}")
     if seconds is not None:
         total = forecast.duration(seconds * settings.num_steps)
         print(
@@ -114,8 +117,8 @@ def needs(
         "Memory: the model in a step": size_of(job.rest) + size_of(state.params),
         "Memory: tuned parameters": size_of(state.params),
         "Memory: the optimizer's state": size_of(state.opt_state),
-        "Memory: a step, all in all": memory,
-        "Memory: an evaluation, all in all": forecast.held(
+        _WHOLE.format("a step"): memory,
+        _WHOLE.format("an evaluation"): forecast.held(
             evaluation.compile().memory_analysis()
         ),
         "Disk: checkpoints": checkpoint.KEPT * saved,

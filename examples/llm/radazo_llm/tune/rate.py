@@ -57,15 +57,22 @@ def with_rate(
             f"learning_rate must be positive in a run of {settings.num_steps} step; "
             "got 0. It is measured for 2 steps or more."
         )
-    found = zo.find_learning_rate(
-        _loss_of(settings, job),
-        state.params,
-        settings.num_steps,
-        sample=_sample_of(settings, max(parts, key=lambda part: len(part.label))),
-        b1=settings.b1,
-        key=job.key,
-        distribution=settings.estimator().distribution,
-    )
+    try:
+        found = zo.find_learning_rate(
+            _loss_of(settings, job),
+            state.params,
+            settings.num_steps,
+            sample=_sample_of(settings, max(parts, key=lambda part: len(part.label))),
+            b1=settings.b1,
+            key=job.key,
+            distribution=settings.estimator().distribution,
+        )
+    except ValueError as error:
+        raise ValueError(
+            "--learning-rate must be given if none can be measured, as of a model that "
+            f"has not learned anything: {error!s:.120}... Give --learning-rate 1e-3, "
+            "and a smaller one if the loss rises."
+        ) from error
     print(f"{found}\n")
     return dataclasses.replace(
         settings, learning_rate=found.learning_rate, schedule="cosine"

@@ -10,6 +10,8 @@ from typing import Any
 from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
+from radazo_llm.tune.tracking import Log
+
 METRICS = "metrics.jsonl"
 
 
@@ -23,6 +25,7 @@ class Report(contextlib.ExitStack):
       end: The last step.
       label: The text of the progress bar.
       clock: As of `run`.
+      log: A function that gets the metrics of each step too.
     """
 
     def __init__(
@@ -33,8 +36,10 @@ class Report(contextlib.ExitStack):
         end: int,
         label: str,
         clock: Callable[[], float] | None,
+        log: Log | None = None,
     ) -> None:
         super().__init__()
+        self.log = log
         self.rows, self.seconds = rows, Seconds(clock, rows)
         self.shown: dict[str, str] = {}
         self.bar = self.enter_context(
@@ -55,6 +60,8 @@ class Report(contextlib.ExitStack):
     def __call__(self, step: int, values: dict[str, float]) -> None:
         self.rows.append({"step": step} | values | self.seconds())
         print(json.dumps(self.rows[-1]), file=self.file)
+        if self.log is not None:
+            self.log(step, values)
         for name, value in values.items():
             self.board.add_scalar(name, value, step)
             if name in ("loss", "train_loss"):

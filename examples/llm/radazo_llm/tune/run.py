@@ -28,6 +28,7 @@ from radazo_llm.tune.data import Batch
 from radazo_llm.tune.interrupts import Interrupts
 from radazo_llm.tune.rate import before_rate, with_rate
 from radazo_llm.tune.report import Report
+from radazo_llm.tune.tracking import Log
 from radazo_llm.tune.train import Settings, State, evaluate, start, train_step
 
 CHECKPOINTS, SETTINGS = "checkpoints", "settings.json"
@@ -60,6 +61,7 @@ def run(
     clock: Callable[[], float] | None = None,
     announce: bool = False,
     about: Any = None,
+    log: Log | None = None,
 ) -> Result:
     """Trains a model.
 
@@ -81,6 +83,7 @@ def run(
         of the run so far without its evaluations, also before a resumption.
       announce: Whether to print the time, the memory and the disk that the run takes.
       about: The content of `settings.json`, which is not written without.
+      log: A function that gets the metrics of each step too.
 
     Raises:
       ValueError: If the batch is larger than the data, or the folder has a run and
@@ -116,7 +119,9 @@ def run(
                 used = {"settings": dataclasses.asdict(settings)}  # A measured rate.
                 checkpoint.write_json(folder / SETTINGS, about | used)
         first, end = int(state.step), settings.num_steps
-        report = stack.enter_context(Report(folder, rows, first, end, label, clock))
+        report = stack.enter_context(
+            Report(folder, rows, first, end, label, clock, log)
+        )
         given = settings, job, state, feed, measured, report
         loop = Loop(*given, checkpoints, description, eval_first)
         with Interrupts() as interrupts:
@@ -208,7 +213,7 @@ def _sizes(settings: Settings, number: int) -> np.ndarray:
     if sizes.max() > number:
         raise ValueError(
             f"batch_size must be at most {number}, the number of examples; "
-            f"got {sizes.max()}."
+            f"got {sizes.max()}. Give a smaller --batch-size, or more examples."
         )
     return sizes
 

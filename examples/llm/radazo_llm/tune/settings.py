@@ -41,7 +41,8 @@ class Settings:
         "classification",
         METHOD,
         "The loss: the cross-entropy of the candidates or of the tokens that follow, "
-        "or the share of wrong choices. The data decide by default.",
+        "or the share of wrong choices. The data decide by default. For a metric of "
+        "what the model writes, use radazo-llm reward --data.",
     )
     distribution: Literal["gaussian", "sphere", "rademacher", "low_rank"] = setting(
         "gaussian", METHOD, "The directions along which the loss is measured."

@@ -121,10 +121,13 @@ def test_shares_divide_prompts_and_not_rows(tmp_path):
 
 def test_a_column_or_the_names_of_files_divide(tmp_path):
     names = ["train", "train", "val", "test"]
-    rows = [r | {"s": n} for r, n in zip(TEXT[:4], names, strict=True)]
-    own = Own(written(tmp_path, lines(*rows)), split_column="s")
     expected = {"train": ["day 0", "day 1"], "dev": ["day 2"], "test": ["day 3"]}
-    assert split_of(own) == expected
+    for column, given in (("s", "s"), ("split", "")):
+        rows = [r | {column: n} for r, n in zip(TEXT[:4], names, strict=True)]
+        own = Own(written(tmp_path, lines(*rows)), split_column=given)
+        assert split_of(own) == expected
+    other = [row | {"split": "first fold"} for row in TEXT]
+    assert len(split_of(Own(written(tmp_path, lines(*other))))["train"]) == 18
     written(tmp_path, lines(*TEXT[:2]), "train.jsonl")
     written(tmp_path, "text,label\nday 2,0\n", "dev.csv")
     written(tmp_path, "text,label\nday 3,1\n", "test.csv")
@@ -190,9 +193,13 @@ BAD = {
     ),
     "utf-16": (changed().encode("utf-16"), {}, "my.jsonl:1: must be UTF-8; got byte"),
     "json": (changed() + "{'a'}\n", {}, ":22: must be a JSON object on one line; got"),
-    "array": ("[1]\n", {}, "my.jsonl:1: must be a JSON object on one line; got '[1]'"),
+    "array": ("[1]\n", {}, "must be a JSON object on one line; got '[1]'. Save"),
     "deep": (DEEP_OBJECT, {}, "my.jsonl:1: must be a JSON object on one line"),
-    "long": (changed(text="a good day. " * 40), {}, "must have at most 32 tokens"),
+    "long": (
+        changed(text="a good day. " * 40),
+        {},
+        "Shorten it, or leave out long",
+    ),
     "roles": (
         lines({"messages": [{"role": "me", "content": "a"}]}),
         {},

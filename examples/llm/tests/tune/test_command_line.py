@@ -151,6 +151,7 @@ def test_an_export_does_not_replace_the_base_model(job, tmp_path, capsys):
         (["--data", "nowhere"], "No such file"),
         (["--learning-rate", "-1"], "learning_rate must be 0 or more; got -1.0."),
         (["--batch-size", "21"], "batch_size must be at most 20"),
+        (["--metric", "f.py:f"], "--metric must be given to radazo-llm reward"),
         (["--tune", "full", "--export-adapters", "x"], "--export-adapters must not"),
         (["--tune", "prompt", "--export-merged", "x"], "--export-merged must not"),
         (["--quantize", "int4", "--export-merged", "x"], "must not be given with --qu"),
@@ -229,6 +230,18 @@ def test_a_bad_model_in_gguf_is_one_line(job, tmp_path, capsys):
         tiny.command(*_arguments(job, tmp_path / "run", "--model", str(tmp_path)))
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "model.Q4_K.gguf must be a complete GGUF file: it ends within" in line
+
+
+def test_a_full_disk_is_one_line(job, tmp_path, monkeypatch, capsys):
+    def full(*args, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(command, "tune", full)
+    with pytest.raises(SystemExit) as error:
+        tiny.command(*_arguments(job, tmp_path))
+    assert error.value.code == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "No space left on device. Make room, or choose another folder" in line
 
 
 def test_an_interrupted_run_says_how_to_continue(job, tmp_path, monkeypatch, capsys):

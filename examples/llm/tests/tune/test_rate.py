@@ -49,6 +49,16 @@ def test_an_accuracy_has_the_rate_of_its_choices(capsys):
         assert row["train_loss"] == pytest.approx(1 - row["train_accuracy"])
 
 
+def test_a_rate_that_cannot_be_measured_must_be_given(monkeypatch):
+    def flat(*args, **options):
+        raise ValueError("fun must rise")
+
+    monkeypatch.setattr("radazo_jax.find_learning_rate", flat)
+    expected = r"--learning-rate must be given .*: fun must rise.* Give --learning-rate"
+    with pytest.raises(ValueError, match=expected):
+        run(SETTINGS, model(), TRAIN, DEV)
+
+
 def test_other_methods_need_a_rate():
     settings = dataclasses.replace(SETTINGS, method="zo_sgd")
     with pytest.raises(ValueError, match="learning_rate must be positive with the"):
