@@ -48,6 +48,16 @@ def test_the_earlier_default_method_diverges_with_one_seed_of_three(content):
     assert all(accuracy([row]) > threshold for row in others)
 
 
+def test_the_measured_rate_is_cautious_and_steady(content):
+    """Compared with the rate of the search, which has more spread."""
+    runs = reviews.of_runs(content)
+    measured, searched = runs["measured", 1000], runs["radazo", 1000]
+    ends = [accuracy([row]) for row in measured]
+    assert max(ends) - min(ends) < 0.02
+    assert reviews.untuned(content)["test_calibrated"] < accuracy(measured)
+    assert 0.03 < accuracy(searched) - accuracy(measured) < 0.04
+
+
 def test_the_page_on_language_models_rounds_the_accuracies(content):
     runs = reviews.of_runs(content)
     cases = ("adamw", 300), ("radazo", 1000), ("radazo", 10000)
@@ -67,7 +77,7 @@ def test_rates_follow_from_the_search(content):
             if row["method"] == method and not row["seed"]
         }
         assert set(searched) == set(reviews.RATES.get(method, ()))
-        if method == "default":
+        if method in ("default", "measured"):
             assert {row["learning_rate"] for row in rows} == {None}
             continue
         best = reviews.best(content["rows"], method)
