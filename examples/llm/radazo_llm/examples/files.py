@@ -181,4 +181,15 @@ def _of_datasets(path: Path) -> Iterator[Row]:
                 f"{path} must have splits named {', '.join(SPLITS)}; got {name!r}."
             )
         for number, values in enumerate(part):
-            yield Row(f"{path}:{name or 'row'} {number}", values, SPLITS.get(name))
+            named = _with_names(values, getattr(part, "features", {}))
+            yield Row(f"{path}:{name or 'row'} {number}", named, SPLITS.get(name))
+
+
+def _with_names(values: dict[str, Any], features: Any) -> dict[str, Any]:
+    """The values of a row, with the names of classes instead of their numbers."""
+    names = {
+        column: features[column].int2str(value)
+        for column, value in values.items()
+        if isinstance(value, int) and hasattr(features.get(column), "int2str")
+    }
+    return values | names

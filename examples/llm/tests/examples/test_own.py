@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 import types
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -155,6 +156,14 @@ def test_a_folder_of_datasets(tmp_path, monkeypatch):
     fake = types.SimpleNamespace(load_from_disk=lambda path: parts)
     monkeypatch.setitem(sys.modules, "datasets", fake)
     assert split_of(Own(tmp_path))["dev"] == ["day 2", "day 3"]
+
+    class Part(list):
+        features: ClassVar = {
+            "label": types.SimpleNamespace(int2str=["bad", "good"].__getitem__)
+        }
+
+    parts["train"] = Part(TEXT[:2])
+    assert [row.values["label"] for row in files.rows(tmp_path)][:2] == ["bad", "good"]
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match="datasets, which must be installed"):
         split_of(Own(tmp_path))
