@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from examples.tpu import checkpoint, cluster, decoder, drift, train
+from tests.conftest import QUICK
 
 # Runs of one process compile the same few programs, for other numbers of devices.
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -35,7 +36,7 @@ _FLAGS = (
     f"--xla_cpu_collective_timeout_seconds={_LONG} "
     f"--xla_cpu_collective_call_terminate_timeout_seconds={_LONG} "
 )
-_QUICK = "--xla_backend_optimization_level=0"  # To compile.
+_QUICK = QUICK  # No bits are compared with those of programs as users compile them.
 
 
 def _start(arguments, *, devices, processes=1, flags="", own=lambda process: ()):
@@ -337,12 +338,21 @@ class _Whole(NamedTuple):
     losses: dict[int, str]
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
-    losses = _run([*_RUN, "--checkpoint", folder], devices=8)
+def _uncut(folder, flags=""):
+    losses = _run([*_RUN, "--checkpoint", folder], devices=8, flags=flags)
     assert list(losses) == list(range(1, 101))
     return _Whole(folder, losses)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return _uncut(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    """The same run, and all that is compared with it, compiled in less time."""
+    return _uncut(tmp_path_factory.mktemp("quick"), _QUICK)
 
 
 def _assert_same_end(whole, losses, folder):
@@ -377,10 +387,11 @@ def test_a_run_resumes_elsewhere(whole, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_process_is_named_by_the_others_and_the_run_resumes(
-    whole, tmp_path, victim
+    quick, tmp_path, victim
 ):
     arguments = [*_RUN, "--checkpoint-every", "10", "--checkpoint", tmp_path]
-    started = _start([*arguments, "--steps", "100000"], devices=4, processes=3)
+    endless = [*arguments, "--steps", "100000"]
+    started = _start(endless, devices=4, processes=3, flags=_QUICK)
     for line in started[0].stdout:
         if line.startswith("step     40 "):
             break
@@ -393,9 +404,9 @@ def test_a_killed_process_is_named_by_the_others_and_the_run_resumes(
                 "all processes again with the same commands to resume from the latest "
                 f"checkpoint in {tmp_path}\n"
             )
-    losses = _run(arguments, devices=8)
+    losses = _run(arguments, devices=8, flags=_QUICK)
     assert min(losses) > 1 and max(losses) == 100
-    _assert_same_end(whole, losses, tmp_path)
+    _assert_same_end(quick, losses, tmp_path)
 
 
 @pytest.mark.slow
@@ -451,12 +462,13 @@ _CUT = ("--mesh", "perturbation=2,data=2,model=2", "--shard-params")
 
 
 @pytest.mark.slow
-def test_a_cut_model_resumes_whole(whole, tmp_path):
+def test_a_cut_model_resumes_whole(quick, tmp_path):
     cut, copy = tmp_path / "cut", tmp_path / "copy"
     arguments = [*_RUN, *_CUT, "tensor", "--checkpoint", cut]
-    losses = _run(arguments, devices=4, processes=2)
+    losses = _run(arguments, devices=4, processes=2, flags=_QUICK)
     assert len(losses) == 100
-    _assert_close(whole, losses)
-    losses = _run([*_RUN, "--checkpoint", _without_end(cut, copy)], devices=2)
+    _assert_close(quick, losses)
+    resumed = [*_RUN, "--checkpoint", _without_end(cut, copy)]
+    losses = _run(resumed, devices=2, flags=_QUICK)
     assert list(losses) == list(range(76, 101))
-    _assert_close(whole, losses)
+    _assert_close(quick, losses)

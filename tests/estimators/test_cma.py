@@ -48,10 +48,13 @@ def scaled(x):
     return rosenbrock(x / UNITS)
 
 
-def run(fun, start=START, most=4000, estimator=None, **options):
-    method = optax.sgd(1.0), zo.estimators.cma() if estimator is None else estimator
+# One object: another optimizer of Optax would have programs of its own.
+METHOD = optax.sgd(1.0), zo.estimators.cma()
+
+
+def run(fun, start=START, most=4000, **options):
     return zo.minimize_black_box(
-        fun, start, *method, max_evaluations=most, progress=False, **options
+        fun, start, *METHOD, max_evaluations=most, progress=False, **options
     )
 
 
@@ -424,7 +427,7 @@ def test_a_journal_resumes_and_rebuilds(tmp_path):
     run(rosenbrock, num_steps=12, journal=path)
     resumed = run(rosenbrock, num_steps=30, journal=path)
     chex.assert_trees_all_equal(resumed.params, whole.params)
-    state = zo.replay(path, START, optax.sgd(1.0), zo.estimators.cma())
+    state = zo.replay(path, START, *METHOD)
     chex.assert_trees_all_equal(state.params, whole.params)
     chex.assert_trees_all_equal(
         jax.tree.leaves(state.estimator_state),
@@ -438,7 +441,7 @@ def test_executors_and_ask_tell_take_the_same_steps():
     with ThreadPoolExecutor(2) as executor:
         shared = run(rosenbrock, num_steps=20, executor=executor)
     chex.assert_trees_all_equal(shared.params, whole.params)
-    init, ask, tell = zo.ask_tell(optax.sgd(1.0), zo.estimators.cma())
+    init, ask, tell = zo.ask_tell(*METHOD)
     state = init(START, 0)
     for _ in range(20):
         candidates, state = ask(state)
@@ -470,19 +473,18 @@ def test_compiled_runs_evaluate_the_points_that_are_asked_for(evaluator):
 
 @pytest.mark.slow
 def test_minimize_and_a_journal_of_it_converge(tmp_path):
-    method = optax.sgd(1.0), zo.estimators.cma()
     options = {"num_steps": 120, "key": 0, "progress": False}
-    result = zo.minimize(loss, jnp.zeros(3), *method, **options)
+    result = zo.minimize(loss, jnp.zeros(3), *METHOD, **options)
     assert float(loss(result.params)) < 1e-9
     path = tmp_path / "run"
-    written = zo.minimize(loss, jnp.zeros(3), *method, journal=path, **options)
-    state = zo.replay(path, jnp.zeros(3), *method)
+    written = zo.minimize(loss, jnp.zeros(3), *METHOD, journal=path, **options)
+    state = zo.replay(path, jnp.zeros(3), *METHOD)
     chex.assert_trees_all_equal(state.params, written.params)
 
 
 @pytest.mark.slow
 def test_many_runs_under_vmap_are_those_of_each():
-    init, step = zo.solver(loss, optax.sgd(1.0), zo.estimators.cma())
+    init, step = zo.solver(loss, *METHOD)
 
     def runs(key):
         def again(_, state):

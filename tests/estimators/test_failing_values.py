@@ -9,9 +9,11 @@ import pytest
 
 import radazo_jax as zo
 from tests.helpers.relatives import PARAMS, flat, make, quadratic
-from tests.helpers.tables import DISTRIBUTIONS, every, slow
+from tests.helpers.tables import DISTRIBUTIONS, every, jit, slow
 
 STEPS = 6
+# One object: another optimizer of Optax would have programs of its own.
+SGD = optax.sgd(1e-3)
 # The estimators that keep something of the steps before, and distributions that users
 # wrote or that draw without replacement.
 CASES = [
@@ -52,7 +54,7 @@ def run(estimator, fun=whole, **options):
     options = {"progress": False, "num_steps": STEPS, **options}
     steps = options.pop("num_steps")
     return zo.minimize_black_box(
-        fun, PARAMS, optax.sgd(1e-3), estimator, num_steps=steps, key=3, **options
+        fun, PARAMS, SGD, estimator, num_steps=steps, key=3, **options
     )
 
 
@@ -62,9 +64,7 @@ def test_a_run_without_some_values_is_rebuilt(name, distribution, tmp_path):
     result = run(estimator, Failing(lambda: np.nan), journal=path)
     assert result.state.failures.evaluations > 1
     assert np.isfinite(flat(result.params)).all()
-    chex.assert_trees_all_equal(
-        zo.replay(path, PARAMS, optax.sgd(1e-3), estimator), result.state
-    )
+    chex.assert_trees_all_equal(zo.replay(path, PARAMS, SGD, estimator), result.state)
 
 
 @pytest.mark.slow
@@ -84,21 +84,28 @@ def test_without_the_value_at_the_parameters_the_mean_replaces_it(maker, failing
     """Each value is compared with the mean of the others, in float64."""
     params = np.zeros(4, np.float32)
     estimator = maker()
-    state = estimator.init(params)
-    draw = zo.estimators.Draw.once(jax.random.key(0))
-    points, state = estimator.points(draw, params, state)
-    asked = np.asarray(zo.estimators.candidates(points, params), np.float64)
+
+    @jit
+    def ask(draw):
+        points, state = estimator.points(draw, params, estimator.init(params))
+        return points, state, zo.estimators.candidates(points, params)
+
+    @jit
+    def tell(points, values, state):
+        estimate, _ = estimator.reduce(points, points.split(values), params, state)
+        return estimate, estimate.gradient.materialize(params)
+
+    points, state, asked = ask(zo.estimators.Draw.once(jax.random.key(0)))
+    asked = np.asarray(asked, np.float64)
     values = np.round(np.sum((asked * 64 + SLOPES[None]) ** 2, axis=1) * 256) / 256
     values[failing] = np.nan
-    given = points.split(jnp.asarray(values, jnp.float32))
-    estimate, _ = estimator.reduce(points, given, params, state)
+    estimate, gradient = tell(points, jnp.asarray(values, jnp.float32), state)
     found = [i for i in range(1, 11) if i not in failing]
     expected, slope = np.zeros(4), 0.0
     for i in found:
         others = np.mean([values[j] for j in found if j != i])
         expected += 4 / len(found) * (values[i] - others) / 5e-3 * asked[i] / 5e-3
         slope += 4 / len(found) * (values[i] - others) / 5e-3 * values[i] / 5e-3
-    gradient = estimate.gradient.materialize(params)
     np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-2)
     np.testing.assert_allclose(estimate.slope, slope, rtol=1e-3)
     np.testing.assert_allclose(estimate.value, values[found].mean(), rtol=1e-6)
@@ -107,12 +114,16 @@ def test_without_the_value_at_the_parameters_the_mean_replaces_it(maker, failing
 
 def test_one_value_is_none_to_compare():
     estimator, params = zo.forward_difference(num_directions=3), jnp.zeros(4)
-    draw = zo.estimators.Draw.once(jax.random.key(0))
-    points, _ = estimator.points(draw, params, ())
-    values = points.split(jnp.array([jnp.nan, jnp.nan, 1.0, jnp.nan]))
-    estimate, _ = estimator.reduce(points, values, params, ())
+
+    @jit
+    def estimated(draw):
+        points, _ = estimator.points(draw, params, ())
+        values = points.split(jnp.array([jnp.nan, jnp.nan, 1.0, jnp.nan]))
+        estimate, _ = estimator.reduce(points, values, params, ())
+        return estimate, estimate.gradient.materialize(params)
+
+    estimate, gradient = estimated(zo.estimators.Draw.once(jax.random.key(0)))
     assert estimate.num_values == 0
-    gradient = estimate.gradient.materialize(params)
     assert jnp.isnan(estimate.value) and jnp.isnan(gradient).all()
 
 

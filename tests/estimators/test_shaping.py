@@ -104,16 +104,25 @@ def test_the_formula(name):
 
 def test_without_a_spread_all_weights_are_zero():
     """All equal, as rewards of 0 are; one that did not fail; none."""
-    equal, nan = np.full(4, 2.0), np.full(4, np.nan)
-    one = np.where(np.arange(4) == 1, 2.0, np.nan)
-    for name, (shaping, _) in FORMULAS.items():
-        for values in (equal, one, nan):
-            if name == "best_of" and values is not nan:
-                continue  # It has weights for the members that there are.
-            found = np.asarray(shaping(jnp.asarray(values, jnp.float32)))
-            np.testing.assert_array_equal(found, 0, err_msg=name)
-    found = zo.shaping.best_of(3)(jnp.asarray(one, jnp.float32))
-    np.testing.assert_array_equal(found, [0, -1, 0, 0])
+    tables = {
+        "equal": jnp.full(4, 2.0),
+        "one": jnp.where(jnp.arange(4) == 1, 2.0, jnp.nan),
+        "none": jnp.full(4, jnp.nan),
+    }
+
+    @jit
+    def weights(tables):
+        shapings = {name: shaping for name, (shaping, _) in FORMULAS.items()}
+        return {name: jax.tree.map(f, tables) for name, f in shapings.items()}
+
+    found = weights(tables)
+    # It has weights for the members that there are.
+    of_best = found.pop("best_of")
+    np.testing.assert_array_equal(of_best["one"], [0, -1, 0, 0])
+    found["best_of"] = {"none": of_best["none"]}
+    for name, each in found.items():
+        for case, values in each.items():
+            np.testing.assert_array_equal(values, 0, err_msg=f"{name}, {case}")
 
 
 @pytest.mark.parametrize(

@@ -61,25 +61,25 @@ def test_a_failing_move_shortens_a_distance():
 
 def test_noise_is_seen_in_the_second_step():
     draws = np.random.default_rng(0)
-    with jax.enable_x64(True):
-        result = zo.minimize_black_box(
-            lambda x: float(np.sum(x**2) + draws.normal()),
-            np.ones(3),
-            zo.bfgs(),
-            zo.full_difference(),
-            zo.search.backtracking(),
-            num_steps=2,
-            progress=False,
-        )
+    result = zo.minimize_black_box(
+        lambda x: float(np.sum(x**2) + draws.normal()),
+        np.ones(5),
+        zo.bfgs(),
+        zo.full_difference(),
+        zo.search.backtracking(),
+        num_steps=2,
+        progress=False,
+    )
     state = result.state.estimator_state
     assert state.noise > 0
-    assert zo.full_difference().exhausted(jax.tree.map(jnp.asarray, state))
+    with jax.enable_x64(True):
+        assert zo.full_difference().exhausted(jax.tree.map(jnp.asarray, state))
 
 
 def test_a_function_in_steps_has_central_differences_over_long_distances():
-    result = run(lambda x: float(np.sum(np.round(8 * abs(x - 0.3)))), np.zeros(3), 20)
+    result = run(lambda x: float(np.sum(np.round(8 * abs(x - 0.3)))), np.zeros(5), 30)
     state, evaluations = result.state.estimator_state, result.history.evaluations
     assert state.in_steps and result.best.value == 0
     # Short differences; then both signs, at the start and after a step.
-    assert evaluations[:5].tolist() == [4] * 5
+    assert evaluations[:5].tolist() == [6] * 5
     np.testing.assert_allclose(abs(state.steps), 0.3, rtol=1e-6)

@@ -19,6 +19,20 @@ from tests.helpers.black_boxes import (
     run,
     traced,
 )
+from tests.helpers.tables import jit
+
+
+@jit
+def asked(key):
+    points, _ = ESTIMATOR.points(zo.estimators.Draw.once(key), START, ())
+    return points, zo.estimators.candidates(points, START)
+
+
+@jit
+def reduced(points, values):
+    estimate, _ = ESTIMATOR.reduce(points, points.split(values), START, ())
+    return estimate, estimate.gradient.materialize(START)
+
 
 NONE = [float("nan"), float("inf"), "text", np.ones(2), None, {}]
 
@@ -34,16 +48,14 @@ def test_what_is_not_a_number_is_dropped(bad):
     result = run(sometimes, steps=1)
     assert result.state.failures.evaluations == 1
     key = jax.random.split(jax.random.fold_in(jax.random.key(0), 0))[0]
-    points, _ = ESTIMATOR.points(zo.estimators.Draw.once(key), START, ())
-    candidates = zo.estimators.candidates(points, START)
+    points, candidates = asked(key)
     values = np.array([fun(x) for x in candidates], np.float64)
     # Of the points 0 (θ), 1, 2 and 3, the third call is of the second direction.
     u = (np.asarray(candidates, np.float64)[1:] - START) / 0.5
     slopes = (values[1:] - values[0]) / 0.5
     expected = 1 / 2 * (slopes[0] * u[0] + slopes[2] * u[2])
     found = jnp.asarray(np.where(np.arange(4) == 2, np.nan, values), jnp.float32)
-    estimate, _ = ESTIMATOR.reduce(points, points.split(found), START, ())
-    gradient = estimate.gradient.materialize(START)
+    estimate, gradient = reduced(points, found)
     np.testing.assert_allclose(gradient, expected, rtol=1e-4)
     assert estimate.num_values == 3
 

@@ -110,7 +110,7 @@ def test_replays_every_distribution_and_estimator(distribution, name, tmp_path):
 @pytest.mark.parametrize(
     "optimizer",
     [
-        zo.zo_adamm(1e-2),
+        slow(zo.zo_adamm(1e-2)),
         slow(optax.adamw(optax.cosine_decay_schedule(1e-2, 5))),
         slow(optax.polyak_sgd()),
         slow(

@@ -13,6 +13,7 @@ def make_fun():
     return lambda x: jnp.sum((x - 1) ** 2)
 
 
+@pytest.mark.slow
 def test_workers_evaluate_more_points_than_16_bits_number():
     distributed = pytest.importorskip("distributed")
     method = (

@@ -57,7 +57,7 @@ def test_a_state_of_another_precision_is_refused():
 @pytest.mark.parametrize(
     "start",
     [
-        JULIAN_DATE,
+        slow(JULIAN_DATE),
         slow({"t0": JULIAN_DATE}),
         slow([JULIAN_DATE, 0.1]),
         {"t0": [JULIAN_DATE, 0.1]},

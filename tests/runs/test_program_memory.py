@@ -22,7 +22,11 @@ import json, os, sys
 os.environ.pop("XLA_FLAGS", None)
 import jax.numpy as jnp
 import radazo_jax as zo
+from radazo_jax._src import program
 from tests.helpers.short_runs import traced
+
+# Fewer programs than a user's process keeps, so that few calls drop some.
+program._MOST = 3
 
 def renewed(fun):
     traced(fun, method=(zo.radazo(1e-2), zo.forward_difference()))
@@ -61,5 +65,5 @@ def test_five_calls_with_equal_new_arguments_take_no_memory():
     assert grown(1, "same", "equal")["equal"] < PROGRAM
 
 
-def test_five_calls_with_different_functions_take_no_memory_after_twenty():
-    assert grown(20, "different")["different"] < PROGRAM
+def test_five_calls_with_different_functions_take_no_memory_once_some_are_dropped():
+    assert grown(5, "different")["different"] < PROGRAM

@@ -168,17 +168,13 @@ KINDS = {
     "nested": by_nested_functions,
     "numbers": by_python_numbers,
 }
-SEEDS, FAST = 5, ("module", "partial")
+SEEDS, FAST = 5, "module"
 
 
 @pytest.mark.parametrize(
     ("kind", "seed"),
     [
-        (
-            (kind, seed)
-            if seed == 0 and kind in ("module", "partial")
-            else slow(kind, seed)
-        )
+        ((kind, seed) if seed == 0 and kind == FAST else slow(kind, seed))
         for kind in KINDS
         for seed in range(SEEDS)
     ],

@@ -194,14 +194,23 @@ def test_a_state_goes_on_in_its_stage(done):
     assert int(rest.state.step) == 30
 
 
+def traced(weights):
+    """Stairs and a bowl whose least value is 1, by weights: they share programs."""
+    of_stairs, of_bowl = jnp.asarray(weights)
+
+    def fun(x):
+        away = jnp.abs(x - 1)
+        stairs, bowl = jnp.sum(jnp.floor(3 * away)), jnp.sum(away**2) + 1
+        return of_stairs * stairs + of_bowl * bowl
+
+    return fun
+
+
 @pytest.mark.parametrize("chunk_size", [slow(1), slow(3), None])
 def test_a_compiled_run_takes_the_same_steps(chunk_size):
-    def traced(x):
-        return jnp.sum(jnp.floor(3 * jnp.abs(x - 1)))
-
     with jax.enable_x64(True):
         compiled = zo.minimize(
-            traced,
+            traced([1.0, 0.0]),
             jnp.asarray(START),
             num_steps=27,
             chunk_size=chunk_size,
@@ -216,14 +225,12 @@ def test_a_compiled_run_takes_the_same_steps(chunk_size):
 
 
 def test_a_compiled_run_returns_the_best_end_of_a_stage():
-    def traced(x):
-        return jnp.sum((x - 1.0) ** 2) + 1
-
     with jax.enable_x64(True):
+        fun = traced([0.0, 1.0])
         result = zo.minimize(
-            traced, jnp.asarray(START), max_evaluations=200, progress=False
+            fun, jnp.asarray(START), max_evaluations=200, progress=False
         )
-        value = float(traced(result.params))
+        value = float(fun(result.params))
     assert len(result.stages) == 2  # The strategy is still far from the minimum.
     assert value == pytest.approx(1.0, abs=1e-12)
     assert result.num_evaluations <= 200

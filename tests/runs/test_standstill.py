@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
+from tests.helpers.compare import Hashed
+from tests.helpers.tables import slow
 
 START = np.zeros(5, np.float32)
-METHOD = (zo.radazo(1e-2), zo.forward_difference(num_directions=4))
+METHOD = (zo.radazo(1e-2), zo.forward_difference(Hashed(), num_directions=4))
 
 
 def steps(params):
@@ -39,17 +41,22 @@ RUNS = pytest.mark.parametrize(
 
 
 @RUNS
-@pytest.mark.parametrize("start", [START, np.zeros(30, np.float32)], ids=len)
+@pytest.mark.parametrize("start", [START, slow(np.zeros(30, np.float32))], ids=len)
 def test_a_run_that_stands_still_is_warned_about_once(run, fun, start):
+    """After ten steps."""
     if len(start) == 30:
         fun = {steps: lambda x: steps(x[:5]), traced: lambda x: traced(x[:5])}[fun]
     result, texts = warned(run, fun, start, *METHOD, num_steps=40)
     assert np.all(result.values == 14)
     assert len(texts) == 1
     assert texts[0].startswith("fun returned 14 at all") and "\n" not in texts[0]
+    _, texts = warned(run, fun, start, *METHOD, num_steps=9)
+    assert not texts
 
 
-@RUNS
+@pytest.mark.parametrize(
+    ("run", "fun"), [(zo.minimize_black_box, steps), slow(zo.minimize, traced)]
+)
 def test_the_default_method_does_not_stand_still(run, fun):
     result, texts = warned(run, fun, START, num_steps=40)
     assert result.values.min() < 7 and not texts
@@ -67,12 +74,6 @@ def test_what_is_advised_moves_the_run(run, fun):
     result, texts = warned(run, fun, START, *method, num_steps=200)
     assert not texts
     assert result.values.min() < 3
-
-
-@RUNS
-def test_fewer_steps_are_not_warned_about(run, fun):
-    _, texts = warned(run, fun, START, *METHOD, num_steps=9)
-    assert not texts
 
 
 @RUNS

@@ -13,6 +13,7 @@ import pytest
 
 import radazo_jax as zo
 from tests.helpers.black_boxes import ESTIMATOR, OPTIMIZER, START, fun, traced
+from tests.helpers.tables import slow
 
 SIZE = 4  # Evaluations per step.
 
@@ -28,6 +29,8 @@ def outside(fun=fun, **options):
 
 
 each_run = pytest.mark.parametrize("run", [compiled, outside])
+# A thousand calls of a black box take seconds; the budgets are the same objects.
+mostly_compiled = pytest.mark.parametrize("run", [compiled, slow(outside)])
 
 
 @functools.cache
@@ -75,7 +78,7 @@ def test_a_target_ends_the_run_at_its_step(run):
         assert_same_run(result, run(num_steps=steps))
 
 
-@each_run
+@mostly_compiled
 def test_a_target_that_is_not_reached_ends_with_the_default_steps(run):
     result = run(target=-1e30)
     assert result.stopped == "num_steps" and len(result.values) == 1000
@@ -103,7 +106,7 @@ def test_chunks_do_not_change_where_a_run_ends():
             assert result.stopped == expected.stopped
 
 
-@each_run
+@mostly_compiled
 def test_another_budget_lifts_the_default_number_of_steps(run):
     result = run(max_evaluations=1100 * SIZE) if run is compiled else None
     assert result is None or len(result.values) == 1100

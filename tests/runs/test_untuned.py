@@ -10,11 +10,13 @@ import pytest
 
 import radazo_jax as zo
 from radazo_jax._src.steps import defaults
+from tests.helpers.compare import Hashed
+from tests.helpers.tables import slow
 
 START = jnp.linspace(-1.0, 1.0, 24)
 # Twelve steps of about 0.1 at another rounding of the rate, which 1/μ = 200 amplifies.
 ROUNDED = 5e-4
-ESTIMATOR = zo.forward_difference(zo.orthonormal(), 3)
+ESTIMATOR = zo.forward_difference(Hashed(), 3)
 
 
 def loss(x, noise):
@@ -38,7 +40,7 @@ def rate(num_steps=12, **options):
         START,
         num_steps,
         sample=sample,
-        distribution=zo.orthonormal(),
+        distribution=Hashed(),
         evaluator=zo.vectorized(),
         **options,
     )
@@ -146,6 +148,7 @@ def test_the_probe_stays_within_bounds():
     assert np.isfinite(found.learning_rate.learning_rate)
 
 
+@pytest.mark.slow
 def test_large_trees_replay_their_moments(monkeypatch):
     monkeypatch.setattr(defaults, "_LARGE", START.size - 1)
     start = START.reshape(4, 6)
@@ -168,13 +171,13 @@ def test_large_trees_replay_their_moments(monkeypatch):
     ("options", "message"),
     [
         ({"num_steps": 1}, "num_steps must be ≥ 2; got 1. Or name an optimizer"),
-        ({"max_evaluations": 40}, "max_evaluations must be ≥"),
+        ({"max_evaluations": 20}, "max_evaluations must be ≥"),
         ({"fun": lambda x, n: 0 * jnp.sum(x)}, "must be positive at params"),
-        ({"fun": lambda x, n: -1 - jnp.sum(x**2)}, "must be positive at params"),
+        slow({"fun": lambda x, n: -1 - jnp.sum(x**2)}, "must be positive at params"),
         ({"fun": lambda x, n: jnp.nan * jnp.sum(x)}, "must be finite at params"),
         ({"fun": lambda x, n: 1 + 0 * jnp.sum(x)}, "rose by 0 times rise"),
-        ({"fun": lambda x, n: 1e3 - jnp.sum(x**2)}, "rose by -"),
-        ({"start": jnp.zeros(24), "fun": lambda x, n: 1 + 0 * x[0]}, "rose by 0"),
+        slow({"fun": lambda x, n: 1e3 - jnp.sum(x**2)}, "rose by -"),
+        slow({"start": jnp.zeros(24), "fun": lambda x, n: 1 + 0 * x[0]}, "rose by 0"),
     ],
 )
 def test_what_has_no_rate_is_named_in_one_line(options, message):

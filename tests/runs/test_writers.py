@@ -16,7 +16,6 @@ from tests.helpers.workers import Writer
 X = np.linspace(-1, 1, 6, dtype=np.float32)
 STARTS = [
     X,
-    {"x": X, "y": X[:4].reshape(2, 2)},
     {"a": [X, X[:4].reshape(2, 2)], "b": {"c": X[:3]}},
 ]
 WRITERS = [

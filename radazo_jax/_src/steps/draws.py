@@ -1,5 +1,7 @@
 """The keys from which the steps of a run draw their directions and their batches."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -18,6 +20,8 @@ def draw_of(key: jax.Array, step: jax.Array) -> Draw:
     return Draw(key_of(key, step, DIRECTIONS), run_key, step)
 
 
+# Traced once for all programs, which all have these equations.
+@functools.partial(jax.jit, static_argnames=["use"], inline=True)
 def key_of(key: jax.Array, step: jax.Array, use: int) -> jax.Array:
     """The key of a step for its directions or for its batch.
 

@@ -197,9 +197,14 @@ def num_points(run: Run, state: SolverState) -> int:
 
 def abstract_points(run: Run, state: SolverState) -> Points:
     """The points of a step without their arrays, of which only shapes are known."""
-    points = partial(points_without_loss, run.estimator)
-    shapes: Points = jax.eval_shape(points, state)
-    return shapes
+    arrays, static = trees.partition(run.estimator)
+    return jax.eval_shape(_points_of, static, arrays, state)
+
+
+# A run asks for the shapes several times, and JAX traces the function once.
+@partial(jax.jit, static_argnums=0)
+def _points_of(static: trees.Static, arrays: list[Any], state: SolverState) -> Points:
+    return points_without_loss(static.merge(arrays), state)
 
 
 def advance(
