@@ -244,15 +244,13 @@ def advance(
     moved = _moved(run, state, search_state, (estimate, here, outcome), loss)
     failed = _num_failed(points, known, accepted | (not run.search.stops_early))
     params, optimizer_state, search_state = moved
-    after = SolverState(
-        params,
-        optimizer_state,
-        estimator_state,
-        search_state,
-        state.key,
-        optax.safe_increment(state.step),
-        _counted(state.failures, failed, outcome),
-        state.earlier,
+    after = state._replace(
+        params=params,
+        optimizer_state=optimizer_state,
+        estimator_state=estimator_state,
+        search_state=search_state,
+        step=optax.safe_increment(state.step),
+        failures=_counted(state.failures, failed, outcome),
     )
     # A rejected step reports the value at its parameters, whatever it is.
     value = estimate.value
