@@ -188,7 +188,8 @@ def _take_all(
     if 2 * failed > count:
         warnings.warn(
             f"fun failed at {failed} of {count} points, which were left out. The last "
-            f"failure: {last}. If fun fails in a region, give bounds without it.",
+            f"failure: {last.rstrip('.')}. If fun fails in a region, give bounds "
+            "without it.",
             stacklevel=stacklevel + 1,
         )
     return state, stopped
