@@ -507,6 +507,17 @@ class Search(Configuration, abc.ABC):
         del params, project
         return state.before, state
 
+    def exhausted(self, state: Any) -> jax.typing.ArrayLike:
+        """Whether further steps would lead nowhere: bool, shape ().
+
+        A run of the default method then takes another one.
+
+        Args:
+          state: The state of the search.
+        """
+        del state
+        return False
+
     if not TYPE_CHECKING:  # To a type checker, every attribute would exist.
 
         def __getattr__(self, name: str) -> NoReturn:

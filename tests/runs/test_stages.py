@@ -32,6 +32,11 @@ def kinked(x):
     return float(np.sum(np.abs(x - 1.0)))
 
 
+def torn(x):
+    """A bowl of which one coordinate is rounded, too."""
+    return float(np.sum((x - 0.3) ** 2) + 0.2 * abs(round(10 * float(x[2])) - 7))
+
+
 def noisy():
     draws = np.random.default_rng(0)
     return lambda x: bowl(x) + 0.1 * float(draws.standard_normal())
@@ -53,6 +58,7 @@ def methods(result):
         (noisy(), CMA, "the value at one point changed", 1.5),
         slow(bowl, CMA, "gradients ended at a minimum", 1.0 + 1e-12),
         slow(kinked, "cma(step_size=0.03)", "gradients led nowhere", 1e-3),
+        (torn, CMA, "gradients led to a jump", 0.2),
     ],
 )
 def test_what_the_values_say_chooses_the_next_method(fun, second, reason, below):

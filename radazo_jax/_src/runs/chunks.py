@@ -16,7 +16,7 @@ from radazo_jax._src.runs.stop import Budget, Progress
 from radazo_jax._src.steps import step
 from radazo_jax._src.steps.history import History, names, numbers
 from radazo_jax._src.steps.records import lowest
-from radazo_jax._src.steps.stages import Stages
+from radazo_jax._src.steps.stages import Stages, is_over
 from radazo_jax._src.steps.states import Policy, Run, SolverState, exceeds
 
 # Without a given chunk size, chunks aim at this many seconds: long enough that what
@@ -156,7 +156,7 @@ def _take_chunk(
         state, progress, _ = carry
         stops = exceeds(state, limits) | progress.ends()
         if run.staged:
-            stops |= run.estimator.exhausted(state.estimator_state)
+            stops |= is_over(run, state)
         return (state.step - first < length) & ~stops
 
     def body(

@@ -23,6 +23,13 @@ _ALMOST = 0.9
 # So many tries of a direction, before the gradient is estimated anew; and under noise.
 _TRIES, _TRIES_IN_NOISE = 9, 4
 
+# The loss jumps if a step that is at most this share of the one before raises it by at
+# least this share, and by so many roundings.
+_MUCH_SHORTER, _AS_HIGH, _ROUNDINGS = 0.2, 0.5, 1e3
+
+# So many directions in a row that ended before a jump will end there again.
+_AT_JUMPS = 5
+
 
 class BacktrackingState(NamedTuple):
     """State of `backtracking`.
@@ -40,6 +47,11 @@ class BacktrackingState(NamedTuple):
       tries: Number of steps along this direction that were rejected: int32, shape ().
       most_tries: The number of them after which the gradient is estimated anew: int32,
         shape ().
+      rise: The loss of the latest rejected step above its start, and its step size:
+        [2].
+      jumps: Whether the loss jumps along this direction: bool, shape ().
+      at_jumps: The number of directions in a row along which it jumped: int32, shape
+        ().
     """
 
     before: optax.Params
@@ -50,6 +62,9 @@ class BacktrackingState(NamedTuple):
     limit: jax.Array
     tries: jax.Array
     most_tries: jax.Array
+    rise: jax.Array
+    jumps: jax.Array
+    at_jumps: jax.Array
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -70,6 +85,9 @@ class Backtracking(Search):
             limit=trees.number(jnp.inf, zero.dtype),
             tries=count,
             most_tries=count,
+            rise=jnp.full(2, jnp.nan, zero.dtype),
+            jumps=trees.number(False, jnp.bool_),
+            at_jumps=count,
         )
 
     def judge(
@@ -90,6 +108,8 @@ class Backtracking(Search):
             slope=slope,
             limit=limit,
             tries=optax.safe_increment(state.tries),
+            rise=jnp.stack([value - state.value, state.step_size]),
+            jumps=state.jumps | _is_jump(value - state.value, state),
         )
         measured = state._replace(limit=jnp.full_like(limit, jnp.inf))
         return accepted, optax.tree.where(accepted, measured, shortened)
@@ -120,6 +140,9 @@ class Backtracking(Search):
             limit=limit.astype(dtype),
             tries=jnp.zeros_like(state.tries),
             most_tries=tries.astype(state.tries.dtype),
+            rise=jnp.full_like(state.rise, jnp.nan),
+            jumps=jnp.zeros_like(state.jumps),
+            at_jumps=jnp.where(state.jumps, optax.safe_increment(state.at_jumps), 0),
         )
 
     def back(
@@ -129,6 +152,9 @@ class Backtracking(Search):
         step = trees.scaled(state.step_size, state.direction)
         after = project(optax.apply_updates(state.before, step))
         return optax.tree.where(state.slope < 0, after, state.before), state
+
+    def exhausted(self, state: BacktrackingState) -> jax.Array:
+        return state.at_jumps >= _AT_JUMPS
 
 
 def backtracking() -> Search:
@@ -141,6 +167,10 @@ def backtracking() -> Search:
     finite, it is 0.9 of t after the first try, and 0.5 of t later. After nine tries the
     run stays at θ, and the next step estimates the gradient anew; under noise, which
     the estimator recognizes, after four.
+
+    The loss jumps along a direction if a try of a fifth of the length or less raises it
+    by at least half as much as the try before. `exhausted(state)` tells that five
+    directions in a row led to a jump.
 
     The limit f + 0.1 t g is known before f′ is: it is `limit` in the state. If f′ is
     not below it, the other values of that step are not needed, and a run that evaluates
@@ -172,6 +202,14 @@ def backtracking() -> Search:
       Nocedal & Wright, Numerical Optimization, 2006, algorithm 3.1 and section 3.5.
     """
     return Backtracking()
+
+
+def _is_jump(rise: jax.Array, state: BacktrackingState) -> jax.Array:
+    """Whether a much shorter step raises the loss nearly as much as the one before."""
+    before, size = state.rise
+    shorter = state.step_size <= _MUCH_SHORTER * size
+    rounding = _ROUNDINGS * jnp.finfo(rise.dtype).eps * abs(state.value)
+    return shorter & (rise > rounding) & (rise >= _AS_HIGH * before)
 
 
 def _share(change: jax.Array, state: BacktrackingState) -> Any:

@@ -9,6 +9,7 @@ slopes           f(θ) has changed: noise                    an evolution strate
 slopes           long differences of a function in steps    an evolution strategy, wide
                  lead nowhere
 slopes           the gradient is as small as at a minimum   a restart: a strategy
+slopes           five gradients in a row led to a jump      an evolution strategy, wide
 slopes           three gradients in a row led nowhere       a narrow strategy
 evolution        its points have nothing to tell            a restart with twice the
                                                             population
@@ -88,8 +89,7 @@ class Stages:
 
     def is_over(self, state: SolverState) -> bool:
         """Whether the stage of a state can take no further step that is worth it."""
-        run = self.run
-        return run.staged and bool(run.estimator.exhausted(state.estimator_state))
+        return self.run.staged and bool(is_over(self.run, state))
 
     def ended(self, state: SolverState) -> str:
         """The reason for which the run ends with this state, or an empty string."""
@@ -145,6 +145,13 @@ class Stages:
         value = program.of(step.value_after, self.run, state)(state)
         # Of equal values, the first one: on a plateau, later parameters just drift.
         return state.params if value < state.earlier.value else state.earlier.params
+
+
+def is_over(run: Run, state: SolverState) -> jax.Array:
+    """Whether further steps of a stage would teach nothing: bool, shape ()."""
+    estimator, search = run.estimator, run.search
+    over = estimator.exhausted(state.estimator_state)
+    return jnp.logical_or(over, search.exhausted(state.search_state))
 
 
 def _earlier(state: SolverState, params: Any) -> Earlier:
@@ -228,6 +235,8 @@ def _following(
         return cma(step_size=_WIDE), scale, "gradients ended at a minimum"
     if found.sizes.known:
         scale = found.sizes.guesses
+    if state.search_state.at_jumps:
+        return cma(step_size=_WIDE), scale, "gradients led to a jump"
     return cma(step_size=_NARROW), scale, "gradients led nowhere"
 
 
