@@ -36,7 +36,7 @@ _FLAGS = (
     f"--xla_cpu_collective_timeout_seconds={_LONG} "
     f"--xla_cpu_collective_call_terminate_timeout_seconds={_LONG} "
 )
-_QUICK = QUICK  # No bits are compared with those of programs as users compile them.
+_QUICK = QUICK  # No bits are compared with programs as users compile them.
 
 
 def _start(arguments, *, devices, processes=1, flags="", own=lambda process: ()):

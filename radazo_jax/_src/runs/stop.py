@@ -194,7 +194,7 @@ class Budget:
         return None if total >= states.MOST_STEPS // 2 else int(total)
 
     def shown(self) -> tuple[str, int, int | None]:
-        """What a progress bar counts: a unit, how many so far, and at most.
+        """The unit of a progress bar, the number of them so far, and the total.
 
         A rejected step has one evaluation, so that evaluations do not tell steps.
         """

@@ -9,7 +9,7 @@ slopes           f(θ) has changed: noise                    an evolution strate
 slopes           long differences of a function in steps    an evolution strategy, wide
                  lead nowhere
 slopes           the gradient is as small as at a minimum   a restart: a strategy
-slopes           five gradients in a row led to a jump      an evolution strategy, wide
+slopes           five gradients in a row led to a jump      a strategy of medium width
 slopes           three gradients in a row led nowhere       a narrow strategy
 evolution        its points have nothing to tell            a restart with twice the
                                                             population
@@ -37,8 +37,9 @@ from radazo_jax._src.search.whole import whole
 from radazo_jax._src.steps import defaults, step, units
 from radazo_jax._src.steps.states import Earlier, Run, SolverState
 
-# The first step sizes of a strategy: at a start, and once slopes have led nowhere.
-_WIDE, _NARROW = 0.3, 0.03
+# The first step sizes of a strategy: at a start, next to a jump, and once slopes have
+# led nowhere.
+_WIDE, _ACROSS, _NARROW = 0.3, 0.1, 0.03
 
 # The classes of functions that slopes show.
 NOISY, IN_STEPS, SCALED, SMOOTH = "noisy", "in steps", "scaled", "smooth"
@@ -155,7 +156,7 @@ def is_over(run: Run, state: SolverState) -> jax.Array:
 
 
 def _earlier(state: SolverState, params: Any) -> Earlier:
-    """The stages up to the end of one, at the parameters where it ends."""
+    """The stages up to the end of one, which ends at these parameters."""
     value = _value_of(state.estimator_state)
     found = Earlier(state.step, value, params)
     if state.earlier is None or value < state.earlier.value:
@@ -236,7 +237,7 @@ def _following(
     if found.sizes.known:
         scale = found.sizes.guesses
     if state.search_state.at_jumps:
-        return cma(step_size=_WIDE), scale, "gradients led to a jump"
+        return cma(step_size=_ACROSS), scale, "gradients led to a jump"
     return cma(step_size=_NARROW), scale, "gradients led nowhere"
 
 
