@@ -77,7 +77,6 @@ def test_a_point_that_hangs_has_failed():
     assert result.state.failures.evaluations == 1
 
 
-@pytest.mark.filterwarnings("ignore:fun failed at")
 @pytest.mark.parametrize("make", [spawning, slow("loky")])
 def test_points_that_kill_their_worker_fail_alone(make):
     if make == "loky":
@@ -159,7 +158,6 @@ def test_workers_give_the_same_run_of_a_lambda():
     chex.assert_trees_all_equal(result.state, reference().state)
 
 
-@pytest.mark.filterwarnings("ignore:fun failed at")
 def test_a_worker_that_dies_is_replaced():
     pytest.importorskip("loky")
     result = run(workers.kill_some, workers=2, steps=2)

@@ -20,7 +20,6 @@ def raising():
 
 
 @FACTORS
-@pytest.mark.filterwarnings("ignore:fun failed at")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_black_box_runs(tmp_path, factor, dtype):
     def fun(x):

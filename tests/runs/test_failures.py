@@ -111,7 +111,6 @@ def test_a_step_without_the_value_at_the_parameters_is_taken():
     assert np.any(before.params != after.params)
 
 
-@pytest.mark.filterwarnings("ignore:fun failed at")
 def test_compiled_runs_drop_and_skip_alike():
     """NaN at the same points gives the run of the black box, bit for bit."""
 
