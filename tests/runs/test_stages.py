@@ -12,7 +12,6 @@ import radazo_jax as zo
 from tests.helpers.tables import slow
 
 START = np.array([0.4, -1.3, 2.2])
-START32 = START.astype(np.float32)
 CMA = "cma(step_size=0.3)"
 
 
@@ -243,18 +242,17 @@ def test_a_compiled_run_returns_the_best_end_of_a_stage():
 
 
 def test_a_state_of_a_later_stage_knows_the_best_end_of_earlier_ones():
-    def traced(x):
-        return jnp.sum((x - 1.0) ** 2) + 1
+    fun, start = traced([0.0, 1.0]), START.astype(np.float32)
 
     def part(**options):
-        return zo.minimize(traced, START32, progress=False, **options)
+        return zo.minimize(fun, start, progress=False, **options)
 
     first = part(num_steps=12)
     rest = part(num_steps=3, state=first.state)
     whole = part(num_steps=15)
     chex.assert_trees_all_equal(rest.params, whole.params)
     chex.assert_trees_all_equal(rest.state, whole.state)
-    assert traced(rest.params) < traced(rest.state.params)
+    assert fun(rest.params) < fun(rest.state.params)
     assert first.stages == whole.stages
     [stage] = rest.stages
     assert stage.step == whole.stages[1].step

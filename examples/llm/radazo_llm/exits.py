@@ -16,6 +16,11 @@ INTERRUPTED = {
 }
 
 
+def reason(error: Exception) -> str:
+    """The message of an error of another package, on one line."""
+    return " ".join(str(error).split())[:200]
+
+
 class Commands(click.Group):
     """Ends in one line, with status 2, if the input or a file is wrong."""
 

@@ -319,20 +319,17 @@ def progress_bar(
         return
     with tqdm(initial=begun, total=total, unit=unit) as bar:
         compiled = bar.disable  # A disabled bar has no clock.
-        last = begun
 
         def show(figures: Mapping[str, str]) -> None:
-            nonlocal compiled, last
+            nonlocal compiled
             _, done, _ = budget.shown()
             bar.set_postfix(figures, refresh=False)
-            more, last = done - last, done
             if compiled:
-                bar.update(more)
+                bar.update(done - bar.n)
                 return
             # The first steps include compilation, so the bar estimates from the next.
             compiled, start = True, bar.start_t
-            bar.n += more
-            bar.initial = bar.last_print_n = bar.n
+            bar.n = bar.initial = bar.last_print_n = done
             bar.unpause()
             bar.start_t = start
             bar.refresh()

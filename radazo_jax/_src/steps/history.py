@@ -165,7 +165,7 @@ class History(NamedTuple):
         with np.errstate(all="ignore"):
             rounding = np.spacing(value.astype(np.float32))
             pace = self.evaluations / self.seconds
-        lowest = np.fmin.accumulate(self.value) if len(self.value) else self.value
+        lowest = np.fmin.accumulate(self.value)
         failed = {"values": np.cumsum(self.failed)} if np.any(self.failed > 0) else {}
         return {
             "loss": {"loss": self.value, "lowest so far": lowest},

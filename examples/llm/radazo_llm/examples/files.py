@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from radazo_llm.exits import reason
+
 _LONGEST = 1 << 24  # Bytes of a line.
 _LINES = (".jsonl", ".ndjson", ".json")
 _TABLES = {".csv": ",", ".tsv": "\t"}
@@ -170,9 +172,8 @@ def _of_datasets(path: Path) -> Iterator[Row]:
     try:
         found = datasets.load_from_disk(str(path))
     except Exception as error:
-        reason = " ".join(str(error).split())
         raise ValueError(
-            f"{path} must be a folder that datasets can load: {reason:.200}"
+            f"{path} must be a folder that datasets can load: {reason(error)}"
         ) from None
     parts = found.items() if isinstance(found, dict) else [(None, found)]
     for name, part in parts:

@@ -96,8 +96,9 @@ class Own:
 
     def _column(self) -> str:
         """The column that names splits, or ""."""
-        usual = str(self._first().values.get(_COLUMN)) in SPLITS
-        return self.split_column or (_COLUMN if usual else "")
+        if self.split_column:
+            return self.split_column
+        return _COLUMN if str(self._first().values.get(_COLUMN)) in SPLITS else ""
 
     def objective(self) -> str:
         """The objective that fits the file: of candidates, or of free text."""

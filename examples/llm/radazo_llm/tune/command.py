@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from tabulate import tabulate
 
+from radazo_llm.exits import reason
 from radazo_llm.formats import find, gguf_adapter, weights
 from radazo_llm.models import quantization
 from radazo_llm.tune import data, on_workers, tracking
@@ -269,8 +270,7 @@ def _one_line(to: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = " ".join(str(error).split())
         raise ValueError(
-            f"{to} cannot be written ({reason:.200}). Make room, or choose another "
+            f"{to} cannot be written ({reason(error)}). Make room, or choose another "
             "path; the same command with --resume exports the tuned model."
         ) from error

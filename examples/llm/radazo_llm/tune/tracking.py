@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from radazo_llm.exits import reason
+
 Log = Callable[[int, dict[str, float]], None]
 _ID = "wandb.txt"
 
@@ -44,9 +46,8 @@ def on_wandb(folder: Path, about: dict[str, Any]) -> Iterator[Log]:
             resume="allow",
         )
     except Exception as error:
-        reason = " ".join(str(error).split())
         raise ValueError(
-            f"--wandb must reach a server of wandb; got {reason:.200}. Run wandb "
+            f"--wandb must reach a server of wandb; got {reason(error)}. Run wandb "
             "login, or set WANDB_MODE=offline."
         ) from None
     name.write_text(f"{run.id}\n", "utf-8")
