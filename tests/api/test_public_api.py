@@ -26,7 +26,7 @@ MAX_LINES = 300  # Of code: without docstrings, comments and blank lines.
 # import from its own folder and from earlier ones.
 ORDER = (
     *("", "numbers", "directions", "perturb", "base", "evaluators", "estimators"),
-    *("contrib", "search", "transforms", "steps", "runs", "workers"),
+    *("contrib", "search", "transforms", "methods", "steps", "runs", "workers"),
 )
 
 # The modules whose names are public.

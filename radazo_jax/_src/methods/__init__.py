@@ -1,0 +1,1 @@
+"""Minimizers of functions whose values are all there is, as generators."""

@@ -1,0 +1,95 @@
+"""The contract of a method: a generator that yields points and receives their values."""
+
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+
+class Box(NamedTuple):
+    """Bounds of the parameters.
+
+    Attributes:
+      lower: Lower bounds, float64, shape [d]; −∞ for none.
+      upper: Upper bounds, float64, shape [d]; ∞ for none.
+    """
+
+    lower: np.ndarray
+    upper: np.ndarray
+
+    def clip(self, points: np.ndarray) -> np.ndarray:
+        """Returns the nearest points within the bounds, with the shape of `points`."""
+        return np.clip(points, self.lower, self.upper)
+
+
+class Start(NamedTuple):
+    """The problem as a run gives it to a method.
+
+    Attributes:
+      params: Starting point θ₀, float64, shape [d]; within the box and rounded.
+      box: Bounds, which all points must respect.
+      rng: Random numbers of the run. A method has no other source of randomness.
+      resolution: Relative spacing of the values: the machine epsilon of the dtype in
+        which the function computes.
+      round: Rounds points to the dtypes of the parameters, any shape [..., d]. A
+        method yields rounded points, and divides differences by rounded steps.
+      flatten: Converts a number, or a tree like the parameters of numbers and arrays
+        that broadcast to the leaves, to float64 of shape [d]. Used for `scale`.
+      limited: Whether a budget of evaluations, steps or seconds ends the run.
+    """
+
+    params: np.ndarray
+    box: Box
+    rng: np.random.Generator
+    resolution: float
+    round: Callable[[np.ndarray], np.ndarray]
+    flatten: Callable[[Any], np.ndarray]
+    limited: bool
+
+
+class Ask(NamedTuple):
+    """Points to evaluate, with what else a method can say about them.
+
+    A method that has nothing else to say yields an array of points.
+
+    Attributes:
+      points: Points, float64, shape [n, d]. The method receives exactly their values.
+      likely: Points that the method may ask for next, shape [m, d], most likely first,
+        or `None`. A run with idle workers evaluates some of them in advance. They
+        change neither the values that the method receives nor the result.
+      center: Estimate of the minimum, shape [d], or `None`. If the function is noisy,
+        a run compares it with the best points at its end.
+    """
+
+    points: np.ndarray
+    likely: np.ndarray | None = None
+    center: np.ndarray | None = None
+
+
+class End(NamedTuple):
+    """The end of a method.
+
+    Attributes:
+      params: Best point, float64, shape [d].
+      value: Value at the best point.
+      reason: Reason for the end, a phrase such as "a minimum was found".
+    """
+
+    params: np.ndarray
+    value: float
+    reason: str
+
+
+# What a method's generator yields, receives and returns. Values that failed are NaN.
+Steps = Generator[np.ndarray | Ask, np.ndarray, End]
+
+
+class Method(Protocol):
+    """A minimizer: a function from the start of a run to a generator of points."""
+
+    def __call__(self, start: Start) -> Steps:
+        """Yields points, shape [n, d], receives their values, shape [n]; returns `End`.
+
+        A value is NaN if the function failed at its point.
+        """
+        ...
