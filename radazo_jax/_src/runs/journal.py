@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src import checks, program, trees
+from radazo_jax._src import checks, programs, trees
 from radazo_jax._src.base import (
     Evaluator,
     GradientEstimator,
@@ -200,7 +200,7 @@ def line_of_run(
     fun: Any, state: SolverState, run: Run, rate: LearningRate | None = None
 ) -> dict[str, Any]:
     """The first line of a journal, which identifies the run."""
-    points = program.of(step.points_without_loss, run.estimator, state)(state)
+    points = programs.of(step.points_without_loss, run.estimator, state)(state)
     leaves = jax.tree_util.tree_leaves_with_path(state.params)
     shapes = {
         jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"

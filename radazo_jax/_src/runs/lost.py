@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from radazo_jax._src import checks, compiler, program
+from radazo_jax._src import checks, programs, xla
 from radazo_jax._src.base import Estimate, Points
 from radazo_jax._src.directions.distribution import elements
 from radazo_jax._src.estimators import gradients
@@ -53,7 +53,7 @@ def of_updates(
         for x in (value, coefficients @ slopes, coefficients)
     )
     args = points, params, *numbers
-    shares = program.of(_shares, (optimizer, fun), *args)(*args)
+    shares = programs.of(_shares, (optimizer, fun), *args)(*args)
     return _by_path(shares, params)
 
 
@@ -85,7 +85,7 @@ def _shares(
 
     def share(p: jax.Array, u: jax.Array, after: jax.Array) -> jax.Array:
         # A fused program would compute with the sum before it is rounded.
-        return _share(wide(compiler.rounded(after)) - wide(p) - wide(u), wide(u))
+        return _share(wide(xla.rounded(after)) - wide(p) - wide(u), wide(u))
 
     return jax.tree.leaves(jax.tree.map(share, params, updates, after))
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import optax
 
-from radazo_jax._src import program
+from radazo_jax._src import programs
 from radazo_jax._src.estimators.gradients import values_at
 from radazo_jax._src.runs import journal
 from radazo_jax._src.runs.journal import Done, Teller
@@ -218,7 +218,7 @@ class TracedSteps(OneByOne):
 
     def _begin(self, state: SolverState) -> None:
         super()._begin(state)
-        self._evaluate = program.of(_values_at, self.stages.run, state)
+        self._evaluate = programs.of(_values_at, self.stages.run, state)
 
     def _values(self, state: SolverState) -> Found | None:
         if self._interrupted():
