@@ -207,7 +207,7 @@ def _measured_at(
 ) -> Diagnosis:
     """The measurements at the distances of an estimator."""
     arrays = checks.as_params(params)
-    checks.warn_of_float32(params, stacklevel=3)
+    checks.warn_of_float32(params)
     params, of_batches = arrays, fun
     if sample is not None:
         batch = sample(draws.key_of(keys.as_key(key), jnp.uint32(0), draws.BATCH))

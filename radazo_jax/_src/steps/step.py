@@ -41,19 +41,16 @@ from radazo_jax._src.steps.states import (
 from radazo_jax._src.transforms.in_place import InPlaceUpdate, unchanged
 
 
-def start(
-    run: Run, params: optax.Params, key: jax.typing.ArrayLike, stacklevel: int = 2
-) -> SolverState:
+def start(run: Run, params: optax.Params, key: jax.typing.ArrayLike) -> SolverState:
     """The state before the first step.
 
     Args:
       run: The run.
       params: The parameters.
       key: The key of the run.
-      stacklevel: The user's frame for warnings, counted from the caller.
     """
     arrays = checks.as_params(params)
-    checks.warn_of_float32(params, stacklevel=stacklevel + 1)
+    checks.warn_of_float32(params)
     params = arrays
     box.check_bounds(run.bounds, params)
     units.check_units(run.units, params)

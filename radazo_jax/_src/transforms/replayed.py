@@ -1,7 +1,6 @@
 """Moments that are not stored, but replayed from the latest steps."""
 
 import math
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -444,10 +443,9 @@ def _warn_of_short_window(window: int, b1: Any) -> None:
     dropped = float(b1) ** window
     if dropped > _MUCH_DROPPED:
         enough = math.ceil(math.log(_MUCH_DROPPED) / math.log(float(b1)))
-        warnings.warn(
+        checks.warn(
             f"window={window} drops {dropped:.0%} of the weight of the first moment at "
-            f"b1={float(b1):g}. Pass window={enough} or more.",
-            stacklevel=4,
+            f"b1={float(b1):g}. Pass window={enough} or more."
         )
 
 
