@@ -6,8 +6,8 @@ import numpy as np
 import optax
 
 from radazo_jax._src import shown
+from radazo_jax._src.runs.history import History
 from radazo_jax._src.runs.learning_rate import LearningRate
-from radazo_jax._src.steps.history import History
 from radazo_jax._src.steps.stages import Stage
 from radazo_jax._src.steps.states import SolverState
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from radazo_jax._src import shown
-from radazo_jax._src.steps import records
+from radazo_jax._src.runs import journal
 from radazo_jax._src.steps.states import StepInfo
 
 # The numbers of each step, apart from the numbers in the states.
@@ -88,9 +88,9 @@ class History(NamedTuple):
         Raises:
           ValueError: If there is no journal, or it is damaged.
         """
-        found = records.read(path)
-        if found is None:
-            raise ValueError(f"path must be that of a journal; got {path!r}.")
+        found = journal.Journal(path).read()
+        if found.line is None:
+            raise ValueError(f"journal must be a file with a run; got {path!r}.")
         return cls.of([of_record(record) for record in found.records])
 
     def rows(self) -> Iterator[dict[str, float]]:
@@ -246,7 +246,7 @@ def of_values(values: Any) -> dict[str, Any]:
     }
 
 
-def of_record(record: records.Record) -> dict[str, Any]:
+def of_record(record: journal.Record) -> dict[str, Any]:
     """The numbers of a step that its journal has, by name."""
     found = of_values(record.values)
     if record.mean is not None:
