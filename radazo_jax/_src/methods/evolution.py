@@ -320,7 +320,7 @@ def adapted(c: Constants, state: State, y: np.ndarray, values: np.ndarray) -> St
 
     rate = math.sqrt(c.c_sigma * (2 - c.c_sigma) * mass)
     path_sigma = (1 - c.c_sigma) * state.path_sigma + rate * (weights @ z)
-    length = np.linalg.norm(path_sigma)
+    length = float(np.linalg.norm(path_sigma))
     # While σ grows fast, C must not.
     begun = math.sqrt(1 - (1 - c.c_sigma) ** (2 * generation))
     steady = length / begun < (1.4 + 2 / (d + 1)) * c.length
