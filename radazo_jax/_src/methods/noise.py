@@ -15,8 +15,12 @@ _POINTS, _CLOSE = 6, 0.1
 # Three levels of noise agree within this factor.
 _AGREE = 4.0
 
-# The factor of a distance that is too short or too long, and the number of tries.
-_FACTOR, _TRIES = 100.0, 4
+# The factor of a distance that is too short or too long, the number of tries, and the
+# limits of the distance.
+_FACTOR, _TRIES, _NEAR, _FAR_AWAY = 100.0, 4, 1e-14, 0.2
+
+# Less noise than so many roundings is rounding.
+_ROUNDING = 100.0
 
 # A size changes the value by about this share of it, within this factor.
 AIM, _WITHIN = 1e-2, 10.0
@@ -71,7 +75,7 @@ def level(values: np.ndarray) -> float | None:
 def measured(
     x: np.ndarray, value: float, length: float, space: Space
 ) -> Part[float | None]:
-    """Measures the standard deviation of the noise in values near a point.
+    """Measures the relative noise of values near a point that seem to have some.
 
     Args:
       x: The point, shape [d].
@@ -80,7 +84,8 @@ def measured(
       space: Where points lie.
 
     Returns:
-      The level, `None` if it cannot be told from the function.
+      The standard deviation as a share of the value, `None` if it cannot be told from
+      the function, or is no more than rounding.
     """
     d, direction = len(x), space.spans(x) / math.sqrt(len(x))
     middle = (space.box.lower + space.box.upper) / 2
@@ -94,14 +99,16 @@ def measured(
         if not np.all(np.isfinite(values)):
             return None
         low, high = float(np.min(values)), float(np.max(values))
-        found = level(values)
-        if 2 * np.sum(values == np.median(values)) > len(values):
-            length *= _FACTOR
-        elif high - low > _CLOSE * max(abs(low), abs(high)):
+        found, largest = level(values), max(abs(low), abs(high))
+        if high - low > _CLOSE * largest:
             length /= _FACTOR
+        elif found is None:
+            return None
+        elif found > _ROUNDING * np.finfo(float).eps * largest:
+            return found / largest
         else:
-            return found
-        if not 1e-14 < length < 1e-2:
+            length *= _FACTOR  # Values with few digits are equal, or lie on a line.
+        if not _NEAR < length < _FAR_AWAY:
             return None
     return None
 

@@ -20,7 +20,7 @@ _WIDE, _ACROSS, _NARROW = 0.3, 0.1, 0.03
 _NOISY = 1e-6
 
 # A change by a move of this many spans shows that values have few digits.
-_PROBE = 1e-5
+_PROBE = 1e-3
 
 # A short change of this share of the aim of sizes belongs to a jump.
 _JUMP = 3e-2
@@ -45,7 +45,7 @@ class Plan(NamedTuple):
       end: The best point so far, its value, and the kind of the function in words.
       smooth: Whether slopes can lead to a minimum.
       space: Where points lie.
-      level: Standard deviation of the noise, if it was measured, else 0.
+      resolution: Relative spacing of the values, or their relative noise.
       first: Differences at the point, if they are known.
       sizes: Sizes of the parameters, if they were sought.
     """
@@ -53,13 +53,13 @@ class Plan(NamedTuple):
     end: End
     smooth: bool
     space: Space
-    level: float = 0.0
+    resolution: float
     first: Differences | None = None
     sizes: np.ndarray | None = None
 
     def resolved(self, value: float) -> float:
         """Returns the least change of a value that is no rounding."""
-        return max(_EQUAL * np.finfo(float).eps * abs(value), 4 * self.level)
+        return _EQUAL * self.resolution * abs(value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,6 +179,7 @@ def _first_values(
     space = Space.of(start, start.flatten(method.scale))
 
     def plan(kind: str, **known: Any) -> Plan:
+        known = {"resolution": start.resolution} | known
         return Plan(End(x, value, kind), kind == "", space, **known)
 
     if not np.isfinite(value):
@@ -186,14 +187,14 @@ def _first_values(
         return plan(slopes.FAILED)
     if changed > _NOISY * abs(value):
         return plan(slopes.NOISE)
-    spacing, level = math.sqrt(start.resolution), 0.0
+    spacing = math.sqrt(start.resolution)
     first = yield from forward(x, value, spacing * space.spans(x), space)
     if not np.any(first.steps):
         return plan(slopes.FIXED)
     if (yield from _are_coarse(x, value, first, space)):
         found = yield from noise.measured(x, value, _PROBE, space)
         if found is not None:
-            return plan("", level=found)
+            return plan("", resolution=found)
     if np.all(first.dead | (first.steps == 0)):
         units = evolution.sizes(start, method.scale)
         x, value = yield from far.long_differences(x, value, units, space)
@@ -204,7 +205,7 @@ def _first_values(
     space = space._replace(origin=x, sizes=sizes)
     first = yield from forward(x, value, spacing * space.spans(x), space)
     kind = STEPS if _are_of_steps(first, value) else ""
-    return plan(kind, first=first, sizes=sizes, level=level)
+    return plan(kind, first=first, sizes=sizes)
 
 
 def _descent(
@@ -217,12 +218,11 @@ def _descent(
             x,
             value,
             space,
-            start.resolution,
+            plan.resolution,
             begun=plan.first,
-            level=plan.level,
             tolerance=method.tolerance,
         )
-        plan = plan._replace(first=None, level=end.level)
+        plan = plan._replace(first=None, resolution=end.resolution)
         best = End(end.params, end.value, end.reason)
         if not np.any(end.dead) or end.reason in (slopes.NOISE, slopes.FIXED):
             return best, plan

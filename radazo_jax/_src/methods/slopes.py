@@ -1,7 +1,6 @@
 """Quasi-Newton steps along differences of values."""
 
 import dataclasses
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +31,9 @@ _SHORTEST, _LONGEST = 0.1, 0.5
 
 # A jump: a try of this share of the length, or less, is at least this share as high.
 _MUCH_SHORTER, _AS_HIGH, _ROUNDINGS = 0.2, 0.5, 1e3
+
+# The first distance of points that show noise, in spans.
+_PROBE = 1e-5
 
 # So many directions in a row that ended before a jump will end there again.
 _AT_JUMPS = 5
@@ -174,14 +176,14 @@ class Ended(NamedTuple):
       value: Its value.
       reason: One of the reasons of this module.
       dead: Parameters whose last difference was exactly 0: bool, shape [d].
-      level: Standard deviation of the noise, if it was measured, else 0.
+      resolution: Relative spacing of the values, or their relative noise.
     """
 
     params: np.ndarray
     value: float
     reason: str
     dead: np.ndarray
-    level: float = 0.0
+    resolution: float
 
 
 class Progress:
@@ -191,7 +193,7 @@ class Progress:
       x: The point, shape [d].
       value: Its value.
       start: The value at the first point.
-      level: Standard deviation of the noise, 0 if it was not measured.
+      resolution: Relative spacing of the values, or their relative noise.
       spacing: Length of the differences, in spans.
       twosided: Whether differences are central ones.
       found: The latest differences.
@@ -199,31 +201,30 @@ class Progress:
       reach: Length of the longest step so far, in sizes.
     """
 
-    def __init__(self, x: np.ndarray, value: float, resolution: float, level: float):
+    def __init__(self, x: np.ndarray, value: float, resolution: float):
         self.x, self.value, self.start = x, value, value
-        self.resolution, self.level = resolution, level
+        self.resolution = resolution
         self.memory = Memory(max(10, min(2 * len(x), 40)))
         self.twosided, self.reach = False, 0.0
-        self.spacing = self.shortest(level)
+        self.spacing = self.length(1 / 2)
         self.found = Differences.none(x)
 
-    def shortest(self, level: float, power: float = 1 / 2) -> float:
+    def length(self, power: float) -> float:
         """Returns the length of differences that balances noise and curvature."""
-        share = level / abs(self.value) if self.value else 0.0
-        return min(_FAR, max(self.resolution, share) ** power)
+        return min(_FAR, self.resolution**power)
 
     def resolved(self) -> float:
         """Returns the least change of the value that means anything."""
         eps = self.resolution
-        return max(self.level, eps * (abs(self.value) + eps * abs(self.start)))
+        return eps * (abs(self.value) + eps * abs(self.start))
 
     def ended(self, reason: str) -> Ended:
-        return Ended(self.x, self.value, reason, self.found.dead, self.level)
+        return Ended(self.x, self.value, reason, self.found.dead, self.resolution)
 
     def both_sides(self) -> None:
         """Takes central differences from now on."""
         self.twosided = True
-        self.spacing = max(self.spacing, self.shortest(self.level, 1 / 3))
+        self.spacing = max(self.spacing, self.length(1 / 3))
 
     def measure(self, space: Space) -> Part[None]:
         """Takes the differences at the point."""
@@ -239,7 +240,6 @@ def steps(
     resolution: float,
     *,
     begun: Differences | None = None,
-    level: float = 0.0,
     tolerance: float | None = None,
 ) -> Part[Ended]:
     """Takes quasi-Newton steps along differences, until they lead nowhere.
@@ -251,13 +251,11 @@ def steps(
       x: First point, shape [d].
       value: Its value, finite.
       space: Where points lie.
-      resolution: Relative spacing of the values.
+      resolution: Relative spacing of the values, or their relative noise.
       begun: Differences at x if they are known.
-      level: Standard deviation of the noise, if it was measured.
       tolerance: See `untuned`.
     """
-    at = Progress(x, value, resolution, level)
-    space = space._replace(box=space.box)
+    at = Progress(x, value, resolution)
     before: tuple[np.ndarray, np.ndarray] | None = None
     nowhere = equal = jumps = 0
     while True:
@@ -298,14 +296,13 @@ def steps(
         equal = 0
         if searched.x is None and nowhere == 0:
             again = float((yield at.x[None])[0])
-            if again != at.value and not at.level:
-                at.level = abs(again - at.value)
+            if abs(again - at.value) > at.resolution * abs(at.value):
                 return at.ended(NOISE)
-        if searched.lied and not at.level and not at.twosided:
-            found = yield from noise.measured(at.x, at.value, 1e-6, space)
-            if found is not None and found > 1e2 * resolution * abs(at.value):
-                at.level, at.memory = found, Memory(at.memory.most)
-                at.spacing = at.shortest(found)
+        if searched.lied and not at.twosided:
+            found = yield from noise.measured(at.x, at.value, _PROBE, space)
+            if found is not None and found > at.resolution:
+                at.resolution, at.memory = found, Memory(at.memory.most)
+                at.spacing = at.length(1 / 2)
                 continue
         if at.twosided:
             nowhere += 1
@@ -350,7 +347,6 @@ def _direction(
 def _is_small(at: Progress, gradient: np.ndarray, space: Space) -> bool:
     """Whether slopes are those of a minimum, as far as values resolve it."""
     least = at.resolution ** (1 / 3) * max(abs(at.value), abs(at.start))
-    least = max(least, math.sqrt(at.level * max(abs(at.value), at.level)))
     return bool(np.all(abs(gradient) * space.spans(at.x) <= least))
 
 
