@@ -83,14 +83,14 @@ class StepSize(NamedTuple):
       size: η, 0 before the first step.
       slope: Average of the slope along a step, per squared length and 1/η.
       curvature: Average of the curvature along a step, per squared length.
-      count: Number of measurements in the averages.
+      measurements: Number of measurements in the averages.
       searching: Whether the scale of η is still being searched for.
     """
 
     size: float = 0.0
     slope: float = 0.0
     curvature: float = 0.0
-    count: int = 0
+    measurements: int = 0
     searching: bool = True
 
 
@@ -140,7 +140,7 @@ def adapted(
     upward = seen and rise > 2 * fall
     taken = finite and not (upward and (rise > _SURPRISE * known or after > highest))
     # If the scale was wrong, the averages mean nothing.
-    count = state.count if taken and not state.searching else 0
+    count = state.measurements if taken and not state.searching else 0
     slope, curvature = state.slope, state.curvature
     if seen:
         weight = min(_DECAY, count / (count + 1))
@@ -193,17 +193,17 @@ class Idle(NamedTuple):
 
     Attributes:
       value: The least value at the end of the latest cycle.
-      count: Number of such cycles in succession.
+      cycles: Number of such cycles in succession.
     """
 
     value: float
-    count: int = 0
+    cycles: int = 0
 
     def after(self, value: float, resolution: float) -> "Idle":
         """Returns the state after one more cycle, whose least value is given."""
         least = _ROUNDINGS * resolution * abs(value) if np.isfinite(value) else 0.0
         falls = self.value - value > least
-        return Idle(value, 0 if falls else self.count + 1)
+        return Idle(value, 0 if falls else self.cycles + 1)
 
 
 def _around(
@@ -374,7 +374,9 @@ def steps(
         before = float(values[0])
         rises, previous, since = before > max(value, previous), before, since + 1
         block, restart = next(blocks), Lookahead(x, first)
-        if 0 < slope < np.inf and before <= highest:
+        # Near a bound, y is moved, and may be higher than the start.
+        is_low = before <= highest or not ahead.share
+        if 0 < slope < np.inf and is_low:
             if not size.size:
                 size = size._replace(size=_FIRST * (abs(before) or 1.0) / slope)
             new = box.clip(round(y - size.size * gradient))
@@ -393,9 +395,10 @@ def steps(
         ahead = restart
         if value < best.value:
             best = End(x, value, "")
-        if number % cycle == 0:
+        if number % max(cycle, _FEWEST) == 0:
             idle = idle.after(best.value, resolution)
-            if idle.count >= (_SEARCHES if size.searching else _IDLE):
+            searches = size.searching and size.size > 0
+            if idle.cycles >= (_SEARCHES if searches else _IDLE):
                 found = np.isfinite(best.value)
                 reason = "a minimum was found" if found else "the function failed"
                 return End(best.params, unit * best.value, reason)
