@@ -188,6 +188,43 @@ class Distance(NamedTuple):
         return Distance(min(1.0, _LONGER * self.factor), curved)
 
 
+class Bounded(NamedTuple):
+    """Coordinates at a bound, to which the function falls.
+
+    Directions have all coordinates. The part of coordinates that cannot move is taken
+    from the slopes along the directions; otherwise a step would follow it.
+
+    Attributes:
+      box: Bounds.
+      gradient: Gradient according to the latest slopes along each direction, shape [d].
+    """
+
+    box: Box
+    gradient: np.ndarray
+
+    def at_bound(self, x: np.ndarray) -> np.ndarray:
+        """Returns which coordinates are at a bound, shape [d]."""
+        return (x <= self.box.lower) | (x >= self.box.upper)
+
+    def free(
+        self, x: np.ndarray, slopes: np.ndarray, block: np.ndarray
+    ) -> tuple[np.ndarray, float, "Bounded"]:
+        """Returns the gradient of what can move, its square, and the next state.
+
+        Args:
+          x: The point.
+          slopes: Slopes along the directions, shape [K].
+          block: The directions, shape [K, d].
+        """
+        if not np.any(np.isfinite(self.box)):
+            return slopes @ block, float(slopes @ slopes), self
+        known = self.gradient + (slopes - block @ self.gradient) @ block
+        held = np.where(known > 0, x <= self.box.lower, x >= self.box.upper)
+        slopes = slopes - block @ np.where(held, known, 0)
+        gradient = np.where(held, 0, slopes @ block)
+        return gradient, float(slopes @ slopes), self._replace(gradient=known)
+
+
 class Idle(NamedTuple):
     """Cycles of directions without progress.
 
@@ -218,6 +255,7 @@ def _around(
 
     Near a bound, y is moved inside, so that all points have room.
     """
+    y = box.clip(y)
     typical = max(_LEAST_SIZE, math.sqrt(np.mean(y**2)))
     h = distance.factor * math.sqrt(resolution * len(y)) * typical / 3
     room = np.minimum(h * np.max(abs(block), 0), (box.upper - box.lower) / 2)
@@ -225,24 +263,21 @@ def _around(
     return box.clip(round(np.concatenate([inside[None], inside + h * block])))
 
 
-def _slope(
+def _slopes(
     points: np.ndarray,
     values: np.ndarray,
     block: np.ndarray,
     distance: Distance,
     resolution: float,
-) -> tuple[np.ndarray, float, Distance]:
-    """Returns the gradient along directions, its square, and the next distance."""
+) -> tuple[np.ndarray, Distance]:
+    """Returns the slopes along directions, and the next distance."""
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         changes = values[1:] - values[0]
         # Points are rounded, so the steps to them are measured.
-        lengths = np.einsum("kd,kd->k", points[1:] - points[0], block)
-        slopes = changes / lengths
+        slopes = changes / np.einsum("kd,kd->k", points[1:] - points[0], block)
     is_known = np.isfinite(slopes)
-    slopes = np.where(is_known, slopes, 0)
-    least = resolution * abs(values[0])
-    distance = distance.adapted(changes[is_known], least)
-    return slopes @ block, float(slopes @ slopes), distance
+    distance = distance.adapted(changes[is_known], resolution * abs(values[0]))
+    return np.where(is_known, slopes, 0), distance
 
 
 @dataclasses.dataclass(frozen=True)
@@ -356,6 +391,8 @@ def steps(
     best, highest, previous = End(x, value, ""), value, np.inf
     ahead, size, distance = Lookahead(x, 0.0), StepSize(), Distance()
     base, since, block, idle = x, 0, next(blocks), Idle(value)
+    bounded = Bounded(box, np.zeros(d))
+    learns = cycle if np.any(bounded.at_bound(x)) else 0
     around = functools.partial(_around, box, round, resolution)
     for number in itertools.count(1):
         if since >= cycle:  # A pattern move is due.
@@ -366,28 +403,31 @@ def steps(
                 x, value = far, float(far_value)
             else:
                 base, since = x, 0
-        points = around(ahead.point(x), block, distance)
-        y, is_known = points[0], np.array_equal(points[0], x)
+        near = box.clip(ahead.point(x))
+        points = around(near, block, distance)
+        is_known = np.array_equal(points[0], x)
         values = (yield points[1:] if is_known else points) / unit
         values = np.r_[value, values] if is_known else values
-        gradient, slope, distance = _slope(points, values, block, distance, resolution)
+        slopes, distance = _slopes(points, values, block, distance, resolution)
+        gradient, slope, bounded = bounded.free(near, slopes, block)
         before = float(values[0])
         rises, previous, since = before > max(value, previous), before, since + 1
         block, restart = next(blocks), Lookahead(x, first)
         # Near a bound, y is moved, and may be higher than the start.
-        is_low = before <= highest or not ahead.share
-        if 0 < slope < np.inf and is_low:
+        is_low = before <= highest or np.array_equal(near, x)
+        if 0 < slope < np.inf and is_low and number > learns:
             if not size.size:
                 size = size._replace(size=_FIRST * (abs(before) or 1.0) / slope)
-            new = box.clip(round(y - size.size * gradient))
-            step = new - y
+            new = box.clip(round(near - size.size * gradient))
+            step = new - near
             # Directions that are all new gather nothing.
             no_momentum = Lookahead(new, 0.0 if number < cycle else first)
-            moved = ahead.moved(x, y, new, first) if number > cycle else no_momentum
+            moved = ahead.moved(x, near, new, first) if number > cycle else no_momentum
             if np.any(step):
                 likely = around(moved.point(new), block, distance)
                 after = float((yield Ask(new[None], likely))[0]) / unit
-                parabola = Parabola(-(step @ gradient), before, after, step @ step)
+                fall = -(step @ gradient) * slope / (gradient @ gradient)
+                parabola = Parabola(fall, before, after, step @ step)
                 size, is_taken = adapted(size, parabola, highest, resolution)
                 if is_taken:
                     x, value, restart = new, after, no_momentum
