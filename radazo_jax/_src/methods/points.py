@@ -1,0 +1,180 @@
+"""Points of a box, and differences of values along the parameters."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from radazo_jax._src.methods.contract import Ask, Box, Part, Start
+
+# The move of a parameter is measured in its distance from the origin, but in this share
+# of its size at least.
+_LEAST = 0.1
+
+# A shorter move than so many roundings of a parameter means nothing.
+_ROUNDINGS = 64
+
+# A difference that failed is tried again at these shares of its step.
+_SHARES = (-1.0, 0.5, -0.5)
+
+
+class Space(NamedTuple):
+    """Where the points of a method lie, and how far apart they are.
+
+    Attributes:
+      box: Bounds.
+      round: Rounds points to the dtypes of the parameters.
+      origin: Point from which moves are measured, shape [d].
+      sizes: Sizes of the parameters, shape [d].
+    """
+
+    box: Box
+    round: Callable[[np.ndarray], np.ndarray]
+    origin: np.ndarray
+    sizes: np.ndarray
+
+    @classmethod
+    def of(cls, start: Start, sizes: np.ndarray) -> "Space":
+        """Returns the space of a run, in which moves are measured from zero."""
+        return cls(start.box, start.round, np.zeros_like(start.params), sizes)
+
+    def point(self, x: np.ndarray) -> np.ndarray:
+        """Returns the nearest point that the function can have, for rows x."""
+        return self.round(self.box.clip(x))
+
+    def spans(self, x: np.ndarray) -> np.ndarray:
+        """Returns the length of a move that matters, for each parameter."""
+        span = np.maximum(abs(x - self.origin), _LEAST * self.sizes)
+        width = self.box.upper - self.box.lower
+        return np.where(width > 0, np.minimum(span, width), span)
+
+    def ends(self, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Returns where each parameter ends by a move of this length.
+
+        A parameter moves away from a bound that is closer. A length below the rounding
+        of a parameter is lengthened, so that a parameter stays only if its bounds are
+        equal.
+        """
+        lengths = np.maximum(lengths, _ROUNDINGS * np.finfo(float).eps * abs(x))
+        lengths = np.maximum(lengths, np.finfo(float).tiny)
+        while True:
+            ahead, back = self.point(x + lengths), self.point(x - lengths)
+            cut = 2 * abs(ahead - x) < abs(back - x)
+            ends = np.where(cut, back, ahead)
+            stays = (ends == x) & (self.box.lower < self.box.upper) & (lengths < 1e300)
+            if not np.any(stays):
+                return ends
+            lengths = np.where(stays, 4 * lengths, lengths)
+
+
+class Differences(NamedTuple):
+    """Differences of values along the parameters.
+
+    Attributes:
+      steps: Moves of the parameters, 0 for a parameter that cannot move, shape [d].
+      changes: Changes of the value, NaN if it failed, 0 without a move, shape [d].
+      dead: Whether moves changed nothing: bool, shape [d].
+    """
+
+    steps: np.ndarray
+    changes: np.ndarray
+    dead: np.ndarray
+
+    @classmethod
+    def none(cls, x: np.ndarray) -> "Differences":
+        """Returns the differences of parameters that do not move."""
+        return cls(np.zeros_like(x), np.zeros_like(x), np.zeros(len(x), bool))
+
+    @property
+    def known(self) -> np.ndarray:
+        """Whether there is a difference: bool, shape [d]."""
+        return np.isfinite(self.changes) & (self.steps != 0)
+
+    @property
+    def gradient(self) -> np.ndarray:
+        """The slopes, 0 if they are not known, shape [d]."""
+        known = self.known
+        return np.where(known, self.changes, 0) / np.where(known, self.steps, 1)
+
+
+def along(x: np.ndarray, which: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Returns points that differ from x in one parameter each, shape [n, d].
+
+    Args:
+      x: Shape [d].
+      which: Numbers of the parameters, shape [n].
+      ends: Their values, shape [n].
+    """
+    points = np.repeat(x[None], len(which), axis=0)
+    points[np.arange(len(which)), which] = ends
+    return points
+
+
+def forward(
+    x: np.ndarray, value: float, lengths: np.ndarray, space: Space
+) -> Part[Differences]:
+    """Takes a forward difference along each parameter.
+
+    A difference that failed is tried on the other side, and at half of its step.
+
+    Args:
+      x: The point, shape [d].
+      value: Its value, finite.
+      lengths: Lengths of the moves, shape [d].
+      space: Where points lie.
+    """
+    ends = space.ends(x, lengths)
+    steps, changes = ends - x, np.zeros_like(x)
+    which = np.flatnonzero(steps)
+    if not len(which):
+        return Differences.none(x)
+    first = steps.copy()
+    others = along(x, which, space.point(x - first)[which])
+    changes[which] = (yield Ask(along(x, which, ends[which]), others)) - value
+    for share in _SHARES:
+        failed = np.flatnonzero(~np.isfinite(changes))
+        if not len(failed):
+            break
+        ends = space.point(x + share * first)
+        failed = failed[ends[failed] != x[failed]]
+        if not len(failed):
+            continue
+        steps[failed] = ends[failed] - x[failed]
+        changes[failed] = (yield along(x, failed, ends[failed])) - value
+    return Differences(steps, changes, (changes == 0) & (steps != 0))
+
+
+def central(
+    x: np.ndarray, value: float, lengths: np.ndarray, space: Space
+) -> Part[Differences]:
+    """Takes a central difference along each parameter; near a bound, a forward one.
+
+    The change belongs to a parabola through the three values: its slope times the step.
+
+    Args:
+      x: The point, shape [d].
+      value: Its value, finite.
+      lengths: Lengths of the moves, shape [d].
+      space: Where points lie.
+    """
+    ahead = space.ends(x, lengths)
+    steps = ahead - x
+    back = space.point(x - steps)
+    back = np.where(back == x, space.point(x + steps / 2), back)
+    others = back - x
+    which = np.flatnonzero(steps)
+    twice = np.flatnonzero((others != 0) & (others != steps) & (steps != 0))
+    points = along(x, which, ahead[which]), along(x, twice, back[twice])
+    if not len(which):
+        return Differences.none(x)
+    values = (yield np.concatenate(points)) - value
+    first, second = np.zeros_like(x), np.full_like(x, np.nan)
+    first[which], second[twice] = values[: len(which)], values[len(which) :]
+    with np.errstate(all="ignore"):
+        h, k = steps, others
+        slopes = (first * (k / h) - second * (h / k)) / (k - h)
+        slopes = np.where(np.isfinite(slopes), slopes, first / h)
+        slopes = np.where(np.isfinite(slopes), slopes, second / k)
+        changes = np.where(steps != 0, slopes * steps, 0)
+    dead = (steps != 0) & (first == 0) & ((second == 0) | np.isnan(second))
+    return Differences(steps, changes, dead)
