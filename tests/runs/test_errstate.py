@@ -45,8 +45,7 @@ def test_a_black_box_runs(tmp_path, factor, dtype):
     assert len(result.values) == 6 and "best" in repr(result)
     state = zo.replay(tmp_path / "run.jsonl", START.astype(dtype), *METHOD)
     np.testing.assert_array_equal(state.params, result.params)
-    zo.runs.History.from_journal(tmp_path / "run.jsonl").plot()
-    result.history.plot()
+    assert len(zo.runs.History.from_journal(tmp_path / "run.jsonl").value) == 6
 
 
 @FACTORS
@@ -75,5 +74,4 @@ def test_a_compiled_run_and_its_measurements(factor):
         fun, START, *METHOD, num_steps=12, target=1e-45, progress=False
     )
     assert repr(result)
-    result.history.plot()
     str(zo.diagnose(fun, START, METHOD[1], 0))
