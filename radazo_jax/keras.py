@@ -24,7 +24,6 @@ import optax
 from radazo_jax._src.base import (
     Evaluator,
     GradientEstimator,
-    Search,
     check_estimator,
     check_evaluator,
 )
@@ -97,15 +96,7 @@ class ZerothOrder(keras.Model):
             `radazo(1e-2)`.
           **kwargs: As Keras takes them.
 
-        Raises:
-          TypeError: If `optimizer` is a search, which finds step sizes in `solver` and
-            `minimize` alone.
         """
-        if isinstance(optimizer, Search):
-            raise TypeError(
-                "optimizer must have a learning rate, as radazo(1e-2) has; got the "
-                f"search {optimizer!r}. Pass it to solver or minimize."
-            )
         if isinstance(optimizer, optax.GradientTransformation):
             optimizer = _Optax(optimizer)
         super().compile(optimizer=optimizer, **kwargs)

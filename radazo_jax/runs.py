@@ -3,16 +3,15 @@
 The functions that run are in `radazo_jax`.
 """
 
+from radazo_jax._src.runs.asker import MethodState
 from radazo_jax._src.runs.diagnose import Diagnosis
 from radazo_jax._src.runs.history import History, scalars
 from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.results import Best, Report, Result
 from radazo_jax._src.runs.told import Told
 from radazo_jax._src.steps.solver import Solver
-from radazo_jax._src.steps.stages import Stage
 from radazo_jax._src.steps.states import (
     Failures,
-    Outcome,
     RunError,
     SolverState,
     StepInfo,
@@ -25,13 +24,12 @@ __all__ = [
     "Failures",
     "History",
     "LearningRate",
-    "Outcome",
+    "MethodState",
     "Report",
     "Result",
     "RunError",
     "Solver",
     "SolverState",
-    "Stage",
     "StepInfo",
     "Told",
     "WorkerReport",

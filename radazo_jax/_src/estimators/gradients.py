@@ -409,10 +409,6 @@ def extra_args(
         "combination": estimate.gradient,
         "measured": jnp.isfinite(here),
     }
-    if estimate.known is not None:
-        args["known"] = estimate.known
-    if estimate.sizes is not None:
-        args["sizes"] = estimate.sizes
     if bounds is not None:
         args["bounds"] = bounds
     if value_fn is None:

@@ -79,11 +79,10 @@ def evaluate(
     scale: jax.typing.ArrayLike,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] = MappingProxyType({}),
-    units: Any = None,
 ) -> _T:
-    """`perturb(fun)` for arrays with a known layout, and in the units of `Points`."""
+    """`perturb(fun)` for arrays with a known layout."""
     jaxpr, outputs_of = _trace(fun, params, args, kwargs)
-    given = views.views_of(params, layout, direction, jnp.asarray(scale), units)
+    given = views.views_of(params, layout, direction, jnp.asarray(scale))
     return outputs_of(rules.evaluate(jaxpr, views.with_small_drawn(given)))
 
 

@@ -18,16 +18,16 @@ from radazo_jax._src.base import (
     candidates,
 )
 from radazo_jax._src.directions.dense import sphere
+from radazo_jax._src.estimators.differences import forward_difference
 from radazo_jax._src.estimators.gradients import points_of
 from radazo_jax._src.evaluators.external import External
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
-from radazo_jax._src.runs import classes, learning_rate, lost
+from radazo_jax._src.runs import learning_rate, lost
 from radazo_jax._src.runs.advice import Used, advised
 from radazo_jax._src.runs.learning_rate import Evaluated, LearningRate
 from radazo_jax._src.runs.repeats import Repeats, measures, ratio
 from radazo_jax._src.steps import draws
-from radazo_jax._src.steps.defaults import is_staged, method
 
 _DIRECTIONS = 4
 _REPEATS = 4
@@ -171,30 +171,9 @@ def diagnose(
       >>> measured.learning_rate.over(500).learning_rate
       0.0...
 
-      The class of a function of few parameters:
-
-      >>> import numpy as np
-      >>> zo.diagnose(lambda x: float(np.sum(np.floor(x))), np.full(2, 0.3)).kind
-      'in steps'
     """
-    minibatches = sample is not None
-    default = method(None, estimator, None, params, minibatches)
-    staged = is_staged(None, None, None, params, minibatches)
-    if estimator is not None or not staged:
-        return _measured_at(fun, params, default[1], key, optimizer, sample)
-    params = trees.with_float64(params)
-    look = classes.first_look(fun, params, key)
-    with trees.precision_of(params):
-        found = _measured_at(fun, params, default[1], key, optimizer)
-    return _classified(found, look)
-
-
-def _classified(found: Diagnosis, look: classes.Look) -> Diagnosis:
-    """The measurements with the class of the function, and what it advises."""
-    # The default method has no smoothing to change.
-    kept = found.advice if look.kind == classes.FAILING else ()
-    advice = (classes.ADVICE[look.kind],) if look.kind in classes.ADVICE else kept
-    return found._replace(kind=look.kind, sizes=look.sizes, advice=advice)
+    chosen = forward_difference() if estimator is None else estimator
+    return _measured_at(fun, trees.with_float64(params), chosen, key, optimizer, sample)
 
 
 def _measured_at(
