@@ -8,7 +8,7 @@ import numpy as np
 import optax
 
 from radazo_jax._src import programs, trees
-from radazo_jax._src.evaluators.external import Calls, External, Outcome
+from radazo_jax._src.evaluators.external import Calls, External, Mistake, Outcome
 from radazo_jax._src.runs import journal
 from radazo_jax._src.runs.journal import Done
 from radazo_jax._src.runs.one_by_one import Found, OneByOne
@@ -122,6 +122,8 @@ class CalledSteps(OneByOne):
             candidates, point = jax.tree.map(lambda x: x[point][None], candidates), 0
         try:
             outcome = self._calls.evaluate(candidates)
+        except Mistake as mistake:
+            raise RunError(str(mistake), state) from mistake.__cause__
         except (RuntimeError, OSError) as error:
             raise RunError(
                 f"journal {path} has a point that could not be evaluated again: "

@@ -11,6 +11,7 @@ import optax
 
 from radazo_jax._src import programs
 from radazo_jax._src.estimators.gradients import values_at
+from radazo_jax._src.evaluators.external import Mistake
 from radazo_jax._src.runs import journal
 from radazo_jax._src.runs.journal import Done, Teller
 from radazo_jax._src.runs.learning_rate import LearningRate
@@ -154,6 +155,8 @@ class OneByOne(Teller, Staged, abc.ABC):
             seconds, texts = time.perf_counter() - start, tuple(found.failures)
             record = Record(number, found.values, int(self._total), seconds, texts)
             self._write(record)
+        except Mistake as mistake:
+            raise RunError(str(mistake), state) from mistake.__cause__
         except (RuntimeError, OSError) as error:
             raise RunError(
                 f"step {number} could not be taken: {error} The error's state is the "
