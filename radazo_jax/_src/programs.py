@@ -315,10 +315,10 @@ class _Reader:
             return type(x), tuple(map(self.value, x))
         if isinstance(x, dict):
             return type(x), tuple((k, self.value(y)) for k, y in x.items())
-        if isinstance(x, (float, complex, np.generic)) or type(x) is np.ndarray:
+        if isinstance(x, (float, complex, np.ndarray, np.generic)):
             # 0.0 and -0.0 differ, and NaN is equal to itself.
             array = np.asarray(x)
-            if array.dtype.hasobject:
+            if array.dtype.hasobject or isinstance(x, np.ma.MaskedArray):
                 return _Same(x)
             return type(x), array.dtype, array.shape, array.tobytes()
         if dataclasses.is_dataclass(x):

@@ -412,7 +412,7 @@ def _described(value: Any) -> str:
     if inspect.iscoroutine(value):
         value.close()  # Python warns of one that was not awaited.
         return "a coroutine of an async function"
-    if hasattr(value, "__array__") and np.ndim(value) > 0:
-        return f"an array of shape {np.shape(value)}"
+    if hasattr(value, "dtype") and np.ndim(value) > 0:
+        return f"an array of shape {np.shape(value)} and dtype {value.dtype}"
     text = " ".join(reprlib.repr(value).split())
     return f"{text[:40]}{'…' if len(text) > 40 else ''} of type {type(value).__name__}"

@@ -92,9 +92,10 @@ class Sender:
         try:
             with open(self._path, "wb") as file:
                 importlib.import_module(pickler).dump(self._fun, file)
-        except OSError:  # Of the disk.
-            raise
         except Exception as error:
+            self.close()
+            if isinstance(error, OSError):  # Of the disk.
+                raise
             raise TypeError(
                 f"fun must be picklable to run in processes; got {self._fun!r} "
                 f"({in_words(error)}). {advice} executor=ThreadPoolExecutor(8)."

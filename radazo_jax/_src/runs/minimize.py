@@ -21,6 +21,7 @@ from radazo_jax._src.base import (
 )
 from radazo_jax._src.evaluators.external import External
 from radazo_jax._src.evaluators.vectorized import vectorized
+from radazo_jax._src.names import checks_names
 from radazo_jax._src.runs import loop, rates
 from radazo_jax._src.runs.called import CalledSteps
 from radazo_jax._src.runs.chunks import Chunks
@@ -36,6 +37,7 @@ from radazo_jax._src.steps.stages import Stages, of_state, with_tolerance
 from radazo_jax._src.steps.states import Policy, Run, SolverState, resumed
 
 
+@checks_names
 def minimize(
     fun: Objective,
     params: optax.Params,
@@ -204,6 +206,7 @@ def minimize(
     )
 
 
+@checks_names
 def minimize_black_box(
     fun: Objective,
     params: optax.Params,
@@ -373,6 +376,7 @@ def _run(call: _Call) -> Result:
     if not callable(call.fun):
         raise TypeError(f"fun must be a function of params; got {call.fun!r}.")
     check_evaluator(call.evaluator, traces=False)
+    checks.check_callback(call.callback)
     if call.state is not None:
         checks.check_not_deleted("state", call.state)
     if call.evaluator.compiled:

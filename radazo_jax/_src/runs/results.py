@@ -6,6 +6,7 @@ import numpy as np
 import optax
 
 from radazo_jax._src import shown
+from radazo_jax._src.names import says_attributes
 from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.steps.history import History
 from radazo_jax._src.steps.stages import Stage
@@ -40,6 +41,7 @@ class Best(NamedTuple):
         )
 
 
+@says_attributes
 class Result(NamedTuple):
     """The result of a run.
 

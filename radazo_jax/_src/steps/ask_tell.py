@@ -10,6 +10,7 @@ import optax
 
 from radazo_jax._src import programs, shown, trees
 from radazo_jax._src.base import GradientEstimator, Search, candidates
+from radazo_jax._src.names import checks_names
 from radazo_jax._src.search.whole import whole
 from radazo_jax._src.steps import box, history, states, step, units
 from radazo_jax._src.steps.box import BoundsLike
@@ -57,6 +58,7 @@ class AskTell(NamedTuple):
     tell: Callable[[AskTellState, Any], AskTellState]
 
 
+@checks_names
 def ask_tell(
     optimizer: optax.GradientTransformation,
     estimator: GradientEstimator,

@@ -9,6 +9,7 @@ import optax
 from radazo_jax._src import trees
 from radazo_jax._src.base import Evaluator, GradientEstimator, Objective, Search
 from radazo_jax._src.evaluators.vectorized import vectorized
+from radazo_jax._src.names import checks_names
 from radazo_jax._src.search.whole import whole
 from radazo_jax._src.steps import states
 from radazo_jax._src.steps import step as steps
@@ -40,6 +41,7 @@ class Solver(NamedTuple):
     step: StepFn
 
 
+@checks_names
 def solver(
     fun: Objective,
     optimizer: optax.GradientTransformation,
