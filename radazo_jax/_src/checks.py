@@ -258,7 +258,7 @@ def check_params(params: optax.Params) -> None:
             raise TypeError(
                 "params must hold real floating-point arrays; got "
                 f"{given} at params{jax.tree_util.keystr(path)}. "
-                + (advice or _how_to_split(params))
+                + _how_to_split(params, advice)
             )
     if not any(np.size(leaf) for _, leaf in leaves):
         raise ValueError(
@@ -282,7 +282,7 @@ def _how_to_convert(leaf: Any, dtype: Any) -> str:
     return ""
 
 
-def _how_to_split(params: Any) -> str:
+def _how_to_split(params: Any, advice: str) -> str:
     """Advice for parameters that are not all floating-point arrays."""
     modules = {kind.__module__ for kind in type(params).__mro__}
     if any(name.startswith("flax.linen") for name in modules):
@@ -295,7 +295,7 @@ def _how_to_split(params: Any) -> str:
             "Use radazo_jax.nnx.value_and_grad, which perturbs the nnx.Param of a "
             "module and keeps the state of its Dropout and BatchNorm."
         )
-    return "Close over what is not optimized, or split it off."
+    return advice or "Close over what is not optimized, or split it off."
 
 
 def warn_of_float32(params: optax.Params) -> None:

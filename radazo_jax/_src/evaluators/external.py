@@ -138,7 +138,8 @@ def external(
     Args:
       workers: Number of processes that evaluate points, which the package `loky` starts
         at the first step and ends with the run. `fun` may be any function that
-        `cloudpickle` can store, such as a lambda. If a process dies or hangs, its point
+        `cloudpickle` can store, such as a lambda. Each process gets it once, as it is
+        when the run starts. If a process dies or hangs, its point
         has failed, and all of the processes are replaced.
       executor: A `concurrent.futures.Executor`, which is used as it is; or a function
         without arguments that makes one, which is called again if a worker has died or

@@ -106,7 +106,8 @@ def project(bounds: Bounds | None, params: optax.Params) -> optax.Params:
 def as_trees(bounds: Bounds, params: optax.Params) -> Bounds:
     """The bounds as trees of arrays like the parameters."""
     if isinstance(bounds, _Elements):
-        leaves, treedef = jax.tree.flatten(params)
+        leaves = jax.tree.leaves(params)
+        treedef: Any = jax.tree.structure(params)
         count, size = len(bounds.lower), sum(map(np.size, leaves))
         if len(leaves) != 1 or count != size:
             raise ValueError(
@@ -180,7 +181,8 @@ def _error(bounds: Any, why: str = "") -> ValueError:
 
 def _like(bounds: Bounds, side: int, params: optax.Params) -> optax.Params:
     """A bound as a tree of arrays like the leaves of `params`."""
-    bound, treedef = bounds[side], jax.tree.structure(params)
+    bound: Any = bounds[side]
+    treedef: Any = jax.tree.structure(params)
     if bound is None or (jax.tree_util.all_leaves([bound]) and np.ndim(bound) == 0):
         found = [bound] * treedef.num_leaves
     else:

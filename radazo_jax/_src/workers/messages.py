@@ -85,12 +85,13 @@ def decode(message: bytes) -> Any:
     """
     line, _, rest = bytes(message).partition(b"\n")
     try:
-        name, fields = json.loads(line)
-        kind = {"Request": Request, "Reply": Reply}[name]
+        kind, fields = json.loads(line)
         arrays = {name: x for name, x in fields.items() if isinstance(x, dict)}
         for name, described in arrays.items():
             fields[name], rest = _array(rest, **described)
-        found = kind(**fields)
+        if kind == "Reply":
+            fields["failures"] = tuple(fields["failures"])
+        found = {"Request": Request, "Reply": Reply}[kind](**fields)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"message must be a request or a reply; got {message[:80]!r} ({error!r}). "
@@ -98,7 +99,7 @@ def decode(message: bytes) -> Any:
         ) from error
     if rest:
         raise ValueError(f"message must end with its arrays; got {len(rest)} bytes.")
-    return found._replace(failures=tuple(found.failures)) if name == "Reply" else found
+    return found
 
 
 def _array(message: bytes, dtype: str, shape: list[int]) -> tuple[np.ndarray, bytes]:
