@@ -135,6 +135,8 @@ def minimize(
         minibatch, once a step: all evaluations of the step share it.
       bounds: A tuple `(lower, upper)` of numbers, or of trees like the parameters, or a
         `scipy.optimize.Bounds`: the box in which the parameters and all points stay.
+        A list of pairs, one for each element of an array of parameters, is read as
+        SciPy reads it. `None` is no bound.
       scale: S, the size of a typical change of each parameter: a positive number, or a
         tree like the parameters of numbers and of arrays that broadcast to its leaves.
         With any method, the run takes the steps in which it would minimize f(S z) from

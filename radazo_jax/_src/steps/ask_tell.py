@@ -77,7 +77,8 @@ def ask_tell(
       search: As in `minimize`.
       bounds: A tuple `(lower, upper)` of numbers, or of trees like the parameters, or a
         `scipy.optimize.Bounds`: the box in which the parameters and all candidates
-        stay. A candidate that is moved into it is no longer along its direction, which
+        stay. A list of pairs, one for each element of an array of parameters, is read
+        as SciPy reads it; `None` is no bound. A candidate that is moved into it is no longer along its direction, which
         biases estimates at the border.
       scale: As in `minimize`.
 

@@ -79,6 +79,8 @@ def solver(
         parameters. `step` then takes no batch.
       bounds: A tuple `(lower, upper)` of numbers, or of trees like the parameters, or a
         `scipy.optimize.Bounds`: the box in which the parameters and all points stay.
+        A list of pairs, one for each element of an array of parameters, is read as
+        SciPy reads it. `None` is no bound.
       scale: As in `minimize`.
       has_aux: Whether `fun` returns a pair of a scalar and anything else, which is the
         `aux` of the `StepInfo`, as at the first point.
