@@ -4,10 +4,10 @@ The functions that run are in `radazo_jax`.
 """
 
 from radazo_jax._src.runs.diagnose import Diagnosis
+from radazo_jax._src.runs.history import History, scalars
 from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.results import Best, Report, Result
-from radazo_jax._src.steps.ask_tell import AskTell, AskTellState
-from radazo_jax._src.steps.history import History, scalars
+from radazo_jax._src.runs.told import Told
 from radazo_jax._src.steps.solver import Solver
 from radazo_jax._src.steps.stages import Stage
 from radazo_jax._src.steps.states import (
@@ -20,8 +20,6 @@ from radazo_jax._src.steps.states import (
 from radazo_jax._src.workers.roster import WorkerReport
 
 __all__ = [
-    "AskTell",
-    "AskTellState",
     "Best",
     "Diagnosis",
     "Failures",
@@ -35,6 +33,7 @@ __all__ = [
     "SolverState",
     "Stage",
     "StepInfo",
+    "Told",
     "WorkerReport",
     "scalars",
 ]

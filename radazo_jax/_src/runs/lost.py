@@ -14,6 +14,8 @@ from radazo_jax._src import checks, programs, xla
 from radazo_jax._src.base import Estimate, Points
 from radazo_jax._src.directions.distribution import elements
 from radazo_jax._src.estimators import gradients
+from radazo_jax._src.steps import step, units
+from radazo_jax._src.steps.states import Run, SolverState
 from radazo_jax._src.trees import wide
 
 # By then, an update of R-AdaZO is no longer large because v is small.
@@ -110,14 +112,13 @@ def _by_path(shares: list[jax.Array], params: optax.Params) -> dict[str, float]:
     }
 
 
-def warn_of_rounding(points: Points, params: optax.Params) -> None:
-    """Warns if parameters round most of their perturbation away.
-
-    Args:
-      points: The points of a step.
-      params: θ.
-    """
-    lost = by_rounding(points, params)
+def warn_of_rounding(run: Run, state: SolverState) -> None:
+    """Warns if narrow parameters round most of their perturbation away."""
+    if all(leaf.dtype.itemsize >= 4 for leaf in jax.tree.leaves(state.params)):
+        return
+    points, _ = step.points_at(run, state, step.loss_at(run, state))
+    placed = units.around(run.units, state.params, points)
+    lost = by_rounding(placed, state.params)
     bad = {name: share for name, share in lost.items() if share > _LOST}
     if bad:
         name, share = max(bad.items(), key=lambda item: item[1])

@@ -2,16 +2,16 @@
 
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.runs import learning_rate
+from radazo_jax._src.runs.journal import Journal
 from radazo_jax._src.runs.learning_rate import Evaluated, LearningRate
 from radazo_jax._src.runs.stop import Budget
-from radazo_jax._src.steps import records, step
-from radazo_jax._src.steps.records import Path
+from radazo_jax._src.steps import step
 from radazo_jax._src.steps.states import Run, SolverState
 from radazo_jax._src.transforms import decayed
 
 
 def with_rate(
-    run: Run, state: SolverState, budget: Budget, begins: bool, path: Path | None
+    run: Run, state: SolverState, budget: Budget, begins: bool, file: Journal | None
 ) -> tuple[SolverState, LearningRate | None]:
     """The state with a learning rate, and the budget with an end at which it is 0.
 
@@ -22,14 +22,14 @@ def with_rate(
       state: The state before the first step.
       budget: The budgets, which have started.
       begins: Whether the run begins here, and not with a state of the caller.
-      path: The journal, if there is one.
+      file: The journal, if there is one.
 
     Returns:
       The state; and the rate, if it was found here or in the journal.
     """
     rate = None
     if begins:
-        rate = _of_journal(path) or _found(run, state, budget)
+        rate = _of_journal(file) or _found(run, state, budget)
         budget.spend(rate.num_evaluations)
         if rate.num_steps is None:
             rate = rate.over(budget.total)
@@ -43,10 +43,10 @@ def with_rate(
     return state, rate
 
 
-def _of_journal(path: Path | None) -> LearningRate | None:
+def _of_journal(file: Journal | None) -> LearningRate | None:
     """The rate in the first line of a journal."""
-    run = None if path is None else records.run_of(path)
-    fields = None if run is None else run.get("learning_rate")
+    line = None if file is None else file.line
+    fields = None if line is None else line.get("learning_rate")
     return None if fields is None else LearningRate(**fields)
 
 
