@@ -6,7 +6,8 @@ close over are inputs of the program, and no part of it. A program is found by t
 structure of these traces, the configuration, and the kinds of its arguments.
 
 Traces are equal if their equations are, with all parameters: numbers and constants are
-compared by their bits; Python functions, which callbacks call, by identity.
+compared by their bits; Python functions, which callbacks call, and all objects of other
+packages by identity.
 The custom derivatives of a loss count once something differentiates it.
 
 Unsafe keys. JAX remembers traces of its own, by the identity of functions, and so do
@@ -45,6 +46,9 @@ _lock = threading.RLock()
 # Parameters of equations by which they are differentiated. JAX makes them anew at each
 # trace, and tracing them takes longer than the loss itself.
 _RULES = ("jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees")
+
+# Packages whose objects are equal if what they hold is.
+_COMPARED = "builtins", "jax", "jaxlib", "ml_dtypes", "numpy"
 
 
 def of(
@@ -290,29 +294,39 @@ class _Reader:
         return tuple(parts)
 
     def value(self, x: Any) -> Any:
-        """The structure of a parameter of an equation."""
+        """The structure of a parameter of an equation.
+
+        Only what Python, NumPy and JAX define is compared by what it holds. An object
+        of another class may hold more than it is compared by.
+        """
         if isinstance(x, core.Jaxpr):
             return self.jaxpr(x)
         if isinstance(x, core.ClosedJaxpr):
             return self.jaxpr(x.jaxpr), self.value(x.consts)
-        if isinstance(x, (tuple, list)):
-            return type(x), tuple(map(self.value, x))
-        if isinstance(x, dict):
-            return tuple((k, self.value(y)) for k, y in x.items())
-        if isinstance(x, (float, complex, np.ndarray, np.generic)):
-            # 0.0 and -0.0 differ, and NaN is equal to itself.
-            array = np.asarray(x)
-            return type(x), array.dtype, array.shape, array.tobytes()
         if isinstance(x, jax.Array) and x.is_fully_addressable:
             is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
             bits = np.asarray(jax.random.key_data(x) if is_key else x).tobytes()
             return jax.typeof(x), bits
-        if dataclasses.is_dataclass(x) and not isinstance(x, type):
+        if isinstance(x, type):
+            return type, x
+        if type(x).__module__.partition(".")[0] not in _COMPARED:
+            return _Same(x)
+        if isinstance(x, (tuple, list)):
+            return type(x), tuple(map(self.value, x))
+        if isinstance(x, dict):
+            return type(x), tuple((k, self.value(y)) for k, y in x.items())
+        if isinstance(x, (float, complex, np.ndarray, np.generic)):
+            # 0.0 and -0.0 differ, and NaN is equal to itself.
+            array = np.asarray(x)
+            if array.dtype.hasobject or isinstance(x, np.ma.MaskedArray):
+                return _Same(x)
+            return type(x), array.dtype, array.shape, array.tobytes()
+        if dataclasses.is_dataclass(x):
             names = (field.name for field in dataclasses.fields(x))
             return type(x), tuple(self.value(getattr(x, name)) for name in names)
         if type(x).__name__ == "ClosedRule":  # Of `jax.custom_batching.custom_vmap`.
             return _Same(x.rule)
-        if (callable(x) and not isinstance(x, type)) or not trees.has_hash(x):
+        if callable(x) or not trees.has_hash(x):
             return _Same(x)
         return type(x), x
 

@@ -21,6 +21,7 @@ from radazo_jax._src.configuration import check_fields
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.signs import rademacher
+from radazo_jax._src.names import checks_names
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -88,6 +89,7 @@ class CentralDifference(AlongDirections):
         return from_differences(found, 2 * self.smoothing, points), state
 
 
+@checks_names
 def forward_difference(
     distribution: Distribution = sphere(),
     num_directions: int = 10,
@@ -152,6 +154,7 @@ def forward_difference(
     )
 
 
+@checks_names
 def central_difference(
     distribution: Distribution = sphere(),
     num_directions: int = 10,

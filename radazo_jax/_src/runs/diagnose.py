@@ -20,7 +20,7 @@ from radazo_jax._src.base import (
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.estimators.differences import forward_difference
 from radazo_jax._src.estimators.gradients import points_of
-from radazo_jax._src.evaluators.external import External
+from radazo_jax._src.evaluators.external import External, Mistake
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.runs import learning_rate, lost
@@ -313,8 +313,11 @@ def _by_hand(
 
     def evaluate(at_start: int, at_points_each: int) -> Repeats:
         order = np.array([0] * at_start + others * at_points_each)
-        with External().open(fun) as calls:
-            outcome = calls.repeat(jax.tree.map(lambda x: x[order], asked))
+        try:
+            with External().open(fun) as calls:
+                outcome = calls.repeat(jax.tree.map(lambda x: x[order], asked))
+        except Mistake as mistake:
+            raise TypeError(str(mistake)) from mistake.__cause__
         assert outcome is not None
         return Repeats(
             outcome.values[:at_start],

@@ -22,6 +22,7 @@ from radazo_jax._src.evaluators.external import Calls, External
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.methods.contract import Method
 from radazo_jax._src.methods.policy import untuned
+from radazo_jax._src.names import checks_names
 from radazo_jax._src.runs import loop, rates
 from radazo_jax._src.runs.asked import ByCalls, ByProgram, Evaluate, MethodSteps
 from radazo_jax._src.runs.asker import MethodState, begun, resolution_of
@@ -44,6 +45,7 @@ MOST = 10_000
 MOST_STEPS = 10_000
 
 
+@checks_names
 def minimize(
     fun: Objective,
     params: optax.Params,
@@ -135,6 +137,8 @@ def minimize(
         minibatch, once a step: all evaluations of the step share it.
       bounds: A tuple `(lower, upper)` of numbers, or of trees like the parameters, or a
         `scipy.optimize.Bounds`: the box in which the parameters and all points stay.
+        A list of pairs, one for each element of an array of parameters, is read as
+        SciPy reads it. `None` is no bound.
       scale: As in `methods.untuned`, likewise.
       state: A state to continue from, as returned by a previous call or passed to
         `callback`. Its parameters and key replace `params` and `key`, and it holds the
@@ -202,6 +206,7 @@ def minimize(
     if not callable(fun):
         raise TypeError(f"fun must be a function of params; got {fun!r}.")
     check_evaluator(evaluator, traces=False)
+    checks.check_callback(callback)
     calls = not evaluator.compiled
     _check_used(calls, state, journal, chunk_size, sample, has_aux)
     if calls:
@@ -369,6 +374,7 @@ def _steps_of_optimizer(
     return Compiled(run, begun, budget, *of_chunk), rate
 
 
+@checks_names
 def minimize_black_box(
     fun: Objective,
     params: optax.Params,

@@ -11,7 +11,7 @@ import optax
 
 from radazo_jax._src import programs
 from radazo_jax._src.estimators.gradients import values_at
-from radazo_jax._src.evaluators.external import Calls, External, Outcome
+from radazo_jax._src.evaluators.external import Calls, External, Mistake, Outcome
 from radazo_jax._src.runs import journal
 from radazo_jax._src.runs.journal import Journal, Record
 from radazo_jax._src.runs.loop import Steps
@@ -115,6 +115,8 @@ class OneByOne(Steps, abc.ABC):
             record = Record(number, values, int(total), seconds, tuple(texts))
             if self._file is not None:
                 self._file.append(record)
+        except Mistake as mistake:
+            raise RunError(str(mistake), self.state) from mistake.__cause__
         except (RuntimeError, OSError) as error:
             raise RunError(
                 f"step {number} could not be taken: {error} The error's state is the "
@@ -254,6 +256,8 @@ class Called(OneByOne):
         def value() -> Any:
             try:
                 outcome = self._calls.evaluate(candidates)
+            except Mistake as mistake:
+                raise RunError(str(mistake), self.state) from mistake.__cause__
             except (RuntimeError, OSError) as error:
                 raise RunError(
                     "journal has a point that could not be evaluated again: "

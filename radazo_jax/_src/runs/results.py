@@ -6,6 +6,7 @@ import numpy as np
 import optax
 
 from radazo_jax._src import shown
+from radazo_jax._src.names import says_attributes
 from radazo_jax._src.runs.asker import MethodState
 from radazo_jax._src.runs.history import History
 from radazo_jax._src.runs.learning_rate import LearningRate
@@ -44,6 +45,7 @@ class Best(NamedTuple):
         )
 
 
+@says_attributes
 class Result(NamedTuple):
     """The result of a run.
 

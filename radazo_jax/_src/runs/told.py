@@ -20,6 +20,7 @@ from radazo_jax._src.base import (
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.methods.contract import Method
 from radazo_jax._src.methods.policy import untuned
+from radazo_jax._src.names import checks_names
 from radazo_jax._src.runs import asker, history
 from radazo_jax._src.runs.asker import Asker, MethodState
 from radazo_jax._src.runs.journal import (
@@ -296,6 +297,7 @@ def _row(record: Record, names: Sequence[str], numbers: np.ndarray) -> dict[str,
     return row | {"evaluations": len(record.values)}
 
 
+@checks_names
 def ask_tell(
     params: optax.Params,
     optimizer: optax.GradientTransformation | Method | None = None,
@@ -322,8 +324,9 @@ def ask_tell(
       key: The key of the whole run; it is consumed.
       bounds: A tuple `(lower, upper)` of numbers, or of trees like the parameters, or a
         `scipy.optimize.Bounds`: the box in which the parameters and all points stay.
-        A point that is moved into it is no longer along its direction, which biases
-        estimates at the border.
+        A list of pairs, one for each element of an array of parameters, is read as
+        SciPy reads it. `None` is no bound. A point that is moved into the box is no
+        longer along its direction, which biases estimates at the border.
       state: A state to continue from, the `state` of such a run or of a result. Its
         parameters and key replace `params` and `key`.
 
@@ -367,8 +370,8 @@ def ask_tell(
         maker = asker.begun(method, *given)
         return Told(maker, Best(maker.params))
     states.check_run(optimizer, estimator)
-    named: Any = optimizer, estimator
-    run = Run(None, None, *named, bounds=box.as_bounds(bounds))
+    of_run: Any = None, None, optimizer, estimator, vectorized(), box.as_bounds(bounds)
+    run = Run(*of_run)
     with trees.precision_of(initial if state is None else state.params):
         begun = begin(run, initial, key, state)
         # Copies are made later than calls return; the caller may write to `params`.
@@ -482,8 +485,8 @@ def replay(
             told.rebuild([record for record in found.records if record.again is None])
             return told.state
         states.check_run(optimizer, estimator)
-        named: Any = optimizer, estimator
-        run = Run(fun, sample, *named, evaluator, box.as_bounds(bounds))
+        of_run: Any = fun, sample, optimizer, estimator, evaluator
+        run = Run(*of_run, bounds=box.as_bounds(bounds))
         state = begin(run, params, key)
         if exact:
             # The checksums of the parameters compare learning rates.

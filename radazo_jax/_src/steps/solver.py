@@ -9,6 +9,7 @@ import optax
 from radazo_jax._src import trees
 from radazo_jax._src.base import Evaluator, GradientEstimator, Objective
 from radazo_jax._src.evaluators.vectorized import vectorized
+from radazo_jax._src.names import checks_names
 from radazo_jax._src.steps import states
 from radazo_jax._src.steps import step as steps
 from radazo_jax._src.steps.box import BoundsLike, as_bounds
@@ -38,6 +39,7 @@ class Solver(NamedTuple):
     step: StepFn
 
 
+@checks_names
 def solver(
     fun: Objective,
     optimizer: optax.GradientTransformation,
@@ -71,6 +73,8 @@ def solver(
         parameters. `step` then takes no batch.
       bounds: A tuple `(lower, upper)` of numbers, or of trees like the parameters, or a
         `scipy.optimize.Bounds`: the box in which the parameters and all points stay.
+        A list of pairs, one for each element of an array of parameters, is read as
+        SciPy reads it. `None` is no bound.
       has_aux: Whether `fun` returns a pair of a scalar and anything else, which is the
         `aux` of the `StepInfo`, as at the first point.
 

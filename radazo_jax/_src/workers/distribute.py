@@ -12,6 +12,7 @@ import optax
 
 from radazo_jax._src import checks
 from radazo_jax._src.base import GradientEstimator
+from radazo_jax._src.names import checks_names
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.runs import history, loop
 from radazo_jax._src.runs.history import History
@@ -28,6 +29,7 @@ from radazo_jax._src.workers.replica import Recipe
 from radazo_jax._src.workers.shares import Members
 
 
+@checks_names
 def distribute(
     make_fun: Callable[[], Any],
     params: Any,
@@ -141,6 +143,7 @@ def distribute(
       ...     journal="run.jsonl",
       ... )  # doctest: +SKIP
     """
+    checks.check_callback(callback)
     if not callable(make_fun):
         raise TypeError(
             f"make_fun must be a function without arguments; got {make_fun!r}."
