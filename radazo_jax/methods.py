@@ -2,6 +2,7 @@
 
 from radazo_jax._src.methods.contract import Ask, Box, End, Method, Start
 from radazo_jax._src.methods.evolution import evolution
+from radazo_jax._src.methods.many import many
 from radazo_jax._src.methods.policy import untuned
 from radazo_jax._src.methods.slopes import slopes
 
@@ -12,6 +13,7 @@ __all__ = [
     "Method",
     "Start",
     "evolution",
+    "many",
     "slopes",
     "untuned",
 ]

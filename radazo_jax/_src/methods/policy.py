@@ -2,15 +2,20 @@
 
 import dataclasses
 import math
-from collections.abc import Generator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from radazo_jax._src import checks
-from radazo_jax._src.methods import evolution, far, noise, slopes
-from radazo_jax._src.methods.contract import Ask, End, Method, Part, Start, Steps
-from radazo_jax._src.methods.points import Differences, Space, forward
+from radazo_jax._src.methods import evolution, far, many, noise, slopes
+from radazo_jax._src.methods.contract import Ask, Box, End, Method, Part, Start, Steps
+from radazo_jax._src.methods.points import (
+    Differences,
+    Space,
+    forward,
+    power_of,
+    scaled,
+)
 
 # The first step sizes of a strategy: at a start, next to a jump, and once slopes have
 # led nowhere.
@@ -35,6 +40,9 @@ _EQUAL = 8.0
 # The number of times that a look along dead parameters leads back to slopes.
 _LOOKS = 30
 
+# Up to so many parameters, slopes are differences along all of them.
+_MOST = 100
+
 STEPS = "the function is one of steps"
 
 
@@ -57,9 +65,9 @@ class Plan(NamedTuple):
     first: Differences | None = None
     sizes: np.ndarray | None = None
 
-    def resolved(self, value: float) -> float:
-        """Returns the least change of a value that is no rounding."""
-        return _EQUAL * self.resolution * abs(value)
+    def resolved(self, *values: float) -> float:
+        """Returns the least change that matters next to these values."""
+        return _EQUAL * self.resolution * max(map(abs, values))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,10 +81,9 @@ class Untuned:
     def __call__(self, start: Start) -> Steps:
         x = start.params
         value, again = yield np.stack([x, x])
-        power = _power(value if np.isfinite(value) else again)
+        power = power_of(value if np.isfinite(value) else again)
         inner = _run(self, start, math.ldexp(value, -power), math.ldexp(again, -power))
-        end = yield from _scaled(inner, power)
-        return end
+        return (yield from scaled(inner, power))
 
 
 def untuned(
@@ -109,7 +116,7 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
             if best.reason == slopes.WITHIN:
                 return best
             if best.reason == slopes.MINIMUM:
-                limit = best.value - plan.resolved(best.value)
+                limit = best.value - plan.resolved(best.value, value)
                 # At a saddle or on a plateau slopes are as small as at a minimum.
                 moved = before.value - best.value > _LITTLE * abs(before.value)
                 if left <= 0:
@@ -187,6 +194,8 @@ def _first_values(
         return plan(slopes.FAILED)
     if changed > _NOISY * abs(value):
         return plan(slopes.NOISE)
+    if len(x) > _MOST:
+        return plan("")
     spacing = math.sqrt(start.resolution)
     first = yield from forward(x, value, spacing * space.spans(x), space)
     if not np.any(first.steps):
@@ -213,6 +222,9 @@ def _descent(
 ) -> Part[tuple[End, Plan]]:
     """Slopes, and looks along parameters that seem to have no effect."""
     x, value, space = best.params, best.value, plan.space
+    if len(x) > _MOST:
+        end = yield from _along_few(start, space.sizes, best)
+        return end, plan
     for _ in range(_LOOKS):
         end = yield from slopes.steps(
             x,
@@ -235,6 +247,33 @@ def _descent(
     return End(x, value, slopes.JUMPS), plan
 
 
+def _along_few(start: Start, unit: np.ndarray, best: End) -> Steps:
+    """Descends along few directions, in units of the parameters."""
+    box = Box(start.box.lower / unit, start.box.upper / unit)
+
+    def point(z: np.ndarray) -> np.ndarray:
+        return start.round(start.box.clip(z * unit))
+
+    inner = many.steps(
+        best.params / unit,
+        best.value,
+        box,
+        start.rng,
+        lambda z: point(z) / unit,
+        start.resolution,
+    )
+    values: Any = None
+    while True:
+        try:
+            asked = inner.send(values)
+        except StopIteration as stop:
+            end: End = stop.value
+            return end._replace(params=point(end.params))
+        if not isinstance(asked, Ask):
+            asked = Ask(asked)
+        values = yield Ask(*(None if z is None else point(z) for z in asked))
+
+
 def _are_coarse(
     x: np.ndarray, value: float, first: Differences, space: Space
 ) -> Part[bool]:
@@ -254,20 +293,3 @@ def _are_of_steps(first: Differences, value: float) -> bool:
     moved = first.steps != 0
     jumps = abs(first.changes) > _JUMP * noise.AIM * abs(value)
     return bool(2 * np.sum(moved & (first.dead | jumps)) > np.sum(moved))
-
-
-def _power(value: float) -> int:
-    """Returns the power of 2 of a value, 0 without one."""
-    return math.frexp(value)[1] if np.isfinite(value) and value != 0 else 0
-
-
-def _scaled(inner: Generator[np.ndarray | Ask, np.ndarray, End], power: int) -> Steps:
-    """A method that receives values times 2^−power: of any magnitude, near 1."""
-    values: Any = None
-    while True:
-        try:
-            asked = inner.send(values)
-        except StopIteration as stop:
-            end: End = stop.value
-            return end._replace(value=float(np.ldexp(end.value, power)))
-        values = np.ldexp((yield asked), -power)

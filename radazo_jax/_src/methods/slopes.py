@@ -8,7 +8,14 @@ import numpy as np
 from radazo_jax._src.methods import noise
 from radazo_jax._src.methods.contract import Ask, End, Method, Part, Start, Steps
 from radazo_jax._src.methods.evolution import sizes
-from radazo_jax._src.methods.points import Differences, Space, central, forward
+from radazo_jax._src.methods.points import (
+    Differences,
+    Space,
+    central,
+    forward,
+    power_of,
+    scaled,
+)
 
 # Reasons for the end.
 MINIMUM = "a minimum was found"
@@ -216,7 +223,7 @@ class Progress:
     def resolved(self) -> float:
         """Returns the least change of the value that means anything."""
         eps = self.resolution
-        return eps * (abs(self.value) + eps * abs(self.start))
+        return eps * (abs(self.value) + eps**0.5 * abs(self.start))
 
     def ended(self, reason: str) -> Ended:
         return Ended(self.x, self.value, reason, self.found.dead, self.resolution)
@@ -371,6 +378,11 @@ class Slopes:
         value = float((yield start.params[None])[0])
         if not np.isfinite(value):
             return End(start.params, value, FAILED)
+        power = power_of(value)
+        inner = self._inner(start, float(np.ldexp(value, -power)))
+        return (yield from scaled(inner, power))
+
+    def _inner(self, start: Start, value: float) -> Steps:
         space = Space.of(start, sizes(start, self.scale))
         end = yield from steps(
             start.params, value, space, start.resolution, tolerance=self.tolerance
