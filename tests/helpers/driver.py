@@ -70,7 +70,7 @@ def drive(method, fun, x, most=20_000, **start):
             asked = steps.send(np.where(np.isfinite(new), new, np.nan))
         except StopIteration as stop:
             reason = stop.value.reason
-            assert stop.value.value == min(v for v in values if v == v)
+            assert stop.value.value in values
             break
     lowest = int(np.nanargmin(values))
     low = points[lowest], values[lowest], lowest + 1

@@ -67,7 +67,7 @@ VALUES = {
     "five digits": (lambda x: float(f"{squares(x):.4e}"), 1e-4),
     "solved to 1e-4": (
         lambda x: squares(x) * (1 + 1e-4 * np.sin(1e7 * np.sum(x))),
-        1e-3,
+        1e-2,
     ),
     "solved to 1e-6": (
         lambda x: squares(x) * (1 + 1e-6 * np.sin(1e9 * np.sum(x))),

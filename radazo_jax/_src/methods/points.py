@@ -176,9 +176,12 @@ def central(
         slopes = (first * (k / h) - second * (h / k)) / (k - h)
         slopes = np.where(np.isfinite(slopes), slopes, first / h)
         slopes = np.where(np.isfinite(slopes), slopes, second / k)
-        changes = np.where(steps != 0, slopes * steps, 0)
-    dead = (steps != 0) & (first == 0) & ((second == 0) | np.isnan(second))
-    return Differences(steps, changes, dead)
+        # With no change at one side and a rise at the other, x is next to a step.
+        flat = ((first == 0) & ~(second < 0)) | ((second == 0) & ~(first < 0))
+        slopes = np.where((first == 0) & (second < 0), second / k, slopes)
+        slopes = np.where((second == 0) & (first < 0), first / h, slopes)
+        changes = np.where((steps != 0) & ~flat, slopes * steps, 0)
+    return Differences(steps, changes, (steps != 0) & flat)
 
 
 def power_of(value: float) -> int:

@@ -43,6 +43,7 @@ _LOOKS = 30
 # Up to so many parameters, slopes are differences along all of them.
 _MOST = 100
 
+CELLS = "parameters change the value by steps"
 STEPS = "the function is one of steps"
 
 
@@ -56,6 +57,7 @@ class Plan(NamedTuple):
       resolution: Relative spacing of the values, or their relative noise.
       first: Differences at the point, if they are known.
       sizes: Sizes of the parameters, if they were sought.
+      cells: Moves by which parameters that seem to have no effect change the value.
     """
 
     end: End
@@ -64,6 +66,7 @@ class Plan(NamedTuple):
     resolution: float
     first: Differences | None = None
     sizes: np.ndarray | None = None
+    cells: np.ndarray | None = None
 
     def resolved(self, *values: float) -> float:
         """Returns the least change that matters next to these values."""
@@ -127,6 +130,9 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
             else:
                 sigma = _NARROW if best.reason == slopes.NOWHERE else _ACROSS
                 units = units if plan.sizes is None else plan.sizes
+            if best.reason == CELLS and plan.cells is not None:
+                limit = best.value - plan.resolved(best.value, value)
+                units = np.maximum(units, plan.cells / sigma)
         elif not np.isfinite(best.value):
             limit = math.inf
         inner = evolution.steps(
@@ -241,10 +247,11 @@ def _descent(
         units = evolution.sizes(start._replace(params=best.params), method.scale)
         looked = yield from far.look(best.params, best.value, end.dead, units, space)
         if not looked.value < best.value:
-            matter = looked.matter
-            return best._replace(reason=slopes.JUMPS if matter else end.reason), plan
+            cells = looked.lengths
+            reason = CELLS if np.any(cells) else end.reason
+            return best._replace(reason=reason), plan._replace(cells=cells)
         x, value = looked.x, looked.value
-    return End(x, value, slopes.JUMPS), plan
+    return End(x, value, CELLS), plan
 
 
 def _along_few(start: Start, unit: np.ndarray, best: End) -> Steps:
