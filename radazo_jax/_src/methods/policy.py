@@ -92,9 +92,62 @@ class Untuned:
 def untuned(
     tolerance: float | None = None, restarts: int | None = None, scale: Any = 1.0
 ) -> Method:
-    """The default method."""
+    """The default method: what the first values say chooses the steps, and changes them.
+
+    The value at the start is evaluated twice, followed by a short difference along each
+    parameter. They decide between
+
+    - *noise*, if the two values differ by more than 10⁻⁶ of them: `evolution`, which
+      has an estimate of the minimum besides its points;
+    - *values of few digits*, if changes are whole multiples of one, or are 0 and differ
+      at longer moves: the noise is measured, and differences are as long as it says;
+    - *steps*, if all changes are 0: differences that cross the steps as long as these
+      lead down, then `evolution`;
+    - *sizes*, if slopes differ by more than 10⁴, or changes are hidden by rounding: for
+      each parameter a move is sought that changes the value by about a hundredth;
+    - *slopes* otherwise: `slopes`, or `many` if there are more than 100 parameters.
+
+    Slopes that lead nowhere are measured at both sides and at longer distances before
+    anything is called a minimum. A parameter whose moves changed nothing is moved up
+    and down, by up to ten of its sizes, before it is called unimportant. A narrow
+    `evolution` follows if slopes lead nowhere, and a wider one if they lead to a jump
+    or if parameters change the value by steps.
+
+    After a minimum the run ends, or `evolution` starts again around the best point,
+    with twice as many points each time up to a limit, and any lower value leads back to
+    slopes. At a saddle or on a plateau, a few of its steps look around even if there is
+    no restart.
+
+    Args:
+      tolerance: τ, a number in [0, 1), or `None`. The run ends if a step moved neither
+        the value nor any parameter beyond it: |f′ − f| ≤ τ max(|f′|, |f(θ₀)|) and
+        |θ′ᵢ − θᵢ| ≤ τ max(|θ′ᵢ|, size of i). By default, the resolution of the values
+        decides.
+      restarts: Number of searches after the first minimum, at least 0. By default any
+        number if a budget ends the run, and none otherwise.
+      scale: Order of magnitude of the distance to the minimum: a positive number, or a
+        tree like the parameters of numbers and arrays that broadcast to the leaves.
+
+    Returns:
+      The method.
+
+    Raises:
+      TypeError, ValueError: If an argument has the wrong type or is out of range.
+
+    Examples:
+      >>> import radazo_jax as zo
+      >>> zo.methods.untuned(restarts=2)
+      Untuned(tolerance=None, restarts=2, scale=1.0)
+
+    References:
+      Moré & Wild, Estimating Computational Noise, SIAM J. Sci. Comput. 2011,
+      <https://doi.org/10.1137/100786125>; Nocedal & Wright, Numerical Optimization,
+      2006, chapters 3, 7 and 8; Hansen, The CMA Evolution Strategy: A Tutorial, 2016,
+      <https://arxiv.org/abs/1604.00772>.
+    """
     if tolerance is not None:
         checks.check_unit_interval("tolerance", tolerance)
+        tolerance = checks.as_number(tolerance)
     if restarts is not None:
         restarts = checks.check_int_at_least("restarts", restarts, 0)
     return Untuned(tolerance, restarts, scale)
