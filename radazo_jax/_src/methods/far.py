@@ -72,12 +72,13 @@ class Looked(NamedTuple):
     Attributes:
       x: Best point, shape [d].
       value: Its value.
-      matter: Whether any of the parameters has an effect.
+      lengths: Length of the move by which a parameter first changed the value, 0 if
+        none did, shape [d].
     """
 
     x: np.ndarray
     value: float
-    matter: bool
+    lengths: np.ndarray
 
 
 def look(
@@ -85,8 +86,8 @@ def look(
 ) -> Part[Looked]:
     """Moves parameters far whose short differences were exactly 0.
 
-    Each is moved up and down, further each time until the value changes. A move that
-    helps is doubled as long as it helps.
+    Each is moved up and down, further each time until the value changes there. A move
+    that helps is doubled as long as it helps.
 
     Args:
       x: The point, shape [d].
@@ -95,26 +96,26 @@ def look(
       units: Units of the moves, shape [d].
       space: Where points lie.
     """
-    begun, at = value, x
-    which, matter = np.flatnonzero(dead), False
+    begun, at, lengths = value, x, np.zeros_like(x)
+    numbers = np.flatnonzero(dead)
+    which, signs = np.tile(numbers, 2), np.repeat([1.0, -1.0], len(numbers))
     for share in _LOOKS:
+        ends = x[which] + signs * share * units[which]
+        points = space.point(along(x, which, ends))
+        moves = np.any(points != x, axis=1)
+        which, signs, points = which[moves], signs[moves], points[moves]
         if not len(which):
             break
-        ends = [space.point(x + sign * share * units)[which] for sign in (1, -1)]
-        points = np.concatenate([along(x, which, end) for end in ends])
-        values = finite((yield points)).reshape(2, len(which))
-        points = points.reshape(2, len(which), len(x))
-        changed = np.any(values != begun, axis=0)
-        matter |= bool(np.any(changed))
-        lower = np.flatnonzero(np.any(values < begun, axis=0))
-        for i in lower[np.argsort(np.min(values[:, lower], axis=0), kind="stable")]:
-            side = int(np.argmin(values[:, i]))
-            move = points[side, i] - x
-            at, value = yield from _doubled(
-                at, value, move, space, float(values[side, i]) if at is x else None
-            )
-        which = which[~changed]
-    return Looked(at, value, matter)
+        values = finite((yield points))
+        changed = values != begun
+        seen = which[changed & (lengths[which] == 0)]
+        lengths[seen] = share * units[seen]
+        lower = np.flatnonzero(values < begun)
+        for i in lower[np.argsort(values[lower], kind="stable")]:
+            known = float(values[i]) if at is x else None
+            at, value = yield from _doubled(at, value, points[i] - x, space, known)
+        which, signs = which[~changed], signs[~changed]
+    return Looked(at, value, lengths)
 
 
 def _doubled(

@@ -87,11 +87,11 @@ def measured(
       The standard deviation as a share of the value, `None` if it cannot be told from
       the function, or is no more than rounding.
     """
-    d, direction = len(x), space.spans(x) / math.sqrt(len(x))
-    middle = (space.box.lower + space.box.upper) / 2
+    d, shorter, direction = len(x), False, space.spans(x) / math.sqrt(len(x))
     # Away from bounds that are close; otherwise up and down in turn.
-    signs = np.where(np.isfinite(middle) & (x > middle), -1.0, 1.0)
-    signs = np.where(np.isfinite(middle), signs, 1 - 2 * (np.arange(d) % 2))
+    above, below = space.box.upper - x, x - space.box.lower
+    signs = np.where(above < below, -1.0, 1.0)
+    signs = np.where(above == below, 1 - 2 * (np.arange(d) % 2), signs)
     for _ in range(_TRIES):
         numbers = np.arange(1, _POINTS + 1)[:, None]
         points = space.point(x + numbers * length * signs * direction)
@@ -100,12 +100,12 @@ def measured(
             return None
         low, high = float(np.min(values)), float(np.max(values))
         found, largest = level(values), max(abs(low), abs(high))
-        if high - low > _CLOSE * largest:
-            length /= _FACTOR
-        elif found is None:
-            return None
+        if found is None or high - low > _CLOSE * largest:
+            length, shorter = length / _FACTOR, True
         elif found > _ROUNDING * np.finfo(float).eps * largest:
             return found / largest
+        elif shorter:
+            return None  # A short line is smooth, and a long one has steps.
         else:
             length *= _FACTOR  # Values with few digits are equal, or lie on a line.
         if not _NEAR < length < _FAR_AWAY:

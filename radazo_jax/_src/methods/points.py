@@ -1,11 +1,12 @@
 """Points of a box, and differences of values along the parameters."""
 
+import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from radazo_jax._src.methods.contract import Ask, Box, Part, Start
+from radazo_jax._src.methods.contract import Ask, Box, End, Part, Start, Steps
 
 # The move of a parameter is measured in its distance from the origin, but in this share
 # of its size at least.
@@ -175,6 +176,33 @@ def central(
         slopes = (first * (k / h) - second * (h / k)) / (k - h)
         slopes = np.where(np.isfinite(slopes), slopes, first / h)
         slopes = np.where(np.isfinite(slopes), slopes, second / k)
-        changes = np.where(steps != 0, slopes * steps, 0)
-    dead = (steps != 0) & (first == 0) & ((second == 0) | np.isnan(second))
-    return Differences(steps, changes, dead)
+        # With no change at one side and a rise at the other, x is next to a step.
+        flat = ((first == 0) & ~(second < 0)) | ((second == 0) & ~(first < 0))
+        slopes = np.where((first == 0) & (second < 0), second / k, slopes)
+        slopes = np.where((second == 0) & (first < 0), first / h, slopes)
+        changes = np.where((steps != 0) & ~flat, slopes * steps, 0)
+    return Differences(steps, changes, (steps != 0) & flat)
+
+
+def power_of(value: float) -> int:
+    """Returns the power of 2 next to a value, 0 without one."""
+    return math.frexp(value)[1] if np.isfinite(value) and value != 0 else 0
+
+
+def scaled(inner: Steps, power: int) -> Steps:
+    """Takes the steps of a method that receives values times 2^−power, near 1.
+
+    So the squares of values of any magnitude are numbers. Arithmetic that overflows in
+    the method is its normal course, and gives no warning.
+    """
+    values: Any = None
+    while True:
+        with np.errstate(all="ignore"):
+            try:
+                asked = inner.send(values)
+            except StopIteration as stop:
+                end: End = stop.value
+                return end._replace(value=float(np.ldexp(end.value, power)))
+        values = yield asked
+        with np.errstate(all="ignore"):
+            values = np.ldexp(values, -power)

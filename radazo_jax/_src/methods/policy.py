@@ -2,15 +2,20 @@
 
 import dataclasses
 import math
-from collections.abc import Generator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from radazo_jax._src import checks
-from radazo_jax._src.methods import evolution, far, noise, slopes
-from radazo_jax._src.methods.contract import Ask, End, Method, Part, Start, Steps
-from radazo_jax._src.methods.points import Differences, Space, forward
+from radazo_jax._src.methods import evolution, far, many, noise, slopes
+from radazo_jax._src.methods.contract import Ask, Box, End, Method, Part, Start, Steps
+from radazo_jax._src.methods.points import (
+    Differences,
+    Space,
+    forward,
+    power_of,
+    scaled,
+)
 
 # The first step sizes of a strategy: at a start, next to a jump, and once slopes have
 # led nowhere.
@@ -35,6 +40,10 @@ _EQUAL = 8.0
 # The number of times that a look along dead parameters leads back to slopes.
 _LOOKS = 30
 
+# Up to so many parameters, slopes are differences along all of them.
+_MOST = 100
+
+CELLS = "parameters change the value by steps"
 STEPS = "the function is one of steps"
 
 
@@ -48,6 +57,7 @@ class Plan(NamedTuple):
       resolution: Relative spacing of the values, or their relative noise.
       first: Differences at the point, if they are known.
       sizes: Sizes of the parameters, if they were sought.
+      cells: Moves by which parameters that seem to have no effect change the value.
     """
 
     end: End
@@ -56,10 +66,11 @@ class Plan(NamedTuple):
     resolution: float
     first: Differences | None = None
     sizes: np.ndarray | None = None
+    cells: np.ndarray | None = None
 
-    def resolved(self, value: float) -> float:
-        """Returns the least change of a value that is no rounding."""
-        return _EQUAL * self.resolution * abs(value)
+    def resolved(self, *values: float) -> float:
+        """Returns the least change that matters next to these values."""
+        return _EQUAL * self.resolution * max(map(abs, values))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,18 +84,70 @@ class Untuned:
     def __call__(self, start: Start) -> Steps:
         x = start.params
         value, again = yield np.stack([x, x])
-        power = _power(value if np.isfinite(value) else again)
+        power = power_of(value if np.isfinite(value) else again)
         inner = _run(self, start, math.ldexp(value, -power), math.ldexp(again, -power))
-        end = yield from _scaled(inner, power)
-        return end
+        return (yield from scaled(inner, power))
 
 
 def untuned(
     tolerance: float | None = None, restarts: int | None = None, scale: Any = 1.0
 ) -> Method:
-    """The default method."""
+    """The default method: what the first values say chooses the steps, and changes them.
+
+    The value at the start is evaluated twice, followed by a short difference along each
+    parameter. They decide between
+
+    - *noise*, if the two values differ by more than 10⁻⁶ of them: `evolution`, which
+      has an estimate of the minimum besides its points;
+    - *values of few digits*, if changes are whole multiples of one, or are 0 and differ
+      at longer moves: the noise is measured, and differences are as long as it says;
+    - *steps*, if all changes are 0: differences that cross the steps as long as these
+      lead down, then `evolution`;
+    - *sizes*, if slopes differ by more than 10⁴, or changes are hidden by rounding: for
+      each parameter a move is sought that changes the value by about a hundredth;
+    - *slopes* otherwise: `slopes`, or `many` if there are more than 100 parameters.
+
+    Slopes that lead nowhere are measured at both sides and at longer distances before
+    anything is called a minimum. A parameter whose moves changed nothing is moved up
+    and down, by up to ten of its sizes, before it is called unimportant. A narrow
+    `evolution` follows if slopes lead nowhere, and a wider one if they lead to a jump
+    or if parameters change the value by steps.
+
+    After a minimum the run ends, or `evolution` starts again around the best point,
+    with twice as many points each time up to a limit, and any lower value leads back to
+    slopes. At a saddle or on a plateau, a few of its steps look around even if there is
+    no restart.
+
+    Args:
+      tolerance: τ, a number in [0, 1), or `None`. The run ends if a step moved neither
+        the value nor any parameter beyond it: |f′ − f| ≤ τ max(|f′|, |f(θ₀)|) and
+        |θ′ᵢ − θᵢ| ≤ τ max(|θ′ᵢ|, size of i). By default, the resolution of the values
+        decides.
+      restarts: Number of searches after the first minimum, at least 0. By default any
+        number if a budget ends the run, and none otherwise.
+      scale: Order of magnitude of the distance to the minimum: a positive number, or a
+        tree like the parameters of numbers and arrays that broadcast to the leaves.
+
+    Returns:
+      The method.
+
+    Raises:
+      TypeError, ValueError: If an argument has the wrong type or is out of range.
+
+    Examples:
+      >>> import radazo_jax as zo
+      >>> zo.methods.untuned(restarts=2)
+      Untuned(tolerance=None, restarts=2, scale=1.0)
+
+    References:
+      Moré & Wild, Estimating Computational Noise, SIAM J. Sci. Comput. 2011,
+      <https://doi.org/10.1137/100786125>; Nocedal & Wright, Numerical Optimization,
+      2006, chapters 3, 7 and 8; Hansen, The CMA Evolution Strategy: A Tutorial, 2016,
+      <https://arxiv.org/abs/1604.00772>.
+    """
     if tolerance is not None:
         checks.check_unit_interval("tolerance", tolerance)
+        tolerance = checks.as_number(tolerance)
     if restarts is not None:
         restarts = checks.check_int_at_least("restarts", restarts, 0)
     return Untuned(tolerance, restarts, scale)
@@ -109,7 +172,7 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
             if best.reason == slopes.WITHIN:
                 return best
             if best.reason == slopes.MINIMUM:
-                limit = best.value - plan.resolved(best.value)
+                limit = best.value - plan.resolved(best.value, value)
                 # At a saddle or on a plateau slopes are as small as at a minimum.
                 moved = before.value - best.value > _LITTLE * abs(before.value)
                 if left <= 0:
@@ -120,6 +183,9 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
             else:
                 sigma = _NARROW if best.reason == slopes.NOWHERE else _ACROSS
                 units = units if plan.sizes is None else plan.sizes
+            if best.reason == CELLS and plan.cells is not None:
+                limit = best.value - plan.resolved(best.value, value)
+                units = np.maximum(units, plan.cells / sigma)
         elif not np.isfinite(best.value):
             limit = math.inf
         inner = evolution.steps(
@@ -187,6 +253,8 @@ def _first_values(
         return plan(slopes.FAILED)
     if changed > _NOISY * abs(value):
         return plan(slopes.NOISE)
+    if len(x) > _MOST:
+        return plan("")
     spacing = math.sqrt(start.resolution)
     first = yield from forward(x, value, spacing * space.spans(x), space)
     if not np.any(first.steps):
@@ -213,6 +281,9 @@ def _descent(
 ) -> Part[tuple[End, Plan]]:
     """Slopes, and looks along parameters that seem to have no effect."""
     x, value, space = best.params, best.value, plan.space
+    if len(x) > _MOST:
+        end = yield from _along_few(start, space.sizes, best)
+        return end, plan
     for _ in range(_LOOKS):
         end = yield from slopes.steps(
             x,
@@ -229,10 +300,38 @@ def _descent(
         units = evolution.sizes(start._replace(params=best.params), method.scale)
         looked = yield from far.look(best.params, best.value, end.dead, units, space)
         if not looked.value < best.value:
-            matter = looked.matter
-            return best._replace(reason=slopes.JUMPS if matter else end.reason), plan
+            cells = looked.lengths
+            reason = CELLS if np.any(cells) else end.reason
+            return best._replace(reason=reason), plan._replace(cells=cells)
         x, value = looked.x, looked.value
-    return End(x, value, slopes.JUMPS), plan
+    return End(x, value, CELLS), plan
+
+
+def _along_few(start: Start, unit: np.ndarray, best: End) -> Steps:
+    """Descends along few directions, in units of the parameters."""
+    box = Box(start.box.lower / unit, start.box.upper / unit)
+
+    def point(z: np.ndarray) -> np.ndarray:
+        return start.round(start.box.clip(z * unit))
+
+    inner = many.steps(
+        best.params / unit,
+        best.value,
+        box,
+        start.rng,
+        lambda z: point(z) / unit,
+        start.resolution,
+    )
+    values: Any = None
+    while True:
+        try:
+            asked = inner.send(values)
+        except StopIteration as stop:
+            end: End = stop.value
+            return end._replace(params=point(end.params))
+        if not isinstance(asked, Ask):
+            asked = Ask(asked)
+        values = yield Ask(*(None if z is None else point(z) for z in asked))
 
 
 def _are_coarse(
@@ -254,20 +353,3 @@ def _are_of_steps(first: Differences, value: float) -> bool:
     moved = first.steps != 0
     jumps = abs(first.changes) > _JUMP * noise.AIM * abs(value)
     return bool(2 * np.sum(moved & (first.dead | jumps)) > np.sum(moved))
-
-
-def _power(value: float) -> int:
-    """Returns the power of 2 of a value, 0 without one."""
-    return math.frexp(value)[1] if np.isfinite(value) and value != 0 else 0
-
-
-def _scaled(inner: Generator[np.ndarray | Ask, np.ndarray, End], power: int) -> Steps:
-    """A method that receives values times 2^−power: of any magnitude, near 1."""
-    values: Any = None
-    while True:
-        try:
-            asked = inner.send(values)
-        except StopIteration as stop:
-            end: End = stop.value
-            return end._replace(value=float(np.ldexp(end.value, power)))
-        values = np.ldexp((yield asked), -power)

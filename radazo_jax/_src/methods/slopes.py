@@ -5,10 +5,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from radazo_jax._src import checks
 from radazo_jax._src.methods import noise
 from radazo_jax._src.methods.contract import Ask, End, Method, Part, Start, Steps
 from radazo_jax._src.methods.evolution import sizes
-from radazo_jax._src.methods.points import Differences, Space, central, forward
+from radazo_jax._src.methods.points import (
+    Differences,
+    Space,
+    central,
+    forward,
+    power_of,
+    scaled,
+)
 
 # Reasons for the end.
 MINIMUM = "a minimum was found"
@@ -216,7 +224,7 @@ class Progress:
     def resolved(self) -> float:
         """Returns the least change of the value that means anything."""
         eps = self.resolution
-        return eps * (abs(self.value) + eps * abs(self.start))
+        return eps * (abs(self.value) + eps**0.5 * abs(self.start))
 
     def ended(self, reason: str) -> Ended:
         return Ended(self.x, self.value, reason, self.found.dead, self.resolution)
@@ -371,6 +379,11 @@ class Slopes:
         value = float((yield start.params[None])[0])
         if not np.isfinite(value):
             return End(start.params, value, FAILED)
+        power = power_of(value)
+        inner = self._inner(start, float(np.ldexp(value, -power)))
+        return (yield from scaled(inner, power))
+
+    def _inner(self, start: Start, value: float) -> Steps:
         space = Space.of(start, sizes(start, self.scale))
         end = yield from steps(
             start.params, value, space, start.resolution, tolerance=self.tolerance
@@ -379,5 +392,46 @@ class Slopes:
 
 
 def slopes(tolerance: float | None = None, scale: Any = 1.0) -> Method:
-    """Quasi-Newton steps along differences."""
+    """Quasi-Newton steps along differences of values.
+
+    A step evaluates a difference along each parameter, and one to a few points along
+
+        θ ← θ + t p,    p = −H ĝ,    ĝᵢ = (f(θ + sᵢ eᵢ) − f(θ)) / sᵢ
+
+    H is the inverse Hessian matrix of limited-memory BFGS. The step t is 1, longer if
+    the value falls nearly as fast as its slope promises, or shorter by parabolas until
+    it falls. A parameter at a bound to which its slope pushes stays there.
+
+    Use it for smooth functions of up to about 100 parameters. If values have noise or
+    steps, use `untuned` or `evolution`.
+
+    Differences have the length √ε, ε being the resolution of the values. If a slope
+    promises what no step finds, the noise of the values is measured, and replaces ε.
+    If they lead nowhere, central differences of the length ∛ε follow. The run ends if
+    these promise less than ε; if nothing moves; or if five directions in succession
+    lead to a jump of the value.
+
+    Args:
+      tolerance: τ, a number in [0, 1), or `None`; see `untuned`.
+      scale: Sizes of the parameters; see `untuned`.
+
+    Returns:
+      The method.
+
+    Raises:
+      TypeError, ValueError: If an argument has the wrong type or is out of range.
+
+    Examples:
+      >>> import radazo_jax as zo
+      >>> zo.methods.slopes()
+      Slopes(tolerance=None, scale=1.0)
+
+    References:
+      Nocedal & Wright, Numerical Optimization, 2006, algorithms 7.4 and 7.5, and
+      section 8.1. Moré & Wild, Estimating Derivatives of Noisy Simulations, ACM TOMS
+      2012.
+    """
+    if tolerance is not None:
+        checks.check_unit_interval("tolerance", tolerance)
+        tolerance = checks.as_number(tolerance)
     return Slopes(tolerance, scale)
