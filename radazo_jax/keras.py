@@ -28,7 +28,7 @@ from radazo_jax._src.base import (
     check_estimator,
     check_evaluator,
 )
-from radazo_jax._src.estimators import gradients
+from radazo_jax._src.estimators.value_and_grad import value_and_grad
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
 
@@ -146,9 +146,7 @@ def _estimated(
     step: jax.Array,
 ) -> Any:
     """`loss`, with an estimate as its derivative."""
-    estimate = gradients.value_and_grad(
-        loss, estimator, evaluator=evaluator, has_aux=True
-    )
+    estimate = value_and_grad(loss, estimator, evaluator=evaluator, has_aux=True)
     key = jax.random.fold_in(key, step.astype("uint32"))
 
     def forward(params: Any) -> tuple[Any, Any]:

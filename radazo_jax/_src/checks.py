@@ -9,7 +9,7 @@ cannot be compared with anything: the numeric checks let them pass.
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
 import jax
@@ -266,6 +266,21 @@ def check_not_deleted(name: str, tree: Any) -> None:
                 f"{name} must hold arrays with values; got one that was deleted or "
                 f"donated to a compiled function, {name}{jax.tree_util.keystr(path)}. "
                 f"Donate or keep a copy instead: jax.tree.map(jnp.copy, {name})."
+            )
+
+
+class RefError(TypeError):
+    """A function that reads or writes a `jax.Ref`."""
+
+
+def check_no_refs(consts: Iterable[Any]) -> None:
+    """Raises if a function that was traced closes over a `jax.Ref`."""
+    for const in consts:
+        if isinstance(const, jax.Ref):
+            raise RefError(
+                "fun must not read or write a jax.Ref, because points are evaluated "
+                f"together; got one of {jax.typeof(const)}. Pass its value, ref[...], "
+                "as an argument, and return what is new with has_aux=True."
             )
 
 

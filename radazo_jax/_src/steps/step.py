@@ -133,15 +133,8 @@ def _of_traced_params(
     kwargs: dict[str, Any],
     params: optax.Params,
 ) -> Any:
-    """`of_params` within bounds; names what fits a function that JAX cannot trace."""
-    try:
-        return of_params(fun, batch, kwargs, box.project(bounds, params))
-    except gradients.UNTRACEABLE as error:
-        raise TypeError(
-            "fun must be a function that JAX can trace; got one that turns params into "
-            "a Python number or a NumPy array. Use jax.numpy in it, or pass it to "
-            "minimize_black_box." + checks.refer_to("minimize_black_box")
-        ) from error
+    """`of_params` within bounds."""
+    return of_params(fun, batch, kwargs, box.project(bounds, params))
 
 
 def points_at(
