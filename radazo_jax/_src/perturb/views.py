@@ -169,7 +169,7 @@ def views_of(
     """The leaves of the parameters, perturbed by `direction`, unbuilt."""
     held = direction.cached or _unstored(direction, layout)
     leaves = jax.tree.leaves(params)
-    scales = [scale] * len(leaves)
+    scales = [scale.astype(at_least_float32(leaf.dtype)) for leaf in leaves]
     if units is not None:
         scales = [scale.astype(s.dtype) * s for s in jax.tree.leaves(units)]
     return [
