@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src import checks, compiler, shown
+from radazo_jax._src import checks, shown, xla
 from radazo_jax._src.base import (
     Draw,
     Estimate,
@@ -192,7 +192,7 @@ def values_at(
     call = "evaluate(fun, params, points, has_aux)"
     _check_pair(found, Values, "evaluate of the evaluator", call)
     values, aux = found
-    return points.split(compiler.rounded(points.join(values))), aux
+    return points.split(xla.rounded(points.join(values))), aux
 
 
 def reduced(

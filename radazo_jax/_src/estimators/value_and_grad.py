@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.tree_util import Partial
 
-from radazo_jax._src import checks, program, trees
+from radazo_jax._src import checks, programs, trees
 from radazo_jax._src.base import (
     Draw,
     Evaluator,
@@ -116,7 +116,7 @@ def _estimated(
     known = not trees.is_traced((key, params, made.loss))
     # A program does not know how its arguments are sharded, and an evaluator reads it.
     sharded = any(map(trees.is_sharded, jax.tree.leaves((params, made.loss))))
-    if program.are_disabled() or not known or sharded:
+    if programs.are_disabled() or not known or sharded:
         return _estimate(made, made.loss, key, params, state)
     # What JAX would change is no input of the program. Some losses need all of their
     # arguments as they are: masks, shapes.
@@ -125,11 +125,11 @@ def _estimated(
         arrays = [jnp.asarray(x) for x in found]
         at = partial(_merged, static)
         try:
-            traced = program.traced(
+            traced = programs.traced(
                 at,
                 arrays,
                 params,
-                shares_numbers=any(map(program.is_number, static.others)),
+                shares_numbers=any(map(programs.is_number, static.others)),
             )
         except checks.RefError:
             raise
@@ -166,7 +166,7 @@ def _compiled_estimate(
     made: _Estimator, key: jax.Array, params: optax.Params, arrays: list[Any]
 ) -> tuple[Any, Any]:
     """Value and gradient by a program, as if `value_and_grad` was under `jax.jit`."""
-    compiled = program.of(_in_program, made, key, params, arrays)
+    compiled = programs.of(_in_program, made, key, params, arrays)
     value, aux, gradient = compiled(key, params, arrays)
     if not made.has_aux:
         return value, gradient
@@ -185,7 +185,7 @@ def _in_program(
     return value, trees.partition(aux, jax.Array)[0], gradient
 
 
-def _at(loss: program.Traced, arrays: list[Any], params: optax.Params) -> Any:
+def _at(loss: programs.Traced, arrays: list[Any], params: optax.Params) -> Any:
     return loss(arrays, params)
 
 
