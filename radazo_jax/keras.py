@@ -18,8 +18,14 @@ import functools
 from typing import Any
 
 import jax
-import keras
 import optax
+
+try:
+    import keras
+except ImportError as error:
+    raise ImportError(
+        "radazo_jax.keras needs Keras, which is not installed. Run pip install keras."
+    ) from error
 
 from radazo_jax._src.base import (
     Evaluator,

@@ -25,7 +25,13 @@ from typing import Any
 
 import jax
 import optax
-from flax import nnx
+
+try:
+    from flax import nnx
+except ImportError as error:
+    raise ImportError(
+        "radazo_jax.nnx needs Flax, which is not installed. Run pip install flax."
+    ) from error
 
 from radazo_jax._src.base import (
     Evaluator,

@@ -138,7 +138,27 @@ def check_learning_rate(value: _T) -> _T:
     if callable(value):
         return value
     expected = "a finite number ≥ 0, or a schedule"
-    return _check_number("learning_rate", value, expected, lambda x: 0 <= x < math.inf)
+    if hasattr(value, "schedule"):
+        raise TypeError(
+            f"learning_rate must be {expected}; got a {type(value).__name__}. Pass its "
+            "schedule, as in radazo(found.schedule)."
+        )
+    _check_number("learning_rate", value, expected, lambda x: 0 <= x < math.inf)
+    warn_of_size("learning_rate", value, most=1e10)
+    return value
+
+
+def warn_of_size(name: str, value: Any, least: float = 0.0, most: float = 1e20) -> None:
+    """Warns if a known number is of a size that no run can use."""
+    if isinstance(value, jax.core.Tracer | jax.ShapeDtypeStruct):
+        return
+    size = float(cast(Any, value))
+    if size and not least <= size <= most:
+        lost = "moves nothing" if size < least else "overflows"
+        warn(
+            f"{name} is {size:.3g}, by which a step {lost} unless the parameters are of "
+            "this size. Give a number in their units."
+        )
 
 
 def check_unit_interval(name: str, value: _T) -> _T:
@@ -333,7 +353,7 @@ def as_pair(output: Any) -> tuple[Any, Any]:
         return output
     raise TypeError(
         "fun must return a pair (loss, aux) when has_aux is True; got "
-        f"{jax.tree.map(jnp.shape, output)}."
+        f"{jax.tree.map(jnp.shape, output)}. Return both, or leave out has_aux."
     )
 
 

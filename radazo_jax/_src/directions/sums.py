@@ -23,7 +23,7 @@ from radazo_jax._src.directions.elements import (
 )
 from radazo_jax._src.directions.layout import Layout, Leaf
 from radazo_jax._src.numbers import counter, generator
-from radazo_jax._src.xla import on_any_mesh, specs_of
+from radazo_jax._src.xla import barrier, on_any_mesh, specs_of
 
 # Up to this many directions taken in turn, the gradient is one expression, which
 # fuses into whatever consumes it; beyond, a loop with one accumulator.
@@ -145,7 +145,7 @@ def _sums(
         ]
     # Drawn again rather than kept: without the barrier the compiler would see that it
     # has drawn these before, and keep them through the evaluations.
-    coefficients, directions = lax.optimization_barrier((coefficients, directions))
+    coefficients, directions = barrier((coefficients, directions))
     size = len(coefficients)
     stored, few = _stored(directions, layout)
     # The loops below have accumulators of the size of the parameters.

@@ -119,6 +119,8 @@ def of_params(
             "pass it to minimize_black_box." + checks.refer_to("minimize_black_box")
         ) from error
     except Exception as error:
+        if isinstance(error, TypeError):
+            _check_arguments(fun, (params, *args), kwargs, error)
         # By its name, because Flax need not be installed.
         if type(error).__name__ != "TraceContextError":
             raise
@@ -127,6 +129,24 @@ def of_params(
             f"with Dropout or BatchNorm do; got {str(error).partition(' (http')[0]!r}. "
             "Pass them as arguments to radazo_jax.nnx.value_and_grad, which keeps what "
             "they write."
+        ) from error
+
+
+def _check_arguments(
+    fun: Callable[..., Any], args: Any, kwargs: dict[str, Any], error: TypeError
+) -> None:
+    """Raises if a function cannot be called with these arguments."""
+    try:
+        signature = inspect.signature(fun)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        raise TypeError(
+            "fun must take the parameters, and the batch if there is one; got "
+            f"fun{signature}, called with {len(args) + len(kwargs)} of them. Draw a "
+            "batch with sample=, or close over the others."
         ) from error
 
 

@@ -250,3 +250,8 @@ def as_values(values: Any, params: optax.Params) -> np.ndarray:
 def _check_state(state: Any) -> None:
     if not isinstance(state, AskTellState):
         raise TypeError(f"state must be an AskTellState, of init; got {state!r}.")
+    if trees.is_traced(state):
+        raise TypeError(
+            "state must be known in ask and tell, which compile their own programs; "
+            "got a traced one. Call them outside of jax.jit, or use solver inside."
+        )

@@ -16,7 +16,7 @@ import optax
 from jax import lax
 from jax.tree_util import Partial
 
-from radazo_jax._src import checks, programs, trees
+from radazo_jax._src import checks, programs, shown, trees
 from radazo_jax._src.base import (
     Descent,
     Estimate,
@@ -87,6 +87,7 @@ def traced(run: Run, state: SolverState) -> Run:
     if fun is None or programs.are_disabled():
         return run
     fun, sample = traced_functions(fun, run.sample, state.params, state.key)
+    states.check_known_functions((fun, sample))
     return run._replace(fun=fun, sample=sample)
 
 
@@ -97,6 +98,12 @@ def traced_functions(
     key: jax.Array,
 ) -> tuple[programs.Traced, programs.Traced | None]:
     """A loss and the function that samples its batches as they are now."""
+    if sample is not None and not callable(sample):
+        raise TypeError(
+            "sample must be a function of a key that returns a batch; got "
+            f"{shown.tree(sample)}. Draw from it, as by lambda key: "
+            "jax.random.choice(key, data, (32,))."
+        )
     batch: tuple[Any, ...] = ()
     of_keys = None if sample is None else programs.traced(sample, key)
     if of_keys is not None:
@@ -368,9 +375,23 @@ def direction_of(
     """The direction of an optimizer, the gradient, and the state after it."""
     gradient = estimate.gradient.materialize(params)
     args = others | gradients.extra_args(estimate, gradient, here, loss, bounds)
-    direction, optimizer_state = optax.with_extra_args_support(optimizer).update(
-        gradient, optimizer_state, params, **args
-    )
+    update = optax.with_extra_args_support(optimizer).update
+    try:
+        direction, optimizer_state = update(gradient, optimizer_state, params, **args)
+    except gradients.UNTRACEABLE as error:
+        raise TypeError(
+            "optimizer must be one that JAX can trace; got one that turns a traced "
+            "array into a Python value, as a schedule with `if` does. Use jnp.where, "
+            "or optax.join_schedules."
+        ) from error
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise TypeError(
+            "optimizer must take the extra arguments of Optax, which include the loss "
+            f"as value_fn; got one that does not: {error}. optax.contrib.sam needs "
+            "gradients of its own: use it with value_and_grad."
+        ) from error
     return direction, gradient, optimizer_state
 
 
