@@ -670,7 +670,13 @@ def candidates(points: Points, params: optax.Params) -> optax.Params:
             points.layout.treedef, elements(direction, points.layout)
         )
         at = shifted(params, points.shift, shift, points.units)
-        away = _in_units(points.units, jax.tree.map(lambda u: scale * u, us))
+
+        def distance(u: jax.Array, p: jax.Array) -> jax.Array:
+            dtype = at_least_float32(p.dtype)
+            return scale.astype(dtype) * u.astype(dtype)
+
+        away = jax.tree.map(distance, us, at)
+        away = _in_units(points.units, away)
         return jax.tree.map(_step, at, away)
 
     at_scales = jax.vmap(moved, in_axes=(None, 0, 0))

@@ -156,8 +156,8 @@ def warn_of_size(name: str, value: Any, least: float = 0.0, most: float = 1e20) 
     if size and not least <= size <= most:
         lost = "moves nothing" if size < least else "overflows"
         warn(
-            f"{name} is {size:.3g}, by which a step {lost} unless the parameters are of "
-            "this size. Give a number in their units."
+            f"{name} is {size:.3g}, by which a step {lost} unless the parameters are "
+            "of this size. Give a number in their units."
         )
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from radazo_jax._src import checks, shown, xla
@@ -143,6 +144,12 @@ def _check_arguments(
     try:
         signature.bind(*args, **kwargs)
     except TypeError:
+        leaves = [getattr(x, "dtype", np.dtype(int)) for x in args[1:]]
+        if any(jnp.issubdtype(x, jax.dtypes.prng_key) for x in leaves):
+            raise TypeError(
+                "fun must take the parameters alone, without a key; got a key as its "
+                "batch. A state has the key of its run: call step(state)."
+            ) from error
         raise TypeError(
             "fun must take the parameters, and the batch if there is one; got "
             f"fun{signature}, called with {len(args) + len(kwargs)} of them. Draw a "

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from radazo_jax._src import checks
+from radazo_jax._src import checks, trees
 from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.results import Best, Report, Result
 from radazo_jax._src.runs.stop import Budget
@@ -203,6 +203,7 @@ class _Standstill:
     def __init__(self, state: SolverState):
         """Begins to look at a run, in the state before its first step."""
         self._values: list[float] | None = None if int(state.step) else []
+        self._eps = float(np.finfo(trees.widest(state.params)).eps)
 
     def see(self, numbers: Mapping[str, np.ndarray]) -> None:
         """Looks at the numbers of steps, as a `History` has them.
@@ -217,7 +218,7 @@ class _Standstill:
         )
         slope = numbers.get("slope", np.zeros_like(value))[few]
         # The mean of n equal values may differ from them by n roundings.
-        rounding = points * np.finfo(np.float32).eps * np.abs(value)
+        rounding = points * self._eps * np.abs(value)
         equal = bool(np.all((std <= rounding) & (slope == 0)))
         self._values += value.tolist()
         first = self._values[0]
@@ -259,7 +260,7 @@ def _result(
     count = int(np.sum(history.evaluations))
     if rate is not None:
         count += rate.num_evaluations
-    values = losses(history)
+    values = losses(history, trees.widest(state.params))
     given = params, steps.best, values, count, state, history, stopped
     return Result(*given, stages=steps.methods, learning_rate=rate)
 

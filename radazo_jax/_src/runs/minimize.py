@@ -394,7 +394,7 @@ def _traced(call: _Call) -> Result:
     loss = functools.partial(step.without_aux, fun) if call.has_aux else fun
     run = _run_of(call, initial, loss)
     state = _begun(call, run, call.params)
-    budget.start(run, state, np.float32)
+    budget.start(run, state, trees.widest(state.params))
     if any(leaf.dtype.itemsize < 4 for leaf in jax.tree.leaves(state.params)):
         points, _ = step.points_at(run, state, step.loss_at(run, state))
         placed = units.around(run.units, state.params, points)

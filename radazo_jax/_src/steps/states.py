@@ -180,8 +180,8 @@ def check_known_functions(functions: Any) -> None:
     if trees.is_traced(functions):
         raise TypeError(
             "fun must close over known arrays; got a traced one. A run compiles its "
-            "own loop, so call it outside of jax.jit, jax.vmap and jax.grad. Its end "
-            "has no derivative: jax.grad takes that of solver's steps under jax.jit."
+            "own loop, so call it outside of jax.jit, jax.vmap and jax.grad; inside, "
+            "take value_and_grad or estimate_gradient."
         )
 
 

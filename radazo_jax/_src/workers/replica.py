@@ -182,7 +182,7 @@ class Replica:
         self._state, done = journal.rebuild(state, records, self._teller)
         self._seconds_per_step = (time.perf_counter() - start) / len(records)
         rows = [[of_step.numbers[name] for name in names] for of_step in done]
-        return np.array(rows, np.float32)
+        return np.array(rows, trees.widest(state.params))
 
     def _reply(
         self,
