@@ -35,7 +35,7 @@ from radazo_jax._src.estimators.differences import (
     spsa,
 )
 from radazo_jax._src.estimators.evolution import evolution_strategy
-from radazo_jax._src.estimators.gradients import value_and_grad
+from radazo_jax._src.estimators.value_and_grad import value_and_grad
 from radazo_jax._src.evaluators.external import external
 from radazo_jax._src.evaluators.sharded import sharded
 from radazo_jax._src.evaluators.vectorized import vectorized

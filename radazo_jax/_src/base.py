@@ -32,7 +32,7 @@ from radazo_jax._src.directions.distribution import Direction, Distribution, ele
 from radazo_jax._src.directions.layout import Layout, layout_of
 from radazo_jax._src.numbers import generator, keys
 from radazo_jax._src.perturb import transform
-from radazo_jax._src.trees import STATIC, as_arrays, at_least_float32
+from radazo_jax._src.trees import STATIC, as_arrays, at_least_float32, widest
 
 if TYPE_CHECKING:
 
@@ -115,7 +115,8 @@ class Points:
 
     Attributes:
       directions: The directions uₖ, stacked: [K].
-      scales: The scales sₖᵢ, float32, [K, m]: each direction is evaluated at m points.
+      scales: The scales sₖᵢ, [K, m], float32, or float64 if the parameters are: each
+        direction is evaluated at m points.
       includes_params: Whether θ is a point as well, the first; static.
       layout: The layout of the parameters; static.
       shift: w, a tree like the parameters, or `None`.
@@ -400,7 +401,7 @@ def sample_points(
       8
     """
     directions, layout = _sample(distribution, draw, num_directions, params)
-    along = jnp.asarray(scales, jnp.float32)
+    along = jnp.asarray(scales, widest(params))
     each = jnp.broadcast_to(along, (num_directions, *along.shape))
     return Points(directions, each, includes_params, layout)
 
@@ -490,7 +491,12 @@ def candidates(points: Points, params: optax.Params) -> optax.Params:
             points.layout.treedef, elements(direction, points.layout)
         )
         at = shifted(params, points.shift, shift)
-        return jax.tree.map(lambda p, u: _step(p, scale * u), at, us)
+
+        def away(p: jax.Array, u: jax.Array) -> jax.Array:
+            dtype = at_least_float32(p.dtype)
+            return _step(p, scale.astype(dtype) * u.astype(dtype))
+
+        return jax.tree.map(away, at, us)
 
     at_scales = jax.vmap(moved, in_axes=(None, 0, 0))
     moved_params = jax.vmap(at_scales)(points.directions, points.scales, points.shifts)

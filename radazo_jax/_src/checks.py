@@ -12,7 +12,7 @@ import math
 import sys
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
 import jax
@@ -139,7 +139,27 @@ def check_learning_rate(value: _T) -> _T:
     if callable(value):
         return value
     expected = "a finite number ≥ 0, or a schedule"
-    return _check_number("learning_rate", value, expected, lambda x: 0 <= x < math.inf)
+    if hasattr(value, "schedule"):
+        raise TypeError(
+            f"learning_rate must be {expected}; got a {type(value).__name__}. Pass its "
+            "schedule, as in radazo(found.schedule)."
+        )
+    _check_number("learning_rate", value, expected, lambda x: 0 <= x < math.inf)
+    warn_of_size("learning_rate", value, most=1e10)
+    return value
+
+
+def warn_of_size(name: str, value: Any, least: float = 0.0, most: float = 1e20) -> None:
+    """Warns if a known number is of a size that no run can use."""
+    if isinstance(value, jax.core.Tracer | jax.ShapeDtypeStruct):
+        return
+    size = float(cast(Any, value))
+    if size and not least <= size <= most:
+        lost = "moves nothing" if size < least else "overflows"
+        warn(
+            f"{name} is {size:.3g}, by which a step {lost} unless the parameters are "
+            "of this size. Give a number in their units."
+        )
 
 
 def check_unit_interval(name: str, value: _T) -> _T:
@@ -325,6 +345,21 @@ def check_not_deleted(name: str, tree: Any) -> None:
             )
 
 
+class RefError(TypeError):
+    """A function that reads or writes a `jax.Ref`."""
+
+
+def check_no_refs(consts: Iterable[Any]) -> None:
+    """Raises if a function that was traced closes over a `jax.Ref`."""
+    for const in consts:
+        if isinstance(const, jax.Ref):
+            raise RefError(
+                "fun must not read or write a jax.Ref, because points are evaluated "
+                f"together; got one of {jax.typeof(const)}. Pass its value, ref[...], "
+                "as an argument, and return what is new with has_aux=True."
+            )
+
+
 def checked_loss(
     fun: Callable[[optax.Params], Any], has_aux: bool, vector_valued: bool = False
 ) -> Callable[[optax.Params], tuple[jax.Array, Any]]:
@@ -360,7 +395,7 @@ def as_pair(output: Any) -> tuple[Any, Any]:
         return output
     raise TypeError(
         "fun must return a pair (loss, aux) when has_aux is True; got "
-        f"{jax.tree.map(jnp.shape, output)}."
+        f"{jax.tree.map(jnp.shape, output)}. Return both, or leave out has_aux."
     )
 
 

@@ -26,6 +26,7 @@ import collections
 import copy
 import dataclasses
 import functools
+import numbers
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,7 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from radazo_jax._src import trees
+from radazo_jax._src import checks, trees
 
 # On CPUs a program holds 150 to 350 of the 65,530 mappings of a process.
 _MOST = 12
@@ -131,13 +132,19 @@ class Traced:
         return self._trace.output.merge(shapes)
 
 
-def traced(fun: Callable[..., Any], *args: Any) -> Traced:
+def traced(fun: Callable[..., Any], *args: Any, shares_numbers: bool = False) -> Traced:
     """A function as it is now, for such arguments.
 
     Args:
       fun: A function that JAX can trace. What it returns may hold other things than
         arrays, which are compared by their bits or by identity.
       *args: Trees of arrays or of their shapes; all else is taken as it is.
+      shares_numbers: Whether traces that differ in numbers alone are equal: the
+        numbers in equations are then inputs as arrays are, and those in the output,
+        but for its first leaf, are not compared.
+
+    Raises:
+      TypeError: If the function closes over a `jax.Ref`.
     """
     arrays, static = trees.partition(args, (jax.Array, jax.core.ShapedArray))
     output: list[trees.Static] = []
@@ -149,12 +156,49 @@ def traced(fun: Callable[..., Any], *args: Any) -> Traced:
         return found
 
     closed = jax.make_jaxpr(of_arrays)(*arrays)
+    checks.check_no_refs(closed.consts)
+    if shares_numbers:
+        closed = _with_numbers_as_consts(closed)
     consts = list(map(_owned, closed.consts, closed.jaxpr.constvars))
     if jax.sharding.get_abstract_mesh().empty or trees.is_traced(consts):
-        return Traced(consts, _Trace(closed.jaxpr, output[0]))
+        return Traced(consts, _Trace(closed.jaxpr, output[0], shares_numbers))
     # Equations hold only under the mesh of their trace, and evaluators divide it. So
     # the program traces the function once more, and its arrays are a part of it.
-    return Traced((), _Trace(closed.jaxpr, output[0], fun, consts))
+    return Traced((), _Trace(closed.jaxpr, output[0], fun=fun, consts=consts))
+
+
+def _with_numbers_as_consts(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
+    """The program with the numbers in its equations as constants that it closes over.
+
+    Those inside of a loop, a branch or a function of its own stay.
+    """
+    jaxpr = closed.jaxpr
+    found = [
+        atom
+        for eqn in jaxpr.eqns
+        for atom in eqn.invars
+        if isinstance(atom, core.Literal)
+    ]
+    avals = [number.aval for number in found]
+    # New variables of these types.
+    added = jax.make_jaxpr(lambda *x: x)(*avals).jaxpr.invars
+    left = iter(added)
+    eqns = [
+        eqn.replace(
+            invars=[
+                next(left) if isinstance(x, core.Literal) else x for x in eqn.invars
+            ]
+        )
+        for eqn in jaxpr.eqns
+    ]
+    jaxpr = jaxpr.replace(constvars=[*added, *jaxpr.constvars], eqns=eqns)
+    values = [number.val for number in found]
+    return core.ClosedJaxpr(jaxpr, [*values, *closed.consts])
+
+
+def is_number(x: Any) -> bool:
+    """Whether this is a number of Python or NumPy, or an array of NumPy's."""
+    return isinstance(x, (numbers.Number, np.number, np.ndarray))
 
 
 def _owned(const: Any, var: Any) -> Any:
@@ -169,11 +213,21 @@ class _Trace:
     """A traced function without its arrays."""
 
     def __init__(
-        self, jaxpr: core.Jaxpr, output: trees.Static, fun: Any = None, consts: Any = ()
+        self,
+        jaxpr: core.Jaxpr,
+        output: trees.Static,
+        shares_numbers: bool = False,
+        fun: Any = None,
+        consts: Any = (),
     ):
         self.jaxpr, self.output, self.fun = jaxpr, output, fun
         reader = _Reader()
-        others = reader.value((*output.others, *consts))
+        compared = output.others
+        if shares_numbers:
+            # But for the first, which is the value.
+            rest = (type(x) if is_number(x) else x for x in compared[1:])
+            compared = (*compared[:1], *rest)
+        others = reader.value((*compared, *consts))
         self._key = reader.jaxpr(jaxpr), output.treedef, output.is_array, others
         self._hash = hash(self._key)
         self._rules = reader.rules

@@ -28,7 +28,7 @@ from radazo_jax._src.estimators.differences import (
     checked_differences,
     differences,
 )
-from radazo_jax._src.trees import wide_zeros
+from radazo_jax._src.trees import wide, wide_zeros
 
 
 class PriorGuidedState(NamedTuple):
@@ -62,9 +62,10 @@ class PriorGuided(AlongDirections):
         given = state.prior
         if self.prior is not None:
             given = _checked_prior(self.prior(params), params)
-        unit = jax.tree.map(lambda w: w.astype(jnp.float32), given)
+        unit = jax.tree.map(wide, given)
         # By its largest element first, whose square could overflow, or be 0.
         unit = _divided(unit, optax.tree.norm(unit, ord=jnp.inf))
+        unit = jax.tree.map(lambda w: w.astype(jnp.float32), unit)
         unit = _divided(unit, jnp.sqrt(squared_norm(unit)))
         size = self.num_directions
         last = jnp.arange(size + 1) == size

@@ -257,6 +257,7 @@ def checked_differences(
     check_distribution(distribution)
     num_directions = checks.check_int_at_least("num_directions", num_directions, 1)
     checks.check_positive("smoothing", smoothing)
+    checks.warn_of_size("smoothing", smoothing, least=1e-20)
     return distribution, num_directions, checks.as_number(smoothing)
 
 

@@ -168,9 +168,10 @@ def views_of(
     """The leaves of the parameters, perturbed by `direction`, unbuilt."""
     held = direction.cached or _unstored(direction, layout)
     leaves = jax.tree.leaves(params)
+    scales = [scale.astype(at_least_float32(leaf.dtype)) for leaf in leaves]
     return [
-        View(leaf, leaf.dtype, scale, direction.scale, u)
-        for leaf, u in zip(leaves, held, strict=True)
+        View(leaf, leaf.dtype, factor, direction.scale, u)
+        for leaf, factor, u in zip(leaves, scales, held, strict=True)
     ]
 
 

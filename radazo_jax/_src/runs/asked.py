@@ -181,6 +181,10 @@ class MethodSteps(OneByOne):
         return self._told.maker
 
     @property
+    def dtype(self) -> Any:
+        return self._asker.dtype
+
+    @property
     def failures(self) -> Failures:
         return self._asker.failures
 
@@ -345,14 +349,11 @@ class MethodSteps(OneByOne):
             self.best = Best(point, mean, max(best.number, -1), num_values=count)
 
     def resume(self) -> None:
-        if self._file is not None:
-            again = [
-                record for record in self._file.records if record.again is not None
-            ]
-            for record in again:
+        for record in [] if self._file is None else self._file.records:
+            if record.again is not None:
                 known = self._again.setdefault(record.again, [])
                 known += record.values.tolist()
-            self.budget.spent_again(sum(len(record.values) for record in again))
+                self.budget.spent_again(len(record.values))
         super().resume()
 
     def _later_value(self, point: int) -> Callable[[], Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from radazo_jax._src import checks
+from radazo_jax._src import checks, trees
 from radazo_jax._src.runs.history import History, losses
 from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.results import Best, Report, Result
@@ -53,6 +53,11 @@ class Steps(abc.ABC):
     def number(self) -> int:
         """The number of steps of the whole run."""
         return int(self.state.step)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of values."""
+        return trees.widest(self.state.params)
 
     @property
     def failures(self) -> Failures:
@@ -158,7 +163,7 @@ def _take_all(
 ) -> str:
     """Takes the steps; returns the reason for which the run ended."""
     budget, limits = steps.budget, policy.limits(steps.failures)
-    begun, standstill = budget.evaluations, _Standstill(steps.number)
+    begun, standstill = budget.evaluations, _Standstill(steps.number, steps.dtype)
     while not (stopped := budget.reason() or steps.ended()):
         before = len(steps.rows)
         if not steps.take():
@@ -191,9 +196,10 @@ class _Standstill:
     not looked at.
     """
 
-    def __init__(self, number: int):
-        """Begins to look at a run that has taken so many steps."""
+    def __init__(self, number: int, dtype: Any):
+        """Begins to look at a run after so many steps, by values of a dtype."""
         self._values: list[float] | None = None if number else []
+        self._eps = float(np.finfo(dtype).eps)
 
     def see(self, row: Mapping[str, Any]) -> None:
         """Looks at the numbers of one or several steps, as a `History` has them.
@@ -209,7 +215,7 @@ class _Standstill:
         )
         slope = np.atleast_1d(row.get("slope", np.zeros_like(value)))[few]
         # The mean of n equal values may differ from them by n roundings.
-        rounding = points * np.finfo(np.float32).eps * np.abs(value)
+        rounding = points * self._eps * np.abs(value)
         equal = bool(np.all((std <= rounding) & (slope == 0)))
         self._values += value.tolist()
         first = self._values[0]
@@ -233,7 +239,8 @@ def _result(
     count = int(np.sum(history.evaluations)) + steps.budget.again
     if rate is not None:
         count += rate.num_evaluations
-    given = params, steps.best, losses(history), count, state, history, stopped
+    values = losses(history, steps.dtype)
+    given = params, steps.best, values, count, state, history, stopped
     return Result(*given, reason=steps.reason, learning_rate=rate)
 
 

@@ -352,7 +352,7 @@ def _steps_of_optimizer(
     evaluator_of_run = vectorized() if calls else evaluator
     run = Run(None if calls else loss, sample, *chosen, evaluator_of_run, bounds)
     begun = states.resumed(begin(run, params, key, state))
-    budget.start(run, begun, trees.widest(begun.params) if calls else np.float32)
+    budget.start(run, begun, trees.widest(begun.params))
     rate = None
     if not calls:
         warn_of_rounding(run, begun)

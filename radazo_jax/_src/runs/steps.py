@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from radazo_jax._src import programs
+from radazo_jax._src import programs, trees
 from radazo_jax._src.runs.history import names, numbers
 from radazo_jax._src.runs.journal import lowest
 from radazo_jax._src.runs.loop import Steps
@@ -140,7 +140,8 @@ def _take_chunk(
         buffer = lax.dynamic_update_index_in_dim(buffer, found, i, 0)
         return state, progress.after(found[0]), buffer
 
-    buffer = jnp.zeros((_MAX_CHUNK, len(names(state))), jnp.float32)
+    dtype = trees.widest(state.params)
+    buffer = jnp.zeros((_MAX_CHUNK, len(names(state))), dtype)
     return lax.while_loop(continues, body, (state, progress, buffer))
 
 

@@ -19,9 +19,9 @@ class Progress(NamedTuple):
     """Progress of a run, which compiled loops keep and compare, too.
 
     Attributes:
-      lowest: The lowest finite value so far, infinite before the first: shape ().
+      lowest: The lowest finite value so far, the largest number before: shape ().
       since: Number of steps since then: int32, shape ().
-      target: A value that ends the run, minus infinity for none: shape ().
+      target: A value that ends the run, the lowest number for none: shape ().
       patience: Number of steps without progress that ends the run: int32, shape ().
     """
 
@@ -40,7 +40,8 @@ class Progress(NamedTuple):
     def at_target(self) -> Any:
         """Returns whether the run has reached its target."""
         xp = jnp if isinstance(self.lowest, jax.Array) else np
-        return xp.isfinite(self.lowest) & (self.lowest <= self.target)
+        most = xp.finfo(self.lowest.dtype).max
+        return (self.lowest < most) & (self.lowest <= self.target)
 
     def ends(self) -> Any:
         """Returns whether the run ends here."""
@@ -156,9 +157,10 @@ class Budget:
                 "directions."
             )
         self.size = size
-        with np.errstate(all="ignore"):
-            target = np.array(self._target, dtype)
-        none, patience = np.array(np.inf, dtype), np.array(self._patience, np.int32)
+        # Finite numbers, for users who look for others in compiled loops.
+        most = np.finfo(dtype).max
+        target = np.clip(self._target, -most, most).astype(dtype)
+        none, patience = np.array(most, dtype), np.array(self._patience, np.int32)
         self.progress = Progress(none, np.zeros((), np.int32), target, patience)
         self._start = time.perf_counter()
 

@@ -486,7 +486,7 @@ def replay(
             return told.state
         states.check_run(optimizer, estimator)
         of_run: Any = fun, sample, optimizer, estimator, evaluator
-        run = Run(*of_run, bounds=box.as_bounds(bounds))
+        run = Run(*of_run)._replace(bounds=box.as_bounds(bounds))
         state = begin(run, params, key)
         if exact:
             # The checksums of the parameters compare learning rates.

@@ -127,6 +127,16 @@ def check_known(state: SolverState) -> None:
     checks.check_not_deleted("state", state)
 
 
+def check_known_functions(functions: Any) -> None:
+    """Raises if functions of a run close over traced arrays."""
+    if trees.is_traced(functions):
+        raise TypeError(
+            "fun must close over known arrays; got a traced one. A run compiles its "
+            "own loop, so call it outside of jax.jit, jax.vmap and jax.grad; inside, "
+            "take value_and_grad or estimate_gradient."
+        )
+
+
 def check_state(run: Run, state: Any, *, leaves: bool = False) -> None:
     """Raises if a state is not of this run.
 

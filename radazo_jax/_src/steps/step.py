@@ -15,7 +15,7 @@ import optax
 from jax import lax
 from jax.tree_util import Partial
 
-from radazo_jax._src import checks, programs, trees, xla
+from radazo_jax._src import checks, programs, shown, trees, xla
 from radazo_jax._src.base import (
     Estimate,
     GradientEstimator,
@@ -26,7 +26,7 @@ from radazo_jax._src.estimators import gradients
 from radazo_jax._src.estimators.differences import mean_of_finite
 from radazo_jax._src.estimators.gradients import of_params
 from radazo_jax._src.numbers import keys
-from radazo_jax._src.steps import box, draws
+from radazo_jax._src.steps import box, draws, states
 from radazo_jax._src.steps.box import Bounds
 from radazo_jax._src.steps.states import (
     MOST_STEPS,
@@ -81,6 +81,7 @@ def traced(run: Run, state: SolverState) -> Run:
     if fun is None or programs.are_disabled():
         return run
     fun, sample = traced_functions(fun, run.sample, state.params, state.key)
+    states.check_known_functions((fun, sample))
     return run._replace(fun=fun, sample=sample)
 
 
@@ -91,6 +92,12 @@ def traced_functions(
     key: jax.Array,
 ) -> tuple[programs.Traced, programs.Traced | None]:
     """A loss and the function that samples its batches as they are now."""
+    if sample is not None and not callable(sample):
+        raise TypeError(
+            "sample must be a function of a key that returns a batch; got "
+            f"{shown.tree(sample)}. Draw from it, as by lambda key: "
+            "jax.random.choice(key, data, (32,))."
+        )
     batch: tuple[Any, ...] = ()
     of_keys = None if sample is None else programs.traced(sample, key)
     if of_keys is not None:
@@ -124,15 +131,8 @@ def _of_traced_params(
     kwargs: dict[str, Any],
     params: optax.Params,
 ) -> Any:
-    """`of_params` within bounds; names what fits a function that JAX cannot trace."""
-    try:
-        return of_params(fun, batch, kwargs, box.project(bounds, params))
-    except gradients.UNTRACEABLE as error:
-        raise TypeError(
-            "fun must be a function that JAX can trace; got one that turns params into "
-            "a Python number or a NumPy array. Use jax.numpy in it, or pass it to "
-            "minimize_black_box." + checks.refer_to("minimize_black_box")
-        ) from error
+    """`of_params` within bounds."""
+    return of_params(fun, batch, kwargs, box.project(bounds, params))
 
 
 def points_at(
@@ -312,9 +312,23 @@ def direction_of(
     """The direction of an optimizer, the gradient, and the state after it."""
     gradient = estimate.gradient.materialize(params)
     args = others | gradients.extra_args(estimate, gradient, here, loss, bounds)
-    direction, optimizer_state = optax.with_extra_args_support(optimizer).update(
-        gradient, optimizer_state, params, **args
-    )
+    update = optax.with_extra_args_support(optimizer).update
+    try:
+        direction, optimizer_state = update(gradient, optimizer_state, params, **args)
+    except gradients.UNTRACEABLE as error:
+        raise TypeError(
+            "optimizer must be one that JAX can trace; got one that turns a traced "
+            "array into a Python value, as a schedule with `if` does. Use jnp.where, "
+            "or optax.join_schedules."
+        ) from error
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise TypeError(
+            "optimizer must take the extra arguments of Optax, which include the loss "
+            f"as value_fn; got one that does not: {error}. optax.contrib.sam needs "
+            "gradients of its own: use it with value_and_grad."
+        ) from error
     return direction, gradient, optimizer_state
 
 

@@ -175,7 +175,8 @@ class Replica:
         self._stepper().checksum = trees.checksum_of(state.params)
         rows = told.rebuild(records)
         self._seconds_per_step = (time.perf_counter() - start) / len(records)
-        return np.array([[row[name] for name in self._names] for row in rows], "f4")
+        columns = [[row[name] for name in self._names] for row in rows]
+        return np.array(columns, trees.widest(state.params))
 
     def _reply(
         self,
