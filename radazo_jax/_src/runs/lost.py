@@ -13,7 +13,7 @@ from jax import lax
 
 from radazo_jax._src import checks, compiler, program
 from radazo_jax._src.base import Estimate, Points
-from radazo_jax._src.directions.distribution import elements
+from radazo_jax._src.directions.distribution import elements, num_random
 from radazo_jax._src.estimators import gradients
 from radazo_jax._src.trees import wide
 
@@ -149,7 +149,7 @@ def _lost(points: Points, params: optax.Params) -> list[jax.Array]:
     # A matrix that is perturbed by factors is multiplied as it is.
     leaves = points.layout.leaves
     distribution = first.distribution
-    kept = [distribution._size(leaf) < leaf.size for leaf in leaves]
+    kept = [num_random(distribution, leaf) < leaf.size for leaf in leaves]
     us = elements(first, points.layout)
     units = jax.tree.leaves(points.units) or [None] * len(us)
     return list(map(share, jax.tree.leaves(params), us, units, kept))

@@ -17,8 +17,8 @@ from radazo_jax._src.search.backtracking import backtracking
 from radazo_jax._src.search.parabolic import parabolic
 from radazo_jax._src.search.whole import whole
 from radazo_jax._src.steps.states import check_run
-from radazo_jax._src.transforms.aliases import bfgs
 from radazo_jax._src.transforms.decayed import radazo_at
+from radazo_jax._src.transforms.optimizers import bfgs
 
 Method = tuple[optax.GradientTransformation, GradientEstimator, Search]
 
