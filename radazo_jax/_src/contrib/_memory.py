@@ -1,4 +1,4 @@
-"""Memories of estimators: past queries, and states of steps with values."""
+"""What several estimators need of memories: past queries, and wide arrays."""
 
 from typing import Any, NamedTuple
 
@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src.base import Estimate, Points
-from radazo_jax._src.directions.distribution import Direction, Distribution
+from radazo_jax.distributions import Direction, Distribution
+from radazo_jax.estimators import Estimate, Points
 
 
 class QueryBuffer(NamedTuple):
@@ -42,6 +42,28 @@ def empty(size: int) -> QueryBuffer:
         jnp.zeros(size, jnp.uint32),
         jnp.zeros(size, jnp.float32),
     )
+
+
+def wide(x: Any) -> jax.Array:
+    """An array of at least float32."""
+    x = jnp.asarray(x)
+    return x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
+
+
+def wide_zeros(tree: Any) -> Any:
+    """Zeros like the leaves, of at least float32."""
+    return jax.tree.map(lambda x: jnp.zeros_like(wide(x)), tree)
+
+
+def widest(tree: Any) -> Any:
+    """The widest dtype of the leaves, but at least float32."""
+    dtypes = [wide(x).dtype for x in jax.tree.leaves(tree)]
+    return max(dtypes, key=lambda x: x.itemsize, default=jnp.dtype(jnp.float32))
+
+
+def mean_of_finite(values: jax.Array) -> jax.Array:
+    """The mean of the values that are finite; NaN without any."""
+    return jnp.mean(values, where=jnp.isfinite(values))
 
 
 def followed_by(old: jax.Array, new: jax.Array) -> jax.Array:

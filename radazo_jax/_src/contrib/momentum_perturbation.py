@@ -9,21 +9,19 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.base import (
+from radazo_jax._src.contrib import _memory
+from radazo_jax._src.contrib._memory import updated_if_usable
+from radazo_jax.distributions import Distribution, gaussian
+from radazo_jax.estimators import (
+    AlongDirections,
     Draw,
     Estimate,
     GradientEstimator,
+    LinearCombination,
     Points,
     Values,
     sample_points,
 )
-from radazo_jax._src.contrib._memory import updated_if_usable
-from radazo_jax._src.directions.combination import LinearCombination
-from radazo_jax._src.directions.dense import gaussian
-from radazo_jax._src.directions.distribution import Distribution
-from radazo_jax._src.directions.layout import layout_of
-from radazo_jax._src.estimators.differences import checked_differences, mean_of_finite
-from radazo_jax._src.trees import wide_zeros
 
 
 class MomentumPerturbationState(NamedTuple):
@@ -38,13 +36,11 @@ class MomentumPerturbationState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class MomentumPerturbation(GradientEstimator):
+class MomentumPerturbation(AlongDirections):
     """See `momentum_perturbation`."""
 
     _constructor = "momentum_perturbation"
 
-    distribution: Distribution
-    smoothing: float
     b1: float
     uncertainty: float
 
@@ -59,12 +55,14 @@ class MomentumPerturbation(GradientEstimator):
         return math.sqrt(self._variance * self.distribution.factor(dimension))
 
     def init(self, params: optax.Params) -> MomentumPerturbationState:
-        return MomentumPerturbationState(wide_zeros(params))
+        return MomentumPerturbationState(_memory.wide_zeros(params))
 
     def points(
         self, draw: Draw, params: optax.Params, state: MomentumPerturbationState
     ) -> tuple[Points, Any]:
-        far = self.smoothing * self._deviation(layout_of(params).dimension)
+        far = self.smoothing * self._deviation(
+            sum(p.size for p in jax.tree.leaves(params))
+        )
         points = sample_points(self.distribution, draw, 1, [far, -far], params)
         shift = (1 - self.b1) * self.smoothing
         shifts = jnp.array([[shift, -shift]], jnp.float32)
@@ -86,7 +84,7 @@ class MomentumPerturbation(GradientEstimator):
         m = jax.tree.map(lambda u, h: u + (1 - self.b1) * h, new, state.history)
         history = jax.tree.map(lambda m: jnp.where(slope < 0, -m, m), m)
         estimate = Estimate(
-            mean_of_finite(moved),
+            _memory.mean_of_finite(moved),
             slope=slope**2,
             num_values=jnp.where(used, 2, 0).astype(jnp.int32),
             gradient=LinearCombination(None, None, points.layout).plus(slope, m),
@@ -152,13 +150,12 @@ def momentum_perturbation(
       Uncertainty in Zeroth-Order Optimization, AAAI 2024, algorithm 1,
       <https://arxiv.org/abs/2312.15184>.
     """
-    distribution, _, smoothing = checked_differences(distribution, 1, smoothing)
     b1 = checks.as_number(checks.check_positive("b1", b1))
     if b1 > 1:
         raise ValueError(f"b1 must be a number in (0, 1]; got {b1!r}.")
     checks.check_unit_interval("uncertainty", uncertainty)
     uncertainty = checks.as_number(uncertainty)
-    estimator = MomentumPerturbation(distribution, smoothing, b1, uncertainty)
+    estimator = MomentumPerturbation(distribution, 1, smoothing, b1, uncertainty)
     if not estimator._variance:
         raise ValueError(
             f"uncertainty must be positive where b1 is 1; got {uncertainty!r}, which "

@@ -9,26 +9,21 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.base import (
+from radazo_jax._src.contrib import _memory
+from radazo_jax._src.contrib._memory import updated_if_usable
+from radazo_jax._src.contrib.linear_interpolation import interpolated
+from radazo_jax.distributions import Distribution, sphere
+from radazo_jax.estimators import (
+    AlongDirections,
+    Differences,
     Draw,
     Estimate,
     GradientEstimator,
     Points,
     Values,
+    gram,
     shifted_points,
 )
-from radazo_jax._src.contrib._memory import updated_if_usable
-from radazo_jax._src.contrib._products import gram, inner, squared_norm
-from radazo_jax._src.contrib.linear_interpolation import interpolated
-from radazo_jax._src.directions.combination import LinearCombination
-from radazo_jax._src.directions.dense import sphere
-from radazo_jax._src.directions.distribution import Distribution
-from radazo_jax._src.estimators.differences import (
-    AlongDirections,
-    checked_differences,
-    differences,
-)
-from radazo_jax._src.trees import wide_zeros
 
 
 class PriorGuidedState(NamedTuple):
@@ -53,7 +48,7 @@ class PriorGuided(AlongDirections):
     mix: str
 
     def init(self, params: optax.Params) -> PriorGuidedState:
-        zeros = wide_zeros(params)
+        zeros = _memory.wide_zeros(params)
         return PriorGuidedState(zeros if self.prior is None else ())
 
     def points(
@@ -65,7 +60,7 @@ class PriorGuided(AlongDirections):
         unit = jax.tree.map(lambda w: w.astype(jnp.float32), given)
         # By its largest element first, whose square could overflow, or be 0.
         unit = _divided(unit, optax.tree.norm(unit, ord=jnp.inf))
-        unit = _divided(unit, jnp.sqrt(squared_norm(unit)))
+        unit = _divided(unit, optax.tree.norm(unit))
         size = self.num_directions
         last = jnp.arange(size + 1) == size
         scales = jnp.where(last, 0.0, self.smoothing).astype(jnp.float32)
@@ -85,15 +80,12 @@ class PriorGuided(AlongDirections):
     ) -> tuple[Estimate, PriorGuidedState]:
         size = self.num_directions
         base, moved = values
-        found = differences(Values(base, moved[:size]))
+        found = Differences.of(Values(base, moved[:size]))
         changes = jnp.append(found.to_others, moved[size, 0] - found.value)
         slopes = changes / self.smoothing
         along, unit = points.select(slice(size)), points.shift
-        among = _bordered(
-            gram([along.directions], points.layout),
-            inner(along.directions, points.layout, unit),
-            squared_norm(unit),
-        ).astype(slopes.dtype)
+        stacked = jax.tree.map(lambda w: w[None], unit)
+        among = gram([along.directions], points.layout, [stacked]).astype(slopes.dtype)
         finite = jnp.isfinite(slopes)
         used = finite & (jnp.diagonal(among) > 0)
         slopes = jnp.where(used, slopes, 0)
@@ -121,8 +113,7 @@ class PriorGuided(AlongDirections):
                 tree,
             )
         )
-        of_tree = LinearCombination.of_tree(tree, points.layout)
-        estimate = estimate._replace(gradient=of_tree)
+        estimate = estimate._replace(gradient=points.of_tree(tree))
         return estimate, updated_if_usable(estimate, state, averaged)
 
 
@@ -200,12 +191,12 @@ def prior_guided(
       Algorithms, NeurIPS 2021, PRGF and History-PRGF,
       <https://arxiv.org/abs/2107.10110>.
     """
-    common = checked_differences(distribution, num_directions, smoothing)
     checks.check_unit_interval("decay", decay)
     if prior is not None and not callable(prior):
         raise TypeError(f"prior must be a function of params; got {prior!r}.")
     if mix not in ("projection", "cosine"):
         raise ValueError(f"mix must be 'projection' or 'cosine'; got {mix!r}.")
+    common = distribution, num_directions, smoothing
     return PriorGuided(*common, prior, checks.as_number(decay), mix)
 
 
@@ -227,11 +218,6 @@ def _checked_prior(given: Any, params: optax.Params) -> Any:
             f"{shapes(given)}."
         )
     return given
-
-
-def _bordered(among: jax.Array, column: jax.Array, corner: jax.Array) -> jax.Array:
-    """The inner products with one more vector."""
-    return jnp.block([[among, column[:, None]], [column[None], corner[None, None]]])
 
 
 def _mixed(

@@ -6,17 +6,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src.base import Estimate, GradientEstimator, Points, Values
-from radazo_jax._src.directions.dense import sphere
-from radazo_jax._src.directions.distribution import Distribution
-from radazo_jax._src.estimators.differences import (
+from radazo_jax._src.contrib import _memory
+from radazo_jax.distributions import Distribution, sphere
+from radazo_jax.estimators import (
     AlongDirections,
     Differences,
-    checked_differences,
-    from_differences,
-    mean_of_finite,
+    Estimate,
+    GradientEstimator,
+    Points,
+    Values,
 )
-from radazo_jax._src.trees import widest
 
 
 class ResidualFeedbackState(NamedTuple):
@@ -36,7 +35,7 @@ class ResidualFeedback(AlongDirections):
     _constructor = "residual_feedback"
 
     def init(self, params: optax.Params) -> ResidualFeedbackState:
-        none = jnp.full((), jnp.nan, widest(params))
+        none = jnp.full((), jnp.nan, _memory.widest(params))
         return ResidualFeedbackState(none)
 
     def reduce(
@@ -47,11 +46,11 @@ class ResidualFeedback(AlongDirections):
         state: ResidualFeedbackState,
     ) -> tuple[Estimate, ResidualFeedbackState]:
         moved = values.along[:, 0]
-        value = mean_of_finite(moved)
+        value = _memory.mean_of_finite(moved)
         before = state.value.astype(value.dtype)
         before = jnp.where(jnp.isnan(before), value, before)
         found = Differences(value, moved - before)
-        estimate = from_differences(found, self.smoothing, points)
+        estimate = found.estimate(self.smoothing, points)
         kept = jnp.where(jnp.isnan(value), before, value).astype(state.value.dtype)
         return estimate, ResidualFeedbackState(kept)
 
@@ -107,6 +106,4 @@ def residual_feedback(
       Zhang et al., A New One-Point Residual-Feedback Oracle for Black-Box Learning and
       Control, Automatica 2022, <https://arxiv.org/abs/2006.10820>.
     """
-    return ResidualFeedback(
-        *checked_differences(distribution, num_directions, smoothing)
-    )
+    return ResidualFeedback(distribution, num_directions, smoothing)

@@ -8,7 +8,12 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.base import (
+from radazo_jax._src.contrib import _memory
+from radazo_jax._src.contrib._memory import updated_if_usable
+from radazo_jax.distributions import Distribution, sphere
+from radazo_jax.estimators import (
+    AlongDirections,
+    Differences,
     Draw,
     Estimate,
     GradientEstimator,
@@ -16,17 +21,6 @@ from radazo_jax._src.base import (
     Values,
     shifted_points,
 )
-from radazo_jax._src.contrib._memory import updated_if_usable
-from radazo_jax._src.contrib._products import inner
-from radazo_jax._src.directions.combination import LinearCombination
-from radazo_jax._src.directions.dense import sphere
-from radazo_jax._src.directions.distribution import Distribution
-from radazo_jax._src.estimators.differences import (
-    AlongDirections,
-    checked_differences,
-    differences,
-)
-from radazo_jax._src.trees import wide, wide_zeros
 
 
 class VarianceReducedState(NamedTuple):
@@ -57,7 +51,7 @@ class VarianceReduced(AlongDirections):
     def init(self, params: optax.Params) -> VarianceReducedState:
         return VarianceReducedState(
             jax.tree.map(jnp.zeros_like, params),
-            wide_zeros(params),
+            _memory.wide_zeros(params),
             jnp.zeros((), jnp.int32),
         )
 
@@ -65,7 +59,9 @@ class VarianceReduced(AlongDirections):
         self, draw: Draw, params: optax.Params, state: VarianceReducedState
     ) -> tuple[Points, Any]:
         away = jax.tree.map(
-            lambda a, p: wide(a) - wide(p), _anchor_of(params, state), params
+            lambda a, p: _memory.wide(a) - _memory.wide(p),
+            _anchor_of(params, state),
+            params,
         )
         at_anchor = state.count < self.anchor_steps
         size = self.num_directions
@@ -93,8 +89,8 @@ class VarianceReduced(AlongDirections):
         base, moved = values
         first, second = moved[:size, 0], moved[size:-1, 0]
         at_anchor = state.count < self.anchor_steps
-        here = differences(Values(base, first[:, None]))
-        there = differences(Values(moved[-1, 0], second[:, None]))
+        here = Differences.of(Values(base, first[:, None]))
+        there = Differences.of(Values(moved[-1, 0], second[:, None]))
         slopes = jnp.where(
             at_anchor,
             (first - second) / (2 * self.smoothing),
@@ -119,13 +115,13 @@ class VarianceReduced(AlongDirections):
             new,
             state.gradient,
         )
-        dots = inner(along.directions, points.layout, state.gradient)
+        dots = along.inner_products(state.gradient)
         seen = part_new * (slopes - behind) + part_old * dots.astype(slopes.dtype)
         estimate = Estimate(
             here.value,
             slope=weight * jnp.sum(slopes * seen),
             num_values=jnp.where(used > 0, 2 * used + num_bases, 0),
-            gradient=LinearCombination.of_tree(total, points.layout),
+            gradient=points.of_tree(total),
         )
         following = VarianceReducedState(
             _anchor_of(params, state),
@@ -195,14 +191,15 @@ def variance_reduced(
       Liu et al., Zeroth-Order Stochastic Variance Reduction for Nonconvex Optimization,
       NeurIPS 2018, algorithm 2, <https://arxiv.org/abs/1805.10367>.
     """
-    common = checked_differences(distribution, num_directions, smoothing)
     period = checks.check_int_at_least("period", period, 2)
     anchor_steps = checks.check_int_at_least("anchor_steps", anchor_steps, 1)
     if anchor_steps >= period:
         raise ValueError(
             f"anchor_steps must be fewer than period, {period}; got {anchor_steps}."
         )
-    return VarianceReduced(*common, period, anchor_steps)
+    return VarianceReduced(
+        distribution, num_directions, smoothing, period, anchor_steps
+    )
 
 
 def _anchor_of(params: optax.Params, state: VarianceReducedState) -> optax.Params:

@@ -288,9 +288,8 @@ def stored(
 
         covers, most_units = list(map(packing.units, every)), most // packing.width
         units = _drawn_once(packing.draw, keys, numbers, covers, dimension, most_units)
-        if packing.width == 1 and not any(part.offset % GROUP for part in every):
+        if packing.width == 1 and all(packing.keeps(x.offset % GROUP) for x in every):
             return unpack(units)
-        # XLA's CPU backend would align a unit for each of its elements.
         return compiler.compute_once(unpack, units)
 
     if packing is None:

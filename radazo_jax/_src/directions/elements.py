@@ -114,15 +114,24 @@ class LazyElements(_Elementwise):
         start = self._start_in_group(indices)
         count = packing.count(start, math.prod(shape))
 
-        def unpacked(key: jax.Array, number: jax.Array, first: Positions) -> Elements:
+        def drawn(key: jax.Array, number: jax.Array, first: Positions) -> jax.Array:
             after = counter.low(jnp.arange(count, dtype=jnp.uint32))
             at = counter.add(packing.first(first), after)
-            units = packing.draw(key, number, Positions(*at, self.dimension))
+            return packing.draw(key, number, Positions(*at, self.dimension))
+
+        def unpacked(units: jax.Array, first: Positions) -> Elements:
             within = first.lo % np.uint32(GROUP) if start is None else start
             return packing.unpack(units, within, shape)
 
         first = self.part.positions(self.dimension, [i.reshape(-1)[0] for i in indices])
-        elements = compiler.compute_once(unpacked, self.key, self.number, first)
+        if packing.keeps(start):
+            units = compiler.compute_once(drawn, self.key, self.number, first)
+            elements = unpacked(units, first)
+        else:
+            elements = compiler.compute_once(
+                lambda first, *of: unpacked(drawn(*of, first), first),
+                *(first, self.key, self.number),
+            )
         return elements.values().transpose(np.argsort(self.order))
 
     def _start_in_group(self, indices: Sequence[jax.Array]) -> int | None:

@@ -38,10 +38,19 @@ class Packing(NamedTuple):
     unpack: Callable[[jax.Array, Any, tuple[int, ...]], Any]
     choose: Callable[[int, bool], Callable[..., Any]]
 
+    def keeps(self, start: Any) -> bool:
+        """Whether nothing but a rearrangement is left to do with stored units.
+
+        Otherwise XLA's CPU backend would align a unit for each of its elements.
+        """
+        return self.width > 1 or (isinstance(start, int) and start == 0)
+
     def count(self, start: Any, size: int) -> int:
         """The number of units in which so many neighbors lie."""
-        whole = isinstance(start, int) and start == 0
-        return self.per_group * (-(-size // GROUP) + (not whole))
+        if isinstance(start, int) and self.keeps(start):
+            return self.per_group * -(-(start + size) // GROUP)
+        # One more, for an unknown start, or to be shifted into the last.
+        return self.per_group * (-(-size // GROUP) + 1)
 
     def first(self, at: Positions) -> Counter:
         """The number of the first unit of the group in which a position lies."""

@@ -11,9 +11,8 @@ from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.estimators.differences import (
     AlongDirections,
+    Differences,
     checked_differences,
-    differences,
-    from_differences,
 )
 from radazo_jax._src.trees import number, rounding, widest
 
@@ -58,7 +57,7 @@ class AdaptiveDifference(AlongDirections):
     """See `adaptive_difference`."""
 
     _constructor = "adaptive_difference"
-    _includes_params = True
+    includes_params = True
 
     def init(self, params: optax.Params) -> AdaptiveDifferenceState:
         zero = number(0, widest(params))
@@ -75,9 +74,9 @@ class AdaptiveDifference(AlongDirections):
         params: optax.Params,
         state: AdaptiveDifferenceState,
     ) -> tuple[Estimate, AdaptiveDifferenceState]:
-        found = differences(values)
+        found = Differences.of(values)
         distance = points.scales[0, 0].astype(values.base.dtype)
-        estimate = from_differences(found, distance, points)
+        estimate = found.estimate(distance, points)
         return estimate, _adapted(state, values.base, found.each, self.smoothing)
 
 

@@ -13,7 +13,7 @@ from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.dense import Basis
 from radazo_jax._src.directions.layout import layout_of
 from radazo_jax._src.estimators import gathered, scales
-from radazo_jax._src.estimators.differences import differences
+from radazo_jax._src.estimators.differences import Differences
 from radazo_jax._src.estimators.gathered import FullDifferenceState
 from radazo_jax._src.estimators.scales import Sizes
 from radazo_jax._src.trees import as_flat, like_tree, number, size, wide, widest
@@ -121,7 +121,7 @@ class FullDifference(GradientEstimator):
             gathered.merged(before, found_here),
         )
         state = optax.tree.where(seeks, before, merged)
-        found = differences(Values(state.base, state.values[:, None]))
+        found = Differences.of(Values(state.base, state.values[:, None]))
         finite = jnp.isfinite(found.each) & (state.steps != 0)
         gain = jnp.asarray(found.gain, found.each.dtype)
         slopes = gain * found.each / jnp.where(finite, state.steps, 1)
