@@ -776,11 +776,14 @@ def candidates(points: Points, params: optax.Params) -> optax.Params:
 
 
 def candidate_rows(points: Points, params: optax.Params) -> jax.Array:
-    """Returns the points as vectors of all coordinates: float32, [n, d].
+    """Returns the points as vectors, for estimators of few parameters.
 
     Args:
       points: The points, n of them.
       params: θ.
+
+    Returns:
+      All coordinates of each point: float32, [n, d].
 
     Examples:
       >>> import jax, jax.numpy as jnp

@@ -22,6 +22,15 @@ def tie(tree: Any, *after: jax.Array) -> Any:
     return lax.optimization_barrier((tree, after))[0] if after else tree
 
 
+def tie_on_tpu(tree: Any, *after: jax.Array) -> Any:
+    """`tie`, for TPUs alone: other compilers would store what they fuse."""
+    if not after:
+        return tree
+    return lax.platform_dependent(
+        tree, *after, tpu=tie, default=lambda tree, *after: tree
+    )
+
+
 def compute_once(
     fun: Callable[..., Any], *args: Any, after: Sequence[jax.Array] = ()
 ) -> Any:

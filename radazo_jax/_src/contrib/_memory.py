@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax.distributions import Direction, Distribution
-from radazo_jax.estimators import Estimate, Points
+from radazo_jax import distributions, estimators
 
 
 class QueryBuffer(NamedTuple):
@@ -23,11 +22,15 @@ class QueryBuffer(NamedTuple):
     numbers: jax.Array
     scales: jax.Array
 
-    def directions(self, distribution: Distribution) -> Direction:
+    def directions(
+        self, distribution: distributions.Distribution
+    ) -> distributions.Direction:
         """The directions, to be drawn again, stacked."""
-        return Direction(self.keys, self.numbers, self.scales, distribution)
+        return distributions.Direction(
+            self.keys, self.numbers, self.scales, distribution
+        )
 
-    def followed_by(self, points: Points) -> "QueryBuffer":
+    def followed_by(self, points: estimators.Points) -> "QueryBuffer":
         """The buffer of the same size that ends with the directions of these points."""
         new = points.directions
         added = QueryBuffer(new.key, new.number, new.scale)
@@ -71,6 +74,6 @@ def followed_by(old: jax.Array, new: jax.Array) -> jax.Array:
     return jnp.concatenate([old, new])[len(new) :]
 
 
-def updated_if_usable(estimate: Estimate, before: Any, after: Any) -> Any:
+def updated_if_usable(estimate: estimators.Estimate, before: Any, after: Any) -> Any:
     """The state after an estimate, or before it if no value could be used."""
     return optax.tree.where(estimate.num_values > 0, after, before)

@@ -7,17 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from radazo_jax import distributions, estimators
 from radazo_jax._src import checks
 from radazo_jax._src.contrib import _memory
-from radazo_jax.distributions import Distribution
-from radazo_jax.estimators import (
-    Draw,
-    Estimate,
-    GradientEstimator,
-    Points,
-    Values,
-    sample_points,
-)
 from radazo_jax.random import Positions
 
 
@@ -32,7 +24,7 @@ class CoordinateWiseState(NamedTuple):
     scores: jax.Array
 
 
-class _Basis(Distribution):
+class _Basis(distributions.Distribution):
     """Direction i is coordinate i."""
 
     sequential = True
@@ -46,7 +38,7 @@ class _Basis(Distribution):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class CoordinateWise(GradientEstimator):
+class CoordinateWise(estimators.GradientEstimator):
     """See `coordinate_wise`."""
 
     _constructor = "coordinate_wise"
@@ -63,8 +55,8 @@ class CoordinateWise(GradientEstimator):
         return CoordinateWiseState(jnp.full(dimension, jnp.nan, jnp.float32))
 
     def points(
-        self, draw: Draw, params: optax.Params, state: Any
-    ) -> tuple[Points, Any]:
+        self, draw: estimators.Draw, params: optax.Params, state: Any
+    ) -> tuple[estimators.Points, Any]:
         dimension = sum(p.size for p in jax.tree.leaves(params))
         if self.num_directions is None:
             chosen = jnp.arange(dimension)
@@ -76,14 +68,18 @@ class CoordinateWise(GradientEstimator):
             chosen = jnp.searchsorted(shares, drawn, side="right")
             chosen = jnp.minimum(chosen, dimension - 1)
         scales, numbers = [self.smoothing, -self.smoothing], chosen.astype(jnp.uint32)
-        points = sample_points(
+        points = estimators.sample_points(
             _Basis(), draw, len(chosen), scales, params, numbers=numbers
         )
         return points, state
 
     def reduce(
-        self, points: Points, values: Values, params: optax.Params, state: Any
-    ) -> tuple[Estimate, Any]:
+        self,
+        points: estimators.Points,
+        values: estimators.Values,
+        params: optax.Params,
+        state: Any,
+    ) -> tuple[estimators.Estimate, Any]:
         moved = values.along
         slopes = (moved[:, 0] - moved[:, 1]) / (2 * self.smoothing)
         finite = jnp.isfinite(slopes)
@@ -101,7 +97,7 @@ class CoordinateWise(GradientEstimator):
         # A sum, for a coordinate may be chosen twice.
         zeros = jnp.zeros(points.layout.dimension, coefficients.dtype)
         flat = zeros.at[chosen].add(coefficients)
-        estimate = Estimate(
+        estimate = estimators.Estimate(
             _memory.mean_of_finite(moved),
             slope=jnp.sum(coefficients * slopes),
             num_values=2 * used,
@@ -121,7 +117,7 @@ def coordinate_wise(
     smoothing: float = 5e-3,
     decay: float = 0.9,
     uniform_fraction: float = 0.5,
-) -> GradientEstimator:
+) -> estimators.GradientEstimator:
     """Central differences along coordinates, chosen by importance.
 
     With all d coordinates, 2d evaluations a step and no randomness:

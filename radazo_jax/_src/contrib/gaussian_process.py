@@ -9,19 +9,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from radazo_jax import distributions, estimators
 from radazo_jax._src import checks
 from radazo_jax._src.contrib import _memory
 from radazo_jax._src.contrib._memory import updated_if_usable
-from radazo_jax.distributions import Distribution, sphere
-from radazo_jax.estimators import (
-    AlongDirections,
-    Draw,
-    Estimate,
-    GradientEstimator,
-    Points,
-    Values,
-    candidate_rows,
-)
 
 # Beyond these the queries take too much memory, and the equation too much time.
 MAX_DIMENSION = 10_000
@@ -98,7 +89,7 @@ class GaussianProcessState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class GaussianProcess(AlongDirections):
+class GaussianProcess(estimators.AlongDirections):
     """See `gaussian_process`."""
 
     _constructor = "gaussian_process"
@@ -124,8 +115,8 @@ class GaussianProcess(AlongDirections):
         )
 
     def points(
-        self, draw: Draw, params: optax.Params, state: GaussianProcessState
-    ) -> tuple[Points, GaussianProcessState]:
+        self, draw: estimators.Draw, params: optax.Params, state: GaussianProcessState
+    ) -> tuple[estimators.Points, GaussianProcessState]:
         points, state = super().points(draw, params, state)
         # The key of the random features, the same in every step.
         key = jax.random.fold_in(draw.run_key, 2**31)
@@ -133,12 +124,12 @@ class GaussianProcess(AlongDirections):
 
     def reduce(
         self,
-        points: Points,
-        values: Values,
+        points: estimators.Points,
+        values: estimators.Values,
         params: optax.Params,
         state: GaussianProcessState,
-    ) -> tuple[Estimate, GaussianProcessState]:
-        asked = candidate_rows(points, params)  # θ is the first.
+    ) -> tuple[estimators.Estimate, GaussianProcessState]:
+        asked = estimators.candidate_rows(points, params)  # θ is the first.
         xs = _memory.followed_by(state.points, asked)
         added = points.join(values)
         ys = _memory.followed_by(state.values, added.astype(state.values.dtype))
@@ -159,7 +150,7 @@ class GaussianProcess(AlongDirections):
         gradient = jnp.matmul(slopes.T, weights, precision=_EXACT)
         new = jnp.sum(jnp.isfinite(added), dtype=jnp.int32)
         gradient = jnp.where(new > 0, gradient, jnp.nan)
-        estimate = Estimate(
+        estimate = estimators.Estimate(
             jnp.where(
                 jnp.isfinite(values.base), values.base, _memory.mean_of_finite(added)
             ),
@@ -172,7 +163,7 @@ class GaussianProcess(AlongDirections):
 
 
 def gaussian_process(
-    distribution: Distribution = sphere(),
+    distribution: distributions.Distribution = distributions.sphere(),
     num_directions: int = 4,
     smoothing: float = 5e-2,
     memory_size: int = 150,
@@ -180,7 +171,7 @@ def gaussian_process(
     lengthscale: float | None = None,
     jitter: float = 1e-5,
     num_features: int | None = None,
-) -> GradientEstimator:
+) -> estimators.GradientEstimator:
     """ZoRD: the derivative of a Gaussian process, of K + 1 evaluations.
 
     With X the latest n queries and y their values, less their mean, the posterior mean

@@ -1,25 +1,19 @@
 """Perturbations scaled by the diagonal of the Hessian: HiZOO."""
 
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from radazo_jax import distributions, estimators
 from radazo_jax._src import checks
 from radazo_jax._src.contrib import _memory
-from radazo_jax.distributions import Distribution, gaussian
-from radazo_jax.estimators import (
-    AlongDirections,
-    Draw,
-    Estimate,
-    GradientEstimator,
-    Points,
-    Values,
-    points_along,
-    sample_points,
-)
+
+# On a flat function h would vanish, and perturbations grow without end.
+_LEAST = 1e-8
 
 
 class HessianInformedState(NamedTuple):
@@ -34,7 +28,7 @@ class HessianInformedState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class HessianInformed(AlongDirections):
+class HessianInformed(estimators.AlongDirections):
     """See `hessian_informed`."""
 
     _constructor = "hessian_informed"
@@ -46,27 +40,30 @@ class HessianInformed(AlongDirections):
         return HessianInformedState(ones)
 
     def points(
-        self, draw: Draw, params: optax.Params, state: HessianInformedState
-    ) -> tuple[Points, HessianInformedState]:
-        u = sample_points(self.distribution, draw, 1, [1.0], params).direction(0)
-        w = jax.tree.map(lambda u, h: u / jnp.sqrt(h), u, state.hessian)
+        self, draw: estimators.Draw, params: optax.Params, state: HessianInformedState
+    ) -> tuple[estimators.Points, HessianInformedState]:
+        drawn = estimators.sample_points(self.distribution, draw, 1, [1.0], params)
+        length = math.sqrt(drawn.factor)
+        w = jax.tree.map(
+            lambda u, h: length * u / jnp.sqrt(h), drawn.direction(0), state.hessian
+        )
         scales = [self.smoothing, -self.smoothing]
-        return points_along(w, scales, params, includes_params=True), state
+        return estimators.points_along(w, scales, params, includes_params=True), state
 
     def reduce(
         self,
-        points: Points,
-        values: Values,
+        points: estimators.Points,
+        values: estimators.Values,
         params: optax.Params,
         state: HessianInformedState,
-    ) -> tuple[Estimate, HessianInformedState]:
+    ) -> tuple[estimators.Estimate, HessianInformedState]:
         above, below = values.along[0]
         curvature = jnp.abs(above + below - 2 * values.base) / (2 * self.smoothing**2)
 
         def averaged(h: jax.Array, w: jax.Array) -> jax.Array:
             # u = √h w, and h u² is the term of the authors.
             seen = curvature.astype(h.dtype) * (h * w) ** 2
-            return self.decay * h + (1 - self.decay) * seen
+            return jnp.maximum(self.decay * h + (1 - self.decay) * seen, _LEAST)
 
         hessian = jax.tree.map(averaged, state.hessian, points.shift)
         tree = jax.tree.map(
@@ -75,7 +72,7 @@ class HessianInformed(AlongDirections):
         )
         slope = (above - below) / (2 * self.smoothing)
         used = jnp.isfinite(slope) & jnp.isfinite(values.base)
-        estimate = Estimate(
+        estimate = estimators.Estimate(
             values.base,
             slope=slope**2,
             num_values=jnp.where(used, 3, 0).astype(jnp.int32),
@@ -86,22 +83,23 @@ class HessianInformed(AlongDirections):
 
 
 def hessian_informed(
-    distribution: Distribution = gaussian(),
+    distribution: distributions.Distribution = distributions.gaussian(),
     smoothing: float = 1e-3,
     decay: float = 1 - 1e-6,
-) -> GradientEstimator:
+) -> estimators.GradientEstimator:
     """HiZOO: a perturbation scaled by the curvature, of 3 evaluations.
 
         w = u / √h,  s = (f(θ + μ w) − f(θ − μ w)) / 2μ
         h ← (1 − α) h + α |f(θ + μ w) + f(θ − μ w) − 2 f(θ)| / 2μ² · h u²
         ∇̂f(θ) = s u / √h
 
-    with α = 1 − `decay`. Where the function is curved, the perturbation and the step
-    are shorter. Use it with `zo_sgd`. It suits functions whose coordinates differ much
-    in curvature; a single estimate of h is noisy, so that α must be small.
+    with α = 1 − `decay`, and h ≥ 10⁻⁸. If the function is curved along a coordinate,
+    the perturbation and the step are shorter along it. Use it with `zo_sgd`. It suits
+    functions whose coordinates differ much in curvature. A single estimate of h is
+    noisy, so α must be small.
 
     Args:
-      distribution: The distribution of u.
+      distribution: The distribution of u, whose elements are scaled to variance one.
       smoothing: μ, how far from θ along w the function is evaluated.
       decay: 1 − α, the decay rate of h, in [0, 1).
 

@@ -8,20 +8,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from radazo_jax import estimators
 from radazo_jax._src import checks
 from radazo_jax._src.contrib import _memory
-from radazo_jax.estimators import (
-    Draw,
-    Estimate,
-    GradientEstimator,
-    Points,
-    Values,
-    points_along,
-)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class LazyLowRank(GradientEstimator):
+class LazyLowRank(estimators.GradientEstimator):
     """See `lazy_low_rank`."""
 
     _constructor = "lazy_low_rank"
@@ -31,8 +24,8 @@ class LazyLowRank(GradientEstimator):
     smoothing: float
 
     def points(
-        self, draw: Draw, params: optax.Params, state: Any
-    ) -> tuple[Points, Any]:
+        self, draw: estimators.Draw, params: optax.Params, state: Any
+    ) -> tuple[estimators.Points, Any]:
         # V depends on the period alone, so that nothing has to be kept.
         epoch = jnp.asarray(draw.step).astype(jnp.uint32) // self.period
         of_period = jax.random.fold_in(draw.run_key, epoch)
@@ -49,14 +42,20 @@ class LazyLowRank(GradientEstimator):
 
         leaves, treedef = jax.tree.flatten(params)
         z = treedef.unflatten(map(perturbation, range(len(leaves)), leaves))
-        return points_along(z, [self.smoothing, -self.smoothing], params), state
+        return estimators.points_along(
+            z, [self.smoothing, -self.smoothing], params
+        ), state
 
     def reduce(
-        self, points: Points, values: Values, params: optax.Params, state: Any
-    ) -> tuple[Estimate, Any]:
+        self,
+        points: estimators.Points,
+        values: estimators.Values,
+        params: optax.Params,
+        state: Any,
+    ) -> tuple[estimators.Estimate, Any]:
         above, below = values.along[0]
         slope = (above - below) / (2 * self.smoothing)
-        estimate = Estimate(
+        estimate = estimators.Estimate(
             _memory.mean_of_finite(values.along),
             slope=slope**2,
             num_values=jnp.where(jnp.isfinite(slope), 2, 0).astype(jnp.int32),
@@ -67,7 +66,7 @@ class LazyLowRank(GradientEstimator):
 
 def lazy_low_rank(
     rank: int = 2, period: int = 50, smoothing: float = 1e-3
-) -> GradientEstimator:
+) -> estimators.GradientEstimator:
     """LOZO: perturbations U Vᵀ of low rank, with V kept for some steps.
 
         Z = U Vᵀ / √r,  ∇̂f(θ) = (f(θ + μ Z) − f(θ − μ Z)) / 2μ · Z

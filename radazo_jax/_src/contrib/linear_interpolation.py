@@ -8,20 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from radazo_jax import distributions, estimators
 from radazo_jax._src import checks
 from radazo_jax._src.contrib import _memory
 from radazo_jax._src.contrib._memory import QueryBuffer, updated_if_usable
-from radazo_jax.distributions import Distribution, sphere
-from radazo_jax.estimators import (
-    AlongDirections,
-    Differences,
-    Estimate,
-    GradientEstimator,
-    LinearCombination,
-    Points,
-    Values,
-    gram,
-)
 
 # Added to the inner products of directions of length one: those that are nearly
 # combinations of others would amplify rounding.
@@ -69,7 +59,7 @@ class LinearInterpolationState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class LinearInterpolation(AlongDirections):
+class LinearInterpolation(estimators.AlongDirections):
     """See `linear_interpolation`."""
 
     _constructor = "linear_interpolation"
@@ -93,11 +83,11 @@ class LinearInterpolation(AlongDirections):
 
     def reduce(
         self,
-        points: Points,
-        values: Values,
+        points: estimators.Points,
+        values: estimators.Values,
         params: optax.Params,
         state: LinearInterpolationState,
-    ) -> tuple[Estimate, LinearInterpolationState]:
+    ) -> tuple[estimators.Estimate, LinearInterpolationState]:
         size, before = self._sizes
         rows = _rows_of_points(size, before, self.smoothing)
         base, moved = values
@@ -105,14 +95,14 @@ class LinearInterpolation(AlongDirections):
         away = jax.tree.map(
             lambda old, p: _memory.wide(old) - _memory.wide(p)[None], state.past, params
         )
-        among = gram([points.directions, past], points.layout, [away])
+        among = estimators.gram([points.directions, past], points.layout, [away])
         matrix = jnp.asarray(rows, base.dtype)
         exact = jax.lax.Precision.HIGHEST
         among = jnp.linalg.multi_dot(
             [matrix, among.astype(base.dtype), matrix.T], precision=exact
         )
         olds = state.values.astype(base.dtype)
-        found = Differences.of(values)
+        found = estimators.Differences.of(values)
         earlier = jnp.concatenate([olds[:, 1:].reshape(-1), olds[:, 0]])
         changes = jnp.concatenate([found.to_others, earlier - found.value])
         squares = jnp.diagonal(among)
@@ -129,10 +119,10 @@ class LinearInterpolation(AlongDirections):
         gradient = jax.tree.map(
             lambda a, b, w: a + b + jnp.tensordot(of_past.astype(w.dtype), w, 1),
             points.combine(fresh).materialize(like),
-            LinearCombination(again, past, points.layout).materialize(like),
+            estimators.LinearCombination(again, past, points.layout).materialize(like),
             away,
         )
-        estimate = Estimate(
+        estimate = estimators.Estimate(
             found.value,
             slope=jnp.sum(coefficients * changes),
             num_values=jnp.where(new > 0, new + found.num_base, 0),
@@ -150,12 +140,12 @@ class LinearInterpolation(AlongDirections):
 
 
 def linear_interpolation(
-    distribution: Distribution = sphere(),
+    distribution: distributions.Distribution = distributions.sphere(),
     num_directions: int = 10,
     smoothing: float = 5e-3,
     memory_size: int = 3,
     radius: float = 1e-2,
-) -> GradientEstimator:
+) -> estimators.GradientEstimator:
     """ReLIZO: the shortest gradient that interpolates new and past queries.
 
     With aᵢ = xᵢ − θ for the K new points and the past points within the radius, and

@@ -6,27 +6,23 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax.distributions import Distribution, gaussian
-from radazo_jax.estimators import (
-    AlongDirections,
-    Differences,
-    Estimate,
-    GradientEstimator,
-    Points,
-    Values,
-)
+from radazo_jax import distributions, estimators
 
 
-class MajorityVote(AlongDirections):
+class MajorityVote(estimators.AlongDirections):
     """See `majority_vote`."""
 
     _constructor = "majority_vote"
     includes_params = True
 
     def reduce(
-        self, points: Points, values: Values, params: optax.Params, state: Any
-    ) -> tuple[Estimate, Any]:
-        found = Differences.of(values)
+        self,
+        points: estimators.Points,
+        values: estimators.Values,
+        params: optax.Params,
+        state: Any,
+    ) -> tuple[estimators.Estimate, Any]:
+        found = estimators.Differences.of(values)
         slopes = found.to_others / self.smoothing
         finite = jnp.isfinite(slopes)
         slopes = jnp.where(finite, slopes, 0)
@@ -39,7 +35,7 @@ class MajorityVote(AlongDirections):
         dots = points.inner_products(gradient.materialize(params))
         dots = dots.astype(slopes.dtype)
         factor = jnp.asarray(points.factor, slopes.dtype)
-        estimate = Estimate(
+        estimate = estimators.Estimate(
             found.value,
             slope=factor * weight * jnp.sum(slopes * dots),
             num_values=jnp.where(count > 0, count + found.num_base, 0),
@@ -49,10 +45,10 @@ class MajorityVote(AlongDirections):
 
 
 def majority_vote(
-    distribution: Distribution = gaussian(),
+    distribution: distributions.Distribution = distributions.gaussian(),
     num_directions: int = 10,
     smoothing: float = 5e-3,
-) -> GradientEstimator:
+) -> estimators.GradientEstimator:
     """The mean sign of K gradients along single directions, of K + 1 evaluations.
 
         ∇̂f(θ)ᵢ = 1/K Σₖ sign((f(θ + μ uₖ) − f(θ)) u_kᵢ)
@@ -94,7 +90,7 @@ def majority_vote(
     return MajorityVote(distribution, num_directions, smoothing)
 
 
-def _votes(weights: jax.Array, points: Points) -> jax.Array:
+def _votes(weights: jax.Array, points: estimators.Points) -> jax.Array:
     """Σₖ weightsₖ sign(uₖ), [d]; one direction is alive at a time."""
 
     def add(k: jax.Array, total: jax.Array) -> jax.Array:

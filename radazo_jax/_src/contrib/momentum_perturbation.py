@@ -8,20 +8,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from radazo_jax import distributions, estimators
 from radazo_jax._src import checks
 from radazo_jax._src.contrib import _memory
 from radazo_jax._src.contrib._memory import updated_if_usable
-from radazo_jax.distributions import Distribution, gaussian
-from radazo_jax.estimators import (
-    AlongDirections,
-    Draw,
-    Estimate,
-    GradientEstimator,
-    LinearCombination,
-    Points,
-    Values,
-    sample_points,
-)
 
 
 class MomentumPerturbationState(NamedTuple):
@@ -36,7 +26,7 @@ class MomentumPerturbationState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class MomentumPerturbation(AlongDirections):
+class MomentumPerturbation(estimators.AlongDirections):
     """See `momentum_perturbation`."""
 
     _constructor = "momentum_perturbation"
@@ -58,23 +48,28 @@ class MomentumPerturbation(AlongDirections):
         return MomentumPerturbationState(_memory.wide_zeros(params))
 
     def points(
-        self, draw: Draw, params: optax.Params, state: MomentumPerturbationState
-    ) -> tuple[Points, Any]:
+        self,
+        draw: estimators.Draw,
+        params: optax.Params,
+        state: MomentumPerturbationState,
+    ) -> tuple[estimators.Points, Any]:
         far = self.smoothing * self._deviation(
             sum(p.size for p in jax.tree.leaves(params))
         )
-        points = sample_points(self.distribution, draw, 1, [far, -far], params)
+        points = estimators.sample_points(
+            self.distribution, draw, 1, [far, -far], params
+        )
         shift = (1 - self.b1) * self.smoothing
         shifts = jnp.array([[shift, -shift]], jnp.float32)
         return points.with_shift(state.history, shifts), state
 
     def reduce(
         self,
-        points: Points,
-        values: Values,
+        points: estimators.Points,
+        values: estimators.Values,
         params: optax.Params,
         state: MomentumPerturbationState,
-    ) -> tuple[Estimate, MomentumPerturbationState]:
+    ) -> tuple[estimators.Estimate, MomentumPerturbationState]:
         moved = values.along
         slope = (moved[0, 0] - moved[0, 1]) / (2 * self.smoothing)
         used = jnp.isfinite(slope)
@@ -83,22 +78,24 @@ class MomentumPerturbation(AlongDirections):
         new = points.combine(coefficient).materialize(state.history)
         m = jax.tree.map(lambda u, h: u + (1 - self.b1) * h, new, state.history)
         history = jax.tree.map(lambda m: jnp.where(slope < 0, -m, m), m)
-        estimate = Estimate(
+        estimate = estimators.Estimate(
             _memory.mean_of_finite(moved),
             slope=slope**2,
             num_values=jnp.where(used, 2, 0).astype(jnp.int32),
-            gradient=LinearCombination(None, None, points.layout).plus(slope, m),
+            gradient=estimators.LinearCombination(None, None, points.layout).plus(
+                slope, m
+            ),
         )
         after = MomentumPerturbationState(history)
         return estimate, updated_if_usable(estimate, state, after)
 
 
 def momentum_perturbation(
-    distribution: Distribution = gaussian(),
+    distribution: distributions.Distribution = distributions.gaussian(),
     smoothing: float = 1e-3,
     b1: float = 0.5,
     uncertainty: float = 0.5,
-) -> GradientEstimator:
+) -> estimators.GradientEstimator:
     """The perturbation of ZO-AdaMU: with a momentum, of 2 evaluations.
 
         ż ~ N(0, α),  z̈ ~ N(h, 1 − α),  m = β₁ ż + (1 − β₁) z̈

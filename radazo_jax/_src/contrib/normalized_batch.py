@@ -5,28 +5,24 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
-from radazo_jax.distributions import Distribution, rademacher
-from radazo_jax.estimators import (
-    AlongDirections,
-    Differences,
-    Estimate,
-    GradientEstimator,
-    Points,
-    Values,
-)
+from radazo_jax import distributions, estimators
 
 
-class NormalizedBatch(AlongDirections):
+class NormalizedBatch(estimators.AlongDirections):
     """See `normalized_batch`."""
 
     _constructor = "normalized_batch"
     includes_params = True
 
     def reduce(
-        self, points: Points, values: Values, params: optax.Params, state: Any
-    ) -> tuple[Estimate, Any]:
+        self,
+        points: estimators.Points,
+        values: estimators.Values,
+        params: optax.Params,
+        state: Any,
+    ) -> tuple[estimators.Estimate, Any]:
         moved = values.along[:, 0]
-        estimate = Differences.of(values).estimate(self.smoothing, points)
+        estimate = estimators.Differences.of(values).estimate(self.smoothing, points)
         spread = jnp.std(moved, ddof=1, where=jnp.isfinite(moved)) / self.smoothing
         # One value has no spread, and equal values have no direction.
         inverse = jnp.where(spread > 0, 1 / spread, 0)
@@ -37,10 +33,10 @@ class NormalizedBatch(AlongDirections):
 
 
 def normalized_batch(
-    distribution: Distribution = rademacher(),
+    distribution: distributions.Distribution = distributions.rademacher(),
     num_directions: int = 8,
     smoothing: float = 1e-3,
-) -> GradientEstimator:
+) -> estimators.GradientEstimator:
     """FZOO: forward differences over the spread of the values, of K + 1 evaluations.
 
         ∇̂f(θ) = 1/σ · c/K Σₖ (f(θ + μ uₖ) − f(θ)) / μ · uₖ

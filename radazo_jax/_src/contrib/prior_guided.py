@@ -8,22 +8,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from radazo_jax import distributions, estimators
 from radazo_jax._src import checks
 from radazo_jax._src.contrib import _memory
 from radazo_jax._src.contrib._memory import updated_if_usable
 from radazo_jax._src.contrib.linear_interpolation import interpolated
-from radazo_jax.distributions import Distribution, sphere
-from radazo_jax.estimators import (
-    AlongDirections,
-    Differences,
-    Draw,
-    Estimate,
-    GradientEstimator,
-    Points,
-    Values,
-    gram,
-    shifted_points,
-)
 
 
 class PriorGuidedState(NamedTuple):
@@ -38,7 +27,7 @@ class PriorGuidedState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class PriorGuided(AlongDirections):
+class PriorGuided(estimators.AlongDirections):
     """See `prior_guided`."""
 
     _constructor = "prior_guided"
@@ -52,8 +41,8 @@ class PriorGuided(AlongDirections):
         return PriorGuidedState(zeros if self.prior is None else ())
 
     def points(
-        self, draw: Draw, params: optax.Params, state: PriorGuidedState
-    ) -> tuple[Points, Any]:
+        self, draw: estimators.Draw, params: optax.Params, state: PriorGuidedState
+    ) -> tuple[estimators.Points, Any]:
         given = state.prior
         if self.prior is not None:
             given = _checked_prior(self.prior(params), params)
@@ -66,26 +55,28 @@ class PriorGuided(AlongDirections):
         scales = jnp.where(last, 0.0, self.smoothing).astype(jnp.float32)
         shifts = jnp.where(last, self.smoothing, 0.0).astype(jnp.float32)
         which = [*range(size), 0]
-        points = shifted_points(
+        points = estimators.shifted_points(
             self.distribution, draw, size, which, scales, unit, shifts, params
         )
         return points, state
 
     def reduce(
         self,
-        points: Points,
-        values: Values,
+        points: estimators.Points,
+        values: estimators.Values,
         params: optax.Params,
         state: PriorGuidedState,
-    ) -> tuple[Estimate, PriorGuidedState]:
+    ) -> tuple[estimators.Estimate, PriorGuidedState]:
         size = self.num_directions
         base, moved = values
-        found = Differences.of(Values(base, moved[:size]))
+        found = estimators.Differences.of(estimators.Values(base, moved[:size]))
         changes = jnp.append(found.to_others, moved[size, 0] - found.value)
         slopes = changes / self.smoothing
         along, unit = points.select(slice(size)), points.shift
         stacked = jax.tree.map(lambda w: w[None], unit)
-        among = gram([along.directions], points.layout, [stacked]).astype(slopes.dtype)
+        among = estimators.gram([along.directions], points.layout, [stacked]).astype(
+            slopes.dtype
+        )
         finite = jnp.isfinite(slopes)
         used = finite & (jnp.diagonal(among) > 0)
         slopes = jnp.where(used, slopes, 0)
@@ -96,7 +87,7 @@ class PriorGuided(AlongDirections):
         count = jnp.sum(finite, dtype=jnp.int32)
         coefficients = jnp.where(count > 0, coefficients, jnp.nan)
         gradient = along.combine(coefficients[:size]).plus(coefficients[size], unit)
-        estimate = Estimate(
+        estimate = estimators.Estimate(
             found.value,
             slope=jnp.sum(coefficients * slopes),
             num_values=jnp.where(count > 0, count + found.num_base, 0),
@@ -118,13 +109,13 @@ class PriorGuided(AlongDirections):
 
 
 def prior_guided(
-    distribution: Distribution = sphere(),
+    distribution: distributions.Distribution = distributions.sphere(),
     num_directions: int = 10,
     smoothing: float = 5e-3,
     prior: Callable[[optax.Params], optax.Updates] | None = None,
     decay: float = 0.0,
     mix: str = "projection",
-) -> GradientEstimator:
+) -> estimators.GradientEstimator:
     """Prior-guided random gradient-free estimation (PRGF), of K + 2 evaluations.
 
     A direction p that is expected to be near the gradient is evaluated together with K

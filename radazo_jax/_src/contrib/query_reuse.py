@@ -7,18 +7,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from radazo_jax import distributions, estimators
 from radazo_jax._src import checks
 from radazo_jax._src.contrib import _memory
 from radazo_jax._src.contrib._memory import QueryBuffer, updated_if_usable
-from radazo_jax.distributions import Distribution, sphere
-from radazo_jax.estimators import (
-    AlongDirections,
-    Estimate,
-    GradientEstimator,
-    LinearCombination,
-    Points,
-    Values,
-)
 
 
 class QueryReuseState(NamedTuple):
@@ -36,7 +28,7 @@ class QueryReuseState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class QueryReuse(AlongDirections):
+class QueryReuse(estimators.AlongDirections):
     """See `query_reuse`."""
 
     _constructor = "query_reuse"
@@ -50,11 +42,11 @@ class QueryReuse(AlongDirections):
 
     def reduce(
         self,
-        points: Points,
-        values: Values,
+        points: estimators.Points,
+        values: estimators.Values,
         params: optax.Params,
         state: QueryReuseState,
-    ) -> tuple[Estimate, QueryReuseState]:
+    ) -> tuple[estimators.Estimate, QueryReuseState]:
         moved = values.along[:, 0]
         queries = state.buffer.followed_by(points)
         stored = _memory.followed_by(state.values, moved.astype(state.values.dtype))
@@ -66,22 +58,24 @@ class QueryReuse(AlongDirections):
         new = jnp.sum(jnp.isfinite(moved), dtype=jnp.int32)
         weight = jnp.where(new > 0, weight, jnp.nan)
         directions = queries.directions(self.distribution)
-        estimate = Estimate(
+        estimate = estimators.Estimate(
             _memory.mean_of_finite(moved),
             slope=weight * jnp.sum(slopes**2),
             num_values=new,
-            gradient=LinearCombination(weight * slopes, directions, points.layout),
+            gradient=estimators.LinearCombination(
+                weight * slopes, directions, points.layout
+            ),
         )
         after = QueryReuseState(queries, stored)
         return estimate, updated_if_usable(estimate, state, after)
 
 
 def query_reuse(
-    distribution: Distribution = sphere(),
+    distribution: distributions.Distribution = distributions.sphere(),
     num_directions: int = 10,
     smoothing: float = 5e-2,
     memory_size: int = 6,
-) -> GradientEstimator:
+) -> estimators.GradientEstimator:
     """ZoAR: averages over the queries of the latest steps, of K evaluations.
 
         ∇̂f(θ_t) = c/(n−1) Σᵢ (yᵢ − ȳ) / μ · uᵢ,  yᵢ = f(θ_τ + μ uᵢ),  ȳ = 1/n Σᵢ yᵢ

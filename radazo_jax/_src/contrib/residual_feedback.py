@@ -6,16 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from radazo_jax import distributions, estimators
 from radazo_jax._src.contrib import _memory
-from radazo_jax.distributions import Distribution, sphere
-from radazo_jax.estimators import (
-    AlongDirections,
-    Differences,
-    Estimate,
-    GradientEstimator,
-    Points,
-    Values,
-)
 
 
 class ResidualFeedbackState(NamedTuple):
@@ -29,7 +21,7 @@ class ResidualFeedbackState(NamedTuple):
     value: jax.Array
 
 
-class ResidualFeedback(AlongDirections):
+class ResidualFeedback(estimators.AlongDirections):
     """See `residual_feedback`."""
 
     _constructor = "residual_feedback"
@@ -40,26 +32,26 @@ class ResidualFeedback(AlongDirections):
 
     def reduce(
         self,
-        points: Points,
-        values: Values,
+        points: estimators.Points,
+        values: estimators.Values,
         params: optax.Params,
         state: ResidualFeedbackState,
-    ) -> tuple[Estimate, ResidualFeedbackState]:
+    ) -> tuple[estimators.Estimate, ResidualFeedbackState]:
         moved = values.along[:, 0]
         value = _memory.mean_of_finite(moved)
         before = state.value.astype(value.dtype)
         before = jnp.where(jnp.isnan(before), value, before)
-        found = Differences(value, moved - before)
+        found = estimators.Differences(value, moved - before)
         estimate = found.estimate(self.smoothing, points)
         kept = jnp.where(jnp.isnan(value), before, value).astype(state.value.dtype)
         return estimate, ResidualFeedbackState(kept)
 
 
 def residual_feedback(
-    distribution: Distribution = sphere(),
+    distribution: distributions.Distribution = distributions.sphere(),
     num_directions: int = 1,
     smoothing: float = 5e-2,
-) -> GradientEstimator:
+) -> estimators.GradientEstimator:
     """The one-point estimator with residual feedback, of K evaluations.
 
         ∇̂f(θ_t) = c/K Σₖ (f(θ_t + μ u_tk) − b_{t−1}) / μ · u_tk

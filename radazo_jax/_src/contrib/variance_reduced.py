@@ -7,20 +7,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from radazo_jax import distributions, estimators
 from radazo_jax._src import checks
 from radazo_jax._src.contrib import _memory
 from radazo_jax._src.contrib._memory import updated_if_usable
-from radazo_jax.distributions import Distribution, sphere
-from radazo_jax.estimators import (
-    AlongDirections,
-    Differences,
-    Draw,
-    Estimate,
-    GradientEstimator,
-    Points,
-    Values,
-    shifted_points,
-)
 
 
 class VarianceReducedState(NamedTuple):
@@ -40,7 +30,7 @@ class VarianceReducedState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class VarianceReduced(AlongDirections):
+class VarianceReduced(estimators.AlongDirections):
     """See `variance_reduced`."""
 
     _constructor = "variance_reduced"
@@ -56,8 +46,8 @@ class VarianceReduced(AlongDirections):
         )
 
     def points(
-        self, draw: Draw, params: optax.Params, state: VarianceReducedState
-    ) -> tuple[Points, Any]:
+        self, draw: estimators.Draw, params: optax.Params, state: VarianceReducedState
+    ) -> tuple[estimators.Points, Any]:
         away = jax.tree.map(
             lambda a, p: _memory.wide(a) - _memory.wide(p),
             _anchor_of(params, state),
@@ -73,24 +63,26 @@ class VarianceReduced(AlongDirections):
             [*([self.smoothing] * size), *([back] * size), 0.0], jnp.float32
         )
         shifts = jnp.array([*([there] * size), *([1.0] * (size + 1))], jnp.float32)
-        points = shifted_points(
+        points = estimators.shifted_points(
             self.distribution, draw, size, which, scales, away, shifts, params
         )
         return points, state
 
     def reduce(
         self,
-        points: Points,
-        values: Values,
+        points: estimators.Points,
+        values: estimators.Values,
         params: optax.Params,
         state: VarianceReducedState,
-    ) -> tuple[Estimate, VarianceReducedState]:
+    ) -> tuple[estimators.Estimate, VarianceReducedState]:
         size = self.num_directions
         base, moved = values
         first, second = moved[:size, 0], moved[size:-1, 0]
         at_anchor = state.count < self.anchor_steps
-        here = Differences.of(Values(base, first[:, None]))
-        there = Differences.of(Values(moved[-1, 0], second[:, None]))
+        here = estimators.Differences.of(estimators.Values(base, first[:, None]))
+        there = estimators.Differences.of(
+            estimators.Values(moved[-1, 0], second[:, None])
+        )
         slopes = jnp.where(
             at_anchor,
             (first - second) / (2 * self.smoothing),
@@ -117,7 +109,7 @@ class VarianceReduced(AlongDirections):
         )
         dots = along.inner_products(state.gradient)
         seen = part_new * (slopes - behind) + part_old * dots.astype(slopes.dtype)
-        estimate = Estimate(
+        estimate = estimators.Estimate(
             here.value,
             slope=weight * jnp.sum(slopes * seen),
             num_values=jnp.where(used > 0, 2 * used + num_bases, 0),
@@ -132,12 +124,12 @@ class VarianceReduced(AlongDirections):
 
 
 def variance_reduced(
-    distribution: Distribution = sphere(),
+    distribution: distributions.Distribution = distributions.sphere(),
     num_directions: int = 10,
     smoothing: float = 5e-3,
     period: int = 50,
     anchor_steps: int = 5,
-) -> GradientEstimator:
+) -> estimators.GradientEstimator:
     """ZO-SVRG: differences to the estimate at an anchor, of 2K + 2 evaluations.
 
     Every `period` steps the anchor θ̃ is set to θ. Its gradient g̃ is the mean of the
