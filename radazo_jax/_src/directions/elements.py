@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from radazo_jax._src import compiler
+from radazo_jax._src import xla
 from radazo_jax._src.directions.layout import Part
 from radazo_jax._src.directions.packing import GROUP, Packing
 from radazo_jax._src.numbers import counter
@@ -125,10 +125,10 @@ class LazyElements(_Elementwise):
 
         first = self.part.positions(self.dimension, [i.reshape(-1)[0] for i in indices])
         if packing.keeps(start):
-            units = compiler.compute_once(drawn, self.key, self.number, first)
+            units = xla.compute_once(drawn, self.key, self.number, first)
             elements = unpacked(units, first)
         else:
-            elements = compiler.compute_once(
+            elements = xla.compute_once(
                 lambda first, *of: unpacked(drawn(*of, first), first),
                 *(first, self.key, self.number),
             )

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src.compiler import on_any_mesh, specs_of
 from radazo_jax._src.numbers import counter
 from radazo_jax._src.numbers.counter import Positions
+from radazo_jax._src.xla import on_any_mesh, specs_of
 
 
 class Part(NamedTuple):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from radazo_jax._src import compiler
+from radazo_jax._src import xla
 from radazo_jax._src.directions import packing
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.elements import DenseElements
@@ -39,7 +39,7 @@ def _choose(size: int, stored: bool) -> Callable[..., Any]:
     # Elsewhere than on a single CPU, what is drawn together would be copied into the
     # shape of the leaf, or sent to other devices.
     fits = stored and _FEWEST <= size <= _MOST
-    return compiler.on_one_cpu if fits else packing.apart
+    return xla.on_one_cpu if fits else packing.apart
 
 
 def _draw(key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:

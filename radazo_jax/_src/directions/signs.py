@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from radazo_jax._src import compiler
+from radazo_jax._src import xla
 from radazo_jax._src.directions import packing
 from radazo_jax._src.directions.distribution import Distribution, UnitNorm
 from radazo_jax._src.directions.elements import PackedSigns, sign
@@ -55,7 +55,7 @@ def _choose(size: int, stored: bool) -> Callable[..., Any]:
     # A CPU that does not store words would compute one for each of its elements, and a
     # TPU would copy what is made of words into another order.
     del size
-    return packing.together if stored else compiler.on_one_gpu
+    return packing.together if stored else xla.on_one_gpu
 
 
 def _from_bit(words: jax.Array, start: Any) -> jax.Array:
