@@ -47,16 +47,16 @@ from radazo_jax._src.runs.told import ask_tell, replay
 from radazo_jax._src.steps.optax_wrapper import estimate_gradient
 from radazo_jax._src.steps.solver import solver
 from radazo_jax._src.steps.states import RunError
-from radazo_jax._src.transforms.aliases import (
+from radazo_jax._src.transforms.constraints import anchored_decay, keep_params_in
+from radazo_jax._src.transforms.in_place import chain_in_place
+from radazo_jax._src.transforms.moments import scale_by_radazo, scale_by_zo_adamm
+from radazo_jax._src.transforms.optimizers import (
     radazo,
     zo_adamm,
     zo_rmsprop,
     zo_sgd,
     zo_signsgd,
 )
-from radazo_jax._src.transforms.constraints import anchored_decay, keep_params_in
-from radazo_jax._src.transforms.in_place import chain_in_place
-from radazo_jax._src.transforms.moments import scale_by_radazo, scale_by_zo_adamm
 from radazo_jax._src.transforms.replayed import (
     scale_by_replayed_radazo,
     scale_by_replayed_zo_adamm,

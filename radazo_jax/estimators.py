@@ -11,14 +11,21 @@ from radazo_jax._src.base import (
     GradientEstimator,
     Points,
     Values,
+    candidate_rows,
     candidates,
+    points_along,
     sample_points,
+    shifted_points,
 )
 from radazo_jax._src.directions.combination import LinearCombination
+from radazo_jax._src.directions.inner import gram
+from radazo_jax._src.estimators.differences import AlongDirections, Differences
 from radazo_jax._src.estimators.factors import candidate_factors
 from radazo_jax._src.estimators.gradients import estimate
 
 __all__ = [
+    "AlongDirections",
+    "Differences",
     "Draw",
     "Estimate",
     "Evaluator",
@@ -27,7 +34,11 @@ __all__ = [
     "Points",
     "Values",
     "candidate_factors",
+    "candidate_rows",
     "candidates",
     "estimate",
+    "gram",
+    "points_along",
     "sample_points",
+    "shifted_points",
 ]

@@ -26,11 +26,17 @@ from jax import lax
 
 from radazo_jax._src import checks
 from radazo_jax._src.configuration import Configuration, check_fields
-from radazo_jax._src.directions import sums
+from radazo_jax._src.directions import inner, sums
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.distribution import Direction, Distribution, elements
-from radazo_jax._src.directions.layout import Layout, layout_of
+from radazo_jax._src.directions.layout import (
+    Layout,
+    layout_of,
+    rows_of,
+    unflattened,
+)
 from radazo_jax._src.numbers import generator, keys
+from radazo_jax._src.numbers.counter import Positions
 from radazo_jax._src.perturb import transform
 from radazo_jax._src.trees import STATIC, as_arrays, at_least_float32, widest
 
@@ -189,12 +195,34 @@ class Points:
         return some
 
     def combine(self, coefficients: jax.Array) -> LinearCombination:
-        """Σₖ coefficientsₖ uₖ over the directions of the points.
+        """Σₖ coefficientsₖ uₖ over the directions of the points: a gradient.
 
         Args:
           coefficients: Real, [K].
         """
         return LinearCombination(coefficients, self.directions, self.layout)
+
+    def direction(self, k: jax.typing.ArrayLike) -> Any:
+        """uₖ as a tree like the parameters, float32."""
+        one = jax.tree.map(lambda x: x[k], self.directions)
+        return jax.tree.unflatten(self.layout.treedef, elements(one, self.layout))
+
+    def of_tree(self, tree: Any) -> LinearCombination:
+        """A tree like the parameters as a gradient."""
+        return LinearCombination.of_tree(tree, self.layout)
+
+    def of_flat(self, flat: jax.Array, params: optax.Params) -> LinearCombination:
+        """A vector of all coordinates, [d], as a gradient.
+
+        Args:
+          flat: The vector.
+          params: θ, whose dtypes and shardings the gradient has.
+        """
+        return self.of_tree(unflattened(flat, self.layout, params))
+
+    def inner_products(self, tree: Any) -> jax.Array:
+        """⟨uₖ, w⟩ of the directions with a tree w like the parameters: float32, [K]."""
+        return inner.inner(self.directions, self.layout, tree)
 
 
 class Estimate(NamedTuple):
@@ -374,6 +402,7 @@ def sample_points(
     params: optax.Params,
     *,
     includes_params: bool = False,
+    numbers: jax.Array | None = None,
 ) -> Points:
     """Samples the directions of a step, and points at the same scales along each.
 
@@ -386,6 +415,8 @@ def sample_points(
         parameters.
       params: θ, a tree of arrays, of which only the shapes are used.
       includes_params: Whether θ itself is a point, the first.
+      numbers: The numbers of the directions, uint32, [K], if an estimator chooses them.
+        By default, those of a step follow those of the step before.
 
     Returns:
       The points.
@@ -400,10 +431,55 @@ def sample_points(
       >>> points.num_points
       8
     """
-    directions, layout = _sample(distribution, draw, num_directions, params)
+    directions, layout = _sample(distribution, draw, num_directions, params, numbers)
     along = jnp.asarray(scales, widest(params))
     each = jnp.broadcast_to(along, (num_directions, *along.shape))
     return Points(directions, each, includes_params, layout)
+
+
+def points_along(
+    tree: Any,
+    scales: Sequence[float] | jax.Array,
+    params: optax.Params,
+    *,
+    includes_params: bool = False,
+) -> Points:
+    """The points θ + sᵢ w along a tree w, for estimators that make their own direction.
+
+    Args:
+      tree: w, a tree like the parameters.
+      scales: sᵢ, shape [m].
+      params: θ, a tree of arrays.
+      includes_params: Whether θ itself is a point, the first.
+
+    Returns:
+      The points. They have one direction, which is 0: the gradient is a multiple of w,
+      as `points.of_tree` makes it.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> points = zo.estimators.points_along(jnp.ones(2), [0.5, -0.5], jnp.zeros(2))
+      >>> zo.estimators.candidates(points, jnp.zeros(2)).tolist()
+      [[0.5, 0.5], [-0.5, -0.5]]
+    """
+    once = Draw.once(jax.random.key(0))
+    directions, layout = _sample(_Zero(), once, 1, params)
+    shifts = jnp.asarray(scales, jnp.float32)[None]
+    each = jnp.zeros_like(shifts)
+    return Points(directions, each, includes_params, layout, tree, shifts)
+
+
+class _Zero(Distribution):
+    """The direction 0, which costs nothing."""
+
+    def factor(self, dimension: int) -> float:
+        del dimension
+        return 1.0
+
+    def draw(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
+        del key, number
+        return jnp.zeros(at.lo.shape, jnp.float32)
 
 
 def shifted_points(
@@ -430,6 +506,17 @@ def shifted_points(
 
     Returns:
       The points; each has a direction of its own, m = 1.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> draw, params = zo.estimators.Draw.once(jax.random.key(0)), jnp.zeros(2)
+      >>> scales, shifts = jnp.array([0.0, 1e-3]), jnp.array([1.0, 0.0])
+      >>> points = zo.estimators.shifted_points(
+      ...     zo.sphere(), draw, 1, [0, 0], scales, jnp.ones(2), shifts, params
+      ... )
+      >>> zo.estimators.candidates(points, params)[1].tolist()
+      [1.0, 1.0]
     """
     each = np.asarray(which)
     directions, layout = _sample(distribution, draw, num_directions, params)
@@ -438,10 +525,16 @@ def shifted_points(
 
 
 def _sample(
-    distribution: Distribution, draw: Draw, num_directions: int, params: optax.Params
+    distribution: Distribution,
+    draw: Draw,
+    num_directions: int,
+    params: optax.Params,
+    numbers: jax.Array | None = None,
 ) -> tuple[Direction, Layout]:
     """The directions of a step, stacked, and the layout of the parameters."""
     layout = transform.annotate(layout_of(params), distribution, draw.fun, params)
+    if numbers is not None:
+        return sums.sample(distribution, draw.run_key, numbers, layout), layout
     numbers = np.arange(num_directions, dtype=np.uint32)
     if not distribution.sequential:
         return sums.sample(distribution, draw.key, numbers, layout), layout
@@ -506,6 +599,28 @@ def candidates(points: Points, params: optax.Params) -> optax.Params:
         return jnp.concatenate([p[None], rows]) if points.includes_params else rows
 
     return jax.tree.map(flat, params, moved_params)
+
+
+def candidate_rows(points: Points, params: optax.Params) -> jax.Array:
+    """Returns the points as vectors, for estimators of few parameters.
+
+    Args:
+      points: The points, n of them.
+      params: θ.
+
+    Returns:
+      All coordinates of each point: float32, [n, d].
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> params = {"a": jnp.zeros(2), "b": jnp.zeros((2, 3))}
+      >>> draw = zo.estimators.Draw.once(jax.random.key(0))
+      >>> points, _ = zo.spsa().points(draw, params, ())
+      >>> zo.estimators.candidate_rows(points, params).shape
+      (2, 8)
+    """
+    return rows_of(candidates(points, params))
 
 
 def shifted(params: optax.Params, shift: Any, distance: jax.Array | None) -> Any:

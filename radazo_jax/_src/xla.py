@@ -46,6 +46,15 @@ def barrier(tree: Any) -> Any:
     return jax.tree.unflatten(treedef, found)
 
 
+def tie_on_tpu(tree: Any, *after: jax.Array) -> Any:
+    """`tie`, for TPUs alone: other compilers would store what they fuse."""
+    if not after:
+        return tree
+    return lax.platform_dependent(
+        tree, *after, tpu=tie, default=lambda tree, *after: tree
+    )
+
+
 def compute_once(
     fun: Callable[..., Any], *args: Any, after: Sequence[jax.Array] = ()
 ) -> Any:

@@ -232,7 +232,7 @@ def _one_by_one(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
 def _stored(directions: Direction, layout: Layout) -> tuple[int, bool]:
     """The number of stored numbers of the directions, and whether they are few."""
     distribution = directions.distribution
-    one = sum(distribution._size(leaf) for leaf in layout.leaves)
+    one = sum(distribution_module.num_random(distribution, x) for x in layout.leaves)
     stored = len(directions.scale) * one
     return stored, stored * _CACHED_SHARE <= layout.dimension
 
@@ -240,8 +240,9 @@ def _stored(directions: Direction, layout: Layout) -> tuple[int, bool]:
 def _keep(directions: Direction, layout: Layout) -> Direction:
     """The same directions with their elements, each number drawn once."""
     distribution, scale = directions.distribution, directions.scale
-    stored = distribution._store(
-        directions.key, directions.number, layout.leaves, layout.dimension
+    stored = distribution_module.stored(
+        *(distribution, directions.key, directions.number),
+        *(layout.leaves, layout.dimension),
     )
     if distribution.normalized:
         # The norm of what is stored, so that nothing is drawn twice.
@@ -362,34 +363,35 @@ def combine_block(
       The sum, of the sizes of the block.
     """
     dtype, block = coefficients.dtype, Block(starts, sizes)
-    distribution = directions.distribution
-    weights = coefficients * directions.scale.astype(dtype)
 
-    def draw(key: jax.Array, number: jax.Array) -> Elements:
-        drawn = distribution._block(key, number, leaf, dimension, block.indices)
+    def draw(direction: Direction) -> Elements:
+        drawn = distribution_module.lazy(
+            direction, leaf, dimension, block.indices, stored=True
+        )
         if not isinstance(drawn, LowRankFactors):
             drawn = DenseElements(drawn.values())
         return jax.tree.map(lambda x: x.astype(dtype), drawn)
 
     def add(total: jax.Array, some: Any) -> tuple[jax.Array, None]:
-        weights, keys, numbers = some
-        return total + jax.vmap(draw)(keys, numbers).weighted_sum(weights), None
+        weights, directions = some
+        return total + jax.vmap(draw)(directions).weighted_sum(weights), None
 
-    terms = (weights, directions.key, directions.number)
-    drawn = jax.eval_shape(draw, directions.key[0], directions.number[0])
+    weights = coefficients * directions.scale.astype(dtype)
+    drawn = jax.eval_shape(draw, jax.tree.map(lambda x: x[0], directions))
     each = max(sum(x.size for x in jax.tree.leaves(drawn)), 1)
     together = max(_TOGETHER, math.prod(sizes)) // each
     count = len(weights)
     if together >= count:
-        return add(jnp.zeros(sizes, dtype), terms)[0]
+        return add(jnp.zeros(sizes, dtype), (weights, directions))[0]
     together = max(together, 1)
     # Directions of weight zero fill the last turn.
     turns = -(-count // together)
     rest = turns * together - count
-    padded = [
-        jnp.concatenate([x, jnp.broadcast_to(fill, (rest,))]).reshape(turns, together)
-        for x, fill in zip(
-            terms, (jnp.zeros((), dtype), terms[1][0], terms[2][0]), strict=True
-        )
-    ]
-    return lax.scan(add, jnp.zeros(sizes, dtype), tuple(padded))[0]
+
+    def in_turns(x: jax.Array, fill: jax.Array) -> jax.Array:
+        padded = jnp.concatenate([x, jnp.broadcast_to(fill, (rest,))])
+        return padded.reshape(turns, together)
+
+    weights = in_turns(weights, jnp.zeros((), dtype))
+    directions = jax.tree.map(lambda x: in_turns(x, x[0]), directions)
+    return lax.scan(add, jnp.zeros(sizes, dtype), (weights, directions))[0]

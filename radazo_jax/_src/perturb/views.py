@@ -48,6 +48,7 @@ class View:
       u: The elements as they are held; `None` if they have been added to `base`.
       converted: Whether `dtype` is not the leaf's.
       mask: Whether an element is perturbed, broadcastable; `None` if all are.
+      looked_up: Whether `base` was read by an index, and so is an array of its own.
       on_use: `on_use(view, contracted)`, called when the view is used: in a product
         that contracts the given axes, or built (none). Such a view is only traced, so
         building it draws nothing.
@@ -60,6 +61,7 @@ class View:
     u: Elements | None
     converted: bool = False
     mask: jax.Array | None = None
+    looked_up: bool = False
     on_use: Callable[["View", set[int]], None] | None = None
 
     @property
@@ -127,13 +129,19 @@ class View:
         if self.u is None or self.on_use is not None:
             return self.base.astype(self.dtype)
 
-        def rounded(u: Elements, norm: jax.Array, scale: jax.Array) -> jax.Array:
-            return self._sum(u, norm, scale).astype(self.dtype)
-
         if not isinstance(self.u, LazyElements):
-            return rounded(self.u, self.norm, self.scale)
+            return self._sum(self.u, self.norm, self.scale).astype(self.dtype)
         late = [value for value in after if id(value) not in ready]
-        u = xla.tie(self.u, *late)
+        u, base = xla.tie(self.u, *late), self.base
+        if self.looked_up:
+            # A TPU would keep what was looked up in float32 from the first sum of it
+            # to the last.
+            base = xla.tie_on_tpu(base, *late)
+        view = dataclasses.replace(self, base=base)
+
+        def rounded(u: Elements, norm: jax.Array, scale: jax.Array) -> jax.Array:
+            return view._sum(u, norm, scale).astype(self.dtype)
+
         return xla.compute_once(rounded, u, self.norm, self.scale, after=after)
 
     def _sum(self, u: Elements, norm: jax.Array, scale: jax.Array) -> jax.Array:

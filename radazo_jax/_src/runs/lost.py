@@ -12,7 +12,7 @@ from jax import lax
 
 from radazo_jax._src import checks, programs, xla
 from radazo_jax._src.base import Estimate, Points
-from radazo_jax._src.directions.distribution import elements
+from radazo_jax._src.directions.distribution import elements, num_random
 from radazo_jax._src.estimators import gradients
 from radazo_jax._src.steps import step
 from radazo_jax._src.steps.states import Run, SolverState
@@ -145,7 +145,7 @@ def _lost(points: Points, params: optax.Params) -> list[jax.Array]:
     # A matrix that is perturbed by factors is multiplied as it is.
     leaves = points.layout.leaves
     distribution = first.distribution
-    kept = [distribution._size(leaf) < leaf.size for leaf in leaves]
+    kept = [num_random(distribution, leaf) < leaf.size for leaf in leaves]
     us = elements(first, points.layout)
     return list(map(share, jax.tree.leaves(params), us, kept))
 

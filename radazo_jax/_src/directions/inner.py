@@ -1,8 +1,7 @@
 """Inner products of directions, over all coordinates."""
 
 import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -39,8 +38,20 @@ def gram(
 
     Args:
       directions: Directions, each stacked; n counts them all, and the trees.
-      layout: The layout of the parameters.
+      layout: The layout of the parameters, as of `Points`.
       trees: Trees like the parameters, each stacked; they follow the directions.
+
+    Returns:
+      The products.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> draw, params = zo.estimators.Draw.once(jax.random.key(0)), jnp.zeros(3)
+      >>> points, _ = zo.forward_difference(num_directions=2).points(draw, params, ())
+      >>> products = zo.estimators.gram([points.directions], points.layout)
+      >>> bool(jnp.allclose(jnp.diagonal(products), 1))
+      True
     """
 
     def program(directions: Sequence[Direction], trees: Sequence[Any]) -> jax.Array:
@@ -56,16 +67,6 @@ def gram(
     return on_any_mesh(program, jax.P())(directions, trees)
 
 
-def squared_norm(tree: Any) -> jax.Array:
-    """⟨w, w⟩ over all leaves: float32, shape ()."""
-
-    def program(tree: Any) -> jax.Array:
-        squares = [jnp.sum(w.astype(jnp.float32) ** 2) for w in jax.tree.leaves(tree)]
-        return jnp.sum(jnp.stack(squares))
-
-    return on_any_mesh(program, jax.P())(tree)
-
-
 def _rows(directions: Direction, layout: Layout, i: int) -> jax.Array:
     """The elements of leaf i of all directions: float32, [K, size]."""
     leaf = layout.leaves[i]
@@ -74,53 +75,3 @@ def _rows(directions: Direction, layout: Layout, i: int) -> jax.Array:
     else:
         us = jax.vmap(lambda u: whole(u, leaf, layout.dimension))(directions)
     return directions.scale[:, None] * us.reshape(len(directions.scale), -1)
-
-
-_EXACT = jax.lax.Precision.HIGHEST
-
-Kernel = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
-
-
-def square_root(squares: jax.Array) -> jax.Array:
-    """√x, whose derivative at 0 is 0: distances vanish on the diagonal and at θ."""
-    positive = squares > 0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, squares, 1)), 0)
-
-
-def _squared_exponential(
-    squares: jax.Array, away: jax.Array, scale: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    from_theta = jnp.sum(away**2, axis=1)
-    along = jnp.exp(-from_theta / (2 * scale**2)) / scale**2
-    return jnp.exp(-squares / (2 * scale**2)), along[:, None] * away
-
-
-def _matern(
-    squares: jax.Array, away: jax.Array, scale: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    r = square_root(5 * squares) / scale
-    from_theta = square_root(5 * jnp.sum(away**2, axis=1)) / scale
-    along = 5 / (3 * scale**2) * (1 + from_theta) * jnp.exp(-from_theta)
-    return (1 + r + r**2 / 3) * jnp.exp(-r), along[:, None] * away
-
-
-KERNELS: dict[str, Kernel] = {
-    "matern": _matern,
-    "squared_exponential": _squared_exponential,
-}
-
-
-def features(
-    key: jax.Array, size: int, away: jax.Array, scale: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """The same for the kernel of `size` random Fourier features."""
-    of_directions, of_phases = jax.random.split(key)
-    shape, dtype = (size, away.shape[1]), away.dtype
-    frequencies = jax.random.normal(of_directions, shape, dtype) / scale
-    phases = jax.random.uniform(of_phases, (size,), dtype, maxval=2 * math.pi)
-    angles = jnp.matmul(away, frequencies.T, precision=_EXACT) + phases[None]
-    phis = math.sqrt(2 / size) * jnp.cos(angles)
-    rows = jnp.matmul(phis, phis.T, precision=_EXACT)
-    at_theta = -math.sqrt(2 / size) * jnp.sin(phases)
-    slopes = jnp.matmul(phis * at_theta[None], frequencies, precision=_EXACT)
-    return rows, slopes

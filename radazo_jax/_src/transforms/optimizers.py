@@ -8,6 +8,8 @@ same optimizer, so that runs with it share a compiled program.
 # No `from __future__ import annotations` here: Optax reads the annotation of
 # `learning_rate` to find out which optimizers take a schedule.
 
+from collections.abc import Callable
+
 import jax
 import optax
 
@@ -16,6 +18,7 @@ from radazo_jax._src.base import GradientTransformationExtraArgs
 from radazo_jax._src.configuration import one_for_equal
 from radazo_jax._src.transforms.in_place import chain_in_place
 from radazo_jax._src.transforms.moments import (
+    Hyperparameters,
     scale_by_radazo,
     scale_by_zo_adamm,
     with_float32_moments,
@@ -99,26 +102,11 @@ def radazo(
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       algorithm 2.
     """
-    checks.check_learning_rate(learning_rate)
+    shared = (b1, b2, eps_root, initial_accumulator_value, bias_correction)
     if _are_replayed(moments, mu_dtype=mu_dtype):
-        return chain_in_place(
-            scale_by_replayed_radazo(
-                window,
-                b1,
-                b2,
-                eps_root,
-                initial_accumulator_value,
-                bias_correction,
-                max_directions,
-            ),
-            optax.scale_by_learning_rate(learning_rate),
-        )
-    return optax.chain(
-        scale_by_radazo(
-            b1, b2, eps_root, initial_accumulator_value, bias_correction, mu_dtype
-        ),
-        optax.scale_by_learning_rate(learning_rate),
-    )
+        replayed = scale_by_replayed_radazo(window, *shared, max_directions)
+        return _at_rate(learning_rate, replayed, chain_in_place)
+    return _at_rate(learning_rate, scale_by_radazo(*shared, mu_dtype))
 
 
 @one_for_equal
@@ -195,32 +183,11 @@ def zo_adamm(
       Chen et al., ZO-AdaMM: Zeroth-Order Adaptive Momentum Method for Black-Box
       Optimization, NeurIPS 2019.
     """
-    checks.check_learning_rate(learning_rate)
+    shared = (b1, b2, eps_root, initial_accumulator_value, bias_correction)
     if _are_replayed(moments, mu_dtype=mu_dtype, amsgrad=amsgrad):
-        return chain_in_place(
-            scale_by_replayed_zo_adamm(
-                window,
-                b1,
-                b2,
-                eps_root,
-                initial_accumulator_value,
-                bias_correction,
-                max_directions,
-            ),
-            optax.scale_by_learning_rate(learning_rate),
-        )
-    return optax.chain(
-        scale_by_zo_adamm(
-            b1,
-            b2,
-            eps_root,
-            initial_accumulator_value,
-            bias_correction,
-            mu_dtype,
-            amsgrad,
-        ),
-        optax.scale_by_learning_rate(learning_rate),
-    )
+        replayed = scale_by_replayed_zo_adamm(window, *shared, max_directions)
+        return _at_rate(learning_rate, replayed, chain_in_place)
+    return _at_rate(learning_rate, scale_by_zo_adamm(*shared, mu_dtype, amsgrad))
 
 
 @one_for_equal
@@ -276,21 +243,10 @@ def zo_rmsprop(
     References:
       Hinton, Neural Networks for Machine Learning, lecture 6e, 2012.
     """
-    checks.check_learning_rate(learning_rate)
-    checks.check_unit_interval("b2", b2)
-    checks.check_non_negative("eps_root", eps_root)
-    checks.check_non_negative("initial_accumulator_value", initial_accumulator_value)
-    return optax.chain(
-        with_float32_moments(
-            optax.scale_by_rms(
-                b2,
-                eps_root,
-                initial_accumulator_value,
-                bias_correction=bias_correction,
-            )
-        ),
-        optax.scale_by_learning_rate(learning_rate),
-    )
+    start = initial_accumulator_value
+    Hyperparameters(0.0, b2, eps_root, start, bias_correction).check()
+    scaled = optax.scale_by_rms(b2, eps_root, start, bias_correction=bias_correction)
+    return _at_rate(learning_rate, with_float32_moments(scaled))
 
 
 @one_for_equal
@@ -343,9 +299,8 @@ def zo_sgd(
     if momentum is None:
         return optax.with_extra_args_support(optax.sgd(learning_rate))
     checks.check_unit_interval("momentum", momentum)
-    return optax.chain(
-        with_float32_moments(optax.trace(momentum, nesterov)),
-        optax.scale_by_learning_rate(learning_rate),
+    return _at_rate(
+        learning_rate, with_float32_moments(optax.trace(momentum, nesterov))
     )
 
 
@@ -391,6 +346,16 @@ def zo_signsgd(
     """
     checks.check_learning_rate(learning_rate)
     return optax.with_extra_args_support(optax.sign_sgd(learning_rate))
+
+
+def _at_rate(
+    learning_rate: optax.ScalarOrSchedule,
+    inner: optax.GradientTransformation,
+    chain: Callable[..., GradientTransformationExtraArgs] = optax.chain,
+) -> GradientTransformationExtraArgs:
+    """A transformation followed by the learning rate."""
+    checks.check_learning_rate(learning_rate)
+    return chain(inner, optax.scale_by_learning_rate(learning_rate))
 
 
 def _are_replayed(moments: str, **stored_only: object) -> bool:
