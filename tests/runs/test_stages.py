@@ -127,7 +127,9 @@ def test_a_tolerance_ends_the_first_step_that_moves_nothing_beyond_it(tmp_path):
     np.testing.assert_array_equal(result.params, points[-1])
     # The tolerance is in the journal, which another one does not continue.
     assert int(zo.replay(path, START).step) == len(result.values)
-    with pytest.raises(ValueError, match=r"its estimator is .full_difference.tolerance=0\.01"):
+    with pytest.raises(
+        ValueError, match=r"its estimator is .full_difference.tolerance=0\.01"
+    ):
         run(banana, tolerance=0.1, journal=path)
 
 

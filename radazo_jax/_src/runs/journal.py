@@ -26,7 +26,7 @@ import numpy as np
 
 from radazo_jax._src import checks, programs, trees
 from radazo_jax._src.runs.learning_rate import LearningRate
-from radazo_jax._src.steps import step
+from radazo_jax._src.steps import box, step, units
 from radazo_jax._src.steps.states import Run, SolverState
 
 Path = str | os.PathLike[str]
@@ -348,7 +348,8 @@ def line_of_run(
         for path, leaf in leaves
     }
     device = jax.devices()[0]
-    lower, upper = run.bounds or (None, None)
+    bounds = None if run.bounds is None else box.as_trees(run.bounds, state.params)
+    sizes = None if run.units is None else units.as_trees(run.units, state.params)
     line = {
         "format": FORMAT,
         "key": np.asarray(jax.random.key_data(state.key)).tolist(),
@@ -358,8 +359,8 @@ def line_of_run(
         "search": _text_of(run.search),
         "scales": np.asarray(points.scales[0]).tolist(),
         "points": points.num_points,
-        "bounds": [_texts(lower, state.params), _texts(upper, state.params)],
-        "scale": _texts(run.units, state.params),
+        "bounds": _texts(bounds),
+        "scale": _texts(sizes),
         "learning_rate": None if rate is None else rate._asdict(),
         "dtype": str(trees.widest(state.params)),
         "versions": {name: _version(name) for name in _PACKAGES},
@@ -376,20 +377,20 @@ def _text_of(part: Any) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", " ".join(repr(part).split()))
 
 
-def _texts(tree: Any, params: Any) -> dict[str, str] | None:
-    """Numbers for the parameters, as bounds have them, by the paths of these."""
-    if tree is None:
-        return None
+def _texts(tree: Any) -> dict[str, str]:
+    """Arrays in short texts, by their paths: the number that all elements are, if any.
 
-    def text(p: Any, given: Any) -> str:
-        x = np.asarray(given).astype(trees.at_least_float32(p.dtype))
+    Bounds are the same, however they were given.
+    """
+
+    def text(x: Any) -> str:
+        x = np.asarray(x)
         if x.size and np.all(x == x.flat[0]):
             return str(x.flat[0])
         return f"{list(x.shape)} {zlib.crc32(x.tobytes()):08x}"
 
-    found = jax.tree.map(text, params, trees.filled(tree, params))
-    pairs = jax.tree_util.tree_leaves_with_path(found)
-    return {jax.tree_util.keystr(path): of_leaf for path, of_leaf in pairs}
+    pairs = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): text(x) for path, x in pairs}
 
 
 def _version(package: str) -> str:
