@@ -335,6 +335,26 @@ def of_another_version(path):
         (of_another_key, r"its key is \[0, 0\], that of the call is \[0, 1\]"),
         (lambda path: zo.replay(path, START + 1, OPTIMIZER, ESTIMATOR), "its start is"),
         (of_another_optimizer, "before step 1"),
+        (lambda path: run(path, 3, bounds=(-9.0, 9.0)), "its bounds is"),
+        (lambda path: run(path, 3, scale=2.0), "its scale is"),
+        (
+            lambda path: zo.replay(
+                path, START, OPTIMIZER, ESTIMATOR, zo.search.backtracking()
+            ),
+            r"its search is 'whole\(\)', that of the call is 'backtracking\(\)'",
+        ),
+        (
+            lambda path: zo.minimize_black_box(
+                fun,
+                START.astype("f8"),
+                OPTIMIZER,
+                ESTIMATOR,
+                num_steps=3,
+                journal=path,
+                progress=False,
+            ),
+            r"its params is {'': 'float32\[6\]'}",
+        ),
         (of_another_version, "its versions is .*'optax': '0\\."),
         (
             lambda path: zo.replay(
@@ -365,8 +385,16 @@ def of_another_version(path):
 def test_journals_of_other_runs_are_refused(call, message, tmp_path):
     path = tmp_path / "run.jsonl"
     run(path, 3)
-    with pytest.raises((ValueError, OSError), match=message):
+    with pytest.raises((ValueError, OSError), match=message) as caught:
         call(path)
+    assert "journal" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_bounds_are_the_same_however_they_are_given(tmp_path):
+    path = tmp_path / "run.jsonl"
+    run(path, 2, bounds=(-9.0, 9.0))
+    bounds = np.full(6, -9.0), [9] * 6
+    assert len(run(path, 3, bounds=bounds).values) == 3
 
 
 def test_other_machines_are_rebuilt_up_to_rounding_if_asked(tmp_path):

@@ -27,7 +27,7 @@ import numpy as np
 from radazo_jax._src import checks, programs, trees
 from radazo_jax._src.runs.asker import Asker
 from radazo_jax._src.runs.learning_rate import LearningRate
-from radazo_jax._src.steps import step
+from radazo_jax._src.steps import box, step
 from radazo_jax._src.steps.box import Bounds
 from radazo_jax._src.steps.states import Run, SolverState
 
@@ -384,15 +384,15 @@ def _line_of(params: Any, key: jax.Array, bounds: Bounds | None) -> dict[str, An
         for path, leaf in leaves
     }
     device = jax.devices()[0]
-    lower, upper = bounds or (None, None)
     with trees.precision_of(params):
         start = f"{int(trees.checksum_of(params)):08x}"
+        given = None if bounds is None else box.as_trees(bounds, params)
     return {
         "format": FORMAT,
         "key": np.asarray(jax.random.key_data(key)).tolist(),
         "params": shapes,
         "start": start,
-        "bounds": [_texts(lower, params), _texts(upper, params)],
+        "bounds": _texts(given),
         "versions": {name: _version(name) for name in _PACKAGES},
         "device": f"{device.platform} {device.device_kind}",
     }
@@ -404,20 +404,20 @@ def text_of(part: Any) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
-def _texts(tree: Any, params: Any) -> dict[str, str] | None:
-    """Numbers for the parameters, as bounds have them, by the paths of these."""
-    if tree is None:
-        return None
+def _texts(tree: Any) -> dict[str, str]:
+    """Arrays in short texts, by their paths: the number that all elements are, if any.
 
-    def text(p: Any, given: Any) -> str:
-        x = np.asarray(given).astype(trees.at_least_float32(p.dtype))
+    Bounds are the same, however they were given.
+    """
+
+    def text(x: Any) -> str:
+        x = np.asarray(x)
         if x.size and np.all(x == x.flat[0]):
             return str(x.flat[0])
         return f"{list(x.shape)} {zlib.crc32(x.tobytes()):08x}"
 
-    found = jax.tree.map(text, params, trees.filled(tree, params))
-    pairs = jax.tree_util.tree_leaves_with_path(found)
-    return {jax.tree_util.keystr(path): of_leaf for path, of_leaf in pairs}
+    pairs = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): text(x) for path, x in pairs}
 
 
 def _version(package: str) -> str:
