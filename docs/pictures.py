@@ -277,6 +277,68 @@ def machines(colors: Colors) -> plt.Figure:
     return figure
 
 
+# The map of tools: a node has a place and a text; answers lead to the next one. A tool
+# has a frame.
+QUESTIONS = {
+    "gradient": (0.0, 3.0, "Does jax.grad work,\nand fit in memory?"),
+    "network": (0.0, 2.0, "A network or\na language model?"),
+    "score": (0.0, 1.0, "Is the loss a reward\nof generated text?"),
+    "traced": (2.2, 2.0, "More than 10,000\nparameters?"),
+    "slow": (2.2, 1.0, "Is an evaluation\nslow?"),
+}
+TOOLS = {
+    "optax": (2.2, 3.0, "jax.grad and Optax"),
+    "radazo": (0.0, 0.0, "zo.value_and_grad\nand zo.radazo"),
+    "shaping": (-2.2, 1.0, "zo.evolution_strategy"),
+    "many": (4.4, 2.0, "zo.minimize with\nzo.radazo"),
+    "workers": (4.4, 1.0, "zo.minimize_black_box\nwith workers, journal"),
+    "minimize": (2.2, 0.0, "zo.minimize, or\nzo.minimize_black_box"),
+}
+ANSWERS = (
+    ("gradient", "optax", "yes"),
+    ("gradient", "network", "no"),
+    ("network", "score", "yes"),
+    ("network", "traced", "no"),
+    ("score", "shaping", "yes"),
+    ("score", "radazo", "no"),
+    ("traced", "many", "yes"),
+    ("traced", "slow", "no"),
+    ("slow", "workers", "yes"),
+    ("slow", "minimize", "no"),
+)
+
+
+def tools(colors: Colors) -> plt.Figure:
+    """The map that leads from a function to a tool."""
+    figure, axes = plt.subplots(figsize=(9.6, 4.2), layout="constrained")
+    figure.patch.set_alpha(0)
+    bare(axes)
+    nodes = QUESTIONS | TOOLS
+    for start, end, answer in ANSWERS:
+        (x, y, _), (to_x, to_y, _) = nodes[start], nodes[end]
+        far = np.array([0.98, 0.0]) if y == to_y else np.array([0.0, 0.27])
+        away = np.sign([to_x - x, to_y - y])
+        begun, done = np.array([x, y]) + far * away, np.array([to_x, to_y]) - far * away
+        arrow(axes, begun, done, colors.quiet, 1.2)
+        beside = (begun + done) / 2 + (np.array([0, 0.1]) if y == to_y else [0.16, 0])
+        axes.text(*beside, answer, color=colors.quiet, fontsize=9, ha="center")
+    for name, (x, y, text) in nodes.items():
+        tool = name in TOOLS
+        frame = {"boxstyle": "round,pad=0.45", "facecolor": "none", "linewidth": 1.4}
+        frame["edgecolor"] = colors.main if tool else "none"
+        font = {"family": "monospace" if tool else "sans-serif", "fontsize": 9}
+        axes.text(
+            *(x, y, text),
+            **font,
+            color=colors.main if tool else colors.text,
+            ha="center",
+            va="center",
+            bbox=frame,
+        )
+    axes.set(xlim=(-3.3, 5.5), ylim=(-0.4, 3.4))
+    return figure
+
+
 PICTURES: dict[str, Callable[[Colors], plt.Figure]] = {
     "step": step,
     "card_network": network,
@@ -285,6 +347,7 @@ PICTURES: dict[str, Callable[[Colors], plt.Figure]] = {
     "card_simulator": simulator,
     "card_devices": devices,
     "card_machines": machines,
+    "tools": tools,
 }
 
 
