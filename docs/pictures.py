@@ -10,7 +10,7 @@ import itertools
 import json
 import pathlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
 MODELS = ROOT / "examples" / "llm" / "research" / "records"
 MEMORY = ROOT / "examples" / "research" / "records" / "benchmarks"
+BOARD = ROOT / "examples" / "research" / "records" / "board"
 
 
 class Colors(NamedTuple):
@@ -339,6 +340,69 @@ def tools(colors: Colors) -> plt.Figure:
     return figure
 
 
+# Tools of the comparison of optimizers, with their names and marks in the picture.
+COMPARED = {
+    "default": ("radazo_jax", "o"),
+    "newuoa": ("NEWUOA, BOBYQA", "^"),
+    "cobyqa": ("COBYQA", "v"),
+    "lbfgsb": ("L-BFGS-B", "s"),
+    "cma": ("CMA", "D"),
+    "powell": ("Powell", "P"),
+}
+CLASSES = {
+    "free": "Smooth",
+    "boxes": "In a box",
+    "middle": "30 to 100 parameters",
+    "steps": "In steps",
+    "scales-2": "Badly scaled",
+    "nan-20": "Failing at 20 % of points",
+    "region": "Failing in a region",
+    "jump": "Jumps",
+    "nonsmooth": "Kinks",
+    "multimodal": "Many minima",
+}
+
+
+def board(colors: Colors) -> plt.Figure:
+    """Draws the share of targets that tools reach within 30 (d + 1) evaluations."""
+    rows = json.loads((BOARD / "classes.json").read_bytes())["rows"]
+    figure, axes = plt.subplots(figsize=(7.4, 3.8), layout="constrained")
+    axes.patch.set_alpha(0)
+    for tool, (name, mark) in COMPARED.items():
+        ours = tool == "default"
+        shares = [share(rows, kind, tool) for kind in CLASSES]
+        axes.plot(
+            *(shares, range(len(CLASSES)), mark),
+            color=colors.accent if ours else colors.quiet,
+            markersize=8 if ours else 5,
+            zorder=3 if ours else 2,
+            label=name,
+        )
+    axes.set_yticks(range(len(CLASSES)), CLASSES.values(), color=colors.text)
+    axes.invert_yaxis()
+    axes.set_xlim(-3, 103)
+    axes.set_xlabel("share of targets reached, in percent", color=colors.text)
+    axes.tick_params(colors=colors.text, length=0)
+    axes.grid(axis="y", color=colors.levels, lw=0.8)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    axes.legend(
+        loc="upper left", bbox_to_anchor=(1, 1), frameon=False, labelcolor=colors.text
+    )
+    return figure
+
+
+def share(rows: list[dict[str, Any]], kind: str, tool: str) -> float:
+    """The share of targets of a class within 30 (d + 1) evaluations, in percent."""
+    found = [row for row in rows if (row["kind"], row["method"]) == (kind, tool)]
+    within = [
+        count is not None and count <= 30 * (row["dimension"] + 1)
+        for row in found
+        for count in row["evaluations"]
+    ]
+    return 100 * float(np.mean(within)) if within else float("nan")
+
+
 PICTURES: dict[str, Callable[[Colors], plt.Figure]] = {
     "step": step,
     "card_network": network,
@@ -348,6 +412,7 @@ PICTURES: dict[str, Callable[[Colors], plt.Figure]] = {
     "card_devices": devices,
     "card_machines": machines,
     "tools": tools,
+    "board": board,
 }
 
 
