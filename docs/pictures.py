@@ -403,6 +403,47 @@ def share(rows: list[dict[str, Any]], kind: str, tool: str) -> float:
     return 100 * float(np.mean(within)) if within else float("nan")
 
 
+# Steps of the default method, by their number of points.
+KINDS = {"differences": "levels", "line search": "accent", "population": "main"}
+
+
+def decides(colors: Colors) -> plt.Figure:
+    """Draws the values of a run of the default method, by the kind of their step."""
+    size, found, best = 6, {name: [] for name in KINDS}, []
+
+    def fun(x: np.ndarray) -> float:
+        away = x - np.array([1.0, 2.0, -1.0, 3.0, 0.5, 2.0])
+        away[5] = np.round(x[5]) - 4
+        return float(1e-3 + np.sum(np.arange(1, size + 1) * away**2))
+
+    def see(report: zo.runs.Report) -> None:
+        n = len(report.values)
+        kind = "line search" if n == 1 else "differences" if n <= size else "population"
+        first = len(best)
+        for i, value in enumerate(report.values):
+            found[kind].append((first + i, value))
+            best.append(min([value, *best[-1:]]))
+
+    zo.minimize_black_box(
+        fun, np.zeros(size), max_evaluations=160, progress=False, callback=see
+    )
+    figure, axes = plt.subplots(figsize=(7.4, 3.0), layout="constrained")
+    axes.patch.set_alpha(0)
+    axes.plot(best, color=colors.quiet, lw=1.2, label="lowest so far")
+    for name, points in found.items():
+        if points:
+            x, y = np.transpose(points)
+            axes.scatter(x, y, s=14, color=getattr(colors, KINDS[name]), label=name)
+    axes.set_yscale("log")
+    axes.set_xlabel("evaluations", color=colors.text)
+    axes.set_ylabel("value", color=colors.text)
+    axes.tick_params(colors=colors.text, which="both")
+    for side in axes.spines.values():
+        side.set_color(colors.quiet)
+    axes.legend(frameon=False, labelcolor=colors.text)
+    return figure
+
+
 PICTURES: dict[str, Callable[[Colors], plt.Figure]] = {
     "step": step,
     "card_network": network,
@@ -413,6 +454,7 @@ PICTURES: dict[str, Callable[[Colors], plt.Figure]] = {
     "card_machines": machines,
     "tools": tools,
     "board": board,
+    "decides": decides,
 }
 
 
