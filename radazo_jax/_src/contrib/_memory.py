@@ -46,6 +46,9 @@ def empty(size: int) -> QueryBuffer:
 
 def followed_by(old: jax.Array, new: jax.Array) -> jax.Array:
     """Appends `new`, and drops as many of the oldest entries."""
+    if jnp.issubdtype(old.dtype, jax.dtypes.prng_key):
+        # Directions are drawn again from keys that a buffer keeps.
+        old, new = jax.random.clone(old), jax.random.clone(new)
     return jnp.concatenate([old, new])[len(new) :]
 
 
