@@ -179,6 +179,8 @@ def test_mixed_precision_draws_new_directions():
     assert np.linalg.matrix_rank(steps, tol=1e-2 * np.linalg.norm(steps, 2)) == 3
 
 
+# Keras' own callback reads the rate so.
+@pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")
 def test_constraints_and_the_rate_of_callbacks_hold_for_optax():
     layer = keras.layers.Dense(1, kernel_constraint="non_neg")
     model = keras.Sequential([keras.Input((3,)), layer])
