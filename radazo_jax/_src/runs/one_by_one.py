@@ -169,10 +169,14 @@ class Traced(OneByOne):
         """
         super().__init__(told, budget, file)
         self._interrupted = interrupted
+        self._run: Run | None = None  # Of the stage that `_program` evaluates.
+        self._program: Callable[[SolverState], Any]
 
     def _evaluated(self) -> np.ndarray:
-        run, state = self._told.maker.stages.run, self.state
-        return np.asarray(programs.of(_values_at, run, state)(state))
+        if self._run is not self._told.maker.stages.run:
+            self._run = self._told.maker.stages.run
+            self._program = programs.of(_values_at, self._run, self.state)
+        return np.asarray(self._program(self.state))
 
     def _values(self) -> tuple[np.ndarray, Sequence[str]] | None:
         if self._interrupted():
