@@ -162,11 +162,13 @@ class Traced(OneByOne):
         """
         super().__init__(told, budget, file)
         self._interrupted = interrupted
+        self._program: Callable[[SolverState], Any] | None = None
 
     def _evaluated(self) -> np.ndarray:
         maker: Any = self._told.maker
-        run, state = maker.run, maker.state
-        return np.asarray(programs.of(_values_at, run, state)(state))
+        if self._program is None:
+            self._program = programs.of(_values_at, maker.run, maker.state)
+        return np.asarray(self._program(maker.state))
 
     def _values(self) -> tuple[np.ndarray, Sequence[str]] | None:
         if self._interrupted():
