@@ -133,9 +133,9 @@ def tables(content: dict[str, Any]) -> list[Table]:
         Table(
             "The share of targets (10⁻¹, 10⁻², 10⁻³, 10⁻⁵ of the gap at the start) "
             "reached within 10 / 30 / 100 (d + 1) evaluations, in percent: the "
-            "compiled default before, and `methods.untuned` after, on the same problems "
-            "and seeds. The difference is the mean over budgets, with its interval by the "
-            "paired bootstrap over runs",
+            "compiled default before, and `methods.untuned` after, on the same "
+            "problems and seeds. The difference is the mean over budgets, with its "
+            "interval by the paired bootstrap over runs",
             head,
             lines,
         )

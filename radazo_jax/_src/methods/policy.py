@@ -92,7 +92,7 @@ class Untuned:
 def untuned(
     tolerance: float | None = None, restarts: int | None = None, scale: Any = 1.0
 ) -> Method:
-    """The default method: what the first values say chooses the steps, and changes them.
+    """The default method: the first values choose the steps, later ones change them.
 
     The value at the start is evaluated twice, followed by a short difference along each
     parameter. They decide between

@@ -207,13 +207,14 @@ class Progress:
       found: The latest differences.
       memory: The latest steps.
       reach: Length of the longest step so far, in sizes.
+      nowhere: Number of times that central differences led nowhere.
     """
 
     def __init__(self, x: np.ndarray, value: float, resolution: float):
         self.x, self.value, self.start = x, value, value
         self.resolution = resolution
         self.memory = Memory(max(10, min(2 * len(x), 40)))
-        self.twosided, self.reach = False, 0.0
+        self.twosided, self.reach, self.nowhere = False, 0.0, 0
         self.spacing = self.length(1 / 2)
         self.found = Differences.none(x)
 
@@ -265,7 +266,7 @@ def steps(
     """
     at = Progress(x, value, resolution)
     before: tuple[np.ndarray, np.ndarray] | None = None
-    nowhere = equal = jumps = 0
+    equal = jumps = 0
     while True:
         if begun is None:
             yield from at.measure(space)
@@ -298,28 +299,43 @@ def steps(
         before, jumps = None, jumps + searched.jumps
         if jumps >= _AT_JUMPS:
             return at.ended(JUMPS)
-        small = _is_small(at, gradient * free, space)
-        if at.twosided and (equal >= 2 or small):
-            return at.ended(MINIMUM)
+        settled = equal >= 2 or _is_small(at, gradient * free, space)
+        reason = yield from _without_a_step(at, searched, settled, space)
+        if reason is not None:
+            return at.ended(reason)
         equal = 0
-        if searched.x is None and nowhere == 0:
-            again = float((yield at.x[None])[0])
-            if abs(again - at.value) > at.resolution * abs(at.value):
-                return at.ended(NOISE)
-        if searched.lied and not at.twosided:
-            found = yield from noise.measured(at.x, at.value, _PROBE, space)
-            if found is not None and found > at.resolution:
-                at.resolution, at.memory = found, Memory(at.memory.most)
-                at.spacing = at.length(1 / 2)
-                continue
-        if at.twosided:
-            nowhere += 1
-            if nowhere >= 2:
-                return at.ended(NOWHERE)
-            at.spacing = min(_LONGER * at.spacing, max(_FAR, at.spacing))
-            at.memory = Memory(at.memory.most)
-        else:
-            at.both_sides()
+
+
+def _without_a_step(
+    at: Progress, searched: Searched, settled: bool, space: Space
+) -> Part[str | None]:
+    """Says why slopes end here, or measures them in another way: the result is `None`.
+
+    Args:
+      at: The descent.
+      searched: The line search that found nothing, or nothing more.
+      settled: Whether slopes and steps are as small as at a minimum.
+      space: Where points lie.
+    """
+    if at.twosided and settled:
+        return MINIMUM
+    if searched.x is None and at.nowhere == 0:
+        again = float((yield at.x[None])[0])
+        if abs(again - at.value) > at.resolution * abs(at.value):
+            return NOISE
+    if searched.lied and not at.twosided:
+        found = yield from noise.measured(at.x, at.value, _PROBE, space)
+        if found is not None and found > at.resolution:
+            at.resolution, at.memory = found, Memory(at.memory.most)
+            at.spacing = at.length(1 / 2)
+            return None
+    if not at.twosided:
+        at.both_sides()
+        return None
+    at.nowhere += 1
+    at.spacing = min(_LONGER * at.spacing, max(_FAR, at.spacing))
+    at.memory = Memory(at.memory.most)
+    return NOWHERE if at.nowhere >= 2 else None
 
 
 def _direction(
