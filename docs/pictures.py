@@ -413,8 +413,8 @@ def decides(colors: Colors) -> plt.Figure:
 
     def fun(x: np.ndarray) -> float:
         away = x - np.array([1.0, 2.0, -1.0, 3.0, 0.5, 2.0])
-        away[5] = np.round(x[5]) - 4
-        return float(1e-3 + np.sum(np.arange(1, size + 1) * away**2))
+        away[5] = np.round(4 * x[5]) / 4 - 1
+        return float(1e-2 + np.sum(away**2))
 
     def see(report: zo.runs.Report) -> None:
         n = len(report.values)
