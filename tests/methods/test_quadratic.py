@@ -192,3 +192,45 @@ def test_it_ends_by_itself(kind):
 def test_nothing_can_move():
     run = drive(QUADRATIC, sphere, np.ones(2), box=Box(np.ones(2), np.ones(2)))
     assert (run.count, run.reason) == (1, "no parameter can move")
+
+
+def first_steps(fun, x, units=None):
+    start = started(x)
+    units = np.ones(len(x)) if units is None else units
+    value = fun(start.params)
+    problem = start.params, value, start.box, units, start.round
+    steps, values, count = quadratic.first(*problem, start.resolution), None, 1
+    try:
+        while True:
+            points = steps.send(values)
+            values = np.array([fun(x) for x in points])
+            count += len(values)
+    except StopIteration as stop:
+        assert stop.value.value == fun(stop.value.params) <= value
+        return stop.value, count
+
+
+@pytest.mark.parametrize(
+    ("fun", "most"),
+    [
+        (sphere, 40),
+        (lambda x: float(np.sum(abs(x - 1))), 15 * 6),
+        # Nothing changes; nothing falls.
+        (lambda x: 3.0, 4 * 6),
+        (lambda x: float(np.max(abs(x))), 4 * 6),
+        # One of the first points fails, and the first changes are far apart.
+        (lambda x: np.nan if x[1] > 0 else sphere(x), 6),
+        (lambda x: float(np.logspace(0, 4, 5) @ (x - 1) ** 2), 6),
+    ],
+)
+def test_models_come_first_as_long_as_they_are_worth_it(fun, most):
+    _, count = first_steps(fun, np.zeros(5))
+    assert count <= most
+
+
+def test_models_that_come_first_come_close():
+    end, _ = first_steps(sphere, np.zeros(5))
+    assert end.value < 1e-9
+    units = np.logspace(-2, 0, 5)
+    end, count = first_steps(lambda x: sphere(x / units), np.zeros(5), units)
+    assert end.value < 1e-9 and count < 60

@@ -16,6 +16,17 @@ _FIRST, _LAST = 0.1, 1e-7
 # The model has at most so many points, times d.
 _POINTS = 6
 
+# Up to so many parameters, models come before slopes.
+FEW = 6
+
+# Models that come first end at this share of the first radius; after so many
+# evaluations, times d + 1; or after so many without progress, which is a fall by more
+# than a share of all falls so far.
+_LAST_FIRST, _LONGEST, _PATIENCE, _PROGRESS = 1e-2, 15, 2, 1e-3
+
+# They do not begin if the first changes along two parameters differ by this factor.
+_APART = 1e3
+
 # A step is good if the value falls by more than the first share of the promised fall,
 # and very good beyond the second one.
 _GOOD, _BEST = 0.1, 0.7
@@ -437,3 +448,50 @@ def _begun(frame: "Frame", value: float, radius: float) -> Part[Region]:
     at.values = np.append(value, at.comparable((yield ends)))
     at.radius *= math.sqrt(d)  # Steps move all parameters.
     return at
+
+
+def first(
+    x: np.ndarray,
+    value: float,
+    box: Box,
+    units: np.ndarray,
+    round: Callable[[np.ndarray], np.ndarray],
+    resolution: float,
+) -> Part[End]:
+    """Takes steps along models as long as they are worth it, before other methods.
+
+    They are not if the function fails, if the sizes of the parameters are wrong, or if
+    values hardly fall. See `steps` for the arguments.
+
+    Returns:
+      The best point, with the reason `""`.
+    """
+    best, begun, count = End(x, value, ""), value, 1
+    size = 1 + int(np.sum(box.lower < box.upper))
+    values: Any = None
+    latest = 1
+    inner = steps(x, value, box, units, round, resolution=resolution, last=_LAST_FIRST)
+    while count < _LONGEST * size and count - latest <= _PATIENCE * size:
+        try:
+            points: Any = inner.send(values)
+        except StopIteration:
+            break
+        values = yield points
+        count += len(values)
+        comparable = np.where(np.isfinite(values), values, np.inf)
+        least = int(np.argmin(comparable))
+        if comparable[least] < best.value:
+            fall = best.value - comparable[least]
+            best = End(points[least], float(comparable[least]), "")
+            latest = count if fall > _PROGRESS * (begun - best.value) else latest
+        if not np.all(np.isfinite(values)):
+            break
+        if count == size and _are_apart(values - value):
+            break
+    return best
+
+
+def _are_apart(changes: np.ndarray) -> bool:
+    """Whether the first changes show that the sizes of parameters are wrong."""
+    sizes = abs(changes[changes != 0])
+    return len(sizes) > 0 and bool(np.max(sizes) > _APART * np.min(sizes))
