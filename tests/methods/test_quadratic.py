@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import NonlinearConstraint, minimize, rosen
 
-from radazo_jax._src.methods import evolution, quadratic
+from radazo_jax._src.methods import quadratic
 from radazo_jax._src.methods.contract import Box
 from tests.helpers.driver import drive, free, started
 
@@ -136,25 +136,6 @@ def test_bounded_minima_are_those_of_scipy(fun, lower, upper):
         fun, start, method="SLSQP", bounds=np.stack([lower, upper], 1), tol=1e-15
     )
     assert run.value <= known.fun + 1e-7 * abs(known.fun) + 1e-12
-
-
-def test_it_returns_the_curvature_of_the_function():
-    hessian, best = symmetric(4, 1.0, 3.0, 9.0, 20.0), np.array([0.3, -0.2, 0.5, 0.1])
-
-    def fun(x):
-        return 1 + form(x - best, 0 * x, hessian)
-
-    start = started(np.zeros(4), Box(np.full(4, -1.0), np.array([1.0, 2.0, 3.0, 4.0])))
-    units = evolution.sizes(start, 1.0)
-    problem = start.params, fun(start.params), start.box, units, start.round
-    steps = quadratic.steps(*problem, resolution=start.resolution, last=1e-3)
-    points = next(steps)
-    with pytest.raises(StopIteration) as stop:
-        while True:
-            points = steps.send(np.array([fun(x) for x in points]))
-    end = stop.value.value
-    np.testing.assert_allclose(end.hessian, hessian, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(end.gradient, hessian @ (end.params - best), atol=1e-4)
 
 
 def test_failures_are_high_values():

@@ -45,24 +45,6 @@ _USEFUL = 1e-4
 _REGULAR = 1e-13
 
 
-class Fitted(NamedTuple):
-    """The end of the steps along models.
-
-    Attributes:
-      params: Best point, shape [d].
-      value: Its value.
-      reason: Reason for the end.
-      gradient: Gradient of the latest model at the best point, shape [d].
-      hessian: Its Hessian matrix, shape [d, d].
-    """
-
-    params: np.ndarray
-    value: float
-    reason: str
-    gradient: np.ndarray
-    hessian: np.ndarray
-
-
 @dataclasses.dataclass(frozen=True)
 class Quadratic:
     """See `quadratic`."""
@@ -75,8 +57,7 @@ class Quadratic:
             return End(start.params, np.inf, "the function failed")
         units = evolution.sizes(start, self.scale)
         problem = start.params, value, start.box, units, start.round
-        end = yield from steps(*problem, resolution=start.resolution)
-        return End(end.params, end.value, end.reason)
+        return (yield from steps(*problem, resolution=start.resolution))
 
 
 def quadratic(scale: Any = 1.0) -> Method:
@@ -263,18 +244,6 @@ class Frame(NamedTuple):
         ends = self.point(best + at.resolution * np.array([[0.0], [1.0], [-1.0]]))
         return bool(np.any(ends != ends[0]))
 
-    def fitted(self, value: float, at: "Region | None", reason: str) -> "Fitted":
-        """Returns the end of a run."""
-        d = len(self.x)
-        gradient, hessian = np.zeros(d), np.zeros((d, d))
-        if at is None:
-            return Fitted(self.x, value, reason, gradient, hessian)
-        gradient[self.free] = at.model()[1] / at.radius / self.units
-        bend = at.hessian / np.outer(self.units, self.units)
-        hessian[np.ix_(self.free, self.free)] = bend
-        point, value = self.point(at.points[at.best]), float(at.values[at.best])
-        return Fitted(point, value, reason, gradient, hessian)
-
 
 class Region:
     """A trust region, in sizes of the parameters and about the start.
@@ -394,7 +363,7 @@ def steps(
     resolution: float,
     radius: float = _FIRST,
     last: float = _LAST,
-) -> Part[Fitted]:
+) -> Steps:
     """Takes the steps of `quadratic`.
 
     Args:
@@ -410,7 +379,7 @@ def steps(
     frame = Frame.of(x, box, units, round)
     d = len(frame.units)
     if d == 0:
-        return frame.fitted(value, None, "no parameter can move")
+        return End(x, value, "no parameter can move")
     most = min((d + 1) * (d + 2) // 2, _POINTS * d)
     at = yield from _begun(frame, value, radius)
     while at.resolution > last * radius and frame.moves(at):
@@ -434,7 +403,8 @@ def steps(
             at.points[closer[0]] = frame.place(new)
         elif not (is_tried and (ratio > 0 or max(at.radius, length) > at.resolution)):
             at.sharpen()
-    return frame.fitted(value, at, "a minimum was found")
+    point = frame.point(at.points[at.best])
+    return End(point, float(at.values[at.best]), "a minimum was found")
 
 
 def _begun(frame: "Frame", value: float, radius: float) -> Part[Region]:
