@@ -228,16 +228,21 @@ def lazy(
     parts = distribution._parts(leaf)
     # The rows of a block are not neighbors in a factor.
     order = tuple(range(len(leaf.shape))) if len(parts) == 1 else None
-    return distribution._joined(
-        leaf,
-        [
-            LazyElements(
-                *(direction.key, direction.number, part.indices(indices)),
-                *(distribution, part, dimension, order, stored),
-            )
-            for part in parts
-        ],
-    )
+    key, number = direction.key, direction.number
+    drawn = [
+        LazyElements(
+            key,
+            number,
+            part.indices(indices),
+            distribution,
+            part,
+            dimension,
+            order,
+            stored,
+        )
+        for part in parts
+    ]
+    return distribution._joined(leaf, drawn)
 
 
 def whole(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
