@@ -1,5 +1,6 @@
 """Generated tokens and texts, and the command line."""
 
+import datetime
 import io
 import json
 import re
@@ -94,7 +95,7 @@ TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ye
 def test_chats_are_put_into_the_template_of_the_model(tmp_path):
     plain = chat_template.conversation(tmp_path)
     assert plain([TURNS]) == ["hi\nyes"]
-    expected = "<s>[user] hi\n[assistant] yes\n[assistant]"
+    expected = "<s>[user] hi\n[assistant] yes\n"
     config = {"chat_template": TEMPLATE, "bos_token": {"content": "<s>"}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
     assert chat_template.conversation(tmp_path)([TURNS] * 2) == [expected] * 2
@@ -102,9 +103,28 @@ def test_chats_are_put_into_the_template_of_the_model(tmp_path):
     assert chat_template.conversation(tmp_path)([TURNS]) == ["2"]
 
 
+RENDERINGS = json.loads((GOLDEN / "templates/templates.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("name", RENDERINGS["templates"])
+def test_templates_are_rendered_as_by_transformers(name, tmp_path):
+    about = RENDERINGS["templates"][name]
+    config = RENDERINGS["special"] | {"chat_template": about["template"]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
+    texts = chat_template.conversation(tmp_path)(RENDERINGS["chats"])
+    now = datetime.datetime.now().strftime(RENDERINGS["format"])
+    assert [text.replace(now, RENDERINGS["mark"]) for text in texts] == about["texts"]
+
+
 @pytest.mark.parametrize(
     "template",
-    ["{% for %}", "{{ ''.__class__.__mro__ }}", "{{ raise_exception('x') }}"],
+    [
+        "{% for %}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ dict.__class__.__mro__ }}",
+        "{% set n = namespace(__class__=1) %}",
+        "{{ raise_exception('x') }}",
+    ],
 )
 def test_templates_that_cannot_be_rendered(template, tmp_path):
     (tmp_path / "chat_template.jinja").write_text(template, "utf-8")
