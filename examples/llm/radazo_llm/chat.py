@@ -2,12 +2,17 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
-from radazo_llm.formats import chat_template, find, tokenizers, weights
-from radazo_llm.models.generate import generate, written
+from radazo_llm.formats import adapters as of_peft
+from radazo_llm.formats import chat_template, config, find, load, tokenizers
+from radazo_llm.models import decode
+
+_MULTIPLE = 64  # Of tokens, so that prompts of many lengths share a program.
 
 
 def chat(
@@ -15,9 +20,11 @@ def chat(
     model: str,
     adapters: Path | None,
     prompt: str | None,
+    system: str | None,
     dtype: str | None,
     seed: int,
-    **options: Any,
+    max_tokens: int,
+    temperature: float,
 ) -> None:
     """Continues a prompt or, without one, each line of the standard input.
 
@@ -26,40 +33,58 @@ def chat(
 
     Args:
       model: A name that `find.model` takes.
-      adapters: The folder of adapters that `weights.save_adapters` or peft wrote.
+      adapters: The folder of adapters that `tune` or peft wrote.
       prompt: The text to continue.
+      system: The first turn of a chat, which says how to reply.
       dtype: The dtype of the model; by default, of the present backend.
       seed: The seed of drawn tokens.
-      options: Options of `generate`.
+      max_tokens: The largest number of tokens of a reply.
+      temperature: 0 takes the likeliest token; above, tokens are drawn.
 
     Raises:
       ValueError: If the model, the template or an option is not valid.
     """
     folder = find.model(model)
-    weights.read_config(folder)  # Its errors come before errors of larger files.
+    config.read(folder)  # Its errors come before errors of larger files.
     tokenizer = tokenizers.load(folder)
-    stop = chat_template.ends(folder, tokenizer)
+    stop = tuple(sorted(chat_template.ends(folder, tokenizer)))
     render = chat_template.conversation(folder)
-    loaded = weights.load(folder, dtype=dtype or weights.default_dtype())
+    loaded = load.load(folder, dtype=dtype or config.default_dtype())
     if adapters is not None:
-        weights.load_adapters(loaded, adapters)
-    keys = nnx.Rngs(seed)
+        of_peft.load(loaded, adapters)
+    keys, (graphdef, state) = nnx.Rngs(seed), nnx.split(loaded)
+    before = 0 if loaded.prompt is None else len(loaded.prompt)
+    room = loaded.config.max_position_embeddings - before
+
+    @jax.jit
+    def reply(state: nnx.State, *prompts: jax.Array) -> decode.Replies:
+        *prompts, key = prompts
+        number = min(max_tokens, room - prompts[0].shape[1])
+        model = nnx.merge(graphdef, state)
+        given = *prompts, number, key, temperature
+        return decode.generate_tokens(model, *given, stop=stop)
 
     def say(text: str, special: bool) -> str:
         tokens = tokenizer.encode(text, add_special_tokens=special).ids
-        told = generate(loaded, tokens, key=keys(), stop=stop, **options)
-        parts = []
-        for part in written(tokenizer, told):
-            parts.append(part)
-            print(part, end="", flush=True)
-        print()
-        return "".join(parts)
+        width = min(-(-len(tokens) // _MULTIPLE) * _MULTIPLE, room - 1)
+        if not 0 < len(tokens) <= width or max(tokens) >= loaded.config.vocab_size:
+            raise ValueError(
+                f"The text must have from 1 to {room - 1} tokens with embeddings; got "
+                f"{len(tokens)}."
+            )
+        padded = np.zeros((1, width), np.int32)
+        padded[0, : len(tokens)] = tokens
+        found = reply(state, padded, jnp.array([len(tokens)], jnp.int32), keys())
+        ids = np.asarray(found.tokens)[0, : int(found.lengths[0])].tolist()
+        told = tokenizer.decode(ids)
+        print(told, flush=True)
+        return told
 
     if prompt is not None:
         print(prompt, end="", flush=True)
         say(prompt, True)
         return
-    turns: list[dict[str, str]] = []
+    turns = [] if system is None else [{"role": "system", "content": system}]
     for line in sys.stdin:
         if not line.strip():
             return

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from radazo_llm.formats import chat_template, tokenizers, weights
+from radazo_llm.formats import adapters, chat_template, tokenizers
+from radazo_llm.formats import load as loading
 from radazo_llm.models import generate, lora
 
 from . import tiny
@@ -38,7 +39,7 @@ def told(model, tokens, **kwargs):
 
 @pytest.mark.parametrize("prompt", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_likeliest_tokens(prompt):
-    model = weights.load(GOLDEN / "decoders" / "qwen2", dtype=jnp.float32)
+    model = loading.load(GOLDEN / "decoders" / "qwen2", dtype=jnp.float32)
     if prompt:
         lora.add_prompt(model, length=3, rngs=nnx.Rngs(0))
     tokens = [1, 5, 7, 2, 9]
@@ -213,12 +214,12 @@ def test_adapters_on_the_command_line(job, tmp_path, capsys):
     model = tiny.model()
     lora.add_lora(model, rank=2, rngs=nnx.Rngs(0))
     options = ["--adapters", str(tmp_path)]
-    weights.save_adapters(model, tmp_path, base=str(job))
+    adapters.save(model, tmp_path, base=str(job))
     plain = said()
     assert said(*options) == plain, "they change nothing yet"
     for name in lora.ADAPTED:
         getattr(model.layers, name).lora.lora_b[...] += 5.0
-    weights.save_adapters(model, tmp_path, base=str(job))
+    adapters.save(model, tmp_path, base=str(job))
     assert said(*options) != plain
 
 

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.extend import core
 
 import radazo_jax as zo
-from radazo_llm.formats import weights
+from radazo_llm.formats import load as loading
 from radazo_llm.models import lora
 from radazo_llm.models import opt as model
 
@@ -33,14 +33,14 @@ def golden(name):
 @pytest.mark.parametrize("name", ["norm_before", "norm_before_sharded"])
 def test_logits_are_those_of_transformers(name):
     expected = golden(name)
-    opt = weights.load(GOLDEN / name, dtype=jnp.float32)
+    opt = loading.load(GOLDEN / name, dtype=jnp.float32)
     found = logits(opt, expected["tokens"])
     np.testing.assert_allclose(found, expected["logits"], rtol=0, atol=1e-4)
 
 
 def test_logits_in_bfloat16():
     expected = golden("norm_before")
-    found = logits(weights.load(GOLDEN / "norm_before"), expected["tokens"])
+    found = logits(loading.load(GOLDEN / "norm_before"), expected["tokens"])
     assert found.dtype == jnp.float32
     # Eight bits, through a dozen roundings of values of the size of the logits.
     np.testing.assert_allclose(found, expected["logits"], rtol=0, atol=12 * 2**-8 * 2)
@@ -155,7 +155,7 @@ def test_bad_configurations(name, tmp_path):
         model.Config.from_dict(good | change)
     (tmp_path / "config.json").write_text(json.dumps(good | change), "utf-8")
     with pytest.raises(ValueError, match=f"config.json: .*{message}") as error:
-        weights.load(tmp_path)
+        loading.load(tmp_path)
     assert "\n" not in str(error.value)
 
 
@@ -202,11 +202,14 @@ def test_a_prompt_of_tokens_is_those_tokens():
 
 def test_bad_adapters():
     opt = tiny.model()
-    with pytest.raises(ValueError, match="rank must be positive; got 0"):
-        lora.add_lora(opt, rank=0, rngs=nnx.Rngs(0))
+    for rank in (0, 17):
+        with pytest.raises(
+            ValueError, match=f"--lora-rank must be from 1 .*; got {rank}"
+        ):
+            lora.add_lora(opt, rank=rank, rngs=nnx.Rngs(0))
     for length in (0, 32):
         with pytest.raises(
-            ValueError, match=f"length must be from 1 to 31; got {length}"
+            ValueError, match=f"--prompt-length must be from 1 to 31; got {length}"
         ):
             lora.add_prompt(opt, length=length, rngs=nnx.Rngs(0))
     lora.add_lora(opt, rank=2, rngs=nnx.Rngs(0))
