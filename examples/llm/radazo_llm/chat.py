@@ -1,7 +1,9 @@
 """The job of `radazo-llm chat`: texts of a model, after a prompt or in a chat."""
 
+import functools
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ from flax import nnx
 from radazo_llm.formats import adapters as of_peft
 from radazo_llm.formats import chat_template, config, find, load, tokenizers
 from radazo_llm.models import decode
+from radazo_llm.models.model import LanguageModel
 
 _MULTIPLE = 64  # Of tokens, so that prompts of many lengths share a program.
 
@@ -52,30 +55,11 @@ def chat(
     loaded = load.load(folder, dtype=dtype or config.default_dtype())
     if adapters is not None:
         of_peft.load(loaded, adapters)
-    keys, (graphdef, state) = nnx.Rngs(seed), nnx.split(loaded)
-    before = 0 if loaded.prompt is None else len(loaded.prompt)
-    room = loaded.config.max_position_embeddings - before
-
-    @jax.jit
-    def reply(state: nnx.State, *prompts: jax.Array) -> decode.Replies:
-        *prompts, key = prompts
-        number = min(max_tokens, room - prompts[0].shape[1])
-        model = nnx.merge(graphdef, state)
-        given = *prompts, number, key, temperature
-        return decode.generate_tokens(model, *given, stop=stop)
+    keys = nnx.Rngs(seed)
 
     def say(text: str, special: bool) -> str:
         tokens = tokenizer.encode(text, add_special_tokens=special).ids
-        width = min(-(-len(tokens) // _MULTIPLE) * _MULTIPLE, room - 1)
-        if not 0 < len(tokens) <= width or max(tokens) >= loaded.config.vocab_size:
-            raise ValueError(
-                f"The text must have from 1 to {room - 1} tokens with embeddings; got "
-                f"{len(tokens)}."
-            )
-        padded = np.zeros((1, width), np.int32)
-        padded[0, : len(tokens)] = tokens
-        found = reply(state, padded, jnp.array([len(tokens)], jnp.int32), keys())
-        ids = np.asarray(found.tokens)[0, : int(found.lengths[0])].tolist()
+        ids = replied(loaded, tokens, max_tokens, keys(), temperature, stop)
         told = tokenizer.decode(ids)
         print(told, flush=True)
         return told
@@ -93,3 +77,45 @@ def chat(
         # A template puts special tokens itself.
         plain = text == "\n".join(turn["content"] for turn in turns)
         turns.append({"role": "assistant", "content": say(text, plain).strip()})
+
+
+def replied(
+    model: LanguageModel,
+    tokens: list[int],
+    number: int,
+    key: jax.Array,
+    temperature: float,
+    stop: tuple[int, ...],
+) -> list[int]:
+    """The tokens of a reply to some tokens, fewer if the model has no positions."""
+    before = 0 if model.prompt is None else len(model.prompt)
+    room = model.config.max_position_embeddings - before
+    rounded = -(-len(tokens) // _MULTIPLE) * _MULTIPLE
+    width = max(len(tokens), min(rounded, room - number))  # Padding takes positions.
+    if not 0 < len(tokens) < room or max(tokens) >= model.config.vocab_size:
+        raise ValueError(
+            f"The text must have from 1 to {room - 1} tokens with embeddings; got "
+            f"{len(tokens)}."
+        )
+    padded = np.zeros((1, width), np.int32)
+    padded[0, : len(tokens)] = tokens
+    lengths = jnp.array([len(tokens)], jnp.int32)
+    options = min(number, room - width), temperature, stop
+    found = _reply(*nnx.split(model), padded, lengths, key, *options)
+    return np.asarray(found.tokens)[0, : int(found.lengths[0])].tolist()
+
+
+@functools.partial(jax.jit, static_argnums=(0, 5, 6, 7))
+def _reply(
+    graphdef: Any,
+    state: nnx.State,
+    prompts: jax.Array,
+    lengths: jax.Array,
+    key: jax.Array,
+    number: int,
+    temperature: float,
+    stop: tuple[int, ...],
+) -> decode.Replies:
+    model = nnx.merge(graphdef, state)
+    given = prompts, lengths, number, key, temperature
+    return decode.generate_tokens(model, *given, stop=stop)

@@ -149,7 +149,7 @@ def tune(folder: Path, dry_run: bool, **options: Any) -> None:
     if dry_run:
         print(source.shown(find.model(options["model"])))
         return
-    command.tune(settings, source=source, **options)
+    command.tune(settings, source=source, to=_exports(options), **options)
 
 
 @radazo_llm.command(cls=Command)
@@ -228,6 +228,7 @@ def reward(
     command.train(
         settings,
         source=source,
+        to=_exports(options),
         given=[*given, *(f"{name}=1" for name in metrics)],
         **options,
     )
@@ -255,6 +256,12 @@ def chat(**options: Any) -> None:
     from radazo_llm.chat import chat
 
     chat(**options)
+
+
+def _exports(options: dict[str, Any]) -> dict[str, Path | None]:
+    """Takes the paths of exports out of the options."""
+    names = [name for name in options if name.startswith("export_")]
+    return {name: options.pop(name) for name in names}
 
 
 def _taken(command: str, options: dict[str, Any], folder: Path | None) -> Any:

@@ -17,8 +17,8 @@ import click
 _RESUMED = "tune", "reward"
 
 
-def reason(error: Exception) -> str:
-    """The message of an error of another package, on one line."""
+def reason(error: BaseException) -> str:
+    """The class and the message of an error of another package, on one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import click
 
-from radazo_llm.settings import default_of, fields, option_name
+from radazo_llm.settings import default_of, descriptions, fields, option_name
 
 FOLDER, FILE = click.Path(path_type=Path), click.Path(dir_okay=False, path_type=Path)
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -48,7 +48,7 @@ def settings_of(command: str) -> Decorator:
     """Adds an option for each setting of a command."""
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
-        found = fields(command)
+        found, texts = fields(command), descriptions()
         # Of a group one after another; click reads decorators from the last.
         groups = list(dict.fromkeys(field.metadata["group"] for field in found))
         found.sort(key=lambda field: groups.index(field.metadata["group"]))
@@ -62,7 +62,7 @@ def settings_of(command: str) -> Decorator:
                 is_flag=isinstance(default, bool),
                 default=default,
                 show_default=default not in ("", False),
-                help=field.metadata["help"],
+                help=texts[field.name],
             )(function)
         return function
 

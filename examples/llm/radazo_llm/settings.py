@@ -5,7 +5,9 @@ options at once.
 """
 
 import dataclasses
+import inspect
 import math
+import re
 from collections.abc import Sequence
 from typing import Any, Literal, Self, get_args
 
@@ -18,20 +20,17 @@ _FROM_0 = (*_FROM_0, "temperature", "eval_temperature")
 _MOST_SMOOTHING = 1e3  # Above, points have nothing to do with the parameters.
 
 
-def setting(
-    default: Any, group: str, text: str, *, reward: Any = None, of: str = ""
-) -> Any:
+def setting(default: Any, group: str, *, reward: Any = None, of: str = "") -> Any:
     """A field.
 
     Args:
       default: The default.
       group: The group that the command line lists it in.
-      text: The help text.
       reward: The default of runs on rewards, if it is another.
       of: The command that has the setting alone.
     """
     other = default if reward is None else reward
-    metadata = {"group": group, "help": text, REWARD: other, "of": of}
+    metadata = {"group": group, REWARD: other, "of": of}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -42,183 +41,118 @@ def option_name(field: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """All that defines a run, except the model, the data and the rewards.
+    r"""All that defines a run, except the model, the data and the rewards.
 
     The defaults of `tune` are the paper's, but for η: central differences with one
-    Gaussian direction, and the same μ, β₁ and β₂ for all methods.
+    Gaussian direction, and the same μ, β₁ and β₂ for all methods. The command line
+    shows these descriptions:
+
+    Attributes:
+      labels: The word that stands for each value of the column label, such as
+        great=1,terrible=0. The values themselves by default.
+      template: The prompt of a text with a label; \n is a new line.
+      chat: Make each prompt the turn of a user, in the model's chat template.
+      all_turns: Score all replies of a conversation, and not the last.
+      split_column: The column that says train, dev or test. By default, split if there
+        is one.
+      dev_share: The share of rows to evaluate on, if nothing names the splits.
+      test_share: The share of rows that are measured before and after the run alone.
+      skip_long: Leave out examples that are longer than the model's context.
+      train_examples: Rows to train on, at most.
+      eval_examples: Rows to evaluate, at most.
+      method: The optimizer.
+      tune: What is tuned: adapters, a soft prompt, all parameters, or the scales of
+        quantized matrices.
+      quantize: How frozen matrices are stored; file leaves them as in the file.
+      objective: The loss: the cross-entropy of the candidates or of the tokens that
+        follow, which the data decide, or the share of wrong choices. For a metric of
+        what the model writes, use radazo-llm reward --data.
+      distribution: The directions along which the loss is measured; low_rank makes
+        steps of full tuning cheaper.
+      num_directions: K: more make a step longer and its estimate less noisy.
+      difference: central takes 2K evaluations per step, forward K + 1.
+      shaping: How rewards become weights; by_group compares replies to one prompt.
+      population_size: Members of a step: more take longer and are less noisy.
+      smoothing: μ, the distance of the points: larger for a loss that moves in jumps,
+        such as accuracy or a reward.
+      learning_rate: η, at its largest; 0 measures it before the first step, and takes
+        the cosine.
+      schedule: The learning rate over the run; a cosine ends at 0.
+      warmup_steps: Steps in which the learning rate rises from 0.
+      b1: β₁, the average of the estimates.
+      b2: β₂, the average of their squares.
+      decay: The pull toward the untuned parameters.
+      batch_size: Examples, or prompts, of a step: more take longer and are less noisy.
+      num_buckets: Groups of examples of similar length. Each compiles a program, and is
+        padded to its own longest.
+      last_layers: Only these are tuned and run in a step; 0 for all.
+      num_steps: More reach a lower loss, and take as much longer.
+      seed: Of directions, adapters and the order of examples.
+      eval_every: Steps from one evaluation to the next.
+      eval_batch_size: Examples that are evaluated at once: fewer take less memory.
+      num_tokens: Tokens that the model writes for a prompt, at most.
+      temperature: 0 takes the likeliest tokens; above, tokens are drawn.
+      eval_temperature: The temperature of replies to held-out problems.
+      instruction: A text in front of each question.
+      timeout: Seconds of a call of a reward function; then it is ended.
+      lora_rank: The rank of the adapters.
+      lora_alpha: Adapters are multiplied by this number over their rank.
+      lora_targets: The projections that get adapters.
+      prompt_length: The tokens of a soft prompt.
     """
 
-    labels: str = setting(
-        "",
-        DATA,
-        "The word that stands for each value of the column label, such as "
-        "great=1,terrible=0. The values themselves by default.",
-    )
-    template: str = setting(
-        r"{text}\nAnswer:",
-        DATA,
-        r"The prompt of a text with a label; \n is a new line.",
-    )
-    chat: bool = setting(
-        False,
-        DATA,
-        "Make each prompt the turn of a user, in the model's chat template.",
-    )
-    all_turns: bool = setting(
-        False, DATA, "Score all replies of a conversation, and not the last.", of=TUNE
-    )
-    split_column: str = setting(
-        "",
-        DATA,
-        "The column that says train, dev or test. By default, split if there is one.",
-    )
-    dev_share: float = setting(
-        0.1, DATA, "The share of rows to evaluate on, if nothing names the splits."
-    )
-    test_share: float = setting(
-        0.0, DATA, "The share of rows that are measured before and after the run alone."
-    )
-    skip_long: bool = setting(
-        False,
-        DATA,
-        "Leave out examples that are longer than the model's context.",
-        of=TUNE,
-    )
-    train_examples: int = setting(
-        10_000, DATA, "Rows to train on, at most.", reward=2048
-    )
-    eval_examples: int = setting(500, DATA, "Rows to evaluate, at most.", reward=256)
+    labels: str = setting("", DATA)
+    template: str = setting(r"{text}\nAnswer:", DATA)
+    chat: bool = setting(False, DATA)
+    all_turns: bool = setting(False, DATA, of=TUNE)
+    split_column: str = setting("", DATA)
+    dev_share: float = setting(0.1, DATA)
+    test_share: float = setting(0.0, DATA)
+    skip_long: bool = setting(False, DATA, of=TUNE)
+    train_examples: int = setting(10_000, DATA, reward=2048)
+    eval_examples: int = setting(500, DATA, reward=256)
     method: Literal["radazo", "zo_adamm", "zo_rmsprop", "zo_sgd"] = setting(
-        "radazo", METHOD, "The optimizer."
+        "radazo", METHOD
     )
-    tune: Literal["lora", "prompt", "full", "scales"] = setting(
-        "lora",
-        MODEL,
-        "What is tuned: adapters, a soft prompt, all parameters, or the scales of "
-        "quantized matrices.",
-    )
-    quantize: Literal["no", "int8", "int4", "file"] = setting(
-        "no",
-        MODEL,
-        "How frozen matrices are stored; file leaves them as in the file.",
-        of=TUNE,
-    )
+    tune: Literal["lora", "prompt", "full", "scales"] = setting("lora", MODEL)
+    quantize: Literal["no", "int8", "int4", "file"] = setting("no", MODEL, of=TUNE)
     objective: Literal["auto", "classification", "language_model", "accuracy"] = (
-        setting(
-            "auto",
-            METHOD,
-            "The loss: the cross-entropy of the candidates or of the tokens that "
-            "follow, which the data decide, or the share of wrong choices. For a "
-            "metric of what the model writes, use radazo-llm reward --data.",
-            of=TUNE,
-        )
+        setting("auto", METHOD, of=TUNE)
     )
     distribution: Literal["gaussian", "sphere", "rademacher", "low_rank"] = setting(
-        "gaussian",
-        METHOD,
-        "The directions along which the loss is measured; low_rank makes steps of full "
-        "tuning cheaper.",
+        "gaussian", METHOD
     )
-    num_directions: int = setting(
-        1, METHOD, "K: more make a step longer and its estimate less noisy.", of=TUNE
-    )
-    difference: Literal["central", "forward"] = setting(
-        "central",
-        METHOD,
-        "central takes 2K evaluations per step, forward K + 1.",
-        of=TUNE,
-    )
+    num_directions: int = setting(1, METHOD, of=TUNE)
+    difference: Literal["central", "forward"] = setting("central", METHOD, of=TUNE)
     shaping: Literal["z_score", "by_group", "centered_ranks", "pair_signs"] = setting(
-        "by_group",
-        METHOD,
-        "How rewards become weights; by_group compares replies to one prompt.",
-        of=REWARD,
+        "by_group", METHOD, of=REWARD
     )
-    population_size: int = setting(
-        32,
-        METHOD,
-        "Members of a step: more take longer and are less noisy.",
-        of=REWARD,
-    )
-    smoothing: float = setting(
-        1e-3,
-        METHOD,
-        "μ, the distance of the points: larger for a loss that moves in jumps, such "
-        "as accuracy or a reward.",
-        reward=0.05,
-    )
-    learning_rate: float = setting(
-        0.0,
-        METHOD,
-        "η, at its largest; 0 measures it before the first step, and takes the cosine.",
-        reward=1e-3,
-    )
+    population_size: int = setting(32, METHOD, of=REWARD)
+    smoothing: float = setting(1e-3, METHOD, reward=0.05)
+    learning_rate: float = setting(0.0, METHOD, reward=0.001)
     schedule: Literal["constant", "cosine"] = setting(
-        "constant",
-        METHOD,
-        "The learning rate over the run; a cosine ends at 0.",
-        reward="cosine",
+        "constant", METHOD, reward="cosine"
     )
-    warmup_steps: int = setting(
-        0, METHOD, "Steps in which the learning rate rises from 0."
-    )
-    b1: float = setting(0.9, METHOD, "β₁, the average of the estimates.")
-    b2: float = setting(0.99, METHOD, "β₂, the average of their squares.")
-    decay: float = setting(0.0, METHOD, "The pull toward the untuned parameters.")
-    batch_size: int = setting(
-        16,
-        LENGTH,
-        "Examples, or prompts, of a step: more take longer and are less noisy.",
-    )
-    num_buckets: int = setting(
-        1,
-        LENGTH,
-        "Groups of examples of similar length. Each compiles a program, and is padded "
-        "to its own longest.",
-        of=TUNE,
-    )
-    last_layers: int = setting(
-        0, MODEL, "Only these are tuned and run in a step; 0 for all.", of=TUNE
-    )
-    num_steps: int = setting(
-        1000, LENGTH, "More reach a lower loss, and take as much longer.", reward=200
-    )
-    seed: int = setting(0, LENGTH, "Of directions, adapters and the order of examples.")
-    eval_every: int = setting(
-        100, LENGTH, "Steps from one evaluation to the next.", reward=20
-    )
-    eval_batch_size: int = setting(
-        64, LENGTH, "Examples that are evaluated at once: fewer take less memory."
-    )
-    num_tokens: int = setting(
-        32, LENGTH, "Tokens that the model writes for a prompt, at most.", reward=6
-    )
-    temperature: float = setting(
-        0.0,
-        METHOD,
-        "0 takes the likeliest tokens; above, tokens are drawn.",
-        of=REWARD,
-    )
-    eval_temperature: float = setting(
-        0.0, LENGTH, "The temperature of replies to held-out problems.", of=REWARD
-    )
-    instruction: str = setting(
-        "", MODEL, "A text in front of each question.", of=REWARD
-    )
-    timeout: float = setting(
-        30.0, LENGTH, "Seconds of a call of a reward function; then it is ended."
-    )
-    lora_rank: int = setting(8, MODEL, "The rank of the adapters.", reward=4)
-    lora_alpha: float = setting(
-        16.0,
-        MODEL,
-        "Adapters are multiplied by this number over their rank.",
-        reward=8.0,
-    )
-    lora_targets: str = setting(
-        "q_proj,v_proj", MODEL, "The projections that get adapters."
-    )
-    prompt_length: int = setting(5, MODEL, "The tokens of a soft prompt.", of=TUNE)
+    warmup_steps: int = setting(0, METHOD)
+    b1: float = setting(0.9, METHOD)
+    b2: float = setting(0.99, METHOD)
+    decay: float = setting(0.0, METHOD)
+    batch_size: int = setting(16, LENGTH)
+    num_buckets: int = setting(1, LENGTH, of=TUNE)
+    last_layers: int = setting(0, MODEL, of=TUNE)
+    num_steps: int = setting(1000, LENGTH, reward=200)
+    seed: int = setting(0, LENGTH)
+    eval_every: int = setting(100, LENGTH, reward=20)
+    eval_batch_size: int = setting(64, LENGTH)
+    num_tokens: int = setting(32, LENGTH, reward=6)
+    temperature: float = setting(0.0, METHOD, of=REWARD)
+    eval_temperature: float = setting(0.0, LENGTH, of=REWARD)
+    instruction: str = setting("", MODEL, of=REWARD)
+    timeout: float = setting(30.0, LENGTH)
+    lora_rank: int = setting(8, MODEL, reward=4)
+    lora_alpha: float = setting(16.0, MODEL, reward=8.0)
+    lora_targets: str = setting("q_proj,v_proj", MODEL)
+    prompt_length: int = setting(5, MODEL, of=TUNE)
     command: str = TUNE
 
     @classmethod
@@ -350,6 +284,14 @@ class Settings:
             parts.append(found)
         top = self.learning_rate if measured is None else measured
         return (top * np.concatenate(parts)).astype(np.float32)
+
+
+def descriptions() -> dict[str, str]:
+    """The description of each setting, from the class."""
+    text = inspect.cleandoc(Settings.__doc__ or "").partition("Attributes:")[2]
+    parts = re.split(r"\n  (\w+): ", text)[1:]
+    pairs = zip(parts[::2], parts[1::2], strict=True)
+    return {name: " ".join(words.split()) for name, words in pairs}
 
 
 def default_of(field: dataclasses.Field[Any], command: str) -> Any:

@@ -1,4 +1,4 @@
-"""Generated tokens and texts, and the command line."""
+"""Chats: templates, ends of a text, and the command line."""
 
 import datetime
 import io
@@ -8,84 +8,15 @@ import shutil
 import subprocess
 import sys
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 from flax import nnx
 
 from radazo_llm.formats import adapters, chat_template, tokenizers
-from radazo_llm.formats import load as loading
-from radazo_llm.models import generate, lora
+from radazo_llm.models import lora
 
 from . import tiny
 
 GOLDEN = tiny.GOLDEN
-NUMBER = 6
-
-
-def greedy(model, tokens, number):
-    """Computes all logits again for each token; later tokens do not change them."""
-    padded = np.zeros((1, len(tokens) + number), np.int32)
-    padded[0, : len(tokens)] = tokens
-    for at in range(len(tokens), padded.shape[1]):
-        padded[0, at] = tiny.logits(model, padded)[0, at - 1].argmax()
-    return padded[0, len(tokens) :].tolist()
-
-
-def told(model, tokens, **kwargs):
-    return list(generate.generate(model, tokens, key=jax.random.key(0), **kwargs))
-
-
-@pytest.mark.parametrize("prompt", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_the_likeliest_tokens(prompt):
-    model = loading.load(GOLDEN / "decoders" / "qwen2", dtype=jnp.float32)
-    if prompt:
-        lora.add_prompt(model, length=3, rngs=nnx.Rngs(0))
-    tokens = [1, 5, 7, 2, 9]
-    expected = greedy(model, tokens, NUMBER)
-    assert len(set(expected)) > 2, "too easy"
-    assert told(model, tokens, max_tokens=NUMBER) == expected
-    stop = expected[3]
-    until = expected[: expected.index(stop)]
-    assert told(model, tokens, max_tokens=NUMBER, stop={stop}) == until
-
-
-@pytest.mark.slow
-def test_drawn_tokens_have_the_probabilities_of_the_logits():
-    model = tiny.model()
-    model.embed_tokens.embedding[...] *= 20  # So that tokens differ in probability.
-    tokens, number = [3, 4], 400
-    graphdef, state = nnx.split(model)
-    logits = tiny.logits(model, np.array([tokens], np.int32))[0, -1]
-    padded = np.array([tokens], np.int32)
-    cache = model.empty_cache(1, 2)
-
-    def draw(key):
-        args = padded, 0, 1, cache, jnp.float32(1.0), key, True
-        return generate._step.__wrapped__(graphdef, state, *args)[0]
-
-    keys = jax.random.split(jax.random.key(0), number)
-    drawn = np.asarray(jax.jit(lambda keys: jax.lax.map(draw, keys))(keys))
-    likely = np.asarray(jax.nn.softmax(logits))
-    # Tokens in the upper half of the probability: a binomial, to five deviations.
-    order = np.argsort(-likely)
-    top = order[: np.searchsorted(np.cumsum(likely[order]), 0.5) + 1]
-    part = likely[top].sum()
-    hits = np.isin(drawn, top).mean()
-    assert abs(hits - part) <= 5 * np.sqrt(part * (1 - part) / number)
-
-
-def test_no_more_tokens_than_positions():
-    model = tiny.model()
-    assert len(told(model, [3] * 29, max_tokens=100)) == 3  # Of 32.
-    for tokens in ([], [3] * 32):
-        with pytest.raises(ValueError, match=f"from 1 to 31; got {len(tokens)}"):
-            told(model, tokens)
-
-
-# --- Text -------------------------------------------------------------------------
-
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n"
     "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
@@ -201,6 +132,12 @@ def test_command_line(job, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("a good\n\n"))
     tiny.command("chat", *arguments)
     assert "a good" + capsys.readouterr().out == plain
+    # A system's turn stands before the first; a model without a template gets lines.
+    monkeypatch.setattr(sys, "stdin", io.StringIO("good\n"))
+    tiny.command("chat", *arguments, "--system", "a")
+    reply = capsys.readouterr().out
+    tiny.command("chat", *arguments, "--prompt", "a\ngood")
+    assert "a\ngood" + reply == capsys.readouterr().out
 
 
 @pytest.mark.slow

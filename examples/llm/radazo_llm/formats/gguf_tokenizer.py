@@ -11,6 +11,7 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from tokenizers.processors import TemplateProcessing
 
+from radazo_llm.exits import reason
 from radazo_llm.formats import gguf_splits
 from radazo_llm.formats.gguf_file import File
 
@@ -139,7 +140,7 @@ def _bpe(file: File, tokens: list[str], merges: list[Any], **options: Any) -> To
         vocabulary = {token: i for i, token in enumerate(tokens)}
         return Tokenizer(models.BPE(vocabulary, merges, **options))
     except Exception as error:  # The library raises nothing narrower.
-        raise _error(file, "merges", f"pairs of tokens: {error!s:.80}") from None
+        raise _error(file, "merges", f"pairs of tokens: {reason(error)}") from None
 
 
 def _get(file: File, name: str) -> Any:

@@ -43,9 +43,7 @@ def train(
     output: Path,
     processes: int = 2,
     adapters: Path | None = None,
-    export_adapters: Path | None = None,
-    export_gguf: Path | None = None,
-    export_merged: Path | None = None,
+    to: exports.Exports,
     **options: Any,
 ) -> None:
     """Tunes a model on rewards of what it writes.
@@ -59,9 +57,7 @@ def train(
       output: The folder of the run.
       processes: Number of processes for reward functions.
       adapters: The folder of adapters to start from.
-      export_adapters: The folder for what was tuned.
-      export_gguf: The file for adapters.
-      export_merged: The folder for the whole model.
+      to: The paths of exports.
       options: Other options of `session.execute`.
 
     Raises:
@@ -73,11 +69,6 @@ def train(
     weights = weights_of(given or [default])
     path = find.model(model)
     config.read(path)  # Its errors come before others.
-    to: exports.Exports = {
-        "export_adapters": export_adapters,
-        "export_gguf": export_gguf,
-        "export_merged": export_merged,
-    }
     exports.check(settings, path, to)
     splits = _problems(settings, task, source)
 

@@ -72,7 +72,7 @@ class Log(contextlib.ExitStack):
 
     def step(self, number: int, values: dict[str, Any]) -> None:
         """Writes the numbers of a step."""
-        self._write(number, values)
+        self.write(number, values)
         for name in ("loss", "reward"):
             if isinstance(values.get(name), float):
                 self.bar.set_postfix({name: f"{values[name]:.4f}"}, refresh=False)
@@ -87,7 +87,7 @@ class Log(contextlib.ExitStack):
         for name, value in values.items():
             if name.endswith("_loss") and not math.isfinite(value):
                 raise FloatingPointError(self.diverged(name, value, step))
-        self._write(step, values)
+        self.write(step, values)
         names = [name for name in GOALS if name in values]
         with tqdm.external_write_mode():  # Clears the bar.
             for name in names:
@@ -96,6 +96,8 @@ class Log(contextlib.ExitStack):
     def diverged(self, name: str, value: float, step: int) -> str:
         """A message on a run that is of no use from a step on."""
         text = f"{name} must be finite; got {value} at step {step}."
+        if not step:
+            return f"{text} Get the model's files again, or give --dtype float32."
         best = self.best()
         if best and best["step"]:
             number = best["step"]
@@ -122,7 +124,8 @@ class Log(contextlib.ExitStack):
         """Whether there is an evaluation before a step."""
         return any(row["step"] == step for row in self.evaluations())
 
-    def _write(self, step: int, values: dict[str, Any]) -> None:
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        """Adds a line."""
         self.rows.append({"step": step} | values)
         numbers = {k: v for k, v in values.items() if isinstance(v, int | float)}
         if self.send is not None:

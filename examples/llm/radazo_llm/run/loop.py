@@ -21,7 +21,7 @@ import radazo_jax as zo
 from radazo_llm.run import usage
 from radazo_llm.run.folder import JOURNAL
 from radazo_llm.run.log import Log
-from radazo_llm.settings import Settings
+from radazo_llm.settings import REWARD, Settings
 
 # One evaluation after another, so that memory does not grow with their number.
 _ONE_BY_ONE = zo.vectorized(batch_size=1)
@@ -93,44 +93,23 @@ def run(
     minimize = functools.partial(
         zo.minimize, job.fun, job.params, *method, evaluator=job.evaluator, **options
     )
-    # The steps in the journal are taken without an evaluation.
-    again = functools.partial(minimize, num_steps=done)
     end = settings.num_steps
 
-    def measure(params: Any, step: int) -> None:
-        if not log.is_measured(step):
-            log.evaluation(step, job.measure(params, step))
-
-    _fill(log, folder, done)
+    after = _After(settings, job, log, folder, done, workers is None)
+    _fill(log, folder, done, settings.command == REWARD)
     if done == 0 and eval_first:
-        measure(job.params, 0)
-    is_due = 0 < done < end and done % settings.eval_every == 0
-    if is_due and workers is None and not log.is_measured(done):
-        measure(again().params, done)  # The run was cut before.
-    clock = [0.0, 0.0]
-
-    def after(report: zo.runs.Report) -> None:
-        step = report.step
-        values = {"loss": _mean(report.values)} if job.row is None else job.row()
-        log.step(step - 1, values)
-        clock[:] = clock[1], time.perf_counter()
-        if step == done + _TIMED:
-            usage.tell(settings, clock[1] - clock[0], step, folder)
-        if step % settings.eval_every == 0 and step < end and workers is None:
-            measure(report.state.params, step)
-
+        after.measure(job.params, 0)
+    if done and after.is_due(done) and not log.is_measured(done):
+        # The run was cut before. Steps in the journal are taken without evaluations.
+        after.measure(minimize(num_steps=done).params, done)
     try:
-        if workers is None:
-            result = minimize(num_steps=end, callback=after)
-        else:
-            with connected(workers) as client:
-                result = zo.distribute(
-                    *(job.make, None, *method),
-                    **options,
-                    client=client,
-                    num_steps=end,
-                    callback=after,
+        with contextlib.ExitStack() as stack:
+            if workers is not None:
+                client = stack.enter_context(connected(workers))
+                minimize = functools.partial(
+                    zo.distribute, job.make, None, *method, client=client, **options
                 )
+            result = minimize(num_steps=end, callback=after)
     except zo.runs.RunError as error:
         failed = error.result is not None and error.result.stopped == "failure"
         if job.drops or not failed or workers is not None:
@@ -140,18 +119,56 @@ def run(
     if result.stopped == "interrupted":
         raise KeyboardInterrupt
     params = jax.tree.map(jnp.asarray, result.params)
-    measure(params, end)
+    after.measure(params, end)
     return params
 
 
-def _fill(log: Log, folder: Path, done: int) -> None:
+@dataclasses.dataclass
+class _After:
+    """The work after each step: lines of the log, and evaluations.
+
+    Attributes:
+      settings, job, log, folder, done: As of `run`.
+      measures: Whether the parameters are here, to be measured between steps.
+    """
+
+    settings: Settings
+    job: Job
+    log: Log
+    folder: Path
+    done: int
+    measures: bool
+    last: float = 0.0  # The time of the latest step.
+
+    def __call__(self, report: zo.runs.Report) -> None:
+        step, row = report.step, self.job.row
+        self.log.step(step - 1, row() if row else {"loss": _mean(report.values)})
+        before, self.last = self.last, time.perf_counter()
+        if step == self.done + _TIMED:
+            usage.tell(self.settings, self.last - before, step, self.folder)
+        if self.is_due(step):
+            self.measure(report.state.params, step)
+
+    def is_due(self, step: int) -> bool:
+        """Whether the parameters are measured between two steps."""
+        within = self.measures and step < self.settings.num_steps
+        return within and step % self.settings.eval_every == 0
+
+    def measure(self, params: Any, step: int) -> None:
+        """Measures parameters, unless that is done."""
+        if not self.log.is_measured(step):
+            self.log.evaluation(step, self.job.measure(params, step))
+
+
+def _fill(log: Log, folder: Path, done: int, rewards: bool) -> None:
     """Writes lines of steps that the journal has, and a run that was cut did not."""
     number = len(log.rows) - len(log.evaluations())
     if number >= done:
         return
     history = zo.runs.History.from_journal(folder / JOURNAL)
     for step in range(number, done):
-        log.step(step, {"loss": float(np.float32(history.value[step]))})
+        value = float(np.float32(history.value[step]))
+        log.write(step, {"reward": -value} if rewards else {"loss": value})
 
 
 def _mean(values: np.ndarray) -> float:

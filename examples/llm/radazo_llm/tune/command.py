@@ -24,9 +24,7 @@ def tune(
     adapters: Path | None = None,
     metrics: Sequence[str] = (),
     workers: str | None = None,
-    export_adapters: Path | None = None,
-    export_gguf: Path | None = None,
-    export_merged: Path | None = None,
+    to: exports.Exports,
     **options: Any,
 ) -> None:
     """Tunes a model on examples, and exports it.
@@ -40,9 +38,7 @@ def tune(
       adapters: The folder of adapters or of a prompt to start from.
       metrics: Reward functions of what the model writes, which are measured too.
       workers: The address of a scheduler, or a number of processes.
-      export_adapters: The folder for what was tuned.
-      export_gguf: The file for adapters.
-      export_merged: The folder for the whole model.
+      to: The paths of exports.
       options: Other options of `session.execute`.
 
     Raises:
@@ -52,11 +48,6 @@ def tune(
     """
     path = find.model(model)
     config.read(path)  # Its errors come before errors of larger files.
-    to: exports.Exports = {
-        "export_adapters": export_adapters,
-        "export_gguf": export_gguf,
-        "export_merged": export_merged,
-    }
     exports.check(settings, path, to)
     _check_together(settings, workers, metrics)
     # Errors in the small files are reported before the large ones are read.

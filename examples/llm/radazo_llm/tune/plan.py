@@ -4,6 +4,7 @@ No weights are read: some steps and an evaluation run on parameters of the same 
 """
 
 import dataclasses
+import functools
 import time
 from typing import Any
 
@@ -19,6 +20,7 @@ from radazo_llm.formats import config, find
 from radazo_llm.run import usage
 from radazo_llm.settings import Settings
 from radazo_llm.tune import frozen
+from radazo_llm.tune.batches import draw
 from radazo_llm.tune.job import loss_of, measure, parts_of, with_objective
 
 _STEPS = 3  # The first ones compile.
@@ -110,8 +112,8 @@ def _run(
         _, model = frozen.split(model, settings.last_layers)
         width = about.hidden_size
     parts = parts_of(settings, model)
-    step = _batch(settings.batch_size, length, width, dtype, like)
-    rows = jnp.arange(settings.batch_size, dtype=jnp.int32)
+    size = settings.batch_size
+    step = _batch(size, length, width, dtype, like)
     settings = dataclasses.replace(settings, learning_rate=1e-30)
     ends: list[float] = []
     result = zo.minimize(
@@ -120,7 +122,7 @@ def _run(
         settings.optimizer(np.zeros(_STEPS, np.float32)),
         settings.estimator(),
         num_steps=_STEPS,
-        sample=lambda key: (jnp.int32(0), rows),
+        sample=functools.partial(draw, (size,), size),
         evaluator=zo.vectorized(batch_size=1),
         chunk_size=1,
         callback=lambda report: ends.append(time.perf_counter()),

@@ -127,5 +127,5 @@ def test_a_tokenizer_at_which_the_library_panics_is_refused(tmp_path, monkeypatc
     for name in ("vocab.json", "merges.txt"):
         (tmp_path / name).write_text("{}", "utf-8")
     monkeypatch.setattr(tokenizers.models.BPE, "from_file", panic)
-    with pytest.raises(ValueError, match="that can be read: range end index 10"):
+    with pytest.raises(ValueError, match="that can be read: Panic: range end index"):
         tokenizers.load(tmp_path)

@@ -4,10 +4,8 @@ import dataclasses
 import itertools
 import json
 import re
-import sys
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
@@ -140,66 +138,6 @@ def test_the_text_is_prose_and_reads_no_label():
     for word in (" It", " was", " great", " terrible", " boring", " the", " film"):
         assert len(tokenizer.encode(word, add_special_tokens=False)) == 1
     assert corpus.train_tokenizer(lines).to_str() == tokenizer.to_str()
-
-
-def test_without_sources_the_reviews_remain(monkeypatch, tmp_path):
-    monkeypatch.setattr(corpus.sysconfig, "get_path", lambda _: str(tmp_path))
-    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)  # Fails to import.
-    assert set(corpus.text()) == set(corpus.reviews())
-
-
-def test_docstrings_and_comments_are_read_and_code_is_not(monkeypatch, tmp_path):
-    source = '''"""One line of prose that the module has.
-
-    >>> this = "is a doctest", 'and is left out' == "of" + "the" + "text"
-    """
-raise RuntimeError("the sources are never run")
-def function():
-    # Comments of several lines
-    # are joined to one paragraph.
-    "A docstring with \\d, an old escape, is read."
-    #
-    # Too short.
-'''
-    (tmp_path / "test").mkdir()
-    for name, content in {
-        "module.py": source,
-        "broken.py": "# A comment in what is not Python at all.\n(",
-        "test/case.py": '"""Tests of the library are left out."""',
-        "LICENSE.txt": "You may use this text as you\nplease, always.",
-    }.items():
-        (tmp_path / name).write_text(content, encoding="utf-8")
-    monkeypatch.setattr(corpus.sysconfig, "get_path", lambda _: str(tmp_path))
-    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
-    reviews = set(corpus.reviews())
-    assert [line for line in corpus.text() if line not in reviews] == [
-        "You may use this text as you please, always.",
-        "One line of prose that the module has.",
-        "A docstring with \\d, an old escape, is read.",
-        "Comments of several lines are joined to one paragraph.",
-    ]
-
-
-def test_the_stream_is_all_lines_each_after_bos(tokenizer):
-    lines = corpus.reviews()[:50]
-    stream = corpus.token_stream(tokenizer, lines)
-    assert stream.dtype == np.int32
-    starts = np.flatnonzero(stream == 2)
-    assert [tokenizer.decode(part) for part in np.split(stream, starts)[1:]] == lines
-
-
-def test_windows_are_pieces_of_the_stream():
-    stream = np.arange(100, 130, dtype=np.int32)
-    seen = set()
-    for step in range(50):
-        batch = corpus.windows(stream, 3, step, batch_size=4, length=8)
-        assert batch.shape == (4, 8) and batch.dtype == np.int32
-        np.testing.assert_array_equal(np.diff(batch), 1)
-        np.testing.assert_array_equal(batch, corpus.windows(stream, 3, step, 4, 8))
-        seen.update(batch[:, 0].tolist())
-    assert seen == set(range(100, 123))  # The first and the last places too.
-    other = corpus.windows(stream, 4, 0, 4, 8)
-    assert (other != corpus.windows(stream, 3, 0, 4, 8)).any()
 
 
 @pytest.mark.slow
