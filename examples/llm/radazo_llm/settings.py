@@ -61,9 +61,9 @@ class Settings:
       train_examples: Rows to train on, at most.
       eval_examples: Rows to evaluate, at most.
       method: The optimizer.
-      tune: What is tuned: adapters, a soft prompt, all parameters, or the scales of
-        quantized matrices.
-      quantize: How frozen matrices are stored; file leaves them as in the file.
+      tune: The part that is tuned: adapters, a soft prompt, all parameters, or the
+        scales of quantized matrices.
+      quantize: The storage of frozen matrices; file leaves them as in the file.
       objective: The loss: the cross-entropy of the candidates or of the tokens that
         follow, which the data decide, or the share of wrong choices. For a metric of
         what the model writes, use radazo-llm reward --data.
@@ -71,7 +71,7 @@ class Settings:
         steps of full tuning cheaper.
       num_directions: K: more make a step longer and its estimate less noisy.
       difference: central takes 2K evaluations per step, forward K + 1.
-      shaping: How rewards become weights; by_group compares replies to one prompt.
+      shaping: The weights of rewards; by_group compares replies to one prompt.
       population_size: Members of a step: more take longer and are less noisy.
       smoothing: μ, the distance of the points: larger for a loss that moves in jumps,
         such as accuracy or a reward.
@@ -87,7 +87,7 @@ class Settings:
         padded to its own longest.
       last_layers: Only these are tuned and run in a step; 0 for all.
       num_steps: More reach a lower loss, and take as much longer.
-      seed: Of directions, adapters and the order of examples.
+      seed: The seed of directions, adapters and the order of examples.
       eval_every: Steps from one evaluation to the next.
       eval_batch_size: Examples that are evaluated at once: fewer take less memory.
       num_tokens: Tokens that the model writes for a prompt, at most.

@@ -69,7 +69,7 @@ CASES = [
 
 
 class State(NamedTuple):
-    """What a step changes: what is tuned, and the optimizer's state."""
+    """The tuned parameters and the optimizer's state, which a step changes."""
 
     params: Any
     opt_state: Any

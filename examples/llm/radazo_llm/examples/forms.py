@@ -30,7 +30,7 @@ _PROMPT = ("prompt",)  # Enough for text that a model writes.
 _ROLES = ("system", "user", "assistant")
 MOST_CLASSES = 100
 _TEXT = "{text}"
-# What tables have where there is no label.
+# Texts that tables hold if there is no label.
 _NO_LABELS = ("", "nan", "none", "null", "<na>")
 _PUNCTUATION = ".,:;?!"  # A space follows it.
 Turn = dict[str, str]
@@ -317,13 +317,13 @@ def _rendered(
         if len(found) == row:
             found.append(Example(prompt, (reply,), 0, items[row].place, (span,)))
             continue
-        # Another reply of the conversation: the text goes on to its end.
+        # Another reply of the conversation: the text is extended to its end.
         whole, last = prompt + reply, found[row]
         if not whole.startswith(last.prompt + last.candidates[0]):
             raise ValueError(_other_text(last.place))
         rest = whole[len(last.prompt) :]
         found[row] = last._replace(candidates=(rest,), spans=(*last.spans, span))
-    if not all_turns:  # Its tokens are those behind the prompt.
+    if not all_turns:  # Its tokens follow the prompt.
         found = [example._replace(spans=()) for example in found]
     return found, plain
 

@@ -17,8 +17,8 @@ class Example(NamedTuple):
 
     Attributes:
       prompt: The text.
-      candidates: What may follow.
-      label: Which of them does.
+      candidates: The texts that may follow.
+      label: The place of the text that follows.
       place: The file and the line, if messages name them.
       spans: The parts of prompt and candidate that are scored, as places of characters;
         by default the candidate.
@@ -123,9 +123,9 @@ def encode(
     sizes = np.array([[len(place) for place in row] for row in places])
     for i, example in enumerate(examples):
         if sizes[i].min() < 1 or ends[i].max() > max_length:
-            where = f"{example.place}: " if example.place else ""
+            place = f"{example.place}: " if example.place else ""
             raise ValueError(
-                f"{where}example {i} ({example.prompt[:40]!r}...) must have at most "
+                f"{place}example {i} ({example.prompt[:40]!r}...) must have at most "
                 f"{max_length} tokens, and some for each candidate; got "
                 f"{ends[i].max()}, and {sizes[i].tolist()} for the candidates. Shorten "
                 "it, or leave out long ones (--skip-long)."

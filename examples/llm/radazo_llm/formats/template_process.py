@@ -45,7 +45,7 @@ def main() -> None:
 def rendered(
     source: str, chats: list[list[dict[str, str]]], special: dict[str, Any]
 ) -> list[str]:
-    """The text of each chat, up to where the next reply begins."""
+    """The text of each chat, up to the begin of the next reply."""
     template = environment().from_string(source)
     texts = [
         template.render(

@@ -83,7 +83,7 @@ class Task:
         self._warned = self._alike = False
 
     def job(self) -> Job:
-        """What a run minimizes."""
+        """Returns the job of a run: the negative rewards."""
         settings, data = self.settings, self.prompts["train"]
         fun = functools.partial(
             losses,

@@ -1,4 +1,4 @@
-"""What a run writes at its end: adapters, adapters for llama.cpp, a merged model."""
+"""Exports of a tuned model: adapters, adapters for llama.cpp, the merged model."""
 
 import contextlib
 import tempfile

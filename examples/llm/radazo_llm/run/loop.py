@@ -30,11 +30,11 @@ _TIMED = 3  # Earlier steps compile; this one is timed.
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What a run minimizes.
+    """The work of a run: a loss, and its evaluations.
 
     Attributes:
       fun: The loss, `fun(params, xi)`.
-      params: What is tuned, at the start.
+      params: The tuned parameters, at the start.
       sample: Draws ξ.
       measure: The numbers of an evaluation, for parameters and a step.
       evaluator: Evaluates the points of a step.
@@ -69,7 +69,7 @@ def run(
 
     Args:
       settings: The settings of the run.
-      job: What is minimized.
+      job: The work of the run.
       rates: η of each step.
       log: Gets the numbers of steps and evaluations.
       folder: The folder of the journal.

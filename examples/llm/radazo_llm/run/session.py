@@ -88,7 +88,7 @@ def execute(
         )
         log.bar.close()
         rows = log.evaluations()
-        print(tabulate(rows, headers="keys", floatfmt=".4f"))
+        print(tabulate(list(map(_shown, rows)), headers="keys", floatfmt=".4f"))
         print(summary(rows))
         picture(output)
         print(f"\nMetrics, their picture and the journal are in {output}.")
@@ -116,6 +116,12 @@ def loaded(settings: Settings, path: Path, dtype: str) -> LanguageModel:
         flush=True,
     )
     return model
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of an evaluation that all evaluations have."""
+    once = "_largest", "_calibrated"
+    return {name: value for name, value in row.items() if not name.endswith(once)}
 
 
 def summary(rows: list[dict[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""The time, the memory and the disk of a run, as they are."""
+"""The time, the memory and the disk that a run takes, and that are left."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""What `tune` minimizes: a model, what is tuned of it, and batches of examples."""
+"""The job of `tune`: a model, its tuned parameters, and batches of examples."""
 
 import dataclasses
 import functools
@@ -30,9 +30,9 @@ class Parts(NamedTuple):
     """A model in parts.
 
     Attributes:
-      graphdef: What is no array.
-      params: What is tuned.
-      rest: What is not.
+      graphdef: Its structure.
+      params: Its tuned parameters.
+      rest: Its other arrays.
     """
 
     graphdef: Any
@@ -83,7 +83,7 @@ class Tuned(NamedTuple):
     """A job, and the model and the data that it has.
 
     Attributes:
-      job: What is minimized.
+      job: The work of the run.
       parts: The model, or its last layers.
       identity: Numbers that tell the model and the data apart.
     """

@@ -1,4 +1,4 @@
-"""The job of `radazo-llm plan`: what a tuning run takes, measured on a model of noise.
+"""The job of `radazo-llm plan`: the cost of a run, measured on a model of noise.
 
 No weights are read: some steps and an evaluation run on parameters of the same sizes.
 """

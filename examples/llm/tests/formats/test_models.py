@@ -24,7 +24,7 @@ ADAPTERS = GOLDEN / "peft" / "lora"
 
 
 def chat(folder):
-    """What a chat reads of a model's folder."""
+    """Reads of a model's folder what a chat needs."""
     chat_template.ends(folder, Tokenizer(models.BPE()))
     return chat_template.conversation(folder)([[{"role": "user", "content": "a"}]])
 

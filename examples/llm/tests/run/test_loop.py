@@ -1,4 +1,4 @@
-"""Runs that end, are cut, resume, diverge or go on."""
+"""Runs that end, are cut, resume, diverge or continue."""
 
 import dataclasses
 import json
