@@ -9,6 +9,7 @@ import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ from radazo_llm.formats import (
     stored,
     tensor_files,
 )
+from radazo_llm.formats.files import json_object, model_file
 from radazo_llm.formats.gguf_model import Stored
 from radazo_llm.formats.load import Folder
 from radazo_llm.formats.tensor_files import Tensor
@@ -32,6 +34,7 @@ from radazo_llm.models.model import Config, LanguageModel
 
 # What is copied from a model to one tuned from it.
 _TOKENIZER = (
+    "added_tokens.json",
     "chat_template.jinja",
     "generation_config.json",
     "merges.txt",
@@ -74,7 +77,7 @@ def merged(model: LanguageModel, folder: Folder, *, base: Path) -> None:
         if model.first_layer:
             about = config.read(base)
             tensors = _base_tensors(model, base, files) | tensors
-        _save(tensors, about, model.dtype, Path(folder))
+        _save(tensors, about, model.dtype, Path(folder), _special(base))
     if gguf_file.is_gguf(base):
         file = gguf_model.read(base)
         gguf_tokenizer.tokenizer(file).save(str(Path(folder, "tokenizer.json")))
@@ -84,6 +87,13 @@ def merged(model: LanguageModel, folder: Folder, *, base: Path) -> None:
     for name in _TOKENIZER:
         if (base / name).is_file():
             shutil.copyfile(base / name, Path(folder, name))
+
+
+def _special(base: Path) -> dict[str, Any]:
+    """The special tokens in the configuration of a folder."""
+    path = model_file(base, config.CONFIG)
+    entries = json_object(path) if path.is_file() else {}
+    return {k: v for k, v in entries.items() if k.endswith("_token_id")}
 
 
 def _own_tensors(model: LanguageModel) -> dict[str, Tensor]:
@@ -119,8 +129,12 @@ def _base_tensors(
 
 
 def _save(
-    tensors: Mapping[str, Tensor], about: Config, dtype: Any, folder: Path
+    tensors: Mapping[str, Tensor],
+    about: Config,
+    dtype: Any,
+    folder: Path,
+    entries: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Writes a checkpoint, and removes the tensors of one that is there."""
-    entries = about.to_dict() | {"torch_dtype": str(jnp.dtype(dtype))}
+    entries = dict(entries) | about.to_dict() | {"torch_dtype": str(jnp.dtype(dtype))}
     tensor_files.write_model(folder, config.CONFIG, entries, tensors)

@@ -121,6 +121,12 @@ def test_a_merged_model_is_the_adapted_one(tmp_path):
     changed = {k for k in after if (after[k] != before[k]).any()}
     assert len(changed) == 4
     assert all(k.endswith(("q_proj.weight", "v_proj.weight")) for k in changed)
+    before, after = (
+        json.loads((folder / "config.json").read_text("utf-8"))
+        for folder in (base, tmp_path)
+    )
+    for name in ("pad", "bos", "eos"):
+        assert after[f"{name}_token_id"] == before[f"{name}_token_id"]
 
 
 def test_merging_rounds_to_the_dtype_of_the_model():
