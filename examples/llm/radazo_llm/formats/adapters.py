@@ -132,6 +132,8 @@ def _read_config(folder: Path, model: LanguageModel) -> dict[str, Any]:
         whole = type(value) is int or (name == "lora_alpha" and type(value) is float)
         if not whole or not 0 < value < 2**31:
             raise ValueError(f"{path}: {name} must be positive; got {value!r:.80}.")
+    if kind == "LORA":
+        lora.check_rank(model, config["r"], modules, f"{path}: r")
     return config
 
 

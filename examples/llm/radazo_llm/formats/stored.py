@@ -16,7 +16,7 @@ from radazo_llm.formats.gguf_model import Stored
 
 _FLOATS = ("F16", "BF16", "F32", "F64")  # As safetensors names them.
 _PART = 1 << 22  # Bytes of a tensor that are read at once.
-_INDEX = "model.safetensors.index.json"
+_FILES, _INDEX = "model*.safetensors", "model.safetensors.index.json"
 Tensors = dict[str, Stored]  # By name.
 
 
@@ -25,7 +25,7 @@ def of_model(folder: Path, files: contextlib.ExitStack) -> Tensors:
     if gguf_file.is_gguf(folder):
         return gguf_model.tensors(gguf_model.read(folder))
     index = model_file(folder, _INDEX)
-    if index.is_file():
+    if index.is_file() and any(folder.glob(_FILES)):
         shards = json_object(index).get("weight_map")
         known = set(shards.values()) if isinstance(shards, dict) else set()
         missing = [
@@ -36,7 +36,7 @@ def of_model(folder: Path, files: contextlib.ExitStack) -> Tensors:
                 f"{folder} must have all files that {_INDEX} names; got no "
                 f"{min(map(str, missing)):.80}. Copy it."
             )
-    return opened(folder, "model*.safetensors", files)
+    return opened(folder, _FILES, files)
 
 
 def opened(folder: Path, pattern: str, files: contextlib.ExitStack) -> Tensors:

@@ -70,17 +70,25 @@ def add_lora(
                 f"--lora-targets must be different ones of {', '.join(known)}; got "
                 f"{', '.join(map(str, targets)):.80}."
             )
+    check_rank(model, rank, targets)
     for name in targets:
         base = getattr(model.layers, name)
-        width = min(base.in_features, base.out_features)
-        if not 0 < rank <= width:
-            raise ValueError(
-                f"--lora-rank must be from 1 to {width}, the width of {name}; got "
-                f"{rank}."
-            )
         adapter = functools.partial(_adapter, base.in_features, rank, base.out_features)
         lora = stacked(model.config.num_hidden_layers, adapter, rngs)
         setattr(model.layers, name, AdaptedLinear(base, lora, alpha / rank))
+
+
+def check_rank(
+    model: LanguageModel, rank: int, targets: Sequence[str], name: str = "--lora-rank"
+) -> None:
+    """Raises a ValueError unless a rank is one that matrices can have."""
+    for target in targets:
+        base = getattr(model.layers, target)
+        width = min(base.in_features, base.out_features)
+        if not 0 < rank <= width:
+            raise ValueError(
+                f"{name} must be from 1 to {width}, the width of {target}; got {rank}."
+            )
 
 
 def projections(model: LanguageModel) -> list[str]:
