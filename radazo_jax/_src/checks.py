@@ -8,6 +8,8 @@ cannot be compared with anything: the numeric checks let them pass.
 """
 
 import math
+import sys
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -21,6 +23,25 @@ from radazo_jax._src import trees
 from radazo_jax._src.trees import at_least_float32
 
 _T = TypeVar("_T")
+
+# The packages whose frames lie between a warning and the call of the user.
+_BETWEEN = {"radazo_jax", "jax", "optax", "contextlib"}
+
+
+def warn(text: str) -> None:
+    """Warns at the line of the user's code that called this package.
+
+    Python shows a warning once for each line of a caller.
+    """
+    frame, depth = sys._getframe(), 1
+    while frame.f_back is not None and _package_of(frame) in _BETWEEN:
+        frame, depth = frame.f_back, depth + 1
+    warnings.warn(text, stacklevel=depth)
+
+
+def _package_of(frame: types.FrameType) -> str:
+    name: str = frame.f_globals.get("__name__", "")
+    return name.partition(".")[0]
 
 
 def check_passed(**needed: Any) -> None:
@@ -235,24 +256,17 @@ def _how_to_split(params: Any) -> str:
     return "Close over what is not optimized, or split it off."
 
 
-def warn_of_float32(params: optax.Params, stacklevel: int) -> None:
-    """Warns if NumPy's float64 becomes float32.
-
-    Args:
-      params: The caller's parameters, floating-point.
-      stacklevel: The caller's frame, counted as `warnings.warn` would from the function
-        that calls this one. Python shows a warning once for each line of a caller.
-    """
+def warn_of_float32(params: optax.Params) -> None:
+    """Warns if NumPy's float64 becomes float32."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not isinstance(leaf, np.ndarray | np.generic):
             continue
         if leaf.dtype == np.float64 and jnp.result_type(leaf) == jnp.float32:
-            warnings.warn(
+            warn(
                 f"params{jax.tree_util.keystr(path)} is float64 and becomes float32, "
                 "because JAX has 64 bits disabled. Pass float32, such as "
                 "np.zeros(5, np.float32), or enable 64 bits by "
-                "jax.config.update('jax_enable_x64', True).",
-                stacklevel=stacklevel + 1,
+                "jax.config.update('jax_enable_x64', True)."
             )
             return
 

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from radazo_jax._src.compiler import on_any_mesh
 from radazo_jax._src.directions.distribution import Direction, whole
 from radazo_jax._src.directions.layout import Layout
+from radazo_jax._src.xla import on_any_mesh
 
 _EXACT = lax.Precision.HIGHEST
 

@@ -8,7 +8,6 @@ import optax
 from jax import lax
 
 from radazo_jax._src.base import Estimate, GradientEstimator, Points, Values
-from radazo_jax._src.compiler import on_any_mesh, specs_of
 from radazo_jax._src.contrib._products import inner
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.dense import gaussian
@@ -19,6 +18,7 @@ from radazo_jax._src.estimators.differences import (
     checked_differences,
     differences,
 )
+from radazo_jax._src.xla import on_any_mesh, specs_of
 
 
 class MajorityVote(AlongDirections):

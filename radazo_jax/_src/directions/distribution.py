@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from radazo_jax._src import compiler
+from radazo_jax._src import xla
 from radazo_jax._src.configuration import Configuration
 from radazo_jax._src.directions import norm
 from radazo_jax._src.directions.elements import (
@@ -352,7 +352,7 @@ def drawn_once(
 
         return list(map(of_group, groups))
 
-    drawn = compiler.compute_once(jax.vmap(draw_all), keys, numbers)
+    drawn = xla.compute_once(jax.vmap(draw_all), keys, numbers)
     # Split apart from the draw: XLA's CPU backend would draw everything for each part.
     # And apart from the sums of the parts, which it would round otherwise in a loop.
     found: dict[Part, jax.Array] = {}
@@ -360,7 +360,7 @@ def drawn_once(
         shapes = [part.shape for part in group]
         split = jax.vmap(functools.partial(counter.split, shapes=shapes))
         alone = len(group) == 1
-        arrays = split(together) if alone else compiler.compute_once(split, together)
+        arrays = split(together) if alone else xla.compute_once(split, together)
         found |= zip(group, arrays, strict=True)
     return [found[part] for part in parts]
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from radazo_jax._src import compiler
+from radazo_jax._src import xla
 from radazo_jax._src.directions.layout import Leaf
 from radazo_jax._src.numbers import counter
 from radazo_jax._src.numbers.counter import Positions
@@ -96,7 +96,7 @@ class LazyElements(_Elementwise):
             return self._one_by_one()
 
         # A TPU would copy what is made of words into another order.
-        return compiler.on_one_gpu(self._from_words, self._one_by_one)
+        return xla.on_one_gpu(self._from_words, self._one_by_one)
 
     def _one_by_one(self) -> jax.Array:
         leaf = self.leaf

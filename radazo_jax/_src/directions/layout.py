@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src.compiler import on_any_mesh, specs_of
+from radazo_jax._src.xla import on_any_mesh, specs_of
 
 
 class MatrixAxes(NamedTuple):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from radazo_jax._src import compiler
+from radazo_jax._src import xla
 from radazo_jax._src.directions.distribution import (
     MAX_TOGETHER,
     Distribution,
@@ -52,7 +52,7 @@ class Normals(Distribution):
 
         if size < _FEWEST:
             return one_by_one()
-        return compiler.on_one_cpu(together, one_by_one)
+        return xla.on_one_cpu(together, one_by_one)
 
     def _store(
         self,
@@ -97,12 +97,12 @@ def drawn_normals(
         pairs = list(map(_pairs, parts))
         half = max_together // 2
         drawn = drawn_once(draw, keys, numbers, pairs, dimension, half)
-        return compiler.compute_once(split, drawn)
+        return xla.compute_once(split, drawn)
 
     size = len(keys) * sum(part.size for part in parts)
     if not _FEWEST <= size <= _MOST:
         return one_by_one()
-    return compiler.on_one_cpu(in_pairs, one_by_one)
+    return xla.on_one_cpu(in_pairs, one_by_one)
 
 
 def _from(key: jax.Array, first: Counter, size: int) -> jax.Array:
@@ -112,7 +112,7 @@ def _from(key: jax.Array, first: Counter, size: int) -> jax.Array:
         after = counter.low(jnp.arange(_num_pairs(size), dtype=jnp.uint32))
         return _draw_pairs(key, counter.add(_pair_of(first), after))
 
-    return _both(compiler.compute_once(draw, key, first))[:size]
+    return _both(xla.compute_once(draw, key, first))[:size]
 
 
 def _draw_pairs(key: jax.Array, pair: Counter) -> jax.Array:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from radazo_jax._src import compiler
+from radazo_jax._src import xla
 from radazo_jax._src.directions.distribution import (
     Distribution,
     Part,
@@ -62,7 +62,7 @@ class _Signed(Distribution):
         first = counter.positions(
             leaf.shape, [jnp.ravel(index)[0] for index in indices], leaf.offset
         )
-        words = compiler.compute_once(
+        words = xla.compute_once(
             functools.partial(_words_from, self, math.prod(shape), dimension),
             key,
             number,
@@ -86,7 +86,7 @@ class _Signed(Distribution):
         words = drawn_once(draw, keys, numbers, list(map(_words, leaves)), dimension)
         if any(leaf.offset % 32 for leaf in leaves):
             # XLA's CPU backend would align a word for each of its elements.
-            words = compiler.compute_once(align, words)
+            words = xla.compute_once(align, words)
         magnitude = self._magnitude(dimension)
         return tuple(
             PackedSigns(aligned, leaf.shape, magnitude)

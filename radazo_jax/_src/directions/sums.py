@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from radazo_jax._src.compiler import on_any_mesh, specs_of
 from radazo_jax._src.directions import distribution as distribution_module
 from radazo_jax._src.directions import norm
 from radazo_jax._src.directions.distribution import Direction, Distribution
@@ -23,6 +22,7 @@ from radazo_jax._src.directions.elements import (
 )
 from radazo_jax._src.directions.layout import Layout, Leaf
 from radazo_jax._src.numbers import counter, generator
+from radazo_jax._src.xla import on_any_mesh, specs_of
 
 # Up to this many directions taken in turn, the gradient is one expression, which
 # fuses into whatever consumes it; beyond, a loop with one accumulator.

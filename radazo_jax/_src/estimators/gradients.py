@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.tree_util import Partial
 
-from radazo_jax._src import checks, compiler, program, shown, trees
+from radazo_jax._src import checks, programs, shown, trees, xla
 from radazo_jax._src.base import (
     Draw,
     Estimate,
@@ -123,7 +123,7 @@ def value_and_grad(
 class _Estimator(NamedTuple):
     """The parts of a compiled estimate."""
 
-    loss: program.Traced
+    loss: programs.Traced
     estimator: GradientEstimator
     evaluator: Evaluator
     has_aux: bool
@@ -146,7 +146,7 @@ def _compiled_estimate(
     params = checks.as_params(params)
     # The arguments of the loss are inputs of the program, NumPy's as well.
     found, static = trees.partition(loss)
-    if program.are_disabled() or trees.is_traced((key, params, found)):
+    if programs.are_disabled() or trees.is_traced((key, params, found)):
         return None
     # A program does not know how its arguments are sharded, and an evaluator reads it.
     if _are_sharded((params, found)):
@@ -157,13 +157,13 @@ def _compiled_estimate(
 
     try:
         arrays = [jnp.asarray(x) for x in found]
-        traced = program.traced(at, arrays, params)
+        traced = programs.traced(at, arrays, params)
     except UNTRACEABLE:
         return None
     if trees.is_traced(traced):
         return None
     made = _Estimator(traced, estimator, evaluator, has_aux)
-    compiled = program.of(_estimate, made, key, params, arrays)
+    compiled = programs.of(_estimate, made, key, params, arrays)
     value, aux, gradient = compiled(key, params, arrays)
     if not has_aux:
         return value, gradient
@@ -190,7 +190,7 @@ def _estimate(
     return value, trees.partition(aux, jax.Array)[0], gradient
 
 
-def _at(loss: program.Traced, arrays: list[Any], params: optax.Params) -> Any:
+def _at(loss: programs.Traced, arrays: list[Any], params: optax.Params) -> Any:
     return loss(arrays, params)
 
 
@@ -349,7 +349,7 @@ def values_at(
     call = "evaluate(fun, params, points, has_aux)"
     _check_pair(found, Values, "evaluate of the evaluator", call)
     values, aux = found
-    return points.split(compiler.rounded(points.join(values))), aux
+    return points.split(xla.rounded(points.join(values))), aux
 
 
 def reduced(

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from radazo_jax._src import checks, compiler, trees
+from radazo_jax._src import checks, trees, xla
 from radazo_jax._src.base import Evaluator, Points, Values, shifted
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.distribution import Direction
@@ -145,7 +145,7 @@ def _values(
         found: list[jax.Array] = []
         after = first
         for i, scale in enumerate(scales):
-            at, u = compiler.tie((params, direction), *after)
+            at, u = xla.tie((params, direction), *after)
             t = None if shifts is None else shifts[i]
             at = shifted(at, points.shift, t, points.units)
             value, aux = transform.evaluate(

@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
-from radazo_jax._src import compiler
+from radazo_jax._src import xla
 from radazo_jax._src.directions.elements import (
     LazyElements,
     LowRankFactors,
@@ -137,7 +137,7 @@ def _chain(
         return product(x.astype(first.dtype), first)
 
     short = x.dtype.itemsize == 2 and first.dtype == jnp.float32
-    inner = compiler.on_one_gpu(in_halves, widened) if short else widened()
+    inner = xla.on_one_gpu(in_halves, widened) if short else widened()
     # Scaled here, because this array is the smallest.
     inner = scale * inner
     return jnp.einsum(

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src import compiler
+from radazo_jax._src import xla
 from radazo_jax._src.directions import distribution
 from radazo_jax._src.directions.distribution import Direction
 from radazo_jax._src.directions.elements import (
@@ -133,8 +133,8 @@ class View:
         if not isinstance(self.u, LazyElements):
             return rounded(self.u, self.norm, self.scale)
         late = [value for value in after if id(value) not in ready]
-        u = compiler.tie(self.u, *late)
-        return compiler.compute_once(rounded, u, self.norm, self.scale, after=after)
+        u = xla.tie(self.u, *late)
+        return xla.compute_once(rounded, u, self.norm, self.scale, after=after)
 
     def _sum(self, u: Elements, norm: jax.Array, scale: jax.Array) -> jax.Array:
         """The perturbed elements, not rounded yet: at least float32."""
@@ -201,7 +201,7 @@ def with_small_drawn(given: Sequence[View]) -> list[View]:
 
     held = [(given[i].u, given[i].norm, given[i].scale) for i in small]
     found = list(given)
-    for i, base in zip(small, compiler.compute_once(sums, held), strict=True):
+    for i, base in zip(small, xla.compute_once(sums, held), strict=True):
         found[i] = dataclasses.replace(given[i], base=base, u=None)
     return found
 
@@ -219,7 +219,7 @@ def _unstored(direction: Direction, layout: Layout) -> list[Elements]:
     # Stored, because XLA's CPU backend would draw a factor in every product with it.
     drawn = jax.eval_shape(factors, direction)
     if jax.tree.leaves(drawn):
-        drawn = compiler.compute_once(factors, direction)
+        drawn = xla.compute_once(factors, direction)
     return [
         lazy(direction, leaf) if stored is None else stored
         for leaf, stored in zip(layout.leaves, drawn, strict=True)
@@ -230,4 +230,4 @@ def drawn_after(value: Any, after: jax.Array) -> Any:
     """`value`, which if it is a view to be drawn is drawn after `after`."""
     if not isinstance(value, View) or not isinstance(value.u, LazyElements):
         return value
-    return dataclasses.replace(value, u=compiler.tie(value.u, after))
+    return dataclasses.replace(value, u=xla.tie(value.u, after))

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import optax
 
-from radazo_jax._src import program, trees
+from radazo_jax._src import programs, trees
 from radazo_jax._src.evaluators.external import Calls, External, Outcome
 from radazo_jax._src.runs import journal
 from radazo_jax._src.runs.journal import Done
@@ -47,7 +47,7 @@ class CalledSteps(OneByOne):
 
     def _begin(self, state: SolverState) -> None:
         super()._begin(state)
-        self._ask = program.of(ask_tell.candidates_of, self.stages.run, state)
+        self._ask = programs.of(ask_tell.candidates_of, self.stages.run, state)
         # The candidates of the next step, which the device computes meanwhile.
         self._following: Any = None
 

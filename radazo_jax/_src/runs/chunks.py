@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from radazo_jax._src import program
+from radazo_jax._src import programs
 from radazo_jax._src.runs.loop import Staged, Taken
 from radazo_jax._src.runs.results import Best
 from radazo_jax._src.runs.stop import Budget, Progress
@@ -65,7 +65,7 @@ class Chunks(Staged):
         """Begins a stage: what depends on its method."""
         run, self._names = self.stages.run, names(state)
         given = state, self._budget.progress, np.int32(0), self._limits
-        self._program = program.of(_take_chunk, run, *given, donate=[0])
+        self._program = programs.of(_take_chunk, run, *given, donate=[0])
 
     def begin(self, state: SolverState) -> SolverState:
         """See `Steps`."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src import checks, program, trees
+from radazo_jax._src import checks, programs, trees
 from radazo_jax._src.base import (
     Draw,
     GradientEstimator,
@@ -207,7 +207,7 @@ def _measured_at(
 ) -> Diagnosis:
     """The measurements at the distances of an estimator."""
     arrays = checks.as_params(params)
-    checks.warn_of_float32(params, stacklevel=3)
+    checks.warn_of_float32(params)
     params, of_batches = arrays, fun
     if sample is not None:
         batch = sample(draws.key_of(keys.as_key(key), jnp.uint32(0), draws.BATCH))
@@ -219,8 +219,8 @@ def _measured_at(
             "fun must be a function that JAX traces with sample; got one that it does "
             "not trace. Leave out sample, and pass a function of params alone."
         )
-    if traced and not program.are_disabled():
-        fun = program.traced(fun, params)
+    if traced and not programs.are_disabled():
+        fun = programs.traced(fun, params)
     draw = Draw.once(key)._replace(fun=fun if traced else None)
     points, _ = points_of(estimator, vectorized(1), draw, params, state)
     used = Used.of(points, params)
@@ -302,8 +302,8 @@ def _measured(evaluate: _Evaluate) -> Repeats:
 def _by_jax(
     fun: Callable[[optax.Params], Any], params: optax.Params, points: Points
 ) -> _Evaluate:
-    at_points = program.of(_along, fun, params, points)
-    again = program.of(_at_params, fun, params)
+    at_points = programs.of(_along, fun, params, points)
+    again = programs.of(_at_params, fun, params)
 
     def evaluate(at_start: int, at_points_each: int) -> Repeats:
         moved = [at_points(params, points) for _ in range(at_points_each)]

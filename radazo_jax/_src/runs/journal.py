@@ -1,7 +1,6 @@
 """The journal of a run: what it belongs to, and how the run is rebuilt from it."""
 
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src import checks, program, trees
+from radazo_jax._src import checks, programs, trees
 from radazo_jax._src.base import (
     Evaluator,
     GradientEstimator,
@@ -200,7 +199,7 @@ def line_of_run(
     fun: Any, state: SolverState, run: Run, rate: LearningRate | None = None
 ) -> dict[str, Any]:
     """The first line of a journal, which identifies the run."""
-    points = program.of(step.points_without_loss, run.estimator, state)(state)
+    points = programs.of(step.points_without_loss, run.estimator, state)(state)
     leaves = jax.tree_util.tree_leaves_with_path(state.params)
     shapes = {
         jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
@@ -273,9 +272,7 @@ def to_evaluate_again(found: Sequence[Record]) -> tuple[Record, int] | None:
     return None
 
 
-def warn_of_another_value(
-    path: Path, record: Record, point: int, value: Any, stacklevel: int
-) -> None:
+def warn_of_another_value(path: Path, record: Record, point: int, value: Any) -> None:
     """Warns if a point of a journal has another value now than it had then."""
     before = record.values[point]
     finite = np.isfinite(record.values)
@@ -286,11 +283,10 @@ def warn_of_another_value(
         if same and np.all(np.abs(value - before) <= rounding):
             return
     old, new = (records.of_points(np.array([x]))[0] for x in (before, value))
-    warnings.warn(
+    checks.warn(
         f"journal {os.fspath(path)} has the value {old:.9g} at a point of step "
         f"{record.step}, at which fun now returns {new:.9g}. Unless fun is noisy, it "
-        "is another function: give another path, or the function that wrote it.",
-        stacklevel=stacklevel + 1,
+        "is another function: give another path, or the function that wrote it."
     )
 
 

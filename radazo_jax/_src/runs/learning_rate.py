@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from radazo_jax._src import checks, program, trees
+from radazo_jax._src import checks, programs, trees
 from radazo_jax._src.base import (
     Draw,
     Evaluator,
@@ -290,14 +290,14 @@ class _Probe(NamedTuple):
 
     def losses(self) -> np.ndarray:
         """The losses of all minibatches at θ."""
-        take = program.of(_at_start, self.run, self.params, self.key)
+        take = programs.of(_at_start, self.run, self.params, self.key)
         return np.asarray(take(self.params, self.key), np.float64)
 
     def mean(self, size: float) -> float:
         """The mean loss at changes of this root mean square; infinite if one fails."""
         along = size * math.sqrt(self.run.distribution.factor(trees.size(self.params)))
         number = trees.number(along, np.float32)
-        take = program.of(_at_pairs, self.run, self.params, self.key, number)
+        take = programs.of(_at_pairs, self.run, self.params, self.key, number)
         found = float(take(self.params, self.key, number))
         return found if math.isfinite(found) else math.inf
 
@@ -318,7 +318,7 @@ class Evaluated(NamedTuple):
 
     def traced(self, params: Any, key: jax.Array) -> "Evaluated":
         """The same with its functions as they are now."""
-        if program.are_disabled():
+        if programs.are_disabled():
             return self
         fun, sample = step.traced_functions(self.fun, self.sample, params, key)
         return self._replace(fun=fun, sample=sample)

@@ -3,13 +3,13 @@
 import signal
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from radazo_jax._src import checks
 from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.results import Best, Report, Result
 from radazo_jax._src.runs.stop import Budget
@@ -125,7 +125,6 @@ def run(
     state: SolverState,
     options: Options,
     last: str = "",
-    stacklevel: int = 2,
 ) -> Result:
     """Takes steps until a budget, a failure, a callback or Ctrl-C ends the run.
 
@@ -134,13 +133,12 @@ def run(
       state: The state before the first step.
       options: The choices of the caller.
       last: The last failure so far.
-      stacklevel: The user's frame for warnings, counted from the caller.
 
     Raises:
       RunError: If too many evaluations failed. It has the result so far.
     """
     with failing_with_result(steps, options.rate):
-        state, stopped = _take_all(steps, state, options, last, stacklevel + 1)
+        state, stopped = _take_all(steps, state, options, last)
         params = steps.params(state, stopped)
     return _result(steps, params, steps.outside(state), stopped, options.rate)
 
@@ -159,12 +157,12 @@ def failing_with_result(
 
 
 def _take_all(
-    steps: Steps, state: SolverState, options: Options, last: str, stacklevel: int
+    steps: Steps, state: SolverState, options: Options, last: str
 ) -> tuple[SolverState, str]:
     """The state after the last step, and the reason for which the run ended."""
     budget, policy = options.budget, options.policy
     limits, failed, begun = policy.limits(state), 0, budget.evaluations
-    standstill = _Standstill(state, stacklevel + 1)
+    standstill = _Standstill(state)
     while not (stopped := budget.reason() or steps.ended(state)):
         # A stage may need more evaluations than are left.
         state = steps.begin(state)
@@ -186,11 +184,10 @@ def _take_all(
     policy.check_used(state, budget.steps, last)
     count = budget.evaluations - begun
     if 2 * failed > count:
-        warnings.warn(
+        checks.warn(
             f"fun failed at {failed} of {count} points, which were left out. The last "
             f"failure: {last.rstrip('.')}. If fun fails in a region, give bounds "
-            "without it.",
-            stacklevel=stacklevel + 1,
+            "without it."
         )
     return state, stopped
 
@@ -203,15 +200,9 @@ class _Standstill:
     not looked at.
     """
 
-    def __init__(self, state: SolverState, stacklevel: int):
-        """Begins to look at a run.
-
-        Args:
-          state: The state before the first step.
-          stacklevel: The user's frame, counted from the caller of `see`.
-        """
+    def __init__(self, state: SolverState):
+        """Begins to look at a run, in the state before its first step."""
         self._values: list[float] | None = None if int(state.step) else []
-        self._stacklevel = stacklevel
 
     def see(self, numbers: Mapping[str, np.ndarray]) -> None:
         """Looks at the numbers of steps, as a `History` has them.
@@ -234,13 +225,12 @@ class _Standstill:
             self._values = None
         elif len(self._values) >= _STILL:
             self._values = None
-            warnings.warn(
+            checks.warn(
                 f"fun returned {first:.6g} at all points of the first {_STILL} steps, "
                 "as a constant does. If fun is made of steps, name an estimator whose "
                 "smoothing is about as wide as a step, such as "
                 "central_difference(smoothing=0.2), and an optimizer such as "
-                "radazo(1e-2). help(zo.diagnose) says how to measure fun.",
-                stacklevel=self._stacklevel + 1,
+                "radazo(1e-2). help(zo.diagnose) says how to measure fun."
             )
 
 

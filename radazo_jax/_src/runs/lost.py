@@ -1,6 +1,5 @@
 """The part of perturbations and of updates that parameters round away."""
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from radazo_jax._src import checks, compiler, program
+from radazo_jax._src import checks, programs, xla
 from radazo_jax._src.base import Estimate, Points
 from radazo_jax._src.directions.distribution import elements
 from radazo_jax._src.estimators import gradients
@@ -53,7 +52,7 @@ def of_updates(
         for x in (value, coefficients @ slopes, coefficients)
     )
     args = points, params, *numbers
-    shares = program.of(_shares, (optimizer, fun), *args)(*args)
+    shares = programs.of(_shares, (optimizer, fun), *args)(*args)
     return _by_path(shares, params)
 
 
@@ -85,7 +84,7 @@ def _shares(
 
     def share(p: jax.Array, u: jax.Array, after: jax.Array) -> jax.Array:
         # A fused program would compute with the sum before it is rounded.
-        return _share(wide(compiler.rounded(after)) - wide(p) - wide(u), wide(u))
+        return _share(wide(xla.rounded(after)) - wide(p) - wide(u), wide(u))
 
     return jax.tree.leaves(jax.tree.map(share, params, updates, after))
 
@@ -111,24 +110,22 @@ def _by_path(shares: list[jax.Array], params: optax.Params) -> dict[str, float]:
     }
 
 
-def warn_of_rounding(points: Points, params: optax.Params, stacklevel: int) -> None:
+def warn_of_rounding(points: Points, params: optax.Params) -> None:
     """Warns if parameters round most of their perturbation away.
 
     Args:
       points: The points of a step.
       params: θ.
-      stacklevel: The user's frame, counted from the caller.
     """
     lost = by_rounding(points, params)
     bad = {name: share for name, share in lost.items() if share > _LOST}
     if bad:
         name, share = max(bad.items(), key=lambda item: item[1])
-        warnings.warn(
+        checks.warn(
             f"{len(bad)} of the {len(lost)} arrays of params round most of their "
             f"perturbation away: params{name} loses {share:.0%} of it, so that its "
             "gradient is one of rounding errors. Make smoothing larger, keep these "
-            "arrays in float32, or take low_rank()." + checks.refer_to("diagnose"),
-            stacklevel=stacklevel + 1,
+            "arrays in float32, or take low_rank()." + checks.refer_to("diagnose")
         )
 
 

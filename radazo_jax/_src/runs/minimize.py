@@ -368,10 +368,6 @@ class _Call(NamedTuple):
     journal: Any
 
 
-# The frame of the user, counted from `_traced` and `_called`.
-_USER = 4
-
-
 def _run(call: _Call) -> Result:
     """Runs a call whose budgets and policy are checked."""
     if not callable(call.fun):
@@ -402,7 +398,7 @@ def _traced(call: _Call) -> Result:
     if any(leaf.dtype.itemsize < 4 for leaf in jax.tree.leaves(state.params)):
         points, _ = step.points_at(run, state, step.loss_at(run, state))
         placed = units.around(run.units, state.params, points)
-        warn_of_rounding(placed, state.params, stacklevel=_USER)
+        warn_of_rounding(placed, state.params)
     run = step.traced(run, state)
     rate = None
     if call.sample is not None and call.optimizer is None:
@@ -422,10 +418,10 @@ def _traced(call: _Call) -> Result:
         else:
             steps = TracedSteps(stages, state, budget, interrupted)
             state = stack.enter_context(steps.resumed(path, fun, state, rate))
-            steps.warn_of_another_function(state, path, stacklevel=_USER)
+            steps.warn_of_another_function(state, path)
         report = stack.enter_context(loop.progress_bar(call.progress, budget))
         options = loop.Options(budget, call.policy, call.callback, report, rate=rate)
-        return loop.run(steps, state, options, steps.last_failure, _USER)
+        return loop.run(steps, state, options, steps.last_failure)
 
 
 def _called(call: _Call) -> Result:
@@ -455,10 +451,10 @@ def _called(call: _Call) -> Result:
         state = stack.enter_context(steps.resumed(path, fun, state))
         if path is not None:
             with loop.failing_with_result(steps):
-                steps.warn_of_another_function(state, path, stacklevel=_USER)
+                steps.warn_of_another_function(state, path)
         report = stack.enter_context(loop.progress_bar(call.progress, budget))
         options = loop.Options(budget, call.policy, call.callback, report, of_caller)
-        return loop.run(steps, state, options, steps.last_failure, _USER)
+        return loop.run(steps, state, options, steps.last_failure)
 
 
 def _run_of(call: _Call, params: optax.Params, loss: Any) -> Run:
@@ -508,7 +504,7 @@ def _begun(call: _Call, run: Run, params: optax.Params) -> SolverState:
     """The state to begin with, of which the caller keeps a copy: steps are in place."""
     state = call.state
     if state is None:
-        state = step.start(run, params, call.key, stacklevel=_USER + 1)
+        state = step.start(run, params, call.key)
     else:
         states.check_state(run, state, leaves=True)
         units.check_units(run.units, state.params)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import optax
 
-from radazo_jax._src import program
+from radazo_jax._src import programs
 from radazo_jax._src.estimators.gradients import values_at
 from radazo_jax._src.runs import journal
 from radazo_jax._src.runs.journal import Done, Teller
@@ -121,15 +121,12 @@ class OneByOne(Teller, Staged, abc.ABC):
                 self._count(done)
             yield state
 
-    def warn_of_another_function(
-        self, state: SolverState, path: Path, stacklevel: int
-    ) -> None:
+    def warn_of_another_function(self, state: SolverState, path: Path) -> None:
         """Warns if a point of the journal has another value now.
 
         Args:
           state: The state after the journal.
           path: The journal.
-          stacklevel: The user's frame, counted from the caller.
 
         Raises:
           RunError: If the point could not be evaluated.
@@ -139,7 +136,7 @@ class OneByOne(Teller, Staged, abc.ABC):
         record, point, found = self._again
         value = self._value_again(state, path, found)
         if value is not None:
-            journal.warn_of_another_value(path, record, point, value, stacklevel + 1)
+            journal.warn_of_another_value(path, record, point, value)
 
     @property
     def last_failure(self) -> str:
@@ -218,7 +215,7 @@ class TracedSteps(OneByOne):
 
     def _begin(self, state: SolverState) -> None:
         super()._begin(state)
-        self._evaluate = program.of(_values_at, self.stages.run, state)
+        self._evaluate = programs.of(_values_at, self.stages.run, state)
 
     def _values(self, state: SolverState) -> Found | None:
         if self._interrupted():

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src import checks, compiler, trees
+from radazo_jax._src import checks, trees, xla
 from radazo_jax._src.base import Descent, Search
 from radazo_jax._src.trees import norm, product, scaled, wide
 
@@ -126,7 +126,7 @@ class Parabolic(Search):
     ) -> tuple[jax.Array, ParabolicState]:
         del params
         numbers = state._replace(before=(), step=())
-        accepted, after = compiler.in_one_kernel(self._judged, numbers, value)
+        accepted, after = xla.in_one_kernel(self._judged, numbers, value)
         return accepted, after._replace(before=state.before, step=state.step)
 
     def _judged(

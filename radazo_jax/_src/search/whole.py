@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src import compiler
+from radazo_jax._src import xla
 from radazo_jax._src.base import Descent, Search
 
 
@@ -42,7 +42,7 @@ class Whole(Search):
         self, state: WholeState, params: optax.Params, descent: Descent
     ) -> tuple[optax.Params, WholeState]:
         # Only some processors round a product and a sum together.
-        direction = jax.tree.map(compiler.rounded, descent.direction)
+        direction = jax.tree.map(xla.rounded, descent.direction)
         after = optax.apply_updates(params, direction)
         return descent.project(after), state
 

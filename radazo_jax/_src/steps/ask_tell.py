@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src import program, shown, trees
+from radazo_jax._src import programs, shown, trees
 from radazo_jax._src.base import GradientEstimator, Search, candidates
 from radazo_jax._src.search.whole import whole
 from radazo_jax._src.steps import box, history, states, step, units
@@ -117,7 +117,7 @@ def ask_tell(
     def ask(state: AskTellState) -> tuple[Any, AskTellState]:
         _check_state(state)
         with trees.precision_of(state.run.params):
-            asked = program.of(candidates_of, run, state.run)(state.run)
+            asked = programs.of(candidates_of, run, state.run)(state.run)
         return trees.as_numpy(asked), state._replace(asked=np.ones((), bool))
 
     def tell(state: AskTellState, values: Any) -> AskTellState:
@@ -132,7 +132,7 @@ def ask_tell(
         with trees.precision_of(state.run.params):
             if np.shape(values) == (1,) and step.is_rejected(run, state.run, values[0]):
                 values = padded(values, step.num_points(run, state.run))
-            told, *_ = program.of(take, run, state.run, values)(state.run, values)
+            told, *_ = programs.of(take, run, state.run, values)(state.run, values)
         return AskTellState(told, np.zeros((), bool))
 
     return AskTell(init, ask, tell)
@@ -180,16 +180,16 @@ def teller(
       state: A state of the run.
     """
     size = step.num_points(run, state)
-    programs: list[Callable[..., Any]] = []
+    compiled: list[Callable[..., Any]] = []
 
     def tell(
         state: SolverState, values: Any
     ) -> tuple[SolverState, jax.Array, jax.Array]:
         values = padded(values, size)
-        if not programs:
-            programs.append(program.of(take, run, state, values, donate=[0]))
+        if not compiled:
+            compiled.append(programs.of(take, run, state, values, donate=[0]))
         found: tuple[SolverState, jax.Array, jax.Array]
-        found = programs[0](state, values)
+        found = compiled[0](state, values)
         return found
 
     return tell

@@ -13,7 +13,6 @@ import io
 import json
 import os
 import sys
-import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -207,10 +206,9 @@ def _check_torn(path: Path, number: int, line: bytes) -> None:
         written.startswith(begin) or begin.startswith(written)
     ):
         raise _damaged(path, number, "it is not what a run writes")
-    warnings.warn(
+    checks.warn(
         f"journal {os.fspath(path)}: its last line was not complete, and is cut. The "
-        "step is evaluated again.",
-        stacklevel=4,
+        "step is evaluated again."
     )
 
 

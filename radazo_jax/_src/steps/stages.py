@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from radazo_jax._src import program, trees
+from radazo_jax._src import programs, trees
 from radazo_jax._src.base import GradientEstimator
 from radazo_jax._src.estimators import scales
 from radazo_jax._src.estimators.cma import cma
@@ -143,7 +143,7 @@ class Stages:
         """
         if state.earlier is None:
             return step.last_params(self.run, state)
-        value = program.of(step.value_after, self.run, state)(state)
+        value = programs.of(step.value_after, self.run, state)(state)
         # Of equal values, the first one: on a plateau, later parameters just drift.
         return state.params if value < state.earlier.value else state.earlier.params
 

@@ -16,7 +16,7 @@ import optax
 from jax import lax
 from jax.tree_util import Partial
 
-from radazo_jax._src import checks, program, trees
+from radazo_jax._src import checks, programs, trees
 from radazo_jax._src.base import (
     Descent,
     Estimate,
@@ -41,19 +41,16 @@ from radazo_jax._src.steps.states import (
 from radazo_jax._src.transforms.in_place import InPlaceUpdate, unchanged
 
 
-def start(
-    run: Run, params: optax.Params, key: jax.typing.ArrayLike, stacklevel: int = 2
-) -> SolverState:
+def start(run: Run, params: optax.Params, key: jax.typing.ArrayLike) -> SolverState:
     """The state before the first step.
 
     Args:
       run: The run.
       params: The parameters.
       key: The key of the run.
-      stacklevel: The user's frame for warnings, counted from the caller.
     """
     arrays = checks.as_params(params)
-    checks.warn_of_float32(params, stacklevel=stacklevel + 1)
+    checks.warn_of_float32(params)
     params = arrays
     box.check_bounds(run.bounds, params)
     units.check_units(run.units, params)
@@ -87,7 +84,7 @@ def traced(run: Run, state: SolverState) -> Run:
     """The run with its functions as they are now, for states like this one."""
     fun = run.fun
     # Without programs, functions get arrays and not tracers.
-    if fun is None or program.are_disabled():
+    if fun is None or programs.are_disabled():
         return run
     fun, sample = traced_functions(fun, run.sample, state.params, state.key)
     return run._replace(fun=fun, sample=sample)
@@ -98,17 +95,17 @@ def traced_functions(
     sample: Callable[[jax.Array], Any] | None,
     params: optax.Params,
     key: jax.Array,
-) -> tuple[program.Traced, program.Traced | None]:
+) -> tuple[programs.Traced, programs.Traced | None]:
     """A loss and the function that samples its batches as they are now."""
     batch: tuple[Any, ...] = ()
-    of_keys = None if sample is None else program.traced(sample, key)
+    of_keys = None if sample is None else programs.traced(sample, key)
     if of_keys is not None:
         batch = (of_keys.output,)
 
     def loss(params: optax.Params, *batch: Any) -> Any:
         return _of_traced_params(fun, None, batch, {}, params)
 
-    return program.traced(loss, params, *batch), of_keys
+    return programs.traced(loss, params, *batch), of_keys
 
 
 def loss_at(run: Run, state: SolverState) -> Callable[[Any], Any]:
@@ -451,7 +448,7 @@ def last_params(run: Run, state: SolverState) -> optax.Params:
     """
     if not run.search.judges:
         return state.params
-    return program.of(_last_params, run, state)(state)
+    return programs.of(_last_params, run, state)(state)
 
 
 def value_after(run: Run, state: SolverState) -> jax.Array:

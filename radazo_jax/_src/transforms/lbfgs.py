@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from radazo_jax._src import checks, compiler
+from radazo_jax._src import checks, xla
 from radazo_jax._src.base import GradientTransformationExtraArgs
 from radazo_jax._src.trees import as_flat, like_tree, number, size, widest
 
@@ -144,7 +144,7 @@ def scale_by_bfgs(memory_size: int | None = None) -> GradientTransformationExtra
             return unit * _product(after, scaled, free, unit), after
 
         # By itself, because a loop that encloses the sums would round them otherwise.
-        new, after = compiler.compute_once(found, state, at, gradient, unit)
+        new, after = xla.compute_once(found, state, at, gradient, unit)
         free = jnp.where(_fixed(at, gradient, bounds), 0, gradient)
         scaled = unit * free
         known_sizes = jnp.any(unit != 1)

@@ -1,7 +1,6 @@
 """Moments that are not stored, but replayed from the latest steps."""
 
 import math
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -11,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src import checks, compiler
+from radazo_jax._src import checks, xla
 from radazo_jax._src.base import GradientTransformationExtraArgs
-from radazo_jax._src.compiler import on_any_mesh, specs_of
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.distribution import Direction
@@ -24,6 +22,7 @@ from radazo_jax._src.transforms.in_place import Finish, InPlaceUpdate
 from radazo_jax._src.transforms.moments import scalar
 from radazo_jax._src.transforms.step_history import StepHistory, check_combination
 from radazo_jax._src.trees import at_least_float32, widest
+from radazo_jax._src.xla import on_any_mesh, specs_of
 
 # The axes of all leaves, in the manner of Optax's Muon: a tree like the parameters, of
 # `MatrixAxes` and `None`, or a function of the parameters that returns one.
@@ -379,7 +378,7 @@ def _of_leaf(
             sums.combine_block, sizes=block.sizes, leaf=leaf, dimension=layout.dimension
         )
         coefficients, directions = terms
-        return compiler.compute_once(
+        return xla.compute_once(
             combine, coefficients.astype(dtype), directions, tuple(block.starts)
         )
 
@@ -444,10 +443,9 @@ def _warn_of_short_window(window: int, b1: Any) -> None:
     dropped = float(b1) ** window
     if dropped > _MUCH_DROPPED:
         enough = math.ceil(math.log(_MUCH_DROPPED) / math.log(float(b1)))
-        warnings.warn(
+        checks.warn(
             f"window={window} drops {dropped:.0%} of the weight of the first moment at "
-            f"b1={float(b1):g}. Pass window={enough} or more.",
-            stacklevel=4,
+            f"b1={float(b1):g}. Pass window={enough} or more."
         )
 
 

@@ -1,7 +1,6 @@
 """Runs on workers that hold the model."""
 
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -158,7 +157,7 @@ def distribute(
     _check_values(values, target, patience)
     _check_client(client)
     if params is not None:
-        checks.warn_of_float32(params, stacklevel=2)
+        checks.warn_of_float32(params)
         params = jax.tree.map(np.asarray, checks.as_params(params))
     typed = keys.as_key(key)
     recipe = Recipe(
@@ -226,7 +225,7 @@ class _Driver:
             self._limits = self._policy.limits(state)
             report = stack.enter_context(loop.progress_bar(progress, budget))
             options = loop.Options(budget, self._policy, callback, report)
-            result = loop.run(self, state, options, self._last(), stacklevel=3)
+            result = loop.run(self, state, options, self._last())
         return result._replace(workers=dict(fleet.roster.reports))
 
     def take(self, state: SolverState) -> loop.Taken | None:
@@ -331,7 +330,7 @@ class _Driver:
             return self._cluster.sync(function, *args)
         finally:
             for note in self._fleet.roster.notes():
-                warnings.warn(note, stacklevel=5)
+                checks.warn(note)
 
     def _resumed(
         self, path: Path | None, file: records.File | None, line: dict[str, Any]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src import checks, compiler, program, trees
+from radazo_jax._src import checks, programs, trees, xla
 from radazo_jax._src.base import GradientEstimator, Points, Search
 from radazo_jax._src.evaluators.vectorized import values_by_number, vectorized
 from radazo_jax._src.runs import journal
@@ -91,9 +91,9 @@ class Replica:
         begun = self._start(params)
         self._run = step.traced(run, begun)
         self._teller = journal.Teller(Stages(self._run, begun), begun)
-        self._points = program.of(_points, self._run, begun)
+        self._points = programs.of(_points, self._run, begun)
         # Not by its arguments: each batch of points is as large.
-        self._values = program.of(values_of, self._run)
+        self._values = programs.of(values_of, self._run)
         self._state: SolverState | None = begun
 
     def describe(self) -> Description:
@@ -251,7 +251,7 @@ def values_of(
     loss = checks.checked_loss(step.loss_at(run, state), False)
     found = values_by_number(loss, state.params, points, numbers, None)
     dtype = trees.widest(state.params)
-    return compiler.rounded(found).astype(dtype)
+    return xla.rounded(found).astype(dtype)
 
 
 def _without_key(x: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ import optax
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from radazo_jax._src import program
+from radazo_jax._src import programs
 from tests.helpers.short_runs import METHOD
 from tests.helpers.short_runs import traced as traced_run
 from tests.helpers.tables import mesh_of
@@ -21,7 +21,7 @@ NAN = np.array([0x7FC00001, 0x7FC00002], np.uint32).view(np.float32)
 
 
 def trace(fun, *args):
-    return jax.tree.structure(program.traced(fun, *(args or (X,))))
+    return jax.tree.structure(programs.traced(fun, *(args or (X,))))
 
 
 def apply(run, *args):
@@ -29,8 +29,8 @@ def apply(run, *args):
 
 
 def outcome(fun, *args):
-    traced = program.traced(fun, *args)
-    return program.of(apply, traced, *args)(*args)
+    traced = programs.traced(fun, *args)
+    return programs.of(apply, traced, *args)(*args)
 
 
 def with_jvp(tangent):
@@ -154,16 +154,16 @@ def test_other_arguments_share_no_program(x):
 def test_closed_over_arrays_are_inputs():
     values, structures = [], set()
     for k in range(3):
-        traced = program.traced((lambda c: lambda x: x * c)(np.full(3, k, "f4")), X)
+        traced = programs.traced((lambda c: lambda x: x * c)(np.full(3, k, "f4")), X)
         structures.add(jax.tree.structure(traced))
-        values.append(program.of(apply, traced, X)(X))
+        values.append(programs.of(apply, traced, X)(X))
     assert len(structures) == 1
     np.testing.assert_array_equal(values, [k * X for k in range(3)])
 
 
 def test_a_traced_function_does_not_see_what_is_written_later():
     factors = np.ones(3, np.float32)
-    traced = program.traced(lambda x: factors * x, X)
+    traced = programs.traced(lambda x: factors * x, X)
     factors[:] = 7
     np.testing.assert_array_equal(traced(X), X)
 
@@ -186,8 +186,8 @@ def test_custom_derivatives_count_once_something_differentiates(kind):
 
     def at(factor):
         fun = kind(lambda t: factor * t)
-        traced = program.traced(lambda x: fun(x), X)
-        return program.of(derivative, traced, X)
+        traced = programs.traced(lambda x: fun(x), X)
+        return programs.of(derivative, traced, X)
 
     np.testing.assert_array_equal(at(2.0)(X), np.full(3, 2))
     np.testing.assert_array_equal(at(5.0)(X), np.full(3, 5))
@@ -198,8 +198,8 @@ def test_custom_derivatives_count_once_something_differentiates(kind):
 def test_custom_derivatives_do_not_count_before():
     def at(factor):
         fun = with_jvp(lambda t: factor * t)
-        traced = program.traced(lambda x: fun(x), X)
-        found = program.of(apply, traced, X)
+        traced = programs.traced(lambda x: fun(x), X)
+        found = programs.of(apply, traced, X)
         found(X)
         return found.func
 
@@ -219,8 +219,8 @@ def test_a_loop_of_custom_derivatives_is_differentiated():
         return jax.grad(lambda x: jnp.sum(run(x)))(x)
 
     for factor in (2.0, 3.0):
-        traced = program.traced(of_factor(factor), X)
-        found = program.of(derivative, traced, X)(X)
+        traced = programs.traced(of_factor(factor), X)
+        found = programs.of(derivative, traced, X)(X)
         np.testing.assert_array_equal(found, np.full(3, factor**2))
 
 
@@ -257,7 +257,7 @@ def test_under_a_mesh_arrays_are_a_part_of_the_program():
 
 def test_another_precision_is_rounded_to_that_of_the_trace():
     x = X.astype(jnp.bfloat16)
-    traced = program.traced(lambda x: x * x, x)
+    traced = programs.traced(lambda x: x * x, x)
     found = traced(x.astype(jnp.float32) + 1e-4)
     assert found.dtype == jnp.bfloat16
     np.testing.assert_array_equal(found, x * x)
@@ -274,37 +274,37 @@ def test_an_inner_part_in_64_bits_stays_in_64_bits():
 
 def test_outputs_may_hold_anything():
     marker = object()
-    traced = program.traced(lambda x: {"x": x, "other": marker, "text": "a"}, X)
+    traced = programs.traced(lambda x: {"x": x, "other": marker, "text": "a"}, X)
     found = traced(X)
     assert found["other"] is marker and found["text"] == "a"
     assert traced.output["x"].shape == (3,)
 
 
 def test_dropped_programs_are_freed(monkeypatch):
-    monkeypatch.setattr(program, "_MOST", 3)
+    monkeypatch.setattr(programs, "_MOST", 3)
 
     def run(k):
-        traced = program.traced(lambda x: x * (k + 1.0), X)
-        found = program.of(apply, traced, X)
+        traced = programs.traced(lambda x: x * (k + 1.0), X)
+        found = programs.of(apply, traced, X)
         found(X)
         return weakref.ref(found.func)
 
-    kept = [run(k) for k in range(program._MOST + 3)]
+    kept = [run(k) for k in range(programs._MOST + 3)]
     gc.collect()
     alive = [ref() is not None for ref in kept]
-    assert alive == [False] * 3 + [True] * program._MOST
+    assert alive == [False] * 3 + [True] * programs._MOST
 
 
 def test_the_latest_programs_are_kept():
     def run(k):
-        traced = program.traced(lambda x: x * (k + 100.0), X)
-        return program.of(apply, traced, X).func
+        traced = programs.traced(lambda x: x * (k + 100.0), X)
+        return programs.of(apply, traced, X).func
 
     first = run(0)
-    for k in range(1, program._MOST):
+    for k in range(1, programs._MOST):
         run(k)
     assert run(0) is first
-    run(program._MOST)
+    run(programs._MOST)
     assert run(0) is first
 
 
@@ -320,8 +320,8 @@ def test_the_latest_programs_are_kept():
 )
 def test_a_program_is_of_one_function_configuration_and_kind(change):
     def found(function=apply, rest=(1.0,), x=X, donate=()):
-        traced = program.traced(optax.squared_error, x)
-        return program.of(function, (traced, *rest), x, donate=donate).func
+        traced = programs.traced(optax.squared_error, x)
+        return programs.of(function, (traced, *rest), x, donate=donate).func
 
     assert found() is found()
     assert found(**change) is not found()
@@ -335,7 +335,7 @@ def test_nothing_is_compiled_where_jit_is_disabled():
         return run * x
 
     with jax.disable_jit():
-        found = program.of(fun, 2.0, X)(X)
+        found = programs.of(fun, 2.0, X)(X)
     assert seen == [0.5]
     np.testing.assert_array_equal(found, 2 * X)
 
@@ -345,7 +345,7 @@ def test_errors_of_a_function_are_its_own():
         raise ZeroDivisionError("of the user")
 
     with pytest.raises(ZeroDivisionError, match="of the user") as caught:
-        program.traced(fun, X)
+        programs.traced(fun, X)
     assert caught.traceback[-1].name == "fun"
 
 
