@@ -137,7 +137,7 @@ def tuned_run(
       splits: The examples to train on, to evaluate on and, maybe, of the test.
       folder: The folder of the run.
       change: Changes the job of the run.
-      options: Of `session.execute`.
+      options: Other options of `session.execute`.
     """
 
     def prepare(loaded: Any, stack: Any) -> Tuned:

@@ -1,4 +1,4 @@
-"""The processes that run reward functions, which are those of `zo.external`.
+"""Processes that run reward functions: the workers of `zo.external`.
 
 One that hangs is ended, and one that raises takes its own completions with it.
 """

@@ -156,7 +156,7 @@ def test_classes_of_unequal_size_are_said(tmp_path, job):
 
 
 def test_all_replies_of_a_conversation_are_scored(chatting, tmp_path):
-    """The tokens of the spans are those of the replies, and their ends."""
+    """The spans hold the tokens of the replies, and their ends."""
     turns = [{"role": "system", "content": "s"}, *CHAT, CHAT[0]]
     turns.append({"role": "assistant", "content": "cd"})
     for name in ("train.jsonl", "valid.jsonl"):

@@ -123,7 +123,7 @@ def test_words_that_are_the_same_for_all_have_a_threshold_and_a_largest_class():
 
 @pytest.mark.parametrize("number", [1, 3])
 def test_the_loss_of_a_step_is_the_loss_of_its_rows(number):
-    """Of each bucket, with padding cut."""
+    """It holds for each bucket, whose padding is cut."""
     whole = examples(20, 1)
     positions = np.broadcast_to(np.arange(20).reshape(20, 1, 1) % 8, (20, 2, 1))
     whole = whole._replace(
