@@ -47,6 +47,7 @@ from radazo_jax._src.runs.diagnose import diagnose
 from radazo_jax._src.runs.journal import replay
 from radazo_jax._src.runs.learning_rate import find_learning_rate
 from radazo_jax._src.runs.minimize import minimize, minimize_black_box
+from radazo_jax._src.runs.smoothing import find_smoothing
 from radazo_jax._src.steps.ask_tell import ask_tell
 from radazo_jax._src.steps.defaults import default_method
 from radazo_jax._src.steps.optax_wrapper import estimate_gradient
@@ -94,6 +95,7 @@ __all__ = [
     "evolution_strategy",
     "external",
     "find_learning_rate",
+    "find_smoothing",
     "forward_difference",
     "full_difference",
     "gaussian",

@@ -6,6 +6,7 @@ The functions that run are in `radazo_jax`.
 from radazo_jax._src.runs.diagnose import Diagnosis
 from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.results import Best, Report, Result
+from radazo_jax._src.runs.smoothing import Smoothing
 from radazo_jax._src.steps.ask_tell import AskTell, AskTellState
 from radazo_jax._src.steps.history import History, scalars
 from radazo_jax._src.steps.solver import Solver
@@ -31,6 +32,7 @@ __all__ = [
     "Report",
     "Result",
     "RunError",
+    "Smoothing",
     "Solver",
     "SolverState",
     "Stage",

@@ -311,8 +311,8 @@ def replay(
       params: The starting point of the run.
       optimizer: The optimizer of the run, `None` if the run named none. With the
         default method on minibatches, pass
-        `*default_method(params, found.learning_rate, found.num_steps)`, in which
-        `found` is the result's `learning_rate`.
+        `*default_method(params, found.learning_rate, found.num_steps,
+        found.smoothing)`, in which `found` is the result's `learning_rate`.
       estimator: The estimator, likewise.
       search: The search, likewise.
       evaluator: The evaluator of the run. It evaluates nothing here, but determines how

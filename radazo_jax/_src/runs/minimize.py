@@ -21,7 +21,7 @@ from radazo_jax._src.base import (
 )
 from radazo_jax._src.evaluators.external import External
 from radazo_jax._src.evaluators.vectorized import vectorized
-from radazo_jax._src.runs import loop, rates
+from radazo_jax._src.runs import learning_rate, loop
 from radazo_jax._src.runs.called import CalledSteps
 from radazo_jax._src.runs.chunks import Chunks
 from radazo_jax._src.runs.lost import warn_of_rounding
@@ -84,9 +84,10 @@ def minimize(
         search is named, `estimators.cma()` follows `bfgs()` under noise, on functions
         in steps, and once gradients lead nowhere; see `stages` of the result. If
         `sample` is given, it is R-AdaZO at the learning rate that
-        `find_learning_rate` measures before the first step. The rate falls linearly to
-        0 over the run; without `num_steps` and `max_evaluations`, it falls as
-        1/√(1 + t/100). Above 2²⁴ parameters its moments are replayed.
+        `find_learning_rate` measures before the first step, with the smoothing of an
+        estimator that names none. The rate falls linearly to 0 over the run; without
+        `num_steps` and `max_evaluations`, it falls as 1/√(1 + t/100). Above 2²⁴
+        parameters its moments are replayed.
       estimator: An estimator; by default `full_difference()` with the default `bfgs()`,
         else `adaptive_difference(orthonormal(), K)`, with K = √d, but at least 10 and
         at most 32. It is `accelerated` unless an optimizer is named. For
@@ -407,7 +408,8 @@ def _traced(call: _Call) -> Result:
                 "scale must be None on minibatches without an optimizer, whose "
                 f"learning rate is measured; got {call.scale!r}. Name an optimizer."
             )
-        state, rate = rates.with_rate(run, state, budget, call.state is None, path)
+        given = budget, call.state is None, path
+        run, state, rate = learning_rate.of_run(run, state, *given)
     stages = Stages(run, state, _restarts_of(call))
     with ExitStack() as stack:
         interrupted = stack.enter_context(loop.interruptible())

@@ -66,7 +66,9 @@ class Evaluated(NamedTuple):
         of_direction = draws.key_of(key, number, draws.DIRECTIONS)
         draw = Draw.once(of_direction)._replace(fun=loss)
         points = sample_points(self.distribution, draw, 1, scales, params)
-        values, _ = values_at(self.evaluator, loss, params, self.evaluator.cache(points))
+        values, _ = values_at(
+            self.evaluator, loss, params, self.evaluator.cache(points)
+        )
         return values.along[0]
 
 
@@ -187,13 +189,14 @@ def measured(
     """
     unit = math.sqrt(run.distribution.factor(trees.size(params)))
     usual = unit * _sizes(params)
-    tried = np.unique([*usual, *own])
-    scales = jnp.asarray(np.concatenate([tried, -tried]), jnp.float32)
+    # The state of a run holds μ in float32, and a run that continues needs the same.
+    tried = np.unique(np.asarray([*usual, *own], np.float32))
+    scales = jnp.asarray(np.concatenate([tried, -tried]))
     take = programs.of(_table, run, params, key, scales)
     table = np.asarray(take(params, key, scales), np.float64)
     base, ahead, back = table[:, :1], *np.split(table[:, 1:], 2, axis=1)
     usable = np.isfinite(ahead).all(0) & np.isfinite(back).all(0)
-    chosen_from = usable & np.isin(tried, usual)
+    chosen_from = usable & np.isin(tried, usual.astype(np.float32))
     if not np.isfinite(base).all():
         raise ValueError(
             f"fun must be finite at params; got {base.mean()}. Start elsewhere, or "
@@ -251,9 +254,7 @@ def root_mean_square(params: Any) -> float:
     return total / math.sqrt(max(trees.size(params), 1))
 
 
-def _table(
-    run: Evaluated, params: Any, key: jax.Array, scales: jax.Array
-) -> jax.Array:
+def _table(run: Evaluated, params: Any, key: jax.Array, scales: jax.Array) -> jax.Array:
     """The losses at θ and at displacements along directions: [directions, 1 + m]."""
     around = jnp.concatenate([jnp.zeros(1, scales.dtype), scales])
 

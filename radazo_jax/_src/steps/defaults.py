@@ -37,6 +37,7 @@ def default_method(
     params: optax.Params,
     learning_rate: float | None = None,
     num_steps: int | None = None,
+    smoothing: float | None = None,
 ) -> Method:
     """The optimizer, the estimator and the search of runs that name none.
 
@@ -54,6 +55,8 @@ def default_method(
       learning_rate: η of the first step on minibatches, > 0.
       num_steps: T, the number of steps over which η falls linearly to 0. If it is not
         known, η falls as 1/√(1 + t/100).
+      smoothing: μ on minibatches, > 0, as `find_learning_rate` measures it for
+        `orthonormal()`; by default 5e-3.
 
     Returns:
       An Optax transformation, an estimator and a search. For the same number of
@@ -101,7 +104,8 @@ def default_method(
     if num_steps is not None:
         checks.check_int_at_least("num_steps", num_steps, 1)
     rate = learning_rate, num_steps
-    return method(None, None, None, params, minibatches=True, rate=rate)
+    estimator = forward_difference(orthonormal(), smoothing=smoothing)
+    return method(None, estimator, whole(), params, minibatches=True, rate=rate)
 
 
 def method(
