@@ -1,6 +1,6 @@
 """The class of a function, according to the first steps of the default method."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import optax
@@ -13,8 +13,8 @@ from radazo_jax._src.runs.results import Report
 from radazo_jax._src.steps import stages
 from radazo_jax._src.steps.states import RunError
 
-# Classes that stages do not distinguish.
-FAILING, CONSTANT = "failing", "constant"
+# A first look at the class of a function takes fewer steps than this.
+_MOST_STEPS = 20
 
 ADVICE = {
     stages.SCALED: "sizes of parameters are far apart: pass scale=found.sizes",
@@ -22,30 +22,16 @@ ADVICE = {
     "number without a seed",
     stages.IN_STEPS: "fun is made of steps: if you know their width, name "
     "estimators.cma(step_size=...)",
-    CONSTANT: "fun did not change, also at distant points: does it use its argument?",
+    "constant": "fun did not change, also at distant points: does it use its argument?",
 }
 
-# A first look takes fewer steps than this.
-_MOST_STEPS = 20
 
+def class_of(fun: Objective, params: optax.Params, key: Any) -> tuple[str, Any]:
+    """The class of a function, and the sizes of its parameters if they are far apart.
 
-class Look(NamedTuple):
-    """The findings of the first steps of the default method.
-
-    Attributes:
-      kind: The class of the function.
-      sizes: The sizes of the parameters if it is "scaled", a tree like them.
-    """
-
-    kind: str
-    sizes: Any
-
-
-def first_look(fun: Objective, params: optax.Params, key: Any) -> Look:
-    """The first steps of the default method, up to one that moves.
-
-    On a function in steps it is followed by a step of the strategy, whose points are
-    far apart: if all values are equal, the function is constant.
+    It is what the default method sees in its first steps, up to one that moves. On a
+    function in steps these are followed by a step of the strategy, whose points are far
+    apart: if all values are equal, the function is constant.
     """
     values: list[np.ndarray] = []
 
@@ -55,28 +41,21 @@ def first_look(fun: Objective, params: optax.Params, key: Any) -> Look:
         if isinstance(found, CmaState):
             return True
         if found.in_steps:
-            return _differ(values)
+            return np.unique(np.concatenate(values)).size > 1
         return bool(found.complete | found.exhausted)
 
-    options: dict[str, Any] = {
-        "num_steps": _MOST_STEPS,
-        "progress": False,
-        "callback": see,
-    }
+    given = {"num_steps": _MOST_STEPS, "progress": False, "callback": see}
     try:
-        result = minimize_black_box(fun, params, key=key, **options)
+        result = minimize_black_box(fun, params, key=key, **given)  # type: ignore[arg-type]
     except RunError as error:
         result = error.result
     if result.history.failed.sum() > 0:
-        return Look(FAILING, None)
+        return "failing", None
     found = result.state.estimator_state
     if isinstance(found, CmaState):
-        return Look(stages.IN_STEPS if _differ(values) else CONSTANT, None)
-    kind, sizes = stages.kind_of(found), None
-    if kind == stages.SCALED:
-        sizes = trees.like_tree(found.sizes.guesses, result.state.params)
-    return Look(kind, sizes)
-
-
-def _differ(values: list[np.ndarray]) -> bool:
-    return np.unique(np.concatenate(values)).size > 1
+        differ = np.unique(np.concatenate(values)).size > 1
+        return (stages.IN_STEPS if differ else "constant"), None
+    kind = stages.kind_of(found)
+    if kind != stages.SCALED:
+        return kind, None
+    return kind, trees.like_tree(found.sizes.guesses, result.state.params)

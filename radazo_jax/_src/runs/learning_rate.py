@@ -216,7 +216,7 @@ def with_smoothing(
     Raises:
       ValueError: As `find_smoothing` does for a loss.
     """
-    of = smoothings.measured(run, params, key)
+    of = smoothings.Table.of(run, params, key).smoothing()
     count = found.num_evaluations + of.num_evaluations
     return found._replace(smoothing=of.smoothing, num_evaluations=count)
 

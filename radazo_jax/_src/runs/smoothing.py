@@ -170,57 +170,88 @@ def find_smoothing(
     check_evaluator(evaluator)
     key = keys.as_key(key)
     run = Evaluated(fun, sample, distribution, evaluator).traced(params, key)
-    return measured(run, params, key)
+    return Table.of(run, params, key).smoothing()
 
 
-def measured(
-    run: Evaluated, params: optax.Params, key: jax.Array, *own: float
-) -> Smoothing:
-    """The smoothing of a run.
+class Table(NamedTuple):
+    """The losses at θ and around it, along several directions.
 
-    Args:
-      run: The loss, with traced functions, and how it is evaluated.
-      params: θ.
-      key: A typed key.
-      *own: Further distances whose agreement is measured, and which are not chosen.
-
-    Raises:
-      ValueError: As `find_smoothing` does for a loss.
+    Attributes:
+      distances: The distances, from short to long, those of the caller among them: [m].
+      usual: Whether a distance is one of those to choose from: [m].
+      unit: The distance that moves a parameter by 1, in the root mean square.
+      base: The losses at θ, on the minibatches of the directions: [directions, 1].
+      ahead: The losses at the distances along the directions: [directions, m].
+      back: Likewise on the other side of θ.
     """
-    unit = math.sqrt(run.distribution.factor(trees.size(params)))
-    usual = unit * _sizes(params)
-    # The state of a run holds μ in float32, and a run that continues needs the same.
-    tried = np.unique(np.asarray([*usual, *own], np.float32))
-    scales = jnp.asarray(np.concatenate([tried, -tried]))
-    take = programs.of(_table, run, params, key, scales)
-    table = np.asarray(take(params, key, scales), np.float64)
-    base, ahead, back = table[:, :1], *np.split(table[:, 1:], 2, axis=1)
-    usable = np.isfinite(ahead).all(0) & np.isfinite(back).all(0)
-    chosen_from = usable & np.isin(tried, usual.astype(np.float32))
-    if not np.isfinite(base).all():
-        raise ValueError(
-            f"fun must be finite at params; got {base.mean()}. Start elsewhere, or "
-            "check that sample returns examples."
-        )
-    if chosen_from.sum() < 2:
-        raise ValueError(
-            "fun must be finite around params; got a value that is not, already at a "
-            f"change of {usual[1] / unit:.3g} per element. Start elsewhere."
-        )
-    found = np.full(len(tried), np.nan)
-    found[usable] = agreements(
-        ahead[:, usable] - base, back[:, usable] - base, chosen_from[usable]
-    )
-    best = np.max(found[chosen_from])
-    if np.all(ahead[:, chosen_from] == base):
-        raise ValueError(
-            f"fun must change with params; got {base.mean():.6g} at all points up to a "
-            f"change of {usual[-1] / unit:.3g} per element. Start elsewhere."
-        )
-    enough = chosen_from & (found >= best - _TOLERANCE * (1 - best**2))
-    last = np.flatnonzero(enough)[-1]
-    far, shown = tuple(tried.tolist()), tuple(found.tolist())
-    return Smoothing(far[last], shown[last], far, shown, table.size)
+
+    distances: np.ndarray
+    usual: np.ndarray
+    unit: float
+    base: np.ndarray
+    ahead: np.ndarray
+    back: np.ndarray
+
+    @classmethod
+    def of(
+        cls, run: Evaluated, params: optax.Params, key: jax.Array, *own: float
+    ) -> "Table":
+        """Evaluates the losses.
+
+        Args:
+          run: The loss, with traced functions, and how it is evaluated.
+          params: θ.
+          key: A typed key.
+          *own: Further distances, from which none is chosen.
+        """
+        unit = math.sqrt(run.distribution.factor(trees.size(params)))
+        # The state of a run holds μ in float32, and must continue with the same.
+        usual = (unit * _sizes(params)).astype(np.float32)
+        tried = np.unique(np.append(usual, np.asarray(own, np.float32)))
+        around = jnp.asarray(np.concatenate([np.zeros(1, np.float32), tried, -tried]))
+        take = programs.of(_losses, run, params, key, around)
+        losses = np.asarray(take(params, key, around), np.float64)
+        parts = np.split(losses, [1, 1 + len(tried)], axis=1)
+        return cls(tried, np.isin(tried, usual), unit, *parts)
+
+    @property
+    def num_evaluations(self) -> int:
+        """The number of evaluations."""
+        return self.base.size + self.ahead.size + self.back.size
+
+    def smoothing(self) -> Smoothing:
+        """The smoothing according to the losses.
+
+        Raises:
+          ValueError: As `find_smoothing` does for a loss.
+        """
+        base, shortest = self.base.mean(), self.distances[self.usual][0] / self.unit
+        usable = np.isfinite(self.ahead).all(0) & np.isfinite(self.back).all(0)
+        among = usable & self.usual
+        if not math.isfinite(base):
+            raise ValueError(
+                f"fun must be finite at params; got {base}. Start elsewhere, or check "
+                "that sample returns examples."
+            )
+        if among.sum() < 2:
+            raise ValueError(
+                "fun must be finite around params; got values that are not, already at "
+                f"a change of {_FACTOR * shortest:.3g} per element. Start elsewhere."
+            )
+        if np.all(self.ahead[:, among] == self.base):
+            raise ValueError(
+                f"fun must change with params; got {base:.6g} at all points up to a "
+                f"change of {self.distances[among][-1] / self.unit:.3g} per element. "
+                "Start elsewhere."
+            )
+        found = np.full(len(among), np.nan)
+        ahead, back = (x[:, usable] - self.base for x in (self.ahead, self.back))
+        found[usable] = agreements(ahead, back, among[usable])
+        best = np.max(found[among])
+        enough = among & (found >= best - _TOLERANCE * (1 - best**2))
+        last = np.flatnonzero(enough)[-1]
+        far, shown = tuple(self.distances.tolist()), tuple(found.tolist())
+        return Smoothing(far[last], shown[last], far, shown, self.num_evaluations)
 
 
 def agreements(ahead: np.ndarray, back: np.ndarray, counted: np.ndarray) -> np.ndarray:
@@ -254,9 +285,10 @@ def root_mean_square(params: Any) -> float:
     return total / math.sqrt(max(trees.size(params), 1))
 
 
-def _table(run: Evaluated, params: Any, key: jax.Array, scales: jax.Array) -> jax.Array:
-    """The losses at θ and at displacements along directions: [directions, 1 + m]."""
-    around = jnp.concatenate([jnp.zeros(1, scales.dtype), scales])
+def _losses(
+    run: Evaluated, params: Any, key: jax.Array, around: jax.Array
+) -> jax.Array:
+    """The losses at displacements along directions: [directions, m]."""
 
     def along(number: jax.Array) -> jax.Array:
         return run.along(key, number, params, around)
