@@ -77,11 +77,11 @@ def estimate() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Returns θ, the points [K, 2], their parts of the step [K, 2], and the new θ."""
     start, smoothing, rate = jnp.array([-1.75, 1.25]), 0.72, 0.3
     estimator = zo.forward_difference(num_directions=6, smoothing=smoothing)
-    init, ask, tell = zo.ask_tell(zo.zo_sgd(rate), estimator)
-    points, state = ask(init(start, key=2))
-    values = loss(points)
-    after = np.asarray(tell(state, values).params)
-    theta, points, values = np.asarray(start), np.asarray(points), np.asarray(values)
+    run = zo.ask_tell(start, zo.zo_sgd(rate), estimator, key=2)
+    points = run.ask()
+    values = np.asarray(loss(points))
+    run.tell(values)
+    theta, after = np.asarray(start), run.params
     moved = np.linalg.norm(points - theta, axis=1) > 1e-3
     before, values, points = float(values[~moved][0]), values[moved], points[moved]
     slopes, directions = (values - before) / smoothing, (points - theta) / smoothing

@@ -44,11 +44,10 @@ from radazo_jax._src.evaluators.sharded import sharded
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.perturb.transform import perturb
 from radazo_jax._src.runs.diagnose import diagnose
-from radazo_jax._src.runs.journal import replay
 from radazo_jax._src.runs.learning_rate import find_learning_rate
 from radazo_jax._src.runs.minimize import minimize, minimize_black_box
 from radazo_jax._src.runs.smoothing import find_smoothing
-from radazo_jax._src.steps.ask_tell import ask_tell
+from radazo_jax._src.runs.told import ask_tell, replay
 from radazo_jax._src.steps.defaults import default_method
 from radazo_jax._src.steps.optax_wrapper import estimate_gradient
 from radazo_jax._src.steps.solver import solver

@@ -245,3 +245,27 @@ def scaled(factor: jax.Array, tree: Any) -> Any:
         return (factor.astype(wide) * x.astype(wide)).astype(x.dtype)
 
     return jax.tree.map(of_leaf, tree)
+
+
+def checksum(tree: Any) -> jax.Array:
+    """A number that tells whether two trees are equal to the last bit: uint32.
+
+    A sum of integers, which does not depend on its order.
+    """
+    total = jnp.zeros((), jnp.uint32)
+    for leaf in jax.tree.leaves(tree):
+        bits = jax.lax.bitcast_convert_type(leaf, f"uint{jnp.finfo(leaf.dtype).bits}")
+        if leaf.dtype.itemsize == 8:
+            bits = bits ^ (bits >> 32)
+        bits = bits.astype(jnp.uint32)
+        # Odd multipliers, so that no change of a single element is lost.
+        weights = jnp.ones((), jnp.uint32)
+        for axis, size in enumerate(leaf.shape):
+            place = jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis)
+            weights = weights * np.uint32(max(size, 1)) + place
+        hashed = jnp.sum(bits * (2 * weights + 1), dtype=jnp.uint32)
+        total = total * np.uint32(31) + hashed
+    return total
+
+
+checksum_of = jax.jit(checksum)

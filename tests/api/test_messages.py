@@ -96,7 +96,7 @@ def test_a_swapped_optimizer_and_estimator_are_recognized():
         lambda: zo.minimize(loss, START, *swapped),
         lambda: zo.minimize_black_box(loss, START, *swapped),
         lambda: zo.solver(loss, *swapped),
-        lambda: zo.ask_tell(*swapped),
+        lambda: zo.ask_tell(START, *swapped),
         lambda: zo.distribute(lambda: loss, START, *swapped, client=client),
         lambda: zo.minimize(loss, START, estimator=zo.radazo(1e-2)),
         lambda: zo.value_and_grad(loss, zo.radazo(1e-2)),

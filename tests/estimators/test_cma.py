@@ -441,12 +441,10 @@ def test_executors_and_ask_tell_take_the_same_steps():
     with ThreadPoolExecutor(2) as executor:
         shared = run(rosenbrock, num_steps=20, executor=executor)
     chex.assert_trees_all_equal(shared.params, whole.params)
-    init, ask, tell = zo.ask_tell(*METHOD)
-    state = init(START, 0)
+    told = zo.ask_tell(START, *METHOD)
     for _ in range(20):
-        candidates, state = ask(state)
-        state = tell(state, [rosenbrock(x) for x in candidates])
-    chex.assert_trees_all_equal(np.asarray(state.params), np.asarray(whole.params))
+        told.tell([rosenbrock(x) for x in told.ask()])
+    chex.assert_trees_all_equal(told.params, np.asarray(whole.params))
 
 
 def loss(x):

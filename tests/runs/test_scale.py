@@ -71,8 +71,7 @@ def test_a_state_continues_in_its_units(scaled):
 def test_points_lie_in_units_around_the_parameters():
     """|sᵢ| = μ max(|θᵢ|, 0.1 Sᵢ), for parameters and sizes that NumPy compares."""
     method = zo.bfgs(), zo.full_difference(1e-3), zo.search.backtracking()
-    init, ask, _ = zo.ask_tell(*method, scale=S)
-    points, _ = ask(init(START, jax.random.key(0)))
+    points = zo.ask_tell(START, *method, scale=S).ask()
     moved = np.sum(abs(points[1:] - points[:1]), axis=0)
     expected = 1e-3 * np.maximum(abs(START), 0.1 * S)
     np.testing.assert_allclose(moved, expected, rtol=1e-5)
@@ -194,7 +193,8 @@ def test_a_wrong_scale_is_named_in_one_line(scale, got):
 
 def test_a_traced_scale_is_refused():
     def of(scale):
-        return zo.ask_tell(zo.zo_sgd(1.0), zo.forward_difference(), scale=scale)
+        method = zo.zo_sgd(1.0), zo.forward_difference()
+        return zo.ask_tell(START, *method, scale=scale).params
 
     with pytest.raises(TypeError, match="Give known numbers"):
         jax.jit(of)(1.0)

@@ -154,22 +154,19 @@ def test_a_rejected_step_needs_one_value():
     def fun(x):
         return jnp.sum(jnp.asarray(CURVATURES, x.dtype) * x**2)
 
-    init, ask, tell = zo.ask_tell(
-        optax.sgd(1.0), zo.full_difference(), zo.search.backtracking()
-    )
-    whole = one = init(START.astype(np.float32), 0)
+    method = optax.sgd(1.0), zo.full_difference(), zo.search.backtracking()
+    whole, one = (zo.ask_tell(START.astype(np.float32), *method) for _ in range(2))
     alone = 0
     for _ in range(30):
-        candidates, whole = ask(whole)
-        _, one = ask(one)
-        values = np.array([fun(x) for x in candidates])
-        whole = tell(whole, values)
-        if values[0] < one.run.search_state.limit:
-            one = tell(one, values)
+        points, _ = whole.ask(), one.ask()
+        values = np.array([fun(x) for x in points])
+        whole.tell(values)
+        if values[0] < one.state.search_state.limit:
+            one.tell(values)
         else:
             alone += 1
-            one = tell(one, values[:1])
-        for a, b in zip(*map(jax.tree.leaves, (whole.run, one.run)), strict=True):
+            one.tell(values[:1])
+        for a, b in zip(*map(jax.tree.leaves, (whole.state, one.state)), strict=True):
             if not jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
                 np.testing.assert_array_equal(a, b)
     assert 0 < alone < 30

@@ -317,12 +317,10 @@ def test_a_custom_search_by_hand_and_from_a_journal(tmp_path):
     result = zo.minimize_black_box(
         fun, np.asarray(START), *METHOD, journal=path, **options
     )
-    init, ask, tell = zo.ask_tell(*METHOD)
-    state = init(START, 0)
+    told = zo.ask_tell(START, *METHOD)
     for _ in range(12):
-        candidates, state = ask(state)
-        state = tell(state, [fun(x) for x in candidates])
-    chex.assert_trees_all_equal(state.run.params, result.state.params)
+        told.tell([fun(x) for x in told.ask()])
+    chex.assert_trees_all_equal(told.params, result.state.params)
     rebuilt = zo.replay(path, START, *METHOD)
     chex.assert_trees_all_equal(rebuilt.params, result.state.params)
     assert len(path.read_text().splitlines()) >= 12
@@ -491,10 +489,9 @@ def test_further_evaluations_need_a_loss_that_jax_evaluates(tmp_path):
         "ask_tell and with a journal; got 1."
     )
     method = zo.radazo(1.0), ESTIMATOR, zo.search.parabolic(extra_evaluations=1)
-    init, ask, tell = zo.ask_tell(*method)
-    candidates, state = ask(init(START, 0))
-    values = np.sum(candidates**2, axis=1)
-    assert message_of(ValueError, tell, state, values) == expected
+    run = zo.ask_tell(START, *method)
+    values = np.sum(run.ask() ** 2, axis=1)
+    assert message_of(ValueError, run.tell, values) == expected
     path = tmp_path / "run.jsonl"
     options = {"num_steps": 2, "key": 0, "journal": path, "progress": False}
     assert message_of(ValueError, zo.minimize, loss, START, *method, **options) == (

@@ -32,12 +32,10 @@ def _black_box(bounds):
 
 
 def _told(bounds):
-    init, ask, tell = zo.ask_tell(*_METHOD, bounds=bounds)
-    state = init(_START, jax.random.key(0))
+    run = zo.ask_tell(_START, *_METHOD, bounds=bounds)
     for _ in range(60):
-        candidates, state = ask(state)
-        state = tell(state, [_away(x) for x in candidates])
-    return state
+        run.tell([_away(x) for x in run.ask()])
+    return run
 
 
 def _solved(bounds):

@@ -8,7 +8,6 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import optax
 
@@ -98,7 +97,7 @@ def run(problem: Problem, harm: Harm, dtype: str, seed: int) -> dict[str, Any]:
     slope = rate**2 * problem.slope / unit**2
     size = harm.step * 0.02 * (first / slope if slope else 1.0)
     method = OPTIMIZER, zo.default_method(start)[1], SEARCH
-    state = zo.ask_tell(*method).init(start, jax.random.key(seed)).run
+    state = zo.ask_tell(start, *method, key=seed).state
     search_state = state.search_state._replace(step_size=np.asarray(size, dtype))
     state = state._replace(search_state=search_state)
     num_steps = BUDGET * (problem.dimension + 1) // DEFAULT.each(problem.dimension)

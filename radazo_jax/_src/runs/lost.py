@@ -10,6 +10,8 @@ import optax
 from radazo_jax._src import checks
 from radazo_jax._src.base import Points
 from radazo_jax._src.directions.distribution import elements
+from radazo_jax._src.steps import step, units
+from radazo_jax._src.steps.states import Run, SolverState
 from radazo_jax._src.trees import wide
 
 # A share of a perturbation beyond which a run warns.
@@ -33,14 +35,13 @@ def by_rounding(points: Points, params: optax.Params) -> dict[str, float]:
     }
 
 
-def warn_of_rounding(points: Points, params: optax.Params) -> None:
-    """Warns if parameters round most of their perturbation away.
-
-    Args:
-      points: The points of a step.
-      params: θ.
-    """
-    lost = by_rounding(points, params)
+def warn_of_rounding(run: Run, state: SolverState) -> None:
+    """Warns if narrow parameters round most of their perturbation away."""
+    if all(leaf.dtype.itemsize >= 4 for leaf in jax.tree.leaves(state.params)):
+        return
+    points, _ = step.points_at(run, state, step.loss_at(run, state))
+    placed = units.around(run.units, state.params, points)
+    lost = by_rounding(placed, state.params)
     bad = {name: share for name, share in lost.items() if share > _LOST}
     if bad:
         name, share = max(bad.items(), key=lambda item: item[1])

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from concurrent import futures
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,19 +21,19 @@ from radazo_jax._src.base import (
 )
 from radazo_jax._src.evaluators.external import External
 from radazo_jax._src.evaluators.vectorized import vectorized
-from radazo_jax._src.runs import learning_rate, loop
-from radazo_jax._src.runs.called import CalledSteps
-from radazo_jax._src.runs.chunks import Chunks
+from radazo_jax._src.runs import loop, rates
+from radazo_jax._src.runs.journal import Journal, Path, line_of_run
 from radazo_jax._src.runs.lost import warn_of_rounding
-from radazo_jax._src.runs.one_by_one import OneByOne, TracedSteps
-from radazo_jax._src.runs.results import Report, Result
+from radazo_jax._src.runs.one_by_one import Called, OneByOne, Traced
+from radazo_jax._src.runs.results import Best, Report, Result
+from radazo_jax._src.runs.steps import Compiled
 from radazo_jax._src.runs.stop import Budget
-from radazo_jax._src.steps import states, step, units
+from radazo_jax._src.runs.told import Stepper, Told, begin
+from radazo_jax._src.steps import defaults, states, step, units
 from radazo_jax._src.steps.box import BoundsLike, as_bounds
-from radazo_jax._src.steps.defaults import FEW, is_staged, method
-from radazo_jax._src.steps.records import Path
+from radazo_jax._src.steps.defaults import FEW
 from radazo_jax._src.steps.stages import Stages, of_state, with_tolerance
-from radazo_jax._src.steps.states import Policy, Run, SolverState, resumed
+from radazo_jax._src.steps.states import Policy, Run, SolverState
 
 
 def minimize(
@@ -66,15 +66,17 @@ def minimize(
 ) -> Result:
     """Minimizes a function from its values alone.
 
-    The steps run on the device in chunks. A chunk is one compiled loop whose length is
-    an argument, so any number of steps compiles once. The random numbers of a step
-    depend only on the key and the number of the step; chunks and interruptions do not
-    change them.
+    The steps of a function that JAX traces run on the device in chunks. A chunk is one
+    compiled loop whose length is an argument, so any number of steps compiles once.
+    With the evaluator `external` or a journal, steps are taken one by one. The random
+    numbers of a step depend only on the key and the number of the step; chunks and
+    interruptions do not change them.
 
     Args:
       fun: The loss, `fun(params)`, or `fun(params, xi)` if `sample` is given;
         a real scalar. With `has_aux`, a pair of it and anything else. With the
-        evaluator `external`, any Python function, as in `minimize_black_box`.
+        evaluator `external`, any Python function, as in `minimize_black_box`, without
+        `sample`, `has_aux` and `chunk_size`.
       params: The starting point, a tree of floating-point arrays. Not modified.
       optimizer: An Optax transformation, such as `radazo(1e-3)`. It gets `value`,
         `grad`, `slope` (along `grad`), `value_fn` and `measured` (whether the loss at
@@ -107,17 +109,18 @@ def minimize(
       max_evaluations: The most evaluations of `fun` in this call; with a journal, in
         the whole run. The run ends before the step that would exceed it. Counted are
         the points of the estimator, as in `history.evaluations`, and those that measure
-        the learning rate, but not what an optimizer evaluates by `value_fn`.
+        the learning rate, but not retries, points that were not evaluated, and what an
+        optimizer evaluates by `value_fn`.
       max_seconds: The most seconds from the start of this call, with compilation. The
-        run ends after the first chunk that ends later, and with a journal after the
-        first such step. Without `chunk_size`, chunks get shorter toward this time.
-        Not for runs of several processes.
+        run ends after the first chunk that ends later, or after the first such step if
+        steps are taken one by one. Without `chunk_size`, chunks get shorter toward this
+        time. Not for runs of several processes.
       target: A finite number. The run ends after the first step whose value, as in
         `values`, is not above it, in float32. The value is the loss before the update
-        of the step.
+        of the step. With `external`, it is `best.value`, in the dtype of the values.
       patience: The run ends after so many steps in a row whose value is not below the
         lowest before, in this call; with a journal, in the whole run. Steps without a
-        finite value count as well.
+        finite value count as well. With `external`, the value is `best.value`.
       tolerance: τ, a number in [0, 1), if the default method runs, up to 100
         parameters. Its first stage, which follows slopes, is over once a step has
         changed the value f by at most τ max(|f|, |f(θ₀)|), and each parameter by at
@@ -139,40 +142,50 @@ def minimize(
         With any method, the run takes the steps in which it would minimize f(S z) from
         z = θ₀/S: smoothing, learning rates and weight decay are in units of S. S is
         rounded to powers of two, so that it rounds nothing else. Results, states and
-        `bounds` are in the units of the parameters. By default 1. Up to 100 parameters,
+        `bounds` are in the units of the parameters. Repeat it to continue from a state
+        or a journal. By default 1. Up to 100 parameters,
         the default method then finds sizes by itself if it needs them, from finite
         bounds or from values.
       state: A state to continue from, as returned by a previous call or passed to
         `callback`. Its parameters and key replace `params` and `key`, and it holds the
-        learning rate that was measured.
+        learning rate that was measured. With `external`, it must have the dtypes of
+        `params`.
       chunk_size: Number of steps per chunk; by default, so many that a chunk takes
         about half a second.
       progress: Whether to show progress: a `tqdm` bar if that is installed, else one
         line per chunk on stderr.
-      callback: `callback(report)`, called after every chunk with a `Report` of its
-        steps. A true return value, or StopIteration, ends the run. The next chunk
-        reuses the arrays of `report.state`: copy what you keep.
-      on_failure: The treatment of values that are not finite. "drop": their directions
-        are left out of the estimate, and a step without any is skipped: neither
-        parameters nor optimizer state move. If the loss at the parameters is not
-        finite, the mean of the other values replaces it. "raise": the run ends.
+      callback: `callback(report)`, called after every chunk or step with a `Report` of
+        it. A true return value, or StopIteration, ends the run. The next chunk
+        reuses the arrays of `report.state`: copy what you keep. With `external`, it is
+        a copy, in NumPy arrays.
+      on_failure: The treatment of values that are not finite, and of points at which a
+        Python function raises or returns anything but a number. "drop": their
+        directions are left out of the estimate, and a step without any is skipped:
+        neither parameters nor optimizer state move. If the loss at the parameters is
+        not finite, the mean of the other values replaces it. "raise": the run ends.
       max_consecutive_failures: The number of steps skipped in a row that ends the run.
       has_aux: Whether `fun` returns a pair, of which the second part is dropped.
-      journal: The path of a journal, as in `minimize_black_box`. Steps are then taken
-        one by one, and `optimizer` gets no `value_fn`. A learning rate that was
-        measured is in its first line.
+      journal: The path of a file to which the values of each step are added. The same
+        call resumes the run from the end of the file; `replay` rebuilds it. One of its
+        points is then evaluated again, and another value is a warning: `fun` may have
+        changed, and nothing else. At most `num_steps` and `max_evaluations` are read;
+        the other budgets end the run at the end of the file, at the earliest.
+        `optimizer` gets no `value_fn`. A learning rate that was measured is in the
+        first line.
 
     Returns:
       The result. Its `learning_rate` is the one that was measured. Ctrl-C takes effect
-      between chunks; the result then holds the steps done so far. A second Ctrl-C
-      raises `KeyboardInterrupt`.
+      between chunks, or before the step that is being evaluated if steps are taken one
+      by one; the result then holds the steps done so far. A second Ctrl-C raises
+      `KeyboardInterrupt`.
 
     Raises:
       TypeError, ValueError: If an argument is not valid, or processes hold
-        different keys.
+        different keys; if `fun` cannot be evaluated on the executor; if the journal is
+        damaged, or of a run with another method, start, bounds, scale, key or dtype.
       RunError: If `max_consecutive_failures` steps in a row were skipped, or all steps
-        of the run, or a value failed and `on_failure` is "raise". `error.result` is
-        the result so far.
+        of the run, or a value failed and `on_failure` is "raise", or a step could not
+        be evaluated or written. `error.result` is the result so far.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -193,16 +206,68 @@ def minimize(
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       algorithms 1 and 2.
     """
-    return _run(
-        _Call(
-            *(fun, params, optimizer, estimator, search, evaluator),
-            Budget(num_steps, max_evaluations, max_seconds, target, patience),
-            Policy.of(on_failure, max_consecutive_failures),
-            *(tolerance, restarts),
-            *(key, sample, bounds, scale, state, chunk_size),
-            *(progress, callback, has_aux, journal),
-        )
+    budget = Budget(num_steps, max_evaluations, max_seconds, target, patience)
+    policy = Policy.of(on_failure, max_consecutive_failures)
+    if not callable(fun):
+        raise TypeError(f"fun must be a function of params; got {fun!r}.")
+    check_evaluator(evaluator, traces=False)
+    calls = not evaluator.compiled
+    _check_used(calls, state, journal, chunk_size, sample, has_aux)
+    if calls:
+        params = trees.with_float64(params)
+        _check_precision(params, state)
+    initial = params if state is None else state.params
+    loss = functools.partial(step.without_aux, fun) if has_aux else fun
+    method = optimizer, estimator, search, initial, sample is not None
+    run = Run(
+        *(None if calls else loss, sample, *defaults.method(*method)),
+        *(vectorized() if calls else evaluator, as_bounds(bounds)),
+        *(defaults.is_staged(*method), units.as_units(scale)),
     )
+    run, most_restarts = _with_stages(run, state, budget, tolerance, restarts)
+    # Functions of the caller run under the caller's setting.
+    context = functools.partial(jax.enable_x64, trees.has_x64())
+    with ExitStack() as stack:
+        if calls:
+            stack.enter_context(trees.precision_of(initial))
+        begun = states.resumed(begin(run, params, key, state))
+        budget.start(run, begun, trees.widest(begun.params) if calls else np.float32)
+        file = rate = None
+        if journal is not None:
+            file = stack.enter_context(Journal(journal).opened())
+        if not calls:
+            warn_of_rounding(run, begun)
+            run = step.traced(run, begun)
+            if sample is not None and optimizer is None:
+                _check_no_scale(scale)
+                given = budget, state is None, file
+                run, begun, rate = rates.of_run(run, begun, *given)
+        interrupted = stack.enter_context(loop.interruptible())
+        if file is not None:
+            file.begin(line_of_run(begun, run, rate))
+        stages = Stages(run, begun, most_restarts)
+        steps: loop.Steps
+        if calls:
+            external: Any = evaluator
+            opened = external.open(
+                fun,
+                vector_valued=step.abstract_points(run, begun).vector_valued,
+                context=context,
+                interrupted=interrupted,
+            )
+            told = Told(Stepper(stages, begun), Best(trees.as_numpy(begun.params)))
+            of_calls = external, stack.enter_context(opened)
+            steps = Called(told, budget, file, *of_calls)
+        elif file is None:
+            of_chunk = policy, chunk_size, interrupted
+            steps = Compiled(stages, begun, budget, *of_chunk)
+        else:
+            steps = Traced(Told(Stepper(stages, begun)), budget, file, interrupted)
+        if isinstance(steps, OneByOne):
+            with loop.failing_with_result(steps, rate):
+                steps.resume()
+        show = stack.enter_context(loop.progress_bar(progress, budget))
+        return loop.run(steps, policy, callback, show, context, rate)
 
 
 def minimize_black_box(
@@ -212,27 +277,12 @@ def minimize_black_box(
     estimator: GradientEstimator | None = None,
     search: Search | None = None,
     *,
-    num_steps: int | None = None,
-    key: jax.typing.ArrayLike = 0,
-    max_evaluations: int | None = None,
-    max_seconds: float | None = None,
-    target: float | None = None,
-    patience: int | None = None,
-    tolerance: float | None = None,
-    restarts: int | None = None,
     workers: int | None = None,
     executor: futures.Executor | Callable[[], futures.Executor] | None = None,
     batched: bool = False,
     timeout: float | None = None,
     retries: int = 0,
-    bounds: BoundsLike | None = None,
-    scale: Any = None,
-    on_failure: str = "drop",
-    max_consecutive_failures: int = 10,
-    journal: Path | None = None,
-    state: SolverState | None = None,
-    progress: bool = True,
-    callback: Callable[[Report], object] | None = None,
+    **options: Any,
 ) -> Result:
     """Minimizes any Python function from its values alone.
 
@@ -252,67 +302,20 @@ def minimize_black_box(
         `optimizer` and `estimator` objects compile once.
       estimator: As in `minimize`; it chooses the points.
       search: As in `minimize`.
-      num_steps: The number of steps in this call; with a journal, of the whole run. By
-        default 1000, or fewer if the default method converges, also with a `target`;
-        with another budget, at most 2³¹ − 2 for the whole run.
-      key: The key of the whole run; it is consumed. It takes the steps of `minimize`.
-      max_evaluations: The most evaluations in this call; with a journal, in the whole
-        run. The run ends before the step that could exceed it. Counted are the points,
-        as in `num_evaluations`; a retry is not counted, and neither is a point that
-        was not evaluated.
-      max_seconds: The most seconds from the start of this call. The run ends after the
-        first step that ends later. Not for runs of several processes.
-      target: A finite number. The run ends after the first step after which
-        `best.value` is not above it, in the dtype of the values at the points.
-      patience: The run ends after so many steps in a row that do not lower
-        `best.value`, in this call; with a journal, in the whole run.
-      tolerance: As in `minimize`.
-      restarts: As in `minimize`.
-      workers: Number of processes that evaluate the points of a step, as in `external`;
-        needs the package `loky`. `None` evaluates them in turn, unless an executor is
-        given. If the value at θ rejects the latest step, as with
-        `search.backtracking`, the other points of the step are then not evaluated; the
-        steps are the same.
-      executor: A `concurrent.futures.Executor` on which the points of a step are
-        evaluated, or a function without arguments that makes one, which is called
-        again if workers died or hang.
-      batched: Whether `fun` takes all n points of a step at once, a tree of arrays
-        with an additional first axis, and returns n values, or a pair of these and n
-        other objects; n is the same in all steps.
-      timeout: Seconds; needs workers or an executor. If no point ends for this long,
-        those that run have failed, and the workers are replaced, unless the executor
-        is the caller's.
-      retries: Number of further evaluations of a point that failed.
-      bounds: As in `ask_tell`.
-      scale: As in `minimize`. Repeat it to continue from a state or a journal.
-      on_failure: The treatment of a point at which `fun` raises, or returns anything
-        but a finite number. "drop": its direction is left out of the estimate, and a
-        step without any is skipped: neither parameters nor optimizer state move. If θ
-        has failed, the mean of the other values replaces its value. "raise": the run
-        ends.
-      max_consecutive_failures: The number of steps skipped in a row that ends the run.
-      journal: The path of a file to which the values of each step are added. The same
-        call resumes the run from the end of the file; `replay` rebuilds it. One of its
-        points is then evaluated again, and another value is a warning. At most
-        `num_steps` and `max_evaluations` are read; the other budgets end the run
-        at the end of the file, at the earliest.
-      state: A state to continue from. Its parameters and key replace `params` and
-        `key`; it must have the dtypes of `params`.
-      progress: Whether to show progress, as in `minimize`.
-      callback: `callback(report)`, called after every step with a `Report` of it. A
-        true return value, or StopIteration, ends the run. The state is a copy, in NumPy
-        arrays.
+      workers: As in `external`: the number of processes that evaluate points. `None`
+        evaluates them in turn, unless an executor is given.
+      executor: As in `external`: an executor, or a function that makes one.
+      batched: As in `external`: whether `fun` takes all points of a step at once.
+      timeout: As in `external`: seconds after which points that run have failed.
+      retries: As in `external`: the number of further evaluations of a failed point.
+      **options: The other arguments of `minimize`, such as `num_steps`, `key`,
+        `max_evaluations`, `bounds` and `journal`.
 
     Returns:
-      The result. Ctrl-C ends the run before the step that is being evaluated; the
-      result then holds the earlier steps. A second Ctrl-C raises `KeyboardInterrupt`.
+      The result, of NumPy arrays.
 
     Raises:
-      TypeError, ValueError: If an argument is not valid, `fun` cannot be
-        evaluated on the executor, the journal is of another run, or it is damaged.
-      RunError: If `max_consecutive_failures` steps in a row were skipped, or all steps
-        of the run, or a point failed and `on_failure` is "raise", or a step could not
-        be evaluated or written. `error.result` is the result so far.
+      TypeError, ValueError, RunError: As `minimize`.
 
     Examples:
       >>> import numpy as np
@@ -332,212 +335,91 @@ def minimize_black_box(
       ((100,), True)
     """
     evaluator = External(workers, executor, batched, timeout, retries)
-    return _run(
-        _Call(
-            *(fun, params, optimizer, estimator, search, evaluator),
-            Budget(num_steps, max_evaluations, max_seconds, target, patience),
-            Policy.of(on_failure, max_consecutive_failures),
-            *(tolerance, restarts),
-            *(key, None, bounds, scale, state, None),
-            *(progress, callback, False, journal),
-        )
-    )
+    named = optimizer, estimator, search
+    return minimize(fun, params, *named, evaluator=evaluator, **options)
 
 
-class _Call(NamedTuple):
-    """The arguments of `minimize`."""
-
-    fun: Any
-    params: Any
-    optimizer: Any
-    estimator: Any
-    search: Any
-    evaluator: Any
-    budget: Budget
-    policy: Policy
-    tolerance: Any
-    restarts: Any
-    key: Any
-    sample: Any
-    bounds: Any
-    scale: Any
-    state: Any
-    chunk_size: Any
-    progress: bool
-    callback: Any
-    has_aux: bool
-    journal: Any
-
-
-def _run(call: _Call) -> Result:
-    """Runs a call whose budgets and policy are checked."""
-    if not callable(call.fun):
-        raise TypeError(f"fun must be a function of params; got {call.fun!r}.")
-    check_evaluator(call.evaluator, traces=False)
-    if call.state is not None:
-        checks.check_not_deleted("state", call.state)
-    if call.evaluator.compiled:
-        return _traced(call)
-    return _called(call)
-
-
-def _traced(call: _Call) -> Result:
-    """A run of a function that JAX traces."""
-    fun, path, budget = call.fun, call.journal, call.budget
-    if call.chunk_size is not None:
-        checks.check_int_at_least("chunk_size", call.chunk_size, 1)
-    if path is not None and not (call.state is None and call.chunk_size is None):
-        raise ValueError(
-            "state and chunk_size must be None with a journal, which says where to go "
-            f"on, and takes steps one by one; got chunk_size={call.chunk_size!r}."
-        )
-    initial = call.params if call.state is None else call.state.params
-    loss = functools.partial(step.without_aux, fun) if call.has_aux else fun
-    run = _run_of(call, initial, loss)
-    state = _begun(call, run, call.params)
-    budget.start(run, state, np.float32)
-    if any(leaf.dtype.itemsize < 4 for leaf in jax.tree.leaves(state.params)):
-        points, _ = step.points_at(run, state, step.loss_at(run, state))
-        placed = units.around(run.units, state.params, points)
-        warn_of_rounding(placed, state.params)
-    run = step.traced(run, state)
-    rate = None
-    if call.sample is not None and call.optimizer is None:
-        if call.scale is not None:
-            raise ValueError(
-                "scale must be None on minibatches without an optimizer, whose "
-                f"learning rate is measured; got {call.scale!r}. Name an optimizer."
-            )
-        given = budget, call.state is None, path
-        run, state, rate = learning_rate.of_run(run, state, *given)
-    stages = Stages(run, state, _restarts_of(call))
-    with ExitStack() as stack:
-        interrupted = stack.enter_context(loop.interruptible())
-        steps: Chunks | OneByOne
-        if path is None:
-            of_chunk = call.policy, call.chunk_size, interrupted
-            steps = Chunks(stages, state, budget, *of_chunk)
-        else:
-            steps = TracedSteps(stages, state, budget, interrupted)
-            state = stack.enter_context(steps.resumed(path, fun, state, rate))
-            steps.warn_of_another_function(state, path)
-        report = stack.enter_context(loop.progress_bar(call.progress, budget))
-        options = loop.Options(budget, call.policy, call.callback, report, rate=rate)
-        return loop.run(steps, state, options, steps.last_failure)
-
-
-def _called(call: _Call) -> Result:
-    """A run of a Python function."""
-    _check_called(call)
-    fun, path, budget, evaluator = call.fun, call.journal, call.budget, call.evaluator
-    params = trees.with_float64(call.params)
-    if call.state is not None:
-        _check_precision(params, call.state)
-    initial = params if call.state is None else call.state.params
-    run = _run_of(call._replace(evaluator=vectorized()), initial, None)
-    # Functions of the caller run under the caller's setting.
-    of_caller = functools.partial(jax.enable_x64, trees.has_x64())
-    with ExitStack() as stack:
-        stack.enter_context(trees.precision_of(initial))
-        state = _begun(call, run, params)
-        budget.start(run, state, trees.widest(state.params))
-        calls = evaluator.open(
-            fun,
-            vector_valued=step.abstract_points(run, state).vector_valued,
-            context=of_caller,
-            interrupted=stack.enter_context(loop.interruptible()),
-        )
-        stages = Stages(run, state, _restarts_of(call))
-        given = stages, state, budget, evaluator
-        steps = CalledSteps(*given, stack.enter_context(calls))
-        state = stack.enter_context(steps.resumed(path, fun, state))
-        if path is not None:
-            with loop.failing_with_result(steps):
-                steps.warn_of_another_function(state, path)
-        report = stack.enter_context(loop.progress_bar(call.progress, budget))
-        options = loop.Options(budget, call.policy, call.callback, report, of_caller)
-        return loop.run(steps, state, options, steps.last_failure)
-
-
-def _run_of(call: _Call, params: optax.Params, loss: Any) -> Run:
-    """The run of a call: of a state's stage, if it continues one.
-
-    Args:
-      call: The call.
-      params: The parameters to begin with.
-      loss: The function that JAX traces, `None` if there is none.
-    """
-    minibatches = call.sample is not None
-    named = call.optimizer, call.estimator, call.search
-    chosen = method(*named, params, minibatches)
-    staged = is_staged(*named, params, minibatches)
-    run = Run(loss, call.sample, *chosen, call.evaluator, as_bounds(call.bounds))
-    run = run._replace(staged=staged, units=units.as_units(call.scale))
-    _check_staged(call, staged)
-    if staged:
-        run = with_tolerance(run, call.tolerance)
-    if staged and isinstance(call.state, SolverState):
-        return of_state(run, call.state)
-    return run
-
-
-def _check_staged(call: _Call, staged: bool) -> None:
-    """Raises if arguments of the default method's stages are wrong, or not used."""
-    if call.tolerance is not None:
-        checks.check_unit_interval("tolerance", call.tolerance)
-    if call.restarts is not None:
-        checks.check_int_at_least("restarts", call.restarts, 0)
-    for name, value in (("tolerance", call.tolerance), ("restarts", call.restarts)):
-        if value is not None and not staged:
+def _with_stages(
+    run: Run,
+    state: SolverState | None,
+    budget: Budget,
+    tolerance: float | None,
+    restarts: int | None,
+) -> tuple[Run, float]:
+    """The run in the stage of a state, and the number of restarts that end it."""
+    if tolerance is not None:
+        checks.check_unit_interval("tolerance", tolerance)
+    if restarts is not None:
+        checks.check_int_at_least("restarts", restarts, 0)
+    for name, value in (("tolerance", tolerance), ("restarts", restarts)):
+        if value is not None and not run.staged:
             raise ValueError(
                 f"{name} must be None unless the default method runs, with at most "
                 f"{FEW} parameters; got {value!r}. Give patience, or another budget."
             )
+    if run.staged:
+        run = with_tolerance(run, tolerance)
+        if isinstance(state, SolverState):
+            run = of_state(run, state)
+    if restarts is not None:
+        return run, int(restarts)
+    return run, 0 if budget.is_open else math.inf
 
 
-def _restarts_of(call: _Call) -> float:
-    """The number of restarts after which a run ends."""
-    if call.restarts is not None:
-        return int(call.restarts)
-    return 0 if call.budget.is_open else math.inf
+def _check_used(
+    calls: bool,
+    state: SolverState | None,
+    journal: Path | None,
+    chunk_size: int | None,
+    sample: Any,
+    has_aux: bool,
+) -> None:
+    """Raises if arguments exclude each other.
 
-
-def _begun(call: _Call, run: Run, params: optax.Params) -> SolverState:
-    """The state to begin with, of which the caller keeps a copy: steps are in place."""
-    state = call.state
-    if state is None:
-        state = step.start(run, params, call.key)
-    else:
-        states.check_state(run, state, leaves=True)
-        units.check_units(run.units, state.params)
-    states.check_known(state)
-    return trees.copy(resumed(state))
-
-
-def _check_called(call: _Call) -> None:
-    """Raises if an argument is only for functions that JAX traces."""
-    for name, value in (("sample", call.sample), ("chunk_size", call.chunk_size)):
+    Args:
+      calls: Whether Python functions are called.
+      state: As in `minimize`, like the others.
+      journal: As in `minimize`.
+      chunk_size: As in `minimize`.
+      sample: As in `minimize`.
+      has_aux: As in `minimize`.
+    """
+    if state is not None:
+        checks.check_not_deleted("state", state)
+    if chunk_size is not None and not calls:
+        checks.check_int_at_least("chunk_size", chunk_size, 1)
+    if journal is not None and not (state is None and chunk_size is None):
+        raise ValueError(
+            "state and chunk_size must be None with a journal, which says where to "
+            f"continue, and takes steps one by one; got chunk_size={chunk_size!r}."
+        )
+    if not calls:
+        return
+    for name, value in (("sample", sample), ("chunk_size", chunk_size)):
         if value is not None:
             raise ValueError(
                 f"{name} must be None with an evaluator of Python functions; got "
                 f"{value!r}."
             )
-    if call.has_aux:
+    if has_aux:
         raise ValueError(
             "has_aux must be False with an evaluator of Python functions, whose pairs "
             "are recognized; got True."
         )
-    if call.state is not None and call.journal is not None:
+
+
+def _check_no_scale(scale: Any) -> None:
+    if scale is not None:
         raise ValueError(
-            "state must be None with a journal, which says where to continue; got a "
-            "state. Give one of them."
+            "scale must be None on minibatches without an optimizer, whose "
+            f"learning rate is measured; got {scale!r}. Name an optimizer."
         )
 
 
-def _check_precision(params: optax.Params, state: SolverState) -> None:
+def _check_precision(params: optax.Params, state: SolverState | None) -> None:
     """Raises if a state has other dtypes than the parameters that it replaces."""
-    pairs = zip(jax.tree.leaves(params), jax.tree.leaves(state.params), strict=False)
-    for p, q in pairs:
+    leaves = () if state is None else jax.tree.leaves(state.params)
+    for p, q in zip(jax.tree.leaves(params), leaves, strict=False):
         if hasattr(p, "dtype") and p.dtype != q.dtype:
             raise ValueError(
                 f"state must have the dtypes of params, {p.dtype}; got {q.dtype}. "

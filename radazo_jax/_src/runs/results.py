@@ -6,8 +6,8 @@ import numpy as np
 import optax
 
 from radazo_jax._src import shown
+from radazo_jax._src.runs.history import History
 from radazo_jax._src.runs.learning_rate import LearningRate
-from radazo_jax._src.steps.history import History
 from radazo_jax._src.steps.stages import Stage
 from radazo_jax._src.steps.states import SolverState
 
@@ -58,7 +58,7 @@ class Result(NamedTuple):
         measured the learning rate before the first step.
       state: The state of the run, which counts what failed; pass it as `state` to
         continue.
-      history: The records of each step; `history.plot()` draws them.
+      history: The records of each step.
       stopped: The reason for which the run ended: "target", "patience", "num_steps",
         "max_evaluations", "max_seconds", "converged", "callback" or "interrupted"; the
         first one in this order, if there are several. "converged" is the end of the

@@ -51,7 +51,7 @@ class Rising:
             self._is_over = True
             checks.warn(
                 f"The loss has risen from {means[0]:.3g} to {means[-1]:.3g} in the "
-                f"latest {len(latest)} steps, above its {self._start:.3g} at the start: "
+                f"latest {len(latest)} steps, above {self._start:.3g} at the start: "
                 "steps are too long, or differences do not tell the slope. "
                 + self._advice()
             )

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from radazo_jax._src.steps import ask_tell
-from radazo_jax._src.steps.records import Record
+from radazo_jax._src.runs.journal import Record
+from radazo_jax._src.runs.told import padded
 from radazo_jax._src.workers.messages import Reply, Request
 from radazo_jax._src.workers.replica import Description, Recipe
 from radazo_jax._src.workers.roster import (
@@ -182,7 +182,7 @@ class Fleet:
         part = self.records[first : first + _CHUNK]
         n = self._line["points"]
         # A step whose first value made the others unnecessary has that one alone.
-        values = [ask_tell.padded(x.values, n) for x in part]
+        values = [padded(x.values, n) for x in part]
         request = Request(
             self._run,
             first,

@@ -10,13 +10,13 @@ import numpy as np
 from jax import lax
 
 from radazo_jax._src import programs
-from radazo_jax._src.runs.loop import Staged, Taken
-from radazo_jax._src.runs.results import Best
+from radazo_jax._src.runs.history import names, numbers
+from radazo_jax._src.runs.journal import lowest
+from radazo_jax._src.runs.loop import Steps
+from radazo_jax._src.runs.results import Best, Report
 from radazo_jax._src.runs.stop import Budget, Progress
 from radazo_jax._src.steps import step
-from radazo_jax._src.steps.history import History, names, numbers
-from radazo_jax._src.steps.records import lowest
-from radazo_jax._src.steps.stages import Stages, is_over
+from radazo_jax._src.steps.stages import Stage, Stages, is_over
 from radazo_jax._src.steps.states import Policy, Run, SolverState, exceeds
 
 # Without a given chunk size, chunks aim at this many seconds: long enough that what
@@ -25,13 +25,8 @@ _CHUNK_SECONDS = 0.5
 _MAX_CHUNK = 8192
 
 
-class Chunks(Staged):
-    """`Steps` of a compiled run: a chunk is one compiled loop of any length.
-
-    Attributes:
-      best: See `Steps`.
-      last_failure: The last failure so far: none is described.
-    """
+class Compiled(Steps):
+    """Steps in chunks: a chunk is one compiled loop of any length."""
 
     def __init__(
         self,
@@ -46,92 +41,88 @@ class Chunks(Staged):
 
         Args:
           stages: The stages of the run, with traced functions.
-          state: The state before the first step.
+          state: The state before the first step, whose arrays are reused.
           budget: The budgets, which have started.
           policy: The rule by which failures end the run.
           size: The number of steps of a chunk; by default, so many that one takes about
             half a second.
           interrupted: Asked before each chunk whether to stop.
         """
-        self.stages, self._budget, self._interrupted = stages, budget, interrupted
+        super().__init__(budget)
+        self._stages, self._state, self._interrupted = stages, state, interrupted
         self._size, self._given = size or 1, size is not None
         self._limits = policy.limits(state)
-        self._recorded: list[dict[str, np.ndarray]] = []
-        self._evaluations = 0
-        self.best, self.last_failure = Best(None), ""
-        self._begin(state)
+        self._latest = 0  # The number of rows before the latest chunk.
+        self._begin()
 
-    def _begin(self, state: SolverState) -> None:
+    @property
+    def state(self) -> SolverState:
+        return self._state
+
+    def _begin(self) -> None:
         """Begins a stage: what depends on its method."""
-        run, self._names = self.stages.run, names(state)
-        given = state, self._budget.progress, np.int32(0), self._limits
-        self._program = programs.of(_take_chunk, run, *given, donate=[0])
+        self._names = names(self._state)
+        given = self._state, self.budget.progress, np.int32(0), self._limits
+        self._program = programs.of(_take_chunk, self._stages.run, *given, donate=[0])
 
-    def begin(self, state: SolverState) -> SolverState:
-        """See `Steps`."""
-        following = self.stages.following(state)
-        if following is not state:
-            self._begin(following)
-            self._budget.size = step.num_points(self.stages.run, following)
-        return following
+    @property
+    def methods(self) -> tuple[Stage, ...]:
+        return tuple(self._stages.done)
 
-    def take(self, state: SolverState) -> Taken | None:
-        """See `Steps`."""
+    def ended(self) -> str:
+        reason = self._stages.ended(self._state)
+        following = self._state if reason else self._stages.following(self._state)
+        if following is not self._state:
+            self._state = following
+            self._begin()
+            self.budget.size = step.num_points(self._stages.run, following)
+        return reason
+
+    def take(self) -> bool:
         if self._interrupted():
-            return None
-        begun, start = len(self._recorded), time.perf_counter()
-        length = min(self._size, self._budget.steps_left())
+            return False
+        self._latest, start = len(self.rows), time.perf_counter()
+        length = min(self._size, self.budget.steps_left())
         for first in range(0, length, _MAX_CHUNK):
             wanted = min(_MAX_CHUNK, length - first)
-            state, taken = self._part(state, wanted)
-            if taken < wanted or self._budget.reason():
+            if self._part(wanted) < wanted or self.budget.reason():
                 break
         if not self._given:
             seconds = time.perf_counter() - start
-            self._size = _next_size(length, seconds, self._budget.seconds_left())
-        parts = self._recorded[begun:]
-        found = {name: np.concatenate([x[name] for x in parts]) for name in parts[0]}
-        value = found["value"]
-        return Taken(state, found, value, None, {"loss": f"{value[-1]:.6g}"})
+            self._size = _next_size(length, seconds, self.budget.seconds_left())
+        return True
 
-    def _part(self, state: SolverState, wanted: int) -> tuple[SolverState, int]:
-        """The state after at most so many steps, and their number."""
-        before, begun = int(state.step), time.perf_counter()
-        state, reached, buffer = self._program(
-            state, self._budget.progress, np.int32(wanted), self._limits
+    def _part(self, wanted: int) -> int:
+        """Takes at most so many steps; returns their number."""
+        before, begun = int(self._state.step), time.perf_counter()
+        self._state, reached, buffer = self._program(
+            self._state, self.budget.progress, np.int32(wanted), self._limits
         )
         # This waits: on CPUs, too many queued collectives end the process.
-        columns = np.asarray(buffer)[: int(state.step) - before].T
+        columns = np.asarray(buffer)[: int(self._state.step) - before].T
         taken = columns.shape[1]
         found = dict(zip(self._names, columns, strict=True))
         found["step"] = before + np.arange(taken)
         found["seconds"] = np.full(taken, (time.perf_counter() - begun) / taken)
-        self._recorded.append(found)
-        evaluations = int(np.sum(found["evaluations"]))
-        self._budget.took(taken, evaluations, jax.device_get(reached))
-        self._see(found)
-        return state, taken
-
-    def _see(self, found: dict[str, np.ndarray]) -> None:
-        """Looks for the best of some steps."""
+        self.rows.append(found)
         i, value = lowest(found["value"])
         if value < self.best.value:
-            before = self._evaluations + int(np.sum(found["evaluations"][:i]))
-            self.best = Best(None, float(value), before)
-        self._evaluations += int(np.sum(found["evaluations"]))
+            number = self.budget.evaluations + int(np.sum(found["evaluations"][:i]))
+            self.best = Best(None, float(value), number)
+        evaluations = int(np.sum(found["evaluations"]))
+        self.budget.took(taken, evaluations, jax.device_get(reached))
+        return taken
 
-    def history(self) -> History:
-        """See `Steps`."""
-        return History.of(self._recorded)
+    def figures(self) -> dict[str, str]:
+        return {"loss": f"{self.rows[-1]['value'][-1]:.6g}"}
 
-    def params(self, state: SolverState, stopped: str) -> Any:
-        """See `Steps`."""
+    def report(self) -> Report:
+        values = np.concatenate([row["value"] for row in self.rows[self._latest :]])
+        return Report(int(self._state.step), values, None, self.best, self._state)
+
+    def params(self, stopped: str) -> Any:
         del stopped
-        return self.stages.last_params(state)
-
-    def outside(self, state: SolverState) -> SolverState:
-        """See `Steps`."""
-        return state
+        return self._stages.last_params(self._state)
 
 
 def _take_chunk(

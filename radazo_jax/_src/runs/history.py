@@ -1,4 +1,4 @@
-"""Records of each step of a run: a few numbers, and their picture."""
+"""Records of each step of a run: a few numbers, and their table."""
 
 import csv
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from radazo_jax._src import shown
-from radazo_jax._src.steps import records
+from radazo_jax._src.runs import journal
 from radazo_jax._src.steps.states import StepInfo
 
 # The numbers of each step, apart from the numbers in the states.
@@ -88,9 +88,9 @@ class History(NamedTuple):
         Raises:
           ValueError: If there is no journal, or it is damaged.
         """
-        found = records.read(path)
-        if found is None:
-            raise ValueError(f"path must be that of a journal; got {path!r}.")
+        found = journal.Journal(path).read()
+        if found.line is None:
+            raise ValueError(f"journal must be a file with a run; got {path!r}.")
         return cls.of([of_record(record) for record in found.records])
 
     def rows(self) -> Iterator[dict[str, float]]:
@@ -111,75 +111,6 @@ class History(NamedTuple):
             writer = csv.DictWriter(file, names)
             writer.writeheader()
             writer.writerows(self.rows())
-
-    def plot(self, figure: Any = None) -> Any:
-        """Draws what is known of: loss, differences, slope, step size, failures, pace.
-
-        Args:
-          figure: The Matplotlib figure to draw in, whose content is replaced; by
-            default a new one.
-
-        Returns:
-          The figure.
-        """
-        from matplotlib import pyplot
-
-        panels = {
-            title: {name: y for name, y in lines.items() if np.isfinite(y).any()}
-            for title, lines in self._panels().items()
-        }
-        panels = {title: lines for title, lines in panels.items() if lines}
-        columns = 2 if len(panels) == 4 else 3
-        shape = max(1, -(-len(panels) // columns)), columns
-        if figure is None:
-            figure = pyplot.figure(figsize=(10, 2.7 * shape[0]), layout="constrained")
-        figure.clear()
-        counted = np.cumsum(self.evaluations)
-        known = len(counted) > 0 and bool(np.isfinite(counted[-1]))
-        for i, (title, lines) in enumerate(panels.items()):
-            axes = figure.add_subplot(*shape, i + 1)
-            for name, y in lines.items():
-                axes.plot(counted if known else self.step, y, lw=0.9, label=name)
-            finite = np.concatenate([y[np.isfinite(y)] for y in lines.values()])
-            if title.startswith("failed"):
-                axes.set_ylim(0, 1.1 * finite.max())
-            elif np.all(finite > 0):
-                axes.set_yscale("log")
-            axes.set(title=title, xlabel="evaluations" if known else "step")
-            if len(lines) > 1:
-                axes.legend(fontsize="small")
-        return figure
-
-    def _panels(self) -> dict[str, dict[str, np.ndarray]]:
-        """Title -> name -> what is drawn."""
-
-        def ending(*ends: str) -> dict[str, np.ndarray]:
-            return {
-                name.rpartition(".")[2]: x
-                for name, x in self.scalars.items()
-                if name.rpartition(".")[2] in ends
-            }
-
-        # Around 0 there is no limit to how finely numbers are spaced.
-        value = np.where(self.value == 0, np.nan, np.abs(self.value))
-        with np.errstate(all="ignore"):
-            rounding = np.spacing(value.astype(np.float32))
-            pace = self.evaluations / self.seconds
-        lowest = np.fmin.accumulate(self.value)
-        failed = {"values": np.cumsum(self.failed)} if np.any(self.failed > 0) else {}
-        return {
-            "loss": {"loss": self.value, "lowest so far": lowest},
-            "differences": {
-                "spread of the values": self.value_std,
-                "rounding": np.where(np.isnan(self.value_std), np.nan, rounding),
-                **ending("noise"),
-            },
-            "slope": {"along the estimate": self.slope},
-            "slope and curvature of steps": ending("curvature", "slope"),
-            "step": ending("step_size", "learning_rate", "length", "smoothing"),
-            "failed so far": failed,
-            "evaluations a second": {"evaluations a second": pace},
-        }
 
 
 def losses(history: History) -> np.ndarray:
@@ -246,7 +177,7 @@ def of_values(values: Any) -> dict[str, Any]:
     }
 
 
-def of_record(record: records.Record) -> dict[str, Any]:
+def of_record(record: journal.Record) -> dict[str, Any]:
     """The numbers of a step that its journal has, by name."""
     found = of_values(record.values)
     if record.mean is not None:
