@@ -5,8 +5,10 @@
 A row is a network of 2,410 parameters on images of digits, 1,000 steps of R-AdaZO with
 K = 10 and minibatches of 128. *Searched* is the best μ and rate of a grid, in runs with
 another key that are judged by examples of their own. *Measured* is what
-`zo.find_learning_rate` returns. *Default μ* is 5e-3 at the measured rate. *Lost* is the
-loss on held-out examples at the end, as a share of what the searched pair wins.
+`zo.find_learning_rate` returns. *Default μ* is 5e-3 at the measured rate. *Straight
+through* is Adam by backpropagation, which takes steps for slopes of smooth functions.
+*Lost* is the loss on held-out examples at the end, as a share of what the searched pair
+wins.
 """
 
 import functools
@@ -32,12 +34,22 @@ STEPS, DIRECTIONS, BATCH = 1000, 10, 128
 SIZES = tuple(2.0**i for i in (-11, -9, -7, -6, -5, -4))
 MULTIPLES = (0.5, 1.0, 2.0)
 MEASURED, DEFAULT, SEARCHED = "measured", "default μ", "searched"
+STRAIGHT = "straight through"
 
 _SEARCH_SEED = 100
 _EXAMPLES, _VALIDATION = 1100, 250  # Of 1,797; the rest is held out.
 _DEFAULT = 5e-3  # Of estimators.
 
 Forward = Callable[[Any, jax.Array], jax.Array]
+
+
+def _through(steps: jax.Array, smooth: jax.Array) -> jax.Array:
+    """The values of steps, exactly, with the derivative of something smooth."""
+    return steps + (smooth - jax.lax.stop_gradient(smooth))
+
+
+def _sign(x: jax.Array) -> jax.Array:
+    return _through(jnp.sign(x), jnp.clip(x, -1, 1))
 
 
 def _activated(activation: Callable[[jax.Array], jax.Array]) -> Forward:
@@ -53,7 +65,8 @@ def _spikes(current: jax.Array) -> jax.Array:
 
     def tick(voltage: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
         voltage = voltage / 2 + current
-        spike = (voltage > 1).astype(voltage.dtype)
+        fires = (voltage > 1).astype(voltage.dtype)
+        spike = _through(fires, jax.nn.sigmoid(4 * (voltage - 1)))
         return voltage - spike, spike
 
     _, spikes = jax.lax.scan(tick, jnp.zeros_like(current), None, 8)
@@ -63,18 +76,19 @@ def _spikes(current: jax.Array) -> jax.Array:
 def _winners(hidden: jax.Array) -> jax.Array:
     """1 at the eight largest, and 0 elsewhere."""
     least = jax.lax.top_k(hidden, 8)[0][..., -1:]
-    return (hidden >= least).astype(hidden.dtype)
+    return _through((hidden >= least).astype(hidden.dtype), jax.nn.sigmoid(hidden))
 
 
 def _codes(hidden: jax.Array) -> jax.Array:
     """The largest of each four, as a one-hot vector."""
     groups = hidden.reshape(*hidden.shape[:-1], -1, 4)
-    return jax.nn.one_hot(jnp.argmax(groups, -1), 4).reshape(hidden.shape)
+    codes = jax.nn.one_hot(jnp.argmax(groups, -1), 4)
+    return _through(codes, jax.nn.softmax(groups)).reshape(hidden.shape)
 
 
 def _in_int8(x: jax.Array) -> jax.Array:
-    scale = jnp.max(abs(x)) / 127
-    return jnp.round(x / scale) * scale
+    scale = jax.lax.stop_gradient(jnp.max(abs(x))) / 127
+    return _through(jnp.round(x / scale) * scale, x)
 
 
 def _int8(params: Any, x: jax.Array) -> jax.Array:
@@ -85,12 +99,12 @@ def _int8(params: Any, x: jax.Array) -> jax.Array:
 
 def _binary(params: Any, x: jax.Array) -> jax.Array:
     """Weights are replaced by their signs, times their mean size."""
-    a, c = (jnp.sign(params[k]) * jnp.mean(abs(params[k])) for k in "ac")
+    a, c = (_sign(params[k]) * jnp.mean(abs(params[k])) for k in "ac")
     return jnp.tanh(x @ a + params["b"]) @ c + params["d"]
 
 
 NETWORKS: dict[str, Forward] = {
-    "sign activations": _activated(jnp.sign),
+    "sign activations": _activated(_sign),
     "spikes": _activated(_spikes),
     "int8": _int8,
     "top-k": _activated(_winners),
@@ -141,6 +155,11 @@ def loss_of(network: str) -> Callable[[Any, Any], jax.Array]:
     return loss
 
 
+def accuracy(network: str, params: Any, batch: Any) -> jax.Array:
+    """The share of images whose digit is named."""
+    return jnp.mean(jnp.argmax(NETWORKS[network](params, batch[0]), -1) == batch[1])
+
+
 def measured(case: Case) -> dict[str, Any]:
     """The row of a network."""
     loss, run = loss_of(case.network), _program(case.network)
@@ -163,7 +182,7 @@ def measured(case: Case) -> dict[str, Any]:
     seconds = time.perf_counter() - begin
     rate = float(np.mean([pair.learning_rate for pair in pairs]))
     grid = [(unit * size, rate * m) for size in SIZES for m in MULTIPLES]
-    search = run([(_SEARCH_SEED, *pair) for pair in grid])[:, 0]
+    search = run([(_SEARCH_SEED, *pair) for pair in grid])[0]
     best = grid[int(np.nanargmin(search))]
     ends = {
         MEASURED: [
@@ -172,6 +191,8 @@ def measured(case: Case) -> dict[str, Any]:
         DEFAULT: [(s, _DEFAULT, pairs[s].learning_rate) for s in range(SEEDS)],
         SEARCHED: [(s, *best) for s in range(SEEDS)],
     }
+    made = {name: run(runs) for name, runs in ends.items()}
+    made[STRAIGHT] = _straight(case.network)
     return {
         "start": numbers([float(loss(start(s), held_out)) for s in range(SEEDS)]),
         "sizes": numbers([pair.smoothing / unit for pair in pairs]),
@@ -181,20 +202,18 @@ def measured(case: Case) -> dict[str, Any]:
         "probe_evaluations": pairs[0].num_evaluations,
         "probe_s": numbers(seconds),
         "search": numbers(search.reshape(len(SIZES), -1)),
-        "ends": {name: numbers(run(runs)[:, 1]) for name, runs in ends.items()},
+        "ends": {name: numbers(found[1]) for name, found in made.items()},
+        "accuracies": {name: numbers(found[2]) for name, found in made.items()},
     }
 
 
-def _program(
-    network: str,
-) -> Callable[[Sequence[tuple[int, float, float]]], np.ndarray]:
-    """Runs by their seeds, μ and rates: the losses that judge and that are held out."""
+_Run = tuple[int, float, float]
+
+
+def _program(network: str) -> Callable[[Sequence[_Run]], np.ndarray]:
+    """Runs by their seeds, μ and rates: their judges, [3, runs]."""
     loss = loss_of(network)
     moments = zo.transforms.scale_by_radazo(bias_correction=True)
-    parts = (
-        slice(_EXAMPLES, _EXAMPLES + _VALIDATION),
-        slice(_EXAMPLES + _VALIDATION, None),
-    )
 
     def one(run: tuple[Any, Any, Any, Any]) -> jax.Array:
         params, key, far, rate = run
@@ -209,20 +228,48 @@ def _program(
             return solver(rate * (1 - t / STEPS))[1](state, batch)[0]
 
         state = jax.lax.fori_loop(0, STEPS, step, solver(0.0)[0](params, key))
-        return jnp.stack(
-            [loss(state.params, tuple(z[part] for z in _digits())) for part in parts]
-        )
+        return _judged(network, state.params)
 
     program = jax.jit(functools.partial(jax.lax.map, one))
 
-    def ends(runs: Sequence[tuple[int, float, float]]) -> np.ndarray:
+    def ends(runs: Sequence[_Run]) -> np.ndarray:
         made = [
             (start(seed), jax.random.key(seed), jnp.float32(far), jnp.float32(rate))
             for seed, far, rate in runs
         ]
-        return np.asarray(program(jax.tree.map(lambda *x: jnp.stack(x), *made)))
+        return np.asarray(program(jax.tree.map(lambda *x: jnp.stack(x), *made))).T
 
     return ends
+
+
+def _straight(network: str) -> np.ndarray:
+    """Adam on straight-through derivatives, with the steps of the other runs."""
+    optimizer = optax.adam(optax.cosine_decay_schedule(1e-2, STEPS))
+
+    def step(carry: Any, key: jax.Array) -> Any:
+        params, state = carry
+        gradient = jax.grad(loss_of(network))(params, sample(key))
+        updates, state = optimizer.update(gradient, state)
+        return (optax.apply_updates(params, updates), state), None
+
+    @jax.jit
+    def end(params: Any, key: jax.Array) -> jax.Array:
+        begun = params, optimizer.init(params)
+        (params, _), _ = jax.lax.scan(step, begun, jax.random.split(key, STEPS))
+        return _judged(network, params)
+
+    return np.stack([end(start(s), jax.random.key(s)) for s in range(SEEDS)], 1)
+
+
+def _judged(network: str, params: Any) -> jax.Array:
+    """The loss that judges a search; loss and accuracy on held-out examples."""
+    loss, last = loss_of(network), _EXAMPLES + _VALIDATION
+    judges, held_out = (
+        tuple(z[part] for z in _digits())
+        for part in (slice(_EXAMPLES, last), slice(last, None))
+    )
+    right = accuracy(network, params, held_out)
+    return jnp.stack([loss(params, judges), loss(params, held_out), right])
 
 
 def lost(row: dict[str, Any], name: str) -> float:
@@ -233,41 +280,32 @@ def lost(row: dict[str, Any], name: str) -> float:
 
 
 def tables(content: dict[str, Any]) -> list[Table]:
-    """The networks: loss by method, and what was lost; the probe."""
+    """The networks: loss by method, and what was lost; settings and the probe."""
     rows = content["rows"]
 
-    def losses(row: dict[str, Any]) -> list[str]:
+    def ends(row: dict[str, Any], names: Sequence[str]) -> list[str]:
         return [
-            f"{array(row['ends'][name]).mean():.2f}"
-            for name in (DEFAULT, MEASURED, SEARCHED)
+            f"{array(row['ends'][name]).mean():.2f} / "
+            f"{array(row['accuracies'][name]).mean():.0%}"
+            for name in names
         ]
 
+    names = (DEFAULT, MEASURED, SEARCHED, STRAIGHT)
     return [
         Table(
-            "Held-out loss after 1,000 steps, the mean of three runs; lost is the share "
-            "of what the searched pair wins, and 1 is no progress",
+            "Loss and accuracy on held-out images after 1,000 steps, the mean of three "
+            "runs; lost by measured μ and rate is a share of what the searched pair "
+            "wins",
+            ["network", *names, "lost"],
             [
-                "network",
-                "loss, default μ",
-                "measured",
-                "searched",
-                "lost, default μ",
-                "measured",
-            ],
-            [
-                (
-                    row["network"],
-                    *losses(row),
-                    f"{lost(row, DEFAULT):.2f}",
-                    f"{lost(row, MEASURED):.2f}",
-                )
+                (row["network"], *ends(row, names), f"{lost(row, MEASURED):.2f}")
                 for row in rows
             ],
         ),
         Table(
-            "By how much a direction moves each parameter: measured in three runs, and "
-            "searched; the searched rate as a multiple of the measured one; what the "
-            "probe takes once it is compiled",
+            "By how much a direction moves each parameter, measured in three runs and "
+            "searched; the searched rate as a multiple of the measured one; the "
+            "evaluations of the probe, and its seconds once it is compiled",
             ["network", "measured", "searched", "rate", "evaluations", "seconds"],
             [
                 (

@@ -26,6 +26,7 @@ from radazo_jax._src.runs.journal import Journal, Path, line_of_run
 from radazo_jax._src.runs.lost import warn_of_rounding
 from radazo_jax._src.runs.one_by_one import Called, OneByOne, Traced
 from radazo_jax._src.runs.results import Best, Report, Result
+from radazo_jax._src.runs.rising import Rising
 from radazo_jax._src.runs.steps import Compiled
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.runs.told import Stepper, Told, begin
@@ -267,7 +268,11 @@ def minimize(
             with loop.failing_with_result(steps, rate):
                 steps.resume()
         show = stack.enter_context(loop.progress_bar(progress, budget))
-        return loop.run(steps, policy, callback, show, context, rate)
+        rising = None
+        if sample is not None:
+            advice = rates.Advice(run, initial, key, budget.total, rate)
+            rising = Rising(budget.total, advice.text)
+        return loop.run(steps, policy, callback, show, context, rate, rising)
 
 
 def minimize_black_box(

@@ -1,11 +1,13 @@
 """The learning rate and the smoothing of a run that names no optimizer."""
 
 import dataclasses
-from typing import TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
+from radazo_jax._src import trees
 from radazo_jax._src.base import GradientEstimator
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.estimators.differences import FiniteDifferences
+from radazo_jax._src.numbers import keys
 from radazo_jax._src.runs import learning_rate
 from radazo_jax._src.runs.journal import Journal
 from radazo_jax._src.runs.learning_rate import LearningRate
@@ -85,3 +87,41 @@ def _found(run: Run, state: SolverState, budget: Budget) -> LearningRate:
         raise ValueError(
             f"{error} Or name an optimizer with a learning rate, such as radazo(1e-3)."
         ) from None
+
+
+class Advice(NamedTuple):
+    """What to try if the loss of a run rises.
+
+    Attributes:
+      run: The run, with traced functions.
+      params: The parameters at its start, as the caller keeps them.
+      key: Its key.
+      num_steps: The number of its steps, if it is known.
+      rate: The learning rate that was measured before the first step, if one was.
+    """
+
+    run: Run
+    params: Any
+    key: Any
+    num_steps: int | None
+    rate: LearningRate | None
+
+    def text(self) -> str:
+        """A sentence with a rate and a smoothing, which are measured at the start."""
+        if self.rate is not None:
+            lower = self.rate.learning_rate / 3
+            return f"Try a third of the rate that was measured: radazo({lower:.2g})."
+        run = self.run
+        distribution = getattr(run.estimator, "distribution", sphere())
+        given = run.fun, run.sample, distribution, run.evaluator, run.bounds
+        at = Evaluated(*given), trees.as_arrays(self.params), keys.as_key(self.key)
+        try:
+            found = learning_rate.with_smoothing(learning_rate.measured(*at), *at)
+        except ValueError:
+            return "Try a third of the learning rate."
+        found = found.over(self.num_steps)
+        return (
+            f"Measured at the start: radazo({found.learning_rate:.2g}) with "
+            f"smoothing={found.smoothing:.2g}. Without an optimizer and a smoothing, "
+            "minimize takes these."
+        )

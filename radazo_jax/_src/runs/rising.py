@@ -45,7 +45,7 @@ class Rising:
         if len(latest) < self._size * _PARTS or not np.isfinite(latest).all():
             return
         parts = latest.reshape(_PARTS, -1)
-        means, error = parts.mean(1), np.sqrt(2 * parts.var(1, ddof=1).min())
+        means, error = parts.mean(1), np.sqrt(2 * parts.var(1, ddof=1).mean())
         rises = bool(np.all(np.diff(means) > 0)) and means[-1] > self._start
         if rises and means[-1] - means[0] > _ERRORS * error / np.sqrt(self._size):
             self._is_over = True
