@@ -14,6 +14,7 @@ from radazo_jax._src import checks, trees
 from radazo_jax._src.runs.history import History, losses
 from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.results import Best, Report, Result
+from radazo_jax._src.runs.rising import Rising
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.steps.states import (
     Failures,
@@ -110,6 +111,7 @@ def run(
     show: Callable[[Mapping[str, str]], None],
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     rate: LearningRate | None = None,
+    rising: Rising | None = None,
 ) -> Result:
     """Takes steps until a budget, a failure, a callback or Ctrl-C ends the run.
 
@@ -120,6 +122,7 @@ def run(
       show: Shows figures of the latest steps.
       context: Makes the context in which the callback is called.
       rate: The learning rate that was found before the first step.
+      rising: Warns if the loss rises.
 
     Raises:
       RunError: If too many evaluations failed. It has the result so far.
@@ -137,7 +140,7 @@ def run(
                 return True
 
     with failing_with_result(steps, rate):
-        stopped = _take_all(steps, policy, ends, show)
+        stopped = _take_all(steps, policy, ends, show, rising)
         params = steps.params(stopped)
     return _result(steps, params, stopped, rate)
 
@@ -160,6 +163,7 @@ def _take_all(
     policy: Policy,
     ends: Callable[[], bool],
     show: Callable[[Mapping[str, str]], None],
+    rising: Rising | None,
 ) -> str:
     """Takes the steps; returns the reason for which the run ended."""
     budget, limits = steps.budget, policy.limits(steps.failures)
@@ -173,6 +177,8 @@ def _take_all(
         policy.check(steps.failures, steps.number, limits, steps.last_failure)
         for row in steps.rows[before:]:
             standstill.see(row)
+            if rising is not None:
+                rising.see(np.atleast_1d(row["value"]))
         if ends():
             stopped = budget.reason() or "callback"
             break
