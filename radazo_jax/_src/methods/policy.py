@@ -270,7 +270,12 @@ def _first_values(
     if np.all(first.dead | (first.steps == 0)):
         units = evolution.sizes(start, method.scale)
         x, value = yield from far.long_differences(x, value, units, space)
-        return plan(STEPS)
+        near = (yield space.point(x + spacing * space.spans(x))[None])[0]
+        if near == value or np.array_equal(x, start.params):
+            return plan(STEPS)
+        # The start was a saddle or on a plateau, and not between steps.
+        ahead = start._replace(params=x)
+        return (yield from _first_values(method, ahead, value, value))
     if not noise.are_needed(first, value):
         return plan("", first=first)
     sizes = yield from noise.sizes(x, value, first, space)
