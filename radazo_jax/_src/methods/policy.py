@@ -27,6 +27,9 @@ _NOISY = 1e-6
 # A change by a move of this many spans shows that values have few digits.
 _PROBE = 1e-3
 
+# Values with more relative noise than this have no short differences.
+_COARSE = 1e-4
+
 # A short change of this share of the aim of sizes belongs to a jump.
 _JUMP = 3e-2
 
@@ -261,12 +264,18 @@ def _first_values(
         return plan(slopes.FIXED)
     if (yield from _are_coarse(x, value, first, space)):
         found = yield from noise.measured(x, value, _PROBE, space)
-        if found is not None:
+        if found is not None and found < _COARSE:
             return plan("", resolution=found)
+        first = first._replace(dead=first.dead | (found is not None))
     if np.all(first.dead | (first.steps == 0)):
         units = evolution.sizes(start, method.scale)
         x, value = yield from far.long_differences(x, value, units, space)
-        return plan(STEPS)
+        near = (yield space.point(x + spacing * space.spans(x))[None])[0]
+        if near == value or np.array_equal(x, start.params):
+            return plan(STEPS)
+        # The start was a saddle or on a plateau, and not between steps.
+        ahead = start._replace(params=x)
+        return (yield from _first_values(method, ahead, value, value))
     if not noise.are_needed(first, value):
         return plan("", first=first)
     sizes = yield from noise.sizes(x, value, first, space)
