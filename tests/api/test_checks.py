@@ -1,10 +1,14 @@
 """Every check, with values that it accepts and values that it refuses."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+import radazo_jax as zo
 from radazo_jax._src import checks
 
 NUMERIC_CHECKS = {
@@ -80,3 +84,36 @@ def test_numeric_checks_refuse_other_types_and_shapes():
         for call in (check, jax.jit(check, static_argnums=0)):
             with pytest.raises(ValueError, match=r"shape \(2,\)"):
                 call("b", np.array([0.5, 0.5], np.float32))
+
+
+def _of_a_torn_journal(path):
+    path.write_bytes(b'{"format":')
+    zo.minimize_black_box(
+        np.sum,
+        np.zeros(3, np.float32),
+        zo.zo_sgd(0.1),
+        zo.forward_difference(),
+        num_steps=1,
+        progress=False,
+        journal=path,
+    )
+
+
+WARNING_CALLS = {
+    "a function": lambda _: zo.solver(
+        jnp.sum, zo.zo_sgd(0.1), zo.forward_difference()
+    ).init(np.zeros(3), 0),
+    "a context": _of_a_torn_journal,
+    "a constructor": lambda _: zo.radazo(0.1, moments="replayed", window=2),
+    "Optax": lambda _: optax.inject_hyperparams(
+        zo.scale_by_replayed_radazo, static_args=("window", "max_directions")
+    )(window=2).init(jnp.zeros(3)),
+}
+
+
+@pytest.mark.parametrize("call", WARNING_CALLS.values(), ids=WARNING_CALLS)
+def test_a_warning_names_the_line_of_the_user(call, tmp_path):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call(tmp_path / "journal")
+    assert [warning.filename for warning in caught] == [__file__]

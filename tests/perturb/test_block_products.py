@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from radazo_jax._src import compiler
+from radazo_jax._src import xla
 from radazo_jax._src.perturb import products
 from tests.helpers.compare import (
     DISTRIBUTIONS,
@@ -45,7 +45,7 @@ def test_programs_in_blocks_are_at_the_perturbed_point(name, monkeypatch):
         taken.append(fun)
         return fun()
 
-    monkeypatch.setattr(compiler, "on_one_gpu", on_one_gpu)
+    monkeypatch.setattr(xla, "on_one_gpu", on_one_gpu)
     assert_program_is_at_the_perturbed_points(DISTRIBUTIONS["hashed"], PROGRAMS[name])
     assert taken
 

@@ -7,7 +7,7 @@ import pytest
 from jax.experimental import io_callback
 
 import radazo_jax as zo
-from radazo_jax._src import compiler
+from radazo_jax._src import xla
 from tests.helpers.tables import jit, slow
 
 KEY = jax.random.key(0)
@@ -44,7 +44,7 @@ def test_eight_bits_round_the_perturbed_matrix_once():
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, slow(jnp.float16)])
 def test_a_gpu_multiplies_short_activations_without_widening_them(dtype, monkeypatch):
-    monkeypatch.setattr(compiler, "on_one_gpu", lambda fun, otherwise: fun())
+    monkeypatch.setattr(xla, "on_one_gpu", lambda fun, otherwise: fun())
     w, distribution, scale = jnp.ones((64, 48), dtype), zo.low_rank(2), 1e-3
     x = jax.random.normal(KEY, (16, 64), dtype)
     direction = distribution.sample(KEY, w)

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import radazo_jax as zo
-from radazo_jax._src import compiler
+from radazo_jax._src import xla
 from tests.helpers import jaxprs
 from tests.helpers.compare import (
     DISTRIBUTIONS,
@@ -30,7 +30,7 @@ PARAMS = {"a": jnp.zeros(7), "t": jnp.zeros((9, 13)), "w": jnp.zeros((3, 5, 33))
 
 @pytest.fixture(autouse=True)
 def one_gpu(monkeypatch):
-    monkeypatch.setattr(compiler, "on_one_gpu", lambda fun, otherwise: fun())
+    monkeypatch.setattr(xla, "on_one_gpu", lambda fun, otherwise: fun())
 
 
 def read(params):

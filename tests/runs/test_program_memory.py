@@ -22,11 +22,11 @@ import json, os, sys
 os.environ.pop("XLA_FLAGS", None)
 import jax.numpy as jnp
 import radazo_jax as zo
-from radazo_jax._src import program
+from radazo_jax._src import programs
 from tests.helpers.short_runs import traced
 
 # Fewer programs than a user's process keeps, so that few calls drop some.
-program._MOST = 3
+programs._MOST = 3
 
 def renewed(fun):
     traced(fun, method=(zo.radazo(1e-2), zo.forward_difference()))

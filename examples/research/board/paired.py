@@ -24,8 +24,7 @@ import numpy as np
 from board.class_methods import TARGETS, Count
 from board.class_problems import Function
 from board.class_table import CLASSES, Case, cases
-from board.classes import AT, reached
-from board.problems import Row
+from board.classes import AT, Row, reached
 from common import options
 from common.record import collect, numbers, read
 from common.tables import Table

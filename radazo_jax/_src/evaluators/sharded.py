@@ -12,13 +12,13 @@ from jax import lax
 
 from radazo_jax._src import checks, trees
 from radazo_jax._src.base import Evaluator, Points, Values, shifted
-from radazo_jax._src.compiler import on_any_mesh
 from radazo_jax._src.evaluators.vectorized import (
     cache,
     checked_batch_size,
     values_by_number,
 )
 from radazo_jax._src.perturb import transform
+from radazo_jax._src.xla import on_any_mesh
 
 AxisName = str | tuple[str, ...]
 
@@ -59,10 +59,8 @@ class Sharded(Evaluator):
         first = jax.tree.map(lambda x: x[0], points.directions)
         scale = points.scales[0, 0]
         t = None if points.shifts is None else points.shifts[0, 0]
-        at = shifted(params, points.shift, t, points.units)
-        _, aux = transform.evaluate(
-            loss, at, points.layout, first, scale, units=points.units
-        )
+        at = shifted(params, points.shift, t)
+        _, aux = transform.evaluate(loss, at, points.layout, first, scale)
         values = _values(fun, params, points, True, self._names, self.batch_size)
         return points.split(values), aux
 

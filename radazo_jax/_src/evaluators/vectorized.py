@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from radazo_jax._src import checks, compiler, trees
+from radazo_jax._src import checks, trees, xla
 from radazo_jax._src.base import Evaluator, Points, Values, shifted
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.distribution import Direction
@@ -145,12 +145,10 @@ def _values(
         found: list[jax.Array] = []
         after = first
         for i, scale in enumerate(scales):
-            at, u = compiler.tie((params, direction), *after)
+            at, u = xla.tie((params, direction), *after)
             t = None if shifts is None else shifts[i]
-            at = shifted(at, points.shift, t, points.units)
-            value, aux = transform.evaluate(
-                loss, at, points.layout, u, scale, units=points.units
-            )
+            at = shifted(at, points.shift, t)
+            value, aux = transform.evaluate(loss, at, points.layout, u, scale)
             if not values and has_aux and not base:
                 found, rest = trees.partition(aux, jax.Array)
                 static[:] = [rest]
@@ -198,10 +196,8 @@ def values_by_number(
     def evaluate(i: jax.Array) -> jax.Array:
         direction = jax.tree.map(lambda x: x[which[i]], points.directions)
         t = None if shifts is None else shifts[i]
-        at = shifted(params, points.shift, t, points.units)
-        return transform.evaluate(
-            loss, at, points.layout, direction, scales[i], units=points.units
-        )[0]
+        at = shifted(params, points.shift, t)
+        return transform.evaluate(loss, at, points.layout, direction, scales[i])[0]
 
     return batched_map(evaluate, numbers, batch_size)
 
@@ -232,9 +228,7 @@ def _values_in_one_batch(
     )
 
     def evaluate(direction: Direction, scale: jax.Array) -> jax.Array:
-        return transform.evaluate(
-            loss, params, points.layout, direction, scale, units=points.units
-        )[0]
+        return transform.evaluate(loss, params, points.layout, direction, scale)[0]
 
     points_at = directions, scales.at[0].set(0)
     return batched_map(lambda point: evaluate(*point), points_at, None)

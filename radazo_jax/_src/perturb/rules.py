@@ -16,13 +16,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
-from radazo_jax._src import compiler
-from radazo_jax._src.compiler import row_major
+from radazo_jax._src import xla
 from radazo_jax._src.directions.elements import LazyElements, LowRankFactors
 from radazo_jax._src.perturb import products, rearrange, views
 from radazo_jax._src.perturb.equations import as_traced, bind
 from radazo_jax._src.perturb.rearrange import OfMark
 from radazo_jax._src.perturb.views import View
+from radazo_jax._src.xla import row_major
 
 Value = Any  # An array or a View.
 
@@ -95,7 +95,7 @@ def _with_built(
         built = lax.optimization_barrier(built)
     whole = functools.partial(bind, eqn, built)
     in_blocks = products.product(eqn, inputs, built)
-    return whole() if in_blocks is None else compiler.on_one_gpu(in_blocks, whole)
+    return whole() if in_blocks is None else xla.on_one_gpu(in_blocks, whole)
 
 
 def _built(
@@ -224,7 +224,8 @@ def _gather(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
     if view.u is None and eqn.params["fill_value"] is not None:
         return None  # The fill value is rounded to the leaf's dtype, not to base's.
     [base] = bind(eqn, [view.base, starts])
-    return [rearrange.gather(view, starts, base, eqn.params)]
+    found = rearrange.gather(view, starts, base, eqn.params)
+    return [dataclasses.replace(found, looked_up=True)]
 
 
 def _constrained(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:

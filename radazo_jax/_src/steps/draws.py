@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from radazo_jax._src import compiler
+from radazo_jax._src import xla
 from radazo_jax._src.base import Draw
 from radazo_jax._src.numbers import generator
 
@@ -36,5 +36,5 @@ def key_of(key: jax.Array, step: jax.Array, use: int) -> jax.Array:
 
     impl = jax.random.key_impl(key)
     # Apart from the draws, each of which XLA would have compute the key anew.
-    found = compiler.in_one_kernel(data, jax.random.key_data(key), step)
+    found = xla.in_one_kernel(data, jax.random.key_data(key), step)
     return jax.random.wrap_key_data(found, impl=impl)

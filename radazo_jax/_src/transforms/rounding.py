@@ -8,7 +8,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from radazo_jax._src import checks, compiler
+from radazo_jax._src import checks, xla
 from radazo_jax._src.base import GradientTransformationExtraArgs
 from radazo_jax._src.directions.layout import layout_of
 from radazo_jax._src.numbers import counter, generator, keys
@@ -127,7 +127,7 @@ def _rounded(key: jax.Array, p: Any, u: Any, at: Positions) -> jax.Array:
             "optax.partition."
         )
     # Of its own dtype also inside of a fused program.
-    u = compiler.rounded(jnp.asarray(u).astype(p.dtype))
+    u = xla.rounded(jnp.asarray(u).astype(p.dtype))
     nearest, error = _add(p, u)
     # If |u| <= |p|, the distance from p to each neighbor of the sum is a number of the
     # dtype. Otherwise the update is u, or the number next to u, because u has the wider
@@ -140,7 +140,7 @@ def _rounded(key: jax.Array, p: Any, u: Any, at: Positions) -> jax.Array:
 
     same = jnp.where(smaller & jnp.isfinite(p), distance(nearest), u)
     other = jnp.where(smaller, distance(_next(nearest, error)), _next(u, error))
-    other = compiler.rounded(other)
+    other = xla.rounded(other)
     beyond, _ = _add(p, other)
     share = error / (beyond.astype(wide) - nearest.astype(wide))
     # Words as floats in [0, 1), of which small ones are as exact as large ones.
@@ -159,7 +159,7 @@ def _add(p: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
     total = x + y
     part = total - x
     lost = (x - (total - part)) + (y - part)
-    rounded = compiler.rounded(total.astype(p.dtype))
+    rounded = xla.rounded(total.astype(p.dtype))
     return rounded, (total - rounded.astype(wide)) + lost
 
 

@@ -1,0 +1,437 @@
+"""Programs are shared by equal traces, and by no others."""
+
+import dataclasses
+import functools
+import gc
+import tempfile
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+import radazo_jax as zo
+from radazo_jax._src import programs
+from tests.helpers.short_runs import METHOD
+from tests.helpers.short_runs import traced as traced_run
+from tests.helpers.tables import mesh_of
+
+X = jnp.array([0.5, -1.0, 2.0], jnp.float32)
+NAN = np.array([0x7FC00001, 0x7FC00002], np.uint32).view(np.float32)
+
+
+def trace(fun, *args):
+    return jax.tree.structure(programs.traced(fun, *(args or (X,))))
+
+
+def apply(run, *args):
+    return run(*args)
+
+
+def outcome(fun, *args):
+    traced = programs.traced(fun, *args)
+    return programs.of(apply, traced, *args)(*args)
+
+
+def with_jvp(tangent):
+    """x³ with a custom derivative."""
+
+    @jax.custom_jvp
+    def cube(x):
+        return x**3
+
+    cube.defjvp(lambda primals, tangents: (primals[0] ** 3, tangent(tangents[0])))
+    return cube
+
+
+def with_vjp(pulled):
+    @jax.custom_vjp
+    def cube(x):
+        return x**3
+
+    cube.defvjp(lambda x: (x**3, x), lambda x, ct: (pulled(ct),))
+    return cube
+
+
+def callback(factor):
+    def host(x):
+        return np.float32(factor) * x
+
+    shape = jax.ShapeDtypeStruct((3,), jnp.float32)
+    return lambda x: jax.pure_callback(host, shape, x, vmap_method="sequential")
+
+
+EQUAL = {
+    "lambda": lambda: lambda x: jnp.sum(x**2),
+    "array": lambda: (lambda c: lambda x: x * c)(np.arange(3.0)),
+    "NaN": lambda: lambda x: x * float("nan"),
+    "scan": lambda: lambda x: jax.lax.scan(lambda c, y: (c * y, c + y), x[0], x)[1],
+    "cond": lambda: (
+        lambda x: jax.lax.cond(x[0] > 0, lambda x: x + 1, lambda x: x - 1, x)
+    ),
+    "jit": lambda: lambda x: jax.jit(lambda x: x + jnp.arange(3.0))(x),
+    "jit with an array": lambda: (
+        lambda c: lambda x: jax.jit(lambda x: x + jnp.asarray(c))(x)
+    )(np.arange(3.0)),
+    "relu": lambda: lambda x: jax.nn.relu(x),
+    "custom JVP": lambda: lambda x: with_jvp(lambda t: 2 * t)(x),
+    "custom VJP": lambda: lambda x: with_vjp(lambda ct: 2 * ct)(x),
+    "checkpoint": lambda: lambda x: jax.checkpoint(lambda x: jnp.sin(x))(x),
+    "print": lambda: lambda x: (jax.debug.print("{}", x), x)[1],
+    "random": lambda: lambda x: x + jax.random.normal(jax.random.key(3), (3,)),
+}
+
+
+@pytest.mark.parametrize("make", EQUAL.values(), ids=EQUAL)
+def test_equal_new_functions_share_a_program(make):
+    assert trace(make()) == trace(make())
+    assert hash(trace(make())) == hash(trace(make()))
+
+
+def scaled_by(number):
+    return lambda x: x * number
+
+
+@dataclasses.dataclass(eq=False)
+class Simulator:
+    """A callable object that holds more than its fields."""
+
+    size: int = 3
+
+    def __call__(self, x):
+        return np.asarray(self.factor * x, np.float32)
+
+
+class Values(tuple):
+    def __call__(self, x):
+        return np.asarray(self.factor * x, np.float32)
+
+
+def simulated(host, factor, shape=(3,)):
+    """A function that calls an object of Python, which gets an attribute."""
+    host.factor = factor
+    of_call = jax.ShapeDtypeStruct(shape, jnp.float32)
+    return lambda x: jax.pure_callback(host, of_call, x, vmap_method="sequential")
+
+
+def observed(host, factor):
+    host.factor = factor
+    return lambda x: (jax.debug.callback(host, x), x)[1]
+
+
+class Info:
+    """Equal to all others, and no array."""
+
+    def __eq__(self, other):
+        return isinstance(other, Info)
+
+    def __hash__(self):
+        return 0
+
+
+def repeated(factor):
+    return lambda x: jax.lax.fori_loop(0, 3, lambda _, y: y * factor, x)
+
+
+DIFFERENT = {
+    "numbers": (scaled_by(2.0), scaled_by(3.0)),
+    "signs of zero": (scaled_by(0.0), scaled_by(-0.0)),
+    "NaNs": tuple(scaled_by(nan) for nan in NAN),
+    "equations": (jnp.sin, jnp.cos),
+    "order": (lambda x: x[0] - x[1], lambda x: x[1] - x[0]),
+    "outputs": (lambda x: (x, 2 * x), lambda x: (2 * x, x)),
+    "trees": (lambda x: {"a": x}, lambda x: {"b": x}),
+    "static outputs": (lambda x: (x, 1.0), lambda x: (x, 1)),
+    "static arrays": (lambda x: (x, np.ones(2)), lambda x: (x, np.zeros(2))),
+    "callbacks": (callback(1.0), callback(2.0)),
+    "objects of a dataclass": (
+        simulated(Simulator(), 1.0),
+        simulated(Simulator(), 2.0),
+    ),
+    "tuples that are called": (simulated(Values(), 1.0), simulated(Values(), 2.0)),
+    "observers": (observed(Simulator(), 1.0), observed(Simulator(), 2.0)),
+    "outputs that say they are equal": (
+        (lambda info: lambda x: (x, info))(Info()),
+        (lambda info: lambda x: (x, info))(Info()),
+    ),
+    "arrays of objects": tuple(
+        (lambda array: lambda x: (x, array))(np.array([Info()], object))
+        for _ in range(2)
+    ),
+    "bodies of loops": (repeated(2.0), repeated(3.0)),
+    "constants of an inner jit": tuple(
+        (lambda c: lambda x: jax.jit(lambda x: x + c)(x))(jnp.arange(3.0) + k)
+        for k in range(2)
+    ),
+    "NumPy constants of an inner jit": tuple(
+        (lambda c: lambda x: jax.jit(lambda x: x + c)(x))(np.arange(3.0) + k)
+        for k in range(2)
+    ),
+    "context": (
+        lambda x: x @ x,
+        jax.default_matmul_precision("highest")(lambda x: x @ x),
+    ),
+}
+
+
+@pytest.mark.parametrize("pair", DIFFERENT.values(), ids=DIFFERENT)
+def test_different_functions_share_no_program(pair):
+    first, second = map(trace, pair)
+    assert first != second
+
+
+def _estimated(fun, start):
+    estimate = zo.value_and_grad(fun, zo.forward_difference(zo.rademacher()))
+    return estimate(jax.random.key(0), start)[0]
+
+
+def _solved(fun, start):
+    init, step = zo.solver(fun, *METHOD)
+    return step(init(start, jax.random.key(0)))[1].value
+
+
+ENTRIES = {
+    "minimize": lambda fun, start: traced_run(fun, start, 1).values[0],
+    "a journal": lambda fun, start: traced_run(
+        fun, start, 1, journal=tempfile.mkdtemp() + "/run"
+    ).values[0],
+    "value_and_grad": _estimated,
+    "solver": _solved,
+}
+
+
+@pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
+def test_another_object_that_is_called_back_is_called(entry):
+    """A simulator is the same by its fields, and another one by what it holds."""
+    start = jnp.float32(2.0)
+    for factor in (1.0, -1.5):
+        fun = simulated(Simulator(), factor, ())
+        assert entry(fun, start) == 2 * factor
+
+
+def test_meshes_with_another_order_of_devices_share_no_program():
+    devices = np.array(jax.devices()[:2])
+    if devices.size < 2:
+        pytest.skip("needs two devices")
+
+    def on(devices):
+        sharding = jax.NamedSharding(Mesh(devices, "a"), PartitionSpec("a"))
+        return lambda x: jax.lax.with_sharding_constraint(x, sharding)
+
+    x = jnp.zeros(4)
+    assert trace(on(devices), x) == trace(on(devices), x)
+    assert trace(on(devices), x) != trace(on(devices[::-1]), x)
+
+
+@pytest.mark.parametrize("x", [X.astype(jnp.bfloat16), X[:2], {"a": X}])
+def test_other_arguments_share_no_program(x):
+    def double(x):
+        return jax.tree.map(lambda leaf: 2 * leaf, x)
+
+    assert trace(double) != trace(double, x)
+
+
+def test_closed_over_arrays_are_inputs():
+    values, structures = [], set()
+    for k in range(3):
+        traced = programs.traced((lambda c: lambda x: x * c)(np.full(3, k, "f4")), X)
+        structures.add(jax.tree.structure(traced))
+        values.append(programs.of(apply, traced, X)(X))
+    assert len(structures) == 1
+    np.testing.assert_array_equal(values, [k * X for k in range(3)])
+
+
+def test_a_traced_function_does_not_see_what_is_written_later():
+    factors = np.ones(3, np.float32)
+    traced = programs.traced(lambda x: factors * x, X)
+    factors[:] = 7
+    np.testing.assert_array_equal(traced(X), X)
+
+
+def test_what_is_written_to_an_array_of_an_inner_jit_is_seen():
+    factors = np.ones(3, np.float32)
+
+    def fun(x):
+        return jax.jit(lambda x: x * factors)(x)
+
+    np.testing.assert_array_equal(outcome(fun, X), X)
+    factors[:] = 7
+    np.testing.assert_array_equal(outcome(fun, X), 7 * X)
+
+
+@pytest.mark.parametrize("kind", [with_jvp, with_vjp], ids=["JVP", "VJP"])
+def test_custom_derivatives_count_once_something_differentiates(kind):
+    def derivative(run, x):
+        return jax.grad(lambda x: jnp.sum(run(x)))(x)
+
+    def at(factor):
+        fun = kind(lambda t: factor * t)
+        traced = programs.traced(lambda x: fun(x), X)
+        return programs.of(derivative, traced, X)
+
+    np.testing.assert_array_equal(at(2.0)(X), np.full(3, 2))
+    np.testing.assert_array_equal(at(5.0)(X), np.full(3, 5))
+    assert at(5.0).func is at(5.0).func
+    assert at(5.0).func is not at(2.0).func
+
+
+def test_custom_derivatives_do_not_count_before():
+    def at(factor):
+        fun = with_jvp(lambda t: factor * t)
+        traced = programs.traced(lambda x: fun(x), X)
+        found = programs.of(apply, traced, X)
+        found(X)
+        return found.func
+
+    assert at(2.0) is at(3.0)
+
+
+def test_a_loop_of_custom_derivatives_is_differentiated():
+    def of_factor(factor):
+        fun = with_jvp(lambda t: factor * t)
+
+        def body(x, _):
+            return fun(x), None
+
+        return lambda x: jax.lax.scan(body, x, None, length=2)[0]
+
+    def derivative(run, x):
+        return jax.grad(lambda x: jnp.sum(run(x)))(x)
+
+    for factor in (2.0, 3.0):
+        traced = programs.traced(of_factor(factor), X)
+        found = programs.of(derivative, traced, X)(X)
+        np.testing.assert_array_equal(found, np.full(3, factor**2))
+
+
+def test_an_optimizer_differentiates_the_loss_as_it_is_now():
+    def update(updates, state, params=None, *, value_fn, **others):
+        return jax.tree.map(lambda g: -0.5 * g, jax.grad(value_fn)(params)), state
+
+    optimizer = optax.GradientTransformationExtraArgs(lambda params: (), update)
+    for factor in (1.0, 3.0):
+        fun = with_jvp(lambda t: factor * t)  # noqa: B023
+        result = traced_run(
+            lambda x: jnp.sum(fun(x)),  # noqa: B023
+            num_steps=1,
+            method=(optimizer, METHOD[1]),
+        )
+        np.testing.assert_array_equal(result.params, np.full(3, 1 - factor / 2))
+
+
+def test_under_a_mesh_arrays_are_a_part_of_the_program():
+    """An evaluator may divide the mesh, and traces the function again."""
+    if jax.device_count() < 2:
+        pytest.skip("needs two devices")
+
+    def times(number):
+        factors = np.full(3, number, np.float32)
+        return lambda x: factors * x
+
+    with jax.set_mesh(mesh_of(2)):
+        for number in (1.0, 2.0, 1.0):
+            np.testing.assert_array_equal(outcome(times(number), X), number * X)
+        assert trace(times(3.0)) == trace(times(3.0))
+        assert trace(times(3.0)) != trace(times(4.0))
+
+
+def test_another_precision_is_rounded_to_that_of_the_trace():
+    x = X.astype(jnp.bfloat16)
+    traced = programs.traced(lambda x: x * x, x)
+    found = traced(x.astype(jnp.float32) + 1e-4)
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(found, x * x)
+
+
+def test_an_inner_part_in_64_bits_stays_in_64_bits():
+    def fun(x):
+        with jax.enable_x64(True):
+            wide = jnp.float64(1) + x.astype(jnp.float64) * jnp.float64(2**-40)
+            return ((wide - 1) * jnp.float64(2.0**40)).astype(jnp.float32)
+
+    np.testing.assert_array_equal(outcome(fun, X), X)
+
+
+def test_outputs_may_hold_anything():
+    marker = object()
+    traced = programs.traced(lambda x: {"x": x, "other": marker, "text": "a"}, X)
+    found = traced(X)
+    assert found["other"] is marker and found["text"] == "a"
+    assert traced.output["x"].shape == (3,)
+
+
+def test_dropped_programs_are_freed(monkeypatch):
+    monkeypatch.setattr(programs, "_MOST", 3)
+
+    def run(k):
+        traced = programs.traced(lambda x: x * (k + 1.0), X)
+        found = programs.of(apply, traced, X)
+        found(X)
+        return weakref.ref(found.func)
+
+    kept = [run(k) for k in range(programs._MOST + 3)]
+    gc.collect()
+    alive = [ref() is not None for ref in kept]
+    assert alive == [False] * 3 + [True] * programs._MOST
+
+
+def test_the_latest_programs_are_kept():
+    def run(k):
+        traced = programs.traced(lambda x: x * (k + 100.0), X)
+        return programs.of(apply, traced, X).func
+
+    first = run(0)
+    for k in range(1, programs._MOST):
+        run(k)
+    assert run(0) is first
+    run(programs._MOST)
+    assert run(0) is first
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(function=lambda run, x: run(x) + 1),
+        dict(rest=(2.0,)),
+        dict(x=jnp.ones(4)),
+        dict(donate=[0]),
+    ],
+    ids=["function", "configuration", "arguments", "donated"],
+)
+def test_a_program_is_of_one_function_configuration_and_kind(change):
+    def found(function=apply, rest=(1.0,), x=X, donate=()):
+        traced = programs.traced(optax.squared_error, x)
+        return programs.of(function, (traced, *rest), x, donate=donate).func
+
+    assert found() is found()
+    assert found(**change) is not found()
+
+
+def test_nothing_is_compiled_where_jit_is_disabled():
+    seen = []
+
+    def fun(run, x):
+        seen.append(float(x[0]))
+        return run * x
+
+    with jax.disable_jit():
+        found = programs.of(fun, 2.0, X)(X)
+    assert seen == [0.5]
+    np.testing.assert_array_equal(found, 2 * X)
+
+
+def test_errors_of_a_function_are_its_own():
+    def fun(x):
+        raise ZeroDivisionError("of the user")
+
+    with pytest.raises(ZeroDivisionError, match="of the user") as caught:
+        programs.traced(fun, X)
+    assert caught.traceback[-1].name == "fun"
+
+
+def test_a_partial_is_traced_as_it_is():
+    fun = functools.partial(lambda x, power: x**power, power=3)
+    np.testing.assert_array_equal(outcome(fun, X), X**3)
