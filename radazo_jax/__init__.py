@@ -43,6 +43,7 @@ from radazo_jax._src.perturb.transform import perturb
 from radazo_jax._src.runs.diagnose import diagnose
 from radazo_jax._src.runs.learning_rate import find_learning_rate
 from radazo_jax._src.runs.minimize import minimize, minimize_black_box
+from radazo_jax._src.runs.smoothing import find_smoothing
 from radazo_jax._src.runs.told import ask_tell, replay
 from radazo_jax._src.steps.optax_wrapper import estimate_gradient
 from radazo_jax._src.steps.solver import solver
@@ -82,6 +83,7 @@ __all__ = [
     "evolution_strategy",
     "external",
     "find_learning_rate",
+    "find_smoothing",
     "forward_difference",
     "gaussian",
     "keep_params_in",

@@ -415,8 +415,9 @@ def sample_points(
         parameters.
       params: θ, a tree of arrays, of which only the shapes are used.
       includes_params: Whether θ itself is a point, the first.
-      numbers: The numbers of the directions, uint32, [K], if an estimator chooses them.
-        By default, those of a step follow those of the step before.
+      numbers: The numbers of the directions, uint32, [K], if an estimator chooses them:
+        a number is the same direction in every step of a run. By default, each step has
+        its own.
 
     Returns:
       The points.
@@ -535,11 +536,11 @@ def _sample(
     layout = transform.annotate(layout_of(params), distribution, draw.fun, params)
     if numbers is not None:
         return sums.sample(distribution, draw.run_key, numbers, layout), layout
-    numbers = np.arange(num_directions, dtype=np.uint32)
+    each = np.arange(num_directions, dtype=np.uint32)
     if not distribution.sequential:
-        return sums.sample(distribution, draw.key, numbers, layout), layout
+        return sums.sample(distribution, draw.key, each, layout), layout
     key, first = _next_in_run(draw, num_directions)
-    return sums.sample(distribution, key, first + numbers, layout), layout
+    return sums.sample(distribution, key, first + each, layout), layout
 
 
 def _next_in_run(draw: Draw, num_directions: int) -> tuple[jax.Array, jax.Array]:

@@ -45,7 +45,7 @@ class Configuration:
         shown: list[str] = []
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if value is field.default:
+            if value is field.default or not field.repr:
                 continue
             leads = not shown and isinstance(value, Configuration)
             shown.append(repr(value) if leads else f"{field.name}={value!r}")

@@ -102,7 +102,7 @@ def test_a_swapped_optimizer_and_estimator_are_recognized():
         lambda: zo.minimize(loss, START, estimator=zo.radazo(1e-2)),
         lambda: zo.value_and_grad(loss, zo.radazo(1e-2)),
         lambda: zo.estimate_gradient(zo.radazo(1e-2), key=0),
-        lambda: zo.diagnose(loss, START, zo.radazo(1e-2), 0, FORWARD),
+        lambda: zo.diagnose(loss, START, zo.radazo(1e-2), 0),
     ):
         assert "swapped?" in message(TypeError, call)
 

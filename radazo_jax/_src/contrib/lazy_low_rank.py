@@ -28,7 +28,9 @@ class LazyLowRank(estimators.GradientEstimator):
     ) -> tuple[estimators.Points, Any]:
         # V depends on the period alone, so that nothing has to be kept.
         epoch = jnp.asarray(draw.step).astype(jnp.uint32) // self.period
-        of_period = jax.random.fold_in(draw.run_key, epoch)
+        # Steps have keys of the run too: this one is no step's.
+        of_run = jax.random.fold_in(draw.run_key, 2**31)
+        of_period = jax.random.fold_in(of_run, epoch)
 
         def perturbation(i: int, p: jax.Array) -> jax.Array:
             own = jax.random.fold_in(draw.key, i)
@@ -41,10 +43,9 @@ class LazyLowRank(estimators.GradientEstimator):
             return jnp.einsum("...ir,...jr->...ij", u, v) / math.sqrt(self.rank)
 
         leaves, treedef = jax.tree.flatten(params)
-        z = treedef.unflatten(map(perturbation, range(len(leaves)), leaves))
-        return estimators.points_along(
-            z, [self.smoothing, -self.smoothing], params
-        ), state
+        z = jax.tree.unflatten(treedef, map(perturbation, range(len(leaves)), leaves))
+        scales = [self.smoothing, -self.smoothing]
+        return estimators.points_along(z, scales, params), state
 
     def reduce(
         self,

@@ -228,29 +228,39 @@ def lazy(
     parts = distribution._parts(leaf)
     # The rows of a block are not neighbors in a factor.
     order = tuple(range(len(leaf.shape))) if len(parts) == 1 else None
-    return distribution._joined(
-        leaf,
-        [
-            LazyElements(
-                *(direction.key, direction.number, part.indices(indices)),
-                *(distribution, part, dimension, order, stored),
-            )
-            for part in parts
-        ],
-    )
+    key, number = direction.key, direction.number
+    drawn = [
+        LazyElements(
+            key,
+            number,
+            part.indices(indices),
+            distribution,
+            part,
+            dimension,
+            order,
+            stored,
+        )
+        for part in parts
+    ]
+    return distribution._joined(leaf, drawn)
 
 
 def whole(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
     """All elements of a leaf before they are scaled: float32."""
 
-    def values(direction: Direction, stored: bool) -> jax.Array:
-        return lazy(direction, leaf, dimension, stored=stored).values()
+    def element_by_element(direction: Direction) -> jax.Array:
+        return lazy(direction, leaf, dimension).values()
 
-    # XLA's CPU backend would draw neighbors for each of them.
-    store, fuse = (functools.partial(values, stored=stored) for stored in (True, False))
+    def together(direction: Direction) -> jax.Array:
+        key, number = direction.key[None], direction.number[None]
+        [held] = stored(direction.distribution, key, number, (leaf,), dimension)
+        values: jax.Array = jax.tree.map(lambda x: x[0], held).values()
+        return values
+
     if direction.distribution._packing(dimension) is None:
-        return fuse(direction)
-    return lax.platform_dependent(direction, cpu=store, default=fuse)
+        return element_by_element(direction)
+    # XLA's CPU backend would draw neighbors for each of them.
+    return lax.platform_dependent(direction, cpu=together, default=element_by_element)
 
 
 def stored(

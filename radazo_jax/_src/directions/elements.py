@@ -112,26 +112,26 @@ class LazyElements(_Elementwise):
         indices = [index.transpose(self.order) for index in self.indices]
         shape = jnp.broadcast_shapes(*(index.shape for index in indices))
         start = self._start_in_group(indices)
-        count = packing.count(start, math.prod(shape))
+        count = packing.num_units(start, math.prod(shape))
 
-        def drawn(key: jax.Array, number: jax.Array, first: Positions) -> jax.Array:
+        def drawn(first: Positions, key: jax.Array, number: jax.Array) -> jax.Array:
             after = counter.low(jnp.arange(count, dtype=jnp.uint32))
             at = counter.add(packing.first(first), after)
             return packing.draw(key, number, Positions(*at, self.dimension))
 
-        def unpacked(units: jax.Array, first: Positions) -> Elements:
+        def unpacked(first: Positions, units: jax.Array) -> Elements:
             within = first.lo % np.uint32(GROUP) if start is None else start
             return packing.unpack(units, within, shape)
 
+        def both(first: Positions, key: jax.Array, number: jax.Array) -> Elements:
+            return unpacked(first, drawn(first, key, number))
+
         first = self.part.positions(self.dimension, [i.reshape(-1)[0] for i in indices])
+        args = first, self.key, self.number
         if packing.keeps(start):
-            units = xla.compute_once(drawn, self.key, self.number, first)
-            elements = unpacked(units, first)
+            elements = unpacked(first, xla.compute_once(drawn, *args))
         else:
-            elements = xla.compute_once(
-                lambda first, *of: unpacked(drawn(*of, first), first),
-                *(first, self.key, self.number),
-            )
+            elements = xla.compute_once(both, *args)
         return elements.values().transpose(np.argsort(self.order))
 
     def _start_in_group(self, indices: Sequence[jax.Array]) -> int | None:

@@ -36,8 +36,7 @@ def inverse_norm(
         indices = counter.block(part.shape) if at is None else at
         order = tuple(range(len(part.shape)))
         return LazyElements(
-            *(key, number, tuple(indices), distribution, part, dimension),
-            *(order, stored),
+            key, number, tuple(indices), distribution, part, dimension, order, stored
         ).values()
 
     def at_once() -> jax.Array:

@@ -45,7 +45,7 @@ class Packing(NamedTuple):
         """
         return self.width > 1 or (isinstance(start, int) and start == 0)
 
-    def count(self, start: Any, size: int) -> int:
+    def num_units(self, start: Any, size: int) -> int:
         """The number of units in which so many neighbors lie."""
         if isinstance(start, int) and self.keeps(start):
             return self.per_group * -(-(start + size) // GROUP)
@@ -60,7 +60,7 @@ class Packing(NamedTuple):
     def units(self, part: Part) -> Part:
         """The units in which the numbers of an array lie."""
         group, start = divmod(part.offset, GROUP)
-        return Part((self.count(start, part.size),), self.per_group * group)
+        return Part((self.num_units(start, part.size),), self.per_group * group)
 
 
 def together(units: Callable[[], Any], one_by_one: Callable[[], Any]) -> Any:

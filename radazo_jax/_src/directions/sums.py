@@ -363,10 +363,13 @@ def combine_block(
       The sum, of the sizes of the block.
     """
     dtype, block = coefficients.dtype, Block(starts, sizes)
+    packing = directions.distribution._packing(dimension)
+    # Pairs of numbers would be stored once more than the elements.
+    words = packing is not None and packing.width == 1
 
     def draw(direction: Direction) -> Elements:
         drawn = distribution_module.lazy(
-            direction, leaf, dimension, block.indices, stored=True
+            direction, leaf, dimension, block.indices, stored=words
         )
         if not isinstance(drawn, LowRankFactors):
             drawn = DenseElements(drawn.values())

@@ -5,13 +5,14 @@ from typing import NamedTuple
 import numpy as np
 
 from radazo_jax._src.methods.contract import Ask, Part
-from radazo_jax._src.methods.points import Space, along
+from radazo_jax._src.methods.points import Space, along, both_sides
+from radazo_jax._src.methods.slopes import Memory, Searched, line_search
 
 # Long differences: their first length, in units, its factor, and the least of it.
-_FIRST, _NEARER, _NEAREST = 0.3, 1 / 3, 0.02
+_FIRST, _NEARER, _NEAREST = 0.3, 1 / 3, 0.09
 
-# The lengths of a step along long differences.
-_SHARES = (1.0, 0.5, 0.25)
+# The number of shorter tries along long differences.
+_TRIES = 3
 
 # How far a parameter without an effect is moved, in units, and the number of times that
 # a move that helps is doubled.
@@ -37,32 +38,30 @@ def long_differences(
     Returns:
       The best point and its value.
     """
-    length, which = _FIRST, np.arange(len(x))
+    length, memory, everywhere = _FIRST, Memory(len(x)), np.ones(len(x), bool)
+    before: tuple[np.ndarray, np.ndarray] | None = None
     while length > _NEAREST:
-        ends = space.ends(x, length * units)
-        steps = ends - x
-        points = along(x, which, ends)
-        others = along(x, which, space.point(x - steps))
-        values = finite((yield Ask(points, others)))
-        best, lower = points[np.argmin(values)], float(np.min(values))
-        known = np.isfinite(values) & (steps != 0)
-        changes = np.where(known, values - value, 0)
-        direction = -changes / np.where(known, steps, 1) * units**2
-        norm = float(np.linalg.norm(direction / units))
-        if norm > 0:
+        sides = yield from both_sides(x, value, length * units, space)
+        gradient = sides.mean() * units
+        if before is not None:
+            memory.add((x - before[0]) / units, gradient - before[1])
+        direction = memory.direction(gradient, everywhere)
+        norm = float(np.linalg.norm(direction))
+        if norm > 0 and not memory.pairs:
             direction *= length * np.sqrt(len(x)) / norm
-            tries = [space.point(x + share * direction) for share in _SHARES]
-            for i, new in enumerate(tries):
-                likely = np.array(tries[i + 1 :]) if i + 1 < len(tries) else None
-                at = float(finite((yield Ask(new[None], likely)))[0])
-                if at < value:
-                    if at < lower:
-                        best, lower = new, at
-                    break
-        if lower < value:
-            x, value = best, lower
+        searched = Searched(None, value)
+        if gradient @ direction < 0:
+            searched = yield from line_search(
+                x, value, gradient / units, direction * units, space, 2, _TRIES
+            )
+        new, at = searched.x, searched.value
+        if value + sides.change < at:
+            new, at = sides.lowest, value + sides.change
+        before = None if new is None else (x, gradient)
+        if new is None:
+            length, memory = length * _NEARER, Memory(len(x))
         else:
-            length *= _NEARER
+            x, value = new, at
     return x, value
 
 

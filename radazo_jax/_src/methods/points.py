@@ -145,34 +145,69 @@ def forward(
     return Differences(steps, changes, (changes == 0) & (steps != 0))
 
 
-def central(
-    x: np.ndarray, value: float, lengths: np.ndarray, space: Space
-) -> Part[Differences]:
-    """Takes a central difference along each parameter; near a bound, a forward one.
+class Sides(NamedTuple):
+    """Changes of the value by moves of each parameter to both sides.
 
-    The change belongs to a parabola through the three values: its slope times the step.
-
-    Args:
-      x: The point, shape [d].
-      value: Its value, finite.
-      lengths: Lengths of the moves, shape [d].
-      space: Where points lie.
+    Attributes:
+      steps: Moves away from the closer bound, 0 for a parameter that cannot move: [d].
+      first: Changes by them, NaN if one failed or there is none: [d].
+      others: Moves to the other side; near a bound, half of the steps: [d].
+      second: Changes by them: [d].
+      lowest: The lowest of the points, `None` if no parameter can move.
+      change: Its change, infinite if all failed.
     """
+
+    steps: np.ndarray
+    first: np.ndarray
+    others: np.ndarray
+    second: np.ndarray
+    lowest: np.ndarray | None = None
+    change: float = np.inf
+
+    def mean(self) -> np.ndarray:
+        """Returns the mean of both slopes, or the one that is known, else 0: [d]."""
+        with np.errstate(all="ignore"):
+            ahead, back = self.first / self.steps, self.second / self.others
+        known = np.isfinite(ahead) * 1 + np.isfinite(back)
+        total = np.where(np.isfinite(ahead), ahead, 0) + np.where(
+            np.isfinite(back), back, 0
+        )
+        return total / np.maximum(known, 1)
+
+
+def both_sides(
+    x: np.ndarray, value: float, lengths: np.ndarray, space: Space
+) -> Part[Sides]:
+    """Moves each parameter to both sides; see `forward` for the arguments."""
     ahead = space.ends(x, lengths)
     steps = ahead - x
     back = space.point(x - steps)
     back = np.where(back == x, space.point(x + steps / 2), back)
-    others = back - x
-    which = np.flatnonzero(steps)
-    twice = np.flatnonzero((others != 0) & (others != steps) & (steps != 0))
-    points = along(x, which, ahead[which]), along(x, twice, back[twice])
+    others = np.where(back - x == steps, 0, back - x)
+    first, second = np.full_like(x, np.nan), np.full_like(x, np.nan)
+    which, twice = np.flatnonzero(steps), np.flatnonzero(others)
     if not len(which):
-        return Differences.none(x)
-    values = (yield np.concatenate(points)) - value
-    first, second = np.zeros_like(x), np.full_like(x, np.nan)
+        return Sides(steps, first, others, second)
+    both = along(x, which, ahead[which]), along(x, twice, back[twice])
+    points = np.concatenate(both)
+    values = (yield points) - value
     first[which], second[twice] = values[: len(which)], values[len(which) :]
+    values = np.where(np.isfinite(values), values, np.inf)
+    i = int(np.argmin(values))
+    return Sides(steps, first, others, second, points[i], float(values[i]))
+
+
+def central(
+    x: np.ndarray, value: float, lengths: np.ndarray, space: Space
+) -> Part[Differences]:
+    """Takes a central difference along each parameter; near a bound, a one-sided one.
+
+    The change belongs to a parabola through the three values: its slope times the step.
+    See `forward` for the arguments.
+    """
+    sides = yield from both_sides(x, value, lengths, space)
+    h, first, k, second = sides[:4]
     with np.errstate(all="ignore"):
-        h, k = steps, others
         slopes = (first * (k / h) - second * (h / k)) / (k - h)
         slopes = np.where(np.isfinite(slopes), slopes, first / h)
         slopes = np.where(np.isfinite(slopes), slopes, second / k)
@@ -180,8 +215,8 @@ def central(
         flat = ((first == 0) & ~(second < 0)) | ((second == 0) & ~(first < 0))
         slopes = np.where((first == 0) & (second < 0), second / k, slopes)
         slopes = np.where((second == 0) & (first < 0), first / h, slopes)
-        changes = np.where((steps != 0) & ~flat, slopes * steps, 0)
-    return Differences(steps, changes, (steps != 0) & flat)
+        changes = np.where((h != 0) & ~flat, slopes * h, 0)
+    return Differences(h, changes, (h != 0) & flat)
 
 
 def power_of(value: float) -> int:

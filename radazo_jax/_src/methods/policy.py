@@ -27,6 +27,9 @@ _NOISY = 1e-6
 # A change by a move of this many spans shows that values have few digits.
 _PROBE = 1e-3
 
+# Values with more relative noise than this have no short differences.
+_COARSE = 1e-4
+
 # A short change of this share of the aim of sizes belongs to a jump.
 _JUMP = 3e-2
 
@@ -155,12 +158,12 @@ def untuned(
 
 def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
     """What the first values say, the method for it, and what follows that."""
-    d, left = len(start.params), method.restarts
-    if left is None:
-        left = math.inf if start.limited else 0
+    d, left = len(start.params), math.inf if start.limited else 0
+    if method.restarts is not None:
+        left = method.restarts
     population, sigma = evolution.default_population(d), _WIDE
     plan = yield from _first_values(method, start, value, again)
-    best, descends = plan.end, plan.smooth
+    best, descends, reason = plan.end, plan.smooth, ""
     if best.reason == slopes.FIXED:
         return best
     while True:
@@ -168,6 +171,8 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
         units = evolution.sizes(start._replace(params=best.params), method.scale)
         if descends:
             before = best
+            name = "slopes()" if d <= _MOST else "many()"
+            start.report(name, reason)
             best, plan = yield from _descent(method, start, plan, best)
             if best.reason == slopes.WITHIN:
                 return best
@@ -176,7 +181,7 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
                 # At a saddle or on a plateau slopes are as small as at a minimum.
                 moved = before.value - best.value > _LITTLE * abs(before.value)
                 if left <= 0:
-                    if moved or most is not None:
+                    if moved:
                         return best
                     most = _GLANCES
                 left -= moved
@@ -188,6 +193,7 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
                 units = np.maximum(units, plan.cells / sigma)
         elif not np.isfinite(best.value):
             limit = math.inf
+        start.report(f"evolution(step_size={sigma})", best.reason or reason)
         inner = evolution.steps(
             best.params,
             best.value,
@@ -203,7 +209,7 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
             ahead = start._replace(params=found.params)
             if not np.isfinite(best.value):
                 plan = yield from _first_values(method, ahead, found.value, found.value)
-            best, descends = found, plan.smooth
+            best, descends, reason = found, plan.smooth, "a lower value was found"
             continue
         if interrupted:
             return best
@@ -211,7 +217,8 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
         left -= 1
         if left < 0:
             return best._replace(reason=found.reason)
-        descends, sigma = False, _WIDE
+        descends, sigma, reason = False, _WIDE, found.reason
+        best = best._replace(reason="")
         population = evolution.doubled(population, d)
 
 
@@ -261,12 +268,18 @@ def _first_values(
         return plan(slopes.FIXED)
     if (yield from _are_coarse(x, value, first, space)):
         found = yield from noise.measured(x, value, _PROBE, space)
-        if found is not None:
+        if found is not None and found < _COARSE:
             return plan("", resolution=found)
+        first = first._replace(dead=first.dead | (found is not None))
     if np.all(first.dead | (first.steps == 0)):
         units = evolution.sizes(start, method.scale)
         x, value = yield from far.long_differences(x, value, units, space)
-        return plan(STEPS)
+        near = (yield space.point(x + spacing * space.spans(x))[None])[0]
+        if near == value or np.array_equal(x, start.params):
+            return plan(STEPS)
+        # The start was a saddle or on a plateau, and not between steps.
+        ahead = start._replace(params=x)
+        return (yield from _first_values(method, ahead, value, value))
     if not noise.are_needed(first, value):
         return plan("", first=first)
     sizes = yield from noise.sizes(x, value, first, space)
@@ -282,8 +295,7 @@ def _descent(
     """Slopes, and looks along parameters that seem to have no effect."""
     x, value, space = best.params, best.value, plan.space
     if len(x) > _MOST:
-        end = yield from _along_few(start, space.sizes, best)
-        return end, plan
+        return (yield from _along_few(start, space.sizes, best)), plan
     for _ in range(_LOOKS):
         end = yield from slopes.steps(
             x,
@@ -331,7 +343,8 @@ def _along_few(start: Start, unit: np.ndarray, best: End) -> Steps:
             return end._replace(params=point(end.params))
         if not isinstance(asked, Ask):
             asked = Ask(asked)
-        values = yield Ask(*(None if z is None else point(z) for z in asked))
+        likely, center = (None if z is None else point(z) for z in asked[1:])
+        values = yield Ask(point(asked.points), likely, center)
 
 
 def _are_coarse(

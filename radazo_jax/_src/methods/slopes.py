@@ -126,6 +126,7 @@ def line_search(
     direction: np.ndarray,
     space: Space,
     most: int,
+    tries: int = _TRIES,
 ) -> Part[Searched]:
     """Takes a whole step, longer ones if it promises more, or shorter ones.
 
@@ -136,6 +137,7 @@ def line_search(
       direction: The whole step, shape [d].
       space: Where points lie.
       most: Number of times that the step may be lengthened.
+      tries: Number of shorter steps.
     """
 
     def point(t: float) -> np.ndarray:
@@ -159,10 +161,10 @@ def line_search(
             t, new, at = _FURTHER * t, further, lower
         return Searched(new, at)
     lied, jumps, along = abs(at - value) < -0.1 * promised, False, gradient @ direction
-    for tries in range(_TRIES):
+    for number in range(tries):
         rise, before = at - value, t
         curve = rise - along * t
-        share = 0.9 if tries == 0 else _LONGEST
+        share = 0.9 if number == 0 else _LONGEST
         if np.isfinite(rise):
             share = -along * t / (2 * curve) if curve > 0 else _LONGEST
             share = float(np.clip(share, _SHORTEST, _LONGEST))

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from radazo_jax._src import checks, trees
+from radazo_jax._src.runs.asker import Stage
 from radazo_jax._src.runs.history import History, losses
 from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.results import Best, Report, Result
+from radazo_jax._src.runs.rising import Rising
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.steps.states import (
     Failures,
@@ -70,6 +72,11 @@ class Steps(abc.ABC):
         return int(self.failures.in_a_row) < count
 
     @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages of a method."""
+        return ()
+
+    @property
     def reason(self) -> str:
         """The reason for which a method has ended, or an empty string."""
         return ""
@@ -110,6 +117,7 @@ def run(
     show: Callable[[Mapping[str, str]], None],
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     rate: LearningRate | None = None,
+    rising: Rising | None = None,
 ) -> Result:
     """Takes steps until a budget, a failure, a callback or Ctrl-C ends the run.
 
@@ -120,6 +128,7 @@ def run(
       show: Shows figures of the latest steps.
       context: Makes the context in which the callback is called.
       rate: The learning rate that was found before the first step.
+      rising: Warns if the loss rises.
 
     Raises:
       RunError: If too many evaluations failed. It has the result so far.
@@ -137,7 +146,7 @@ def run(
                 return True
 
     with failing_with_result(steps, rate):
-        stopped = _take_all(steps, policy, ends, show)
+        stopped = _take_all(steps, policy, ends, show, rising)
         params = steps.params(stopped)
     return _result(steps, params, stopped, rate)
 
@@ -160,6 +169,7 @@ def _take_all(
     policy: Policy,
     ends: Callable[[], bool],
     show: Callable[[Mapping[str, str]], None],
+    rising: Rising | None,
 ) -> str:
     """Takes the steps; returns the reason for which the run ended."""
     budget, limits = steps.budget, policy.limits(steps.failures)
@@ -173,6 +183,8 @@ def _take_all(
         policy.check(steps.failures, steps.number, limits, steps.last_failure)
         for row in steps.rows[before:]:
             standstill.see(row)
+            if rising is not None:
+                rising.see(np.atleast_1d(row["value"]))
         if ends():
             stopped = budget.reason() or "callback"
             break
@@ -241,7 +253,7 @@ def _result(
         count += rate.num_evaluations
     values = losses(history, steps.dtype)
     given = params, steps.best, values, count, state, history, stopped
-    return Result(*given, reason=steps.reason, learning_rate=rate)
+    return Result(*given, reason=steps.reason, stages=steps.stages, learning_rate=rate)
 
 
 @contextmanager

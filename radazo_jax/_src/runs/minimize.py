@@ -31,6 +31,7 @@ from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.lost import warn_of_rounding
 from radazo_jax._src.runs.one_by_one import Called, OneByOne, Traced
 from radazo_jax._src.runs.results import Best, Report, Result
+from radazo_jax._src.runs.rising import Rising
 from radazo_jax._src.runs.steps import Compiled
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.runs.told import Stepper, Told, begin, is_method
@@ -98,9 +99,10 @@ def minimize(
         `value` replaces it) as extra arguments, if it takes any. By default,
         `methods.untuned(tolerance, restarts, scale)` if no estimator and no `sample` is
         given and there are at most 10,000 parameters. Otherwise it is R-AdaZO at the
-        learning rate that `find_learning_rate` measures before the first step. The rate
-        falls linearly to 0 over the run; without `num_steps` and `max_evaluations`, it
-        falls as 1/√(1 + t/100). Above 2²⁴ parameters its moments are replayed.
+        learning rate that `find_learning_rate` measures before the first step, with the
+        smoothing of an estimator that names none. The rate falls linearly to 0 over the
+        run; without `num_steps` and `max_evaluations`, it falls as 1/√(1 + t/100).
+        Above 2²⁴ parameters its moments are replayed.
       estimator: An estimator, if an Optax transformation takes the steps; by default
         `forward_difference()`, and `forward_difference(orthonormal())` at a measured
         learning rate.
@@ -228,15 +230,15 @@ def minimize(
         given = loss, params, key, as_bounds(bounds), state, evaluator
         steps: loop.Steps
         if method is not None:
-            steps, rate = _steps_of_method(opened, method, *given), None
+            steps, rate, rising = _steps_of_method(opened, method, *given), None, None
         else:
             named = optimizer, estimator, sample, chunk_size
-            steps, rate = _steps_of_optimizer(opened, named, *given)
+            steps, rate, rising = _steps_of_optimizer(opened, named, *given)
         if isinstance(steps, OneByOne):
             with loop.failing_with_result(steps, rate):
                 steps.resume()
         show = stack.enter_context(loop.progress_bar(progress, budget))
-        return loop.run(steps, policy, callback, show, context, rate)
+        return loop.run(steps, policy, callback, show, context, rate, rising)
 
 
 class _Opened(NamedTuple):
@@ -339,8 +341,8 @@ def _steps_of_optimizer(
     bounds: Bounds | None,
     state: Any,
     evaluator: Evaluator,
-) -> tuple[loop.Steps, LearningRate | None]:
-    """Steps of an optimizer, and the learning rate that was measured, if it was."""
+) -> tuple[loop.Steps, LearningRate | None, Rising | None]:
+    """Steps of an optimizer, the rate that was measured, and what warns of a rise."""
     optimizer, estimator, sample, chunk_size = named
     calls, budget, file = not evaluator.compiled, opened.budget, opened.file
     initial = params if state is None else state.params
@@ -358,20 +360,23 @@ def _steps_of_optimizer(
         warn_of_rounding(run, begun)
         run = step.traced(run, begun)
     if optimizer is None:
-        begun, rate = rates.with_rate(run, begun, budget, state is None, file)
+        run, begun, rate = rates.of_run(run, begun, budget, state is None, file)
     if file is not None:
         file.begin(line_of_run(begun, run, rate))
     if calls:
         vector_valued = step.abstract_points(run, begun).vector_valued
         of_calls: Any = evaluator, opened.calls(evaluator, loss, vector_valued)
         told = Told(Stepper(run, begun), Best(trees.as_numpy(begun.params)))
-        return Called(told, budget, file, *of_calls), rate
-    interrupted = opened.interrupted()
+        return Called(told, budget, file, *of_calls), rate, None
+    interrupted, rising = opened.interrupted(), None
+    if sample is not None:
+        advice = rates.Advice(run, initial, key, budget.total, rate)
+        rising = Rising(budget.total, advice.text)
     if file is not None:
         told = Told(Stepper(run, begun))
-        return Traced(told, budget, file, interrupted), rate
+        return Traced(told, budget, file, interrupted), rate, rising
     of_chunk = opened.policy, chunk_size, interrupted
-    return Compiled(run, begun, budget, *of_chunk), rate
+    return Compiled(run, begun, budget, *of_chunk), rate, rising
 
 
 @checks_names

@@ -426,8 +426,9 @@ def replay(
       journal: The file that `minimize` or `minimize_black_box` wrote.
       params: The starting point of the run.
       optimizer: The optimizer or the method of the run, `None` if the run named none.
-        If its learning rate was measured, pass `radazo(found.schedule)`, in which
-        `found` is the result's `learning_rate`.
+        If its learning rate was measured, pass `radazo(found.schedule)` and an
+        estimator with `found.smoothing`, in which `found` is the result's
+        `learning_rate`.
       estimator: The estimator, likewise.
       evaluator: The evaluator of the run. It evaluates nothing here, but determines how
         directions are stored, and so how their sums are rounded.
