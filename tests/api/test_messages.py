@@ -415,7 +415,7 @@ class Tensor:
         (Tensor(), ".detach().numpy()"),
         (type("Series", (), {"to_numpy": 0, "dtype": START.dtype})(), ".to_numpy("),
     ],
-    ids=str,
+    ids=lambda x: x if isinstance(x, str) else type(x).__name__,
 )
 def test_parameters_of_other_kinds_are_converted_by_the_user(params, advice):
     for call in (zo.minimize, zo.minimize_black_box):

@@ -186,8 +186,8 @@ def not_picklable():
             "got lower nan and upper",
         ),
         (lambda: run(bounds=(-1, np.r_[[1.0] * 5, -3])), ValueError, r"-3.0.*\[5\]"),
-        (lambda: run(bounds=3.0), ValueError, "bounds must be a pair"),
-        (lambda: run(bounds=(-1, {"a": 2})), ValueError, "bounds must be a pair"),
+        (lambda: run(bounds=3.0), ValueError, "bounds must be a tuple"),
+        (lambda: run(bounds=(-1, {"a": 2})), ValueError, "bounds must be a tuple"),
         (
             lambda: zo.minimize(
                 traced,

@@ -43,7 +43,7 @@ POOL = ThreadPoolExecutor(2)
 @pytest.mark.parametrize(
     ("options", "most"),
     [({}, 1), ({"retries": 2}, 3), ({"batched": True}, 1), ({"executor": POOL}, 5)],
-    ids=str,
+    ids=["in turn", "retries", "batched", "executor"],
 )
 def test_a_mistake_ends_the_run_at_its_first_points(kind, options, most):
     """Five points a step; the first is enough if they are evaluated in turn."""

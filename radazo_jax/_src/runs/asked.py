@@ -18,7 +18,7 @@ from radazo_jax._src.evaluators.sharded import Sharded
 from radazo_jax._src.runs.asker import Asker, Candidate, Stage
 from radazo_jax._src.runs.journal import Journal, Record
 from radazo_jax._src.runs.one_by_one import OneByOne
-from radazo_jax._src.runs.results import Best, Report
+from radazo_jax._src.runs.results import Best
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.runs.told import Told
 from radazo_jax._src.steps.states import Failures
@@ -28,6 +28,9 @@ _ROWS = 64
 
 # Points that an accelerator evaluates together by default.
 _TOGETHER = 16
+
+# The number of points that were evaluated in advance whose values are kept.
+_AHEAD = 256
 
 # Seconds after which evaluations in turn are written to a journal.
 _WRITTEN = 1.0
@@ -171,8 +174,6 @@ class MethodSteps(OneByOne):
         """
         super().__init__(told, budget, file)
         self._evaluate, self.best = evaluate, told.best
-        self._points: Any = None
-        self._outcome = Outcome(np.zeros(0), [], {})
         self._again: dict[int, list[float]] = {}  # Further values of candidates.
         self._ahead: dict[bytes, tuple[float, Any, str]] = {}
 
@@ -203,9 +204,6 @@ class MethodSteps(OneByOne):
         return "" if self._asker.end is None else self._asker.end.reason
 
     def ended(self) -> str:
-        self.budget.size = 1
-        if self._asker.noisy:
-            self.budget.reserve(_SHARE, _FEWEST)
         return "" if self._asker.end is None else "converged"
 
     # Evaluation.
@@ -270,6 +268,8 @@ class MethodSteps(OneByOne):
             found |= dict(zip(missing, rows, strict=False))
             for point, row in zip(likely, rows[len(wanted) :], strict=True):
                 self._ahead[point.tobytes()] = row
+            for old in list(self._ahead)[:-_AHEAD]:
+                del self._ahead[old]
         every = [found[i] for i in range(len(points))]
         return Outcome(
             np.array([value for value, _, _ in every]),
@@ -287,10 +287,6 @@ class MethodSteps(OneByOne):
 
     # What a step is.
 
-    def _taken(self, record: Record) -> dict[str, Any]:
-        found = self._outcome
-        return self._told.take(record, found.values, found.infos)
-
     def _value_of(self, record: Record, row: dict[str, Any]) -> float:
         del row
         point, value, number = self._asker.best
@@ -299,34 +295,43 @@ class MethodSteps(OneByOne):
             info = told.info if told.number == number else None
             self.best = Best(self._asker.vectors.one(point), value, number, info)
         lowest: float = record.lowest
-        if self._asker.noisy and lowest <= self.budget.progress.target:
-            return self._mean_of(self._asker.lowest[0], _TARGET)
+        if self._asker.noisy:
+            self.budget.reserve(_SHARE, _FEWEST)
+            if lowest <= self.budget.progress.target:
+                mean, count = self._mean_of(self._asker.lowest[0], _TARGET)
+                return mean if count == _TARGET else np.nan
         return lowest
 
-    def _mean_of(self, candidate: Candidate, count: int) -> float:
-        """The mean of so many further values at a point, NaN if it was interrupted."""
+    def _mean_of(self, candidate: Candidate, count: int) -> tuple[float, int]:
+        """The mean of further values at a point, and their number, at most so many.
+
+        There are fewer if the budget does not allow them, or a call was interrupted.
+        """
         known = self._again.setdefault(candidate.number, [])
-        missing = count - len(known)
+        missing = min(count - len(known), self.budget.again_left())
         if missing > 0:
-            start, points = (
-                time.perf_counter(),
-                candidate.point[None].repeat(missing, 0),
-            )
+            begun = time.perf_counter()
+            points = candidate.point[None].repeat(missing, 0)
             outcome = self._evaluate(self._asker.vectors.trees(points))
-            if outcome is None:
-                return np.nan
-            seconds = time.perf_counter() - start
-            given = self._asker.step, outcome.values, 0, seconds
-            if self._file is not None:
-                self._file.append(Record(*given, again=candidate.number))
-            known += outcome.values.tolist()
-            self.budget.spent_again(missing)
-        return float(np.nanmean(known[:count])) if known else np.nan
+            if outcome is not None:
+                given = outcome.values, 0, time.perf_counter() - begun
+                record = Record(self._asker.step, *given, again=candidate.number)
+                if self._file is not None:
+                    self._file.append(record)
+                self._know(record)
+        finite = [value for value in known[:count] if np.isfinite(value)]
+        return float(np.mean(finite)) if finite else np.inf, len(finite)
+
+    def _know(self, record: Record) -> None:
+        """Keeps further values of a candidate."""
+        assert record.again is not None
+        self._again.setdefault(record.again, []).extend(record.values.tolist())
+        self.budget.again += len(record.values)
 
     def confirm(self, stopped: str) -> None:
         """Evaluates the best points of a noisy run again, and keeps the best mean.
 
-        Half of the points go on after each round, with twice the evaluations.
+        After each round, half of the points are evaluated about twice as often.
 
         Args:
           stopped: The reason for which the run has ended.
@@ -336,30 +341,34 @@ class MethodSteps(OneByOne):
             return
         candidates = list(asker.lowest)
         if asker.asked.center is not None:
-            center = Candidate(-1 - asker.step, asker.asked.center, np.nan)
-            candidates.append(center)
-        total = self.budget.reserved or max(
-            _FEWEST, int(_SHARE * self.budget.evaluations)
-        )
-        rounds = max(1, int(np.ceil(np.log2(len(candidates)))))
-        count = 0
+            candidates.append(Candidate(-1 - asker.step, asker.asked.center, np.nan))
+        total = self.budget.reserved
+        total = total or max(_FEWEST, int(_SHARE * self.budget.evaluations))
+        rounds, count = max(1, (len(candidates) - 1).bit_length()), 0
         for _ in range(rounds):
             count += max(1, total // rounds // len(candidates))
             means = [self._mean_of(candidate, count) for candidate in candidates]
-            order = np.argsort(np.where(np.isfinite(means), means, np.inf))
-            candidates = [candidates[i] for i in order[: -(-len(candidates) // 2)]]
-        best, mean = candidates[0], float(np.min(means))
-        if np.isfinite(mean):
+            order = sorted(range(len(means)), key=lambda i: means[i])
+            candidates = [candidates[i] for i in order[: -(-len(order) // 2)]]
+        (best, *_), (mean, count) = candidates, min(means)
+        if count:
             point = asker.vectors.one(best.point)
             self.best = Best(point, mean, max(best.number, -1), num_values=count)
 
     def resume(self) -> None:
         for record in [] if self._file is None else self._file.records:
             if record.again is not None:
-                known = self._again.setdefault(record.again, [])
-                known += record.values.tolist()
-                self.budget.spent_again(len(record.values))
+                self._know(record)
         super().resume()
+
+    def _allowed(self, found: list[Record]) -> list[Record]:
+        allowed = super()._allowed(found)
+        left = self.budget.evaluations_left()
+        left -= sum(len(record.values) for record in allowed)
+        if left and len(allowed) < min(len(found), self.budget.num_steps):
+            record = found[len(allowed)]  # A part of its values.
+            allowed.append(record._replace(values=record.values[:left]))
+        return allowed
 
     def _later_value(self, point: int) -> Callable[[], Any]:
         candidates = jax.tree.map(lambda x: x[point][None], self._told.ask())
@@ -369,14 +378,6 @@ class MethodSteps(OneByOne):
             return None if outcome is None else outcome.values[0]
 
         return value
-
-    def figures(self) -> dict[str, str]:
-        assert self._record is not None
-        rate = len(self._record.values) / max(self._record.seconds, 1e-9)
-        return {"best": f"{self.best.value:.6g}", "evaluations/s": f"{rate:.3g}"}
-
-    def report(self) -> Report:
-        return super().report()._replace(points=self._points)
 
     def params(self, stopped: str) -> optax.Params:
         self.confirm(stopped)

@@ -1,9 +1,10 @@
 """`Asker`: the points of a method on the host, from the values that it was told."""
 
 import random
+import re
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import jax
@@ -219,14 +220,15 @@ class Asker:
         self.step = self._count = self._failed = self._skipped = self._in_a_row = 0
         self._values: list[np.ndarray] = []
         self._told: list[np.ndarray] = []  # Values at the first of the asked points.
-        self.asked = Ask(np.zeros((0, self.vectors.dimension)))
-        with self._naming(), self._isolated():
+        self.asked = self._none = Ask(np.zeros((0, self.vectors.dimension)))
+        self._problem: RunError | None = None
+        with self._calling():
             self._generator = method(start)
-            if not hasattr(self._generator, "send"):
-                raise TypeError(
-                    "optimizer must be a generator function if it is a method; got "
-                    f"{method!r}, which returned {type(self._generator).__name__}."
-                )
+        if not hasattr(self._generator, "send"):
+            raise TypeError(
+                "optimizer must be a generator function if it is a method; got "
+                f"{method!r}, which returned {type(self._generator).__name__}."
+            )
         self._send(None)
 
     def _report(self, method: str, reason: str) -> None:
@@ -234,82 +236,78 @@ class Asker:
         self.stages.append(Stage(self.step, method, reason))
 
     def _send(self, values: Any) -> None:
-        """Sends the values of the latest points, and receives the next ones."""
+        """Sends the values of the latest points, and receives the next ones.
+
+        An error of the method is raised once more points are needed, so that the run
+        up to there is complete.
+        """
+        self._told, self.asked = [], self._none
         try:
-            with self._naming(), self._isolated():
+            with self._calling():
                 asked = self._generator.send(values)
+            self.asked = self._checked(asked)
         except StopIteration as stop:
-            self.end = self._checked_end(stop.value)
-            return
-        points = asked.points if isinstance(asked, Ask) else asked
-        points = self._checked(points)
-        likely, center = None, None
-        if isinstance(asked, Ask):
-            likely, center = asked.likely, asked.center
-        self.asked, self._told = Ask(points, likely, center), []
+            self.end = stop.value
+            if not isinstance(stop.value, End):
+                got = type(stop.value).__name__
+                self.end, self._problem = (
+                    None,
+                    self._error(f"must return an End; got {got}"),
+                )
+        except RunError as error:
+            self._problem = error
+
+    def _raise(self) -> None:
+        """Raises the error of the method, if there is one."""
+        if self._problem is not None:
+            raise self._problem
 
     @contextmanager
-    def _naming(self) -> Iterator[None]:
-        """Names the method in an error of its own."""
+    def _calling(self) -> Iterator[None]:
+        """Names the method in its errors, and isolates the global generators."""
         try:
-            yield
-        except (StopIteration, TypeError) as error:
-            if isinstance(error, StopIteration) or "optimizer must" in str(error):
-                raise
-            raise self._error(error) from error
+            with nullcontext() if self._globals is None else self._globals.swapped():
+                yield
+        except StopIteration:
+            raise
         except Exception as error:
-            raise self._error(error) from error
+            text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise self._error(f"raised {text.rstrip('.')}") from error
 
-    def _error(self, error: Exception) -> RunError:
-        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        return RunError(
-            f"the method {_named(self.method)} raised {text.rstrip('.')}. The error's "
-            "result is the run so far.",
-            self.state,
+    def _error(self, what: str) -> RunError:
+        named = f"the method {text_of(self.method)} {what}."
+        return RunError(f"{named} The error's result is the run so far.", self.state)
+
+    def _checked(self, asked: Any) -> Ask:
+        """Returns what a method yields, if its points are as they must be."""
+        if not isinstance(asked, Ask):
+            asked = Ask(asked)
+        likely, center = asked.likely, asked.center
+        return Ask(
+            self._checked_points(asked.points),
+            None if likely is None or not len(likely) else self._checked_points(likely),
+            None if center is None else self.vectors.round(self._box.clip(center)),
         )
 
-    @contextmanager
-    def _isolated(self) -> Iterator[None]:
-        """Gives the method global generators of its own."""
-        if self._globals is None:
-            yield
-            return
-        with self._globals.swapped():
-            yield
-
-    def _checked(self, points: Any) -> np.ndarray:
+    def _checked_points(self, points: Any) -> np.ndarray:
         """Returns the points of a method as an array, if they are as they must be."""
         d = self.vectors.dimension
         try:
             found = np.array(points, np.float64)
         except (TypeError, ValueError):
             found = np.zeros(())
-        problem = ""
         if found.ndim != 2 or found.shape[1] != d or not len(found):
             got = getattr(points, "shape", None) or type(points).__name__
-            problem = f"yield points of shape (n, {d}), with n of at least 1; got {got}"
+            problem = f"points of shape (n, {d}), with n of at least 1; got {got}"
         elif not np.all(np.isfinite(found)):
-            problem = "yield finite points; got one with NaN or infinity"
+            problem = "finite points; got one with NaN or infinity"
         elif np.any(found < self._box.lower) or np.any(found > self._box.upper):
-            problem = "yield points within the bounds, as start.box.clip makes them"
+            problem = "points within the bounds, as start.box.clip makes them"
         elif np.any(self.vectors.round(found) != found):
-            problem = "yield rounded points, as start.round makes them"
-        if problem:
-            raise RunError(
-                f"the method {_named(self.method)} must {problem}. The error's result "
-                "is the run so far.",
-                self.state,
-            )
-        return found
-
-    def _checked_end(self, end: Any) -> End:
-        if not isinstance(end, End):
-            raise RunError(
-                f"the method {_named(self.method)} must return an End; got "
-                f"{type(end).__name__}. The error's result is the run so far.",
-                self.state,
-            )
-        return end
+            problem = "rounded points, as start.round makes them"
+        else:
+            return found
+        raise self._error(f"must yield {problem}")
 
     @property
     def state(self) -> MethodState:
@@ -361,11 +359,17 @@ class Asker:
         return self.asked.points[sum(map(len, self._told)) :]
 
     def ask(self) -> Any:
-        """Returns the points whose values are not known yet, a tree: [n, …]."""
+        """Returns the points whose values are not known yet, a tree: [n, …].
+
+        Raises:
+          RunError: If the method has failed.
+        """
+        self._raise()
         return self.vectors.trees(self.points)
 
     def tell(self, values: np.ndarray) -> np.ndarray:
         """Takes the values at the first of the points; returns numbers of the step."""
+        self._raise()
         points, finite = self.points[: len(values)], np.isfinite(values)
         values = np.where(finite, values, np.nan).astype(np.float64)
         before, self._count = self._count, self._count + len(values)
@@ -404,10 +408,11 @@ class Asker:
 
     def _keep(self, points: np.ndarray, values: np.ndarray, before: int) -> None:
         """Keeps the lowest points, which may be compared at the end of a noisy run."""
+        found = {candidate.point.tobytes(): candidate for candidate in self.lowest}
         for i in np.argsort(values)[:_CANDIDATES]:
-            self.lowest.append(Candidate(before + int(i), points[i], float(values[i])))
-        self.lowest.sort(key=lambda candidate: candidate.value)
-        del self.lowest[_CANDIDATES:]
+            new = Candidate(before + int(i), points[i], float(values[i]))
+            found.setdefault(points[i].tobytes(), new)
+        self.lowest = sorted(found.values(), key=lambda x: x.value)[:_CANDIDATES]
 
 
 class _Globals:
@@ -431,12 +436,10 @@ class _Globals:
             random.setstate(outer[1])
 
 
-def _named(method: Any) -> str:
-    """A method in an error message, and in a journal."""
-    return getattr(method, "__qualname__", None) or repr(method)
-
-
-identity = _named
+def text_of(part: Any) -> str:
+    """A method or an estimator in words, the same in each process."""
+    text = getattr(part, "__qualname__", None) or " ".join(repr(part).split())
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 def begun(
@@ -480,7 +483,7 @@ def begun(
             rest = rest[count:]
         if len(rest):
             raise ValueError(
-                f"state must be of the method {_named(method)}; got one with "
+                f"state must be of the method {text_of(method)}; got one with "
                 f"{len(rest)} more values than this method asked for."
             )
         asker.step = int(state.step)

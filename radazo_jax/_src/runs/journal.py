@@ -13,7 +13,6 @@ import contextlib
 import io
 import json
 import os
-import re
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,7 @@ import jax
 import numpy as np
 
 from radazo_jax._src import checks, programs, trees
-from radazo_jax._src.runs.asker import Asker
+from radazo_jax._src.runs.asker import Asker, text_of
 from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.steps import box, step
 from radazo_jax._src.steps.box import Bounds
@@ -396,12 +395,6 @@ def _line_of(params: Any, key: jax.Array, bounds: Bounds | None) -> dict[str, An
         "versions": {name: _version(name) for name in _PACKAGES},
         "device": f"{device.platform} {device.device_kind}",
     }
-
-
-def text_of(part: Any) -> str:
-    """An estimator or a method in words, the same in each process."""
-    text = getattr(part, "__qualname__", None) or " ".join(repr(part).split())
-    return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 def _texts(tree: Any) -> dict[str, str]:

@@ -216,7 +216,7 @@ def minimize(
         _check_precision(params, state)
     loss = functools.partial(step.without_aux, fun) if has_aux else fun
     settings = {"tolerance": tolerance, "restarts": restarts, "scale": scale}
-    method = _method(optimizer, estimator, params, sample, settings, budget)
+    method = _method(optimizer, estimator, params, sample, settings)
     # Functions of the caller run under the caller's setting.
     context = functools.partial(jax.enable_x64, trees.has_x64())
     initial = params if state is None else state.params
@@ -280,7 +280,6 @@ def _method(
     params: optax.Params,
     sample: Any,
     settings: dict[str, Any],
-    budget: Budget,
 ) -> Method | None:
     """The method of a run, `None` if an Optax transformation takes its steps."""
     checks.check_params(params)
@@ -294,8 +293,6 @@ def _method(
             )
     if named or not few:
         return optimizer if is_method(optimizer, estimator) and named else None
-    if settings["restarts"] is None and budget.is_open:
-        settings["restarts"] = 0
     if settings["scale"] is None:
         settings["scale"] = 1.0
     return untuned(**settings)

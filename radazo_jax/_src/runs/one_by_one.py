@@ -36,6 +36,8 @@ class OneByOne(Steps, abc.ABC):
         super().__init__(budget)
         self._told, self._file = told, file
         self._record: Record | None = None  # Of the latest step.
+        self._points: Any = None
+        self._outcome: Outcome | None = None
 
     @property
     def state(self) -> Any:
@@ -55,26 +57,41 @@ class OneByOne(Steps, abc.ABC):
         """
         if self._file is None:
             return
-        found = [record for record in self._file.records if record.again is None]
-        found = found[: self.budget.allowed([len(record.values) for record in found])]
+        found = self._allowed(
+            [record for record in self._file.records if record.again is None]
+        )
         again = journal.to_evaluate_again(found)
         stops = {len(found), *self._stops(found), *([] if again is None else again[:1])}
         first, value = 0, lambda: None
         for stop in sorted(stops):
             rows = self._told.rebuild(found[first:stop])
-            for record, row in zip(found[first:stop], rows, strict=True):
+            # A method may end before them, with other budgets.
+            for record, row in zip(found[first:stop], rows, strict=False):
                 self._count(record, row)
             first = stop
-            if stop < len(found):
+            if stop < len(found) and not self._told.ended:
                 if again is not None and stop == again[0]:
                     value = self._later_value(again[1])
                 self._look()
         if again is None:
             return
-        now = value()
+        try:
+            now = value()
+        except Mistake as mistake:
+            raise RunError(str(mistake), self.state) from mistake.__cause__
+        except (RuntimeError, OSError) as error:
+            raise RunError(
+                "journal has a point that could not be evaluated again: "
+                f"{error} The error's result is the run in the journal.",
+                self.state,
+            ) from error
         if now is not None:
             i, point = again
             journal.warn_of_another_value(self._file.path, found[i], point, now)
+
+    def _allowed(self, found: list[Record]) -> list[Record]:
+        """The steps of a journal that the budgets allow."""
+        return found[: self.budget.allowed([len(record.values) for record in found])]
 
     def _stops(self, found: Sequence[Record]) -> Sequence[int]:
         """The numbers of the steps of a journal whose points are needed."""
@@ -96,9 +113,12 @@ class OneByOne(Steps, abc.ABC):
     def _values(self) -> tuple[np.ndarray, Sequence[str]] | None:
         """The values of a step and failures; `None` if it was interrupted."""
 
-    @abc.abstractmethod
     def _taken(self, record: Record) -> dict[str, Any]:
         """Takes a step."""
+        found = self._outcome
+        if found is None:
+            return self._told.take(record)
+        return self._told.take(record, found.values, found.infos)
 
     @abc.abstractmethod
     def _value_of(self, record: Record, row: dict[str, Any]) -> float:
@@ -135,8 +155,13 @@ class OneByOne(Steps, abc.ABC):
 
     def report(self) -> Report:
         assert self._record is not None
-        given = self._record.values, None, self.best, self.outside()
+        given = self._record.values, self._points, self.best, self.outside()
         return Report(self.number, *given)
+
+    def figures(self) -> dict[str, str]:
+        assert self._record is not None
+        rate = len(self._record.values) / max(self._record.seconds, 1e-9)
+        return {"best": f"{self.best.value:.6g}", "evaluations/s": f"{rate:.3g}"}
 
     def params(self, stopped: str) -> Any:
         del stopped
@@ -181,9 +206,6 @@ class Traced(OneByOne):
         value = self._evaluated()[point]
         return lambda: value
 
-    def _taken(self, record: Record) -> dict[str, Any]:
-        return self._told.take(record)
-
     def _value_of(self, record: Record, row: dict[str, Any]) -> float:
         value: float = row["value"]
         if np.isfinite(value) and value < self.best.value:
@@ -216,8 +238,6 @@ class Called(OneByOne):
         """
         super().__init__(told, budget, file)
         self._evaluator, self._calls, self.best = evaluator, calls, told.best
-        self._points: Any = None  # Of the latest step.
-        self._outcome = Outcome(np.zeros(0), [], {})
 
     def _values(self) -> tuple[np.ndarray, Sequence[str]] | None:
         candidates = self._told.ask()
@@ -231,10 +251,6 @@ class Called(OneByOne):
         beyond = outcome.values[np.isinf(values) & np.isfinite(outcome.values)]
         failures += [f"returned {v}, beyond {values.dtype}" for v in beyond]
         return values, failures
-
-    def _taken(self, record: Record) -> dict[str, Any]:
-        found = self._outcome
-        return self._told.take(record, found.values, found.infos)
 
     def _value_of(self, record: Record, row: dict[str, Any]) -> float:
         del row
@@ -256,29 +272,12 @@ class Called(OneByOne):
             candidates, point = jax.tree.map(lambda x: x[point][None], candidates), 0
 
         def value() -> Any:
-            try:
-                outcome = self._calls.evaluate(candidates)
-            except Mistake as mistake:
-                raise RunError(str(mistake), self.state) from mistake.__cause__
-            except (RuntimeError, OSError) as error:
-                raise RunError(
-                    "journal has a point that could not be evaluated again: "
-                    f"{error} The error's result is the run in the journal.",
-                    self.state,
-                ) from error
+            outcome = self._calls.evaluate(candidates)
             if outcome is None:
                 return None
             return as_values(outcome.values, self._told.maker.dtype)[point]
 
         return value
-
-    def figures(self) -> dict[str, str]:
-        assert self._record is not None
-        rate = len(self._record.values) / max(self._record.seconds, 1e-9)
-        return {"best": f"{self.best.value:.6g}", "evaluations/s": f"{rate:.3g}"}
-
-    def report(self) -> Report:
-        return super().report()._replace(points=self._points)
 
     def params(self, stopped: str) -> optax.Params:
         del stopped

@@ -227,15 +227,8 @@ class Budget:
 
     def allowed(self, evaluations: Sequence[int]) -> int:
         """Returns how many of the first steps are allowed, by their evaluations."""
-        before = self.evaluations
-        size = self.size
-        for i, number in enumerate(evaluations):
-            # A step of which the first value was enough had as many points as others.
-            size = number if number > 1 else size
-            if i >= self.num_steps or before + size > self._most:
-                return i
-            before += number
-        return len(evaluations)
+        after = self.evaluations + np.cumsum(evaluations)
+        return min(int(np.sum(after <= self._most)), self.num_steps)
 
     def _kept(self) -> int:
         """The evaluations that steps must not use."""
@@ -247,9 +240,10 @@ class Budget:
             wanted = max(fewest, int(share * self._most))
             self.reserved = max(min(wanted, int(self._most) - self.evaluations), 0)
 
-    def spent_again(self, evaluations: int) -> None:
-        """Counts evaluations that compared the best points."""
-        self.again += evaluations
+    def again_left(self) -> int:
+        """Returns the number of evaluations that may still compare the best points."""
+        left = self._most - self.evaluations - self.again
+        return int(max(min(left, states.MOST_STEPS), 0))
 
     def evaluations_left(self) -> int:
         """Returns the number of evaluations that steps may still use."""

@@ -339,8 +339,7 @@ def ask_tell(
     Raises:
       TypeError, ValueError: If an argument has the wrong type, or `params` do not lie
         within the bounds.
-      RunError: If a method raises or yields something other than points, also by
-        `tell`.
+      RunError: By `ask`, if a method raises or yields something other than points.
 
     Examples:
       >>> import numpy as np
