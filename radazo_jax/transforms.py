@@ -7,7 +7,6 @@ from radazo_jax._src.transforms.constraints import (
     keep_params_in,
 )
 from radazo_jax._src.transforms.in_place import InPlaceUpdate, chain_in_place
-from radazo_jax._src.transforms.lbfgs import ScaleByBfgsState, scale_by_bfgs
 from radazo_jax._src.transforms.moments import (
     FactoredMoment,
     ScaleByRadazoState,
@@ -31,7 +30,6 @@ __all__ = [
     "EstimateGradientState",
     "FactoredMoment",
     "InPlaceUpdate",
-    "ScaleByBfgsState",
     "ScaleByRadazoState",
     "ScaleByReplayedMomentsState",
     "ScaleByZoAdammState",
@@ -41,7 +39,6 @@ __all__ = [
     "chain_in_place",
     "estimate_gradient",
     "keep_params_in",
-    "scale_by_bfgs",
     "scale_by_radazo",
     "scale_by_replayed_radazo",
     "scale_by_replayed_zo_adamm",

@@ -291,7 +291,7 @@ def test_a_field_without_a_hash_is_refused(kind, setting):
         lambda made: zo.minimize(
             loss, jnp.ones(3), optax.sgd(0.1), made, num_steps=1, key=0
         ),
-        lambda made: zo.ask_tell(optax.sgd(0.1), made),
+        lambda made: zo.ask_tell(jnp.ones(3), optax.sgd(0.1), made),
         lambda made: zo.estimate_gradient(made, 0),
         lambda made: zo.estimators.estimate(made, loss, 0, jnp.ones(3), ()),
         lambda made: zo.accelerated(made),

@@ -139,12 +139,10 @@ def replayed(estimator, path):
 
 def told(estimator, path):
     del path  # Values come from NumPy, in float64.
-    init, ask, tell = zo.ask_tell(OPTIMIZER, estimator)
-    state = init(PARAMS, KEY)
+    run = zo.ask_tell(PARAMS, OPTIMIZER, estimator, key=KEY)
     for _ in range(STEPS):
-        candidates, state = ask(state)
-        state = tell(state, quadratic(rows(candidates)))
-    return state.run
+        run.tell(quadratic(rows(run.ask())))
+    return run.state
 
 
 def black_box(estimator, path):

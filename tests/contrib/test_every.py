@@ -29,22 +29,17 @@ from tests.helpers.tables import every, jit, slow
 @pytest.mark.parametrize("name", every(MAKERS, "accelerated"))
 def test_a_step_with_few_values_or_none(name):
     """A step without a value is skipped; one with some of the values is finite."""
-    init, ask, tell = zo.ask_tell(optax.sgd(1e-3), make(name))
-    told = init(PARAMS, 3)
+    run = zo.ask_tell(PARAMS, optax.sgd(1e-3), make(name), key=3)
     for _ in range(5):
-        candidates, told = ask(told)
-        told = tell(told, quadratic(rows(candidates)))
-    before = told.run
-    candidates, told = ask(told)
-    told = tell(told, np.full(len(rows(candidates)), np.nan))
-    chex.assert_trees_all_equal(told.run.params, before.params)
-    candidates, told = ask(told)
-    values = quadratic(rows(candidates))
+        run.tell(quadratic(rows(run.ask())))
+    before = run.params
+    run.tell(np.full(len(rows(run.ask())), np.nan))
+    chex.assert_trees_all_equal(run.params, before)
+    values = quadratic(rows(run.ask()))
     values[-1] = np.inf
-    told = tell(told, values)
-    candidates, told = ask(told)
-    told = tell(told, quadratic(rows(candidates)))
-    assert np.isfinite(flat(told.run.params)).all()
+    run.tell(values)
+    run.tell(quadratic(rows(run.ask())))
+    assert np.isfinite(flat(run.params)).all()
 
 
 def on_explicit_mesh():

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import radazo_jax as zo
+from radazo_jax._src.runs.journal import Journal
 from radazo_jax._src.runs.stop import Budget
-from radazo_jax._src.steps import records
 from radazo_jax._src.steps.states import Policy
-from radazo_jax._src.workers.distribute import _Driver
+from radazo_jax._src.workers.distribute import Driver
 from radazo_jax._src.workers.messages import Request, decode, encode
 from radazo_jax._src.workers.replica import Recipe, Replica
 from tests.helpers.compare import Hashed
@@ -128,13 +128,11 @@ def run(
     **changes,
 ):
     """`distribute` on workers of this process."""
-    key = jax.random.key(0)
-    policy = Policy.of("drop", 10)
-    driver = _Driver(here, recipe(**changes), timeout, policy, key, signs)
-    budget = Budget(num_steps)
+    given = timeout, Budget(num_steps), Policy.of("drop", 10), signs
+    driver = Driver(here, recipe(**changes), *given)
     here.start()
     try:
-        return driver.run(journal, budget, True, False, callback)
+        return driver.run(journal, True, False, callback)
     finally:
         here.stop()
 
@@ -183,7 +181,7 @@ def assert_same(result, expected):
 
 def assert_same_lines(path, expected):
     """The values and checksums of a journal."""
-    found = records.read(path).records
+    found = Journal(path).read().records
     assert [x.params for x in found] == [line[2] for line in expected.lines]
     np.testing.assert_array_equal(
         [x.values for x in found], [line[1] for line in expected.lines]

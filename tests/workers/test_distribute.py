@@ -143,9 +143,9 @@ def corrupt(here, address, step, before_steps=False):
 
         def flip(*args):
             replica.evaluate = evaluate
-            b = replica._state.params["b"].at[1].add(np.float32(2**-20))
-            params = replica._state.params | {"b": b}
-            replica._state = replica._state._replace(params=params)
+            maker = replica._told.maker
+            b = maker.state.params["b"].at[1].add(np.float32(2**-20))
+            maker.state = maker.state._replace(params=maker.state.params | {"b": b})
             return None if before_steps else evaluate(*args)
 
         flipped.append(step)
@@ -181,9 +181,9 @@ def test_worker_that_always_drifts_is_left_out():
 
     def before(address, request):
         if address == "b" and request.first >= 2:
-            replica = here.replicas[address]
-            scaled = jax.tree.map(lambda x: x * 1.0001, replica._state.params)
-            replica._state = replica._state._replace(params=scaled)
+            maker = here.replicas[address]._started().maker
+            scaled = jax.tree.map(lambda x: x * 1.0001, maker.state.params)
+            maker.state = maker.state._replace(params=scaled)
 
     here.before = before
     with pytest.warns(UserWarning, match="worker b") as found:

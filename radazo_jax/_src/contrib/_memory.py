@@ -71,6 +71,9 @@ def mean_of_finite(values: jax.Array) -> jax.Array:
 
 def followed_by(old: jax.Array, new: jax.Array) -> jax.Array:
     """Appends `new`, and drops as many of the oldest entries."""
+    if jnp.issubdtype(old.dtype, jax.dtypes.prng_key):
+        # Directions are drawn again from keys that a buffer keeps.
+        old, new = jax.random.clone(old), jax.random.clone(new)
     return jnp.concatenate([old, new])[len(new) :]
 
 

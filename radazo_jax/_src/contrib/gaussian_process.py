@@ -135,9 +135,10 @@ class GaussianProcess(estimators.AlongDirections):
         ys = _memory.followed_by(state.values, added.astype(state.values.dtype))
         used = jnp.isfinite(ys)
         away = jnp.where(used[:, None], xs - asked[:1], 0)
-        centered = jnp.where(used, ys - _memory.mean_of_finite(ys), 0).astype(
-            jnp.float32
-        )
+        centered = jnp.where(used, ys - _memory.mean_of_finite(ys), 0)
+        # In units of a power of two, by which nothing is rounded.
+        unit = jnp.ldexp(jnp.ones_like(ys[0]), jnp.frexp(jnp.max(abs(centered)))[1])
+        centered = (centered / unit).astype(jnp.float32)
         squares = _squared_distances(away)
         scale = jnp.asarray(self.lengthscale or 0, jnp.float32)
         if self.lengthscale is None:
@@ -148,6 +149,7 @@ class GaussianProcess(estimators.AlongDirections):
             rows, slopes = _features(state.key, self.num_features, away, scale)
         weights = _solved(rows, centered, used, self.jitter)
         gradient = jnp.matmul(slopes.T, weights, precision=_EXACT)
+        gradient = gradient.astype(unit.dtype) * unit
         new = jnp.sum(jnp.isfinite(added), dtype=jnp.int32)
         gradient = jnp.where(new > 0, gradient, jnp.nan)
         estimate = estimators.Estimate(

@@ -64,10 +64,10 @@ def majority_vote(
       smoothing: μ, how far from θ along u the function is evaluated.
 
     Returns:
-      The estimator; it has no state, unless the distribution is `sequential`. Its
-      elements lie in [-1, 1]. Its value is f(θ), and its slope an estimate. Differences
-      that are not finite have no vote. If f(θ) is not finite, the mean of the other
-      values replaces it, as in `forward_difference`.
+      The estimator; it has no state. The elements of its gradient lie in [-1, 1]. Its
+      value is f(θ), and its slope an estimate. Differences that are not finite have no
+      vote. If f(θ) is not finite, the mean of the other values replaces it, as in
+      `forward_difference`.
 
     Raises:
       TypeError: If an argument is of another type.

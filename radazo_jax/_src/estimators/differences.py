@@ -21,6 +21,9 @@ from radazo_jax._src.configuration import check_fields
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.signs import rademacher
+from radazo_jax._src.names import checks_names
+
+_SMOOTHING = 5e-3  # The paper's, for smooth functions.
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -88,7 +91,18 @@ class AlongDirections(GradientEstimator):
         return points, state
 
 
-class ForwardDifference(AlongDirections):
+@dataclasses.dataclass(frozen=True, repr=False)
+class FiniteDifferences(AlongDirections):
+    """Differences at a smoothing that a run may replace by a measured one.
+
+    Attributes:
+      is_named: Whether the caller has named the smoothing.
+    """
+
+    is_named: bool = dataclasses.field(default=True, repr=False)
+
+
+class ForwardDifference(FiniteDifferences):
     """See `forward_difference`."""
 
     _constructor = "forward_difference"
@@ -101,7 +115,7 @@ class ForwardDifference(AlongDirections):
         return found.estimate(self.smoothing, points), state
 
 
-class CentralDifference(AlongDirections):
+class CentralDifference(FiniteDifferences):
     """See `central_difference`."""
 
     _constructor = "central_difference"
@@ -118,10 +132,11 @@ class CentralDifference(AlongDirections):
         return found.estimate(2 * self.smoothing, points), state
 
 
+@checks_names
 def forward_difference(
     distribution: Distribution = sphere(),
     num_directions: int = 10,
-    smoothing: float = 5e-3,
+    smoothing: float | None = None,
 ) -> GradientEstimator:
     """The forward-difference estimator of the paper, of K + 1 evaluations.
 
@@ -149,9 +164,11 @@ def forward_difference(
       distribution: The distribution of the directions u.
       num_directions: K, the number of directions per estimate.
       smoothing: μ, how far from θ along u the function is evaluated; a positive
-        number in the units of the parameters. The default is for directions of length
-        1, as of `sphere`. Those of `gaussian`, `rademacher` and `low_rank` move each
-        parameter by about μ: begin with 1e-3 for a network.
+        number in the units of the parameters. By default 5e-3, unless `minimize`
+        measures the learning rate: it then measures μ, too, as `find_smoothing` does.
+        5e-3 is for smooth functions and directions of length 1, as of `sphere`. Those
+        of `gaussian`, `rademacher` and `low_rank` move each parameter by about μ: begin
+        with 1e-3 for a network.
 
     Returns:
       The estimator; it has no state.
@@ -177,13 +194,16 @@ def forward_difference(
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       eq. (2).
     """
-    return ForwardDifference(distribution, num_directions, smoothing)
+    named = smoothing is not None
+    far = _SMOOTHING if smoothing is None else smoothing
+    return ForwardDifference(distribution, num_directions, far, is_named=named)
 
 
+@checks_names
 def central_difference(
     distribution: Distribution = sphere(),
     num_directions: int = 10,
-    smoothing: float = 5e-3,
+    smoothing: float | None = None,
 ) -> GradientEstimator:
     """The central-difference estimator, of 2K evaluations.
 
@@ -199,7 +219,7 @@ def central_difference(
       distribution: The distribution of the directions u.
       num_directions: K, the number of directions per estimate.
       smoothing: μ, how far from θ along u and -u the function is evaluated; a positive
-        number, as in `forward_difference`.
+        number, with the default of `forward_difference`.
 
     Returns:
       The estimator; it has no state.
@@ -223,12 +243,14 @@ def central_difference(
       Malladi et al., Fine-Tuning Language Models with Just Forward Passes, 2023,
       definition 1, with the distribution Gaussian, <https://arxiv.org/abs/2305.17333>.
     """
-    return CentralDifference(distribution, num_directions, smoothing)
+    named = smoothing is not None
+    far = _SMOOTHING if smoothing is None else smoothing
+    return CentralDifference(distribution, num_directions, far, is_named=named)
 
 
 def spsa(
     num_directions: int = 1,
-    smoothing: float = 5e-3,
+    smoothing: float | None = None,
 ) -> GradientEstimator:
     """Simultaneous perturbation (SPSA): two evaluations along random signs.
 
@@ -239,7 +261,8 @@ def spsa(
 
     Args:
       num_directions: K, the number of directions per estimate: 2K evaluations.
-      smoothing: μ, by how much each parameter is moved.
+      smoothing: μ, by how much each parameter is moved, with the default of
+        `forward_difference`.
 
     Returns:
       The estimator; it has no state.
@@ -280,6 +303,7 @@ def checked_differences(
     check_distribution(distribution)
     num_directions = checks.check_int_at_least("num_directions", num_directions, 1)
     checks.check_positive("smoothing", smoothing)
+    checks.warn_of_size("smoothing", smoothing, least=1e-20)
     return distribution, num_directions, checks.as_number(smoothing)
 
 

@@ -172,14 +172,11 @@ def views_of(
     layout: Layout,
     direction: Direction,
     scale: jax.Array,
-    units: Any = None,
 ) -> list[View]:
     """The leaves of the parameters, perturbed by `direction`, unbuilt."""
     held = direction.cached or _unstored(direction, layout)
     leaves = jax.tree.leaves(params)
-    scales = [scale] * len(leaves)
-    if units is not None:
-        scales = [scale.astype(s.dtype) * s for s in jax.tree.leaves(units)]
+    scales = [scale.astype(at_least_float32(leaf.dtype)) for leaf in leaves]
     return [
         View(leaf, leaf.dtype, factor, direction.scale, u)
         for leaf, factor, u in zip(leaves, scales, held, strict=True)
@@ -187,15 +184,9 @@ def views_of(
 
 
 def with_small_drawn(given: Sequence[View]) -> list[View]:
-    """`given`, with the smallest lazy elements drawn, and leaves of many units."""
+    """`given`, with the smallest lazy elements drawn."""
     room, small = _MAX_DRAWN_TOGETHER, []
-    # The rearrangements of a view do not follow the units of elements.
-    small += [i for i, view in enumerate(given) if view.scale.ndim]
-    drawn = [
-        i
-        for i, view in enumerate(given)
-        if isinstance(view.u, LazyElements) and i not in small
-    ]
+    drawn = [i for i, view in enumerate(given) if isinstance(view.u, LazyElements)]
     for i in sorted(drawn, key=lambda i: given[i].base.size):
         room -= given[i].base.size
         if room >= 0:

@@ -17,7 +17,6 @@ from radazo_jax._src import checks
 from radazo_jax._src.base import GradientTransformationExtraArgs
 from radazo_jax._src.configuration import one_for_equal
 from radazo_jax._src.transforms.in_place import chain_in_place
-from radazo_jax._src.transforms.lbfgs import scale_by_bfgs
 from radazo_jax._src.transforms.moments import (
     Hyperparameters,
     scale_by_radazo,
@@ -347,43 +346,6 @@ def zo_signsgd(
     """
     checks.check_learning_rate(learning_rate)
     return optax.with_extra_args_support(optax.sign_sgd(learning_rate))
-
-
-@one_for_equal
-def bfgs() -> GradientTransformationExtraArgs:
-    """The limited-memory BFGS method, for few parameters.
-
-    The direction is −H gₜ with the inverse Hessian H of `scale_by_bfgs`. It needs the
-    whole gradient, as `full_difference` estimates it, and a search for the length of
-    its steps, which is 1 near the minimum: `search.backtracking`. The default method
-    begins with the three up to 100 parameters. For more, use `optax.sgd(1.0)` with
-    `search.parabolic`; on noisy losses, with `estimators.cma`.
-
-    Returns:
-      The optimizer, an `optax.GradientTransformationExtraArgs`. Its update needs the
-      extra arguments of `scale_by_bfgs`, which `minimize` passes.
-
-    Examples:
-      >>> import numpy as np
-      >>> import radazo_jax as zo
-      >>> def rosenbrock(x):
-      ...     return (1 - x[0]) ** 2 + 100 * (x[1] - x[0] ** 2) ** 2
-      >>> result = zo.minimize_black_box(
-      ...     rosenbrock,
-      ...     np.array([-1.2, 1.0]),
-      ...     zo.bfgs(),
-      ...     zo.full_difference(),
-      ...     zo.search.backtracking(),
-      ...     max_evaluations=200,
-      ...     progress=False,
-      ... )
-      >>> bool(result.best.value < 1e-6)
-      True
-
-    References:
-      Nocedal & Wright, Numerical Optimization, 2006, algorithm 7.4.
-    """
-    return optax.chain(scale_by_bfgs(), optax.scale(-1.0))
 
 
 def _at_rate(

@@ -523,7 +523,8 @@ def _check_combination(
         raise TypeError(
             "combination must be passed to the update, as solver, minimize and "
             "estimate_gradient(inner=...) do, because replayed moments need the "
-            f"directions of the gradient; got {combination!r:.100}."
+            f"directions of the gradient; got {combination!r:.100}. Use them without "
+            "optax.MultiSteps, with more directions per step instead."
             + checks.refer_to("scale_by_replayed_radazo")
         )
     coefficients, directions = combination.coefficients, combination.directions
