@@ -158,9 +158,9 @@ def untuned(
 
 def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
     """What the first values say, the method for it, and what follows that."""
-    d, left = len(start.params), method.restarts
-    if left is None:
-        left = math.inf if start.limited else 0
+    d, left = len(start.params), math.inf if start.limited else 0
+    if method.restarts is not None:
+        left = method.restarts
     population, sigma = evolution.default_population(d), _WIDE
     plan = yield from _first_values(method, start, value, again)
     best, descends = plan.end, plan.smooth
@@ -179,7 +179,7 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
                 # At a saddle or on a plateau slopes are as small as at a minimum.
                 moved = before.value - best.value > _LITTLE * abs(before.value)
                 if left <= 0:
-                    if moved or most is not None:
+                    if moved:
                         return best
                     most = _GLANCES
                 left -= moved
@@ -291,8 +291,7 @@ def _descent(
     """Slopes, and looks along parameters that seem to have no effect."""
     x, value, space = best.params, best.value, plan.space
     if len(x) > _MOST:
-        end = yield from _along_few(start, space.sizes, best)
-        return end, plan
+        return (yield from _along_few(start, space.sizes, best)), plan
     for _ in range(_LOOKS):
         end = yield from slopes.steps(
             x,
@@ -340,7 +339,8 @@ def _along_few(start: Start, unit: np.ndarray, best: End) -> Steps:
             return end._replace(params=point(end.params))
         if not isinstance(asked, Ask):
             asked = Ask(asked)
-        values = yield Ask(*(None if z is None else point(z) for z in asked))
+        likely, center = (None if z is None else point(z) for z in asked[1:])
+        values = yield Ask(point(asked.points), likely, center)
 
 
 def _are_coarse(

@@ -292,8 +292,8 @@ def _moved(
         return box.project(bounds, params), optimizer_state
 
     in_place = isinstance(run.optimizer.update, InPlaceUpdate)
-    update = partial(_like, taken_in_place if in_place else taken)
     held = state.params, state.optimizer_state
+    update = partial(_like, taken_in_place if in_place else taken, held)
     # A conditional of two branches works in place. A choice between before and after
     # holds another copy of the parameters.
     return lax.cond(~skipped, update, lambda *x: x, *held)
