@@ -10,19 +10,14 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks, trees
-from radazo_jax._src.base import (
-    Draw,
-    GradientEstimator,
-    Objective,
-    Points,
-    candidates,
-)
+from radazo_jax._src.contracts import Draw, GradientEstimator, Objective, Points
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.estimators.differences import forward_difference
 from radazo_jax._src.estimators.gradients import points_of
 from radazo_jax._src.evaluators.external import External, Mistake
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
+from radazo_jax._src.points import candidates
 from radazo_jax._src.runs import learning_rate, lost
 from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.smoothing import Evaluated, Smoothing, Table

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeGuard
 import optax
 
 from radazo_jax._src import trees
-from radazo_jax._src.base import GradientEstimator
+from radazo_jax._src.contracts import GradientEstimator
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.signs import orthonormal
 from radazo_jax._src.estimators.differences import FiniteDifferences, forward_difference

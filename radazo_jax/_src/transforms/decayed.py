@@ -11,7 +11,7 @@ import optax
 from jax.tree_util import Partial
 
 from radazo_jax._src import trees
-from radazo_jax._src.base import GradientTransformationExtraArgs
+from radazo_jax._src.contracts import GradientTransformationExtraArgs
 from radazo_jax._src.transforms.in_place import chain_in_place
 from radazo_jax._src.transforms.moments import scale_by_radazo
 from radazo_jax._src.transforms.replayed import scale_by_replayed_radazo
