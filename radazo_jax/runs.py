@@ -3,16 +3,16 @@
 The functions that run are in `radazo_jax`.
 """
 
+from radazo_jax._src.runs.asker import MethodState, Stage
 from radazo_jax._src.runs.diagnose import Diagnosis
+from radazo_jax._src.runs.history import History, scalars
 from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.results import Best, Report, Result
-from radazo_jax._src.steps.ask_tell import AskTell, AskTellState
-from radazo_jax._src.steps.history import History, scalars
+from radazo_jax._src.runs.smoothing import Smoothing
+from radazo_jax._src.runs.told import Told
 from radazo_jax._src.steps.solver import Solver
-from radazo_jax._src.steps.stages import Stage
 from radazo_jax._src.steps.states import (
     Failures,
-    Outcome,
     RunError,
     SolverState,
     StepInfo,
@@ -20,21 +20,21 @@ from radazo_jax._src.steps.states import (
 from radazo_jax._src.workers.roster import WorkerReport
 
 __all__ = [
-    "AskTell",
-    "AskTellState",
     "Best",
     "Diagnosis",
     "Failures",
     "History",
     "LearningRate",
-    "Outcome",
+    "MethodState",
     "Report",
     "Result",
     "RunError",
+    "Smoothing",
     "Solver",
     "SolverState",
     "Stage",
     "StepInfo",
+    "Told",
     "WorkerReport",
     "scalars",
 ]

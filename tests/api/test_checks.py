@@ -87,7 +87,7 @@ def test_numeric_checks_refuse_other_types_and_shapes():
 
 
 def _of_a_torn_journal(path):
-    path.write_bytes(b'{"fun":')
+    path.write_bytes(b'{"format":')
     zo.minimize_black_box(
         np.sum,
         np.zeros(3, np.float32),

@@ -21,39 +21,40 @@ def traced(params):
 def results():
     """A compiled run, a black box, and the state of ask and tell."""
     estimator = zo.forward_difference(Hashed(), 2)
-    method = optax.sgd(1.0), estimator, zo.search.parabolic()
+    method = optax.inject_hyperparams(optax.sgd)(1e-3), estimator
     options = {"num_steps": 40, "progress": False}
 
     def outside(params):
         return params["w"].sum(), [params["w"]]  # Anything besides the value.
 
     box = zo.minimize_black_box(outside, START, *method, **options)
-    init, _, _ = zo.ask_tell(*method)
-    return zo.minimize(traced, START, *method, **options), box, init(START, 0)
+    told = zo.ask_tell(START, *method)
+    return zo.minimize(traced, START, *method, **options), box, told
 
 
 def test_say_the_steps_the_values_and_the_shapes(results):
-    compiled, box, state = results
+    compiled, box, told = results
     first, last = compiled.values[0], compiled.values[-1]
     shapes = "{b: float32[3], w: float32[50, 10]}"
     assert f"values={first:.6g} to {last:.6g} in 40 steps" in repr(compiled)
     assert f"params={shapes}" in repr(compiled)
     assert f"step=40, params={shapes}" in repr(compiled.state)
-    assert "step_size" in repr(compiled.history)
+    assert "learning_rate" in repr(compiled.history)
     assert f"value={box.best.value:.6g}, number={box.best.number}" in repr(box.best)
     assert f"num_evaluations={box.num_evaluations}" in repr(box)
-    assert "step=0" in repr(state) and "asked=False" in repr(state)
+    assert f"step=0, params={shapes}" in repr(told) and "best=Best(" in repr(told)
 
 
 def test_arrays_without_values_are_printed(results):
     """Traced, abstract, deleted, and trees of what is no array."""
-    _, box, state = results
+    _, box, told = results
+    state = told.maker.state
     shapes = "params={b: float32[3], w: float32[50, 10]}"
     seen = []
 
     def record(state):
         seen.append(repr(state))
-        return state.run.step
+        return state.step
 
     jax.jit(record)(state)
     seen.append(repr(jax.eval_shape(lambda: state)))

@@ -26,25 +26,20 @@ from tests.helpers.relatives import (
 from tests.helpers.tables import every, jit, slow
 
 
-@pytest.mark.parametrize("name", every(MAKERS, "accelerated"))
+@pytest.mark.parametrize("name", every(MAKERS, "query_reuse"))
 def test_a_step_with_few_values_or_none(name):
     """A step without a value is skipped; one with some of the values is finite."""
-    init, ask, tell = zo.ask_tell(optax.sgd(1e-3), make(name))
-    told = init(PARAMS, 3)
+    run = zo.ask_tell(PARAMS, optax.sgd(1e-3), make(name), key=3)
     for _ in range(5):
-        candidates, told = ask(told)
-        told = tell(told, quadratic(rows(candidates)))
-    before = told.run
-    candidates, told = ask(told)
-    told = tell(told, np.full(len(rows(candidates)), np.nan))
-    chex.assert_trees_all_equal(told.run.params, before.params)
-    candidates, told = ask(told)
-    values = quadratic(rows(candidates))
+        run.tell(quadratic(rows(run.ask())))
+    before = run.params
+    run.tell(np.full(len(rows(run.ask())), np.nan))
+    chex.assert_trees_all_equal(run.params, before)
+    values = quadratic(rows(run.ask()))
     values[-1] = np.inf
-    told = tell(told, values)
-    candidates, told = ask(told)
-    told = tell(told, quadratic(rows(candidates)))
-    assert np.isfinite(flat(told.run.params)).all()
+    run.tell(values)
+    run.tell(quadratic(rows(run.ask())))
+    assert np.isfinite(flat(run.params)).all()
 
 
 def on_explicit_mesh():
@@ -103,7 +98,7 @@ def test_dtypes_meshes_and_distributions(name, kind):
         )
 
 
-@pytest.mark.parametrize("name", every(sorted(EXACT_SLOPES), "accelerated"))
+@pytest.mark.parametrize("name", every(sorted(EXACT_SLOPES), "query_reuse"))
 def test_the_slope_is_that_along_the_gradient(name):
     """Exactly, in the first step, on a linear function."""
     estimate, *_ = Steps(make(name), lambda at: at @ SLOPES)(0)
@@ -137,6 +132,10 @@ def test_the_slope_is_that_along_the_gradient(name):
         (
             lambda: zo.contrib.momentum_perturbation(b1=1.0, uncertainty=0.0),
             "uncertainty must be positive where b1 is 1; got 0.0",
+        ),
+        (
+            lambda: zo.contrib.normalized_batch(num_directions=1),
+            "num_directions must be an int ≥ 2; got 1",
         ),
         (
             lambda: zo.contrib.gaussian_process(memory_size=1),

@@ -142,9 +142,9 @@ def test_other_estimators_refuse_several_values():
     with pytest.raises(ValueError, match=r"must return a scalar loss; got an array"):
         jax.eval_shape(lambda: zo.estimators.estimate(plain, of_prompts, 0, START, ()))
     with pytest.raises(ValueError, match=r"shape \(11,\); got shape \(11, 3\)"):
-        init, ask, tell = zo.ask_tell(optimizer, plain)
-        _, state = ask(init(START, 0))
-        tell(state, np.zeros((11, 3)))
+        told = zo.ask_tell(START, optimizer, plain)
+        told.ask()
+        told.tell(np.zeros((11, 3)))
     with pytest.raises(zo.RunError, match=r"returned \[.* of type list, not a number"):
         zo.minimize_black_box(
             outside, START, optimizer, plain, num_steps=1, progress=False

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import radazo_jax as zo
+from radazo_jax._src.runs.journal import Journal
 from radazo_jax._src.runs.stop import Budget
-from radazo_jax._src.steps import records
 from radazo_jax._src.steps.states import Policy
-from radazo_jax._src.workers.distribute import _Driver
+from radazo_jax._src.workers.distribute import Driver
 from radazo_jax._src.workers.messages import Request, decode, encode
 from radazo_jax._src.workers.replica import Recipe, Replica
 from tests.helpers.compare import Hashed
@@ -22,7 +22,6 @@ PARAMS = {"w": np.full((6, 4), 0.25, np.float32), "b": np.zeros(4, np.float32)}
 INPUTS = np.linspace(-1, 1, 18, dtype=np.float32).reshape(3, 6)
 ESTIMATOR = zo.forward_difference(Hashed(), 4)
 OPTIMIZER = zo.zo_sgd(1e-2)
-SEARCH = zo.search.whole()
 STEPS = 12
 
 
@@ -106,13 +105,12 @@ def recipe(
     params=PARAMS,
     optimizer=OPTIMIZER,
     estimator=ESTIMATOR,
-    search=SEARCH,
     batch_size=1,
     sample=None,
 ):
     data = np.asarray(jax.random.key_data(jax.random.key(0)))
     return Recipe(
-        *(make_fun, params, optimizer, estimator, search),
+        *(make_fun, params, optimizer, estimator),
         *(sample, None, batch_size, data),
     )
 
@@ -128,13 +126,11 @@ def run(
     **changes,
 ):
     """`distribute` on workers of this process."""
-    key = jax.random.key(0)
-    policy = Policy.of("drop", 10)
-    driver = _Driver(here, recipe(**changes), timeout, policy, key, signs)
-    budget = Budget(num_steps)
+    given = timeout, Budget(num_steps), Policy.of("drop", 10), signs
+    driver = Driver(here, recipe(**changes), *given)
     here.start()
     try:
-        return driver.run(journal, budget, True, False, callback)
+        return driver.run(journal, True, False, callback)
     finally:
         here.stop()
 
@@ -183,7 +179,7 @@ def assert_same(result, expected):
 
 def assert_same_lines(path, expected):
     """The values and checksums of a journal."""
-    found = records.read(path).records
+    found = Journal(path).read().records
     assert [x.params for x in found] == [line[2] for line in expected.lines]
     np.testing.assert_array_equal(
         [x.values for x in found], [line[1] for line in expected.lines]

@@ -11,7 +11,6 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import radazo_jax as zo
@@ -59,18 +58,18 @@ def test_a_vectorized_function_gets_all_candidates():
 
 
 def test_ask_and_tell_give_the_same_run():
-    init, ask, tell = zo.ask_tell(OPTIMIZER, ESTIMATOR)
-    state = init(START, jax.random.key(0))
+    told = zo.ask_tell(START, OPTIMIZER, ESTIMATOR)
     for _ in range(STEPS):
-        candidates, state = ask(state)
-        # A checkpoint between the two.
-        bits = jax.random.key_data(state.run.key)
-        stored = pickle.loads(pickle.dumps((state._replace(run=None), bits)))
-        state = stored[0]._replace(run=state.run)
-        again, state = ask(state)
-        np.testing.assert_array_equal(candidates, again)
-        state = tell(state, [fun(x) for x in candidates])
-    chex.assert_trees_all_equal(state.run, reference().state)
+        points = told.ask()
+        # A checkpoint between the two, and the values in parts.
+        state = pickle.loads(pickle.dumps(told.state._replace(key=None)))
+        state = state._replace(key=told.state.key)
+        told = zo.ask_tell(START, OPTIMIZER, ESTIMATOR, state=state)
+        np.testing.assert_array_equal(told.ask(), points)
+        told.tell([fun(x) for x in points[:3]])
+        np.testing.assert_array_equal(told.ask(), points[3:])
+        told.tell([fun(x) for x in points[3:]])
+    chex.assert_trees_all_equal(told.state, reference().state)
 
 
 def test_finds_the_best_of_all_points():
@@ -103,58 +102,27 @@ def test_parameters_and_candidates_stay_within_bounds():
     assert points.max() == 0.5
 
 
-def test_a_point_that_a_step_has_twice_is_evaluated_once():
-    """At first nothing lies ahead: the point there is θ, as in a run that has both."""
-    calls, values = [], []
-
-    def fun(x):
-        calls.append(None)
-        return float(np.sum((x - 1) ** 2))
-
-    def see(report):
-        values.append(report.values)
-
-    estimator = zo.accelerated(zo.forward_difference(zo.orthonormal(), 4))
-    result = zo.minimize_black_box(
-        fun,
-        np.zeros(12, np.float32),
-        optax.sgd(1.0),
-        estimator,
-        zo.search.parabolic(),
-        num_steps=8,
-        progress=False,
-        callback=see,
-    )
-    steps = np.array(values)
-    assert steps.shape == (8, 6)
-    assert result.num_evaluations == 48
-    # In each of the first three steps all directions are new.
-    twice = steps[:, 0] == steps[:, 1]
-    assert twice[:3].all() and not twice.all()
-    assert len(calls) == 48 - np.sum(twice)
-
-
 def bad_values(values):
-    init, ask, tell = zo.ask_tell(OPTIMIZER, ESTIMATOR)
-    _, state = ask(init(START, 0))
-    tell(state, values)
+    told = zo.ask_tell(START, OPTIMIZER, ESTIMATOR)
+    for part in values:
+        told.ask()
+        told.tell(part)
 
 
 def told_twice():
-    init, ask, tell = zo.ask_tell(OPTIMIZER, ESTIMATOR)
-    _, state = ask(init(START, 0))
-    tell(tell(state, np.zeros(4)), np.zeros(4))
+    told = zo.ask_tell(START, OPTIMIZER, ESTIMATOR)
+    told.ask()
+    told.tell(np.zeros(4))
+    told.tell(np.zeros(4))
 
 
 def other_tree():
-    _, ask, _ = zo.ask_tell(OPTIMIZER, ESTIMATOR)
-    init, _, _ = zo.ask_tell(zo.zo_sgd(1e-2), ESTIMATOR)
-    ask(init(START, 0))
+    state = zo.ask_tell(START, zo.zo_sgd(1e-2), ESTIMATOR).state
+    zo.ask_tell(START, OPTIMIZER, ESTIMATOR, state=state)
 
 
 def not_told():
-    init, _, tell = zo.ask_tell(OPTIMIZER, ESTIMATOR)
-    tell(init(START, 0), np.zeros(4))
+    zo.ask_tell(START, OPTIMIZER, ESTIMATOR).tell(np.zeros(4))
 
 
 def shut_down():
@@ -176,12 +144,17 @@ def not_picklable():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (
-            lambda: bad_values(np.zeros(5)),
-            ValueError,
-            r"shape \(4,\); got shape \(5,\)",
+        *(
+            (lambda values=values: bad_values(values), ValueError, message)
+            for values, message in [
+                ([np.zeros(5)], r"shape \(4,\); got shape \(5,\)"),
+                ([np.zeros(1), np.zeros(4)], r"shape \(3,\); got shape \(4,\)"),
+                ([np.zeros(1), np.zeros((3, 2))], r"got shape \(3, 2\)"),
+                ([np.zeros(())], r"got shape \(\)"),
+                ([np.zeros(0)], r"got shape \(0,\)"),
+            ]
         ),
-        (lambda: bad_values(["a"] * 4), TypeError, "values must be real numbers"),
+        (lambda: bad_values([["a"] * 4]), TypeError, "values must be real numbers"),
         (told_twice, ValueError, "told already"),
         (not_told, ValueError, "must follow an ask"),
         (other_tree, ValueError, "state must be of this optimizer"),
@@ -276,7 +249,7 @@ def calls_with(start):
     return {
         "minimize": lambda: zo.minimize(jnp.sum, start, *methods, **options),
         "black box": lambda: zo.minimize_black_box(np.sum, start, *methods, **options),
-        "ask_tell": lambda: zo.ask_tell(*methods).init(start, 0),
+        "ask_tell": lambda: zo.ask_tell(start, *methods),
         "diagnose": lambda: zo.diagnose(np.sum, start, methods[1]),
     }
 

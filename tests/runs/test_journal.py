@@ -192,8 +192,7 @@ def test_is_small(tmp_path):
 def states(tmp_path_factory):
     """A journal of twelve steps, and the state before each and after the last."""
     path = tmp_path_factory.mktemp("journal") / "run.jsonl"
-    init, _, _ = zo.ask_tell(OPTIMIZER, ESTIMATOR)
-    found = [init(START, 0).run]
+    found = [zo.ask_tell(START, OPTIMIZER, ESTIMATOR).state]
 
     def keep(report):
         found.append(report.state)
@@ -305,10 +304,6 @@ def test_a_killed_run_continues_to_the_same_end(tmp_path):
     assert len(steps(whole)) == 100
 
 
-def other_fun(x):
-    return fun(x) + 1
-
-
 def of_another_key(path):
     zo.minimize_black_box(
         fun,
@@ -337,16 +332,28 @@ def of_another_version(path):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda path: run(path, 3, fun=other_fun), "its fun is .*fun"),
         (of_another_key, r"its key is \[0, 0\], that of the call is \[0, 1\]"),
         (lambda path: zo.replay(path, START + 1, OPTIMIZER, ESTIMATOR), "its start is"),
         (of_another_optimizer, "before step 1"),
+        (lambda path: run(path, 3, bounds=(-9.0, 9.0)), "its bounds is"),
+        (
+            lambda path: zo.minimize_black_box(
+                fun,
+                START.astype("f8"),
+                OPTIMIZER,
+                ESTIMATOR,
+                num_steps=3,
+                journal=path,
+                progress=False,
+            ),
+            r"its params is {'': 'float32\[6\]'}",
+        ),
         (of_another_version, "its versions is .*'optax': '0\\."),
         (
             lambda path: zo.replay(
                 path, START, OPTIMIZER, zo.central_difference(num_directions=2)
             ),
-            "its scales is",
+            "its estimator is",
         ),
         (lambda path: zo.replay(path / "none", START, OPTIMIZER, ESTIMATOR), "journal"),
         (
@@ -360,16 +367,27 @@ def of_another_version(path):
                 journal=path,
                 state=zo.replay(path, START, OPTIMIZER, ESTIMATOR),
             ),
-            "state must be None with a journal",
+            "state and chunk_size must be None with a journal",
         ),
-        (lambda path: compiled(path, 3, chunk_size=2), "chunk_size must be None"),
+        (
+            lambda path: compiled(path, 3, chunk_size=2),
+            "chunk_size must be None with a journal",
+        ),
     ],
 )
 def test_journals_of_other_runs_are_refused(call, message, tmp_path):
     path = tmp_path / "run.jsonl"
     run(path, 3)
-    with pytest.raises((ValueError, OSError), match=message):
+    with pytest.raises((ValueError, OSError), match=message) as caught:
         call(path)
+    assert "journal" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_bounds_are_the_same_however_they_are_given(tmp_path):
+    path = tmp_path / "run.jsonl"
+    run(path, 2, bounds=(-9.0, 9.0))
+    bounds = np.full(6, -9.0), [9] * 6
+    assert len(run(path, 3, bounds=bounds).values) == 3
 
 
 def test_other_machines_are_rebuilt_up_to_rounding_if_asked(tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src.steps import records
+from radazo_jax._src.runs.journal import Journal
 from tests.helpers.short_runs import run
 from tests.helpers.subprocesses import output_of
 from tests.helpers.tables import slow
@@ -61,23 +61,27 @@ def test_a_journal_that_another_run_writes_is_refused(tmp_path):
 
 def test_a_call_that_writes_nothing_leaves_no_file(tmp_path):
     path = tmp_path / "run.jsonl"
-    with records.opened(path):
+    with Journal(path).opened():
         assert path.exists()
     assert not path.exists()
 
 
-@pytest.mark.parametrize("other", [b"", b'"format":2,'], ids=["none", "2"])
+@pytest.mark.parametrize(
+    "begin",
+    [b'{"format":3,', b'{"fun":"a","format":3,', b'{"fun":"a",', b'{"format":5,'],
+    ids=["3", "older", "none", "later"],
+)
 @pytest.mark.parametrize(
     "read", [lambda path: run(journal=path), zo.runs.History.from_journal]
 )
-def test_a_journal_of_another_format_is_refused(read, other, tmp_path):
+def test_a_journal_of_another_format_is_refused(read, begin, tmp_path):
     path = tmp_path / "run.jsonl"
     run(num_steps=1, journal=path)
     head = path.read_bytes().splitlines()[0].rpartition(b',"crc":"')[0]
-    head = head.replace(b'"format":3,', other)
+    head = begin + head.removeprefix(b'{"format":4,')
     content = head + b',"crc":"%08x"}\n' % zlib.crc32(head)
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="must have the format 3; got") as caught:
+    with pytest.raises(ValueError, match="must have the format 4; got") as caught:
         read(path)
     assert "\n" not in str(caught.value) and path.read_bytes() == content
 

@@ -22,13 +22,18 @@ def quadratic(params, *, curvature=3.0):
     return 2.0 + curvature / 2 * squares(params)
 
 
+def find(*args, smoothing=0.1, **options):
+    """The rate alone: the smoothing has tests of its own."""
+    return zo.find_learning_rate(*args, smoothing=smoothing, **options)
+
+
 def flatness(loss, curvature=3.0):
     return np.sqrt(2 * 0.1 * loss / (curvature * SIZE))
 
 
 @pytest.mark.parametrize("distribution", [zo.sphere(), zo.rademacher()], ids=repr)
 def test_the_flatness_of_a_quadratic_function(distribution):
-    found = zo.find_learning_rate(quadratic, PARAMS, 100, distribution=distribution)
+    found = find(quadratic, PARAMS, 100, distribution=distribution)
     loss = float(quadratic(PARAMS))
     assert found.loss == loss
     np.testing.assert_allclose(found.rise, 0.1 * loss, rtol=1e-6)
@@ -38,7 +43,7 @@ def test_the_flatness_of_a_quadratic_function(distribution):
 
 @pytest.mark.parametrize(("num_steps", "b1"), [(100, 0.9), (100, 0.99), (2500, 0.0)])
 def test_the_rate_is_the_rule(num_steps, b1):
-    found = zo.find_learning_rate(quadratic, PARAMS, num_steps, b1=b1)
+    found = find(quadratic, PARAMS, num_steps, b1=b1)
     # c s / √T at β₁ = 0.9, and less at a larger β₁.
     expected = 0.8 * found.flatness / np.sqrt(num_steps)
     expected *= np.sqrt(19 * (1 - b1) / (1 + b1))
@@ -46,7 +51,7 @@ def test_the_rate_is_the_rule(num_steps, b1):
 
 
 def test_a_flat_function_is_limited_by_the_size_of_the_parameters():
-    found = zo.find_learning_rate(lambda p: quadratic(p, curvature=1e-3), PARAMS, 100)
+    found = find(lambda p: quadratic(p, curvature=1e-3), PARAMS, 100)
     assert found.flatness == found.rms
     assert found.num_evaluations == 17
     assert "root mean square of params" in repr(found)
@@ -59,14 +64,23 @@ def test_a_rise_that_is_hidden_at_the_size_of_the_parameters():
         size = squares(params) / squares(PARAMS)
         return 2 - 1e-4 * (size - 1) + 1e-2 * jnp.maximum(size - 3, 0)
 
-    found = zo.find_learning_rate(loss, PARAMS, 100)
+    found = find(loss, PARAMS, 100)
     assert found.flatness == found.rms
     assert found.num_evaluations == 33
 
 
+def test_the_smoothing_is_measured_unless_it_is_named():
+    alone = zo.find_smoothing(quadratic, PARAMS)
+    assert find(quadratic, PARAMS, 100).smoothing == 0.1
+    both = zo.find_learning_rate(quadratic, PARAMS, 100)
+    assert both.smoothing == alone.smoothing
+    assert both.num_evaluations == 49 + alone.num_evaluations
+    assert f"smoothing               {alone.smoothing:.3g}" in repr(both)
+
+
 def test_parameters_of_zero_have_no_limit():
     params = jax.tree.map(jnp.zeros_like, PARAMS)
-    found = zo.find_learning_rate(lambda p: quadratic(p, curvature=1e-3), params, 100)
+    found = find(lambda p: quadratic(p, curvature=1e-3), params, 100)
     np.testing.assert_allclose(found.flatness, flatness(2.0, 1e-3), rtol=1e-4)
 
 
@@ -79,8 +93,8 @@ def test_all_sizes_have_the_same_minibatches():
     def sample(key):
         return 100 * jax.random.normal(key)
 
-    plain = zo.find_learning_rate(quadratic, PARAMS, 100, rise=1.0)
-    found = zo.find_learning_rate(loss, PARAMS, 100, sample=sample, rise=1.0)
+    plain = find(quadratic, PARAMS, 100, rise=1.0)
+    found = find(loss, PARAMS, 100, sample=sample, rise=1.0)
     assert abs(found.loss - plain.loss) > 1
     np.testing.assert_allclose(found.flatness, plain.flatness, rtol=1e-3)
 
@@ -97,7 +111,7 @@ def test_evaluations_are_counted():
         shape = jax.ShapeDtypeStruct(value.shape, value.dtype)
         return jax.pure_callback(called, shape, value, vmap_method="sequential")
 
-    found = zo.find_learning_rate(loss, PARAMS, 100)
+    found = find(loss, PARAMS, 100)
     assert len(calls) == found.num_evaluations == 49
 
 
@@ -105,15 +119,15 @@ def test_the_key_decides_and_the_batch_size_does_not():
     def loss(params):
         return jnp.sum(jnp.cosh(params["a"])) + squares(params)
 
-    def find(key, batch_size=1):
+    def at(key, batch_size=1):
         evaluator = zo.vectorized(batch_size=batch_size)
-        return zo.find_learning_rate(loss, PARAMS, 50, key=key, evaluator=evaluator)
+        return find(loss, PARAMS, 50, key=key, evaluator=evaluator)
 
-    first = find(0)
-    assert find(0) == first
-    assert find(1).flatness != first.flatness
+    first = at(0)
+    assert at(0) == first
+    assert at(1).flatness != first.flatness
     np.testing.assert_allclose(
-        find(0, batch_size=2).learning_rate, first.learning_rate, rtol=1e-2
+        at(0, batch_size=2).learning_rate, first.learning_rate, rtol=1e-2
     )
 
 
@@ -123,13 +137,11 @@ def test_a_reward_has_a_rise_of_its_own():
     def loss(params, noise):
         return quadratic(params) - 1e3 + noise
 
-    def find(rise=None):
-        return zo.find_learning_rate(
-            loss, PARAMS, 9, sample=jax.random.normal, key=KEY, rise=rise
-        )
+    def at(rise=None):
+        return find(loss, PARAMS, 9, sample=jax.random.normal, key=KEY, rise=rise)
 
-    np.testing.assert_allclose(find(9.8).flatness, flatness(98.0), rtol=1e-3)
-    found = find()
+    np.testing.assert_allclose(at(9.8).flatness, flatness(98.0), rtol=1e-3)
+    found = at()
     batches = [jax.random.split(jax.random.fold_in(KEY, i))[1] for i in range(8)]
     draws = [float(jax.random.normal(key)) for key in batches]
     np.testing.assert_allclose(found.rise, np.std(draws, ddof=1), rtol=1e-3)
@@ -141,6 +153,7 @@ def test_a_reward_has_a_rise_of_its_own():
     [
         ({"num_steps": 1}, ValueError, "num_steps must be an int ≥ 2; got 1"),
         ({"b1": 1.0}, ValueError, "b1 must be a number in"),
+        ({"smoothing": -1.0}, ValueError, "smoothing must be a finite number > 0"),
         ({"rise": 0.0}, ValueError, "rise must be a finite number > 0; got 0.0"),
         ({"distribution": "sphere"}, TypeError, "distribution must be a Distribution"),
         ({"evaluator": zo.external()}, TypeError, "functions that JAX traces"),

@@ -20,7 +20,7 @@ def loss(x):
 
 def at(step, **failures):
     """The state of a run after so many steps."""
-    state = zo.ask_tell(OPTIMIZER, ESTIMATOR)[0](START, 0).run
+    state = zo.ask_tell(START, OPTIMIZER, ESTIMATOR).state
     counts = {name: jnp.int32(count) for name, count in failures.items()}
     failed = state.failures._replace(**counts)
     return state._replace(step=jnp.int32(step), failures=failed)
@@ -56,13 +56,13 @@ def test_a_run_that_would_be_too_long_is_refused(num_steps):
 
 
 def test_no_step_is_told_that_cannot_be_counted():
-    init, ask, tell = zo.ask_tell(OPTIMIZER, ESTIMATOR)
-    _, state = ask(init(START, 0)._replace(run=at(MOST - 1)))
-    state = tell(state, np.zeros(4))
-    assert int(state.run.step) == MOST
-    _, state = ask(state)
+    run = zo.ask_tell(START, OPTIMIZER, ESTIMATOR, state=at(MOST - 1))
+    run.ask()
+    run.tell(np.zeros(4))
+    assert int(run.state.step) == MOST
+    run.ask()
     with pytest.raises(ValueError, match="before 2"):
-        tell(state, np.zeros(4))
+        run.tell(np.zeros(4))
 
 
 def test_failures_are_counted_up_to_the_last_number():

@@ -1,6 +1,5 @@
 """Starting points on, and off, the bounds."""
 
-import jax
 import numpy as np
 import pytest
 
@@ -11,19 +10,11 @@ from tests.helpers.tables import slow
 
 def asked(start, bounds):
     """A start of `ask_tell`, whose candidates are evaluated elsewhere."""
-    init, _, _ = zo.ask_tell(*METHOD, bounds=bounds)
-    return init(start, jax.random.key(0)).run
+    return zo.ask_tell(start, *METHOD, bounds=bounds)
 
 
 def solved(start, bounds):
     return zo.solver(traced_square, *METHOD, bounds=bounds).init(start, 0)
-
-
-@pytest.mark.parametrize(("call", "size"), [(run, 1), slow(traced, 3)])
-def test_equal_bounds_give_their_point_by_the_default_method(call, size):
-    start = np.full(size, 4, np.float32)
-    result = call(start=start, bounds=(4.0, 4.0), method=())
-    np.testing.assert_array_equal(result.params, start)
 
 
 @pytest.mark.slow

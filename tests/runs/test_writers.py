@@ -76,25 +76,24 @@ def test_the_next_try_does_not_contain_the_writes_of_a_failed_one():
 def test_candidates_belong_to_the_caller():
     """So does the start: the state of `ask_tell` is a copy of both."""
     writer, template = WRITERS[-1]
-    init, ask, tell = zo.ask_tell(OPTIMIZER, ESTIMATOR)
     states = []
     for writes in (False, True):
         # JAX may share the memory of some NumPy arrays, depending on their address.
         starts = [jax.tree.map(np.copy, template) for _ in range(30)]
         for start in starts:
-            state = init(start, 0)
+            told = zo.ask_tell(start, OPTIMIZER, ESTIMATOR)
             if writes:
                 jax.tree.map(lambda x: x.fill(9), start)
-            chex.assert_trees_all_equal(state.params, template)
+            chex.assert_trees_all_equal(told.params, template)
         for _ in range(3):
-            candidates, state = ask(state)
+            candidates = told.ask()
             kept = jax.tree.map(np.copy, candidates)
             points = [jax.tree.map(lambda x, i=i: x[i], candidates) for i in range(4)]
             values = [(writer if writes else pure(writer))(point) for point in points]
-            again, _ = ask(state)
-            state = tell(state, values)
+            again = told.ask()
+            told.tell(values)
             if writes:
                 jax.tree.map(lambda x: x.fill(9), candidates)
             chex.assert_trees_all_equal(again, kept)
-        states.append(state)
+        states.append(told.state)
     chex.assert_trees_all_equal(*states)

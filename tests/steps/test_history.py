@@ -11,8 +11,6 @@ import pytest
 
 import radazo_jax as zo
 
-pytest.importorskip("matplotlib").use("Agg")
-
 SLOPES = np.array([1.0, -2.0, 3.0], np.float32)
 ESTIMATOR = zo.central_difference(zo.gaussian(), num_directions=2, smoothing=0.5)
 
@@ -114,7 +112,7 @@ def test_a_journal_has_the_same_numbers(black_box):
     np.testing.assert_allclose(read.seconds, history.seconds, rtol=1e-2)
     np.testing.assert_allclose(read.value, np.nanmean(values, axis=1), rtol=1e-6)
     assert np.isnan(read.slope).all()
-    with pytest.raises(ValueError, match=r"path must be that of a journal; got 'no'\."):
+    with pytest.raises(ValueError, match="must be a file with a run"):
         zo.runs.History.from_journal("no")
 
 
@@ -145,22 +143,12 @@ def test_states_of_ones_own_loop():
     assert zo.runs.scalars(state)["inner_state.1.value"] is own.value
 
 
-def test_the_scalars_of_a_state_hold_those_of_its_search():
-    init, _ = zo.solver(
-        linear, optax.sgd(1.0), zo.forward_difference(), zo.search.parabolic()
-    )
-    state = init(jnp.ones(3), 0)
-    found = zo.runs.scalars(state)
-    assert found["step_size"] is state.search_state.step_size
-    assert found["value"] is state.search_state.value
-
-
 def test_trees_like_the_parameters_are_left_out():
     optimizer = optax.inject_hyperparams(zo.radazo)(0.5)
-    init, _, _ = zo.ask_tell(optimizer, zo.adaptive_difference())
-    state = init({"a": jnp.ones(()), "b": jnp.ones(3)}, 0)
+    start = {"a": jnp.ones(()), "b": jnp.ones(3)}
+    state = zo.ask_tell(start, optimizer, zo.forward_difference()).state
     names = {name.rpartition(".")[2] for name in zo.runs.scalars(state)}
-    assert {"learning_rate", "smoothing", "curvature"} < names
+    assert "learning_rate" in names
     assert not names & {"a", "b", "mu", "nu"}
 
 
@@ -173,31 +161,3 @@ def test_table_of_a_run(compiled, tmp_path):
         if name != "scalars":
             found = np.array([float(row[name]) for row in read])
             np.testing.assert_array_equal(found, column)
-
-
-def test_picture_of_a_run(compiled, black_box):
-    histories = {
-        "compiled": compiled[0].history,
-        "black box": black_box[0].history,
-        "journal": zo.runs.History.from_journal(black_box[2]),
-        "empty": zo.runs.History.of([]),
-    }
-    common = ["loss", "differences", "slope", "evaluations a second"]
-    expected = {
-        "compiled": [*common[:3], "step", common[3]],
-        "black box": [*common[:3], "failed so far", common[3]],
-        "journal": [*common[:2], "failed so far", common[3]],
-        "empty": [],
-    }
-    figure = None
-    for name, history in histories.items():
-        figure = history.plot(figure)
-        assert [axes.get_title() for axes in figure.axes] == expected[name]
-        if figure.axes:
-            line, lowest = figure.axes[0].get_lines()
-            so_far = np.minimum.accumulate(history.value)
-            np.testing.assert_array_equal(lowest.get_ydata(), so_far)
-            np.testing.assert_array_equal(line.get_ydata(), history.value)
-            counted = np.cumsum(history.evaluations)
-            np.testing.assert_array_equal(line.get_xdata(), counted)
-    histories["black box"].plot(figure).draw_without_rendering()

@@ -1,6 +1,5 @@
 """Parameters of four bits: steps from outside, and rounding to their few numbers."""
 
-import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -16,17 +15,17 @@ NUMBERS = np.array(sorted({*NUMBERS, *(-x for x in NUMBERS)}), np.float32)
 
 
 def test_values_are_told_to_parameters_of_four_bits():
-    init, ask, tell = zo.ask_tell(
-        zo.zo_sgd(1.0), zo.central_difference(zo.rademacher(), num_directions=4)
+    run = zo.ask_tell(
+        {"a": jnp.ones(4, FLOAT4), "b": jnp.ones(3)},
+        zo.zo_sgd(1.0),
+        zo.central_difference(zo.rademacher(), num_directions=4),
     )
-    state = init({"a": jnp.ones(4, FLOAT4), "b": jnp.ones(3)}, jax.random.key(0))
     for _ in range(3):
-        candidates, state = ask(state)
-        assert candidates["a"].dtype == ml_dtypes.float4_e2m1fn
-        values = [float(np.sum(b**2)) for b in candidates["b"]]
-        state = tell(state, values)
-    assert state.params["a"].dtype == FLOAT4
-    assert int(state.run.step) == 3
+        points = run.ask()
+        assert points["a"].dtype == ml_dtypes.float4_e2m1fn
+        run.tell([float(np.sum(b**2)) for b in points["b"]])
+    assert run.params["a"].dtype == FLOAT4
+    assert int(run.state.step) == 3
 
 
 def test_a_run_on_four_bits_is_resumed_from_its_journal(tmp_path):

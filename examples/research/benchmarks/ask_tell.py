@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import jax
 import numpy as np
 
 import radazo_jax as zo
@@ -36,15 +35,15 @@ def values(points: Any) -> list[float]:
 
 def ours(dimension: int) -> Iterator[float]:
     """The seconds of ask and tell, step by step."""
-    init, ask, tell = zo.ask_tell(zo.radazo(1e-3), zo.forward_difference())
-    state = init(np.ones(dimension, np.float32), 0)
+    start = np.ones(dimension, np.float32)
+    run = zo.ask_tell(start, zo.radazo(1e-3), zo.forward_difference())
     while True:
         begin = time.perf_counter()
-        points, state = ask(state)
+        points = run.ask()
         asked = time.perf_counter()
         found = values(points)
         told = time.perf_counter()
-        state = jax.block_until_ready(tell(state, found))
+        run.tell(found)
         yield asked - begin + time.perf_counter() - told
 
 

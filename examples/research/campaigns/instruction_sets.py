@@ -6,7 +6,6 @@ python -m campaigns.instruction_sets FILE
 from pathlib import Path
 
 import click
-import jax
 import numpy as np
 import optax
 
@@ -27,13 +26,13 @@ def stepped(
 ) -> np.ndarray:
     """The parameters after steps on given values."""
     estimator = zo.forward_difference(distribution, DIRECTIONS)
-    init, ask, tell = zo.ask_tell(optimizer, estimator)
-    state = init(np.linspace(-1, 1, DIMENSION, dtype=np.float32), jax.random.key(0))
+    start = np.linspace(-1, 1, DIMENSION, dtype=np.float32)
+    run = zo.ask_tell(start, optimizer, estimator)
     shape = (STEPS, DIRECTIONS + 1)
     for values in np.random.default_rng(0).normal(size=shape).astype(np.float32):
-        _, state = ask(state)
-        state = tell(state, values)
-    return np.asarray(state.run.params)
+        run.ask()
+        run.tell(values)
+    return np.asarray(run.params)
 
 
 def computed() -> dict[str, np.ndarray]:

@@ -1,7 +1,7 @@
-"""The contract of a method: a generator that yields points and receives their values."""
+"""The contract of a method: a generator that yields points and receives values."""
 
 from collections.abc import Callable, Generator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -22,12 +22,18 @@ class Box(NamedTuple):
         return np.clip(points, self.lower, self.upper)
 
 
+def _unreported(method: str, reason: str) -> None:
+    """Reports nothing."""
+    del method, reason
+
+
 class Start(NamedTuple):
     """The problem as a run gives it to a method.
 
     Attributes:
       params: Starting point θ₀, float64, shape [d]; within the box and rounded.
-      box: Bounds, which all points must respect.
+      box: Bounds, which all points must respect. Finite ones are rounded inward to the
+        dtypes of the parameters, so that a point of the box is in it once rounded.
       rng: Random numbers of the run. A method has no other source of randomness.
       resolution: Relative spacing of the values: the machine epsilon of the dtype in
         which the function computes.
@@ -36,6 +42,8 @@ class Start(NamedTuple):
       flatten: Converts a number, or a tree like the parameters of numbers and arrays
         that broadcast to the leaves, to float64 of shape [d]. Used for `scale`.
       limited: Whether a budget of evaluations, steps or seconds ends the run.
+      report: `report(method, reason)` says in words which method takes the next steps,
+        and why. A run lists them as the `stages` of its result.
     """
 
     params: np.ndarray
@@ -45,6 +53,7 @@ class Start(NamedTuple):
     round: Callable[[np.ndarray], np.ndarray]
     flatten: Callable[[Any], np.ndarray]
     limited: bool
+    report: Callable[[str, str], None] = _unreported
 
 
 class Ask(NamedTuple):
@@ -80,8 +89,11 @@ class End(NamedTuple):
     reason: str
 
 
-# What a method's generator yields, receives and returns. Values that failed are NaN.
-Steps = Generator[np.ndarray | Ask, np.ndarray, End]
+T = TypeVar("T")
+
+# A part of a method: it yields points, receives values, NaN if one failed, and returns.
+Part = Generator[np.ndarray | Ask, np.ndarray, T]
+Steps = Part[End]
 
 
 class Method(Protocol):

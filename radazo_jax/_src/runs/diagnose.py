@@ -1,6 +1,6 @@
 """Measurements of a function by a few evaluations, before a run."""
 
-import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src import checks, programs, trees
+from radazo_jax._src import checks, trees
 from radazo_jax._src.base import (
     Draw,
     GradientEstimator,
@@ -18,22 +18,27 @@ from radazo_jax._src.base import (
     candidates,
 )
 from radazo_jax._src.directions.dense import sphere
+from radazo_jax._src.estimators.differences import forward_difference
 from radazo_jax._src.estimators.gradients import points_of
-from radazo_jax._src.evaluators.external import External
+from radazo_jax._src.evaluators.external import External, Mistake
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
-from radazo_jax._src.runs import classes, learning_rate, lost
-from radazo_jax._src.runs.advice import Used, advised
-from radazo_jax._src.runs.learning_rate import Evaluated, LearningRate
-from radazo_jax._src.runs.repeats import Repeats, measures, ratio
-from radazo_jax._src.steps import draws
-from radazo_jax._src.steps.defaults import is_staged, method
+from radazo_jax._src.runs import learning_rate, lost
+from radazo_jax._src.runs.learning_rate import LearningRate
+from radazo_jax._src.runs.smoothing import Evaluated, Smoothing, Table
 
 _DIRECTIONS = 4
 _REPEATS = 4
 
 # Evaluations added if the first ones at θ differ: at θ, and at each other point.
 _MORE_AT_START, _MORE_AT_POINTS = 12, 3
+
+# Shares and ratios beyond which there is advice.
+_MUCH_LOST = 0.3
+_FEW_ULPS = 16.0
+_NOISY = 0.3
+_CURVED = 1.0
+_AGREEING = 0.8  # An estimate then needs 1.6 times as many directions.
 
 
 class Diagnosis(NamedTuple):
@@ -42,18 +47,14 @@ class Diagnosis(NamedTuple):
     Attributes:
       value: The value at θ, the mean of what was evaluated there.
       noise: The standard deviation of repeated values at one point.
-      noise_range: A 95 % confidence interval of `noise`, for normal noise.
       difference: The root mean square of f(θ ± s u) − f(θ), with s the distance at
         which the estimator evaluates. The part due to noise is subtracted.
-      difference_range: A 95 % confidence interval of `difference`, for normal noise.
-      ulp: The spacing of the numbers in which values are compared, at the value.
+      ulp: The spacing of the numbers that the function returns, at the value.
       curvature: The part of a difference that is due to the curvature of the
         function, divided by the part due to its slope. The part due to noise is
-        subtracted from both. NaN if noise hides the difference.
+        subtracted from both.
       lost: The share of each leaf's perturbation that its dtype rounds away: the norm
         of the lost part over the norm of the perturbation.
-      lost_updates: The share of each leaf's update that its dtype rounds away; empty
-        without an optimizer.
       failures: Texts about evaluations that failed.
       advice: Settings to change; empty if there are none.
       kind: The class that the default method finds: "smooth", "scaled", "noisy",
@@ -61,48 +62,45 @@ class Diagnosis(NamedTuple):
         named, and above 100 parameters.
       sizes: The sizes of the parameters if the class is "scaled", a tree like them to
         pass as `scale`; otherwise `None`.
+      smoothing: The smoothing of `find_smoothing`, if JAX traces the function; `None`
+        with a class, or if there is none.
       learning_rate: The learning rate of `find_learning_rate`, of a run whose number of
         steps is not known; `None` without `sample`, or if there is none.
     """
 
     value: float
     noise: float
-    noise_range: tuple[float, float]
     difference: float
-    difference_range: tuple[float, float]
     ulp: float
     curvature: float
     lost: dict[str, float]
-    lost_updates: dict[str, float]
     failures: tuple[str, ...]
     advice: tuple[str, ...]
     kind: str = ""
     sizes: Any = None
+    smoothing: Smoothing | None = None
     learning_rate: LearningRate | None = None
 
     def __repr__(self) -> str:
         """A report in plain text."""
-        updates = []
-        if self.lost_updates:
-            updates = [f"  of an update          {_worst(self.lost_updates)}"]
-        rate = []
+        measured = []
+        if self.smoothing is not None:
+            measured = [f"smoothing               {self.smoothing.smoothing:.3g}"]
         if self.learning_rate is not None:
             taken = self.learning_rate.learning_rate
-            rate = [f"learning rate           {taken:.3g} / √(1 + t/100)"]
+            measured += [f"learning rate           {taken:.3g} / √(1 + t/100)"]
         lines = [
             *([f"class                   {self.kind}"] if self.kind else []),
             f"value at θ              {self.value:.6g}",
-            f"noise at one point      {self.noise:.3g}{_shown(self.noise_range)}",
-            f"difference along u      {self.difference:.3g}"
-            f"{_shown(self.difference_range)}",
-            f"  in units of the noise {ratio(self.difference, self.noise):.3g}",
-            f"  in ulps of the value  {ratio(self.difference, self.ulp):.3g}",
+            f"noise at one point      {self.noise:.3g}",
+            f"difference along u      {self.difference:.3g}",
+            f"  in units of the noise {_ratio(self.difference, self.noise):.3g}",
+            f"  in ulps of the value  {_ratio(self.difference, self.ulp):.3g}",
             f"curvature / slope       {self.curvature:.3g}",
-            f"lost by rounding        {_worst(self.lost)}",
-            *updates,
-            *rate,
+            "lost by rounding        {:.1%} (params{})".format(*_most(self.lost)),
+            *measured,
             *(f"failed                  {text}" for text in self.failures),
-            *(f"→ {text}" for text in self.advice or ("nothing to mend",)),
+            *(f"→ {text}" for text in self.advice or ("nothing to change",)),
         ]
         return "\n".join(lines)
 
@@ -112,7 +110,6 @@ def diagnose(
     params: optax.Params,
     estimator: GradientEstimator | None = None,
     key: jax.typing.ArrayLike = 0,
-    optimizer: optax.GradientTransformation | None = None,
     *,
     sample: Callable[[jax.Array], Any] | None = None,
 ) -> Diagnosis:
@@ -123,12 +120,14 @@ def diagnose(
     if it seeks the sizes of parameters, or a step of `cma` if differences are 0. They
     tell the class of the function.
 
-    Then it evaluates θ four times, and two points along each of at most four
-    directions, at the distance of the estimator: 12 evaluations. If the values at θ
-    differ, it evaluates θ 12 more times and each other point 3 more times, to separate
-    the noise from the change of the function: 48 evaluations. With `sample`, all this
-    is measured on one minibatch, without a class, and then a learning rate as by
-    `find_learning_rate`.
+    Then it evaluates a Python function four times at θ, and at two points along each of
+    at most four directions, at the distance of the estimator: 12 evaluations. If the
+    values at θ differ, it evaluates θ 12 more times and each other point 3 more times,
+    to separate the noise from the change of the function: 48 evaluations.
+
+    A function that JAX traces is evaluated as by `find_smoothing`, and at the distance
+    of the estimator: 272 evaluations. With `sample`, there is no class, and a learning
+    rate is measured as by `find_learning_rate`.
 
     Args:
       fun: A function of the parameters, as in `minimize` or `minimize_black_box`. One
@@ -136,9 +135,6 @@ def diagnose(
       params: θ, a tree of floating-point arrays.
       estimator: The estimator of the run; by default the default method's.
       key: A key; it is consumed.
-      optimizer: The optimizer of the run. If it is given, it takes 30 updates with the
-        gradient along the directions, at θ, and the last one is compared with its
-        rounded sum with θ. This tells whether `stochastic_rounding` is needed.
       sample: `sample(key)` returns a minibatch, the second argument of `fun`, which
         JAX must be able to trace.
 
@@ -157,7 +153,7 @@ def diagnose(
       >>> print(found)
       value at θ              10009
       ...
-      → fun changes by ... ulps: make smoothing ... times as large, ...
+      → fun changes by ... ulps: take smoothing=..., or subtract a constant ...
 
       `over` returns the learning rate of a run of T steps:
 
@@ -171,30 +167,9 @@ def diagnose(
       >>> measured.learning_rate.over(500).learning_rate
       0.0...
 
-      The class of a function of few parameters:
-
-      >>> import numpy as np
-      >>> zo.diagnose(lambda x: float(np.sum(np.floor(x))), np.full(2, 0.3)).kind
-      'in steps'
     """
-    minibatches = sample is not None
-    default = method(None, estimator, None, params, minibatches)
-    staged = is_staged(None, None, None, params, minibatches)
-    if estimator is not None or not staged:
-        return _measured_at(fun, params, default[1], key, optimizer, sample)
-    params = trees.with_float64(params)
-    look = classes.first_look(fun, params, key)
-    with trees.precision_of(params):
-        found = _measured_at(fun, params, default[1], key, optimizer)
-    return _classified(found, look)
-
-
-def _classified(found: Diagnosis, look: classes.Look) -> Diagnosis:
-    """The measurements with the class of the function, and what it advises."""
-    # The default method has no smoothing to change.
-    kept = found.advice if look.kind == classes.FAILING else ()
-    advice = (classes.ADVICE[look.kind],) if look.kind in classes.ADVICE else kept
-    return found._replace(kind=look.kind, sizes=look.sizes, advice=advice)
+    chosen = forward_difference() if estimator is None else estimator
+    return _measured_at(fun, trees.with_float64(params), chosen, key, sample)
 
 
 def _measured_at(
@@ -202,179 +177,261 @@ def _measured_at(
     params: optax.Params,
     estimator: GradientEstimator,
     key: jax.typing.ArrayLike,
-    optimizer: optax.GradientTransformation | None,
     sample: Callable[[jax.Array], Any] | None = None,
+    has_class: bool = False,
 ) -> Diagnosis:
     """The measurements at the distances of an estimator."""
-    arrays = checks.as_params(params)
     checks.warn_of_float32(params)
-    params, of_batches = arrays, fun
-    if sample is not None:
-        batch = sample(draws.key_of(keys.as_key(key), jnp.uint32(0), draws.BATCH))
-        fun = functools.partial(_on_batch, of_batches, batch)
+    params, key = checks.as_params(params), keys.as_key(key)
+    dtype, draw = _dtype_of(fun, params, sample, key), Draw.once(key)
     state = estimator.init(params)
-    traced = _traceable(fun, params)
-    if sample is not None and not traced:
-        raise TypeError(
-            "fun must be a function that JAX traces with sample; got one that it does "
-            "not trace. Leave out sample, and pass a function of params alone."
-        )
-    if traced and not programs.are_disabled():
-        fun = programs.traced(fun, params)
-    draw = Draw.once(key)._replace(fun=fun if traced else None)
+    if dtype is None:
+        if sample is not None:
+            raise TypeError(
+                "fun must be a function that JAX traces with sample; got one that it "
+                "does not trace. Leave out sample, and pass a function of params alone."
+            )
+        points, _ = points_of(estimator, vectorized(1), draw, params, state)
+        values = _by_hand(fun, params, points)
+        found = values.diagnosis(trees.widest(params))
+        found = found._replace(lost=lost.by_rounding(points, params))
+        return found._replace(advice=tuple(_advice(found, values, params, [])))
+    probe = Evaluated(fun, sample, sphere(), vectorized(1)).traced(params, key)
+    draw = draw._replace(fun=probe.loss_of(key, jnp.uint32(0)))
     points, _ = points_of(estimator, vectorized(1), draw, params, state)
-    used = Used.of(points, params)
-    points = _both_ways(points)
-    values = _measured((_by_jax if traced else _by_hand)(fun, params, points))
-    shares = lost.by_rounding(points, params)
-    of_updates = {}
-    if optimizer is not None:
-        moved, value = values.moved.mean(0), float(values.base.mean())
-        of_updates = lost.of_updates(
-            optimizer, points, moved, value, params, fun if traced else None
-        )
-    found = _judged(values, shares, of_updates, used)
-    if sample is None:
-        return found
     distribution = getattr(points.directions, "distribution", sphere())
-    probe = Evaluated(of_batches, sample, distribution, vectorized(1))
-    return _with_rate(found, probe, params, keys.as_key(key))
+    probe = probe._replace(distribution=distribution)
+    own = float(np.max(np.abs(points.scales)))
+    # At a distance of 0, the loss at θ is evaluated twice more.
+    table = Table.of(probe, params, key, 0.0, own)
+    values = _Values.of_table(table, own)
+    found = values.diagnosis(dtype)
+    found = found._replace(lost=lost.by_rounding(points, params))
+    reasons: list[str] = []
+    if not has_class:
+        found, reasons = _with_settings(found, probe, params, key, table, own)
+    return found._replace(advice=tuple(_advice(found, values, params, reasons)))
 
 
-def _on_batch(fun: Objective, batch: Any, params: optax.Params) -> Any:
-    return fun(params, batch)
-
-
-def _with_rate(
-    found: Diagnosis, probe: Evaluated, params: optax.Params, key: jax.Array
-) -> Diagnosis:
-    """The measurements with a learning rate, or with the reason why there is none."""
+def _with_settings(
+    found: Diagnosis, probe: Evaluated, params: Any, key: Any, table: Table, own: float
+) -> tuple[Diagnosis, list[str]]:
+    """The measurements with a smoothing and a rate, and what is wrong with the own."""
+    reasons = []
     try:
-        rate = learning_rate.measured(probe.traced(params, key), params, key)
+        far = table.smoothing()
+        found = found._replace(smoothing=far)
+        agreed = far.agreements[int(np.searchsorted(table.distances, np.float32(own)))]
+        if not agreed >= _AGREEING * far.agreement:
+            reasons = [
+                f"differences at the smoothing {own:.2g} agree with those at other "
+                f"distances by {agreed:.2f}, and at {far.smoothing:.2g} by "
+                f"{far.agreement:.2f}: {_instead(found)}"
+            ]
     except ValueError as error:
-        text = f"no learning rate can be measured: {error}"
-        return found._replace(advice=(*found.advice, text))
-    return found._replace(learning_rate=rate)
+        reasons = [f"no smoothing can be measured: {error}"]
+    if probe.sample is None:
+        return found, reasons
+    try:
+        rate = learning_rate.measured(probe, params, key)
+    except ValueError as error:
+        return found, [*reasons, f"no learning rate can be measured: {error}"]
+    known = None if found.smoothing is None else found.smoothing.smoothing
+    return found._replace(learning_rate=rate._replace(smoothing=known)), reasons
 
 
-def _both_ways(points: Points) -> Points:
-    """θ, and both ways along the first directions."""
-    few = lost.moved(points).select(slice(_DIRECTIONS))
-    forth = few.scales[:, :1]
-    scales = jnp.concatenate([forth, -forth], axis=1)
-    return Points(few.directions, scales, True, points.layout)
+def _dtype_of(fun: Any, params: Any, sample: Any, key: jax.Array) -> Any:
+    """The dtype of a function that JAX traces, `None` of another one."""
+    traced: list[Any] = []
 
-
-def _traceable(fun: Callable[[optax.Params], Any], params: optax.Params) -> bool:
-    traced = []
-
-    def watched(params: optax.Params) -> Any:
-        value = fun(params)
+    def watched(params: optax.Params, key: jax.Array) -> Any:
+        value = fun(params, *([] if sample is None else [sample(key)]))
         # A number that is known already was not computed by JAX.
         traced.append(isinstance(value, jax.core.Tracer))
         return value
 
     try:
-        jax.eval_shape(watched, params)
+        shape = jax.eval_shape(watched, params, key)
+        return jnp.finfo(shape.dtype).dtype if traced[0] else None
     except Exception:
-        return False
-    return traced[0]
+        return None
 
 
-# `evaluate(n, m)` evaluates θ n times and the other points m times each.
-_Evaluate = Callable[[int, int], Repeats]
+class _Values(NamedTuple):
+    """Values of a function.
+
+    Attributes:
+      base: Repeated values at θ, each row at the same minibatch: [rows, repeats].
+      moved: Repeated values around θ, both ways along directions, one for each row of
+        `base` if it has several: [repeats, directions, 2].
+      failures: Texts about evaluations that failed.
+    """
+
+    base: np.ndarray
+    moved: np.ndarray
+    failures: tuple[str, ...] = ()
+
+    @classmethod
+    def of_table(cls, table: Table, own: float) -> "_Values":
+        """The values at a distance of a table that has the distance 0 as well."""
+        at = int(np.searchsorted(table.distances, np.float32(own)))
+        base = np.concatenate([table.base, table.ahead[:, :1], table.back[:, :1]], 1)
+        return cls(base, np.stack([table.ahead[:, at], table.back[:, at]], 1)[None])
+
+    def diagnosis(self, dtype: Any) -> Diagnosis:
+        """The change of the function, without the part that noise has in it."""
+        base, _ = _mean(self.base, 1)
+        change, _ = _mean(self.moved, 0)
+        change = change - base[:, None]
+        noise = self.noise()
+        # The variances that noise gives to means at θ and at the other points.
+        at_start, at_points = noise**2 / self.base.shape[1], noise**2 / len(self.moved)
+        above, below = change.T
+        slope = _signal((above - below) / 2, at_points / 2)
+        curve = _signal((above + below) / 2, at_start + at_points / 2)
+        value = float(_mean(base, 0)[0])
+        size = _signal(change, at_start + at_points)
+        spacing = _spacing(value, dtype)
+        curvature = _ratio(curve, slope)
+        return Diagnosis(value, noise, size, spacing, curvature, {}, self.failures, ())
+
+    def noise(self) -> float:
+        """The standard deviation of repeated values."""
+        parts = [self.base, self.moved.reshape(len(self.moved), -1).T]
+        squares = [np.square(x - _mean(x, 1)[0][:, None]) for x in parts]
+        total = sum(float(np.nansum(np.where(np.isfinite(x), x, 0))) for x in squares)
+        freedom = sum(int(np.sum(np.maximum(_mean(x, 1)[1] - 1, 0))) for x in parts)
+        return math.sqrt(total / freedom) if freedom else math.nan
 
 
-def _measured(evaluate: _Evaluate) -> Repeats:
-    """The values, with more repetitions if the values at θ differ."""
-    few = evaluate(_REPEATS, 1)
-    if np.unique(few.base[np.isfinite(few.base)]).size < 2:
-        return few
-    more = evaluate(_MORE_AT_START, _MORE_AT_POINTS)
-    return Repeats(
-        np.concatenate([few.base, more.base]),
-        np.concatenate([few.moved, more.moved]),
-        few.dtype,
-        tuple(sorted({*few.failures, *more.failures})),
-    )
+def _mean(values: np.ndarray, axis: int) -> tuple[Any, Any]:
+    """The mean of values that are finite, NaN without one, and their number."""
+    finite = np.isfinite(values)
+    count = finite.sum(axis)
+    with np.errstate(all="ignore"):
+        return np.where(finite, values, 0).sum(axis) / count, count
 
 
-def _by_jax(
-    fun: Callable[[optax.Params], Any], params: optax.Params, points: Points
-) -> _Evaluate:
-    at_points = programs.of(_along, fun, params, points)
-    again = programs.of(_at_params, fun, params)
-
-    def evaluate(at_start: int, at_points_each: int) -> Repeats:
-        moved = [at_points(params, points) for _ in range(at_points_each)]
-        base = [again(params) for _ in range(at_start)]
-        others = np.array(moved, np.float64).reshape(at_points_each, -1, 2)
-        return Repeats(np.array(base, np.float64), others, moved[0].dtype, ())
-
-    return evaluate
-
-
-def _along(
-    fun: Callable[[optax.Params], Any], params: optax.Params, points: Points
-) -> jax.Array:
-    """The values at the points along directions, in one row."""
-    values, _ = vectorized(1).evaluate(fun, params, points, False)
-    return values.along.reshape(-1)
-
-
-def _at_params(fun: Callable[[optax.Params], Any], params: optax.Params) -> Any:
-    return checks.checked_loss(fun, False)(params)[0]
-
-
-def _by_hand(
-    fun: Callable[[optax.Params], Any], params: optax.Params, points: Points
-) -> _Evaluate:
+def _by_hand(fun: Any, params: Any, points: Points) -> _Values:
+    """Values of a Python function, more of them if the values at θ differ."""
+    points = lost.moved(points).select(slice(_DIRECTIONS))
+    forth = points.scales[:, :1]
+    scales = jnp.concatenate([forth, -forth], axis=1)
+    points = Points(points.directions, scales, True, points.layout)
     asked = jax.device_get(jax.jit(candidates)(points, params))
     others = list(range(1, points.num_points))
+    failures: set[str] = set()
 
-    def evaluate(at_start: int, at_points_each: int) -> Repeats:
+    def evaluate(at_start: int, at_points_each: int) -> Any:
         order = np.array([0] * at_start + others * at_points_each)
-        with External().open(fun) as calls:
-            outcome = calls.repeat(jax.tree.map(lambda x: x[order], asked))
+        try:
+            with External().open(fun) as calls:
+                outcome = calls.repeat(jax.tree.map(lambda x: x[order], asked))
+        except Mistake as mistake:
+            raise TypeError(str(mistake)) from mistake.__cause__
         assert outcome is not None
-        return Repeats(
-            outcome.values[:at_start],
-            outcome.values[at_start:].reshape(at_points_each, -1, 2),
-            trees.widest(params),
-            tuple(sorted(set(outcome.failures.values()))),
-        )
+        failures.update(outcome.failures.values())
+        moved = outcome.values[at_start:].reshape(at_points_each, -1, 2)
+        return outcome.values[None, :at_start], moved
 
-    return evaluate
-
-
-def _judged(
-    values: Repeats, shares: dict[str, float], of_updates: dict[str, float], used: Used
-) -> Diagnosis:
-    found = measures(values)
-    ulp = float(np.spacing(np.abs(np.asarray(found.value, values.dtype))))
-    advice = advised(values, found, ulp, shares, of_updates, used)
-    return Diagnosis(
-        found.value,
-        found.noise,
-        found.noise_range,
-        found.difference,
-        found.difference_range,
-        ulp,
-        found.curvature,
-        shares,
-        of_updates,
-        values.failures,
-        tuple(advice),
-    )
+    base, moved = evaluate(_REPEATS, 1)
+    if np.unique(base[np.isfinite(base)]).size > 1:
+        more = evaluate(_MORE_AT_START, _MORE_AT_POINTS)
+        base, moved = np.append(base, more[0], 1), np.concatenate([moved, more[1]])
+    return _Values(base, moved, tuple(sorted(failures)))
 
 
-def _worst(shares: dict[str, float]) -> str:
-    """The largest share, and its array, as reports print them."""
-    name = max(shares, key=lambda name: shares[name])
-    return f"{shares[name]:.1%} (params{name})"
+def _instead(found: Diagnosis, otherwise: str = "") -> str:
+    """The smoothing to take, or what to do without one that was measured."""
+    if found.smoothing is None:
+        return otherwise
+    return f"take smoothing={found.smoothing.smoothing:.2g}"
 
 
-def _shown(interval: tuple[float, float]) -> str:
-    """A range, as reports print it; nothing if it is a single number."""
-    least, most = interval
-    return f" (95 %: {least:.3g} to {most:.3g})" if least < most else ""
+def _advice(
+    found: Diagnosis, values: _Values, params: Any, reasons: list[str]
+) -> list[str]:
+    """Settings to change."""
+    everything = np.concatenate([values.base.ravel(), values.moved.ravel()])
+    failed = int(np.sum(~np.isfinite(everything)))
+    text = f"fun failed at {failed} of {everything.size} points: find out why first"
+    seen = _on_values(found, values, reasons)
+    return [text] * bool(failed) + seen + _on_rounding(found, params)
+
+
+def _on_values(found: Diagnosis, values: _Values, reasons: list[str]) -> list[str]:
+    """Advice if something hides the change of the function, or magnifies it.
+
+    Args:
+      found: The measurements.
+      values: The values.
+      reasons: Advice on the smoothing, which tells more than curvature alone.
+    """
+    noise, difference, ulp = found.noise, found.difference, found.ulp
+
+    def larger(factor: float) -> str:
+        times = f"make smoothing {min(max(factor, 1.5), 10.0):.2g} times as large"
+        return _instead(found, f"{times}, and check again")
+
+    if noise == 0 and np.all(values.moved == values.base[:, :1]):
+        return [
+            f"fun did not change: does it use its argument? If it does, {larger(10)}"
+        ]
+    if noise > _NOISY * difference:
+        return [
+            "the noise of fun hides its change along u: "
+            f"{larger(_ratio(noise, _NOISY * difference))}, or average more directions"
+        ]
+    if difference < _FEW_ULPS * ulp:
+        return [
+            f"fun changes by {difference / ulp:.2g} ulps: "
+            f"{larger(_ratio(_FEW_ULPS * ulp, difference))}, subtract a constant from "
+            "fun, or compute it in a wider dtype"
+        ]
+    if found.curvature > _CURVED and not reasons:
+        return [
+            f"curvature makes {found.curvature:.2g} times as much of a difference as "
+            f"the slope: {_instead(found, 'make smoothing smaller')}, or central "
+            "differences, unless params are at a minimum"
+        ]
+    return reasons
+
+
+def _on_rounding(found: Diagnosis, params: optax.Params) -> list[str]:
+    """Names the array that loses most by rounding, and what to do instead."""
+    share, worst = _most(found.lost)
+    if share <= _MUCH_LOST:
+        return []
+    more = sum(share > _MUCH_LOST for share in found.lost.values()) - 1
+    return [
+        f"params{worst} loses {share:.0%} of its perturbation by rounding"
+        f"{f', and {more} more arrays lose much' if more else ''}: "
+        f"{_instead(found, 'make smoothing larger')}, or keep it in a wider dtype; "
+        "low_rank() perturbs no matrix"
+    ]
+
+
+def _most(shares: dict[str, float]) -> tuple[float, str]:
+    """The largest share, and its array."""
+    return max((share, name) for name, share in shares.items())
+
+
+def _signal(changes: np.ndarray, variance: float) -> float:
+    """The root mean square of changes without noise of this variance."""
+    kept = changes[np.isfinite(changes)]
+    square = np.mean(kept**2) if kept.size else np.nan
+    return float(np.sqrt(np.maximum(square - variance, 0.0)))
+
+
+def _spacing(value: float, dtype: Any) -> float:
+    """The distance between two neighboring numbers of a dtype, at a value."""
+    kind = jnp.finfo(dtype)
+    if not math.isfinite(value):
+        return math.nan
+    binade = 2.0 ** math.floor(math.log2(abs(value))) if value else 0.0
+    return float(max(binade, float(kind.tiny)) * float(kind.eps))
+
+
+def _ratio(a: float, b: float) -> float:
+    """Divides, to infinity if only `b` is 0, and to 0 if both are."""
+    return a / b if b else math.inf if a else 0.0

@@ -1,240 +1,423 @@
-"""The journal of a run: what it belongs to, and how the run is rebuilt from it."""
+"""The values of a run in a file, from which the run can be rebuilt.
 
+A line of JSON for the run, then one for each step. Each ends with a checksum of itself
+and of all lines before it, so that a line that was changed, lost or moved is found. A
+last line without its end was being written when the run was stopped: it is cut.
+
+A checksum finds accidents, but not forgeries. So a line that no run could have written
+is refused. The function of a run is not part of it: a run that died of a bug continues
+once the bug is fixed.
+"""
+
+import contextlib
+import io
+import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+import re
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 
 from radazo_jax._src import checks, programs, trees
-from radazo_jax._src.base import (
-    Evaluator,
-    GradientEstimator,
-    Objective,
-    Search,
-    check_evaluator,
-)
-from radazo_jax._src.evaluators.vectorized import vectorized
-from radazo_jax._src.runs import identity
+from radazo_jax._src.runs.asker import Asker
 from radazo_jax._src.runs.learning_rate import LearningRate
-from radazo_jax._src.runs.stop import Budget
-from radazo_jax._src.steps import ask_tell, history, records, step
-from radazo_jax._src.steps.box import BoundsLike, as_bounds
-from radazo_jax._src.steps.defaults import is_staged, method
-from radazo_jax._src.steps.records import Path, Record
-from radazo_jax._src.steps.stages import Stages, with_tolerance
+from radazo_jax._src.steps import box, step
+from radazo_jax._src.steps.box import Bounds
 from radazo_jax._src.steps.states import Run, SolverState
-from radazo_jax._src.steps.units import Units, as_units
 
-_PART = 1000  # Steps of a journal.
+Path = str | os.PathLike[str]
+
+# The version of what lines mean. Files of another one are refused.
+FORMAT = 4
+
+_LONGEST = 1 << 26  # Bytes of a line that are read.
+_LOCKED = (1 << 31) - 2  # The byte that is locked on Windows, after all lines.
+_BEGIN = b'{"format":'  # Of the line of a run.
+_OLDER = b'{"fun":'  # Of the line of a run, before format 4.
 _PACKAGES = ("radazo_jax", "jax", "jaxlib", "optax")
 
-
-class Done(NamedTuple):
-    """A step that was taken.
-
-    Attributes:
-      record: Its values.
-      numbers: The numbers of the step for a `History`, by name.
-    """
-
-    record: Record
-    numbers: dict[str, Any]
-
-    @classmethod
-    def of(cls, record: Record, names: Sequence[str], numbers: np.ndarray) -> "Done":
-        """A step, by the names of what was recorded of it."""
-        named = dict(zip(names, numbers, strict=True))
-        named["evaluations"] = len(record.values)
-        return cls(record, {"step": record.step, "seconds": record.seconds} | named)
+# The errors of reading a line that is something else: nested too deep, say.
+_OTHER = (ValueError, TypeError, LookupError, OverflowError, RecursionError)
 
 
-class Teller:
-    """Takes the steps of a run, given their values.
+class Record(NamedTuple):
+    """The values of a step, and what is known of their evaluation.
 
     Attributes:
-      stages: The stages of the run.
-      names: The names of the numbers of a step.
+      step: The number of the step.
+      values: The values at the points, [n], or [n, G] if the function returns several;
+        non-finite if an evaluation failed. The first one alone, if the other points
+        were not evaluated.
+      params: The checksum of the parameters before the step; 0 if it is not known.
+      seconds: Duration of the evaluations.
+      failures: Texts about evaluations that failed.
+      mean: The mean of the values at the points, if `values` are their signs.
+      again: The number of the evaluation whose point was evaluated again, [n] times, at
+        the end of a noisy run; `None` for a step.
     """
 
-    def __init__(self, stages: Stages, state: SolverState):
-        """Compiles nothing yet.
+    step: int
+    values: np.ndarray
+    params: int
+    seconds: float
+    failures: tuple[str, ...] = ()
+    mean: float | None = None
+    again: int | None = None
 
-        Args:
-          stages: The stages, with traced functions.
-          state: The state before the first step.
-        """
-        self.stages = stages
-        self._begin(state)
-
-    def _begin(self, state: SolverState) -> None:
-        """Begins a stage: what depends on its method."""
-        self.names = history.names(state)
-        self._take = ask_tell.teller(self.stages.run, state)
-
-    def begin(self, state: SolverState) -> SolverState:
-        """The state in which the next step begins: of the next stage, if one is over.
-
-        Args:
-          state: The state after the latest step.
-        """
-        following = self.stages.following(state)
-        if following is not state:
-            self._begin(following)
-        return following
-
-    def tell(
-        self, state: SolverState, values: Any
-    ) -> tuple[SolverState, jax.Array, jax.Array]:
-        """Takes a step in place.
-
-        Args:
-          state: The state in which the step begins.
-          values: The values at its points.
-
-        Returns:
-          The state after, the numbers of the step, and the checksum of the parameters.
-        """
-        return self._take(state, values)
+    @property
+    def lowest(self) -> Any:
+        """The lowest finite value of a point, infinite if there is none."""
+        return lowest(of_points(self.values))[1]
 
 
-@contextmanager
-def resumed(
-    path: Path | None,
-    fun: Any,
-    state: SolverState,
-    budget: Budget,
-    teller: Teller,
-    before_each: Callable[[Sequence[Record]], Callable[[SolverState], None]],
-    rate: LearningRate | None = None,
-) -> Iterator[tuple[SolverState, list[Done], Callable[[Record], None]]]:
-    """Takes the steps that a journal holds, and opens it for further steps.
+def of_points(values: np.ndarray) -> np.ndarray:
+    """A value for each point, [n]: the mean if the function returns several."""
+    with np.errstate(all="ignore"):  # The mean of infinities of both signs is NaN.
+        return values if values.ndim == 1 else values.mean(1, dtype=values.dtype)
+
+
+def lowest(values: np.ndarray) -> tuple[int, Any]:
+    """The place of the lowest finite value, and the value; infinite if there is none.
 
     Args:
-      path: The journal; without one, nothing is read or written.
-      fun: The function, of which the journal keeps an identity.
-      state: The state before the first step.
-      budget: Limits the number of steps to read.
-      teller: Takes the steps.
-      before_each: Given the steps, returns a function to call before each of them.
-      rate: The learning rate that was found before the first step.
-
-    Yields:
-      The state, the steps, and a function that writes a record.
+      values: The values, [n], with n of at least 1.
     """
-    if path is None:
-        yield state, [], lambda record: None
-        return
-    run = line_of_run(fun, state, teller.stages.run, rate)
-    with records.opened(path) as file:
-        done: list[Done] = []
-        if file.found is not None:
-            check_same_run(path, file.found.run, run)
-            found = file.found.records
-            found = found[: budget.allowed([len(record.values) for record in found])]
-            state, done = rebuild(state, found, teller, before_each(found))
-        file.begin(run)
-        yield state, done, file.append
+    finite = np.where(np.isfinite(values), values, np.inf)
+    i = int(np.argmin(finite))
+    return i, finite[i]
 
 
-def rebuild(
-    state: SolverState,
-    found: Sequence[Record],
-    teller: Teller,
-    before: Callable[[SolverState], None] | None = None,
-    exact: bool = True,
-) -> tuple[SolverState, list[Done]]:
-    """Takes the steps of records, without an evaluation.
+class Journal:
+    """A file of a run's values.
 
-    Args:
-      state: The state before the first step.
-      found: The values of the steps.
-      teller: Takes the steps.
-      before: Called with the state before each step.
-      exact: Whether to compare the parameters with the checksums of the run.
-
-    Returns:
-      The state after the last, and the steps.
-
-    Raises:
-      ValueError: If the parameters differ from the run's.
+    Attributes:
+      path: The path of the file.
+      line: The line of the run; `None` if there is none that is complete.
+      records: The steps, complete and in order.
     """
-    total = ask_tell.checksum_of(state.params)
-    done: list[Done] = []
-    on_cpu = jax.default_backend() == "cpu"
-    # Part by part: what lies on the device takes a hundred times the memory.
-    for first in range(0, len(found), _PART):
-        part = found[first : first + _PART]
-        sums, numbers, names = [], [], []
-        for record in part:
-            state = teller.begin(state)
-            names.append(teller.names)
-            if before is not None:
-                before(state)
-            sums.append(total)
-            state, of_step, total = teller.tell(state, record.values)
-            numbers.append(of_step)
-            if on_cpu:
-                # Several hundred queued steps with collectives end the process there.
-                jax.block_until_ready(total)
-        for checksum, record in zip(jax.device_get(sums), part, strict=True):
-            if exact and record.params not in (0, int(checksum)):
+
+    def __init__(self, path: Path):
+        """A journal of which nothing is read yet."""
+        self.path = os.fspath(path)
+        self.line: dict[str, Any] | None = None
+        self.records: list[Record] = []
+        self._size = self._checksum = 0  # Of all complete lines.
+        self._steps = 0
+        self._file: Any = None
+
+    @contextmanager
+    def opened(self) -> Iterator["Journal"]:
+        """Reads the journal, which no other run can write until it is closed.
+
+        Raises:
+          ValueError: If another run writes it, or a line is not what was written.
+        """
+        is_new = not os.path.exists(self.path)
+        with open(self.path, "ab", buffering=0) as self._file:
+            if not (_locks(self._file) and _is_at(self.path, self._file)):
                 raise ValueError(
-                    "journal must be rebuilt by the params, optimizer, estimator, "
-                    "versions and kind of machine that it was written with; got other "
-                    f"parameters before step {record.step}. With exact=False, replay "
-                    "rebuilds it up to rounding." + checks.refer_to("replay")
+                    f"journal {self.path} must be written by one run at a time; got a "
+                    "file that another run writes. Wait for its end, or give another "
+                    "path."
                 )
-        steps = zip(part, names, jax.device_get(numbers), strict=True)
-        done += [Done.of(*of_step) for of_step in steps]
-    return state, done
+            try:
+                yield self.read()
+            finally:
+                if is_new and not self._size:  # A call that was refused leaves none.
+                    with contextlib.suppress(OSError):
+                        os.remove(self.path)
+
+    def read(self) -> "Journal":
+        """Reads the file.
+
+        Raises:
+          ValueError: If there is no file, or a line is not what was written.
+        """
+        try:
+            file = open(self.path, "rb")  # noqa: SIM115  (It is closed below.)
+        except FileNotFoundError:
+            raise ValueError(
+                f"journal must be a file with a run; got {self.path!r}."
+            ) from None
+        with file:
+            lines = iter(lambda: file.readline(_LONGEST), b"")
+            for number, text in enumerate(lines):
+                if number == 0 and not any(
+                    text[: len(begin)] == begin[: len(text)]
+                    for begin in (_BEGIN, _OLDER)
+                ):
+                    raise ValueError(
+                        "journal must be a file that a run wrote, or a new one; got "
+                        f"{self.path!r}, which begins with {text[:20]!r}. Give another "
+                        "path." + checks.refer_to("minimize_black_box")
+                    )
+                if not text.endswith(b"\n"):
+                    self._check_torn(number, text)
+                    break
+                self._read(number, text)
+        return self
+
+    def _read(self, number: int, text: bytes) -> None:
+        """Reads a complete line."""
+        body, _, end = text[:-1].rpartition(b',"crc":"')
+        self._checksum = zlib.crc32(body, self._checksum)
+        if end != b'%08x"}' % self._checksum:
+            raise self._damaged(number, "its checksum is wrong")
+        try:
+            fields = json.loads(body + b"}")
+            if self.line is None:
+                self.line = _line(fields, self.path)
+            else:
+                record = _record(fields, self._steps, self.line)
+                self._steps += record.again is None
+                self.records.append(record)
+        except _OtherFormat:
+            raise
+        except _OTHER as error:
+            reason = f"it is not what a run writes ({error!r:.100})"
+            raise self._damaged(number, reason) from None
+        self._size += len(text)
+
+    def _check_torn(self, number: int, text: bytes) -> None:
+        """Warns of a line without its end if a run began to write it."""
+        begin = b'{"step":' if number else _BEGIN
+        # A loss of power may leave zeros, of a block that was not yet written.
+        written = text.rstrip(b"\0")
+        if len(text) == _LONGEST or not (
+            written.startswith(begin) or begin.startswith(written)
+        ):
+            raise self._damaged(number, "it is not what a run writes")
+        checks.warn(
+            f"journal {self.path}: its last line was not complete, and is cut. The "
+            "step is evaluated again."
+        )
+
+    def _damaged(self, number: int, problem: str) -> ValueError:
+        return ValueError(
+            f"journal {self.path} is damaged in line {number + 1}: {problem}. Cut this "
+            "line and those after it to continue from the step before."
+            + checks.refer_to("minimize_black_box")
+        )
+
+    def begin(self, line: dict[str, Any]) -> None:
+        """Begins to write: cuts a line without its end, and writes that of a new run.
+
+        Raises:
+          ValueError: If the journal belongs to another run.
+        """
+        self.check_same_run(line)
+        self._file.truncate(self._size)
+        if self.line is None:
+            self.line = line
+            self._write(line)
+
+    def check_same_run(self, line: dict[str, Any]) -> None:
+        """Raises if the journal belongs to another run, of which it names a part."""
+        if self.line is None:
+            return
+        for name in {**line, **self.line}:
+            found, given = self.line.get(name), line.get(name)
+            # Devices may differ: checksums of the parameters tell what they compute.
+            if name != "device" and found != given:
+                raise ValueError(
+                    f"journal {self.path} must be of this run; its {name} is "
+                    f"{found!r}, that of the call is {given!r}. Give another path, or "
+                    "the arguments that it was written with."
+                )
+
+    def append(self, record: Record) -> None:
+        """Appends a record, which is in the file at once."""
+        fields = record._asdict() | {
+            "values": _written_numbers(record.values),
+            "params": f"{record.params:08x}",
+            "seconds": float(f"{record.seconds:.3g}"),
+        }
+        for name in ("failures", "mean", "again"):
+            if fields[name] in (None, ()):
+                del fields[name]
+        self._write(fields)
+
+    def _write(self, fields: dict[str, Any]) -> None:
+        body = json.dumps(fields, separators=(",", ":")).encode()[:-1]
+        self._checksum = zlib.crc32(body, self._checksum)
+        line = body + b',"crc":"%08x"}\n' % self._checksum
+        written = 0
+        try:
+            while written < len(line):
+                written += self._file.write(line[written:]) or 0
+        except OSError:
+            self._file.truncate(self._size)
+            raise
+        self._size += len(line)
+
+
+class _OtherFormat(ValueError):
+    """The error of a journal that another version wrote."""
+
+
+def _line(fields: dict[str, Any], path: str) -> dict[str, Any]:
+    """The line of a run, of which the entries are as rebuilding needs them."""
+    if fields.get("format") != FORMAT:
+        raise _OtherFormat(
+            f"journal {path} must have the format {FORMAT}; got "
+            f"{fields.get('format')!r}, of another version of radazo_jax. Give another "
+            "path, or continue with the version that wrote it."
+        )
+    first, second = fields["key"]
+    if not all(type(x) is int and 0 <= x < 1 << 32 for x in (first, second)):
+        raise ValueError(f"its key is {fields['key']!r}")
+    if fields["dtype"] not in ("float32", "float64"):
+        raise ValueError(f"its dtype is {fields['dtype']!r}")
+    return fields | {name: fields[name] for name in ("params", "points")}
+
+
+def _record(fields: dict[str, Any], step: int, line: dict[str, Any]) -> Record:
+    """The line of a step."""
+    values = np.array(_read_numbers(fields["values"]), line["dtype"])
+    record = Record(
+        **fields
+        | {
+            "values": values,
+            "params": int(fields["params"], 16),
+            "failures": tuple(map(str, fields.get("failures", ()))),
+        }
+    )
+    if not isinstance(record.mean, float | None):
+        raise ValueError(f"its mean is {record.mean!r}")
+    if not isinstance(record.again, int | None):
+        raise ValueError(f"its again is {record.again!r}")
+    if type(record.step) is not int or record.step != step:
+        raise ValueError(f"it is of step {record.step!r}")
+    if values.ndim not in (1, 2) or not values.size:
+        raise ValueError(f"its values have the shape {values.shape}")
+    # The steps of a method have any numbers of points.
+    if line["points"] is not None and len(values) != line["points"]:
+        raise ValueError(f"it has {len(values)} values, and not {line['points']}")
+    return record
+
+
+def _written_numbers(values: np.ndarray) -> list[Any]:
+    """The shortest numbers that are read as the values."""
+    if values.ndim > 1:
+        return [_written_numbers(row) for row in values]
+    return [float(str(x)) if np.isfinite(x) else str(x) for x in values]
+
+
+def _read_numbers(values: Any) -> Any:
+    """Numbers, and lists of them."""
+    return [_read_numbers(x) if isinstance(x, list) else float(x) for x in values]
+
+
+def _locks(file: io.RawIOBase) -> bool:
+    """Locks a file until it is closed; returns whether no other process holds it."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            file.seek(_LOCKED)
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:
+        pass  # Some file systems in a network have no locks.
+    return True
+
+
+def _is_at(path: Path, file: io.RawIOBase) -> bool:
+    """Whether a file is still at a path, and was not removed before it was locked."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def line_of_run(
-    fun: Any, state: SolverState, run: Run, rate: LearningRate | None = None
+    state: SolverState, run: Run, rate: LearningRate | None = None
 ) -> dict[str, Any]:
-    """The first line of a journal, which identifies the run."""
+    """The first line of the journal of an optimizer, which identifies its run.
+
+    Args:
+      state: The state before the first step.
+      run: The run.
+      rate: The learning rate that was found before the first step.
+    """
     points = programs.of(step.points_without_loss, run.estimator, state)(state)
-    leaves = jax.tree_util.tree_leaves_with_path(state.params)
+    return _line_of(state.params, state.key, run.bounds) | {
+        "estimator": text_of(run.estimator),
+        "scales": np.asarray(points.scales[0]).tolist(),
+        "points": points.num_points,
+        "learning_rate": None if rate is None else rate._asdict(),
+        "dtype": str(trees.widest(state.params)),
+    }
+
+
+def line_of_method(asker: Asker, bounds: Bounds | None) -> dict[str, Any]:
+    """The first line of the journal of a method, which identifies its run.
+
+    Args:
+      asker: Asks the method, before its first step.
+      bounds: The bounds of the run.
+    """
+    return _line_of(asker.vectors.tree, asker.key, bounds) | {
+        "method": text_of(asker.method),
+        "points": None,
+        "resolution": asker.resolution,
+        "dtype": "float64",
+    }
+
+
+def _line_of(params: Any, key: jax.Array, bounds: Bounds | None) -> dict[str, Any]:
+    """The part of the first line that all runs have."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
     shapes = {
         jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
         for path, leaf in leaves
     }
     device = jax.devices()[0]
-    line = {
-        "fun": identity.name(fun) if callable(fun) else None,
-        "format": records.FORMAT,
-        "captured": identity.captured(fun) if callable(fun) else {},
-        "key": np.asarray(jax.random.key_data(state.key)).tolist(),
+    with trees.precision_of(params):
+        start = f"{int(trees.checksum_of(params)):08x}"
+        given = None if bounds is None else box.as_trees(bounds, params)
+    return {
+        "format": FORMAT,
+        "key": np.asarray(jax.random.key_data(key)).tolist(),
         "params": shapes,
-        "start": f"{int(ask_tell.checksum_of(state.params)):08x}",
-        "distribution": repr(points.directions.distribution),
-        "scales": np.asarray(points.scales[0]).tolist(),
-        "points": points.num_points,
-        "learning_rate": None if rate is None else rate._asdict(),
-        "scale": _text_of(run.units),
-        "dtype": str(trees.widest(state.params)),
+        "start": start,
+        "bounds": _texts(given),
         "versions": {name: _version(name) for name in _PACKAGES},
         "device": f"{device.platform} {device.device_kind}",
     }
-    if run.staged:
-        tolerance = getattr(run.estimator, "tolerance", None)
-        line |= {"staged": True, "tolerance": tolerance}
-    return line
 
 
-def _text_of(units: Units | None) -> dict[str, str | None] | None:
-    """The units of a run, by their paths in `scale`."""
-    found = {
-        jax.tree_util.keystr(path): identity.text_of(unit)
-        for path, unit in jax.tree_util.tree_leaves_with_path(units)
-    }
-    return found or None
+def text_of(part: Any) -> str:
+    """An estimator or a method in words, the same in each process."""
+    text = getattr(part, "__qualname__", None) or " ".join(repr(part).split())
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
+
+
+def _texts(tree: Any) -> dict[str, str]:
+    """Arrays in short texts, by their paths: the number that all elements are, if any.
+
+    Bounds are the same, however they were given.
+    """
+
+    def text(x: Any) -> str:
+        x = np.asarray(x)
+        if x.size and np.all(x == x.flat[0]):
+            return str(x.flat[0])
+        return f"{list(x.shape)} {zlib.crc32(x.tobytes()):08x}"
+
+    pairs = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): text(x) for path, x in pairs}
 
 
 def _version(package: str) -> str:
@@ -244,31 +427,12 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def check_same_run(path: Path, found: dict[str, Any], run: dict[str, Any]) -> None:
-    """Raises if a journal belongs to another run."""
-    # Devices may differ: the checksums of the parameters compare what they compute.
-    skipped = ("device", "captured")
-    pairs = [(name, run[name], found.get(name)) for name in run if name not in skipped]
-    captured, others = run["captured"], found["captured"]
-    pairs += [
-        (f"captured {name}", captured.get(name), others.get(name))
-        for name in sorted({*captured, *others})
-    ]
-    for name, value, other in pairs:
-        if other != value:
-            raise ValueError(
-                f"journal {os.fspath(path)} must be of this run; its {name} is "
-                f"{other!r}, that of the call is {value!r}. Give another path, or the "
-                "arguments that it was written with."
-            )
-
-
-def to_evaluate_again(found: Sequence[Record]) -> tuple[Record, int] | None:
+def to_evaluate_again(found: Sequence[Record]) -> tuple[int, int] | None:
     """The last step with a finite value, and the first point that has one."""
-    for record in reversed(found):
-        finite = np.isfinite(records.of_points(record.values))
+    for i, record in reversed(list(enumerate(found))):
+        finite = np.isfinite(of_points(record.values))
         if finite.any():
-            return record, int(np.argmax(finite))
+            return i, int(np.argmax(finite))
     return None
 
 
@@ -282,106 +446,10 @@ def warn_of_another_value(path: Path, record: Record, point: int, value: Any) ->
         same = np.shape(value) == np.shape(before)
         if same and np.all(np.abs(value - before) <= rounding):
             return
-    old, new = (records.of_points(np.array([x]))[0] for x in (before, value))
+    old, new = (of_points(np.array([x]))[0] for x in (before, value))
     checks.warn(
         f"journal {os.fspath(path)} has the value {old:.9g} at a point of step "
         f"{record.step}, at which fun now returns {new:.9g}. Unless fun is noisy, it "
-        "is another function: give another path, or the function that wrote it."
+        "is another function: the run continues with it from the values of the "
+        "journal. To begin anew, give another path."
     )
-
-
-def replay(
-    journal: Path,
-    params: optax.Params,
-    optimizer: optax.GradientTransformation | None = None,
-    estimator: GradientEstimator | None = None,
-    search: Search | None = None,
-    *,
-    evaluator: Evaluator = vectorized(),
-    fun: Objective | None = None,
-    sample: Callable[[jax.Array], object] | None = None,
-    bounds: BoundsLike | None = None,
-    scale: Any = None,
-    exact: bool = True,
-) -> SolverState:
-    """Rebuilds a run from the values in its journal, without an evaluation.
-
-    Args:
-      journal: The file that `minimize` or `minimize_black_box` wrote.
-      params: The starting point of the run.
-      optimizer: The optimizer of the run, `None` if the run named none. With the
-        default method on minibatches, pass
-        `*default_method(params, found.learning_rate, found.num_steps)`, in which
-        `found` is the result's `learning_rate`.
-      estimator: The estimator, likewise.
-      search: The search, likewise.
-      evaluator: The evaluator of the run. It evaluates nothing here, but determines how
-        directions are stored, and so how their sums are rounded.
-      fun: The function, if `minimize` wrote the journal. It is traced and not
-        evaluated: `low_rank` perturbs the matrices that it multiplies.
-      sample: As in `minimize`, with `fun`.
-      bounds: As in `minimize_black_box`.
-      scale: As in `minimize`.
-      exact: Whether parameters must be bitwise equal to the run's before each step.
-        They are equal with the same versions on the same kind of machine. Otherwise
-        sums may be rounded in other ways, and an adaptive run amplifies it.
-
-    Returns:
-      The state after the last complete step of the journal.
-
-    Raises:
-      ValueError: If there is no journal, it is damaged, or it belongs to a run with
-        other arguments.
-
-    Examples:
-      >>> import os, tempfile
-      >>> import jax, jax.numpy as jnp
-      >>> import radazo_jax as zo
-      >>> run = dict(optimizer=zo.radazo(1e-2), estimator=zo.forward_difference())
-      >>> with tempfile.TemporaryDirectory() as folder:
-      ...     path = os.path.join(folder, "run.jsonl")
-      ...     result = zo.minimize(
-      ...         lambda x: jnp.sum(x**2),
-      ...         jnp.ones(3),
-      ...         **run,
-      ...         num_steps=20,
-      ...         key=0,
-      ...         progress=False,
-      ...         journal=path,
-      ...     )
-      ...     state = zo.replay(path, jnp.ones(3), **run)
-      >>> bool(jnp.all(state.params == result.params))
-      True
-    """
-    found = records.read(journal)
-    if found is None:
-        raise ValueError(f"journal must be a file with a run; got {journal!r}.")
-    check_evaluator(evaluator)
-    named = optimizer, estimator, search
-    with jax.enable_x64(trees.has_x64() or found.run["dtype"] == "float64"):
-        given = *named, params, sample is not None
-        run = Run(fun, sample, *method(*given), evaluator, as_bounds(bounds))
-        run = run._replace(staged=is_staged(*given), units=as_units(scale))
-        if run.staged:
-            run = with_tolerance(run, found.run.get("tolerance"))
-        state = _replay(journal, found, params, run, exact)
-        # Without a function that JAX can trace, the run is one of NumPy arrays.
-        return state if fun is not None else trees.as_numpy(state)
-
-
-def _replay(
-    journal: Path, found: records.Journal, params: Any, run: Run, exact: bool
-) -> SolverState:
-    key = jax.random.wrap_key_data(jnp.array(found.run["key"], jnp.uint32))
-    state = step.start(run, params, key)
-    if exact:
-        line = line_of_run(run.fun, state, run)
-        # The checksums of the parameters compare learning rates.
-        line["learning_rate"] = found.run.get("learning_rate")
-        if run.fun is None:
-            line |= {name: found.run[name] for name in ("fun", "captured")}
-        check_same_run(journal, found.run, line)
-    state = trees.copy(state)
-    teller = Teller(Stages(step.traced(run, state), state), state)
-    state, _ = rebuild(state, found.records, teller, exact=exact)
-    return state

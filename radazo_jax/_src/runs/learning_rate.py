@@ -1,4 +1,4 @@
-"""A learning rate for R-AdaZO on minibatches, measured before the run."""
+"""A learning rate for R-AdaZO on minibatches, measured before the run, with μ."""
 
 import math
 from collections.abc import Callable
@@ -12,20 +12,19 @@ from jax import lax
 
 from radazo_jax._src import checks, programs, trees
 from radazo_jax._src.base import (
-    Draw,
     Evaluator,
     Objective,
     check_evaluator,
-    sample_points,
 )
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
-from radazo_jax._src.estimators.differences import check_distribution
-from radazo_jax._src.estimators.gradients import values_at
+from radazo_jax._src.estimators.differences import (
+    check_distribution,
+)
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
-from radazo_jax._src.steps import box, draws, step
-from radazo_jax._src.steps.box import Bounds
+from radazo_jax._src.runs import smoothing as smoothings
+from radazo_jax._src.runs.smoothing import Evaluated
 from radazo_jax._src.transforms.decayed import DecayedRate
 
 _PAIRS = 8  # Symmetric pairs of points, each on a minibatch of its own.
@@ -47,6 +46,8 @@ class LearningRate(NamedTuple):
 
     Attributes:
       learning_rate: η of the first step; `schedule` has the rates of all steps.
+      smoothing: μ of differences along the distribution, as `find_smoothing` measures
+        it, or as the caller has named it.
       flatness: s, the root mean square per element of a random change of all
         parameters that raises the loss by `rise`, at most `rms` unless that is 0.
       rms: The root mean square of the parameters.
@@ -58,6 +59,7 @@ class LearningRate(NamedTuple):
     """
 
     learning_rate: float
+    smoothing: float | None
     flatness: float
     rms: float
     loss: float
@@ -93,6 +95,11 @@ class LearningRate(NamedTuple):
         lines = [
             f"learning rate           {self.learning_rate:.3g}",
             f"  {end}",
+            *(
+                [f"smoothing               {self.smoothing:.3g}"]
+                if self.smoothing
+                else []
+            ),
             f"flatness                {self.flatness:.3g}{limit}",
             f"loss at params          {self.loss:.6g}",
             f"  rise that was probed  {self.rise:.3g}",
@@ -112,13 +119,15 @@ def find_learning_rate(
     distribution: Distribution = sphere(),
     evaluator: Evaluator = vectorized(batch_size=1),
     rise: float | None = None,
+    smoothing: float | None = None,
 ) -> LearningRate:
-    """Measures a learning rate for R-AdaZO, decayed linearly to 0 over a run.
+    """Measures μ and a learning rate for R-AdaZO, decayed linearly to 0 over a run.
 
-    It measures how far all parameters can move at random before the loss rises by a
-    tenth, or a loss ≤ 0 by its standard deviation between minibatches: the *flatness*
-    s, the root mean square of such a change per element. Each size is tried by eight
-    symmetric pairs of points, each on a minibatch of its own, the same for all sizes.
+    μ is the one of `find_smoothing`, unless it is named. For the rate, it measures how
+    far all parameters can move at random before the loss rises by a tenth, or a loss
+    ≤ 0 by its standard deviation between minibatches: the *flatness* s, the root mean
+    square of such a change per element. Each size is tried by eight symmetric pairs of
+    points, each on a minibatch of its own, the same for all sizes.
     The size is halved or doubled until it brackets the rise, and interpolated. The
     learning rate is
 
@@ -128,9 +137,9 @@ def find_learning_rate(
     of them add up as random steps. It holds for any number of directions.
 
     Use it for losses on minibatches, or if nothing is known of the scale of the
-    parameters. It takes 17 to 104 evaluations in most cases, and the memory of an
-    evaluation. `minimize` uses it on minibatches by itself. For a smooth function
-    without noise, the default method of `minimize` needs no learning rate.
+    parameters. It takes 17 to 104 evaluations in most cases, 208 more for μ, and the
+    memory of an evaluation. `minimize` uses it on minibatches by itself. For a smooth
+    function without noise, the default method of `minimize` needs no learning rate.
 
     Args:
       fun: The loss, `fun(params)` or, with `sample`, `fun(params, batch)`, as in
@@ -146,14 +155,16 @@ def find_learning_rate(
       rise: The rise of the loss at which a change counts as large; by default, a tenth
         of the loss at θ. The zero of a negative reward has no meaning: if the loss is
         ≤ 0, the default is its standard deviation between eight minibatches.
+      smoothing: μ, if it is known: it is then not measured.
 
     Returns:
-      The learning rate, and what it was computed from. `print` shows a report.
+      The smoothing, the learning rate, and what it was computed from. `print` shows a
+      report.
 
     Raises:
       TypeError, ValueError: If an argument has the wrong type or value; if the loss at
         θ is not finite, or not positive and the same on all minibatches, without
-        `rise`; if it does not rise.
+        `rise`; if it does not rise; as `find_smoothing` does.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -169,6 +180,7 @@ def find_learning_rate(
         decayed to 0 over     500 steps
       ...
       >>> optimizer = zo.radazo(found.schedule, bias_correction=True)
+      >>> estimator = zo.forward_difference(smoothing=found.smoothing)
     """
     params = checks.as_params(params)
     if num_steps is not None:
@@ -178,9 +190,27 @@ def find_learning_rate(
     check_evaluator(evaluator)
     if rise is not None:
         checks.check_positive("rise", rise)
+    if smoothing is not None:
+        checks.check_positive("smoothing", smoothing)
     key = keys.as_key(key)
     run = Evaluated(fun, sample, distribution, evaluator).traced(params, key)
-    return measured(run, params, key, rise, b1).over(num_steps)
+    found = measured(run, params, key, rise, b1).over(num_steps)
+    if smoothing is not None:
+        return found._replace(smoothing=float(smoothing))
+    return with_smoothing(found, run, params, key)
+
+
+def with_smoothing(
+    found: LearningRate, run: Evaluated, params: optax.Params, key: jax.Array
+) -> LearningRate:
+    """The rate together with the smoothing that is measured.
+
+    Raises:
+      ValueError: As `find_smoothing` does for a loss.
+    """
+    of = smoothings.Table.of(run, params, key).smoothing()
+    count = found.num_evaluations + of.num_evaluations
+    return found._replace(smoothing=of.smoothing, num_evaluations=count)
 
 
 def measured(
@@ -206,10 +236,10 @@ def measured(
     losses = probe.losses()
     loss = float(np.mean(losses))
     rise = _rise(losses) if rise is None else float(rise)
-    rms = _root_mean_square(params)
+    rms = smoothings.root_mean_square(params)
     flatness, num_sizes = _flatness(lambda size: (probe.mean(size) - loss) / rise, rms)
-    taken = run.num_minibatches + 2 * _PAIRS * num_sizes
-    found = LearningRate(0.0, flatness, rms, loss, rise, None, float(b1), taken)
+    taken = len(losses) + 2 * _PAIRS * num_sizes
+    found = LearningRate(0.0, None, flatness, rms, loss, rise, None, float(b1), taken)
     return found.over(None)
 
 
@@ -231,12 +261,6 @@ def _rise(losses: np.ndarray) -> float:
             "loss that counts as large."
         )
     return spread
-
-
-def _root_mean_square(params: Any) -> float:
-    """The root mean square of the elements of all leaves."""
-    total = float(trees.norm(params, trees.widest(params)))
-    return total / math.sqrt(max(trees.size(params), 1))
 
 
 def _flatness(rise: Callable[[float], float], rms: float) -> tuple[float, int]:
@@ -302,35 +326,6 @@ class _Probe(NamedTuple):
         return found if math.isfinite(found) else math.inf
 
 
-class Evaluated(NamedTuple):
-    """A loss on minibatches within bounds, and how it is evaluated."""
-
-    fun: Any
-    sample: Any
-    distribution: Distribution
-    evaluator: Evaluator
-    bounds: Bounds | None = None
-
-    @property
-    def num_minibatches(self) -> int:
-        """The number of different minibatches at θ."""
-        return 1 if self.sample is None else _PAIRS
-
-    def traced(self, params: Any, key: jax.Array) -> "Evaluated":
-        """The same with its functions as they are now."""
-        if programs.are_disabled():
-            return self
-        fun, sample = step.traced_functions(self.fun, self.sample, params, key)
-        return self._replace(fun=fun, sample=sample)
-
-    def loss_of(self, key: jax.Array, number: jax.Array) -> Callable[[Any], Any]:
-        """The loss on the minibatch of a pair, by its number."""
-        batch: tuple[Any, ...] = ()
-        if self.sample is not None:
-            batch = (self.sample(draws.key_of(key, number, draws.BATCH)),)
-        return lambda params: self.fun(box.project(self.bounds, params), *batch)
-
-
 def _of_all(of_pair: Callable[[jax.Array], jax.Array], num: int) -> jax.Array:
     return lax.map(of_pair, jnp.arange(num, dtype=jnp.uint32))
 
@@ -342,7 +337,7 @@ def _at_start(run: Evaluated, params: Any, key: jax.Array) -> jax.Array:
         loss = checks.checked_loss(run.loss_of(key, number), False)
         return loss(params)[0]
 
-    return _of_all(of_pair, run.num_minibatches)
+    return _of_all(of_pair, 1 if run.sample is None else _PAIRS)
 
 
 def _at_pairs(
@@ -351,13 +346,6 @@ def _at_pairs(
     """The mean loss at θ ± size · u over all pairs."""
 
     def of_pair(number: jax.Array) -> jax.Array:
-        loss = run.loss_of(key, number)
-        of_direction = draws.key_of(key, number, draws.DIRECTIONS)
-        draw = Draw.once(of_direction)._replace(fun=loss)
-        both = jnp.stack([size, -size])
-        points = sample_points(run.distribution, draw, 1, both, params)
-        cached = run.evaluator.cache(points)
-        values, _ = values_at(run.evaluator, loss, params, cached)
-        return jnp.mean(values.along)
+        return jnp.mean(run.along(key, number, params, jnp.stack([size, -size])))
 
     return jnp.mean(_of_all(of_pair, _PAIRS))

@@ -1,146 +1,154 @@
 """The loop of every run: budgets, failures, progress and the callback."""
 
+import abc
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
-from radazo_jax._src import checks
+from radazo_jax._src import checks, trees
+from radazo_jax._src.runs.asker import Stage
+from radazo_jax._src.runs.history import History, losses
 from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.results import Best, Report, Result
+from radazo_jax._src.runs.rising import Rising
 from radazo_jax._src.runs.stop import Budget
-from radazo_jax._src.steps.history import History, losses
-from radazo_jax._src.steps.stages import Stage, Stages
-from radazo_jax._src.steps.states import Policy, RunError, SolverState, failure_counts
+from radazo_jax._src.steps.states import (
+    Failures,
+    Policy,
+    RunError,
+    failure_counts,
+)
 
 # So many equal steps at the start of a run are warned about.
 _STILL = 10
 
 
-class Taken(NamedTuple):
-    """Steps that were taken.
+class Steps(abc.ABC):
+    """Takes the steps of a run, and keeps what is known of them.
 
     Attributes:
-      state: The state after them.
-      numbers: The numbers of the steps by name, [steps] each, as a `History` has them.
-      values: The values that a callback gets.
-      points: The points that a callback gets, or `None`.
-      figures: Texts for the progress bar, by name.
-      failure: A text about the last point that failed, or an empty string.
-      num_failed: The number of points at which a Python function failed.
+      budget: The budgets, which count the steps.
+      rows: The numbers of the steps by name, as a `History` has them; arrays of them if
+        several steps are taken at once.
+      best: The best so far.
+      num_failed: The number of points at which a Python function failed in this call.
+      last_failure: A text about the last point that failed, or an empty string.
     """
 
-    state: SolverState
-    numbers: Mapping[str, np.ndarray]
-    values: np.ndarray
-    points: Any
-    figures: Mapping[str, str]
-    failure: str = ""
-    num_failed: int = 0
-
-
-class Steps(Protocol):
-    """Takes the steps of a run, and keeps their records."""
+    def __init__(self, budget: Budget):
+        self.budget = budget
+        self.rows: list[dict[str, Any]] = []
+        self.best = Best(None)
+        self.num_failed, self.last_failure = 0, ""
 
     @property
-    def methods(self) -> tuple[Stage, ...]:
-        """The stages so far."""
-        ...
+    @abc.abstractmethod
+    def state(self) -> Any:
+        """The state after the latest step."""
 
     @property
-    def best(self) -> Best:
-        """The best so far."""
-        ...
+    def number(self) -> int:
+        """The number of steps of the whole run."""
+        return int(self.state.step)
 
-    def ended(self, state: SolverState) -> str:
-        """The reason for which the run ends by itself, or an empty string."""
-        ...
+    @property
+    def dtype(self) -> Any:
+        """The dtype of values."""
+        return trees.widest(self.state.params)
 
-    def begin(self, state: SolverState) -> SolverState:
-        """The state in which the next step begins, maybe of another stage."""
-        ...
+    @property
+    def failures(self) -> Failures:
+        """Counts of failures in the whole run."""
+        failures: Failures = self.state.failures
+        return failures
 
-    def take(self, state: SolverState) -> Taken | None:
-        """Takes the next steps, one or a chunk; `None` if it was interrupted."""
-        ...
+    def has_used(self, count: int) -> bool:
+        """Whether a value could be used in one of the latest steps, so many."""
+        return int(self.failures.in_a_row) < count
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages of a method."""
+        return ()
+
+    @property
+    def reason(self) -> str:
+        """The reason for which a method has ended, or an empty string."""
+        return ""
+
+    def ended(self) -> str:
+        """Returns "converged" if the run ends by itself, else an empty string."""
+        return ""
+
+    @abc.abstractmethod
+    def take(self) -> bool:
+        """Takes the next steps, one or a chunk; returns `False` if interrupted."""
+
+    @abc.abstractmethod
+    def figures(self) -> dict[str, str]:
+        """Texts about the latest steps for the progress bar, by name."""
+
+    @abc.abstractmethod
+    def report(self) -> Report:
+        """The latest steps, for a callback."""
+
+    @abc.abstractmethod
+    def params(self, stopped: str) -> Any:
+        """The parameters of the result of a run that ends for this reason."""
+
+    def outside(self) -> Any:
+        """The state as the caller gets it."""
+        return self.state
 
     def history(self) -> History:
-        """The records of all steps so far."""
-        ...
-
-    def params(self, state: SolverState, stopped: str) -> Any:
-        """The parameters of the result."""
-        ...
-
-    def outside(self, state: SolverState) -> SolverState:
-        """A state as the caller gets it."""
-        ...
-
-
-class Staged:
-    """The part of `Steps` that the stages of a run decide.
-
-    Attributes:
-      stages: The stages of the run.
-    """
-
-    stages: Stages
-
-    @property
-    def methods(self) -> tuple[Stage, ...]:
-        """See `Steps`."""
-        return tuple(self.stages.done)
-
-    def ended(self, state: SolverState) -> str:
-        """See `Steps`."""
-        return self.stages.ended(state)
-
-
-class Options(NamedTuple):
-    """The choices of a caller about the loop of a run.
-
-    Attributes:
-      budget: The budgets, which `Steps.take` counts.
-      policy: The rule by which failures end the run.
-      callback: Gets a `Report` after each step or chunk; `None` for none.
-      report: Shows figures of the latest steps.
-      context: Makes the context in which the callback is called.
-      rate: The learning rate that was found before the first step.
-    """
-
-    budget: Budget
-    policy: Policy
-    callback: Callable[[Report], object] | None
-    report: Callable[[Mapping[str, str]], None]
-    context: Callable[[], AbstractContextManager[Any]] = nullcontext
-    rate: LearningRate | None = None
+        """The numbers of all steps so far."""
+        return History.of(self.rows)
 
 
 def run(
     steps: Steps,
-    state: SolverState,
-    options: Options,
-    last: str = "",
+    policy: Policy,
+    callback: Callable[[Report], object] | None,
+    show: Callable[[Mapping[str, str]], None],
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    rate: LearningRate | None = None,
+    rising: Rising | None = None,
 ) -> Result:
     """Takes steps until a budget, a failure, a callback or Ctrl-C ends the run.
 
     Args:
       steps: Takes the steps.
-      state: The state before the first step.
-      options: The choices of the caller.
-      last: The last failure so far.
+      policy: The rule by which failures end the run.
+      callback: Gets a `Report` after each step or chunk; `None` for none.
+      show: Shows figures of the latest steps.
+      context: Makes the context in which the callback is called.
+      rate: The learning rate that was found before the first step.
+      rising: Warns if the loss rises.
 
     Raises:
       RunError: If too many evaluations failed. It has the result so far.
     """
-    with failing_with_result(steps, options.rate):
-        state, stopped = _take_all(steps, state, options, last)
-        params = steps.params(state, stopped)
-    return _result(steps, params, steps.outside(state), stopped, options.rate)
+
+    def ends() -> bool:
+        """Whether the callback ends the run, by a true value or by StopIteration."""
+        if callback is None:
+            return False
+        report = steps.report()
+        with context():
+            try:
+                return bool(callback(report))
+            except StopIteration:
+                return True
+
+    with failing_with_result(steps, rate):
+        stopped = _take_all(steps, policy, ends, show, rising)
+        params = steps.params(stopped)
+    return _result(steps, params, stopped, rate)
 
 
 @contextmanager
@@ -151,45 +159,45 @@ def failing_with_result(
     try:
         yield
     except RunError as error:
-        error.state = steps.outside(error.state)
-        error.result = _result(steps, error.state.params, error.state, "failure", rate)
+        error.state = steps.outside()
+        error.result = _result(steps, error.state.params, "failure", rate)
         raise
 
 
 def _take_all(
-    steps: Steps, state: SolverState, options: Options, last: str
-) -> tuple[SolverState, str]:
-    """The state after the last step, and the reason for which the run ended."""
-    budget, policy = options.budget, options.policy
-    limits, failed, begun = policy.limits(state), 0, budget.evaluations
-    standstill = _Standstill(state)
-    while not (stopped := budget.reason() or steps.ended(state)):
-        # A stage may need more evaluations than are left.
-        state = steps.begin(state)
-        if stopped := budget.reason():
-            break
-        taken = steps.take(state)
-        if taken is None:
+    steps: Steps,
+    policy: Policy,
+    ends: Callable[[], bool],
+    show: Callable[[Mapping[str, str]], None],
+    rising: Rising | None,
+) -> str:
+    """Takes the steps; returns the reason for which the run ended."""
+    budget, limits = steps.budget, policy.limits(steps.failures)
+    begun, standstill = budget.evaluations, _Standstill(steps.number, steps.dtype)
+    while not (stopped := budget.reason() or steps.ended()):
+        before = len(steps.rows)
+        if not steps.take():
             stopped = "interrupted"
             break
-        state, last = taken.state, taken.failure or last
-        failed += taken.num_failed
-        counts = failure_counts(state)
-        options.report({**taken.figures, **counts})
-        policy.check(state, limits, last)
-        standstill.see(taken.numbers)
-        if _ends(steps, taken, options):
+        show({**steps.figures(), **failure_counts(steps.failures)})
+        policy.check(steps.failures, steps.number, limits, steps.last_failure)
+        for row in steps.rows[before:]:
+            standstill.see(row)
+            if rising is not None:
+                rising.see(np.atleast_1d(row["value"]))
+        if ends():
             stopped = budget.reason() or "callback"
             break
-    policy.check_used(state, budget.steps, last)
+    usable = steps.has_used(budget.steps)
+    policy.check_used(usable, budget.steps, steps.last_failure)
     count = budget.evaluations - begun
-    if 2 * failed > count:
+    if 2 * steps.num_failed > count:
         checks.warn(
-            f"fun failed at {failed} of {count} points, which were left out. The last "
-            f"failure: {last.rstrip('.')}. If fun fails in a region, give bounds "
-            "without it."
+            f"fun failed at {steps.num_failed} of {count} points, which were left out. "
+            f"The last failure: {steps.last_failure.rstrip('.')}. If fun fails in a "
+            "region, give bounds without it."
         )
-    return state, stopped
+    return stopped
 
 
 class _Standstill:
@@ -200,12 +208,13 @@ class _Standstill:
     not looked at.
     """
 
-    def __init__(self, state: SolverState):
-        """Begins to look at a run, in the state before its first step."""
-        self._values: list[float] | None = None if int(state.step) else []
+    def __init__(self, number: int, dtype: Any):
+        """Begins to look at a run after so many steps, by values of a dtype."""
+        self._values: list[float] | None = None if number else []
+        self._eps = float(np.finfo(dtype).eps)
 
-    def see(self, numbers: Mapping[str, np.ndarray]) -> None:
-        """Looks at the numbers of steps, as a `History` has them.
+    def see(self, row: Mapping[str, Any]) -> None:
+        """Looks at the numbers of one or several steps, as a `History` has them.
 
         Runs of workers do not know slopes when they see the values.
         """
@@ -213,11 +222,12 @@ class _Standstill:
             return
         few = slice(_STILL - len(self._values))
         value, std, points = (
-            numbers[name][few] for name in ("value", "value_std", "evaluations")
+            np.atleast_1d(row[name])[few]
+            for name in ("value", "value_std", "evaluations")
         )
-        slope = numbers.get("slope", np.zeros_like(value))[few]
+        slope = np.atleast_1d(row.get("slope", np.zeros_like(value)))[few]
         # The mean of n equal values may differ from them by n roundings.
-        rounding = points * np.finfo(np.float32).eps * np.abs(value)
+        rounding = points * self._eps * np.abs(value)
         equal = bool(np.all((std <= rounding) & (slope == 0)))
         self._values += value.tolist()
         first = self._values[0]
@@ -234,34 +244,16 @@ class _Standstill:
             )
 
 
-def _ends(steps: Steps, taken: Taken, options: Options) -> bool:
-    """Whether the callback ends the run, by a true value or by StopIteration."""
-    if options.callback is None:
-        return False
-    state = steps.outside(taken.state)
-    number = int(state.step)
-    told = Report(number, taken.values, taken.points, steps.best, state)
-    with options.context():
-        try:
-            return bool(options.callback(told))
-        except StopIteration:
-            return True
-
-
 def _result(
-    steps: Steps,
-    params: Any,
-    state: SolverState,
-    stopped: str,
-    rate: LearningRate | None,
+    steps: Steps, params: Any, stopped: str, rate: LearningRate | None
 ) -> Result:
-    history = steps.history()
-    count = int(np.sum(history.evaluations))
+    state, history = steps.outside(), steps.history()
+    count = int(np.sum(history.evaluations)) + steps.budget.again
     if rate is not None:
         count += rate.num_evaluations
-    values = losses(history)
+    values = losses(history, steps.dtype)
     given = params, steps.best, values, count, state, history, stopped
-    return Result(*given, stages=steps.methods, learning_rate=rate)
+    return Result(*given, reason=steps.reason, stages=steps.stages, learning_rate=rate)
 
 
 @contextmanager

@@ -2,250 +2,295 @@
 
 import abc
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import jax
 import numpy as np
 import optax
 
 from radazo_jax._src import programs
 from radazo_jax._src.estimators.gradients import values_at
+from radazo_jax._src.evaluators.external import Calls, External, Mistake, Outcome
 from radazo_jax._src.runs import journal
-from radazo_jax._src.runs.journal import Done, Teller
-from radazo_jax._src.runs.learning_rate import LearningRate
-from radazo_jax._src.runs.loop import Staged, Taken
-from radazo_jax._src.runs.results import Best
+from radazo_jax._src.runs.journal import Journal, Record
+from radazo_jax._src.runs.loop import Steps
+from radazo_jax._src.runs.results import Best, Report
 from radazo_jax._src.runs.stop import Budget
-from radazo_jax._src.steps import ask_tell, step, units
-from radazo_jax._src.steps.history import History
-from radazo_jax._src.steps.records import Path, Record
-from radazo_jax._src.steps.stages import Stages
+from radazo_jax._src.runs.told import Told, as_values
+from radazo_jax._src.steps import step
 from radazo_jax._src.steps.states import Run, RunError, SolverState
 
 
-class Found(NamedTuple):
-    """The values at the points of a step.
+class OneByOne(Steps, abc.ABC):
+    """Steps that are taken one by one: each is written before it is taken."""
 
-    Attributes:
-      values: The values, [n], of the dtype in which they are used.
-      failures: Texts about the points that failed.
-      points: The points, a tree of NumPy arrays, [n, …]; `None` if they stay on the
-        device.
-    """
-
-    values: np.ndarray
-    failures: Sequence[str]
-    points: Any = None
-
-
-class OneByOne(Teller, Staged, abc.ABC):
-    """`Steps` that are taken one by one: each is written before it is taken.
-
-    Attributes:
-      best: The best so far.
-    """
-
-    def __init__(self, stages: Stages, state: SolverState, budget: Budget):
-        """Compiles nothing yet.
+    def __init__(self, told: Told, budget: Budget, file: Journal | None):
+        """Takes no step yet.
 
         Args:
-          stages: The stages of the run, with traced functions.
-          state: The state before the first step.
+          told: Is told the values.
           budget: The budgets, which have started.
+          file: The journal, open and begun; `None` without one.
         """
-        super().__init__(stages, state)
-        self._budget = budget
-        self._done: list[Done] = []
-        # A step of the journal, one of its points, and what is kept of it.
-        self._again: tuple[Record, int, Any] | None = None
-        self.best = Best(None)
+        super().__init__(budget)
+        self._told, self._file = told, file
+        self._record: Record | None = None  # Of the latest step.
 
-    def begin(self, state: SolverState) -> SolverState:
-        """See `Steps`."""
-        following = super().begin(state)
-        if following is not state:
-            self._budget.size = step.num_points(self.stages.run, following)
-        return following
+    @property
+    def state(self) -> Any:
+        return self._told.maker.state
 
-    @abc.abstractmethod
-    def _values(self, state: SolverState) -> Found | None:
-        """The values of a step; `None` if it was interrupted."""
+    @property
+    def number(self) -> int:
+        return self._told.maker.step
 
-    @abc.abstractmethod
-    def _before_each(self, records: Sequence[Record]) -> Callable[[SolverState], None]:
-        """A function to call before each of the steps that a journal holds."""
+    def resume(self) -> None:
+        """Takes the steps of the journal, as far as the budgets allow.
 
-    @abc.abstractmethod
-    def _see(self, done: Done) -> tuple[float, dict[str, str]]:
-        """The value that a step is compared by, and figures of the step."""
-
-    def _value_again(self, state: SolverState, path: Path, found: Any) -> Any:
-        """The value now at a point of the journal, `None` if it was interrupted.
-
-        Args:
-          state: The state after the journal.
-          path: The journal.
-          found: The value now, which was kept when the step of the point was taken.
-        """
-        del state, path
-        return found
-
-    @contextmanager
-    def resumed(
-        self,
-        path: Path | None,
-        fun: Any,
-        state: SolverState,
-        rate: LearningRate | None = None,
-    ) -> Iterator[SolverState]:
-        """Takes the steps that a journal holds, and writes further steps to it.
-
-        Args:
-          path: The journal, if there is one.
-          fun: The function, as the caller gave it.
-          state: The state before the first step.
-          rate: The learning rate that was found before it.
-
-        Yields:
-          The state after the steps.
-        """
-        given = path, fun, state, self._budget
-        with journal.resumed(*given, self, self._before_each, rate) as (
-            state,
-            self._done,
-            self._write,
-        ):
-            self._total = ask_tell.checksum_of(state.params)
-            for done in self._done:
-                self._count(done)
-            yield state
-
-    def warn_of_another_function(self, state: SolverState, path: Path) -> None:
-        """Warns if a point of the journal has another value now.
-
-        Args:
-          state: The state after the journal.
-          path: The journal.
+        Warns if one of its points has another value now.
 
         Raises:
           RunError: If the point could not be evaluated.
         """
-        if self._again is None:
+        if self._file is None:
             return
-        record, point, found = self._again
-        value = self._value_again(state, path, found)
-        if value is not None:
-            journal.warn_of_another_value(path, record, point, value)
+        found = [record for record in self._file.records if record.again is None]
+        found = found[: self.budget.allowed([len(record.values) for record in found])]
+        again = journal.to_evaluate_again(found)
+        stops = {len(found), *self._stops(found), *([] if again is None else again[:1])}
+        first, value = 0, lambda: None
+        for stop in sorted(stops):
+            rows = self._told.rebuild(found[first:stop])
+            for record, row in zip(found[first:stop], rows, strict=True):
+                self._count(record, row)
+            first = stop
+            if stop < len(found):
+                if again is not None and stop == again[0]:
+                    value = self._later_value(again[1])
+                self._look()
+        if again is None:
+            return
+        now = value()
+        if now is not None:
+            i, point = again
+            journal.warn_of_another_value(self._file.path, found[i], point, now)
 
-    @property
-    def last_failure(self) -> str:
-        """The last failure so far, or an empty string."""
-        failures = [text for done in self._done for text in done.record.failures]
-        return failures[-1] if failures else ""
+    def _stops(self, found: Sequence[Record]) -> Sequence[int]:
+        """The numbers of the steps of a journal whose points are needed."""
+        del found
+        return ()
 
-    def take(self, state: SolverState) -> Taken | None:
-        """See `Steps`."""
-        number, start = int(state.step), time.perf_counter()
+    def _look(self) -> None:
+        """Asks for the points of a step of a journal."""
+
+    @abc.abstractmethod
+    def _later_value(self, point: int) -> Callable[[], Any]:
+        """A function that returns the value at a point of the step.
+
+        It is called later, once all steps of the journal were taken. It returns `None`
+        if it was interrupted.
+        """
+
+    @abc.abstractmethod
+    def _values(self) -> tuple[np.ndarray, Sequence[str]] | None:
+        """The values of a step and failures; `None` if it was interrupted."""
+
+    @abc.abstractmethod
+    def _taken(self, record: Record) -> dict[str, Any]:
+        """Takes a step."""
+
+    @abc.abstractmethod
+    def _value_of(self, record: Record, row: dict[str, Any]) -> float:
+        """The value that a step is compared by."""
+
+    def take(self) -> bool:
+        number, start = self.number, time.perf_counter()
         try:
-            found = self._values(state)
+            found = self._values()
             if found is None:
-                return None
-            seconds, texts = time.perf_counter() - start, tuple(found.failures)
-            record = Record(number, found.values, int(self._total), seconds, texts)
-            self._write(record)
+                return False
+            values, texts = found
+            seconds, total = time.perf_counter() - start, self._told.maker.checksum
+            record = Record(number, values, int(total), seconds, tuple(texts))
+            if self._file is not None:
+                self._file.append(record)
+        except Mistake as mistake:
+            raise RunError(str(mistake), self.state) from mistake.__cause__
         except (RuntimeError, OSError) as error:
             raise RunError(
                 f"step {number} could not be taken: {error} The error's state is the "
                 "run up to this step.",
-                state,
+                self.state,
             ) from error
-        state, numbers, self._total = self.tell(state, found.values)
-        done = Done.of(record, self.names, np.asarray(numbers))
-        self._done.append(done)
-        figures = self._count(done)
-        rows = {name: np.array([x]) for name, x in done.numbers.items()}
-        last = texts[-1] if texts else ""
-        given = found.values, found.points, figures, last, len(texts)
-        return Taken(state, rows, *given)
+        self.num_failed += len(texts)
+        self._count(record, self._taken(record))
+        return True
 
-    def _count(self, done: Done) -> dict[str, str]:
-        value, figures = self._see(done)
-        self._budget.saw(value, len(done.record.values))
-        return figures
+    def _count(self, record: Record, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        self._record = record
+        self.last_failure = (self.last_failure, *record.failures)[-1]
+        self.budget.saw(self._value_of(record, row), len(record.values))
 
-    def history(self) -> History:
-        """See `Steps`."""
-        return History.of([done.numbers for done in self._done])
+    def report(self) -> Report:
+        assert self._record is not None
+        given = self._record.values, None, self.best, self.outside()
+        return Report(self.number, *given)
 
-    def params(self, state: SolverState, stopped: str) -> optax.Params:
-        """See `Steps`."""
+    def params(self, stopped: str) -> Any:
         del stopped
-        return self.stages.last_params(state)
-
-    def outside(self, state: SolverState) -> SolverState:
-        """See `Steps`."""
-        return state
+        return self._told.maker.state.params
 
 
-class TracedSteps(OneByOne):
+class Traced(OneByOne):
     """Steps of a function that JAX traces.
 
     The program that takes a step is the one that `replay` runs.
     """
 
     def __init__(
-        self,
-        stages: Stages,
-        state: SolverState,
-        budget: Budget,
-        interrupted: Callable[[], bool],
+        self, told: Told, budget: Budget, file: Journal, interrupted: Callable[[], bool]
     ):
-        """Compiles nothing yet.
+        """Takes no step yet.
 
         Args:
-          stages: The stages of the run, with traced functions.
-          state: The state before the first step.
+          told: Is told the values.
           budget: The budgets, which have started.
+          file: The journal, open and begun.
           interrupted: Asked before each step whether to stop.
         """
-        super().__init__(stages, state, budget)
+        super().__init__(told, budget, file)
         self._interrupted = interrupted
-        self._evaluations = 0
+        self._program: Callable[[SolverState], Any] | None = None
 
-    def _begin(self, state: SolverState) -> None:
-        super()._begin(state)
-        self._evaluate = programs.of(_values_at, self.stages.run, state)
+    def _evaluated(self) -> np.ndarray:
+        maker: Any = self._told.maker
+        if self._program is None:
+            self._program = programs.of(_values_at, maker.run, maker.state)
+        return np.asarray(self._program(maker.state))
 
-    def _values(self, state: SolverState) -> Found | None:
+    def _values(self) -> tuple[np.ndarray, Sequence[str]] | None:
         if self._interrupted():
             return None
-        found = np.asarray(self._evaluate(state))
+        found = self._evaluated()
         failed = found[~np.isfinite(found)]
-        return Found(found, [f"returned {value}" for value in failed])
+        return found, [f"returned {value}" for value in failed]
 
-    def _before_each(self, records: Sequence[Record]) -> Callable[[SolverState], None]:
-        chosen = journal.to_evaluate_again(records)
+    def _later_value(self, point: int) -> Callable[[], Any]:
+        value = self._evaluated()[point]
+        return lambda: value
 
-        def before(state: SolverState) -> None:
-            if chosen is not None and int(state.step) == chosen[0].step:
-                record, i = chosen
-                self._again = record, i, np.asarray(self._evaluate(state))[i]
+    def _taken(self, record: Record) -> dict[str, Any]:
+        return self._told.take(record)
 
-        return before
-
-    def _see(self, done: Done) -> tuple[float, dict[str, str]]:
-        value = done.numbers["value"]
+    def _value_of(self, record: Record, row: dict[str, Any]) -> float:
+        value: float = row["value"]
         if np.isfinite(value) and value < self.best.value:
-            self.best = Best(None, float(value), self._evaluations)
-        self._evaluations += len(done.record.values)
-        return value, {"loss": f"{value:.6g}"}
+            self.best = Best(None, float(value), self.budget.evaluations)
+        return value
+
+    def figures(self) -> dict[str, str]:
+        return {"loss": f"{self.rows[-1]['value']:.6g}"}
+
+
+class Called(OneByOne):
+    """Steps of a Python function, which an `External` evaluator calls."""
+
+    def __init__(
+        self,
+        told: Told,
+        budget: Budget,
+        file: Journal | None,
+        evaluator: External,
+        calls: Calls,
+    ):
+        """Takes no step yet.
+
+        Args:
+          told: Is told the values.
+          budget: The budgets, which have started.
+          file: The journal, open and begun; `None` without one.
+          evaluator: The evaluator.
+          calls: Its calls of the function.
+        """
+        super().__init__(told, budget, file)
+        self._evaluator, self._calls, self.best = evaluator, calls, told.best
+        self._points: Any = None  # Of the latest step.
+        self._outcome = Outcome(np.zeros(0), [], {})
+
+    def _values(self) -> tuple[np.ndarray, Sequence[str]] | None:
+        candidates = self._told.ask()
+        outcome = self._calls.evaluate(candidates)
+        if outcome is None:
+            return None
+        self._outcome, n = outcome, len(outcome.values)
+        self._points = jax.tree.map(lambda x: x[:n], candidates)
+        failures = [outcome.failures[i] for i in sorted(outcome.failures)]
+        values = as_values(outcome.values, self._told.maker.dtype)
+        beyond = outcome.values[np.isinf(values) & np.isfinite(outcome.values)]
+        failures += [f"returned {v}, beyond {values.dtype}" for v in beyond]
+        return values, failures
+
+    def _taken(self, record: Record) -> dict[str, Any]:
+        found = self._outcome
+        return self._told.take(record, found.values, found.infos)
+
+    def _value_of(self, record: Record, row: dict[str, Any]) -> float:
+        del row
+        self.best = self._told.best
+        value: float = record.lowest
+        return value
+
+    def _stops(self, found: Sequence[Record]) -> Sequence[int]:
+        # The best of its points is one of the result.
+        values = [record.lowest for record in found]
+        return [int(np.argmin(values))] if values else ()
+
+    def _look(self) -> None:
+        self._told.ask()
+
+    def _later_value(self, point: int) -> Callable[[], Any]:
+        candidates = self._told.ask()
+        if not self._evaluator.batched:
+            candidates, point = jax.tree.map(lambda x: x[point][None], candidates), 0
+
+        def value() -> Any:
+            try:
+                outcome = self._calls.evaluate(candidates)
+            except Mistake as mistake:
+                raise RunError(str(mistake), self.state) from mistake.__cause__
+            except (RuntimeError, OSError) as error:
+                raise RunError(
+                    "journal has a point that could not be evaluated again: "
+                    f"{error} The error's result is the run in the journal.",
+                    self.state,
+                ) from error
+            if outcome is None:
+                return None
+            return as_values(outcome.values, self._told.maker.dtype)[point]
+
+        return value
+
+    def figures(self) -> dict[str, str]:
+        assert self._record is not None
+        rate = len(self._record.values) / max(self._record.seconds, 1e-9)
+        return {"best": f"{self.best.value:.6g}", "evaluations/s": f"{rate:.3g}"}
+
+    def report(self) -> Report:
+        return super().report()._replace(points=self._points)
+
+    def params(self, stopped: str) -> optax.Params:
+        del stopped
+        return self._told.params
+
+    def outside(self) -> Any:
+        return self._told.state
 
 
 def _values_at(run: Run, state: SolverState) -> Any:
     """The values at the points of a step, [n]."""
     loss = step.loss_at(run, state)
     points, _ = step.points_at(run, state, loss)
-    placed = units.around(run.units, state.params, points)
-    values, _ = values_at(run.evaluator, loss, state.params, placed)
+    values, _ = values_at(run.evaluator, loss, state.params, points)
     return points.join(values)

@@ -1,6 +1,7 @@
 """R-AdaZO at a learning rate that its state holds, so that programs share it."""
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +30,8 @@ class DecayedRate(NamedTuple):
       initial_learning_rate: η of the first update: float32, shape ().
       num_steps: T, the number of updates after which the rate is 0; 0 if it is not
         known: int32, shape ().
+      smoothing: μ of the run that was measured with the rate, NaN without: float32,
+        shape ().
     """
 
     # `count` is the name that Optax's states have; it hides a method of tuple.
@@ -36,14 +39,18 @@ class DecayedRate(NamedTuple):
     learning_rate: jax.Array
     initial_learning_rate: jax.Array
     num_steps: jax.Array
+    smoothing: jax.Array
 
     @classmethod
-    def of(cls, learning_rate: float, num_steps: int | None) -> "DecayedRate":
+    def of(
+        cls, learning_rate: float, num_steps: int | None, smoothing: float | None = None
+    ) -> "DecayedRate":
         """The state before the first update."""
         # No two fields share a buffer, because runs donate their states.
         rate, first = (trees.number(learning_rate, np.float32) for _ in range(2))
         count, end = (trees.number(n, np.int32) for n in (0, num_steps or 0))
-        return cls(count, rate, first, end)
+        far = trees.number(np.nan if smoothing is None else smoothing, np.float32)
+        return cls(count, rate, first, end, far)
 
     def now(self) -> jax.Array:
         """The rate of the next update: float32, shape ()."""
@@ -76,15 +83,28 @@ def radazo_at(
     return optax.GradientTransformationExtraArgs(begin, chain.update)
 
 
-def with_rate(state: Any, learning_rate: float, num_steps: int | None) -> Any:
+def with_rate(
+    state: Any,
+    learning_rate: float,
+    num_steps: int | None,
+    smoothing: float | None = None,
+) -> Any:
     """A state of `radazo_at` before its first update, with another rate."""
-    return (*state[:-1], DecayedRate.of(learning_rate, num_steps))
+    return (*state[:-1], DecayedRate.of(learning_rate, num_steps, smoothing))
 
 
 def end_of(state: Any) -> int | None:
     """The number of updates after which the rate is 0, if a state has such a rate."""
     if isinstance(state, tuple) and state and isinstance(state[-1], DecayedRate):
         return int(state[-1].num_steps) or None
+    return None
+
+
+def smoothing_of(state: Any) -> float | None:
+    """The smoothing that was measured with the rate of a state, if there is one."""
+    if isinstance(state, tuple) and state and isinstance(state[-1], DecayedRate):
+        far = float(state[-1].smoothing)
+        return None if math.isnan(far) else far
     return None
 
 

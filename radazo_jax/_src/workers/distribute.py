@@ -1,7 +1,7 @@
 """Runs on workers that hold the model."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,18 +11,17 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.base import GradientEstimator, Search
+from radazo_jax._src.base import GradientEstimator
+from radazo_jax._src.names import checks_names
 from radazo_jax._src.numbers import keys
-from radazo_jax._src.runs import loop
-from radazo_jax._src.runs.journal import check_same_run
+from radazo_jax._src.runs import history, loop
+from radazo_jax._src.runs.history import History
+from radazo_jax._src.runs.journal import Journal, Path, Record, lowest
+from radazo_jax._src.runs.loop import Steps
 from radazo_jax._src.runs.results import Best, Report, Result
 from radazo_jax._src.runs.stop import Budget
-from radazo_jax._src.search.whole import whole
-from radazo_jax._src.steps import history, records, states
+from radazo_jax._src.steps import states
 from radazo_jax._src.steps.box import BoundsLike, as_bounds
-from radazo_jax._src.steps.history import History
-from radazo_jax._src.steps.records import Path, Record, lowest
-from radazo_jax._src.steps.stages import Stage
 from radazo_jax._src.steps.states import Failures, Policy, RunError, SolverState
 from radazo_jax._src.workers.cluster import Cluster
 from radazo_jax._src.workers.fleet import Fleet
@@ -30,12 +29,12 @@ from radazo_jax._src.workers.replica import Recipe
 from radazo_jax._src.workers.shares import Members
 
 
+@checks_names
 def distribute(
     make_fun: Callable[[], Any],
     params: Any,
     optimizer: optax.GradientTransformation,
     estimator: GradientEstimator,
-    search: Search = whole(),
     *,
     client: Any,
     num_steps: int | None = None,
@@ -79,7 +78,6 @@ def distribute(
         worker once; or `None` if `make_fun` returns a pair `(fun, params)`.
       optimizer: An Optax transformation, such as `radazo(1e-3)`. It gets no `value_fn`.
       estimator: An estimator, such as `forward_difference()`.
-      search: As in `minimize`.
       client: A `distributed.Client`, not an asynchronous one. It must reach the
         addresses of the workers.
       num_steps: Number of steps; with a journal, of the whole run. By default 1000,
@@ -145,11 +143,12 @@ def distribute(
       ...     journal="run.jsonl",
       ... )  # doctest: +SKIP
     """
+    checks.check_callback(callback)
     if not callable(make_fun):
         raise TypeError(
             f"make_fun must be a function without arguments; got {make_fun!r}."
         )
-    states.check_run(optimizer, estimator, search)
+    states.check_run(optimizer, estimator)
     budget = Budget(num_steps, max_evaluations, max_seconds, target, patience)
     checks.check_int_at_least("batch_size", batch_size, 1)
     checks.check_positive("timeout", timeout)
@@ -165,52 +164,53 @@ def distribute(
         params,
         optimizer,
         estimator,
-        search,
         sample,
         as_bounds(bounds),
         batch_size,
         np.asarray(jax.random.key_data(typed)),
     )
     signs = values == "signs"
-    driver = _Driver(Cluster(client), recipe, float(timeout), policy, typed, signs)
-    return driver.run(journal, budget, fetch_params, progress, callback)
+    driver = Driver(Cluster(client), recipe, float(timeout), budget, policy, signs)
+    return driver.run(journal, fetch_params, progress, callback)
 
 
-class _Driver:
-    """`Steps` on workers: it holds the journal, and no parameters."""
+class Driver(Steps):
+    """Steps on workers: it holds the journal, and no parameters."""
 
     def __init__(
         self,
         cluster: Any,
         recipe: Recipe,
         timeout: float,
+        budget: Budget,
         policy: Policy,
-        key: jax.Array,
         signs: bool = False,
     ):
-        self._cluster, self._policy, self._key = cluster, policy, key
-        self._signs = signs
+        super().__init__(budget)
+        self._cluster, self._policy, self._signs = cluster, policy, signs
+        self._key = jax.random.wrap_key_data(
+            jnp.asarray(recipe.key), impl="threefry2x32"
+        )
         # Workers tell runs apart by this number.
         number = int(np.random.SeedSequence().generate_state(1)[0])
         self._fleet = Fleet(cluster, recipe, number, timeout)
         self._names: tuple[str, ...] = ()
-        self._evaluations = 0
-        self.best = Best(None)
+        self._values = np.zeros(0)  # Of the latest step.
+        self._file: Journal | None = None
 
     def run(
         self,
         path: Path | None,
-        budget: Budget,
         fetch_params: bool,
         progress: bool,
         callback: Callable[[Report], Any] | None,
     ) -> Result:
-        """Takes the steps; the user calls what calls this."""
-        fleet, sync = self._fleet, self._cluster.sync
-        self._budget, self._fetches = budget, fetch_params
+        """Takes the steps."""
+        fleet, sync, self._fetches = self._fleet, self._cluster.sync, fetch_params
         with ExitStack() as stack:
             self._interrupted = stack.enter_context(loop.interruptible())
-            file = None if path is None else stack.enter_context(records.opened(path))
+            if path is not None:
+                self._file = stack.enter_context(Journal(path).opened())
             stack.callback(sync, fleet.roster.close)
             description = sync(fleet.start, self._interrupted)
             if description is None:
@@ -219,96 +219,83 @@ class _Driver:
             if self._signs:
                 _check_pairs(line)
                 line = line | {"values": "signs"}
-            budget.start_points(line["points"], 0, np.dtype(line["dtype"]))
-            self._write = self._resumed(path, file, line)
-            state = self.outside(None)
-            self._limits = self._policy.limits(state)
-            report = stack.enter_context(loop.progress_bar(progress, budget))
-            options = loop.Options(budget, self._policy, callback, report)
-            result = loop.run(self, state, options, self._last())
+            self.budget.start_points(line["points"], 0, np.dtype(line["dtype"]))
+            if self._file is not None:
+                self._file.begin(line)
+                self._resume(self._file.records)
+            self._limits = self._policy.limits(self.failures)
+            show = stack.enter_context(loop.progress_bar(progress, self.budget))
+            result = loop.run(self, self._policy, callback, show)
         return result._replace(workers=dict(fleet.roster.reports))
 
-    def take(self, state: SolverState) -> loop.Taken | None:
-        """See `Steps`."""
-        fleet, number, start = self._fleet, int(state.step), time.perf_counter()
+    def _resume(self, records: Sequence[Record]) -> None:
+        """Begins after the steps of a journal, as far as the budgets allow."""
+        allowed = self.budget.allowed([len(x.values) for x in records])
+        self._fleet.resume(list(records[:allowed]))
+        for record in records[:allowed]:
+            # Of signs, none is a value of the loss.
+            values = record.values
+            self._count(record, np.full_like(values, np.inf) if self._signs else values)
+
+    def take(self) -> bool:
+        fleet, start = self._fleet, time.perf_counter()
+        number = len(fleet.records)
         try:
             found = self._wait_for(fleet.evaluate, self._interrupted)
             # The failures of the steps before are known now.
-            self._policy.check(self.outside(state), self._limits, self._last())
+            self._check(self._limits)
             if found is None:
-                return None
+                return False
             seconds = time.perf_counter() - start
             record = _record(number, found, seconds, self._signs)
-            self._write(record)
+            if self._file is not None:
+                self._file.append(record)
         except RunError:
             raise
         except (RuntimeError, OSError) as error:
             raise RunError(
                 f"step {number} could not be taken: {error} Its journal, if there is "
                 "one, is complete: the same call resumes the run.",
-                self.outside(state),
+                self.state,
             ) from error
         fleet.records.append(record)
-        self._count(found.values)
-        rate = len(found.values) / max(seconds, 1e-9)
-        figures = {
-            "lowest": f"{self.best.value:.6g}",
-            "evaluations/s": f"{rate:.3g}",
-        }
-        rows = history.of_values(found.values)
-        numbers = {name: np.array([x]) for name, x in rows.items()}
-        last, after = self._last(), self.outside(state)
-        return loop.Taken(after, numbers, found.values, None, figures, last)
+        self._values = found.values
+        self._count(record, found.values)
+        self.rows.append(history.of_values(found.values))
+        return True
 
-    def _count(self, values: np.ndarray) -> None:
+    def _count(self, record: Record, values: np.ndarray) -> None:
         """Counts a step with these values."""
         i, value = lowest(values)
         if value < self.best.value:
-            self.best = Best(None, float(value), self._evaluations + i)
-        self._evaluations += len(values)
-        self._budget.saw(value, len(values))
+            self.best = Best(None, float(value), self.budget.evaluations + i)
+        self.last_failure = (self.last_failure, *record.failures)[-1]
+        self.budget.saw(value, len(values))
 
-    @property
-    def methods(self) -> tuple[Stage, ...]:
-        """See `Steps`; a run of workers has one method."""
-        return ()
+    def figures(self) -> dict[str, str]:
+        rate = len(self._values) / max(self._fleet.records[-1].seconds, 1e-9)
+        return {"lowest": f"{self.best.value:.6g}", "evaluations/s": f"{rate:.3g}"}
 
-    def ended(self, state: SolverState) -> str:
-        """See `Steps`."""
-        del state
-        return ""
-
-    def begin(self, state: SolverState) -> SolverState:
-        """See `Steps`."""
-        return state
+    def report(self) -> Report:
+        number = len(self._fleet.records)
+        return Report(number, self._values, None, self.best, self.state)
 
     def history(self) -> History:
-        """See `Steps`."""
         known = self._fleet.numbers
         return History.of([_row(x, known, self._names) for x in self._fleet.records])
 
-    def params(self, state: SolverState, stopped: str) -> Any:
-        """See `Steps`; the numbers of the last step come with the parameters."""
-        del state
-        if stopped == "interrupted" or not self._fleet.records:
-            return None
-        return self._finish()
-
-    def outside(self, state: Any) -> SolverState:
-        """See `Steps`; the state of the run, without its trees."""
-        del state
+    @property
+    def state(self) -> SolverState:
+        """The state of the run, without its trees."""
         done = jnp.array(len(self._fleet.records), jnp.int32)
-        trees = {f"{name}_state": None for name in ("optimizer", "estimator", "search")}
+        trees = {f"{name}_state": None for name in ("optimizer", "estimator")}
         failures = _failures(self._fleet)
         return SolverState(None, **trees, key=self._key, step=done, failures=failures)
 
-    def _last(self) -> str:
-        """The last failure so far, or an empty string."""
-        found = (x.failures[-1] for x in self._fleet.records[::-1] if x.failures)
-        return next(found, "")
-
-    def _finish(self) -> Any:
-        """The parameters after the last step."""
+    def params(self, stopped: str) -> Any:
+        """The parameters after the last step, whose numbers come with them."""
+        if stopped == "interrupted" or not self._fleet.records:
+            return None
         try:
             params = self._wait_for(
                 self._fleet.finish, self._interrupted, self._fetches
@@ -317,12 +304,16 @@ class _Driver:
             raise RunError(
                 f"params could not be fetched: {error} replay rebuilds them from the "
                 "journal.",
-                self.outside(None),
+                self.state,
             ) from error
-        state, last = self.outside(None), self._last()
-        self._policy.check(state, self._policy.limits(state), last)
-        self._policy.check_used(state, self._budget.steps, last)
+        self._check(self._policy.limits(self.failures))
+        usable = self.has_used(self.budget.steps)
+        self._policy.check_used(usable, self.budget.steps, self.last_failure)
         return params
+
+    def _check(self, limits: np.ndarray) -> None:
+        """Raises a RunError if the failures have reached the limits."""
+        self._policy.check(self.failures, self.number, limits, self.last_failure)
 
     def _wait_for(self, function: Callable[..., Any], *args: Any) -> Any:
         """Runs a coroutine of the fleet, and warns of what it reports."""
@@ -331,26 +322,6 @@ class _Driver:
         finally:
             for note in self._fleet.roster.notes():
                 checks.warn(note)
-
-    def _resumed(
-        self, path: Path | None, file: records.File | None, line: dict[str, Any]
-    ) -> Callable[[Record], None]:
-        """Takes up the steps of a journal; returns a function that adds one."""
-        if path is None or file is None:
-            return lambda record: None
-        if file.found is not None:
-            # Other runs have no entry of what their values are.
-            exact = {"values": None}
-            check_same_run(path, exact | file.found.run, exact | line)
-            found = file.found.records
-            allowed = self._budget.allowed([len(x.values) for x in found])
-            self._fleet.resume(found[:allowed])
-            for record in self._fleet.records:
-                # Of signs, none is a value of the loss.
-                values = record.values
-                self._count(np.full_like(values, np.inf) if self._signs else values)
-        file.begin(line)
-        return file.append
 
 
 def _record(number: int, found: Members, seconds: float, signs: bool) -> Record:

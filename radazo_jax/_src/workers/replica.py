@@ -10,13 +10,12 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks, programs, trees, xla
-from radazo_jax._src.base import GradientEstimator, Points, Search
+from radazo_jax._src.base import GradientEstimator, Points
 from radazo_jax._src.evaluators.vectorized import values_by_number, vectorized
-from radazo_jax._src.runs import journal
-from radazo_jax._src.steps import ask_tell, history, states, step
+from radazo_jax._src.runs.journal import Record, line_of_run
+from radazo_jax._src.runs.told import Stepper, Told, begin
+from radazo_jax._src.steps import states, step
 from radazo_jax._src.steps.box import Bounds
-from radazo_jax._src.steps.records import Record
-from radazo_jax._src.steps.stages import Stages
 from radazo_jax._src.steps.states import Run, SolverState
 from radazo_jax._src.workers.messages import Reply, Request
 
@@ -29,7 +28,6 @@ class Recipe(NamedTuple):
       params: As in `distribute`.
       optimizer: As in `distribute`.
       estimator: As in `distribute`.
-      search: As in `distribute`.
       sample: As in `distribute`.
       bounds: As in `distribute`.
       batch_size: As in `distribute`.
@@ -40,7 +38,6 @@ class Recipe(NamedTuple):
     params: Any
     optimizer: optax.GradientTransformation
     estimator: GradientEstimator
-    search: Search
     sample: Callable[[jax.Array], Any] | None
     bounds: Bounds | None
     batch_size: int
@@ -82,72 +79,67 @@ class Replica:
             recipe.sample,
             recipe.optimizer,
             recipe.estimator,
-            recipe.search,
             bounds=recipe.bounds,
         )
-        states.check_run(run.optimizer, run.estimator, run.search)
+        states.check_run(run.optimizer, run.estimator)
         self._fun = fun
         self._seconds = self._seconds_per_step = 0.0
         begun = self._start(params)
         self._run = step.traced(run, begun)
-        self._teller = journal.Teller(Stages(self._run, begun), begun)
+        self._told: Told | None = self._told_of(begun)
+        self._names = self._told.maker.names
         self._points = programs.of(_points, self._run, begun)
         # Not by its arguments: each batch of points is as large.
         self._values = programs.of(values_of, self._run)
-        self._state: SolverState | None = begun
 
     def describe(self) -> Description:
         """Compiles all programs, and describes the run."""
         # The second time, the program is compiled.
         for _ in range(2):
             values = self.evaluate(np.zeros(1, np.int32))
-        begun = self._started()
-        names = history.names(begun)
-        line = journal.line_of_run(self._fun, begun, self._run)
+        begun = self._state
+        line = line_of_run(begun, self._run)
         size = sum(x.nbytes for x in jax.tree.leaves(begun))
         for _ in range(2):
-            copy = trees.copy(begun)
+            copy = self._told_of(trees.copy(begun))
             start = time.perf_counter()
-            told = self._teller.tell(
-                copy, np.full(line["points"], values[0], values.dtype)
-            )
-            jax.block_until_ready(told)
+            copy.maker.tell(np.full(line["points"], values[0], values.dtype))
+            jax.block_until_ready(copy.maker.state)
             self._seconds_per_step = time.perf_counter() - start
         seconds = self._seconds, self._seconds_per_step
-        return Description(line, names, size, *seconds, values[0])
+        return Description(line, self._names, size, *seconds, values[0])
 
     def answer(self, request: Request) -> Reply:
         """Takes steps, then evaluates."""
         if request.restarts:
-            self._state = None
+            self._told = None
         try:
             numbers = self._advance(request)
         except ValueError:
             # The parameters differ from the run's, and some steps were taken in place.
-            self._state = None
+            self._told = None
             return self._reply(state=None)
         values = self.evaluate(request.members)
-        return self._reply(self._started(), numbers, values)
+        return self._reply(self._state, numbers, values)
 
     def leaves(self) -> list[np.ndarray]:
         """Returns the arrays of the state."""
-        return [np.asarray(_without_key(x)) for x in jax.tree.leaves(self._started())]
+        return [np.asarray(_without_key(x)) for x in jax.tree.leaves(self._state)]
 
     def copy(self, leaves: list[np.ndarray]) -> Reply:
         """Continues from the state of another worker."""
-        found, treedef = jax.tree.flatten(self._started())
-        self._state = jax.tree.unflatten(
-            treedef, [_like(x, mine) for x, mine in zip(leaves, found, strict=True)]
-        )
+        found, treedef = jax.tree.flatten(self._state)
+        copied = [_like(x, mine) for x, mine in zip(leaves, found, strict=True)]
+        self._told = self._told_of(jax.tree.unflatten(treedef, copied))
         return self._reply(self._state)
 
     def params(self) -> Any:
-        """Returns the parameters of the last step, or before it if it is rejected."""
-        return trees.as_numpy(step.last_params(self._run, self._started()))
+        """Returns the parameters after the last step."""
+        return trees.as_numpy(self._state.params)
 
     def evaluate(self, members: np.ndarray) -> np.ndarray:
         """Returns the values at some points of the step, [m]."""
-        state, size = self._started(), self._recipe.batch_size
+        state, size = self._state, self._recipe.batch_size
         values = np.empty(len(members), trees.widest(state.params))
         if not len(members):
             return values
@@ -163,26 +155,28 @@ class Replica:
 
     def _advance(self, request: Request) -> np.ndarray:
         """Takes the steps of a request that were not taken yet."""
-        state = self._started()
+        state = self._state
         known = int(state.step) - request.first
         if known < 0:
             raise RuntimeError(
                 f"steps must begin at {int(state.step)}; got {request.first}."
             )
-        told = request.values.astype(trees.widest(state.params))
-        pairs = zip(told, request.checksums, strict=True)
+        values = request.values.astype(trees.widest(state.params))
+        pairs = zip(values, request.checksums, strict=True)
         records = [
             Record(request.first + i, values, int(checksum), 0.0)
             for i, (values, checksum) in enumerate(pairs)
         ][known:]
-        names = history.names(state)
         if not records:
-            return np.zeros((0, len(names)), np.float32)
+            return np.zeros((0, len(self._names)), np.float32)
         start = time.perf_counter()
-        self._state, done = journal.rebuild(state, records, self._teller)
+        told = self._started()
+        # The memory may have changed since the last step.
+        self._stepper().checksum = trees.checksum_of(state.params)
+        rows = told.rebuild(records)
         self._seconds_per_step = (time.perf_counter() - start) / len(records)
-        rows = [[of_step.numbers[name] for name in names] for of_step in done]
-        return np.array(rows, np.float32)
+        columns = [[row[name] for name in self._names] for row in rows]
+        return np.array(columns, trees.widest(state.params))
 
     def _reply(
         self,
@@ -194,7 +188,7 @@ class Replica:
         at, failures = 0, (0, 0, 0)
         checksum = 0
         if state is not None:
-            at, checksum = int(state.step), int(ask_tell.checksum_of(state.params))
+            at, checksum = int(state.step), int(trees.checksum_of(state.params))
             evaluations, skipped, in_a_row = map(int, state.failures)
             failures = (evaluations, skipped, in_a_row)
         return Reply(
@@ -208,18 +202,32 @@ class Replica:
             drifted=state is None,
         )
 
-    def _started(self) -> SolverState:
-        """The state; the first one if it was dropped."""
-        if self._state is None:
-            self._state = self._start(self._made()[1])
-        return self._state
+    @property
+    def _state(self) -> SolverState:
+        """The state after the steps; the first one if it was dropped."""
+        return self._stepper().state
+
+    def _stepper(self) -> Stepper:
+        """Takes the steps."""
+        maker = self._started().maker
+        assert isinstance(maker, Stepper)
+        return maker
+
+    def _started(self) -> Told:
+        """The steps so far; none if they were dropped."""
+        if self._told is None:
+            self._told = self._told_of(self._start(self._made()[1]))
+        return self._told
+
+    def _told_of(self, state: SolverState) -> Told:
+        return Told(Stepper(self._run, state))
 
     def _start(self, params: Any) -> SolverState:
         recipe = self._recipe
         key = jax.random.wrap_key_data(jnp.asarray(recipe.key), impl="threefry2x32")
-        method = recipe.optimizer, recipe.estimator, recipe.search
+        method = recipe.optimizer, recipe.estimator
         run = Run(None, None, *method, bounds=recipe.bounds)
-        return trees.copy(step.start(run, params, key))
+        return begin(run, params, key)
 
     def _made(self) -> tuple[Any, Any]:
         """The function and the base parameters."""

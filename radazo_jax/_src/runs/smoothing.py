@@ -1,0 +1,296 @@
+"""A smoothing for a loss that JAX traces, measured before the run."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from radazo_jax._src import checks, programs, trees
+from radazo_jax._src.base import (
+    Draw,
+    Evaluator,
+    Objective,
+    check_evaluator,
+    sample_points,
+)
+from radazo_jax._src.directions.dense import sphere
+from radazo_jax._src.directions.distribution import Distribution
+from radazo_jax._src.estimators.differences import check_distribution
+from radazo_jax._src.estimators.gradients import values_at
+from radazo_jax._src.evaluators.vectorized import vectorized
+from radazo_jax._src.numbers import keys
+from radazo_jax._src.steps import box, draws, step
+from radazo_jax._src.steps.box import Bounds
+
+# Of the probe: chosen on ten networks, with steps and without.
+_DIRECTIONS, _SIZES, _FACTOR = 16, 6, 4.0
+
+# A longer distance is chosen if it agrees by less than the best, by a part of the error
+# (1 − a²)/√n of a correlation a.
+_TOLERANCE = 0.1
+
+
+class Evaluated(NamedTuple):
+    """A loss on minibatches within bounds, and how it is evaluated."""
+
+    fun: Any
+    sample: Any
+    distribution: Distribution
+    evaluator: Evaluator
+    bounds: Bounds | None = None
+
+    def traced(self, params: Any, key: jax.Array) -> "Evaluated":
+        """The same with its functions as they are now."""
+        if programs.are_disabled():
+            return self
+        fun, sample = step.traced_functions(self.fun, self.sample, params, key)
+        return self._replace(fun=fun, sample=sample)
+
+    def loss_of(self, key: jax.Array, number: jax.Array) -> Callable[[Any], Any]:
+        """The loss on a minibatch, by its number."""
+        batch: tuple[Any, ...] = ()
+        if self.sample is not None:
+            batch = (self.sample(draws.key_of(key, number, draws.BATCH)),)
+        return lambda params: self.fun(box.project(self.bounds, params), *batch)
+
+    def along(
+        self, key: jax.Array, number: jax.Array, params: Any, scales: jax.Array
+    ) -> jax.Array:
+        """The losses at displacements along a direction, on its minibatch: [m]."""
+        loss = self.loss_of(key, number)
+        of_direction = draws.key_of(key, number, draws.DIRECTIONS)
+        draw = Draw.once(of_direction)._replace(fun=loss)
+        points = sample_points(self.distribution, draw, 1, scales, params)
+        values, _ = values_at(
+            self.evaluator, loss, params, self.evaluator.cache(points)
+        )
+        return values.along[0]
+
+
+class Smoothing(NamedTuple):
+    """A smoothing, and what it was chosen by.
+
+    Attributes:
+      smoothing: μ, in units of the length of a direction of the distribution.
+      agreement: How well differences at μ predict the differences at other distances:
+        the mean correlation over random directions, at most 1. It is about 1 for smooth
+        functions.
+      distances: The distances that were tried, from short to long: [m].
+      agreements: The agreement at each distance, NaN if a loss there is not finite:
+        [m].
+      num_evaluations: The number of evaluations that the probe took.
+    """
+
+    smoothing: float
+    agreement: float
+    distances: tuple[float, ...]
+    agreements: tuple[float, ...]
+    num_evaluations: int
+
+    def __repr__(self) -> str:
+        """A report in plain text."""
+        pairs = zip(self.distances, self.agreements, strict=True)
+        lines = [
+            f"smoothing               {self.smoothing:.3g}",
+            "distance and agreement  "
+            + ", ".join(f"{far:.2g}: {shown:.2f}" for far, shown in pairs),
+            f"evaluations             {self.num_evaluations}",
+        ]
+        return "\n".join(lines)
+
+
+def find_smoothing(
+    fun: Objective,
+    params: optax.Params,
+    *,
+    sample: Callable[[jax.Array], Any] | None = None,
+    key: jax.typing.ArrayLike = 0,
+    distribution: Distribution = sphere(),
+    evaluator: Evaluator = vectorized(batch_size=1),
+) -> Smoothing:
+    """Measures how far from θ to evaluate a loss, for differences along directions.
+
+    Rounding, signs, spikes and the choice of the largest make a loss of steps. Short
+    differences then show the steps, and long ones the curvature. In between, a
+    difference shows a slope that holds at other distances, too. The loss is evaluated
+    at θ ± sᵢu at six distances sᵢ along the same sixteen directions u, each on a
+    minibatch of its own. With oᵢ the odd part of the two differences from the loss at
+    θ, and eᵢ the even part, vectors over the directions, the agreement of a distance is
+
+        aᵢ = Σⱼ j ⟨oᵢ, oⱼ⟩ / (|oⱼ| √(|oᵢ|² + |eᵢ|²)) / Σⱼ j,    j ≠ i
+
+    the correlation of its forward differences with the odd parts at the other
+    distances, of which longer ones weigh more. μ is the longest distance whose
+    agreement is at least a − (1 − a²)/10, with a the largest. The distances move a
+    parameter by the root mean square of all parameters (1 if that is 0), and by 1/4,
+    1/16 … 1/1024 of it, rounded to a power of two.
+
+    Use it for networks with rounding, signs or spikes, in loops that name an optimizer.
+    `minimize` and `find_learning_rate` measure μ by themselves. It takes 208
+    evaluations, and the memory of an evaluation.
+
+    Args:
+      fun: The loss, `fun(params)` or, with `sample`, `fun(params, batch)`, as in
+        `minimize`.
+      params: θ at the start of the run: a tree of floating-point arrays.
+      sample: `sample(key)` returns a minibatch.
+      key: A key; it is consumed.
+      distribution: The distribution of the directions, such as the estimator's: μ is
+        in units of their length.
+      evaluator: Evaluates the points along a direction. By default, one after the
+        other.
+
+    Returns:
+      The smoothing, and the agreement of all distances. `print` shows a report.
+
+    Raises:
+      TypeError, ValueError: If an argument has the wrong type or value; if the loss is
+        not finite at θ, or at all but one distance; if it is constant.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> inputs = jax.random.normal(jax.random.key(0), (64, 8))
+      >>> def loss(params):  # Its derivative is 0.
+      ...     return jnp.mean((jnp.sign(inputs @ params) - jnp.sign(inputs[:, 0])) ** 2)
+      >>> found = zo.find_smoothing(loss, jnp.ones(8))
+      >>> print(found)
+      smoothing               ...
+      distance and agreement  ...
+      evaluations             208
+      >>> estimator = zo.forward_difference(smoothing=found.smoothing)
+    """
+    params = checks.as_params(params)
+    check_distribution(distribution)
+    check_evaluator(evaluator)
+    key = keys.as_key(key)
+    run = Evaluated(fun, sample, distribution, evaluator).traced(params, key)
+    return Table.of(run, params, key).smoothing()
+
+
+class Table(NamedTuple):
+    """The losses at θ and around it, along several directions.
+
+    Attributes:
+      distances: The distances, from short to long, those of the caller among them: [m].
+      usual: Whether a distance is one of those to choose from: [m].
+      unit: The distance that moves a parameter by 1, in the root mean square.
+      base: The losses at θ, on the minibatches of the directions: [directions, 1].
+      ahead: The losses at the distances along the directions: [directions, m].
+      back: Likewise on the other side of θ.
+    """
+
+    distances: np.ndarray
+    usual: np.ndarray
+    unit: float
+    base: np.ndarray
+    ahead: np.ndarray
+    back: np.ndarray
+
+    @classmethod
+    def of(
+        cls, run: Evaluated, params: optax.Params, key: jax.Array, *own: float
+    ) -> "Table":
+        """Evaluates the losses.
+
+        Args:
+          run: The loss, with traced functions, and how it is evaluated.
+          params: θ.
+          key: A typed key.
+          *own: Further distances, from which none is chosen.
+        """
+        unit = math.sqrt(run.distribution.factor(trees.size(params)))
+        # The state of a run holds μ in float32, and must continue with the same.
+        usual = (unit * _sizes(params)).astype(np.float32)
+        tried = np.unique(np.append(usual, np.asarray(own, np.float32)))
+        around = jnp.asarray(np.concatenate([np.zeros(1, np.float32), tried, -tried]))
+        take = programs.of(_losses, run, params, key, around)
+        losses = np.asarray(take(params, key, around), np.float64)
+        parts = np.split(losses, [1, 1 + len(tried)], axis=1)
+        return cls(tried, np.isin(tried, usual), unit, *parts)
+
+    @property
+    def num_evaluations(self) -> int:
+        """The number of evaluations."""
+        return self.base.size + self.ahead.size + self.back.size
+
+    def smoothing(self) -> Smoothing:
+        """The smoothing according to the losses.
+
+        Raises:
+          ValueError: As `find_smoothing` does for a loss.
+        """
+        base, shortest = self.base.mean(), self.distances[self.usual][0] / self.unit
+        usable = np.isfinite(self.ahead).all(0) & np.isfinite(self.back).all(0)
+        among = usable & self.usual
+        if not math.isfinite(base):
+            raise ValueError(
+                f"fun must be finite at params; got {base}. Start elsewhere, or check "
+                "that sample returns examples."
+            )
+        if among.sum() < 2:
+            raise ValueError(
+                "fun must be finite around params; got values that are not, already at "
+                f"a change of {_FACTOR * shortest:.3g} per element. Start elsewhere."
+            )
+        if np.all(self.ahead[:, among] == self.base):
+            raise ValueError(
+                f"fun must change with params; got {base:.6g} at all points up to a "
+                f"change of {self.distances[among][-1] / self.unit:.3g} per element. "
+                "Start elsewhere."
+            )
+        found = np.full(len(among), np.nan)
+        ahead, back = (x[:, usable] - self.base for x in (self.ahead, self.back))
+        found[usable] = agreements(ahead, back, among[usable])
+        best = np.max(found[among])
+        enough = among & (found >= best - _TOLERANCE * (1 - best**2))
+        last = np.flatnonzero(enough)[-1]
+        far, shown = tuple(self.distances.tolist()), tuple(found.tolist())
+        return Smoothing(far[last], shown[last], far, shown, self.num_evaluations)
+
+
+def agreements(ahead: np.ndarray, back: np.ndarray, counted: np.ndarray) -> np.ndarray:
+    """The agreement of each distance: [m].
+
+    Args:
+      ahead: The differences f(θ + sᵢ u) − f(θ), [directions, m], from short to long.
+      back: The differences f(θ − sᵢ u) − f(θ), likewise.
+      counted: Whether a distance is one of those with which all agree or do not: [m].
+    """
+    odd, even = (ahead - back) / 2, (ahead + back) / 2
+    length = np.sqrt(np.sum(odd**2, axis=0))
+    whole = np.sqrt(np.sum(odd**2 + even**2, axis=0))
+    scale = np.outer(whole, length)
+    pairs = np.divide(odd.T @ odd, scale, out=np.zeros_like(scale), where=scale > 0)
+    weights = np.tile(np.cumsum(counted) * counted, (len(scale), 1)).astype(np.float64)
+    np.fill_diagonal(weights, 0)
+    return np.sum(weights * pairs, axis=1) / np.sum(weights, axis=1)
+
+
+def _sizes(params: Any) -> np.ndarray:
+    """Changes per element, from short to long: powers of two, so that runs share μ."""
+    rms = root_mean_square(params) or 1.0
+    longest = 2.0 ** round(math.log2(rms))
+    return longest / _FACTOR ** np.arange(_SIZES - 1.0, -1.0, -1.0)
+
+
+def root_mean_square(params: Any) -> float:
+    """The root mean square of the elements of all leaves."""
+    total = float(trees.norm(params, trees.widest(params)))
+    return total / math.sqrt(max(trees.size(params), 1))
+
+
+def _losses(
+    run: Evaluated, params: Any, key: jax.Array, around: jax.Array
+) -> jax.Array:
+    """The losses at displacements along directions: [directions, m]."""
+
+    def along(number: jax.Array) -> jax.Array:
+        return run.along(key, number, params, around)
+
+    return lax.map(along, jnp.arange(_DIRECTIONS, dtype=jnp.uint32))

@@ -1,0 +1,270 @@
+"""`diagnose`: measurements by a few evaluations before a run, and its report."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import radazo_jax as zo
+
+ESTIMATOR = zo.forward_difference(smoothing=0.1)
+START = np.linspace(0.5, 1.5, 9, dtype=np.float32)
+VALUE = np.sum(np.asarray(START, np.float64) ** 2) / 2
+
+
+def test_measures_a_quadratic(capsys):
+    """f = |x|²/2: the curvature over the slope is μ / 2|u·∇f|."""
+    points = []
+
+    def fun(x):
+        points.append(np.asarray(x, np.float64))
+        return float(np.sum(points[-1] ** 2) / 2)
+
+    found = zo.diagnose(fun, START, ESTIMATOR, 0)
+    around = np.stack(points[4:])
+    above, below = around[0::2], around[1::2]
+    np.testing.assert_allclose(above + below, 2 * np.stack([START] * 4), rtol=1e-6)
+    moved = np.sum(around**2, 1) / 2 - VALUE
+    slopes = np.sum(above**2 - below**2, 1) / 4
+    assert len(points) == 12
+    np.testing.assert_allclose(found.value, VALUE, rtol=1e-6)
+    np.testing.assert_allclose(found.difference, np.sqrt(np.mean(moved**2)), rtol=1e-6)
+    expected = (0.1**2 / 2) / np.sqrt(np.mean(slopes**2))
+    np.testing.assert_allclose(found.curvature, expected, rtol=1e-4)
+    assert (found.noise, found.advice, found.smoothing) == (0, (), None)
+    assert found.ulp == np.spacing(np.float32(VALUE))
+    assert str(found) == repr(found) and "→ nothing to change" in str(found)
+    assert capsys.readouterr().out == ""
+
+
+def test_measures_a_traced_function_with_its_smoothing():
+    """The mean square of u·∇f over the sphere is |∇f|²/d, of 16 directions."""
+
+    def fun(x):
+        return jnp.sum(x**2) / 2
+
+    found = zo.diagnose(fun, START, ESTIMATOR, 0)
+    alone = zo.find_smoothing(fun, START)
+    assert found.smoothing.smoothing == alone.smoothing
+    assert f"smoothing               {alone.smoothing:.3g}" in str(found)
+    # A root of the mean of 16 squares is within 2 · √(2/16)/2 of the expected one.
+    expected = 0.1 * np.sqrt(2 * VALUE / 9)
+    np.testing.assert_allclose(found.difference, expected, rtol=0.4)
+    np.testing.assert_allclose(found.value, VALUE, rtol=1e-6)
+    assert (found.noise, found.advice) == (0, ())
+
+
+@pytest.mark.parametrize("smoothing, is_far", [(1e-3, True), (0.5, False)])
+def test_a_smoothing_that_it_would_not_choose_is_named(smoothing, is_far):
+    """Of a function in steps of 1/4, of which directions cross none or some."""
+    inputs = jax.random.normal(jax.random.key(0), (64, 9))
+
+    def fun(x):
+        return jnp.mean(jnp.round(4 * inputs @ x) ** 2) / 16
+
+    found = zo.diagnose(fun, START, zo.forward_difference(smoothing=smoothing))
+    text = f"take smoothing={found.smoothing.smoothing:.2g}"
+    assert [text in advice for advice in found.advice] == [True] * is_far
+
+
+def noisy(slope, noise, seed):
+    """A linear function with noise."""
+    draws = np.random.default_rng(seed)
+    return lambda x: float(slope * x[0] + noise * draws.normal())
+
+
+def test_noise_is_separated_from_the_change():
+    """By 48 evaluations, of which 39 degrees of freedom tell the noise."""
+    calls, fun = [], noisy(30.0, 0.1, 3)
+
+    def recorded(x):
+        calls.append(np.asarray(x, np.float64))
+        return fun(x)
+
+    found = zo.diagnose(recorded, np.zeros(10, np.float32), ESTIMATOR, 0)
+    at_start = [x for x in calls if not x.any()]
+    assert (len(at_start), len(calls)) == (16, 48)
+    assert 0.06 < found.noise < 0.15
+    change = 30 * np.sqrt(np.mean([x[0] ** 2 for x in calls if x.any()]))
+    # The noise of a mean of 3 or 4 values, of eight differences.
+    np.testing.assert_allclose(found.difference, change, atol=3 * 0.1 / np.sqrt(8))
+    hidden = zo.diagnose(noisy(0.0, 1.0, 1), np.zeros(10, np.float32), ESTIMATOR)
+    assert hidden.difference < 0.5
+    assert "the noise of fun hides its change" in hidden.advice[0]
+
+
+def test_the_noise_of_a_traced_function_is_seen():
+    """16 times three values at θ: 32 degrees of freedom."""
+    draws = np.random.default_rng(0)
+
+    def fun(x):
+        shape = jax.ShapeDtypeStruct((), jnp.float32)
+        drawn = jax.pure_callback(
+            lambda _: np.float32(draws.normal()),
+            shape,
+            x[0],
+            vmap_method="sequential",
+        )
+        return jnp.sum(x) + drawn
+
+    found = zo.diagnose(fun, START, ESTIMATOR)
+    assert 0.6 < found.noise < 1.5
+
+
+@pytest.mark.parametrize(
+    "dtype, spacing",
+    [(jnp.float32, np.spacing(np.float32(1e6))), (jnp.bfloat16, 2.0 ** (19 - 7))],
+)
+def test_spacings_are_those_of_the_loss(dtype, spacing):
+    def fun(x):
+        return (1e6 + jnp.sum(x**2)).astype(dtype)
+
+    found = zo.diagnose(fun, START, ESTIMATOR, 0)
+    assert found.ulp == spacing == float(ml_dtypes.finfo(dtype).eps) * 2.0**19
+    assert found.advice
+
+
+@pytest.mark.parametrize(
+    "fun, estimator, advised",
+    [
+        (lambda x: 3.0, ESTIMATOR, "fun did not change: does it use its argument?"),
+        (lambda x: jnp.sum(x) * 0 + 3, ESTIMATOR, "fun did not change"),
+        (lambda x: float(1e6 + np.sum(x**2)), ESTIMATOR, "ulps: make smoothing"),
+        (
+            lambda x: float(1e4 * np.sum((x - START) ** 4)),
+            ESTIMATOR,
+            "curvature makes",
+        ),
+        (lambda x: 1 / 0, ESTIMATOR, "fun failed at 12 of 12 points"),
+        (lambda x: np.nan, ESTIMATOR, "fun failed at 12 of 12 points"),
+        (lambda x: jnp.sum(x) * jnp.nan, ESTIMATOR, "fun failed at 80 of 80 points"),
+    ],
+)
+def test_advice_on_values(fun, estimator, advised):
+    assert advised in zo.diagnose(fun, START, estimator).advice[0]
+
+
+def test_failures_are_told():
+    found = zo.diagnose(lambda x: 1 / 0, START, ESTIMATOR, 0)
+    assert found.failures == ("ZeroDivisionError: division by zero",)
+    assert "failed                  ZeroDivisionError" in str(found)
+
+
+def weighed(params):
+    x = jnp.ones((2, 64), jnp.bfloat16)
+    small = jnp.sum(params["small"])
+    return jnp.sum((x @ params["large"]).astype(jnp.float32)) + small
+
+
+@pytest.mark.parametrize(
+    "distribution, share", [(zo.rademacher(), 1.0), (zo.low_rank(), 0.0)], ids=repr
+)
+def test_finds_what_is_rounded_away(distribution, share):
+    """1e-4 of numbers whose spacing is 2⁻⁷; a matrix may be perturbed by factors."""
+    params = {"large": jnp.full((64, 64), 1.5, jnp.bfloat16), "small": jnp.zeros(9)}
+    estimator = zo.forward_difference(distribution, smoothing=1e-4)
+    found = zo.diagnose(weighed, params, estimator)
+    assert found.lost["['large']"] == share and found.lost["['small']"] < 1e-6
+    told = any("params['large'] loses 100%" in text for text in found.advice)
+    assert told == bool(share)
+
+
+def test_a_run_warns_of_what_is_rounded_away():
+    params = {"large": jnp.full((64, 64), 1.5, jnp.bfloat16), "small": jnp.zeros(9)}
+    estimator = zo.forward_difference(zo.rademacher(), smoothing=1e-4)
+    run = zo.zo_sgd(1e-3), estimator
+    with pytest.warns(UserWarning, match=r"params\['large'\] loses 100%"):
+        zo.minimize(weighed, params, *run, num_steps=1, progress=False)
+
+
+def batch_loss(params, noise):
+    return 1 + jnp.mean((params - noise) ** 2)
+
+
+def normals(key):
+    return jax.random.normal(key, START.shape)
+
+
+def test_minibatches_have_the_settings_that_a_run_takes():
+    options = {"sample": normals, "key": 3}
+    found = zo.diagnose(batch_loss, jnp.asarray(START), ESTIMATOR, **options)
+    rate = zo.find_learning_rate(batch_loss, jnp.asarray(START), None, **options)
+    count = found.learning_rate.num_evaluations + found.smoothing.num_evaluations
+    assert count == rate.num_evaluations + 16 * 4  # At 0, and at the own distance.
+    assert found.learning_rate._replace(num_evaluations=count - 64) == rate
+    assert f"learning rate           {rate.learning_rate:.3g} / √(1" in str(found)
+    # Minibatches differ between steps, but not between the points of one.
+    assert found.noise == 0
+
+
+def test_minibatches_without_a_rate_have_the_reason():
+    def fun(params, noise):
+        return -1 - jnp.sum(params**2)
+
+    found = zo.diagnose(fun, jnp.asarray(START), ESTIMATOR, sample=normals)
+    assert found.learning_rate is None
+    assert "no learning rate can be measured: fun must be positive" in found.advice[-1]
+
+
+def test_bad_input_is_named():
+    with pytest.raises(TypeError, match="estimator must be a GradientEstimator"):
+        zo.diagnose(lambda x: 0.0, START, zo.sphere(), 0)
+    with pytest.raises(TypeError, match="params must hold real floating-point"):
+        zo.diagnose(lambda x: 0.0, np.arange(3), ESTIMATOR, 0)
+    with pytest.raises(TypeError, match="a function that JAX traces with sample"):
+        zo.diagnose(lambda x, b: 0.0, START, ESTIMATOR, sample=lambda key: 1.0)
+
+
+SIZES = np.array([1e4, 1.0, 1e-4])
+TARGET = SIZES * [0.3, -0.2, 0.5]
+
+
+def bowl(x):
+    return float(np.sum(((x - TARGET) / SIZES) ** 2) + 1)
+
+
+def steps(x):
+    return float(np.sum(np.floor(9 * np.abs(x / SIZES - 1))))
+
+
+def noisy_bowl():
+    draws = np.random.default_rng(0)
+    return lambda x: bowl(x) + 1e-3 * float(draws.standard_normal())
+
+
+def failing(x):
+    return bowl(x) if x[0] == 0 else np.nan
+
+
+@pytest.mark.parametrize(
+    "fun, kind, advised",
+    [
+        (lambda x: bowl(x * SIZES), "smooth", ()),
+        (bowl, "scaled", ("pass scale=found.sizes",)),
+        (noisy_bowl(), "noisy", ("a random number without a seed",)),
+        (steps, "in steps", ("name estimators.cma",)),
+        (lambda x: float(np.sum(x > 0.2)), "in steps", ("name estimators.cma",)),
+        (failing, "failing", ("fun failed at 2 of 10 points",)),
+        (lambda x: 1 / 0, "failing", ("fun failed at 10 of 10 points",)),
+        (lambda x: 3.0, "constant", ("fun did not change",)),
+    ],
+)
+def test_the_class_of_a_function_is_the_one_that_the_default_method_finds(
+    fun, kind, advised
+):
+    found = zo.diagnose(fun, np.zeros(3))
+    assert found.kind == kind
+    assert str(found).startswith(f"class                   {kind}\n")
+    assert len(found.advice) == len(advised)
+    assert all(text in line for text, line in zip(advised, found.advice, strict=True))
+    assert (found.sizes is not None) == (kind == "scaled")
+
+
+def test_many_parameters_and_named_estimators_have_no_class():
+    def curved(x):
+        return jnp.sum(x**2)
+
+    found = zo.diagnose(curved, jnp.ones(101))
+    assert found.kind == "" and found.sizes is None and found.difference > 0
+    assert zo.diagnose(curved, jnp.ones(4), ESTIMATOR).kind == ""
