@@ -188,7 +188,7 @@ def test_options_come_from_a_file_and_the_line_before_it(job, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "my.jsonl: train 22, dev 2 examples; at most 16 tokens. Classes: g" in shown
     assert re.search(
-        r"A step takes .* for 3 more steps, .*\. Memory: [0-9]+ MiB", shown
+        r"A step takes .* for 3 more steps, .*\. Memory: [\d,.]+ MiB", shown
     )
     assert "Accuracy on dev: tuned" in shown
     about = json.loads((folder / "settings.json").read_text("utf-8"))
