@@ -57,7 +57,7 @@ def test_measures_a_traced_function_with_its_smoothing():
 
 @pytest.mark.parametrize("smoothing, is_far", [(1e-3, True), (0.5, False)])
 def test_a_smoothing_that_it_would_not_choose_is_named(smoothing, is_far):
-    """Of a function in steps of 1/4, of which directions cross none or some."""
+    """A function has steps of 1/4, of which directions cross none or some."""
     inputs = jax.random.normal(jax.random.key(0), (64, 9))
 
     def fun(x):
@@ -75,7 +75,7 @@ def noisy(slope, noise, seed):
 
 
 def test_noise_is_separated_from_the_change():
-    """By 48 evaluations, of which 39 degrees of freedom tell the noise."""
+    """There are 48 evaluations, and 39 degrees of freedom of the noise."""
     calls, fun = [], noisy(30.0, 0.1, 3)
 
     def recorded(x):

@@ -61,7 +61,7 @@ def test_the_agreements_are_those_of_the_points():
     inputs = np.asarray(INPUTS, np.float64)
     values = np.mean((rounded @ inputs.T - inputs[:, 0]) ** 2, axis=-1)
     np.testing.assert_array_equal(x[:, 0], np.broadcast_to(START, (16, 40)))
-    lengths = np.linalg.norm(x[:, 1:7] - START, axis=-1)
+    lengths = np.linalg.norm(x[:, 1:7] - np.asarray(START), axis=-1)
     expected = np.broadcast_to(found.distances, lengths.shape)
     np.testing.assert_allclose(lengths, expected, rtol=1e-3)
     np.testing.assert_allclose(x[:, 1:7] + x[:, 7:], 1.0, atol=1e-6)
@@ -105,10 +105,12 @@ def test_distances_share_a_minibatch():
         return bowl(x) + noise
 
     def sample(key):
-        return 100 * jax.random.normal(key)
+        return 10 * jax.random.normal(key)
 
     found = zo.find_smoothing(noisy, START, sample=sample)
-    assert found.agreements[-2] > 0.9
+    plain = zo.find_smoothing(bowl, START)
+    # A noise of 10 between distances would hide differences of less than 1.
+    np.testing.assert_allclose(found.agreements, plain.agreements, atol=0.02)
 
 
 def test_narrow_parameters_and_losses_need_longer_distances():
@@ -126,10 +128,10 @@ def test_narrow_parameters_and_losses_need_longer_distances():
 
 def test_a_loss_that_fails_far_away_has_a_shorter_smoothing():
     def fun(x):
-        return jnp.where(jnp.max(jnp.abs(x - 0.5)) < 0.1, staircase(x), jnp.nan)
+        return jnp.where(jnp.max(jnp.abs(x - 0.5)) < 0.2, staircase(x), jnp.nan)
 
     found = zo.find_smoothing(fun, START, distribution=zo.rademacher())
-    assert found.smoothing < 0.1 and np.isnan(found.agreements[-1])
+    assert found.smoothing == 0.125 and np.isnan(found.agreements[-1])
 
 
 def test_parameters_of_zero_have_distances_up_to_1():

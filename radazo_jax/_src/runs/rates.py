@@ -90,7 +90,7 @@ def _found(run: Run, state: SolverState, budget: Budget) -> LearningRate:
 
 
 class Advice(NamedTuple):
-    """What to try if the loss of a run rises.
+    """A rate and a smoothing to try if the loss of a run rises.
 
     Attributes:
       run: The run, with traced functions.
